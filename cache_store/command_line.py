@@ -1,0 +1,73 @@
+"""The edge that the three programs share: config files into dataclasses, errors into one line and an exit code.
+
+jsonargparse reads the dataclasses, so a field's type, default and docstring are written once, beside the
+code that they configure.
+"""
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
+
+from cache_store.errors import EncodeOnceError
+
+set_parsing_settings(docstring_parse_attribute_docstrings=True)
+
+ConfigT = TypeVar("ConfigT")
+
+
+def command_parser(config_class: type, description: str) -> ArgumentParser:
+    """A parser of `--config FILE` and one option per field of `config_class`."""
+    parser = ArgumentParser(exit_on_error=False, description=description)
+    parser.add_argument("--config", action="config", help="YAML file; options after it override its fields")
+    parser.add_class_arguments(config_class, None, fail_untyped=True)
+    return parser
+
+
+def to_config(config_class: type[ConfigT], parser: ArgumentParser, arguments: Namespace) -> ConfigT:
+    """The frozen config that `arguments` describe; its `__post_init__` may raise ConfigError."""
+    values = parser.instantiate(arguments)
+    return config_class(**{field.name: values[field.name] for field in fields(config_class)})  # type: ignore[arg-type]
+
+
+def run_program(program: str, run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:
+    """Run a program's body and turn what users can cause into one message and an exit code."""
+    try:
+        return run(sys.argv[1:] if argv is None else argv)
+    except argparse.ArgumentError as error:
+        message = " ".join(str(error).split())
+        print(f"{program}: error: {message}\n{program}: run `{program} --help` for usage", file=sys.stderr)
+        return 2
+    except EncodeOnceError as error:
+        kind = "stopped" if error.exit_code == 3 else "error"
+        print(f"{program}: {kind}: {error}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:
+        # The reader of our output (`| head`) has gone; point stdout away so that exit does not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+@contextmanager
+def stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Call `stop` at the first SIGTERM or SIGINT; a second one acts as it would without us."""
+    previous: dict[int, Any] = {}
+
+    def handle(number: int, frame: object) -> None:
+        for each, handler in previous.items():
+            signal.signal(each, handler)
+        stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        previous[number] = signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,35 @@
+"""What can go wrong for a user, as exceptions whose text is the whole message."""
+
+
+class EncodeOnceError(Exception):
+    """An error that a user can act on; its text says what broke, where, and what to run."""
+
+    exit_code = 1
+
+
+class ConfigError(EncodeOnceError):
+    """Wrong usage: a config or command line that cannot be run as written."""
+
+    exit_code = 2
+
+
+class SourceError(EncodeOnceError):
+    """The images or the sample list cannot be used as they are."""
+
+
+class ModelError(EncodeOnceError):
+    """A model folder or hub id that cannot be used as it is."""
+
+
+class CacheError(EncodeOnceError):
+    """A cache that is absent, unfinished or damaged."""
+
+
+class StaleError(CacheError):
+    """A cache, or a run, made from other inputs than those given now."""
+
+
+class Interrupted(EncodeOnceError):  # noqa: N818 (an outcome, not a fault)
+    """Stopped before the end by a signal; what is on disk is whole, and a rerun goes on."""
+
+    exit_code = 3
