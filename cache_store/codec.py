@@ -1,0 +1,71 @@
+"""How one sample's values become bytes: raw, or blosc bitshuffle with zstd or lz4 inside.
+
+Blosc's own threads would place a buffer's blocks in the order in which they finish, so that equal input could
+give different bytes; they stay off.
+"""
+
+import struct
+from typing import Any
+
+import numpy as np
+from numcodecs import blosc
+
+blosc.use_threads = False
+
+BLOSC_LEVEL = 5
+BLOSC_HEADER = struct.Struct("<4xIII")
+"""Versions and flags, then decoded bytes, block size, encoded bytes."""
+
+
+def blosc_name(codec: str) -> str | None:
+    """The compressor inside blosc, or None for the codec that only copies."""
+    return {"none": None, "lz4": "lz4", "zstd": "zstd"}[codec]
+
+
+def encode_sample(values: np.ndarray, codec: str) -> bytes:
+    """Bytes of one C-contiguous little-endian sample; blosc shuffles by the value's size."""
+    name = blosc_name(codec)
+    if name is None:
+        return values.tobytes()
+    integers = values.view(f"<u{values.itemsize}")
+    compressed: bytes = blosc.compress(integers, name.encode(), BLOSC_LEVEL, blosc.BITSHUFFLE, 0)
+    return compressed
+
+
+def decode_sample(payload: memoryview, codec: str, target: np.ndarray) -> None:
+    """Decode into `target`, a writable uint8 array of exactly the sample's size; ValueError if it does not fit."""
+    if blosc_name(codec) is None:
+        if len(payload) != target.nbytes:
+            raise ValueError(f"holds {len(payload)} bytes, expected {target.nbytes}")
+        target[:] = np.frombuffer(payload, np.uint8)
+        return
+    size, length = decoded_size(payload)
+    if size != target.nbytes or length != len(payload):
+        raise ValueError(f"declares {size} bytes in {length}, expected {target.nbytes} in {len(payload)}")
+    try:
+        blosc.decompress(payload, target)
+    except RuntimeError as error:
+        raise ValueError(str(error)) from None
+
+
+def decoded_size(payload: memoryview) -> tuple[int, int]:
+    """What a blosc 1 buffer's header declares: decoded and encoded bytes (BLOSC_HEADER_FORMAT in c-blosc)."""
+    if len(payload) < BLOSC_HEADER.size:
+        raise ValueError(f"is {len(payload)} bytes, less than a blosc header")
+    size, _, length = BLOSC_HEADER.unpack_from(payload)
+    return size, length
+
+
+def zarr_codecs(codec: str, itemsize: int) -> list[dict[str, Any]]:
+    """The codec chain of a Zarr v3 inner chunk, crc32c last."""
+    chain: list[dict[str, Any]] = [{"name": "bytes", "configuration": {"endian": "little"}}]
+    if name := blosc_name(codec):
+        configuration = {
+            "typesize": itemsize,
+            "cname": name,
+            "clevel": BLOSC_LEVEL,
+            "shuffle": "bitshuffle",
+            "blocksize": 0,
+        }
+        chain.append({"name": "blosc", "configuration": configuration})
+    return [*chain, {"name": "crc32c"}]

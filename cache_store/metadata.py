@@ -1,0 +1,96 @@
+"""Reading and writing a cache's records: the spec, the commit records, the seal."""
+
+import contextlib
+from pathlib import Path
+
+import msgspec
+
+from cache_store.errors import CacheError
+from cache_store.formats import shard_format
+from cache_store.publish import write_file
+from cache_store.schema import (
+    FORMAT_VERSION,
+    SEAL_FILE,
+    SPEC_ATTRIBUTE,
+    SPEC_FILE,
+    CommitRecord,
+    Seal,
+    Spec,
+    canonical_json,
+    commit_file,
+    parse_signed,
+)
+
+
+def has_cache(root: Path) -> bool:
+    return (root / SPEC_FILE).exists()
+
+
+def read_spec(root: Path) -> Spec:
+    """The spec, from the group's attributes; refuses other versions and a file that the spec does not account for."""
+    try:
+        data = (root / SPEC_FILE).read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise CacheError(f"{root} holds no cache (no {SPEC_FILE}); make one with `precompute build`") from None
+    where = str(root / SPEC_FILE)
+    spec = parse_spec(data, where)
+    check_spec(spec, where)
+    if shard_format(spec).metadata(spec)[SPEC_FILE] != data:
+        raise CacheError(f"{where} was edited or damaged: it is not what its own spec says it should be")
+    return spec
+
+
+def parse_spec(data: bytes, where: str) -> Spec:
+    try:
+        raw = msgspec.json.decode(data)["attributes"][SPEC_ATTRIBUTE]
+        version = raw["format_version"]
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
+        raise CacheError(f"{where} is not the group of a cache: no attribute {SPEC_ATTRIBUTE!r}") from None
+    if version != FORMAT_VERSION:
+        raise CacheError(f"{where} has format version {version!r}; this program reads version {FORMAT_VERSION}")
+    try:
+        return msgspec.convert(raw, Spec, strict=True)
+    except msgspec.ValidationError as error:
+        raise CacheError(f"{where} holds no valid spec: {error}") from None
+
+
+def check_spec(spec: Spec, where: str) -> None:
+    """Bounds that later arithmetic relies on."""
+    sizes = [spec.rows, spec.samples_per_shard]
+    for array in spec.arrays.values():
+        sizes.extend(array.shape)
+    if min(sizes) < 1 or not spec.arrays:
+        raise CacheError(f"{where} holds no valid spec: every size must be at least 1")
+
+
+def write_spec(root: Path, spec: Spec) -> None:
+    """Write every metadata file; the group, which makes the folder a cache, comes last."""
+    files = shard_format(spec).metadata(spec)
+    for name in sorted(files, key=lambda name: name == SPEC_FILE):
+        write_file(root / name, files[name])
+
+
+def read_commit(root: Path, array: str, shard: int) -> CommitRecord | None:
+    """A shard's record, or None where the shard is not committed."""
+    path = root / commit_file(array, shard)
+    with contextlib.suppress(FileNotFoundError):
+        return parse_signed(CommitRecord, path.read_bytes(), str(path))
+    return None
+
+
+def write_commit(root: Path, record: CommitRecord) -> None:
+    content = record.content
+    write_file(root / commit_file(content.array, content.shard), canonical_json(record))
+
+
+def read_seal(root: Path) -> Seal:
+    path = root / SEAL_FILE
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise CacheError(f"{root} is not sealed: its build has not finished; rerun `precompute build`") from None
+    return parse_signed(Seal, data, str(path))
+
+
+def write_seal(root: Path, seal: Seal) -> None:
+    write_file(root / SEAL_FILE, canonical_json(seal))

@@ -1,0 +1,70 @@
+"""Whole or absent: how every file of a cache comes into being."""
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+SCRATCH_SUFFIX = ".partial"
+
+
+def scratch_path(path: Path, attempt: int = 1) -> Path:
+    return path.with_name(f".{path.name}.{attempt}{SCRATCH_SUFFIX}")
+
+
+def clear_scratch(path: Path) -> int:
+    """Delete what earlier attempts at `path` left behind; returns the number of the next attempt, from 1."""
+    pattern = re.compile(rf"\.{re.escape(path.name)}\.(\d+){re.escape(SCRATCH_SUFFIX)}")
+    attempts = [0]
+    for leftover in path.parent.glob(f".{path.name}.*{SCRATCH_SUFFIX}"):
+        if match := pattern.fullmatch(leftover.name):
+            attempts.append(int(match[1]))
+            leftover.unlink()
+    return max(attempts) + 1
+
+
+@contextmanager
+def publish(path: Path, attempt: int = 1) -> Iterator[BinaryIO]:
+    """Open a scratch file that becomes `path`, durably, only if the block succeeds."""
+    make_folder(path.parent)
+    scratch = scratch_path(path, attempt)
+    try:
+        with scratch.open("wb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        scratch.replace(path)
+    except BaseException:
+        scratch.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    with publish(path) as stream:
+        stream.write(data)
+
+
+def make_folder(folder: Path) -> None:
+    """Create `folder` and its parents so that the names survive a power cut."""
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    sync_folder(folder.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def file_sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,0 +1,217 @@
+"""Reading a sealed cache at memory speed: each shard is mapped once, a sample is one copy out of the page cache.
+
+A *sample number* is dense over the cached samples, in row order; rows of rejected samples have none.
+"""
+
+import mmap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from crc32c import crc32c
+
+from cache_store.codec import decode_sample
+from cache_store.errors import CacheError, StaleError
+from cache_store.formats import shard_format
+from cache_store.metadata import read_seal, read_spec
+from cache_store.schema import CACHED, ArraySpec, Seal, Spec, samples_file
+
+MAPPED_SHARDS = 16_384
+"""Shards held open at once; Linux allows 65,530 mappings a process (vm.max_map_count)."""
+
+SAMPLE_TABLES = 8
+"""Samples tables held at once: their text is large, and readers go shard by shard."""
+
+
+def open_cache(path: str | Path) -> "Cache":
+    """Open a sealed cache; CacheError where it is absent, unfinished or its seal is not its spec's."""
+    root = Path(path)
+    spec = read_spec(root)
+    seal = read_seal(root)
+    if seal.spec_digest != spec.digest or seal.planned != spec.rows:
+        raise StaleError(f"{root}: the seal belongs to another spec; rerun `precompute build`")
+    if len(seal.cached_per_shard) != spec.num_shards or sum(seal.cached_per_shard) != seal.cached:
+        raise CacheError(f"{root}: the seal's counts do not add up; run `cache-store verify {root}`")
+    return Cache(root, spec, seal)
+
+
+@dataclass(frozen=True)
+class MappedShard:
+    """One shard file in memory and where its cached samples lie, in row order."""
+
+    file: str
+    data: memoryview
+    row: np.ndarray
+    offset: np.ndarray
+    length: np.ndarray
+    crc32c: np.ndarray
+
+
+class Cache:
+    """A sealed cache, read-only; safe to share between threads and to fork."""
+
+    # Axes: N samples asked for, C channels, H W latent cells.
+
+    def __init__(self, root: Path, spec: Spec, seal: Seal) -> None:
+        self.root, self.spec, self.seal = root, spec, seal
+        self._format = shard_format(spec)
+        self._ends = np.cumsum(seal.cached_per_shard)
+        self._mapped = lru_cache(maxsize=MAPPED_SHARDS)(self._map_shard)
+        self._samples_table = lru_cache(maxsize=SAMPLE_TABLES)(self._read_samples)
+
+    def __len__(self) -> int:
+        """Number of cached samples."""
+        return self.seal.cached
+
+    def __repr__(self) -> str:
+        return f"Cache({str(self.root)!r}, {len(self)} samples, arrays {list(self.spec.arrays)})"
+
+    def __reduce__(self) -> tuple[object, tuple[Path]]:
+        return open_cache, (self.root,)
+
+    def read(
+        self,
+        numbers: np.ndarray,
+        out: np.ndarray | None = None,
+        *,
+        check: bool = True,
+        array: str = "latents",
+    ) -> np.ndarray:
+        """Samples by number, in the order asked for: [N, C, H, W] in the stored dtype.
+
+        `out` reuses a buffer of that shape and dtype; `check=False` skips the crc32c of each sample. Raises
+        IndexError for a number outside the cache and CacheError, naming shard and row, for damage.
+        """
+        numbers = self._valid(numbers)
+        spec = self._array(array)
+        shape = (len(numbers), *spec.shape)
+        if out is None:
+            out = np.empty(shape, spec.numpy_dtype)
+        if out.shape != shape or out.dtype != spec.numpy_dtype or not out.flags.c_contiguous:
+            raise ValueError(f"out must be a C-contiguous {spec.dtype} array of shape {shape}")
+        target = out.reshape(len(numbers), -1).view(np.uint8)
+        for shard, positions, local in self._by_shard(numbers):
+            mapped = self._mapped(array, shard)
+            if spec.codec == "none":
+                self._copy(mapped, positions, local, target, check)
+            else:
+                self._decode(mapped, positions, local, target, check, spec.codec)
+        return out
+
+    def samples(self, numbers: np.ndarray, columns: list[str] | None = None) -> pa.Table:
+        """Rows of the samples table by sample number, in the order asked for."""
+        numbers = self._valid(numbers)
+        parts, order = [], []
+        for shard, positions, local in self._by_shard(numbers):
+            table = self._samples_table(shard)
+            parts.append((table if columns is None else table.select(columns)).take(local))
+            order.append(positions)
+        if not parts:
+            empty = self._samples_table(0).slice(0, 0)
+            return empty if columns is None else empty.select(columns)
+        return pa.concat_tables(parts).take(np.argsort(np.concatenate(order)))
+
+    def _array(self, array: str) -> ArraySpec:
+        try:
+            return self.spec.arrays[array]
+        except KeyError:
+            raise CacheError(f"{self.root} has no array {array!r}; it has {list(self.spec.arrays)}") from None
+
+    def _valid(self, numbers: np.ndarray) -> np.ndarray:
+        numbers = np.asarray(numbers)
+        if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
+            raise ValueError(f"numbers must be a 1-D integer array, got {numbers.dtype} {numbers.shape}")
+        numbers = numbers.astype(np.int64, copy=False)
+        if numbers.size and (numbers.min() < 0 or numbers.max() >= len(self)):
+            raise IndexError(f"sample numbers must be in [0, {len(self)}), got {numbers.min()}..{numbers.max()}")
+        return numbers
+
+    def _by_shard(self, numbers: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """For each shard touched: its number, positions in `numbers`, and the samples' places within the shard."""
+        shards = np.searchsorted(self._ends, numbers, side="right")
+        order = np.argsort(shards, kind="stable")
+        bounds = np.flatnonzero(np.diff(shards[order])) + 1
+        for positions in np.split(order, bounds) if order.size else []:
+            shard = int(shards[positions[0]])
+            first = int(self._ends[shard]) - self.seal.cached_per_shard[shard]
+            yield shard, positions, numbers[positions] - first
+
+    def _copy(
+        self, mapped: MappedShard, positions: np.ndarray, local: np.ndarray, target: np.ndarray, check: bool
+    ) -> None:
+        """The hot loop of the codec none: one slice copy a sample, the crc over the copy while it is in cache."""
+        size = target.shape[1]
+        if (mapped.length[local] != size).any():
+            raise self._damaged(mapped, local[mapped.length[local] != size][0], "has the wrong length")
+        rows, data = memoryview(target.reshape(-1)), mapped.data
+        crcs = mapped.crc32c[local].tolist() if check else [None] * len(local)
+        starts = (positions * size).tolist()
+        for index, (start, offset, crc) in enumerate(zip(starts, mapped.offset[local].tolist(), crcs, strict=True)):
+            row = rows[start : start + size]
+            row[:] = data[offset : offset + size]
+            if crc is not None and crc32c(row) != crc:
+                raise self._damaged(mapped, local[index], "does not match its crc32c")
+
+    def _decode(
+        self,
+        mapped: MappedShard,
+        positions: np.ndarray,
+        local: np.ndarray,
+        target: np.ndarray,
+        check: bool,
+        codec: str,
+    ) -> None:
+        for position, index in zip(positions.tolist(), local.tolist(), strict=True):
+            offset = int(mapped.offset[index])
+            payload = mapped.data[offset : offset + int(mapped.length[index])]
+            if check and crc32c(payload) != mapped.crc32c[index]:
+                raise self._damaged(mapped, index, "does not match its crc32c")
+            try:
+                decode_sample(payload, codec, target[position])
+            except ValueError as error:
+                raise self._damaged(mapped, index, str(error)) from None
+
+    def _damaged(self, mapped: MappedShard, index: int, problem: str) -> CacheError:
+        row = int(mapped.row[index])
+        return CacheError(
+            f"row {row} in shard {row // self.spec.samples_per_shard} ({mapped.file}) {problem}; "
+            f"run `cache-store verify {self.root} --level full`"
+        )
+
+    def _map_shard(self, array: str, shard: int) -> MappedShard:
+        file = self._format.shard_file(array, shard)
+        table = self._read_samples(shard, ["row", "status", "offset", "length", "crc32c"])
+        try:
+            data = map_file(self.root / file)
+        except OSError as error:
+            raise self._broken(f"{file} cannot be read ({error.strerror})") from None
+        columns = {name: table[name].to_numpy() for name in ("row", "offset", "length", "crc32c")}
+        within = (columns["offset"] >= 0) & (columns["length"] > 0)
+        if not (within & (columns["length"] <= len(data) - columns["offset"])).all():
+            raise self._broken(f"{file} is shorter than its samples table says")
+        return MappedShard(file=file, data=data, **columns)
+
+    def _read_samples(self, shard: int, columns: list[str] | None = None) -> pa.Table:
+        """A shard's cached samples, in row order."""
+        file = samples_file(shard)
+        try:
+            table = pq.read_table(self.root / file, columns=columns, partitioning=None)
+            cached = table.filter(pa.compute.equal(table["status"], CACHED))
+        except (OSError, pa.ArrowInvalid, KeyError) as error:
+            raise self._broken(f"{file} cannot be read ({error})") from None
+        if cached.num_rows != self.seal.cached_per_shard[shard]:
+            raise self._broken(f"{file} has {cached.num_rows} cached rows, the seal counts another number")
+        return cached
+
+    def _broken(self, problem: str) -> CacheError:
+        return CacheError(f"{self.root}: {problem}; run `cache-store verify {self.root}`")
+
+
+def map_file(path: Path) -> memoryview:
+    """The file's bytes, read-only, paged in as they are touched."""
+    with path.open("rb") as stream:
+        return memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))

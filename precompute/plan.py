@@ -1,0 +1,87 @@
+"""Making the plan from a source's samples, and saying how a later sample list differs from it.
+
+Rows are sorted by id, so a reordered sample list is the same plan.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TypeVar
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cache_store.errors import SourceError
+from cache_store.schema import PLAN_SCHEMA
+
+T = TypeVar("T")
+
+CHUNK = 65_536
+"""Samples held as Python objects at a time; the plan itself is columns."""
+
+SHOWN = 5
+"""Ids named in a message before it says how many more there are."""
+
+
+def make_plan(samples: Iterable[dict[str, object]]) -> pa.Table:
+    """Samples (id, uri, conversations, fingerprint) as a plan sorted by id; duplicate ids are a SourceError."""
+    schema = pa.schema([field for field in PLAN_SCHEMA if field.name != "row"])
+    batches = [pa.RecordBatch.from_pylist(list(chunk), schema=schema) for chunk in chunks(samples, CHUNK)]
+    table = pa.Table.from_batches(batches, schema=schema).sort_by("id").combine_chunks()
+    if table.num_rows == 0:
+        raise SourceError("the source holds no samples")
+    refuse_duplicates(table["id"])
+    return table.add_column(0, PLAN_SCHEMA.field("row"), pa.array(range(table.num_rows), pa.int64()))
+
+
+def chunks(items: Iterable[T], size: int) -> Iterator[Iterable[T]]:
+    iterator = iter(items)
+    while first := list(islice(iterator, size)):
+        yield first
+
+
+def refuse_duplicates(ids: pa.ChunkedArray) -> None:
+    """`ids` is sorted, so duplicates are neighbours."""
+    repeated = pc.equal(ids[1:], ids[:-1])
+    if pc.any(repeated).as_py():
+        names = sorted(set(ids[1:].filter(repeated).to_pylist()))
+        raise SourceError(f"sample ids must be unique; {len(names)} occur more than once: {some(names)}")
+
+
+def some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
+
+
+@dataclass(frozen=True)
+class PlanDifference:
+    """How the source's samples differ from the cache's plan, by id."""
+
+    added: list[str]
+    removed: list[str]
+    changed: list[str]
+
+    def __str__(self) -> str:
+        parts = [
+            (self.added, "new"),
+            (self.removed, "gone"),
+            (self.changed, "with another image name or text"),
+        ]
+        return "; ".join(f"{len(ids)} {what} ({some(ids)})" for ids, what in parts if ids)
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.removed or self.changed)
+
+
+def compare_plans(planned: pa.Table, found: pa.Table) -> PlanDifference:
+    def key(table: pa.Table) -> dict[str, str]:
+        rows = table.select(["id", "uri", "conversations"]).to_pylist()
+        return {row["id"]: msgspec.json.encode(row).decode() for row in rows}
+
+    before, now = key(planned), key(found)
+    return PlanDifference(
+        added=sorted(now.keys() - before.keys()),
+        removed=sorted(before.keys() - now.keys()),
+        changed=sorted(name for name in before.keys() & now.keys() if before[name] != now[name]),
+    )
