@@ -13,13 +13,28 @@ from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any, TypeVar
 
-from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
+from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace, set_parsing_settings
 
 from cache_store.errors import EncodeOnceError
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 ConfigT = TypeVar("ConfigT")
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter, DefaultHelpFormatter):
+    """jsonargparse's help, with descriptions and examples laid out as written."""
+
+
+def program_parser(program: str, description: str, examples: str) -> ArgumentParser:
+    """The parser of a program whose commands are added with `add_subcommands`."""
+    return ArgumentParser(
+        prog=program,
+        exit_on_error=False,
+        description=description,
+        epilog=f"examples:\n{examples}",
+        formatter_class=HelpFormatter,
+    )
 
 
 def command_parser(config_class: type, description: str) -> ArgumentParser:
@@ -57,17 +72,19 @@ def run_program(program: str, run: Callable[[Sequence[str]], int], argv: Sequenc
 @contextmanager
 def stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
     """Call `stop` at the first SIGTERM or SIGINT; a second one acts as it would without us."""
-    previous: dict[int, Any] = {}
+    previous: dict[signal.Signals, Any] = {}
 
     def handle(number: int, frame: object) -> None:
-        for each, handler in previous.items():
-            signal.signal(each, handler)
+        restore()
         stop()
+
+    def restore() -> None:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         previous[number] = signal.signal(number, handle)
     try:
         yield
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        restore()

@@ -147,7 +147,7 @@ class Cache:
         size = target.shape[1]
         if (mapped.length[local] != size).any():
             raise self._damaged(mapped, local[mapped.length[local] != size][0], "has the wrong length")
-        rows, data = memoryview(target.reshape(-1)), mapped.data
+        rows, data = target.reshape(-1).data, mapped.data
         crcs = mapped.crc32c[local].tolist() if check else [None] * len(local)
         starts = (positions * size).tolist()
         for index, (start, offset, crc) in enumerate(zip(starts, mapped.offset[local].tolist(), crcs, strict=True)):
