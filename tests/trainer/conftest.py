@@ -1,0 +1,95 @@
+"""Tiny models, made here and loaded through the ordinary path: a Gemma 3 text model and a word-level tokenizer."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, PreTrainedTokenizerFast
+
+from tests.make_cache import make_cache
+
+SPECIAL = ["<pad>", "<bos>", "<eos>", "<unk>", "<start_of_turn>", "<end_of_turn>"]
+WORDS = [
+    "\n",
+    *("user", "model", "what", "is", "this", "it", "a", "and", "yes"),
+    *("red", "green", "blue", "square", "circle", "ring", "left", "right"),
+]
+
+GEMMA_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{% set role = 'model' if message['role'] == 'assistant' else message['role'] %}"
+    "{{ '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
+)
+
+TINY = {
+    "vocab_size": len(SPECIAL) + len(WORDS),
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "sliding_window": 16,
+    "max_position_embeddings": 256,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+
+
+def make_tokenizer(template: str | None = GEMMA_TEMPLATE) -> PreTrainedTokenizerFast:
+    vocabulary = {word: index for index, word in enumerate([*SPECIAL, *WORDS])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(r" +"), "removed"), pre_tokenizers.Split(Regex(r"\n"), "isolated")]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        bos_token="<bos>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        additional_special_tokens=["<start_of_turn>", "<end_of_turn>"],
+        chat_template=template,
+    )
+
+
+def save_language_model(folder: Path, **config: object) -> Path:
+    torch.manual_seed(0)
+    model = Gemma3ForCausalLM(Gemma3TextConfig(**{**TINY, **config}))
+    model.save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def language_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_language_model(tmp_path_factory.mktemp("lm"))
+
+
+def describe(row: int) -> list[dict[str, str]]:
+    """One or two turns; lengths differ between samples."""
+    colour, shape = ("red", "green", "blue")[row % 3], ("square", "circle", "ring")[row // 3 % 3]
+    turns = [("human", "<image>\nwhat is this"), ("gpt", " ".join(["a", colour, shape, "and", "it"][: 3 + row % 3]))]
+    if row % 4 == 0:
+        turns += [("human", f"is it {colour}"), ("gpt", "yes")]
+    return [{"from": who, "value": text} for who, text in turns]
+
+
+@pytest.fixture(scope="session")
+def cache_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """40 samples of 4 channels and 3×2 cells, far from standard normal, three of them rejected."""
+    rng = np.random.default_rng(0)
+    mean, std = [0.5, -1.0, 2.0, 0.0], [2.0, 0.5, 3.0, 1.0]
+    latents = rng.standard_normal((40, 4, 3, 2), np.float32)
+    latents = latents * np.array(std, np.float32)[:, None, None] + np.array(mean, np.float32)[:, None, None]
+    return make_cache(
+        tmp_path_factory.mktemp("cached") / "cache",
+        latents,
+        conversations=[describe(row) for row in range(40)],
+        rejected=[3, 17, 39],
+        dtype="float32",
+        latents_mean=mean,
+        latents_std=std,
+    )

@@ -1,0 +1,93 @@
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from cache_store import open_cache
+from cache_store.errors import ConfigError, StaleError
+from tests.make_cache import make_cache
+from trainer import LatentStream
+
+COUNT, BATCH = 21, 4
+
+
+@pytest.fixture(scope="module", params=["float16", "bfloat16", "float32"])
+def cache_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    latents = np.random.default_rng(0).standard_normal((COUNT + 2, 4, 3, 3), np.float32)
+    path = tmp_path_factory.mktemp(request.param) / "cache"
+    return make_cache(path, latents, rejected=[2, 9], dtype=request.param)
+
+
+def numbers_of(batches: Any) -> list[list[int]]:
+    return [batch["numbers"].tolist() for batch in batches]
+
+
+def test_an_epoch_holds_every_sample_once_and_fills_its_last_batch(cache_path: Path) -> None:
+    seen = sum(numbers_of(LatentStream(cache_path, BATCH)), [])
+    assert len(seen) == 24
+    assert sorted(seen[:COUNT]) == list(range(COUNT))
+
+
+def test_latents_are_the_stored_ones_bit_for_bit(cache_path: Path) -> None:
+    cache = open_cache(cache_path)
+    for batch in LatentStream(cache, BATCH):
+        stored = cache.read(batch["numbers"].numpy())
+        assert batch["latents"].dtype == getattr(torch, stored.dtype.name)
+        assert batch["latents"].float().numpy().tobytes() == stored.astype(np.float32).tobytes()
+
+
+# More workers than cores is what this test is about, and what torch warns of.
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_any_number_of_workers_gives_the_same_batches(cache_path: Path, workers: int) -> None:
+    stream = LatentStream(cache_path, BATCH, epochs=2)
+    loader = DataLoader(stream, batch_size=None, num_workers=workers)
+    for alone, loaded in zip(stream, loader, strict=True):
+        assert alone["cursor"] == loaded["cursor"]
+        assert torch.equal(alone["numbers"], loaded["numbers"])
+        assert torch.equal(alone["latents"], loaded["latents"])
+
+
+def test_ranks_together_see_the_global_batches(cache_path: Path) -> None:
+    whole = numbers_of(LatentStream(cache_path, BATCH, epochs=2))
+    halves = [numbers_of(LatentStream(cache_path, BATCH, epochs=2, rank=rank, world_size=2)) for rank in (0, 1)]
+    assert whole == [left + right for left, right in zip(*halves, strict=True)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_cursor_of_a_batch_is_enough_to_go_on_after_it(cache_path: Path, workers: int) -> None:
+    whole = numbers_of(LatentStream(cache_path, BATCH, epochs=3))
+    for stop in range(1, len(whole)):
+        cursor = next(
+            batch["cursor"] for k, batch in enumerate(LatentStream(cache_path, BATCH, epochs=3), 1) if k == stop
+        )
+        resumed = LatentStream(cache_path, BATCH, epochs=3)
+        resumed.load_state_dict({"cursor": cursor})
+        if workers == 0 or stop == 5:
+            assert numbers_of(DataLoader(resumed, batch_size=None, num_workers=workers)) == whole[stop:]
+
+
+def test_the_state_counts_the_batch_in_hand_as_consumed(cache_path: Path) -> None:
+    stream = LatentStream(cache_path, BATCH)
+    states = [copy.deepcopy(stream.state_dict()) for _ in stream]
+    whole = numbers_of(LatentStream(cache_path, BATCH))
+    resumed = LatentStream(cache_path, BATCH)
+    resumed.load_state_dict(states[2])
+    assert numbers_of(resumed) == whole[3:]
+
+
+def test_a_state_of_another_seed_or_batch_is_refused(cache_path: Path) -> None:
+    state = LatentStream(cache_path, BATCH, seed=1).state_dict()
+    with pytest.raises(StaleError, match="seed 1, this stream has 0"):
+        LatentStream(cache_path, BATCH).load_state_dict(state)
+    with pytest.raises(ConfigError, match="no multiple"):
+        LatentStream(cache_path, BATCH).load_state_dict({"cursor": 3})
+
+
+def test_a_batch_that_does_not_divide_among_ranks_is_refused(cache_path: Path) -> None:
+    with pytest.raises(ConfigError, match="must divide"):
+        LatentStream(cache_path, BATCH, world_size=3)

@@ -1,0 +1,109 @@
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cache_store import CacheError, open_cache
+from cache_store.errors import ConfigError
+from tests.make_cache import make_cache
+from tests.trainer.conftest import GEMMA_TEMPLATE, describe, make_tokenizer
+from trainer.chat import ChatTokenizer
+from trainer.text_store import TextStore, text_folder
+from trainer.text_writer import chunks, make_text
+
+MAX_TOKENS = 20
+
+
+@pytest.fixture(scope="module")
+def chat() -> ChatTokenizer:
+    return ChatTokenizer(make_tokenizer(), GEMMA_TEMPLATE, MAX_TOKENS)
+
+
+@pytest.fixture(scope="module")
+def folder(cache_path: Path, chat: ChatTokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    cache = open_cache(cache_path)
+    folder = text_folder(cache, chat, str(tmp_path_factory.mktemp("text")))
+    make_text(folder, cache, chat)
+    return folder
+
+
+def test_every_sample_keeps_its_own_text(cache_path: Path, chat: ChatTokenizer, folder: Path) -> None:
+    store, cache = TextStore(folder), open_cache(cache_path)
+    samples = cache.samples(np.arange(len(cache))).to_pydict()
+    for number, (sample_id, row) in enumerate(zip(samples["id"], samples["row"], strict=True)):
+        (expected,) = chat([sample_id], [describe(row)])
+        within = slice(store.offsets[number], store.offsets[number + 1])
+        assert store.tokens[within].tolist() == expected.tokens.tolist()
+        assert store.is_label[within].tolist() == expected.is_label.tolist()
+        assert store.num_labels[number] == expected.is_label.sum()
+
+
+def test_a_batch_points_at_every_label_token(folder: Path) -> None:
+    store = TextStore(folder)
+    numbers = np.array([8, 1, 30])
+    batch = store.collate(numbers)
+    assert len(batch.target_L) == store.label_tokens(numbers)
+    assert (batch.tokens_NT[batch.sample_L, batch.column_L] == batch.target_L).all()
+    assert (batch.column_L > 0).all()
+
+
+def test_the_split_holds_each_labelled_sample_once_and_grows_with_its_fraction(folder: Path) -> None:
+    store = TextStore(folder)
+    small, large = store.split(0.2), store.split(0.5)
+    for split in (small, large):
+        assert sorted([*split.train, *split.validation]) == list(range(store.meta.samples))
+    assert 0 < len(small.validation) < len(large.validation)
+    assert set(small.validation) < set(large.validation)
+    assert len(store.split(0).validation) == 0
+
+
+def test_a_sample_without_assistant_is_in_neither_part(tmp_path: Path, chat: ChatTokenizer) -> None:
+    conversations = [describe(0), [], [{"from": "human", "value": "what"}], describe(1)]
+    cache = open_cache(
+        make_cache(
+            tmp_path / "cache",
+            np.random.default_rng(0).standard_normal((4, 4, 2, 2), np.float32),
+            conversations=conversations,
+        )
+    )
+    folder = text_folder(cache, chat, None)
+    make_text(folder, cache, chat)
+    assert folder.parent == tmp_path / "cache.text"
+    split = TextStore(folder).split(0)
+    assert (split.train.tolist(), split.unlabelled) == ([0, 3], 2)
+
+
+def test_text_that_is_there_is_not_made_again(cache_path: Path, chat: ChatTokenizer, folder: Path) -> None:
+    before = [path.stat().st_mtime_ns for path in sorted(folder.iterdir())]
+    make_text(folder, open_cache(cache_path), chat)
+    assert [path.stat().st_mtime_ns for path in sorted(folder.iterdir())] == before
+
+
+def test_a_failed_tokenisation_leaves_nothing(tmp_path: Path, cache_path: Path) -> None:
+    cache = open_cache(cache_path)
+    refusing = ChatTokenizer(make_tokenizer(), "{{ raise_exception('no') }}", MAX_TOKENS)
+    folder = text_folder(cache, refusing, str(tmp_path))
+    with pytest.raises(Exception, match="refuses it"):
+        make_text(folder, cache, refusing)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_arrays_that_do_not_fit_together_are_refused(tmp_path: Path, folder: Path) -> None:
+    damaged = shutil.copytree(folder, tmp_path / "damaged")
+    np.save(damaged / "tokens.npy", np.zeros(3, np.int32))
+    with pytest.raises(CacheError, match="delete it and rerun"):
+        TextStore(damaged)
+
+
+def test_a_folder_that_cannot_be_made_points_to_text_dir(tmp_path: Path, cache_path: Path, chat: ChatTokenizer) -> None:
+    (tmp_path / "file").write_text("")
+    cache = open_cache(cache_path)
+    with pytest.raises(ConfigError, match=r"data\.text_dir"):
+        make_text(text_folder(cache, chat, str(tmp_path / "file" / "deeper")), cache, chat)
+
+
+def test_chunks_cover_all_samples_and_no_chunk_spans_two_shards() -> None:
+    parts = [chunk.tolist() for chunk in chunks([3, 0, 5_000, 1])]
+    assert sum(parts, []) == list(range(5_004))
+    assert [part[0] for part in parts] == [0, 3, 2051, 4099, 5003]

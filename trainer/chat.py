@@ -1,0 +1,154 @@
+"""Conversations into tokens: the tokenizer's chat template, and which tokens the model is to learn.
+
+Labels are what the assistant says and the end of its turn. Where that stands in the text is found by rendering each
+turn's prefix with the template's own generation prompt, so that no template needs to be known here.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jinja2 import TemplateError
+
+from cache_store.errors import ConfigError, ModelError, SourceError
+
+ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+
+IMAGE_MARKER = re.compile(r"[ \t]*<image>\n?")
+"""LLaVA's place for the image; here world tokens always come first."""
+
+Message = dict[str, str]
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class TokenizedText:
+    """One sample's text; empty where nothing of it is to be learned."""
+
+    tokens: np.ndarray
+    """int32 [tokens]"""
+    is_label: np.ndarray
+    """bool [tokens]"""
+
+
+def to_messages(sample_id: str, conversation: Sequence[Message]) -> list[Message]:
+    """LLaVA's turns as chat messages, without image markers; SourceError names a role that nobody knows."""
+    messages = []
+    for turn in conversation:
+        if turn["from"] not in ROLES:
+            raise SourceError(f"sample {sample_id!r}: unknown role {turn['from']!r}; known are {', '.join(ROLES)}")
+        content = IMAGE_MARKER.sub("", turn["value"] or "").strip()
+        messages.append({"role": ROLES[turn["from"]], "content": content})
+    return messages
+
+
+class ChatTokenizer:
+    """A fast tokenizer with its chat template."""
+
+    def __init__(self, tokenizer: Any, template: str, max_tokens: int) -> None:
+        self.tokenizer, self.template, self.max_tokens = tokenizer, template, max_tokens
+
+    @property
+    def begins_with_bos(self) -> bool:
+        """Whether every text starts with BOS; so it is where the tokenizer has one."""
+        return self.tokenizer.bos_token_id is not None
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over everything that decides a text's tokens and labels."""
+        parts = [self.tokenizer.backend_tokenizer.to_str(), self.template, self.tokenizer.bos_token, self.max_tokens]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+    def __call__(self, ids: Sequence[str], conversations: Sequence[Sequence[Message]]) -> list[TokenizedText]:
+        """Tokens and labels of each conversation, `max_tokens` at most."""
+        rendered = [self._render_sample(*sample) for sample in zip(ids, conversations, strict=True)]
+        encoded = self.tokenizer(
+            [text for text, _ in rendered],
+            add_special_tokens=False,
+            return_offsets_mapping=True,
+            return_attention_mask=False,
+        )
+        return [
+            self._label(tokens, offsets, spans)
+            for tokens, offsets, (_, spans) in zip(
+                encoded["input_ids"], encoded["offset_mapping"], rendered, strict=True
+            )
+        ]
+
+    def _render_sample(self, sample_id: str, conversation: Sequence[Message]) -> tuple[str, list[Span]]:
+        """The whole text and where in it the assistant speaks; nothing where it never does."""
+        messages = to_messages(sample_id, conversation)
+        turns = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
+        if not turns:
+            return "", []
+        try:
+            text = self._render(messages[: turns[-1] + 1])
+            spans = [self._span(messages, turn, text) for turn in turns]
+        except TemplateError as error:
+            raise SourceError(f"sample {sample_id!r}: the chat template refuses it: {error}") from None
+        return text, spans
+
+    def _span(self, messages: list[Message], turn: int, text: str) -> Span:
+        """Where `messages[turn]` stands in `text`, with its end of turn but not the white space after that."""
+        prefix = self._render(messages[:turn], add_generation_prompt=True)
+        through = self._render(messages[: turn + 1]).rstrip()
+        if not (text.startswith(through) and through.startswith(prefix)):
+            raise ConfigError(
+                "the chat template renders a conversation's beginning differently once more turns follow, so the "
+                "assistant's part cannot be told; set model.chat_template to one that only appends"
+            )
+        return len(prefix), len(through)
+
+    def _render(self, messages: list[Message], add_generation_prompt: bool = False) -> str:
+        text: str = self.tokenizer.apply_chat_template(
+            messages, chat_template=self.template, tokenize=False, add_generation_prompt=add_generation_prompt
+        )
+        return text
+
+    def _label(self, tokens: list[int], offsets: list[Span], spans: list[Span]) -> TokenizedText:
+        begins = np.array([begin for begin, end in offsets], np.int64)
+        is_label = np.zeros(len(tokens), bool)
+        for begin, end in spans:
+            is_label |= (begins >= begin) & (begins < end)
+        if self.begins_with_bos and tokens[:1] != [self.tokenizer.bos_token_id]:
+            tokens, is_label = [self.tokenizer.bos_token_id, *tokens], np.concatenate([[False], is_label])
+        return cut(np.array(tokens, np.int32), is_label, self.max_tokens)
+
+
+def cut(tokens: np.ndarray, is_label: np.ndarray, max_tokens: int) -> TokenizedText:
+    """At most `max_tokens`, and none after the last label: causal attention makes those change nothing."""
+    labels = np.flatnonzero(is_label[:max_tokens])
+    length = int(labels[-1]) + 1 if len(labels) else 0
+    return TokenizedText(tokens[:length], is_label[:length])
+
+
+def load_chat_tokenizer(model: str, template_file: str | None, max_tokens: int) -> ChatTokenizer:
+    """The tokenizer of a hub id or folder; needs a fast one and a template, its own or from `template_file`."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"no tokenizer can be loaded from {model!r}: {first_line(error)}") from None
+    if not tokenizer.is_fast:
+        raise ModelError(f"the tokenizer of {model!r} is not a fast one (tokenizer.json), which labels need")
+    template = tokenizer.chat_template if template_file is None else read_template(template_file)
+    if not isinstance(template, str):
+        raise ConfigError(f"the tokenizer of {model!r} has no chat template; name a Jinja file in model.chat_template")
+    return ChatTokenizer(tokenizer, template, max_tokens)
+
+
+def read_template(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"model.chat_template cannot be read: {error}") from None
+
+
+def first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0]

@@ -1,0 +1,143 @@
+"""What a training run is told: the YAML file as frozen dataclasses, checked once.
+
+They stand together in one module without torch, not beside their owners, so that `--help` and a config error take
+no time.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from cache_store.errors import ConfigError
+
+
+def require(condition: bool, key: str, expected: str, found: object) -> None:
+    if not condition:
+        raise ConfigError(f"{key} must be {expected}, got {found}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The frozen language model and the projector in front of it."""
+
+    language_model: str
+    """A hub id or a folder: any transformers causal language model; it stays frozen."""
+    layout: Literal["spatial", "channel"] = "spatial"
+    """World tokens of a latent: `spatial` gives H·W tokens of C values, `channel` C tokens of H·W values."""
+    projector: Literal["linear", "mlp", "mlp_gelu"] = "mlp"
+    """Shape of the projector: one linear map, linear-GELU-linear, or TheWorld's, with a GELU at the end too."""
+    chat_template: str | None = None
+    """A Jinja file in place of the tokenizer's own chat template."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Which samples, in which order, in batches of what size."""
+
+    batch_size: int = 8
+    """Samples per optimizer step, over all ranks and accumulation steps."""
+    accumulate: int = 1
+    """Forward and backward passes per optimizer step on each rank."""
+    max_text_tokens: int = 512
+    """Longer texts are cut; world tokens are not counted."""
+    val_fraction: float = 0.01
+    """Share of samples held out, by hash of the sample id."""
+    seed: int = 0
+    """Of the order of samples and of the projector's initial weights."""
+    text_dir: str | None = None
+    """Where tokenised text is kept; default: CACHE.text beside the cache."""
+
+    def __post_init__(self) -> None:
+        require(self.batch_size >= 1, "data.batch_size", "at least 1", self.batch_size)
+        require(self.accumulate >= 1, "data.accumulate", "at least 1", self.accumulate)
+        require(self.max_text_tokens >= 2, "data.max_text_tokens", "at least 2", self.max_text_tokens)
+        require(0 <= self.val_fraction < 1, "data.val_fraction", "in [0, 1)", self.val_fraction)
+
+    def micro_batch_size(self, world_size: int) -> int:
+        """Samples per forward pass on one rank; ConfigError where the global batch does not divide."""
+        parts = world_size * self.accumulate
+        if self.batch_size % parts:
+            raise ConfigError(
+                f"data.batch_size {self.batch_size} is the global batch and must divide by world size × "
+                f"data.accumulate = {world_size} × {self.accumulate} = {parts}"
+            )
+        return self.batch_size // parts
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    """AdamW and its learning rate."""
+
+    lr: float = 1e-4
+    """Peak learning rate."""
+    weight_decay: float = 0.01
+    """On the projector's matrices; biases and the two learned vectors have none."""
+    warmup_steps: int = 100
+    """Steps of linear warm-up."""
+    schedule: Literal["cosine", "constant"] = "cosine"
+    """After warm-up: down to zero at the last step along a cosine, or constant."""
+    max_grad_norm: float | None = 1.0
+    """Gradients are scaled down to this norm; null: never."""
+
+    def __post_init__(self) -> None:
+        require(self.lr > 0 and math.isfinite(self.lr), "optim.lr", "above 0", self.lr)
+        require(self.weight_decay >= 0, "optim.weight_decay", "at least 0", self.weight_decay)
+        require(self.warmup_steps >= 0, "optim.warmup_steps", "at least 0", self.warmup_steps)
+        norm = self.max_grad_norm
+        require(norm is None or norm > 0, "optim.max_grad_norm", "above 0 or null", norm)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """How long, in what precision, and what is kept."""
+
+    output: str
+    """Folder of checkpoints, logs, the resolved config and the trained projector."""
+    epochs: float = 1.0
+    """Passes over the training samples; a fraction is fine."""
+    max_steps: int | None = None
+    """Optimizer steps in place of `epochs`."""
+    precision: Literal["bf16", "fp32"] = "bf16"
+    """Of the language model's weights and of the projector's matrix products; its master weights are float32."""
+    compile: bool = False
+    """Compile the language model with torch.compile."""
+    gradient_checkpointing: bool = False
+    """Recompute each layer of the language model in the backward pass: less memory, about a third more time."""
+    parallel: Literal["ddp"] = "ddp"
+    """Under torchrun every rank holds the model and gradients are summed; without torchrun one process trains."""
+    save_every: int = 500
+    """Steps between checkpoints; the last step always has one."""
+    keep_last: int = 3
+    """Checkpoints kept."""
+    eval_every: int = 500
+    """Steps between validation losses; the last step always has one."""
+    eval_batch_size: int = 8
+    """Samples per forward pass on each rank in validation."""
+    resume: str = "auto"
+    """`auto`: from the newest checkpoint in `output`, if any; `never`; or the folder of a checkpoint."""
+
+    def __post_init__(self) -> None:
+        require(self.epochs > 0 and math.isfinite(self.epochs), "run.epochs", "above 0", self.epochs)
+        for name in ("save_every", "keep_last", "eval_every", "eval_batch_size"):
+            require(getattr(self, name) >= 1, f"run.{name}", "at least 1", getattr(self, name))
+        steps = self.max_steps
+        require(steps is None or steps >= 1, "run.max_steps", "at least 1 or null", steps)
+
+    def total_steps(self, samples: int, batch_size: int) -> int:
+        return self.max_steps or math.ceil(self.epochs * samples / batch_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """A training run."""
+
+    cache: str
+    """The sealed cache to train from."""
+    model: ModelConfig
+    """The models."""
+    data: DataConfig = field(default_factory=DataConfig)
+    """The samples."""
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    """The optimizer."""
+    run: RunConfig
+    """The run."""

@@ -1,0 +1,71 @@
+"""The order of samples: a keyed permutation that is computed, never stored.
+
+A Feistel network permutes the smallest domain of 2^(2·half_bits) numbers that holds [0, n); walking its cycle until
+the value falls inside [0, n) again makes that a permutation of [0, n). Any position of any epoch is known at once,
+in constant memory, so resuming and splitting over ranks need no replay.
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int64Array = NDArray[np.int64]
+Uint64Array = NDArray[np.uint64]
+
+ROUNDS = 6
+"""Four already give a pseudorandom permutation (Luby and Rackoff); two more cost little and help tiny domains."""
+
+
+@dataclass(frozen=True)
+class SampleOrder:
+    """Which of `count` samples stands at each position of the endless concatenation of epochs."""
+
+    identity: str
+    seed: int
+    count: int
+
+    def at(self, positions: Int64Array) -> Int64Array:
+        """Indices in [0, count) at `positions`, which count samples consumed since the start."""
+        epochs, within = np.divmod(positions, self.count)
+        indices = np.empty_like(positions)
+        for epoch in np.unique(epochs):
+            here = epochs == epoch
+            indices[here] = permute(within[here], self.count, epoch_key(self.identity, self.seed, int(epoch)))
+        return indices
+
+
+def epoch_key(identity: str, seed: int, epoch: int) -> bytes:
+    return hashlib.sha256(f"{identity}\n{seed}\n{epoch}".encode()).digest()
+
+
+def permute(positions: Int64Array, count: int, key: bytes) -> Int64Array:
+    """The image of each position in [0, count) under the permutation of [0, count) that `key` chooses."""
+    half_bits = max(1, ((count - 1).bit_length() + 1) // 2)
+    round_keys = [_round_key(key, number) for number in range(ROUNDS)]
+    values = _feistel(positions.astype(np.uint64), half_bits, round_keys)
+    # The domain is at most four times as large as the range, so a walk takes a few steps.
+    while (outside := values >= count).any():
+        values[outside] = _feistel(values[outside], half_bits, round_keys)
+    return values.astype(np.int64)
+
+
+def _round_key(key: bytes, number: int) -> np.uint64:
+    return np.uint64(int.from_bytes(hashlib.sha256(key + bytes([number])).digest()[:8], "little"))
+
+
+def _feistel(values: Uint64Array, half_bits: int, round_keys: list[np.uint64]) -> Uint64Array:
+    """One pass over 2·half_bits bits; a bijection whatever the mixer."""
+    shift, mask = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
+    left, right = values >> shift, values & mask
+    for round_key in round_keys:
+        left, right = right, left ^ (_mix(right ^ round_key) & mask)
+    return (left << shift) | right
+
+
+def _mix(values: Uint64Array) -> Uint64Array:
+    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014): every input bit reaches every output bit."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))

@@ -1,0 +1,100 @@
+"""Latents in training order, for a training loop of one's own.
+
+The position is the count of samples consumed. Global batch k covers the positions [k·B, (k+1)·B) of the endless
+concatenation of epochs, so it may straddle two, and is never short. Rank r of R takes the r-th contiguous part of
+it; DataLoader worker w of W takes every W-th batch, which the DataLoader puts back in order.
+"""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import IterableDataset, get_worker_info
+
+from cache_store import Cache, open_cache
+from cache_store.errors import ConfigError, StaleError
+from trainer.order import Int64Array, SampleOrder
+
+
+def rank_slice(batch_size: int, rank: int, world_size: int) -> slice:
+    """The part of a global batch that belongs to `rank`."""
+    part = batch_size // world_size
+    return slice(rank * part, (rank + 1) * part)
+
+
+def batch_positions(batch: int, batch_size: int) -> Int64Array:
+    return np.arange(batch * batch_size, (batch + 1) * batch_size)
+
+
+def as_tensor(latents_NCHW: np.ndarray) -> Tensor:
+    """Share the array's memory; numpy's bfloat16 (ml_dtypes) is unknown to torch and goes by its bits."""
+    if latents_NCHW.dtype.name == "bfloat16":
+        return torch.from_numpy(latents_NCHW.view(np.uint16)).view(torch.bfloat16)
+    return torch.from_numpy(latents_NCHW)
+
+
+class LatentStream(IterableDataset[dict[str, Any]]):
+    """Batches of latents in the keyed order of samples; the same for any number of DataLoader workers.
+
+    Yields `latents` [batch_size / world_size, C, H, W] in the stored dtype, `numbers` (sample numbers, for
+    `cache.samples`) and `cursor`, the position after the batch. `load_state_dict({"cursor": …})` resumes there.
+    With workers, pass it to `DataLoader(stream, batch_size=None, num_workers=W)` and keep the cursor of the last
+    batch, since `state_dict` of this object then stands still: the workers hold copies.
+    """
+
+    def __init__(
+        self,
+        cache: Cache | str | Path,
+        batch_size: int,
+        *,
+        seed: int = 0,
+        epochs: float | None = 1,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        """`batch_size` is the global batch; the last batch runs over into the next epoch; epochs=None never ends."""
+        super().__init__()
+        if batch_size < 1 or batch_size % world_size or not 0 <= rank < world_size:
+            raise ConfigError(f"batch_size {batch_size} must divide among ranks (rank {rank} of {world_size})")
+        self.cache = cache if isinstance(cache, Cache) else open_cache(cache)
+        self.batch_size, self.rank, self.world_size = batch_size, rank, world_size
+        self.order = SampleOrder(self.cache.seal.identity, seed, len(self.cache))
+        self.num_batches = None if epochs is None else math.ceil(epochs * len(self.cache) / batch_size)
+        self._start = self._cursor = 0
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        worker = get_worker_info()
+        stride, offset = (worker.num_workers, worker.id) if worker else (1, 0)
+        batch = self._start // self.batch_size + offset
+        while self.num_batches is None or batch < self.num_batches:
+            # A worker's cursor is where its next batch lies, less its offset, so that it too can resume alone.
+            self._cursor = (batch + stride - offset) * self.batch_size
+            yield self.read_batch(batch)
+            batch += stride
+
+    def read_batch(self, batch: int) -> dict[str, Any]:
+        positions = batch_positions(batch, self.batch_size)[rank_slice(self.batch_size, self.rank, self.world_size)]
+        numbers = self.order.at(positions)
+        latents = as_tensor(self.cache.read(numbers))
+        return {"latents": latents, "numbers": torch.from_numpy(numbers), "cursor": (batch + 1) * self.batch_size}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the stream stands, the batch last yielded counted as consumed."""
+        return {"cursor": self._cursor, **self._must_match()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from `state["cursor"]`; what else `state` says must match this stream."""
+        for name, mine in self._must_match().items():
+            if state.get(name, mine) != mine:
+                raise StaleError(f"the stream's state was saved with {name} {state[name]}, this stream has {mine}")
+        cursor = int(state["cursor"])
+        if cursor < 0 or cursor % self.batch_size:
+            raise ConfigError(f"cursor {cursor} is no multiple of the global batch {self.batch_size}")
+        self._start = self._cursor = cursor
+
+    def _must_match(self) -> dict[str, Any]:
+        return {"cache": self.order.identity, "seed": self.order.seed, "batch_size": self.batch_size}

@@ -1,0 +1,105 @@
+"""Text tokenised once, beside the cache: flat memory-mapped arrays, keyed by all that decides their content.
+
+    CACHE.text/KEY/tokens.npy      int32 [all tokens]
+                   is_label.npy    bool [all tokens]
+                   offsets.npy     int64 [samples + 1]; sample s holds tokens [offsets[s], offsets[s + 1])
+                   num_labels.npy  int32 [samples]
+                   id_hash.npy     uint64 [samples]; decides the split
+                   meta.json       the key and the counts, written last
+
+The cache itself is sealed and stays untouched. The folder appears whole or not at all.
+"""
+# ruff: noqa: N815 (fields carry their axes in their names)
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from cache_store import Cache, CacheError
+from cache_store.schema import Record, parse_record
+from trainer.chat import ChatTokenizer
+
+TEXT_VERSION = 1
+"""Raised when the same inputs would give other arrays."""
+
+ARRAYS = {"tokens": "<i4", "is_label": "|b1", "offsets": "<i8", "num_labels": "<i4", "id_hash": "<u8"}
+META_FILE = "meta.json"
+
+
+class TextMeta(Record, frozen=True):
+    key: str
+    samples: int
+    tokens: int
+    begins_with_bos: bool
+
+
+@dataclass(frozen=True)
+class TextBatch:
+    """Texts padded to one length, and where the model is to predict what; numpy, made off the main thread."""
+
+    # Axes: N samples, T text tokens, L label tokens of the batch.
+
+    tokens_NT: np.ndarray
+    sample_L: np.ndarray
+    """Row in tokens_NT of each label token."""
+    column_L: np.ndarray
+    """Its column."""
+    target_L: np.ndarray
+    """The token itself."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Sample numbers by use, each ascending."""
+
+    train: np.ndarray
+    validation: np.ndarray
+    unlabelled: int
+    """Samples without an assistant's token within the length limit; in neither part."""
+
+
+class TextStore:
+    """Tokens and labels by sample number."""
+
+    def __init__(self, folder: Path) -> None:
+        self.meta = parse_record(TextMeta, (folder / META_FILE).read_bytes(), str(folder / META_FILE))
+        arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS}
+        self.tokens, self.is_label = arrays["tokens"], arrays["is_label"]
+        self.offsets, self.num_labels, self.id_hash = arrays["offsets"], arrays["num_labels"], arrays["id_hash"]
+        lengths = {len(self.tokens), len(self.is_label), int(self.offsets[-1])}
+        if lengths != {self.meta.tokens} or len(self.offsets) != self.meta.samples + 1:
+            raise CacheError(f"{folder} is damaged: its arrays do not fit together; delete it and rerun")
+
+    def label_tokens(self, numbers: np.ndarray) -> int:
+        return int(self.num_labels[numbers].sum())
+
+    def split(self, val_fraction: float) -> Split:
+        """Held out: samples whose id hashes into the first `val_fraction` of the range."""
+        labelled = np.asarray(self.num_labels) > 0
+        held_out = np.asarray(self.id_hash) < np.uint64(int(val_fraction * 2**64))
+        return Split(
+            train=np.flatnonzero(labelled & ~held_out),
+            validation=np.flatnonzero(labelled & held_out),
+            unlabelled=int((~labelled).sum()),
+        )
+
+    def collate(self, numbers: np.ndarray) -> TextBatch:
+        """Texts padded on the right with token 0, which no label token can see."""
+        starts, ends = self.offsets[numbers], self.offsets[numbers + 1]
+        shape = (len(numbers), int((ends - starts).max()))
+        tokens_NT, is_label_NT = np.zeros(shape, np.int64), np.zeros(shape, bool)
+        for row, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
+            tokens_NT[row, : end - start] = self.tokens[start:end]
+            is_label_NT[row, : end - start] = self.is_label[start:end]
+        sample_L, column_L = np.nonzero(is_label_NT)
+        return TextBatch(tokens_NT, sample_L, column_L, tokens_NT[sample_L, column_L])
+
+
+def text_folder(cache: Cache, chat: ChatTokenizer, text_dir: str | None) -> Path:
+    """Where this text belongs; the name is its key."""
+    parts = (TEXT_VERSION, chat.digest, cache.seal.identity)
+    key = hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:32]
+    base = cache.root.with_name(f"{cache.root.name}.text") if text_dir is None else Path(text_dir)
+    return base / key
