@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
-from cache_store.command_line import run_program
+from cache_store.command_line import program_parser, run_program
 from cache_store.errors import ConfigError
 from cache_store.info import describe
 from cache_store.metadata import read_spec
@@ -49,7 +49,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def build_parser() -> ArgumentParser:
-    parser = ArgumentParser(prog="cache-store", exit_on_error=False, description=__doc__, epilog=f"Examples:{EXAMPLES}")
+    parser = program_parser("cache-store", "Look into a cache of latents and verify it; needs no torch.", EXAMPLES)
     commands = parser.add_subcommands(dest="command", title="commands", metavar="COMMAND")
     info = ArgumentParser(exit_on_error=False, description="Show what a cache holds and how it was made.")
     check = ArgumentParser(exit_on_error=False, description=VerifyConfig.__doc__)

@@ -67,6 +67,9 @@ def run_program(program: str, run: Callable[[Sequence[str]], int], argv: Sequenc
         # The reader of our output (`| head`) has gone; point stdout away so that exit does not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:  # a full disk, a lost mount, a missing permission: the user's to mend
+        print(f"{program}: error: {error.strerror or error}: {error.filename or 'no file named'}", file=sys.stderr)
+        return 1
 
 
 @contextmanager

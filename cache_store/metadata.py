@@ -2,6 +2,7 @@
 
 import contextlib
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -9,16 +10,19 @@ from cache_store.errors import CacheError
 from cache_store.formats import shard_format
 from cache_store.publish import write_file
 from cache_store.schema import (
+    BUILD_FILE,
     FORMAT_VERSION,
     SEAL_FILE,
     SPEC_ATTRIBUTE,
     SPEC_FILE,
+    BuildRecord,
     CommitRecord,
     Seal,
     Spec,
     canonical_json,
     commit_file,
     parse_signed,
+    signed,
 )
 
 
@@ -92,5 +96,15 @@ def read_seal(root: Path) -> Seal:
     return parse_signed(Seal, data, str(path))
 
 
-def write_seal(root: Path, seal: Seal) -> None:
-    write_file(root / SEAL_FILE, canonical_json(seal))
+def write_build(root: Path, config: dict[str, Any]) -> None:
+    """Keep what the cache was built from, so that later programs find sources and encoder by themselves."""
+    record = signed(BuildRecord(format_version=FORMAT_VERSION, config=config, sha256=""))
+    write_file(root / BUILD_FILE, canonical_json(record))
+
+
+def read_build(root: Path) -> BuildRecord:
+    path = root / BUILD_FILE
+    try:
+        return parse_signed(BuildRecord, path.read_bytes(), str(path))
+    except FileNotFoundError:
+        raise CacheError(f"{path} is missing; rerun `precompute build` to restore it") from None

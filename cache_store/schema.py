@@ -7,7 +7,7 @@ a wrong type is an error with the field's path, never a guess.
 
 import hashlib
 from collections.abc import Iterable
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import ml_dtypes
 import msgspec
@@ -22,6 +22,7 @@ SPEC_FILE = "zarr.json"
 SPEC_ATTRIBUTE = "encode_once"
 PLAN_FILE = "plan.parquet"
 SEAL_FILE = "seal.json"
+BUILD_FILE = "build.json"
 
 StoreFormat = Literal["zarr"]
 StoreDtype = Literal["float16", "bfloat16", "float32"]
@@ -206,6 +207,15 @@ class CommitRecord(Record, frozen=True, kw_only=True):
     format_version: int
     content: CommitContent
     run: CommitRun
+    sha256: str
+    """Over the record's canonical form without this field."""
+
+
+class BuildRecord(Record, frozen=True, kw_only=True):
+    """What the cache was built from: sources, encoder and recipe as they were configured; enters no digest."""
+
+    format_version: int
+    config: dict[str, Any]
     sha256: str
     """Over the record's canonical form without this field."""
 

@@ -4,14 +4,17 @@ from collections import Counter
 from pathlib import Path
 
 from cache_store.errors import CacheError
-from cache_store.metadata import read_commit, write_seal
+from cache_store.metadata import read_commit
+from cache_store.publish import write_file
 from cache_store.schema import (
     FORMAT_VERSION,
     PLAN_FILE,
+    SEAL_FILE,
     ArraySummary,
     CommitContent,
     Seal,
     Spec,
+    canonical_json,
     record_digest,
     signed,
 )
@@ -20,10 +23,15 @@ from cache_store.statistics import summarise
 
 
 def seal_cache(root: Path, spec: Spec) -> Seal:
-    """Write the seal of a cache whose shards are all committed; CacheError where one is not."""
+    """Write the seal of a cache whose shards are all committed; CacheError where one is not.
+
+    A seal that is already right is left alone.
+    """
     contents = {array: read_contents(root, spec, array) for array in spec.arrays}
     seal = make_seal(root, spec, contents)
-    write_seal(root, seal)
+    path = root / SEAL_FILE
+    if not path.exists() or path.read_bytes() != canonical_json(seal):
+        write_file(path, canonical_json(seal))
     return seal
 
 

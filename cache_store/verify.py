@@ -18,11 +18,12 @@ from crc32c import crc32c
 from cache_store.codec import decode_sample
 from cache_store.errors import CacheError
 from cache_store.formats import Location, shard_format
-from cache_store.metadata import read_commit, read_seal, read_spec
+from cache_store.metadata import read_build, read_commit, read_seal, read_spec
 from cache_store.plan import plan_digest, read_plan
 from cache_store.publish import SCRATCH_SUFFIX, file_sha256
 from cache_store.reader import map_file
 from cache_store.schema import (
+    BUILD_FILE,
     CACHED,
     DTYPES,
     PLAN_FILE,
@@ -95,6 +96,10 @@ def verify(path: str | Path, level: Level = "quick", progress: Callable[[int], o
         seal = read_seal(root)
     except CacheError as error:
         findings.append(Finding(file=SEAL_FILE, problem=str(error)))
+    try:
+        read_build(root)
+    except CacheError as error:
+        findings.append(Finding(file=BUILD_FILE, problem=str(error)))
     for array in spec.arrays:
         contents[array] = []
         for shard in range(spec.num_shards):

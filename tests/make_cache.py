@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from cache_store.metadata import write_spec
+from cache_store.metadata import write_build, write_spec
 from cache_store.plan import plan_digest, write_plan
 from cache_store.schema import PLAN_FILE, PLAN_SCHEMA, ArraySpec, EncoderIdentity, ImageRecipe, Spec
 from cache_store.seal import seal_cache
@@ -82,6 +82,7 @@ def make_cache(
         path / PLAN_FILE,
         [plan.slice(rows[0], len(rows)) for rows in map(spec.shard_rows, range(spec.num_shards))],
     )
+    write_build(path, {})
     write_spec(path, spec)
     rgb = np.random.default_rng(0).random((count, height, width, 3), np.float32)
     for shard in range(spec.num_shards):

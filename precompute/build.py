@@ -1,0 +1,142 @@
+"""`precompute build` from plan to seal, and again from wherever it stopped."""
+
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from cache_store.errors import CacheError, ConfigError
+from cache_store.metadata import has_cache, read_commit, read_spec, write_build, write_spec
+from cache_store.plan import plan_digest, read_plan, write_plan
+from cache_store.publish import SCRATCH_SUFFIX
+from cache_store.schema import BUILD_FILE, FORMAT_VERSION, PLAN_FILE, ArraySpec, CommitRecord, Seal, Spec
+from cache_store.seal import seal_cache
+from cache_store.verify import content_findings, file_finding
+from precompute.claim import CLAIM_FILE, claim
+from precompute.config import BuildConfig
+from precompute.encoders import Encoder, load_encoder
+from precompute.engines.local import run_local
+from precompute.pipeline import ARRAY
+from precompute.plan import make_plan
+from precompute.progress import BuildProgress
+from precompute.sources import Source, open_source
+from precompute.stale import refuse_changed_images, refuse_other_plan, refuse_other_spec
+
+OURS_BEFORE_THE_SPEC = {CLAIM_FILE, BUILD_FILE, PLAN_FILE}
+"""What a build that died before its spec was written may leave, scratch files and empty folders aside."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What a build did, and the cache it leaves."""
+
+    seal: Seal
+    built_shards: int
+    built_images: int
+    images_per_s: float
+    waiting_share: float
+    """Share of the encoder's time spent waiting for images."""
+
+
+def build(config: BuildConfig, stop: threading.Event) -> Summary:
+    """Bring the cache to its sealed state; committed shards that fit are kept.
+
+    Raises StaleError, with nothing touched, where the cache was made from other inputs; Interrupted once `stop` is
+    set; EncodeOnceError where too many samples are rejected.
+    """
+    root = Path(config.cache)
+    source = open_source(config.source)
+    encoder = load_encoder(config.encoder, config.image.range)
+    refuse_foreign_folder(root)
+    found = make_plan(source.samples())
+    spec = make_spec(config, encoder, found)
+    with claim(root):
+        committed = prepare(root, config, spec, source, found)
+        with BuildProgress(
+            spec.rows, [record.content for record in committed], config.run.max_reject_fraction
+        ) as progress:
+            progress.refuse_too_many_rejects()
+            done = {record.content.shard for record in committed}
+            missing = [shard for shard in range(spec.num_shards) if shard not in done]
+            if missing:
+                run_local(config, spec, source, encoder, missing, stop, progress)
+        return Summary(
+            seal=seal_cache(root, spec),
+            built_shards=progress.shards,
+            built_images=progress.images,
+            images_per_s=progress.images_per_s,
+            waiting_share=progress.waiting_share,
+        )
+
+
+def refuse_foreign_folder(root: Path) -> None:
+    """A folder that holds something else is never built into."""
+    if root.exists() and not root.is_dir():
+        raise ConfigError(f"cache: {root} is not a folder")
+    if root.is_dir() and not has_cache(root):
+        names = {path.name for path in root.iterdir() if not path.name.endswith(SCRATCH_SUFFIX)}
+        if foreign := sorted(names - OURS_BEFORE_THE_SPEC - {ARRAY}):
+            raise ConfigError(
+                f"cache: {root} is not empty and holds no cache (it has {foreign[0]!r}); name another folder"
+            )
+
+
+def make_spec(config: BuildConfig, encoder: Encoder, plan: pa.Table) -> Spec:
+    image, store = config.image, config.store
+    array = ArraySpec(
+        shape=encoder.latent_shape(image.height, image.width),
+        dtype=store.dtype,
+        codec=store.codec,
+        image=image.recipe,
+        encoder=encoder.identity,
+    )
+    return Spec(
+        format_version=FORMAT_VERSION,
+        store_format=store.format,
+        rows=plan.num_rows,
+        samples_per_shard=store.samples_per_shard,
+        plan_digest=plan_digest([plan]),
+        arrays={ARRAY: array},
+    )
+
+
+def prepare(root: Path, config: BuildConfig, spec: Spec, source: Source, found: pa.Table) -> list[CommitRecord]:
+    """Make the cache's metadata, or check that it fits; the records of the shards that need no work."""
+    if not has_cache(root):
+        write_build(root, config.recorded())
+        write_plan(root / PLAN_FILE, (found.slice(rows.start, len(rows)) for rows in shard_rows(spec)))
+        write_spec(root, spec)
+        return []
+    cached = read_spec(root)
+    if cached.plan_digest != spec.plan_digest:
+        refuse_other_plan(root, read_plan(root), found)
+    refuse_other_spec(root, cached, spec)
+    committed = [record for shard in range(spec.num_shards) if (record := usable_record(root, spec, shard))]
+    refuse_changed_images(root, spec, source, found, [record.content.shard for record in committed])
+    return committed
+
+
+def shard_rows(spec: Spec) -> list[range]:
+    return [spec.shard_rows(shard) for shard in range(spec.num_shards)]
+
+
+def usable_record(root: Path, spec: Spec, shard: int) -> CommitRecord | None:
+    """A shard's record if the shard can be kept: it fits plan and spec, and its files have their sizes.
+
+    Otherwise None: the shard is built again, and if it had been committed once, that is said aloud.
+    """
+    try:
+        record = read_commit(root, ARRAY, shard)
+        if record is None:
+            return None
+        findings = [*content_findings(spec, ARRAY, shard, record.content)]
+        findings += [found for file in record.content.files if (found := file_finding(root, file, "quick", shard))]
+        problem = str(findings[0]) if findings else None
+    except CacheError as error:
+        problem = str(error)
+    if problem is None:
+        return record
+    print(f"precompute: damage found, shard {shard} is built again: {problem}", file=sys.stderr)
+    return None

@@ -1,0 +1,73 @@
+"""A build's configuration: what `precompute build` reads from YAML and the command line."""
+
+import os
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from cache_store.errors import ConfigError
+from cache_store.schema import CodecName, StoreDtype, StoreFormat
+from precompute.encoders import EncoderConfig
+from precompute.images import ImageConfig
+from precompute.sources import SourceConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreConfig:
+    """How latents rest on disk."""
+
+    format: StoreFormat = "zarr"
+    """zarr: one Zarr v3 shard file per shard, readable by every Zarr v3 reader."""
+    dtype: StoreDtype = "float16"
+    """float16 holds every bfloat16 latent exactly; a latent that overflows it is rejected, never made infinite."""
+    codec: CodecName = "none"
+    """none reads fastest; zstd saves a third of the disk on real latents; lz4 saves a little less and reads faster."""
+    samples_per_shard: int = 4_096
+    """Unit of work and of resume; 4,096 float16 latents of 16 x 28 x 28 are 103 MB."""
+
+    def __post_init__(self) -> None:
+        if self.samples_per_shard < 1:
+            raise ConfigError(f"store.samples_per_shard must be at least 1, got {self.samples_per_shard}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """How the work is done; nothing here changes a cache's bytes."""
+
+    engine: Literal["local"] = "local"
+    """local: worker processes on this machine."""
+    workers: int | Literal["auto"] = "auto"
+    """Processes, each with its own encoder; auto is one per GPU, or one on a CPU."""
+    decode_threads: int | Literal["auto"] = "auto"
+    """Threads that decode images in each worker; auto shares the machine's cores among the workers."""
+    max_reject_fraction: float = 0.01
+    """More rejected samples than this fraction of all is a failed build: often a wrong folder or a broken mount."""
+
+    def __post_init__(self) -> None:
+        for name in ("workers", "decode_threads"):
+            if getattr(self, name) != "auto" and getattr(self, name) < 1:
+                raise ConfigError(f"run.{name} must be at least 1 or auto, got {getattr(self, name)}")
+        if not 0.0 <= self.max_reject_fraction <= 1.0:
+            raise ConfigError(f"run.max_reject_fraction must be in [0, 1], got {self.max_reject_fraction}")
+
+    def threads(self, workers: int) -> int:
+        """Decode threads of one worker out of `workers`."""
+        if self.decode_threads != "auto":
+            return self.decode_threads
+        return max(1, len(os.sched_getaffinity(0)) // workers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildConfig:
+    """Encode every image of a source once, into a sealed cache; run again to resume."""
+
+    cache: str
+    """The cache's folder; made if it does not exist."""
+    source: SourceConfig
+    encoder: EncoderConfig
+    image: ImageConfig = field(default_factory=ImageConfig)
+    store: StoreConfig = field(default_factory=StoreConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+    def recorded(self) -> dict[str, Any]:
+        """What a cache keeps of it: all that names the inputs, nothing of where and how the run was made."""
+        return {name: values for name, values in asdict(self).items() if name not in ("cache", "run")}

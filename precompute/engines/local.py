@@ -1,0 +1,156 @@
+"""Workers on this machine: one in this process, or several processes that take shards from one queue.
+
+A shard has one writer, whoever it is, and its bytes do not depend on which: so shards are handed out as workers
+become free.
+"""
+
+import multiprocessing
+import os
+import queue
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cache_store.errors import EncodeOnceError, Interrupted
+from cache_store.schema import Spec
+from precompute.config import BuildConfig
+from precompute.encoders import Encoder, EncoderConfig, load_encoder
+from precompute.pipeline import Progress, encode_shards
+from precompute.sources import Source, open_source
+
+POLL_S = 0.2
+
+
+def num_workers(config: BuildConfig, shards: int) -> int:
+    """Workers that can have something to do."""
+    wanted = config.run.workers
+    if wanted == "auto":
+        wanted = max(1, torch.cuda.device_count()) if config.encoder.device in ("auto", "cuda") else 1
+    return max(1, min(wanted, shards))
+
+
+def run_local(
+    config: BuildConfig,
+    spec: Spec,
+    source: Source,
+    encoder: Encoder,
+    shards: Sequence[int],
+    stop: threading.Event,
+    on_progress: Callable[[Progress], None],
+) -> None:
+    """Build the shards; Interrupted once `stop` is set."""
+    workers = num_workers(config, len(shards))
+    if workers == 1:
+        threads = config.run.threads(1)
+        encode_shards(
+            Path(config.cache),
+            spec,
+            source,
+            encoder,
+            shards,
+            decode_threads=threads,
+            stop=stop,
+            on_progress=on_progress,
+        )
+    else:
+        WorkerPool(config, spec, shards, workers).run(stop, on_progress)
+
+
+class WorkerPool:
+    """Processes that each load the encoder and take shards until none are left."""
+
+    def __init__(self, config: BuildConfig, spec: Spec, shards: Sequence[int], workers: int) -> None:
+        context = multiprocessing.get_context("spawn")  # a fork after CUDA or OpenMP started would hang
+        self._shards: Any = context.Queue()
+        self._events: Any = context.Queue()
+        self._stop = context.Event()
+        for shard in [*shards, *[None] * workers]:  # a None tells one worker that there is no more
+            self._shards.put(shard)
+        arguments = (config, spec, workers, self._shards, self._events, self._stop)
+        self._processes: list[BaseProcess] = [
+            context.Process(target=work, args=(index, *arguments), name=f"worker-{index}", daemon=True)
+            for index in range(workers)
+        ]
+
+    def run(self, stop: threading.Event, on_progress: Callable[[Progress], None]) -> None:
+        for process in self._processes:
+            process.start()
+        try:
+            while any(process.is_alive() for process in self._processes):
+                if stop.is_set():
+                    self._stop.set()
+                self._pass_on(on_progress, POLL_S)
+                self._refuse_dead_workers()
+            self._pass_on(on_progress, 0.0)
+        finally:
+            self._stop.set()
+            for process in self._processes:
+                process.join()
+        if stop.is_set():
+            raise Interrupted("the shards in hand were dropped; run the same command again to go on")
+
+    def _pass_on(self, on_progress: Callable[[Progress], None], timeout_s: float) -> None:
+        """Events until there is none for `timeout_s`; a worker's failure becomes ours."""
+        while True:
+            try:
+                event = self._events.get(timeout=timeout_s) if timeout_s else self._events.get_nowait()
+            except queue.Empty:
+                return
+            if isinstance(event, EncodeOnceError | OSError):
+                raise event
+            on_progress(event)
+
+    def _refuse_dead_workers(self) -> None:
+        for process in self._processes:
+            if process.exitcode:
+                raise EncodeOnceError(
+                    f"{process.name} died with exit code {process.exitcode} (-9: killed, often for want of memory); "
+                    "committed shards are kept, run the same command again to go on"
+                )
+
+
+def work(index: int, config: BuildConfig, spec: Spec, workers: int, shards: Any, events: Any, stop: Any) -> None:
+    """A worker process's body; ends when no shard is left, when told to stop, or when its parent is gone."""
+    threading.Thread(target=die_with_parent, daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent tells us to stop
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // workers))
+    try:
+        encoder = load_encoder(worker_encoder(config.encoder, index), config.image.range)
+        encode_shards(
+            Path(config.cache),
+            spec,
+            open_source(config.source),
+            encoder,
+            iter(shards.get, None),
+            decode_threads=config.run.threads(workers),
+            stop=stop,
+            on_progress=events.put,
+        )
+    except Interrupted:
+        pass  # the parent knows: it told us to stop
+    except (EncodeOnceError, OSError) as error:
+        events.put(error)
+    events.close()
+    events.join_thread()
+
+
+def worker_encoder(config: EncoderConfig, index: int) -> EncoderConfig:
+    """Each worker takes a GPU of its own, as far as there are any."""
+    if config.device in ("auto", "cuda") and torch.cuda.is_available():
+        return replace(config, device=f"cuda:{index % torch.cuda.device_count()}")
+    return config
+
+
+def die_with_parent() -> None:
+    """A killed parent cannot tell us to stop, and a rerun must not meet two writers in one shard."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)

@@ -1,0 +1,145 @@
+"""From an image file's bytes to the pixels that the encoder sees.
+
+Image files are untrusted: formats are allow-listed, the pixel count is bounded from the header before anything is
+decoded, and a truncated file fails instead of ending in grey.
+"""
+
+# Axes: Y X image height and width in pixels, 3 RGB.
+
+import hashlib
+import io
+import warnings
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from cache_store.errors import ConfigError
+from cache_store.schema import ImageRecipe
+from precompute.rejects import Rejected
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
+
+MID_GREY = 128
+"""Fills a rejected image's place in its batch, and the border of `pad`."""
+
+SIXTEEN_BIT_MODES = frozenset({"I;16", "I;16L", "I;16B", "I;16N"})
+
+Image.MAX_IMAGE_PIXELS = None  # our own bound is checked first, from the header, and rejects instead of warning
+
+RESAMPLING = {
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+    "box": Image.Resampling.BOX,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageConfig:
+    """How an image becomes pixels; everything here changes latents, so changing it means a new cache."""
+
+    height: int = 224
+    """Pixels; a multiple of the encoder's spatial factor (8 for Cosmos)."""
+    width: int = 224
+    """Pixels; a multiple of the encoder's spatial factor."""
+    fit: Literal["squash", "crop", "pad"] = "squash"
+    """squash: scale both sides, ignoring the aspect; crop: fill and cut the middle out; pad: fit and border in grey."""
+    resample: Literal["bilinear", "bicubic", "lanczos", "box"] = "bilinear"
+    """Pillow's filter of that name; all of them average when they shrink."""
+    range: Literal["signed", "theworld"] = "signed"
+    """What the encoder is fed: signed is RGB in [-1, 1], as the VAE expects; theworld is RGB in [0, 255]."""
+    max_pixels: int = 100_000_000
+    """Larger images are rejected from their header, before decoding; 100 million decode to 300 MB."""
+
+    def __post_init__(self) -> None:
+        for name in ("height", "width", "max_pixels"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"image.{name} must be at least 1, got {getattr(self, name)}")
+
+    @property
+    def recipe(self) -> ImageRecipe:
+        return ImageRecipe(
+            height=self.height,
+            width=self.width,
+            fit=self.fit,
+            resample=self.resample,
+            range=self.range,
+            max_pixels=self.max_pixels,
+        )
+
+
+def content_sha256(data: bytes) -> str:
+    """What a cache remembers of an image file: SHA-256 over its bytes, as read."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def decode_image(data: bytes, max_pixels: int) -> Image.Image:
+    """RGB, upright, of any size up to `max_pixels`; Rejected where the bytes are no such image."""
+    try:
+        with warnings.catch_warnings(), Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            # Pillow warns of odd metadata (corrupt EXIF, say) that does not touch the pixels.
+            warnings.simplefilter("ignore")
+            if image.width * image.height > max_pixels:
+                raise Rejected("too large", f"{image.width} x {image.height} pixels, more than {max_pixels:,}")
+            image.load()
+            return to_rgb(ImageOps.exif_transpose(image))
+    except DECODER_ERRORS as error:
+        raise Rejected("cannot decode", f"{type(error).__name__}: {describe(error)}") from None
+
+
+DECODER_ERRORS = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    EOFError,
+    ArithmeticError,
+    MemoryError,
+)
+"""What Pillow's decoders raise on broken input, seen by fuzzing them; anything else is a bug and stops the build."""
+
+
+def describe(error: BaseException) -> str:
+    """Without the address that Pillow prints of its input object, which would differ from run to run."""
+    return str(error).split("<_io.BytesIO")[0].strip() or "no details"
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Any of Pillow's modes as RGB: 16-bit grey by its high byte, alpha over white, CMYK by Pillow's conversion."""
+    if image.mode in SIXTEEN_BIT_MODES or image.mode == "I":
+        image = high_byte(image)
+    elif image.mode == "F":
+        raise Rejected("unsupported pixels", "floating-point pixels have no agreed range")
+    if image.has_transparency_data:
+        rgba = image.convert("RGBA")
+        ground = Image.new("RGBA", rgba.size, "white")
+        return Image.alpha_composite(ground, rgba).convert("RGB")
+    return image.convert("RGB")
+
+
+def high_byte(image: Image.Image) -> Image.Image:
+    """16-bit grey as 8-bit grey; Pillow's own conversion of some of these modes clips at 255 instead."""
+    values = np.asarray(image)
+    if values.min() < 0 or values.max() > 0xFFFF:
+        raise Rejected("unsupported pixels", "32-bit integer pixels have no agreed range")
+    return Image.fromarray((values.astype(np.uint16) >> 8).astype(np.uint8))
+
+
+def fit_image(image: Image.Image, recipe: ImageRecipe) -> Image.Image:
+    """The RGB image at the recipe's size."""
+    size, filter_ = (recipe.width, recipe.height), RESAMPLING[recipe.resample]
+    if recipe.fit == "crop":
+        return ImageOps.fit(image, size, filter_)
+    if recipe.fit == "pad":
+        return ImageOps.pad(image, size, filter_, color=(MID_GREY,) * 3)
+    return image.resize(size, filter_)
+
+
+def to_pixels(image: Image.Image) -> np.ndarray:
+    """uint8 [Y, X, 3]."""
+    return np.asarray(image, np.uint8)

@@ -1,0 +1,66 @@
+"""What a person sees while a build runs, and the counts that decide whether it goes on."""
+
+import time
+from collections import Counter
+from types import TracebackType
+from typing import Self
+
+from tqdm import tqdm
+
+from cache_store.errors import EncodeOnceError
+from cache_store.schema import CommitContent
+from precompute.pipeline import Progress
+
+
+class BuildProgress:
+    """A tqdm bar over images; raises EncodeOnceError as soon as too many samples are rejected."""
+
+    def __init__(self, planned: int, committed: list[CommitContent], max_reject_fraction: float) -> None:
+        self._planned = planned
+        self._allowed = max_reject_fraction
+        self._reasons: Counter[str] = Counter()
+        done = sum(each.cached + each.rejected for each in committed)
+        self._bar = tqdm(total=planned, initial=done, desc="encode", unit="image", smoothing=0.1)
+        self._elapsed_s = self._waited_s = 0.0
+        self._started = time.monotonic()
+        self.images = self.shards = 0
+        for content in committed:
+            self._reasons.update(content.reasons)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.close()
+
+    def __call__(self, progress: Progress) -> None:
+        self.images += progress.samples
+        self._elapsed_s += progress.elapsed_s
+        self._waited_s += progress.waited_s
+        if progress.committed is not None:
+            self.shards += 1
+            self._reasons.update(progress.committed.content.reasons)
+            self.refuse_too_many_rejects()
+        self._bar.set_postfix_str(
+            f"encoder waits {self.waiting_share:.0%}, {self._reasons.total()} rejected", refresh=False
+        )
+        self._bar.update(progress.samples)
+
+    @property
+    def waiting_share(self) -> float:
+        return self._waited_s / self._elapsed_s if self._elapsed_s else 0.0
+
+    @property
+    def images_per_s(self) -> float:
+        return self.images / max(time.monotonic() - self._started, 1e-9)
+
+    def refuse_too_many_rejects(self) -> None:
+        rejected = self._reasons.total()
+        if rejected > self._allowed * self._planned:
+            why = ", ".join(f"{count} {reason}" for reason, count in self._reasons.most_common())
+            raise EncodeOnceError(
+                f"{rejected} of {self._planned} samples are rejected ({why}), more than run.max_reject_fraction "
+                f"{self._allowed:g} allows; mend the source and build into a new cache, or allow more and rerun"
+            )

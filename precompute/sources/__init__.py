@@ -1,0 +1,43 @@
+"""Where samples come from; a new kind of source is a class with these three methods and a line in SOURCES."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from cache_store.errors import SourceError
+from precompute.sources.folder import FolderSource
+from precompute.sources.llava import LlavaSource
+
+
+class Source(Protocol):
+    def samples(self) -> Iterator[dict[str, object]]:
+        """Every sample: id, uri, conversations, fingerprint; in any order."""
+
+    def fingerprint(self, uri: str) -> str:
+        """What changes when an image changes, known without reading it."""
+
+    def read(self, uri: str) -> bytes:
+        """An image file's bytes; Rejected where there are none. Called from several threads."""
+
+
+SOURCES: dict[str, Callable[[Path, Path | None], Source]] = {"llava": LlavaSource, "folder": FolderSource}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceConfig:
+    """Where the images and their texts are."""
+
+    kind: Literal["llava", "folder"]
+    """llava: a chat.json of id, image, conversations. folder: a tree of images, captions in name.txt beside them."""
+    path: str
+    """llava: the chat.json. folder: the folder, or a zip of one."""
+    images: str | None = None
+    """llava: a folder, or a zip that is read in place; by default the folder of the chat.json."""
+
+
+def open_source(config: SourceConfig) -> Source:
+    path = Path(config.path)
+    if not path.exists():
+        raise SourceError(f"source.path: {path} does not exist")
+    return SOURCES[config.kind](path, Path(config.images) if config.images else None)

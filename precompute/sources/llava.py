@@ -1,0 +1,60 @@
+"""LLaVA's `chat.json` (LLaVA-CC3M-Pretrain-595K and its relatives): a list of id, image and conversations."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from cache_store.errors import SourceError
+from precompute.rejects import Rejected
+from precompute.sources.image_store import ImageStore, open_image_store
+
+
+class Turn(msgspec.Struct):
+    from_: str = msgspec.field(name="from")
+    value: str
+
+
+class ChatRecord(msgspec.Struct):
+    """A record; fields that we do not use are ignored, as LLaVA's relatives add their own."""
+
+    id: str | int
+    conversations: list[Turn]
+    image: str | None = None
+
+
+class LlavaSource:
+    """Samples of a chat.json with images in a folder or a zip."""
+
+    def __init__(self, path: Path, images: Path | None) -> None:
+        self._path = path
+        self._images: ImageStore = open_image_store(images or path.parent)
+
+    def samples(self) -> Iterator[dict[str, object]]:
+        for record in read_records(self._path):
+            yield {
+                "id": str(record.id),
+                "uri": record.image or "",
+                "conversations": [{"from": turn.from_, "value": turn.value} for turn in record.conversations],
+                "fingerprint": self.fingerprint(record.image or ""),
+            }
+
+    def fingerprint(self, uri: str) -> str:
+        return self._images.fingerprint(uri)
+
+    def read(self, uri: str) -> bytes:
+        if not uri:
+            raise Rejected("missing", "the record names no image")
+        return self._images.read(uri)
+
+
+def read_records(path: Path) -> list[ChatRecord]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=list[ChatRecord])
+    except OSError as error:
+        raise SourceError(f"source.path: {path}: {error.strerror}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        where = re.search(r"`\$\[(\d+)\]", str(error))
+        record = f", record {where[1]} (counted from 0)" if where else ""
+        raise SourceError(f"source.path: {path}{record}: {error}; expected LLaVA's list of records") from None
