@@ -54,12 +54,10 @@ def build(config: BuildConfig, stop: threading.Event) -> Summary:
     spec = make_spec(config, encoder, found)
     with claim(root):
         committed = prepare(root, config, spec, source, found)
-        with BuildProgress(
-            spec.rows, [record.content for record in committed], config.run.max_reject_fraction
-        ) as progress:
+        done = {record.content.shard for record in committed}
+        missing = [shard for shard in range(spec.num_shards) if shard not in done]
+        with BuildProgress(spec.rows, committed, config.run.max_reject_fraction) as progress:
             progress.refuse_too_many_rejects()
-            done = {record.content.shard for record in committed}
-            missing = [shard for shard in range(spec.num_shards) if shard not in done]
             if missing:
                 run_local(config, spec, source, encoder, missing, stop, progress)
         return Summary(
@@ -78,9 +76,7 @@ def refuse_foreign_folder(root: Path) -> None:
     if root.is_dir() and not has_cache(root):
         names = {path.name for path in root.iterdir() if not path.name.endswith(SCRATCH_SUFFIX)}
         if foreign := sorted(names - OURS_BEFORE_THE_SPEC - {ARRAY}):
-            raise ConfigError(
-                f"cache: {root} is not empty and holds no cache (it has {foreign[0]!r}); name another folder"
-            )
+            raise ConfigError(f"cache: {root} holds {foreign[0]!r} but no cache; name an empty or a new folder")
 
 
 def make_spec(config: BuildConfig, encoder: Encoder, plan: pa.Table) -> Spec:

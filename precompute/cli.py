@@ -61,10 +61,9 @@ def show(summary: Any, cache: str) -> None:
         )
     else:
         console.print("nothing to encode: every shard is committed and fits")
-    why = ", ".join(f"{count:,} {reason}" for reason, count in sorted(seal.reasons.items()))
-    console.print(
-        f"{seal.planned:,} planned = {seal.cached:,} cached + {seal.rejected:,} rejected" + (f" ({why})" if why else "")
-    )
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(seal.reasons.items()))
+    why = f" ({reasons})" if reasons else ""
+    console.print(f"{seal.planned:,} planned = {seal.cached:,} cached + {seal.rejected:,} rejected{why}")
     size = sum(array.bytes for array in seal.arrays.values())
     console.print(f"sealed {cache}: {size:,} bytes of latents, cache identity {seal.identity}")
     console.print(f"next: cache-store verify {cache} --level full")

@@ -70,7 +70,7 @@ class Batch:
 
     @property
     def is_last(self) -> bool:
-        return self.stop == self.planned.num_rows
+        return bool(self.stop == self.planned.num_rows)
 
     def decode(self, pool: ThreadPoolExecutor, source: Source, recipe: ImageRecipe) -> Self:
         """Start decoding; `wait` until it is done."""
@@ -80,7 +80,8 @@ class Batch:
         return self
 
     def _decode_one(self, place: int, source: Source, uri: str, recipe: ImageRecipe) -> Outcome:
-        digest, size = None, (None, None)
+        digest: str | None = None
+        size: tuple[int, int] | tuple[None, None] = (None, None)
         try:
             data = source.read(uri)
             digest = content_sha256(data)

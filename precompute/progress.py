@@ -8,23 +8,24 @@ from typing import Self
 from tqdm import tqdm
 
 from cache_store.errors import EncodeOnceError
-from cache_store.schema import CommitContent
+from cache_store.schema import CommitRecord
 from precompute.pipeline import Progress
 
 
 class BuildProgress:
     """A tqdm bar over images; raises EncodeOnceError as soon as too many samples are rejected."""
 
-    def __init__(self, planned: int, committed: list[CommitContent], max_reject_fraction: float) -> None:
+    def __init__(self, planned: int, committed: list[CommitRecord], max_reject_fraction: float) -> None:
         self._planned = planned
         self._allowed = max_reject_fraction
         self._reasons: Counter[str] = Counter()
-        done = sum(each.cached + each.rejected for each in committed)
+        contents = [record.content for record in committed]
+        done = sum(content.cached + content.rejected for content in contents)
         self._bar = tqdm(total=planned, initial=done, desc="encode", unit="image", smoothing=0.1)
         self._elapsed_s = self._waited_s = 0.0
         self._started = time.monotonic()
         self.images = self.shards = 0
-        for content in committed:
+        for content in contents:
             self._reasons.update(content.reasons)
 
     def __enter__(self) -> Self:

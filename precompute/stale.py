@@ -84,6 +84,6 @@ def content_changed(source: Source, sample: dict[str, Any], fingerprint: str) ->
     if fingerprint == MISSING:
         return True
     try:
-        return content_sha256(source.read(sample["uri"])) != sample["content_sha256"]
+        return bool(content_sha256(source.read(sample["uri"])) != sample["content_sha256"])
     except Rejected:
         return True

@@ -30,10 +30,9 @@ POLL_S = 0.2
 
 def num_workers(config: BuildConfig, shards: int) -> int:
     """Workers that can have something to do."""
-    wanted = config.run.workers
-    if wanted == "auto":
-        wanted = max(1, torch.cuda.device_count()) if config.encoder.device in ("auto", "cuda") else 1
-    return max(1, min(wanted, shards))
+    if config.run.workers != "auto":
+        return min(config.run.workers, shards)
+    return max(1, min(torch.cuda.device_count(), shards)) if config.encoder.device in ("auto", "cuda") else 1
 
 
 def run_local(
