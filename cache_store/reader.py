@@ -93,7 +93,7 @@ class Cache:
             out = np.empty(shape, spec.numpy_dtype)
         if out.shape != shape or out.dtype != spec.numpy_dtype or not out.flags.c_contiguous:
             raise ValueError(f"out must be a C-contiguous {spec.dtype} array of shape {shape}")
-        target = out.reshape(len(numbers), -1).view(np.uint8)
+        target = out.reshape(len(numbers), np.prod(spec.shape)).view(np.uint8)
         for shard, positions, local in self._by_shard(numbers):
             mapped = self._mapped(array, shard)
             if spec.codec == "none":

@@ -1,0 +1,113 @@
+import pickle
+import threading
+
+import numpy as np
+import pytest
+
+from cache_store import CacheError, open_cache
+from cache_store.schema import SEAL_FILE
+from tests.cache_store.conftest import CACHED_ROWS, REJECTED
+from tests.make_cache import make_cache
+
+
+def test_sample_numbers_are_dense_over_cached_rows_and_come_in_the_order_asked(cache, latents):
+    opened = open_cache(cache)
+    assert len(opened) == len(CACHED_ROWS)
+    numbers = np.array([26, 0, 5, 5, 13])
+    np.testing.assert_array_equal(opened.read(numbers), latents[np.array(CACHED_ROWS)[numbers]].astype(np.float16))
+    assert opened.samples(numbers, ["row"])["row"].to_pylist() == [CACHED_ROWS[number] for number in numbers]
+
+
+def test_a_sample_knows_its_id_text_and_source(cache):
+    sample = open_cache(cache).samples(np.array([0])).to_pylist()[0]
+    assert sample["id"] == "sample-000000"
+    assert sample["uri"] == "sample-000000.png"
+    assert sample["conversations"][1] == {"from": "gpt", "value": "this is sample-000000"}
+
+
+def test_no_numbers_give_empty_answers(cache):
+    opened = open_cache(cache)
+    assert opened.read(np.array([], np.int64)).shape == (0, 4, 6, 5)
+    assert opened.samples(np.array([], np.int64), ["id"]).num_rows == 0
+
+
+def test_a_buffer_is_reused(cache):
+    opened = open_cache(cache)
+    out = np.empty((2, 4, 6, 5), np.float16)
+    assert opened.read(np.array([1, 2]), out=out) is out
+    np.testing.assert_array_equal(out, opened.read(np.array([1, 2])))
+
+
+@pytest.mark.parametrize(
+    "out",
+    [np.empty((2, 4, 6, 5), np.float32), np.empty((3, 4, 6, 5), np.float16), np.empty((5, 6, 4, 2), np.float16).T],
+)
+def test_a_buffer_that_does_not_fit_is_refused(cache, out):
+    with pytest.raises(ValueError, match="out must be"):
+        open_cache(cache).read(np.array([1, 2]), out=out)
+
+
+@pytest.mark.parametrize("number", [-1, 27, 10**12])
+def test_numbers_outside_the_cache_are_refused(cache, number):
+    with pytest.raises(IndexError, match=r"\[0, 27\)"):
+        open_cache(cache).read(np.array([number]))
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_a_flipped_bit_is_never_read_and_names_shard_and_row(tmp_path, latents, codec):
+    path = make_cache(tmp_path / "cache", latents, rejected=REJECTED, codec=codec)
+    location = open_cache(path).samples(np.array([10])).to_pylist()[0]
+    file = path / "latents/c/1/0/0/0"
+    data = bytearray(file.read_bytes())
+    data[location["offset"] + location["length"] // 2] ^= 4
+    file.write_bytes(data)
+    with pytest.raises(CacheError, match=rf"row {location['row']} in shard 1 \(latents/c/1/0/0/0\) does not match"):
+        open_cache(path).read(np.array([10]))
+
+
+def test_an_unsealed_cache_is_refused_and_says_what_to_run(tmp_path, latents):
+    path = make_cache(tmp_path / "cache", latents, seal=False)
+    with pytest.raises(CacheError, match="not sealed.*precompute build"):
+        open_cache(path)
+
+
+def test_a_folder_without_a_cache_is_refused(tmp_path):
+    with pytest.raises(CacheError, match="holds no cache"):
+        open_cache(tmp_path)
+
+
+def test_an_edited_seal_is_refused(cache):
+    seal = cache / SEAL_FILE
+    seal.write_bytes(seal.read_bytes().replace(b'"rejected": 3', b'"rejected": 2'))
+    with pytest.raises(CacheError, match="edited or damaged"):
+        open_cache(cache)
+
+
+def test_a_missing_shard_file_is_named(cache):
+    (cache / "latents/c/2/0/0/0").unlink()
+    with pytest.raises(CacheError, match="latents/c/2/0/0/0 cannot be read"):
+        open_cache(cache).read(np.arange(27))
+
+
+def test_a_cut_shard_file_is_named(cache):
+    file = cache / "latents/c/0/0/0/0"
+    file.write_bytes(file.read_bytes()[:700])
+    with pytest.raises(CacheError, match="latents/c/0/0/0/0 is shorter"):
+        open_cache(cache).read(np.array([0]))
+
+
+def test_threads_and_processes_share_a_cache(cache, latents):
+    opened = pickle.loads(pickle.dumps(open_cache(cache)))  # noqa: S301 (what multiprocessing does)
+    expected, wrong = opened.read(np.arange(27)), []
+
+    def read_all() -> None:
+        for _ in range(20):
+            if not (opened.read(np.arange(27)) == expected).all():
+                wrong.append(1)
+
+    threads = [threading.Thread(target=read_all) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
