@@ -1,0 +1,160 @@
+"""What every kind of image file becomes, pixel by pixel."""
+
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from precompute.images import MID_GREY, ImageConfig, decode_image, fit_image, to_pixels
+from precompute.rejects import Rejected
+
+LIMIT = 10**6
+
+
+def save(image: Image.Image, format_: str, **options: object) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, format_, **options)
+    return stream.getvalue()
+
+
+def decode(data: bytes) -> np.ndarray:
+    return to_pixels(decode_image(data, LIMIT))
+
+
+def gradient(height: int = 16, width: int = 24) -> np.ndarray:
+    y, x = np.mgrid[:height, :width]
+    return np.stack([y * 255 // (height - 1), x * 255 // (width - 1), (x + y) % 256], axis=-1).astype(np.uint8)
+
+
+@pytest.mark.parametrize("format_", ["PNG", "BMP", "TIFF", "GIF", "WEBP"])
+def test_lossless_formats_give_their_pixels(format_):
+    pixels = gradient() if format_ != "GIF" else gradient() // 255 * 255
+    options = {"lossless": True} if format_ == "WEBP" else {}
+    np.testing.assert_array_equal(decode(save(Image.fromarray(pixels), format_, **options)), pixels)
+
+
+def test_exif_orientation_is_applied():
+    pixels = gradient()
+    exif = Image.Exif()
+    exif[0x0112] = 6  # stored turned by 90 degrees counter-clockwise
+    turned = Image.fromarray(np.rot90(pixels).copy())
+    np.testing.assert_array_equal(decode(save(turned, "PNG", exif=exif)), pixels)
+
+
+def test_sixteen_bit_grey_keeps_256_levels():
+    levels = np.arange(0, 65_536, 257, dtype=np.uint16).reshape(16, 16)
+    np.testing.assert_array_equal(decode(save(Image.fromarray(levels), "PNG"))[..., 0], np.arange(256).reshape(16, 16))
+
+
+def test_sixteen_bit_tiff_of_either_byte_order_keeps_256_levels():
+    levels = np.arange(0, 65_536, 257, dtype=np.uint16).reshape(16, 16)
+    for order in "<>":
+        image = Image.frombytes("I;16" if order == "<" else "I;16B", (16, 16), levels.astype(f"{order}u2").tobytes())
+        np.testing.assert_array_equal(decode(save(image, "TIFF"))[..., 0], np.arange(256).reshape(16, 16))
+
+
+def test_grey_and_bilevel_images_become_equal_channels():
+    grey = np.arange(256, dtype=np.uint8).reshape(16, 16)
+    pixels = decode(save(Image.fromarray(grey), "PNG"))
+    assert (pixels == grey[..., None]).all()
+    bilevel = decode(save(Image.fromarray(grey).convert("1", dither=Image.Dither.NONE), "PNG"))
+    assert set(np.unique(bilevel)) == {0, 255}
+
+
+def test_alpha_lies_on_white():
+    pixels = np.zeros((4, 4, 4), np.uint8)
+    pixels[..., 0], pixels[:2, :, 3], pixels[2:, :, 3] = 255, 255, 0
+    decoded = decode(save(Image.fromarray(pixels), "PNG"))
+    assert (decoded[:2] == [255, 0, 0]).all()
+    assert (decoded[2:] == 255).all()
+
+
+def test_half_transparent_black_on_white_is_mid_grey():
+    pixels = np.zeros((2, 2, 4), np.uint8)
+    pixels[..., 3] = 128
+    assert np.abs(decode(save(Image.fromarray(pixels), "PNG")).astype(int) - 127).max() <= 1
+
+
+def test_a_palette_with_a_transparent_entry_lies_on_white():
+    image = Image.new("P", (4, 4), 0)
+    image.putpalette([10, 20, 30, 200, 100, 50])
+    image.putpixel((1, 1), 1)
+    decoded = decode(save(image, "PNG", transparency=0))
+    assert tuple(decoded[1, 1]) == (200, 100, 50)
+    assert (decoded[0] == 255).all()
+
+
+def test_grey_with_alpha_lies_on_white():
+    image = Image.fromarray(np.full((4, 4), 0, np.uint8)).convert("LA")
+    image.putalpha(0)
+    assert (decode(save(image, "PNG")) == 255).all()
+
+
+def test_cmyk_jpeg_has_the_colours_of_its_ink():
+    cyan = Image.new("CMYK", (16, 16), (255, 0, 0, 0))
+    assert np.abs(decode(save(cyan, "JPEG", quality=95)).mean((0, 1)) - [0, 255, 255]).max() < 4
+
+
+def test_an_animation_gives_its_first_frame():
+    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
+    decoded = decode(save(frames[0], "GIF", save_all=True, append_images=frames[1:]))
+    assert (decoded == [255, 0, 0]).all()
+
+
+@pytest.mark.parametrize("data", [b"", b"no image at all", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe0 cut"])
+def test_what_is_no_image_is_rejected(data):
+    with pytest.raises(Rejected, match="cannot decode: "):
+        decode(data)
+
+
+@pytest.mark.parametrize("format_", ["JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP"])
+def test_truncated_files_fail_instead_of_ending_in_grey(format_):
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8))
+    data = save(noise, format_)
+    with pytest.raises(Rejected, match="cannot decode"):
+        decode(data[: len(data) // 2])
+
+
+def test_a_format_that_is_not_on_the_list_is_rejected():
+    with pytest.raises(Rejected, match="cannot decode"):
+        decode(save(Image.fromarray(gradient()), "PPM"))
+
+
+def test_a_decompression_bomb_is_rejected_from_its_header():
+    """A PNG that claims 100,000 x 100,000 pixels in 45 bytes."""
+    header = struct.pack(">IIBBBBB", 100_000, 100_000, 8, 2, 0, 0, 0)
+    chunk = b"IHDR" + header
+    data = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk))
+    data += struct.pack(">I", 0) + b"IDAT" + struct.pack(">I", zlib.crc32(b"IDAT"))
+    with pytest.raises(Rejected, match="too large: 100000 x 100000 pixels"):
+        decode_image(data, ImageConfig().max_pixels)
+
+
+def test_floating_point_pixels_are_rejected():
+    with pytest.raises(Rejected, match="unsupported pixels"):
+        decode(save(Image.new("F", (4, 4), 0.5), "TIFF"))
+
+
+@pytest.mark.parametrize("fit", ["squash", "crop", "pad"])
+def test_every_fit_gives_the_size_asked_for(fit):
+    recipe = ImageConfig(height=16, width=32, fit=fit).recipe
+    assert fit_image(Image.fromarray(gradient(50, 40)), recipe).size == (32, 16)
+
+
+def test_squash_keeps_the_whole_crop_keeps_the_middle_pad_keeps_the_aspect():
+    pixels = np.zeros((32, 96, 3), np.uint8)
+    pixels[:, :32], pixels[:, 32:64], pixels[:, 64:] = (255, 0, 0), (0, 255, 0), (0, 0, 255)
+    image = Image.fromarray(pixels)
+
+    def fitted(fit: str) -> np.ndarray:
+        recipe = ImageConfig(height=32, width=32, fit=fit, resample="box").recipe
+        return to_pixels(fit_image(image, recipe))
+
+    assert set(map(tuple, fitted("crop").reshape(-1, 3).tolist())) == {(0, 255, 0)}
+    assert tuple(fitted("squash")[16, 1]) == (255, 0, 0)
+    assert tuple(fitted("squash")[16, 30]) == (0, 0, 255)
+    assert tuple(fitted("pad")[0, 16]) == (MID_GREY,) * 3
+    assert tuple(fitted("pad")[16, 1]) == (255, 0, 0)

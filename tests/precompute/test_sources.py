@@ -1,0 +1,155 @@
+import json
+import os
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from cache_store.errors import SourceError
+from precompute.plan import compare_plans, make_plan
+from precompute.rejects import Rejected
+from precompute.sources import SourceConfig, open_source
+from precompute.sources.image_store import ImageFolder, ImageZip
+
+
+def record(name: str, **more: object) -> dict[str, object]:
+    turns = [{"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": f"A {name}."}]
+    return {"id": name, "image": f"{name}.jpg", "conversations": turns, **more}
+
+
+def write_chat(folder: Path, records: object) -> SourceConfig:
+    path = folder / "chat.json"
+    path.write_text(json.dumps(records))
+    return SourceConfig(kind="llava", path=str(path))
+
+
+def plan_rows(config: SourceConfig) -> list[dict[str, object]]:
+    return make_plan(open_source(config).samples()).to_pylist()
+
+
+def test_llava_records_become_rows_sorted_by_id(tmp_path):
+    rows = plan_rows(write_chat(tmp_path, [record("b"), record("a", extra=1), {**record("c"), "id": 7}]))
+    assert [(row["row"], row["id"], row["uri"]) for row in rows] == [
+        (0, "7", "c.jpg"),
+        (1, "a", "a.jpg"),
+        (2, "b", "b.jpg"),
+    ]
+    assert rows[1]["conversations"] == record("a")["conversations"]
+
+
+def test_a_reordered_list_is_the_same_plan(tmp_path):
+    first = plan_rows(write_chat(tmp_path, [record("b"), record("a")]))
+    assert first == plan_rows(write_chat(tmp_path, [record("a"), record("b")]))
+
+
+def test_duplicate_ids_are_an_error_that_names_them(tmp_path):
+    with pytest.raises(SourceError, match="2 occur more than once: a, b"):
+        plan_rows(write_chat(tmp_path, [record(name) for name in "abcab"]))
+
+
+@pytest.mark.parametrize(
+    ("records", "message"),
+    [
+        ([record("a"), {"id": "b"}], "record 1 .*conversations"),
+        ([record("a"), record("b"), {**record("c"), "id": None}], "record 2 .*id"),
+        ([{**record("a"), "conversations": "hello"}], "record 0 .*conversations"),
+        ({"a": 1}, "Expected `array`"),
+        ([], "no samples"),
+    ],
+)
+def test_a_malformed_record_is_named_by_its_number(tmp_path, records, message):
+    with pytest.raises(SourceError, match=message):
+        plan_rows(write_chat(tmp_path, records))
+
+
+def test_broken_json_is_one_line(tmp_path):
+    (tmp_path / "chat.json").write_bytes(b'[{"id": "\xff"')
+    with pytest.raises(SourceError, match="chat.json"):
+        plan_rows(SourceConfig(kind="llava", path=str(tmp_path / "chat.json")))
+
+
+def test_a_record_without_an_image_is_planned_and_rejected_when_read(tmp_path):
+    config = write_chat(tmp_path, [{"id": "text only", "conversations": []}])
+    assert plan_rows(config)[0]["uri"] == ""
+    with pytest.raises(Rejected, match="missing: the record names no image"):
+        open_source(config).read("")
+
+
+def test_a_folder_gives_its_images_with_captions_beside_them(tmp_path):
+    (tmp_path / "deep").mkdir()
+    for name in ("b.jpg", "deep/a.PNG", "notes.md"):
+        (tmp_path / name).write_bytes(b"x")
+    (tmp_path / "deep" / "a.txt").write_text(" a cat \n")
+    rows = plan_rows(SourceConfig(kind="folder", path=str(tmp_path)))
+    assert [row["id"] for row in rows] == ["b.jpg", "deep/a.PNG"]
+    assert rows[0]["conversations"] == []
+    assert rows[1]["conversations"] == [{"from": "human", "value": "<image>"}, {"from": "gpt", "value": "a cat"}]
+
+
+def test_a_zip_is_a_folder_too(tmp_path):
+    with zipfile.ZipFile(tmp_path / "tree.zip", "w") as archive:
+        archive.writestr("deep/a.jpg", b"pixels")
+        archive.writestr("deep/a.txt", "a cat")
+    config = SourceConfig(kind="folder", path=str(tmp_path / "tree.zip"))
+    assert plan_rows(config)[0]["conversations"][1]["value"] == "a cat"
+    assert open_source(config).read("deep/a.jpg") == b"pixels"
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "a/../../secret", "", "nul\0l"])
+def test_names_never_leave_the_image_folder(tmp_path, name):
+    (tmp_path / "images").mkdir()
+    (tmp_path / "secret").write_text("secret")
+    with pytest.raises(Rejected, match="missing"):
+        ImageFolder(tmp_path / "images").read(name)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.jpg")
+    with pytest.raises(Rejected, match="not a file"):
+        ImageFolder(tmp_path).read("pipe.jpg")
+
+
+def test_zip_members_in_one_top_folder_are_found_without_it(tmp_path):
+    with zipfile.ZipFile(tmp_path / "images.zip", "w") as archive:
+        archive.writestr("photos/a.jpg", b"pixels")
+    images = ImageZip(tmp_path / "images.zip")
+    assert images.read("a.jpg") == images.read("photos/a.jpg") == b"pixels"
+
+
+def test_a_damaged_zip_member_is_rejected_and_a_broken_zip_refused(tmp_path):
+    path = tmp_path / "images.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a.jpg", b"pixels" * 50)
+    data = bytearray(path.read_bytes())
+    data[60] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(Rejected, match="damaged archive member: a.jpg"):
+        ImageZip(path).read("a.jpg")
+    path.write_bytes(b"PK nothing")
+    with pytest.raises(SourceError, match="not a zip"):
+        ImageZip(path)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (SourceConfig(kind="llava", path="/nowhere/chat.json"), "source.path: /nowhere/chat.json does not exist"),
+        (SourceConfig(kind="folder", path=__file__), "not a zip"),
+        (
+            SourceConfig(kind="llava", path=__file__, images="/nowhere"),
+            "images: /nowhere is neither a folder nor a zip",
+        ),
+    ],
+)
+def test_what_is_not_there_is_said_in_one_line(config, message):
+    with pytest.raises(SourceError, match=message):
+        open_source(config)
+
+
+def test_differences_between_sample_lists_are_named_by_id(tmp_path):
+    before = make_plan(open_source(write_chat(tmp_path, [record(name) for name in "abc"])).samples())
+    changed = [record("a"), {**record("b"), "conversations": []}, record("d")]
+    now = make_plan(open_source(write_chat(tmp_path, changed)).samples())
+    difference = compare_plans(before, now)
+    assert (difference.added, difference.removed, difference.changed) == (["d"], ["c"], ["b"])
+    assert str(difference) == "1 new (d); 1 gone (c); 1 with another image name or text (b)"
