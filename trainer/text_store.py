@@ -9,7 +9,6 @@
 
 The cache itself is sealed and stays untouched. The folder appears whole or not at all.
 """
-# ruff: noqa: N815 (fields carry their axes in their names)
 
 import hashlib
 from dataclasses import dataclass

@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 from tqdm import tqdm
@@ -92,9 +91,7 @@ class NpyWriter:
     def __enter__(self) -> "NpyWriter":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         grown = self._write_header()
         assert grown == self._header_bytes, "numpy reserves room for 21 digits of length"
         self._stream.close()

@@ -1,4 +1,5 @@
 import shutil
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -105,5 +106,5 @@ def test_a_folder_that_cannot_be_made_points_to_text_dir(tmp_path: Path, cache_p
 
 def test_chunks_cover_all_samples_and_no_chunk_spans_two_shards() -> None:
     parts = [chunk.tolist() for chunk in chunks([3, 0, 5_000, 1])]
-    assert sum(parts, []) == list(range(5_004))
+    assert list(chain.from_iterable(parts)) == list(range(5_004))
     assert [part[0] for part in parts] == [0, 3, 2051, 4099, 5003]

@@ -1,0 +1,151 @@
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GraniteConfig,
+    GraniteForCausalLM,
+)
+
+from cache_store.errors import ModelError
+from tests.trainer.conftest import TINY, save_language_model
+from trainer.language_model import LanguageModel, load_language_model
+
+CPU = torch.device("cpu")
+
+
+def load(folder: Path | str, dtype: torch.dtype = torch.float32) -> LanguageModel:
+    return load_language_model(str(folder), dtype, CPU)
+
+
+@pytest.fixture(scope="module")
+def multimodal(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    vision = {
+        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "image_size": 28, "patch_size": 14,
+    }  # fmt: skip
+    config = Gemma3Config(
+        text_config=TINY,
+        vision_config=vision,
+        mm_tokens_per_image=4,
+        image_token_index=20,
+        boi_token_index=21,
+        eoi_token_index=22,
+    )
+    folder = tmp_path_factory.mktemp("multimodal")
+    torch.manual_seed(0)
+    Gemma3ForConditionalGeneration(config).save_pretrained(folder)
+    return folder
+
+
+def without_weights(folder: Path, copy: Path, part: str) -> Path:
+    shutil.copytree(folder, copy)
+    weights = load_file(copy / "model.safetensors")
+    kept = {name: weight for name, weight in weights.items() if part not in name}
+    assert len(kept) < len(weights)
+    save_file(kept, copy / "model.safetensors", metadata={"format": "pt"})
+    return copy
+
+
+def test_a_multimodal_checkpoint_gives_its_text_model(multimodal: Path) -> None:
+    model = load(multimodal)
+    assert type(model.decoder).__name__ == "Gemma3TextModel"
+    assert not any("vision" in name for name, _ in model.named_parameters())
+
+
+def test_a_checkpoint_that_lacks_tensors_is_refused(language_model: Path, multimodal: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"lacks 2 of its weights \(model\.layers\.0\.self_attn\.q_proj\.weight, "):
+        load(without_weights(language_model, tmp_path / "text", "q_proj"))
+    with pytest.raises(ModelError, match=r"lacks 1 of its weights .*embed_tokens|lacks 2 of its weights"):
+        load(without_weights(multimodal, tmp_path / "multimodal", "embed_tokens"))
+
+
+def test_weights_of_another_shape_are_refused_in_one_line(language_model: Path, tmp_path: Path) -> None:
+    wider = shutil.copytree(language_model, tmp_path / "wider")
+    config = json.loads((wider / "config.json").read_text())
+    (wider / "config.json").write_text(json.dumps({**config, "intermediate_size": 96}))
+    with pytest.raises(ModelError) as caught:
+        load(wider)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["./nothing", "/nothing/here", "a/b/c"])
+def test_a_folder_that_is_not_there_is_refused(name: str) -> None:
+    with pytest.raises(ModelError, match="no folder"):
+        load(name)
+
+
+def test_a_folder_without_model_or_with_a_damaged_one_is_refused_in_one_line(
+    language_model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "empty").mkdir()
+    damaged = shutil.copytree(language_model, tmp_path / "damaged")
+    (damaged / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0not a header....")
+    for folder in (tmp_path / "empty", damaged):
+        with pytest.raises(ModelError, match="cannot be loaded") as caught:
+            load(folder)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("soft_cap", [None, 0.1])
+def test_label_only_logits_are_the_models_own(tmp_path: Path, soft_cap: float | None) -> None:
+    folder = save_language_model(tmp_path, final_logit_softcapping=soft_cap)
+    model, full = load(folder), AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokens = torch.randint(model.config.vocab_size, (3, 9))
+    expected = full(input_ids=tokens).logits
+    hidden = model.hidden(model.embed(tokens))
+    rows, columns = torch.tensor([0, 0, 2]), torch.tensor([1, 5, 8])
+    assert torch.allclose(model.logits(hidden[rows, columns]), expected[rows, columns], atol=1e-6)
+
+
+def test_a_transformation_of_logits_that_we_do_not_know_is_refused(tmp_path: Path) -> None:
+    config = {name: TINY[name] for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    GraniteForCausalLM(GraniteConfig(**config, **heads, logits_scaling=4.0)).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="in a way the trainer does not know"):
+        load(tmp_path)
+
+
+def test_other_decoders_load_the_same_way(tmp_path: Path) -> None:
+    GPT2LMHeadModel(GPT2Config(vocab_size=40, n_embd=32, n_layer=1, n_head=2, n_positions=64)).save_pretrained(tmp_path)
+    model = load(tmp_path)
+    assert (model.width, model.max_tokens) == (32, 64)
+    assert model.hidden(torch.zeros(1, 5, 32)).shape == (1, 5, 32)
+
+
+def test_the_embedding_rms_has_gemmas_scale_in_it(language_model: Path) -> None:
+    model = load(language_model)
+    bare = model.embed.weight.double().square().mean().sqrt()
+    assert model.embedding_rms() == pytest.approx(float(bare) * TINY["hidden_size"] ** 0.5, rel=1e-3)
+
+
+def test_the_identity_follows_the_weights_and_not_the_precision(language_model: Path, tmp_path: Path) -> None:
+    identity = load(language_model).identity()
+    assert identity == load(language_model, torch.bfloat16).identity()
+    assert identity == load(shutil.copytree(language_model, tmp_path / "moved")).identity()
+    tuned = load(language_model)
+    with torch.no_grad():
+        next(tuned.decoder.layers[1].parameters()).mul_(1.5)
+    assert tuned.identity() != identity
+
+
+def test_recomputing_layers_changes_no_gradient(language_model: Path) -> None:
+    plain, recomputed = load(language_model), load(language_model)
+    recomputed.checkpoint_layers()
+    calls = []
+    recomputed.decoder.layers[0].mlp.register_forward_hook(lambda *_: calls.append(1))
+    gradients = []
+    for model in (plain, recomputed):
+        embeddings = torch.linspace(-1, 1, 2 * 7 * 32).view(2, 7, 32).requires_grad_()
+        model.hidden(embeddings).square().sum().backward()
+        gradients.append(embeddings.grad)
+    assert torch.equal(*gradients)
+    assert len(calls) == 2

@@ -1,0 +1,148 @@
+"""Checkpoints: a folder each, whole or absent, bound to what they were trained from.
+
+OUTPUT/checkpoints/step-00000500/
+    projector.safetensors    the projector's parameters and the latents' mean and std
+    optimizer.safetensors    AdamW's moments
+    state.json               step, position, what must match, the resolved config, SHA-256 of both files
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from cache_store.errors import CacheError, ConfigError, StaleError
+from cache_store.publish import file_sha256
+from cache_store.schema import Record, canonical_json, parse_record
+from trainer.folder import publish_folder, remove_folder
+from trainer.projector import Projector
+
+STATE_FILE, PROJECTOR_FILE, OPTIMIZER_FILE = "state.json", "projector.safetensors", "optimizer.safetensors"
+TENSOR_FILES = (PROJECTOR_FILE, OPTIMIZER_FILE)
+
+
+class CheckpointState(Record, frozen=True):
+    """All of a checkpoint but its tensors."""
+
+    step: int
+    """Optimizer steps completed."""
+    position: int
+    """Samples consumed."""
+    must_match: dict[str, str]
+    """What a run that goes on from here must have the same."""
+    config: dict[str, Any]
+    sha256: dict[str, str]
+
+
+@dataclass(frozen=True)
+class CheckpointFolder:
+    """The checkpoints of one run."""
+
+    root: Path
+    keep_last: int
+
+    def steps(self) -> list[int]:
+        return sorted(int(path.name.removeprefix("step-")) for path in self.root.glob("step-*"))
+
+    def path(self, step: int) -> Path:
+        return self.root / f"step-{step:08d}"
+
+    def newest(self) -> Path | None:
+        steps = self.steps()
+        return self.path(steps[-1]) if steps else None
+
+    def save(
+        self,
+        step: int,
+        position: int,
+        projector: Projector,
+        optimizer: torch.optim.Optimizer,
+        must_match: dict[str, str],
+        config: dict[str, Any],
+    ) -> None:
+        """Publish a checkpoint, then delete all but the newest `keep_last`."""
+        if not self.path(step).exists():
+            with publish_folder(self.path(step)) as scratch:
+                save_file(projector_tensors(projector), scratch / PROJECTOR_FILE)
+                save_file(optimizer_tensors(optimizer), scratch / OPTIMIZER_FILE)
+                hashes = {name: file_sha256(scratch / name) for name in TENSOR_FILES}
+                state = CheckpointState(
+                    step=step, position=position, must_match=must_match, config=config, sha256=hashes
+                )
+                (scratch / STATE_FILE).write_bytes(canonical_json(state))
+        for old in self.steps()[: -self.keep_last]:
+            remove_folder(self.path(old))
+
+
+def find_checkpoint(folder: CheckpointFolder, resume: str) -> Path | None:
+    """The checkpoint to go on from, as `run.resume` says; None starts anew.
+
+    A run that would write over the later checkpoints of another one is refused.
+    """
+    start = folder.newest() if resume == "auto" else None if resume == "never" else Path(resume)
+    start_step = -1 if start is None else read_state(start).step
+    later = [step for step in folder.steps() if step > start_step]
+    if later:
+        raise ConfigError(
+            f"run.resume: {resume} would mix two runs: {folder.root} already holds step {later[-1]}; "
+            "set another run.output, or run.resume: auto to go on from there"
+        )
+    return start
+
+
+def read_state(path: Path) -> CheckpointState:
+    """The state of a checkpoint whose tensors are what was saved."""
+    try:
+        state = parse_record(CheckpointState, (path / STATE_FILE).read_bytes(), str(path / STATE_FILE))
+    except (FileNotFoundError, NotADirectoryError):
+        raise ConfigError(f"{path} is no checkpoint (no {STATE_FILE})") from None
+    for name, expected in state.sha256.items():
+        if not (path / name).is_file() or file_sha256(path / name) != expected:
+            raise CacheError(
+                f"checkpoint {path} is damaged: {name} does not match its sha256; "
+                "delete the folder to go on from the checkpoint before it"
+            )
+    return state
+
+
+def refuse_other_run(path: Path, state: CheckpointState, now: Mapping[str, str]) -> None:
+    """StaleError with a table of what differs, where anything that must match does not."""
+    names = sorted({*state.must_match, *now})
+    rows = [(name, state.must_match.get(name, "-"), now.get(name, "-")) for name in names]
+    different = [row for row in rows if row[1] != row[2]]
+    if different:
+        table = [("", "in the checkpoint", "now"), *different]
+        lines = "\n".join("  {:<22}  {:<24}  {}".format(row[0], *(value[:22] for value in row[1:])) for row in table)
+        raise StaleError(
+            f"checkpoint {path} is of another run\n{lines}\n"
+            "  restore what it was trained with, or start anew with another run.output"
+        )
+
+
+def load_projector(path: Path, projector: Projector) -> None:
+    """Parameters and latent statistics; a digest over what made them has matched before."""
+    projector.load_state_dict(load_file(path / PROJECTOR_FILE))
+
+
+def load_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> None:
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in load_file(path / OPTIMIZER_FILE).items():
+        index, field = name.split(".")
+        state.setdefault(int(index), {})[field] = tensor
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def projector_tensors(projector: Projector) -> dict[str, Tensor]:
+    return {name: tensor.detach().contiguous() for name, tensor in projector.state_dict().items()}
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    return {
+        f"{index}.{field}": tensor.contiguous()
+        for index, fields in optimizer.state_dict()["state"].items()
+        for field, tensor in fields.items()
+    }

@@ -1,0 +1,86 @@
+"""`trainer`: train a projector from a cache, and evaluate it."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import ArgumentParser
+
+from cache_store.command_line import command_parser, program_parser, run_program, to_config
+from cache_store.errors import ConfigError
+from cache_store.publish import write_file
+from trainer.config import TrainConfig
+
+EXAMPLES = """\
+  trainer train --config configs/train_llava_cc3m.yaml                     rerun to resume
+  torchrun --nproc-per-node 8 -m trainer train --config configs/train_llava_cc3m.yaml
+  trainer eval --config configs/train_llava_cc3m.yaml --report eval.json   the newest checkpoint
+"""
+
+TRAIN = "Train the projector; rerun to go on where it stopped. Exits 3 when stopped by a signal."
+EVAL = "Validation loss with each sample's own latents and with another's: does the projector use the image?"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The console script `trainer`; returns the exit code."""
+    return run_program("trainer", run, argv)
+
+
+def run(argv: Sequence[str]) -> int:
+    parser, commands = build_parser()
+    arguments = parser.parse_args(list(argv))
+    options = arguments[arguments.command]
+    config = to_config(TrainConfig, commands[arguments.command], options)
+    COMMANDS[arguments.command](config, options)
+    return 0
+
+
+def build_parser() -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
+    parser = program_parser("trainer", "Train a projector from a cache of latents into a frozen model.", EXAMPLES)
+    commands = {"train": command_parser(TrainConfig, TRAIN), "eval": command_parser(TrainConfig, EVAL)}
+    commands["eval"].add_argument("--checkpoint", type=str | None, help="its folder; default: the newest of run.output")
+    commands["eval"].add_argument("--report", type=str | None, help="also write the result to this JSON file")
+    subcommands = parser.add_subcommands(dest="command", title="commands", metavar="COMMAND")
+    subcommands.add_subcommand("train", commands["train"], help="train the projector, or go on training it")
+    subcommands.add_subcommand("eval", commands["eval"], help="does the projector use the image?")
+    return parser, commands
+
+
+# torch and transformers take seconds to import, so the commands import what they need: `--help` stays quick.
+
+
+def train_command(config: TrainConfig, options: Any) -> None:
+    from trainer.loop import train
+    from trainer.parallel import join_world
+
+    with join_world() as world:
+        train(config, world)
+
+
+def eval_command(config: TrainConfig, options: Any) -> None:
+    from trainer.checkpoint import CheckpointFolder, load_projector, read_state, refuse_other_run
+    from trainer.evaluate import compare
+    from trainer.parallel import join_world
+    from trainer.session import open_session
+
+    newest = CheckpointFolder(Path(config.run.output) / "checkpoints", config.run.keep_last).newest()
+    checkpoint = Path(options.checkpoint) if options.checkpoint else newest
+    if checkpoint is None:
+        raise ConfigError(f"run.output: {config.run.output} holds no checkpoint; run `trainer train` first")
+    state = read_state(checkpoint)
+    with join_world() as world:
+        session = open_session(config, world)
+        refuse_other_run(checkpoint, state, session.must_match)
+        load_projector(checkpoint, session.model.projector)
+        comparison = compare(session)
+        if comparison is not None and world.is_main:
+            record = {"checkpoint": str(checkpoint), "step": state.step, **asdict(comparison)}
+            record |= {"difference": comparison.difference, "verdict": comparison.verdict}
+            print(comparison, json.dumps(record), sep="\n")
+            if options.report:
+                write_file(Path(options.report), json.dumps(record, indent=1).encode() + b"\n")
+
+
+COMMANDS: dict[str, Callable[[TrainConfig, Any], None]] = {"train": train_command, "eval": eval_command}

@@ -1,0 +1,153 @@
+"""The frozen language model: loaded with every weight from the checkpoint, or not at all.
+
+Only three parts of it are used: the embedding of tokens, the decoder up to its last hidden states, and the output
+head. So logits are made where a label is predicted and nowhere else: at a vocabulary of 262 k, full-sequence logits
+would cost gigabytes a sample.
+"""
+# Axes: N samples, T tokens, D model width, L label tokens, V vocabulary.
+
+import hashlib
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoModelForCausalLM
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from cache_store.errors import ModelError
+from trainer.chat import first_line
+
+VOCABULARY_CHUNK = 8_192
+FINGERPRINT_VALUES = 4_096
+"""Values of each weight that enter the model's identity."""
+
+NOT_IDENTITY = {"_name_or_path", "transformers_version", "dtype", "_attn_implementation"}
+"""Parts of a config that say where and how a model was saved or loaded, not what it computes."""
+
+
+class LanguageModel(nn.Module):
+    """A frozen causal decoder that takes embeddings and gives logits where asked."""
+
+    def __init__(self, embed: nn.Module, decoder: nn.Module, head: nn.Module, config: Any) -> None:
+        super().__init__()
+        self.embed, self.decoder, self.head = embed, decoder, head
+        self.config = config.get_text_config(decoder=True)
+        self.soft_cap: float | None = getattr(self.config, "final_logit_softcapping", None)
+        self.requires_grad_(False)
+        self.eval()
+
+    @property
+    def width(self) -> int:
+        """Of what enters the decoder; some models project it to another width inside."""
+        return int(self.embed.embedding_dim)  # type: ignore[arg-type]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.decoder.parameters()).dtype
+
+    @property
+    def max_tokens(self) -> int | None:
+        """The longest sequence it knows positions for, where its config says."""
+        return getattr(self.config, "max_position_embeddings", None)
+
+    def hidden(self, embeddings_NTD: Tensor) -> Tensor:
+        """Last hidden states [N, T, D]. Sequences are padded on the right, so causality alone hides the padding."""
+        hidden: Tensor = self.decoder(inputs_embeds=embeddings_NTD, use_cache=False).last_hidden_state
+        return hidden
+
+    def logits(self, hidden_LD: Tensor) -> Tensor:
+        logits_LV: Tensor = self.head(hidden_LD)
+        return logits_LV if self.soft_cap is None else torch.tanh(logits_LV / self.soft_cap) * self.soft_cap
+
+    @torch.no_grad()
+    def embedding_rms(self) -> float:
+        """Root mean square of the token embeddings as they enter the decoder: Gemma's √D is in."""
+        device = next(self.embed.parameters()).device
+        tokens = torch.arange(self.config.vocab_size, device=device)
+        squares = [self.embed(chunk).double().square().mean(1) for chunk in torch.split(tokens, VOCABULARY_CHUNK)]
+        return float(torch.cat(squares).mean().sqrt())
+
+    @torch.no_grad()
+    def identity(self) -> str:
+        """SHA-256 over the config and, of every weight, its name, shape and some thousand values spread over it.
+
+        The values enter as bfloat16, so that the precision of a run does not change the identity.
+        """
+        config = {key: value for key, value in self.config.to_dict().items() if key not in NOT_IDENTITY}
+        digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
+        for name, weight in sorted(self.named_parameters()):
+            stride = max(1, weight.numel() // FINGERPRINT_VALUES)
+            values = weight.flatten()[::stride].to(torch.bfloat16).cpu().contiguous()
+            digest.update(f"{name} {tuple(weight.shape)}\n".encode())
+            digest.update(values.view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+
+    def checkpoint_layers(self) -> None:
+        """Recompute each layer in the backward pass.
+
+        transformers' own switch acts only in training mode, which would also turn on the model's dropout.
+        """
+        layers = [module for module in self.decoder.modules() if isinstance(module, GradientCheckpointingLayer)]
+        if not layers:
+            raise ModelError("this language model has no layers to recompute; set run.gradient_checkpointing: false")
+        for layer in layers:
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+
+    def compile_decoder(self) -> None:
+        self.decoder.compile()
+
+
+def load_language_model(name: str, dtype: torch.dtype, device: torch.device) -> LanguageModel:
+    """The text model of a hub id or folder, frozen; a multimodal checkpoint's other parts are dropped."""
+    if not Path(name).exists() and looks_local(name):
+        raise ModelError(f"model.language_model: no folder {name}")
+    try:
+        full, loaded = AutoModelForCausalLM.from_pretrained(
+            name, dtype=dtype, output_loading_info=True, use_safetensors=True
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise ModelError(f"model.language_model {name!r} cannot be loaded: {first_line(error)}") from None
+    refuse_random_weights(name, loaded)
+    head = full.get_output_embeddings()
+    if head is None:
+        raise ModelError(f"model.language_model {name!r} has no output embeddings, so it is no language model")
+    model = LanguageModel(full.get_input_embeddings(), full.get_decoder(), head, full.config)
+    check_logits(name, model, full)
+    return model.to(device)
+
+
+def looks_local(name: str) -> bool:
+    """Whether `name` can only be a folder: a hub id has at most one slash and does not begin with a dot."""
+    return name.startswith((".", "/", "~")) or name.count("/") > 1
+
+
+def refuse_random_weights(name: str, loaded: dict[str, Any]) -> None:
+    """Weights that the checkpoint lacks would be random, and transformers only warns."""
+    missing = sorted([*loaded["missing_keys"], *(key for key, *_ in loaded["mismatched_keys"])])
+    if missing:
+        named = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
+        raise ModelError(
+            f"model.language_model {name!r} lacks {len(missing)} of its weights ({named}); they would be random. "
+            "The checkpoint is incomplete or of another architecture than its config.json says"
+        )
+
+
+@torch.no_grad()
+def check_logits(name: str, model: LanguageModel, full: Any) -> None:
+    """Our short way to logits must be the model's own, so that no unknown transformation is silently left out."""
+    generator = torch.Generator().manual_seed(0)
+    tokens_NT = torch.randint(model.config.vocab_size, (2, 8), generator=generator)
+    expected_NTV = full(input_ids=tokens_NT, use_cache=False).logits.float()
+    found_NTV = model.logits(model.hidden(model.embed(tokens_NT))).float()
+    tolerance = 1e-4 if model.dtype == torch.float32 else 3e-2
+    difference = (found_NTV - expected_NTV).abs().max()
+    if not difference <= tolerance * expected_NTV.abs().max():
+        raise ModelError(
+            f"model.language_model {name!r} transforms its embeddings or logits in a way the trainer does not know: "
+            f"its own logits differ from ours by {float(difference):.3g}"
+        )

@@ -1,0 +1,211 @@
+"""The training loop: global batches in, a projector out; stops at any step and goes on exactly there."""
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from safetensors.torch import save
+from tqdm import tqdm
+
+from cache_store.command_line import stop_on_signals
+from cache_store.errors import EncodeOnceError, Interrupted
+from cache_store.publish import write_file
+from trainer.batches import LatentSource, StepBatch
+from trainer.checkpoint import (
+    PROJECTOR_FILE,
+    CheckpointFolder,
+    find_checkpoint,
+    load_optimizer,
+    load_projector,
+    projector_tensors,
+    read_state,
+    refuse_other_run,
+)
+from trainer.config import TrainConfig
+from trainer.evaluate import Comparison, compare, validation_loss
+from trainer.metrics import Metrics, MetricsLog
+from trainer.optim import learning_rate, make_optimizer
+from trainer.parallel import World
+from trainer.prefetch import prefetched
+from trainer.session import Session, open_session
+
+NAMED_SAMPLES = 16
+
+
+def train(config: TrainConfig, world: World, source: LatentSource | None = None) -> None:
+    """Train to the last step, or raise Interrupted after a checkpoint; `source` stands in for the cache."""
+    checkpoints = CheckpointFolder(Path(config.run.output) / "checkpoints", config.run.keep_last)
+    start = find_checkpoint(checkpoints, config.run.resume)
+    loop = TrainingLoop(open_session(config, world, source), checkpoints)
+    if start is not None:
+        loop.resume(start)
+    loop.run()
+
+
+class TrainingLoop:
+    """The state of a run between two steps, and the step."""
+
+    def __init__(self, session: Session, checkpoints: CheckpointFolder) -> None:
+        self.session, self.checkpoints = session, checkpoints
+        self.config, self.world = session.config, session.world
+        self.output = Path(self.config.run.output)
+        self.model = session.model
+        self.parameters = list(self.model.projector.parameters())
+        self.optimizer = make_optimizer(self.model.projector, self.config.optim)
+        self.total_steps = self.config.run.total_steps(len(session.split.train), self.config.data.batch_size)
+        self.completed = 0
+        """Optimizer steps done; the position is this many global batches."""
+        self.stop_requested = False
+        """This rank was asked to stop."""
+        self.stopping = False
+        """All ranks know that one of them was."""
+
+    @property
+    def position(self) -> int:
+        """Samples consumed."""
+        return self.completed * self.config.data.batch_size
+
+    def resume(self, path: Path) -> None:
+        state = read_state(path)
+        refuse_other_run(path, state, self.session.must_match)
+        load_projector(path, self.model.projector)
+        load_optimizer(path, self.optimizer)
+        self.completed = state.step
+        self.world.say(f"going on after step {state.step:,} of {self.total_steps:,}, from {path}")
+        for line in changed_settings(state.config, asdict(self.config)):
+            self.world.say(f"  changed since then: {line}")
+
+    def run(self) -> None:
+        """All remaining steps; then the projector alone, ready for use."""
+        if self.world.is_main:
+            write_file(self.output / "config.yaml", yaml.safe_dump(asdict(self.config), sort_keys=False).encode())
+        with stop_on_signals(self.request_stop), self.metrics_log() as log, self.progress() as bar:
+            steps = range(self.completed, self.total_steps)
+            with closing(prefetched(self.session.loader, steps)) as batches:
+                for _ in steps:
+                    self.one_step(batches, log, bar)
+        if self.world.is_main:
+            write_file(self.output / PROJECTOR_FILE, save(projector_tensors(self.model.projector)))
+        self.world.say(f"trained {self.completed:,} steps: {self.output / PROJECTOR_FILE}")
+
+    def one_step(self, batches: Iterator[StepBatch], log: MetricsLog | None, bar: "tqdm[Any]") -> None:
+        """A step and all that is due after it, in the order in which a kill in between loses nothing."""
+        began = time.perf_counter()
+        batch = next(batches)
+        waited = time.perf_counter() - began
+        metrics = self.update(batch)
+        elapsed = time.perf_counter() - began
+        metrics["samples_per_s"] = self.config.data.batch_size / elapsed
+        metrics["data_wait_share"] = waited / elapsed
+        bar.set_postfix(loss=f"{metrics['loss']:.3f}", samples_s=f"{metrics['samples_per_s']:.1f}", refresh=False)
+        bar.update()
+        metrics |= self.validate(bar)
+        if log is not None:
+            log.write(metrics)
+        self.save_if_due()
+        if self.stopping and self.completed < self.total_steps:
+            raise Interrupted(f"after step {self.completed:,} of {self.total_steps:,}; run the same command to go on")
+
+    def update(self, batch: StepBatch) -> Metrics:
+        """One optimizer step; the loss is per label token of the global batch, whatever its share out."""
+        loss = torch.zeros((), device=self.world.device)
+        for micro_batch in batch.micro_batches:
+            part = self.model(micro_batch.to(self.world.device)).sum() / batch.label_tokens
+            part.backward()
+            loss += part.detach()
+        wish_to_stop = torch.tensor(float(self.stop_requested), device=self.world.device)
+        sums = self.world.sum_gradients(self.parameters, torch.stack([loss, wish_to_stop]))
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.config.optim.max_grad_norm or math.inf)
+        total_loss, stops, grad_norm = [*sums.tolist(), norm.item()]
+        if not (math.isfinite(total_loss) and math.isfinite(grad_norm)):
+            raise self.not_finite(batch, total_loss, grad_norm)
+        lr = learning_rate(self.config.optim, self.completed, self.total_steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.completed += 1
+        self.stopping = stops > 0
+        epoch = self.position / len(self.session.split.train)
+        return {
+            "step": self.completed, "loss": total_loss, "grad_norm": grad_norm, "lr": lr,
+            "epoch": epoch, "position": self.position,
+        }  # fmt: skip
+
+    def not_finite(self, batch: StepBatch, loss: float, grad_norm: float) -> EncodeOnceError:
+        ids = self.session.cache.samples(batch.numbers[:NAMED_SAMPLES], columns=["id"])["id"].to_pylist()
+        more = f" and {len(batch.numbers) - len(ids)} more" if len(batch.numbers) > len(ids) else ""
+        return EncodeOnceError(
+            f"step {self.completed + 1}: loss {loss}, gradient norm {grad_norm}; the projector was not updated\n"
+            f"  samples  {', '.join(ids)}{more}\n"
+            f"  checkpoints up to step {max(self.checkpoints.steps(), default=0)} are sound; try a lower optim.lr"
+        )
+
+    def validate(self, bar: "tqdm[Any]") -> Metrics:
+        """What validation says where it is due: own latents, at the last step shuffled ones too."""
+        last = self.completed == self.total_steps
+        if self.stopping or not (last or self.completed % self.config.run.eval_every == 0):
+            return {}
+        if last and len(self.session.split.validation) >= 2:
+            comparison = compare(self.session, self.has_stop_request)
+            return self.report(comparison, bar) if comparison else {}
+        loss = validation_loss(self.session, self.has_stop_request)
+        return {} if loss is None else {"val_loss": loss}
+
+    def report(self, comparison: Comparison, bar: "tqdm[Any]") -> Metrics:
+        if self.world.is_main:
+            bar.write(str(comparison))
+        return {"val_loss": comparison.own, "val_loss_shuffled": comparison.shuffled}
+
+    def save_if_due(self) -> None:
+        due = self.completed % self.config.run.save_every == 0 or self.completed == self.total_steps
+        if self.world.is_main and (due or self.stopping):
+            self.checkpoints.save(
+                self.completed,
+                self.position,
+                self.model.projector,
+                self.optimizer,
+                self.session.must_match,
+                asdict(self.config),
+            )
+
+    def request_stop(self) -> None:
+        self.stop_requested = True
+
+    def has_stop_request(self) -> bool:
+        return self.stop_requested
+
+    @contextmanager
+    def metrics_log(self) -> Iterator[MetricsLog | None]:
+        if not self.world.is_main:
+            yield None
+            return
+        log = MetricsLog(self.output, self.completed)
+        try:
+            yield log
+        finally:
+            log.close()
+
+    @contextmanager
+    def progress(self) -> "Iterator[tqdm[Any]]":
+        disable = None if self.world.is_main else True
+        with tqdm(total=self.total_steps, initial=self.completed, desc="train", unit="step", disable=disable) as bar:
+            yield bar
+
+
+def changed_settings(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
+    """`key: old → new` of each leaf that differs."""
+    lines = []
+    for name in sorted({*before, *now}):
+        old, new = before.get(name), now.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            lines += changed_settings(old, new, f"{prefix}{name}.")
+        elif old != new:
+            lines.append(f"{prefix}{name}: {old} → {new}")
+    return lines

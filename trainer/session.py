@@ -1,0 +1,158 @@
+"""Opening everything a run works with: a verified cache, its text, the split, and the model at its initial state."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from cache_store import Cache, CacheError, open_cache
+from cache_store.errors import ConfigError
+from cache_store.verify import verify
+from trainer.batches import LatentSource, StepLoader
+from trainer.chat import load_chat_tokenizer
+from trainer.config import TrainConfig
+from trainer.language_model import LanguageModel, load_language_model
+from trainer.model import WorldModel
+from trainer.order import SampleOrder
+from trainer.parallel import World
+from trainer.projector import Projector
+from trainer.stream import as_tensor
+from trainer.text_store import Split, TextStore, text_folder
+from trainer.text_writer import make_text
+
+PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
+CALIBRATION_SAMPLES = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """What training and evaluation share."""
+
+    config: TrainConfig
+    world: World
+    cache: Cache
+    text: TextStore
+    split: Split
+    model: WorldModel
+    loader: StepLoader
+    must_match: dict[str, str]
+    """What a checkpoint must have been trained with to be used here."""
+
+
+def open_session(config: TrainConfig, world: World, source: LatentSource | None = None) -> Session:
+    """Open and check all inputs; `source` stands in for the cache where latents come from elsewhere."""
+    micro_batch_size = config.data.micro_batch_size(world.size)
+    cache = open_sound_cache(config.cache, world)
+    text = open_text(config, cache, world)
+    split = text.split(config.data.val_fraction)
+    announce_split(split, config, world)
+    language = load_language_model(config.model.language_model, PRECISIONS[config.run.precision], world.device)
+    loader = StepLoader(
+        source=source or cache,
+        text=text,
+        order=SampleOrder(cache.seal.identity, config.data.seed, len(split.train)),
+        train=split.train,
+        batch_size=config.data.batch_size,
+        micro_batch_size=micro_batch_size,
+        rank=world.rank,
+        world_size=world.size,
+        pin=world.device.type == "cuda",
+    )
+    projector = make_projector(config, cache, language, loader).to(world.device)
+    world.share(projector)
+    check_length(config, language, projector)
+    must_match = what_must_match(config, cache, text, language)
+    prepare(language, config)
+    model = WorldModel(language, projector, begins_with_bos=text.meta.begins_with_bos)
+    return Session(
+        config=config, world=world, cache=cache, text=text, split=split, model=model, loader=loader,
+        must_match=must_match,
+    )  # fmt: skip
+
+
+def open_sound_cache(path: str, world: World) -> Cache:
+    if "://" in path:
+        raise ConfigError(f"cache: {path} is a URL; the trainer reads local folders")
+    cache = open_cache(path)
+    if world.is_main:
+        verify(path, level="quick").raise_if_damaged()
+    world.barrier()
+    return cache
+
+
+def open_text(config: TrainConfig, cache: Cache, world: World) -> TextStore:
+    """The cache's text, tokenised by rank 0 where no run before has done it."""
+    chat = load_chat_tokenizer(config.model.language_model, config.model.chat_template, config.data.max_text_tokens)
+    folder = text_folder(cache, chat, config.data.text_dir)
+    if world.is_main:
+        make_text(folder, cache, chat)
+    world.barrier()
+    return TextStore(folder)
+
+
+def announce_split(split: Split, config: TrainConfig, world: World) -> None:
+    if not len(split.train):
+        raise CacheError(
+            f"{config.cache} leaves no sample to train on: {split.unlabelled:,} have no assistant's words within "
+            f"data.max_text_tokens {config.data.max_text_tokens}, {len(split.validation):,} are held out"
+        )
+    left_out = f", {split.unlabelled:,} without assistant's words left out" if split.unlabelled else ""
+    world.say(f"samples: {len(split.train):,} to train on, {len(split.validation):,} held out{left_out}")
+
+
+def make_projector(config: TrainConfig, cache: Cache, language: LanguageModel, loader: StepLoader) -> Projector:
+    """A new projector, its output matched to the token embeddings on a fixed draw of training samples."""
+    mean, std = latent_statistics(cache)
+    projector = Projector(
+        latent_shape=cache.spec.arrays["latents"].shape,
+        width=language.width,
+        layout=config.model.layout,
+        shape=config.model.projector,
+        mean=mean,
+        std=std,
+        seed=config.data.seed,
+    )
+    positions = np.arange(min(CALIBRATION_SAMPLES, len(loader.train)))
+    latents = loader.source.read(loader.train[loader.order.at(positions)])
+    projector.match_rms(as_tensor(latents), language.embedding_rms())
+    return projector
+
+
+def latent_statistics(cache: Cache) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each latent channel: the encoder's own, or measured where it states none."""
+    array, summary = cache.spec.arrays["latents"], cache.seal.arrays["latents"]
+    if array.encoder.latents_mean:
+        return array.encoder.latents_mean, array.encoder.latents_std
+    channels = array.shape[0] // 2 if array.encoder.posterior == "moments" else array.shape[0]
+    return summary.channel_mean[:channels], summary.channel_std[:channels]
+
+
+def check_length(config: TrainConfig, language: LanguageModel, projector: Projector) -> None:
+    needed, known = projector.num_tokens + config.data.max_text_tokens, language.max_tokens
+    if known is not None and needed > known:
+        raise ConfigError(
+            f"{projector.num_tokens} world tokens and data.max_text_tokens {config.data.max_text_tokens} make "
+            f"{needed}; {config.model.language_model} knows {known} positions"
+        )
+
+
+def prepare(language: LanguageModel, config: TrainConfig) -> None:
+    if config.run.gradient_checkpointing:
+        language.checkpoint_layers()
+    if config.run.compile:
+        language.compile_decoder()
+
+
+def what_must_match(config: TrainConfig, cache: Cache, text: TextStore, language: LanguageModel) -> dict[str, str]:
+    """Whatever decides the global batches and the shape and meaning of the projector."""
+    return {
+        "cache identity": cache.seal.identity,
+        "cache spec": cache.spec.digest,
+        "tokenised text": text.meta.key,
+        "data.batch_size": str(config.data.batch_size),
+        "data.seed": str(config.data.seed),
+        "data.val_fraction": str(config.data.val_fraction),
+        "model.layout": config.model.layout,
+        "model.projector": config.model.projector,
+        "language model": language.identity(),
+    }
