@@ -1,0 +1,101 @@
+"""A frozen encoder as the build sees it: a batch of uint8 pixels in, float32 latents out.
+
+Everything that changes a latent is in `identity`, or in the image recipe that named the pixel range.
+"""
+
+# Axes: N images, Y X pixels, C latent channels, H W latent cells.
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from cache_store.errors import ConfigError
+from cache_store.schema import EncoderIdentity
+from precompute.encoders.config import EncoderConfig
+
+PixelRange = Literal["signed", "theworld"]
+
+LOGVAR_MIN, LOGVAR_MAX = -30.0, 20.0
+"""Bounds of a posterior's log-variance, as in diffusers' `DiagonalGaussianDistribution`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrozenVae:
+    """The encode path of a VAE, on its device in its compute dtype, and what a cache must know of it."""
+
+    moments: Callable[[Tensor], Tensor]
+    """[N, 3, Y, X] to [N, 2C, H, W]: posterior mean, then log-variance."""
+    class_name: str
+    weights_sha256: str
+    spatial_factor: int
+    latents_mean: tuple[float, ...]
+    latents_std: tuple[float, ...]
+
+
+class Encoder:
+    """Maps uint8 RGB to latents, on one device."""
+
+    def __init__(self, vae: FrozenVae, config: EncoderConfig, pixel_range: PixelRange) -> None:
+        self.device = config.torch_device
+        self.identity = identify(vae, config)
+        self._vae = vae
+        self._dtype = config.torch_dtype
+        self._to_range = PIXEL_RANGES[pixel_range]
+        self._posterior = POSTERIORS[config.posterior]
+
+    def latent_shape(self, height: int, width: int) -> tuple[int, int, int]:
+        """[C, H, W] of one image's latent; ConfigError for a size that the encoder would have to crop."""
+        factor = self._vae.spatial_factor
+        if height < 1 or width < 1 or height % factor or width % factor:
+            raise ConfigError(f"image.height and image.width must be multiples of {factor}, got {height}x{width}")
+        channels = len(self._vae.latents_mean) * (2 if self.identity.posterior == "moments" else 1)
+        return channels, height // factor, width // factor
+
+    @torch.inference_mode()
+    def encode(self, image_NYX3: Tensor) -> Tensor:
+        """Map uint8 RGB, on any device, to [N, C, H, W], float32, on the encoder's device."""
+        pixels_N3YX = image_NYX3.to(self.device, non_blocking=True).permute(0, 3, 1, 2)
+        moments_NCHW = self._vae.moments(self._to_range(pixels_N3YX.float()).to(self._dtype))
+        return self._posterior(moments_NCHW).float().contiguous()
+
+
+def signed(pixels: Tensor) -> Tensor:
+    """[0, 255] to [-1, 1], what the VAE was trained on."""
+    return pixels.div_(127.5).sub_(1)
+
+
+def theworld(pixels: Tensor) -> Tensor:
+    """[0, 255] as it is, to reproduce TheWorld."""
+    return pixels
+
+
+PIXEL_RANGES: dict[PixelRange, Callable[[Tensor], Tensor]] = {"signed": signed, "theworld": theworld}
+
+
+def posterior_mean(moments_NCHW: Tensor) -> Tensor:
+    return moments_NCHW.chunk(2, dim=1)[0]
+
+
+def posterior_moments(moments_NCHW: Tensor) -> Tensor:
+    mean_NCHW, logvar_NCHW = moments_NCHW.chunk(2, dim=1)
+    return torch.cat([mean_NCHW, logvar_NCHW.clamp(LOGVAR_MIN, LOGVAR_MAX)], dim=1)
+
+
+POSTERIORS = {"mean": posterior_mean, "moments": posterior_moments}
+
+
+def identify(vae: FrozenVae, config: EncoderConfig) -> EncoderIdentity:
+    return EncoderIdentity(
+        class_name=vae.class_name,
+        weights_sha256=vae.weights_sha256,
+        path="folded" if config.fold else "native",
+        compiled=config.compile,
+        posterior=config.posterior,
+        compute_dtype=config.compute_dtype,
+        batch_size=config.batch_size,
+        latents_mean=vae.latents_mean,
+        latents_std=vae.latents_std,
+    )

@@ -1,0 +1,38 @@
+"""The SHA-256 of a frozen encoder: what it is, however its weights were saved.
+
+Only what encoding depends on goes in: named config values, and the encode path's weights as float32, by name. So the
+hash stays when a decoder is finetuned, when float32 weights that bfloat16 holds exactly are saved as such, when a
+checkpoint is split into shards, and when diffusers adds a config key with a default.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+def weights_sha256(
+    class_name: str, config: Mapping[str, Any], config_keys: Sequence[str], weights: Iterable[tuple[str, Tensor]]
+) -> str:
+    """Hash the chosen config values and every tensor: a line of JSON that announces it, then its bytes."""
+    chosen = {key: config[key] for key in sorted(config_keys)}
+    digest = hashlib.sha256(json_line({"class_name": class_name, "config": chosen}))
+    for name, tensor in sorted(weights, key=lambda weight: weight[0]):
+        digest.update(json_line({"name": name, "dtype": "float32", "shape": list(tensor.shape)}))
+        digest.update(float32_array(tensor).data)
+    return digest.hexdigest()
+
+
+def json_line(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode() + b"\n"
+
+
+def float32_array(tensor: Tensor) -> NDArray[np.float32]:
+    """Little-endian float32 in row-major order; a copy only where the tensor is not so already."""
+    array = tensor.detach().to("cpu", torch.float32).contiguous().numpy()
+    return array.astype("<f4", copy=False)

@@ -1,0 +1,87 @@
+"""Find the one folder of a model that holds its VAE, here or on the Hub, and say which class it is.
+
+A pipeline such as Cosmos-Predict2 keeps its VAE in the subfolder `vae`; nothing beside that subfolder is downloaded.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from huggingface_hub import hf_hub_download, try_to_load_from_cache
+from huggingface_hub.errors import EntryNotFoundError, HFValidationError, LocalEntryNotFoundError
+
+from cache_store.errors import ModelError
+
+CONFIGS = {"vae": "vae/config.json", "": "config.json"}
+"""Subfolder to config file, in the order looked for: a pipeline may have a config of its own at its root."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFiles:
+    """A model that was found."""
+
+    model: str
+    """Folder or hub id, as `from_pretrained` takes it."""
+    subfolder: str
+    class_name: str
+
+
+def find_model(model: str) -> ModelFiles:
+    """Locate the VAE of `model`, a folder or a hub id; ModelError when there is none."""
+    folder = Path(model).expanduser()
+    if folder.exists():
+        return found_config(str(folder), local_configs(folder))
+    try:
+        return found_config(model, cached_configs(model) or hub_configs(model))
+    except HFValidationError as error:
+        raise ModelError(f"encoder.model {model} is neither a folder here nor a hub id") from error
+
+
+def found_config(model: str, configs: dict[str, Path]) -> ModelFiles:
+    for subfolder, config in configs.items():
+        return ModelFiles(model=model, subfolder=subfolder, class_name=read_class_name(config))
+    raise ModelError(f"encoder.model {model} is no VAE: it holds none of {', '.join(CONFIGS.values())}")
+
+
+def local_configs(folder: Path) -> dict[str, Path]:
+    configs = {subfolder: folder / config for subfolder, config in CONFIGS.items()}
+    return {subfolder: path for subfolder, path in configs.items() if path.is_file()}
+
+
+def cached_configs(model: str) -> dict[str, Path]:
+    """What an earlier download left; asked first, so that work goes on without a network."""
+    configs = {subfolder: try_to_load_from_cache(model, config) for subfolder, config in CONFIGS.items()}
+    return {subfolder: Path(path) for subfolder, path in configs.items() if isinstance(path, str)}
+
+
+def hub_configs(model: str) -> dict[str, Path]:
+    """The first config that the Hub has, downloaded."""
+    for subfolder, config in CONFIGS.items():
+        try:
+            return {subfolder: Path(hf_hub_download(model, config))}
+        except LocalEntryNotFoundError as error:
+            raise ModelError(
+                f"encoder.model {model} is no folder here, not in the Hub's local cache, and the Hub cannot be reached"
+            ) from error
+        except EntryNotFoundError:
+            continue
+        except OSError as error:
+            raise ModelError(f"encoder.model {model} cannot be had from the Hub: {one_line(error)}") from error
+    return {}
+
+
+def read_class_name(config: Path) -> str:
+    """The diffusers class that a `config.json` names."""
+    try:
+        values = json.loads(config.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{config} is not JSON: {one_line(error)}") from error
+    class_name = values.get("_class_name") if isinstance(values, dict) else None
+    if not isinstance(class_name, str):
+        raise ModelError(f"{config} is not a VAE's config: it has no _class_name")
+    return class_name
+
+
+def one_line(error: BaseException) -> str:
+    """A library's message on one line, without its advice."""
+    return " ".join(str(error).split())[:300]

@@ -1,0 +1,131 @@
+"""The VAE of Wan 2.1 and Cosmos-Predict2: load diffusers' `AutoencoderKLWan` and keep its encode path, whole.
+
+diffusers only warns of weights that a checkpoint lacks and leaves them unset; here a missing or unknown encode-path
+weight is an error. Weights are read from safetensors alone, never from pickles.
+"""
+
+# Axes: N images, Y X pixels.
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from diffusers import AutoencoderKLWan
+from diffusers.utils import logging
+from safetensors import SafetensorError
+from torch import Tensor
+
+from cache_store.errors import ConfigError, ModelError
+from precompute.encoders.config import EncoderConfig
+from precompute.encoders.encoder import FrozenVae
+from precompute.encoders.folded_wan import FoldedWanEncoder
+from precompute.encoders.identity import weights_sha256
+from precompute.encoders.model_files import ModelFiles, one_line
+
+ENCODE_CONFIG = (
+    "base_dim",
+    "z_dim",
+    "dim_mult",
+    "num_res_blocks",
+    "attn_scales",
+    "temperal_downsample",
+    "is_residual",
+    "in_channels",
+    "patch_size",
+)
+ENCODE_WEIGHTS = ("encoder.", "quant_conv.")
+
+
+def load_wan(files: ModelFiles, config: EncoderConfig) -> FrozenVae:
+    """The frozen encode path of the `AutoencoderKLWan` in `files`."""
+    vae = read_vae(files)
+    digest = encode_path_sha256(files, vae)  # of the float32 weights: the native path rounds them in place
+    return FrozenVae(
+        moments=folded_moments(vae, config) if config.fold else native_moments(vae, config),
+        class_name=files.class_name,
+        weights_sha256=digest,
+        spatial_factor=2 ** (len(vae.config.dim_mult) - 1) * (vae.config.patch_size or 1),
+        latents_mean=tuple(map(float, vae.config.latents_mean)),
+        latents_std=tuple(map(float, vae.config.latents_std)),
+    )
+
+
+def encode_path_sha256(files: ModelFiles, vae: Any) -> str:
+    weights = ((name, weight) for name, weight in vae.state_dict().items() if name.startswith(ENCODE_WEIGHTS))
+    return weights_sha256(files.class_name, vae.config, ENCODE_CONFIG, weights)
+
+
+def read_vae(files: ModelFiles) -> Any:
+    """The model in float32, without its decoder; ModelError when anything of its encode path is amiss."""
+    try:
+        with quiet_diffusers():
+            vae, report = AutoencoderKLWan.from_pretrained(
+                files.model,
+                subfolder=files.subfolder or None,
+                torch_dtype=torch.float32,
+                use_safetensors=True,
+                output_loading_info=True,
+            )
+    except (OSError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
+        # What diffusers raises for absent, cut or pickled weights, for wrong shapes and for configs it cannot build.
+        raise ModelError(f"encoder.model {files.model} cannot be loaded: {one_line(error)}") from error
+    refuse_partial(files, report)
+    refuse_unscaled(files, vae.config)
+    vae.decoder = vae.post_quant_conv = None
+    return vae.requires_grad_(False).eval()
+
+
+def refuse_partial(files: ModelFiles, report: dict[str, Any]) -> None:
+    """Raise ModelError when the checkpoint and the encode path do not name the same weights."""
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        names = sorted(str(name) for name in report[kind] if str(name).startswith(ENCODE_WEIGHTS))
+        if names:
+            raise ModelError(
+                f"encoder.model {files.model} has {len(names)} {kind.replace('_', ' ')} in its encode path,"
+                f" {names[0]} first; nothing may be left random, so take a whole {files.class_name} checkpoint"
+            )
+
+
+def refuse_unscaled(files: ModelFiles, config: Any) -> None:
+    """Raise ModelError unless there is a mean and a deviation for every latent channel."""
+    for key in ("latents_mean", "latents_std"):
+        if len(config[key]) != config.z_dim:
+            raise ModelError(
+                f"encoder.model {files.model} has {len(config[key])} values of {key} for {config.z_dim} latent"
+                f" channels; write {config.z_dim} into its config.json"
+            )
+
+
+def folded_moments(vae: Any, config: EncoderConfig) -> Callable[[Tensor], Tensor]:
+    """The folded path; on a CPU one image at a time, which keeps activations in the last-level cache."""
+    folded = FoldedWanEncoder(vae, config.torch_dtype).to(config.torch_device).eval()
+    network: Callable[[Tensor], Tensor] = torch.compile(folded, dynamic=False) if config.compile else folded
+    if config.torch_device.type != "cpu":
+        return network
+    return lambda image_N3YX: torch.cat([network(image_13YX) for image_13YX in torch.split(image_N3YX, 1)])
+
+
+def native_moments(vae: Any, config: EncoderConfig) -> Callable[[Tensor], Tensor]:
+    """The path of diffusers itself, each image a video of one frame."""
+    if vae.config.attn_scales:
+        raise ConfigError("encoder.fold: false cannot run a model with attn_scales, diffusers' encode fails on them")
+    with quiet_diffusers():
+        vae = vae.to(config.torch_device, config.torch_dtype)
+
+    def moments(image_N3YX: Tensor) -> Tensor:
+        posterior = vae.encode(image_N3YX.contiguous().unsqueeze(2)).latent_dist
+        return posterior.parameters.squeeze(2)  # type: ignore[no-any-return]
+
+    return moments
+
+
+@contextmanager
+def quiet_diffusers() -> Iterator[None]:
+    """Leave the telling of load problems to our own errors."""
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)

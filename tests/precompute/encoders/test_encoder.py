@@ -1,0 +1,116 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cache_store.errors import ConfigError
+from precompute.encoders import Encoder, EncoderConfig, PixelRange, load_encoder
+
+
+def encoder_of(vae: Any, folder: Path, pixel_range: PixelRange = "signed", **config: Any) -> Encoder:
+    vae.save_pretrained(folder)
+    options = {"device": "cpu", "compute_dtype": "float32", **config}
+    return load_encoder(EncoderConfig(model=str(folder), **options), pixel_range)
+
+
+def photos(number: int = 2, height: int = 24, width: int = 40) -> Tensor:
+    generator = torch.Generator().manual_seed(2)
+    return torch.randint(0, 256, (number, height, width, 3), dtype=torch.uint8, generator=generator)
+
+
+def diffusers_posterior(vae: Any, image_N3YX: Tensor) -> Any:
+    with torch.inference_mode():
+        return vae.encode(image_N3YX.unsqueeze(2)).latent_dist
+
+
+@pytest.fixture
+def vae(narrow_vae: Callable[..., Any]) -> Any:
+    return narrow_vae(z_dim=4, latents_mean=[0.0] * 4, latents_std=[1.0] * 4)
+
+
+@pytest.mark.parametrize("fold", [True, False])
+def test_signed_range_and_mean_are_diffusers_mode(vae: Any, tmp_path: Path, fold: bool) -> None:
+    image = photos()
+    latents = encoder_of(vae, tmp_path, fold=fold).encode(image)
+    expected = diffusers_posterior(vae, image.permute(0, 3, 1, 2).float() / 127.5 - 1).mode()
+    torch.testing.assert_close(latents, expected.squeeze(2), rtol=0, atol=1e-5)
+    assert latents.is_contiguous()
+    assert latents.shape[1:] == encoder_of(vae, tmp_path).latent_shape(24, 40) == (4, 3, 5)
+
+
+def test_theworld_feeds_bytes_as_they_are(vae: Any, tmp_path: Path) -> None:
+    image = photos()
+    latents = encoder_of(vae, tmp_path, "theworld").encode(image)
+    expected = diffusers_posterior(vae, image.permute(0, 3, 1, 2).float()).mode()
+    torch.testing.assert_close(latents, expected.squeeze(2), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("fold", [True, False])
+def test_moments_are_mean_and_bounded_log_variance(vae: Any, tmp_path: Path, fold: bool) -> None:
+    vae.quant_conv.bias.data[4:] += torch.tensor([-100.0, 100.0, 0.0, 0.0])
+    image = photos()
+    encoder = encoder_of(vae, tmp_path, posterior="moments", fold=fold)
+    latents = encoder.encode(image)
+    expected = diffusers_posterior(vae, image.permute(0, 3, 1, 2).float() / 127.5 - 1)
+    expected = torch.cat([expected.mean, expected.logvar], dim=1).squeeze(2)
+    torch.testing.assert_close(latents, expected, rtol=0, atol=1e-5)
+    assert (latents[:, 4] == -30).all()
+    assert (latents[:, 5] == 20).all()
+    assert latents.shape[1:] == encoder.latent_shape(24, 40) == (8, 3, 5)
+
+
+@pytest.mark.parametrize("compute_dtype", ["float32", "bfloat16"])
+def test_on_a_cpu_a_latent_does_not_depend_on_its_batch(vae: Any, tmp_path: Path, compute_dtype: str) -> None:
+    encoder = encoder_of(vae, tmp_path, compute_dtype=compute_dtype)
+    image = photos(number=3)
+    alone = torch.cat([encoder.encode(one) for one in image.split(1)])
+    assert torch.equal(encoder.encode(image), alone)
+
+
+def test_latents_are_float32_whatever_computes_them(vae: Any, tmp_path: Path) -> None:
+    latents = encoder_of(vae, tmp_path, compute_dtype="bfloat16").encode(photos())
+    assert latents.dtype == torch.float32
+    assert not latents.requires_grad
+
+
+def test_the_identity_says_what_a_latent_depends_on(vae: Any, tmp_path: Path) -> None:
+    identity = encoder_of(vae, tmp_path, posterior="moments", batch_size=7).identity
+    assert (identity.class_name, identity.path, identity.posterior) == ("AutoencoderKLWan", "folded", "moments")
+    assert (identity.compute_dtype, identity.batch_size, identity.compiled) == ("float32", 7, False)
+    assert identity.latents_std == (1.0,) * 4
+    assert len(identity.weights_sha256) == 64
+
+
+@pytest.mark.parametrize("size", [(20, 40), (24, 44), (0, 8)])
+def test_a_size_that_would_be_cropped_is_refused(vae: Any, tmp_path: Path, size: tuple[int, int]) -> None:
+    with pytest.raises(ConfigError, match="multiples of 8"):
+        encoder_of(vae, tmp_path).latent_shape(*size)
+
+
+def test_wan_2_2_runs_unfolded(narrow_vae: Callable[..., Any], tmp_path: Path) -> None:
+    vae = narrow_vae(is_residual=True, patch_size=2, in_channels=12, out_channels=12)
+    encoder = encoder_of(vae, tmp_path, fold=False)
+    assert encoder.latent_shape(32, 48) == (16, 2, 3)
+    assert encoder.encode(photos(1, 32, 48)).shape == (1, 16, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model": ""}, "encoder.model is empty"),
+        ({"batch_size": 0}, "encoder.batch_size must be at least 1, got 0"),
+        ({"compile": True, "fold": False}, "encoder.compile needs encoder.fold: true"),
+    ],
+)
+def test_a_config_that_cannot_run_names_its_key(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EncoderConfig(**{"model": "org/name", **config})
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:99", "cuda:x", "cpu:1"])
+def test_a_device_that_is_not_here_is_refused(device: str) -> None:
+    with pytest.raises(ConfigError, match="encoder.device"):
+        _ = EncoderConfig(model="org/name", device=device).torch_device

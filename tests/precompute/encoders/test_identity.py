@@ -1,0 +1,90 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from precompute.encoders import EncoderConfig, load_encoder
+
+
+def saved_hash(vae: Any, folder: Path, **save: Any) -> str:
+    vae.save_pretrained(folder, **save)
+    return folder_hash(folder)
+
+
+def folder_hash(folder: Path, **config: Any) -> str:
+    return load_encoder(EncoderConfig(model=str(folder), device="cpu", **config), "signed").identity.weights_sha256
+
+
+def rounded_to_bfloat16(vae: Any) -> Any:
+    for weight in vae.parameters():
+        weight.data = weight.data.bfloat16().float()
+    return vae
+
+
+def nudge(vae: Any, name: str) -> None:
+    weight = vae.get_parameter(name).data
+    weight.view(-1)[-1] += 0.25
+
+
+@pytest.fixture
+def vae(narrow_vae: Callable[..., Any]) -> Any:
+    return rounded_to_bfloat16(narrow_vae())
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["encoder.conv_in.weight", "encoder.mid_block.resnets.1.norm2.gamma", "encoder.conv_out.bias", "quant_conv.weight"],
+)
+def test_one_changed_encode_path_weight_changes_the_hash(vae: Any, tmp_path: Path, name: str) -> None:
+    before = saved_hash(vae, tmp_path / "before")
+    nudge(vae, name)
+    assert saved_hash(vae, tmp_path / "after") != before
+
+
+@pytest.mark.parametrize("name", ["decoder.conv_in.weight", "post_quant_conv.bias"])
+def test_a_changed_decoder_weight_does_not(vae: Any, tmp_path: Path, name: str) -> None:
+    before = saved_hash(vae, tmp_path / "before")
+    nudge(vae, name)
+    assert saved_hash(vae, tmp_path / "after") == before
+
+
+def test_a_changed_encode_path_config_key_changes_the_hash(vae: Any, tmp_path: Path) -> None:
+    before = saved_hash(vae, tmp_path)
+    edit_config(tmp_path, temperal_downsample=[False, False, True])
+    drop_weight(tmp_path, "encoder.down_blocks.5.time_conv")
+    assert folder_hash(tmp_path) != before
+
+
+def test_a_config_key_beside_the_encode_path_does_not(vae: Any, tmp_path: Path) -> None:
+    before = saved_hash(vae, tmp_path)
+    edit_config(tmp_path, dropout=0.5, scale_factor_temporal=2)
+    assert folder_hash(tmp_path) == before
+
+
+def test_the_hash_is_of_values_not_of_files(vae: Any, tmp_path: Path) -> None:
+    whole = saved_hash(vae, tmp_path / "whole")
+    sharded = saved_hash(vae, tmp_path / "sharded", max_shard_size="100KB")
+    narrow = saved_hash(vae.to(torch.bfloat16), tmp_path / "bfloat16")
+    assert len(list((tmp_path / "sharded").glob("*.safetensors"))) > 1
+    assert whole == sharded == narrow
+
+
+def test_the_hash_does_not_depend_on_how_the_encoder_runs(vae: Any, tmp_path: Path) -> None:
+    vae.save_pretrained(tmp_path)
+    folded = folder_hash(tmp_path, compute_dtype="float32")
+    assert folder_hash(tmp_path, fold=False, compute_dtype="bfloat16") == folded
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | changes))
+
+
+def drop_weight(folder: Path, prefix: str) -> None:
+    from safetensors.torch import load_file, save_file
+
+    path = folder / "diffusion_pytorch_model.safetensors"
+    save_file({name: weight for name, weight in load_file(path).items() if not name.startswith(prefix)}, path)

@@ -1,0 +1,167 @@
+"""Finding and loading: what works from a folder and the Hub's cache, and what is refused with one line."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from cache_store.errors import ConfigError, ModelError
+from precompute.encoders import Encoder, EncoderConfig, load_encoder
+from precompute.encoders.model_files import find_model
+from precompute.encoders.wan import read_vae
+
+WEIGHTS = "diffusion_pytorch_model.safetensors"
+LOAD = (
+    "import sys; from cache_store.command_line import run_program;"
+    "from precompute.encoders import EncoderConfig, load_encoder;"
+    "run = lambda argv: print(load_encoder(EncoderConfig(model=argv[0], device='cpu'), 'signed')"
+    ".identity.weights_sha256) or 0;"
+    "sys.exit(run_program('precompute', run, sys.argv[1:]))"
+)
+
+
+def load(model: str | Path, **config: Any) -> Encoder:
+    return load_encoder(EncoderConfig(model=str(model), device="cpu", **config), "signed")
+
+
+def refusal(model: str | Path, **config: Any) -> str:
+    with pytest.raises(ModelError) as caught:
+        load(model, **config)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def edit_weights(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    weights = load_file(folder / WEIGHTS)
+    change(weights)
+    save_file(weights, folder / WEIGHTS)
+
+
+def hub_cache(vae_folder: Path, cache: Path) -> Path:
+    """Lay a pipeline out as the Hub's local cache does, with nothing but its subfolder `vae`."""
+    repo = cache / "models--org--pipeline"
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    (repo / "refs").mkdir(parents=True)
+    (repo / "refs" / "main").write_text(commit)
+    (repo / "snapshots").mkdir()
+    vae_folder.rename(repo / "snapshots" / commit)
+    return cache
+
+
+def offline(model: str, cache: Path) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", LOAD, model]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+
+
+def test_the_subfolder_is_found_by_itself(vae_folder: Path) -> None:
+    assert load(vae_folder).identity == load(vae_folder / "vae").identity
+
+
+def test_a_pipelines_own_config_does_not_hide_its_vae(vae_folder: Path) -> None:
+    (vae_folder / "config.json").write_text('{"_class_name": "SomePipeline"}')
+    assert find_model(str(vae_folder)).subfolder == "vae"
+
+
+def test_a_hub_id_loads_offline_from_a_cache_of_the_vae_alone(vae_folder: Path, tmp_path: Path) -> None:
+    expected = load(vae_folder).identity.weights_sha256
+    done = offline("org/pipeline", hub_cache(vae_folder, tmp_path / "hub"))
+    assert (done.returncode, done.stdout.strip()) == (0, expected)
+
+
+def test_a_hub_id_that_cannot_be_had_is_one_line(tmp_path: Path) -> None:
+    done = offline("org/absent", tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("precompute: error: encoder.model org/absent is no folder here")
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_decoder_is_dropped(vae_folder: Path) -> None:
+    vae = read_vae(find_model(str(vae_folder)))
+    assert not [name for name in vae.state_dict() if not name.startswith(("encoder.", "quant_conv."))]
+
+
+def test_a_checkpoint_without_a_decoder_is_enough(vae_folder: Path) -> None:
+    expected = load(vae_folder).identity
+
+    def keep_encoder(weights: dict[str, Any]) -> None:
+        for name in [name for name in weights if name.startswith(("decoder.", "post_quant_conv."))]:
+            del weights[name]
+
+    edit_weights(vae_folder / "vae", keep_encoder)
+    assert load(vae_folder).identity == expected
+
+
+def test_a_missing_encode_path_weight_is_refused(vae_folder: Path) -> None:
+    edit_weights(vae_folder / "vae", lambda weights: weights.pop("encoder.conv_out.bias"))
+    assert "1 missing keys in its encode path, encoder.conv_out.bias first" in refusal(vae_folder)
+
+
+def test_an_unknown_encode_path_weight_is_refused(vae_folder: Path) -> None:
+    edit_weights(
+        vae_folder / "vae", lambda weights: weights.update({"encoder.extra": weights["quant_conv.bias"].clone()})
+    )
+    assert "1 unexpected keys in its encode path, encoder.extra first" in refusal(vae_folder)
+
+
+def test_a_weight_of_another_shape_is_refused(vae_folder: Path) -> None:
+    edit_weights(
+        vae_folder / "vae", lambda weights: weights.update({"quant_conv.bias": weights["encoder.conv_in.bias"].clone()})
+    )
+    assert "cannot be loaded" in refusal(vae_folder)
+
+
+def test_other_classes_are_refused_by_name(vae_folder: Path) -> None:
+    (vae_folder / "vae" / "config.json").write_text('{"_class_name": "AutoencoderKLCosmos"}')
+    assert refusal(vae_folder).endswith("is of class AutoencoderKLCosmos; known are AutoencoderKLWan")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "{"])
+def test_a_config_that_is_not_a_vaes_is_refused(vae_folder: Path, text: str) -> None:
+    (vae_folder / "vae" / "config.json").write_text(text)
+    assert "config.json is not" in refusal(vae_folder)
+
+
+def test_a_config_that_the_class_cannot_build_is_refused(vae_folder: Path) -> None:
+    (vae_folder / "vae" / "config.json").write_text('{"_class_name": "AutoencoderKLWan", "dim_mult": "wide"}')
+    assert "cannot be loaded" in refusal(vae_folder)
+
+
+@pytest.mark.parametrize("keep", [0, 7, 5_000])
+def test_cut_weights_are_refused(vae_folder: Path, keep: int) -> None:
+    weights = vae_folder / "vae" / WEIGHTS
+    weights.write_bytes(weights.read_bytes()[:keep])
+    assert "cannot be loaded" in refusal(vae_folder)
+
+
+def test_pickled_weights_are_never_read(vae_folder: Path) -> None:
+    (vae_folder / "vae" / WEIGHTS).rename(vae_folder / "vae" / "diffusion_pytorch_model.bin")
+    assert "cannot be loaded" in refusal(vae_folder)
+
+
+def test_a_folder_without_a_vae_is_refused(tmp_path: Path) -> None:
+    assert "is no VAE: it holds none of vae/config.json, config.json" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("model", ["/nowhere/at/all", "./nowhere", "a/b/c"])
+def test_a_path_that_does_not_exist_is_refused(model: str) -> None:
+    assert "is neither a folder here nor a hub id" in refusal(model)
+
+
+def test_a_latent_scale_for_other_channels_is_refused(vae_folder: Path) -> None:
+    config = vae_folder / "vae" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"latents_std": [1.0, 2.0]}))
+    assert "has 2 values of latents_std for 16 latent channels" in refusal(vae_folder)
+
+
+def test_attention_scales_are_refused_unfolded(narrow_vae: Callable[..., Any], tmp_path: Path) -> None:
+    narrow_vae(attn_scales=[0.5]).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="encoder.fold: false cannot run a model with attn_scales"):
+        load(tmp_path, fold=False)
