@@ -98,8 +98,9 @@ class LanguageModel(nn.Module):
         for layer in layers:
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
-    def compile_decoder(self) -> None:
-        self.decoder.compile()
+    def compile_decoder(self, backend: str = "inductor") -> None:
+        """Compiled at the first use, and once more when lengths are seen to vary."""
+        self.decoder.compile(backend=backend)
 
 
 def load_language_model(name: str, dtype: torch.dtype, device: torch.device) -> LanguageModel:

@@ -149,3 +149,20 @@ def test_recomputing_layers_changes_no_gradient(language_model: Path) -> None:
         gradients.append(embeddings.grad)
     assert torch.equal(*gradients)
     assert len(calls) == 2
+
+
+# The compiler imports what torch deprecates, and looks at gradients that torch warns of.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_compiled_and_recomputed_layers_give_the_same_gradients_at_every_length(language_model: Path) -> None:
+    plain, compiled = load(language_model), load(language_model)
+    compiled.checkpoint_layers()
+    # Graphs are captured as they are for inductor, whose own compilation would take minutes here.
+    compiled.compile_decoder(backend="aot_eager")
+    for length in (7, 12, 9):
+        gradients = []
+        for model in (plain, compiled):
+            leaf = torch.linspace(-1, 1, 2 * length * 32).view(2, length, 32).requires_grad_()
+            model.hidden(leaf * 2).square().sum().backward()
+            gradients.append(leaf.grad)
+        assert torch.allclose(*gradients, atol=1e-5)

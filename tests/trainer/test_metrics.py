@@ -1,0 +1,38 @@
+import json
+from pathlib import Path
+
+from trainer.metrics import MetricsLog
+
+
+def steps(folder: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def write_steps(folder: Path, completed: int, last: int) -> None:
+    log = MetricsLog(folder, completed)
+    for step in range(completed + 1, last + 1):
+        log.write({"step": step, "loss": 1.5})
+    log.close()
+
+
+def test_no_step_appears_twice_after_a_resume(tmp_path: Path) -> None:
+    write_steps(tmp_path, 0, 7)
+    write_steps(tmp_path, 4, 9)
+    assert steps(tmp_path) == list(range(1, 10))
+
+
+def test_a_line_that_a_kill_cut_short_is_dropped(tmp_path: Path) -> None:
+    write_steps(tmp_path, 0, 3)
+    with (tmp_path / "metrics.jsonl").open("a") as lines:
+        lines.write('{"step": 4, "lo')
+    write_steps(tmp_path, 3, 4)
+    assert steps(tmp_path) == [1, 2, 3, 4]
+
+
+def test_tensorboard_holds_the_same_numbers(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    write_steps(tmp_path, 0, 3)
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(1, 1.5), (2, 1.5), (3, 1.5)]
