@@ -10,7 +10,7 @@ demo: $(INSTALLED)
 	$(BIN)/python -m demo
 
 test: lint
-	$(BIN)/pytest -n 2 --dist worksteal -q
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -q
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -1,0 +1,245 @@
+"""Builds through the command line: what is cached, what resumes, what is refused."""
+
+import json
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from cache_store import open_cache
+from cache_store.verify import verify
+from precompute.cli import main
+from precompute.encoders import EncoderConfig, load_encoder
+from precompute.images import ImageConfig, decode_image, fit_image, to_pixels
+from tests.precompute.conftest import (
+    BROKEN,
+    SAMPLES,
+    config_values,
+    image_bytes,
+    make_vae,
+    sample_name,
+    timeless_files,
+    write_config,
+    write_source,
+)
+
+GOOD = [number for number in range(SAMPLES) if number not in BROKEN]
+
+
+@pytest.fixture
+def build(tmp_path: Path, source_path: Path, vae_path: Path):
+    """Run a build with overrides; returns its exit code."""
+
+    def run(cache: Path | None = None, source: Path = source_path, vae: Path = vae_path, **overrides: object) -> int:
+        values = config_values(cache or tmp_path / "cache", source, vae, **overrides)
+        return main(["build", "--config", str(write_config(tmp_path / "build.yaml", values))])
+
+    return run
+
+
+def pixels_of(numbers: list[int], config: ImageConfig) -> torch.Tensor:
+    images = [fit_image(decode_image(image_bytes(number), 10**6), config.recipe) for number in numbers]
+    return torch.from_numpy(np.stack([to_pixels(image) for image in images]))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float16", 2**-11), ("float32", 0.0)])
+def test_cached_latents_equal_a_direct_encode(build, tmp_path, vae_path, dtype, tolerance):
+    """To rounding of the stored dtype: half a unit in the last place, relative."""
+    assert build(store__dtype=dtype) == 0
+    cache = open_cache(tmp_path / "cache")
+    encoder = load_encoder(EncoderConfig(model=str(vae_path), compute_dtype="float32", device="cpu"), "signed")
+    config = ImageConfig(height=32, width=40)
+    direct = torch.cat([encoder.encode(pixels_of([number], config)) for number in GOOD]).numpy()
+    cached = cache.read(np.arange(len(cache))).astype(np.float32)
+    np.testing.assert_allclose(cached, direct, rtol=tolerance, atol=2**-24 if tolerance else 0.0)
+
+
+def test_every_planned_sample_is_cached_or_rejected_with_a_reason(build, tmp_path, capsys):
+    assert build() == 0
+    assert "22 planned = 20 cached + 2 rejected (2 cannot decode)" in capsys.readouterr().out
+    cache = open_cache(tmp_path / "cache")
+    assert (cache.seal.planned, cache.seal.cached, cache.seal.rejected) == (22, 20, 2)
+    ids = cache.samples(np.arange(len(cache)), ["id"])["id"].to_pylist()
+    assert ids == [sample_name(number) for number in GOOD]
+    assert not verify(tmp_path / "cache", "full").findings
+
+
+def test_rejects_do_not_move_their_neighbours(build, tmp_path):
+    """The same samples with the broken images mended: every other latent keeps its bits."""
+    assert build() == 0
+    mended = {sample_name(number).replace("-", "_"): image_bytes(number) for number in BROKEN}
+    whole = write_source(tmp_path / "whole", **mended)
+    assert build(cache=tmp_path / "whole-cache", source=whole) == 0
+    with_rejects, without = open_cache(tmp_path / "cache"), open_cache(tmp_path / "whole-cache")
+    assert len(without) == SAMPLES
+    np.testing.assert_array_equal(with_rejects.read(np.arange(len(GOOD))), without.read(np.array(GOOD)))
+
+
+def test_a_second_build_of_the_same_inputs_has_the_same_bytes_and_identity(build, tmp_path):
+    assert build() == build(cache=tmp_path / "other") == 0
+    assert timeless_files(tmp_path / "cache") == timeless_files(tmp_path / "other")
+
+
+def test_one_and_three_workers_write_the_same_bytes(build, tmp_path):
+    assert build() == 0
+    assert build(cache=tmp_path / "three", run__workers=3) == 0
+    assert timeless_files(tmp_path / "cache") == timeless_files(tmp_path / "three")
+    assert not verify(tmp_path / "three", "full").findings
+
+
+def times(cache: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in cache.rglob("*") if path.name != ".claim"}
+
+
+def test_a_finished_build_run_again_touches_nothing(build, tmp_path, capsys):
+    assert build() == 0
+    before = times(tmp_path / "cache")
+    assert build() == 0
+    assert "nothing to encode" in capsys.readouterr().out
+    assert before == {
+        path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*") if path.name != ".claim"
+    }
+
+
+def test_a_shard_that_lost_its_file_is_built_again_and_said(build, tmp_path, capsys):
+    assert build() == 0
+    before = timeless_files(tmp_path / "cache")
+    (tmp_path / "cache/latents/c/1/0/0/0").unlink()
+    assert build() == 0
+    assert "shard 1 is built again" in capsys.readouterr().err
+    assert timeless_files(tmp_path / "cache") == before
+
+
+def refused(build, capsys, cache: Path, **changes: object) -> str:
+    """Build once, then again with a change: refused, with nothing touched; returns what was said."""
+    assert build(cache=cache) == 0
+    before = {path: path.read_bytes() for path in cache.rglob("*") if path.is_file() and path.name != ".claim"}
+    capsys.readouterr()
+    assert build(cache=cache, **changes) == 1
+    after = {path: path.read_bytes() for path in cache.rglob("*") if path.is_file() and path.name != ".claim"}
+    assert before == after
+    message = capsys.readouterr().err
+    assert "Traceback" not in message
+    assert "--cache NEW" in message
+    return message
+
+
+def test_other_weights_are_refused(build, capsys, tmp_path):
+    message = refused(build, capsys, tmp_path / "cache", vae=make_vae(tmp_path / "other-vae", seed=1))
+    assert "arrays.latents.encoder.weights_sha256" in message
+
+
+def test_another_size_is_refused(build, capsys, tmp_path):
+    message = refused(build, capsys, tmp_path / "cache", image__height=40)
+    assert "arrays.latents.image.height  32            40" in message
+    assert "weights" not in message
+
+
+def test_another_range_is_refused(build, capsys, tmp_path):
+    message = refused(build, capsys, tmp_path / "cache", image__range="theworld")
+    assert "arrays.latents.image.range  signed        theworld" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("store__codec", "zstd"),
+        ("store__dtype", "float32"),
+        ("store__samples_per_shard", 4),
+        ("encoder__batch_size", 4),
+    ],
+)
+def test_every_other_field_of_the_spec_is_refused_too(build, capsys, tmp_path, name, value):
+    assert name.partition("__")[2] in refused(build, capsys, tmp_path / "cache", **{name: value})
+
+
+def test_another_sample_list_is_refused_by_id(build, capsys, tmp_path):
+    other = write_source(tmp_path / "other", [*range(3, SAMPLES), 40])
+    message = refused(build, capsys, tmp_path / "cache", source=other)
+    assert "1 new (sample-040); 3 gone (sample-000, sample-001, sample-002)" in message
+
+
+def test_an_image_with_other_bytes_is_refused_by_id(build, capsys, tmp_path):
+    other = write_source(tmp_path / "other", sample_006=image_bytes(99))
+    message = refused(build, capsys, tmp_path / "cache", source=other)
+    assert "1 images are not the ones encoded: sample-006" in message
+
+
+def test_an_image_that_is_gone_is_refused_by_id(build, capsys, tmp_path):
+    folder = write_source(tmp_path / "folder")
+    with zipfile.ZipFile(folder / "images.zip") as archive:
+        archive.extractall(folder)
+    images = {"source__images": str(folder)}
+    values = {"source": folder, **images}
+    assert build(cache=tmp_path / "cache", **values) == 0
+    (folder / "sample-002.png").unlink()
+    assert build(cache=tmp_path / "cache", **values) == 1
+    assert "1 images are not the ones encoded: sample-002" in capsys.readouterr().err
+
+
+def test_a_touched_file_with_the_same_bytes_is_no_change(build, tmp_path):
+    folder = write_source(tmp_path / "folder")
+    with zipfile.ZipFile(folder / "images.zip") as archive:
+        archive.extractall(folder)
+    assert build(source=folder, source__images=str(folder)) == 0
+    (folder / "sample-002.png").touch()
+    assert build(source=folder, source__images=str(folder)) == 0
+
+
+def test_too_many_rejects_fail_the_build_and_say_why(build, tmp_path, capsys):
+    assert build(run__max_reject_fraction=0.01) == 1
+    message = capsys.readouterr().err
+    assert "2 of 22 samples are rejected (2 cannot decode)" in message or "1 of 22 samples are rejected" in message
+    assert not (tmp_path / "cache/seal.json").exists()
+    assert build(run__max_reject_fraction=0.5) == 0
+
+
+def test_a_folder_of_images_is_a_source(tmp_path, vae_path):
+    images = tmp_path / "images"
+    images.mkdir()
+    for number in range(3):
+        Image.new("RGB", (20, 20), (80 * number, 0, 0)).save(images / f"{number}.png")
+    (images / "1.txt").write_text("a dark red square")
+    values = config_values(tmp_path / "cache", tmp_path, vae_path)
+    values["source"] = {"kind": "folder", "path": str(images)}
+    assert main(["build", "--config", str(write_config(tmp_path / "b.yaml", values))]) == 0
+    rows = open_cache(tmp_path / "cache").samples(np.arange(3)).to_pylist()
+    assert rows[1]["conversations"][1]["value"] == "a dark red square"
+
+
+def test_a_foreign_folder_is_never_built_into(build, tmp_path, capsys):
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "thesis.tex").write_text("precious")
+    assert build() == 2
+    assert "holds 'thesis.tex' but no cache" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("overrides", "code", "message"),
+    [
+        ({"image__height": 33}, 2, "must be multiples of 8"),
+        ({"image__fit": "stretch"}, 2, "fit"),
+        ({"image__heigth": 32}, 2, "image.heigth"),
+        ({"store__samples_per_shard": 0}, 2, "store.samples_per_shard must be at least 1"),
+        ({"run__max_reject_fraction": 2.0}, 2, "run.max_reject_fraction must be in"),
+        ({"encoder__model": "/nowhere/vae"}, 1, "/nowhere/vae"),
+        ({"encoder__device": "cuda:99"}, 2, "encoder.device"),
+        ({"source__path": "/nowhere/chat.json"}, 1, "source.path: /nowhere/chat.json does not exist"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_it(build, tmp_path, capsys, overrides, code, message):
+    assert build(**overrides) == code
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+    assert not (tmp_path / "cache").exists()
+
+
+def test_the_cache_remembers_what_it_was_built_from(build, tmp_path, vae_path):
+    assert build() == 0
+    config = json.loads((tmp_path / "cache/build.json").read_text())["config"]
+    assert config["encoder"]["model"] == str(vae_path)
+    assert "run" not in config

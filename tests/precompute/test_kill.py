@@ -1,0 +1,146 @@
+"""`kill -9` and signals at any instant: at most the shard in hand is lost, and a rerun ends in the same bytes."""
+
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cache_store.verify import verify
+from precompute.cli import main
+from tests.precompute.conftest import config_values, timeless_files, write_config
+
+KILLS = 20
+
+
+def run_build(config: str) -> None:
+    """In a child: its own session, so that its workers can be told from ours."""
+    os.setsid()
+    with Path(os.devnull).open("w") as silence:
+        os.dup2(silence.fileno(), 1)
+        os.dup2(silence.fileno(), 2)
+    sys.exit(main(["build", "--config", config]))
+
+
+@pytest.fixture(scope="module")
+def fork_server():
+    """Children that start with everything imported, so that kills land in the build and not in imports."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["precompute.build", "precompute.encoders.wan", __name__])
+    return context
+
+
+def test_a_killed_build_resumes_to_identical_bytes(fork_server, tmp_path, source_path, vae_path):
+    def config(name: str) -> str:
+        values = config_values(tmp_path / name, source_path, vae_path, store__samples_per_shard=2)
+        return str(write_config(tmp_path / f"{name}.yaml", values))
+
+    def start(name: str) -> multiprocessing.Process:
+        process = fork_server.Process(target=run_build, args=(config(name),))
+        process.start()
+        return process
+
+    started = time.monotonic()
+    undisturbed = start("undisturbed")
+    undisturbed.join()
+    assert undisturbed.exitcode == 0
+    usual_s = time.monotonic() - started
+    expected = timeless_files(tmp_path / "undisturbed")
+
+    moments, kills, finished, attempt = random.Random(0), 0, 0, 0
+    while kills < KILLS or not finished:
+        name = f"killed-{finished}"
+        process = start(name)
+        process.join(moments.uniform(0.02, usual_s) if kills < KILLS else None)
+        process.kill()
+        process.join()
+        attempt += 1
+        if process.exitcode == -signal.SIGKILL:
+            kills += 1
+            assert_whole_or_absent(tmp_path / name)
+        else:
+            assert process.exitcode == 0
+            assert timeless_files(tmp_path / name) == expected
+            finished += 1
+        assert attempt < 10 * KILLS, "the build seems to make no progress"
+    assert not verify(tmp_path / f"killed-{finished - 1}", "full").findings
+
+
+def assert_whole_or_absent(cache: Path) -> None:
+    """What a killed build leaves verifies, but for what is not there yet and the scratch it was writing."""
+    if not (cache / "zarr.json").exists():
+        return
+    allowed = ("not committed", "left by a build that died", "not sealed")
+    for finding in verify(cache, "full").findings:
+        assert any(words in finding.problem for words in allowed), finding
+
+
+def test_workers_die_with_their_killed_parent_and_the_build_resumes(tmp_path, source_path, vae_path):
+    values = config_values(tmp_path / "cache", source_path, vae_path, store__samples_per_shard=2, run__workers=2)
+    command = [sys.executable, "-m", "precompute", "build", "--config", str(write_config(tmp_path / "b.yaml", values))]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    wait_for(lambda: list((tmp_path / "cache").glob("commits/latents/*.json")))
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    wait_for(lambda: not session_members(process.pid))
+    assert subprocess.run(command, check=False, capture_output=True).returncode == 0
+    assert not verify(tmp_path / "cache", "full").findings
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_the_build_with_code_3_and_nothing_half_written(
+    tmp_path, source_path, vae_path, number, workers
+):
+    values = config_values(tmp_path / "cache", source_path, vae_path, store__samples_per_shard=1, run__workers=workers)
+    command = [sys.executable, "-m", "precompute", "build", "--config", str(write_config(tmp_path / "b.yaml", values))]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: list((tmp_path / "cache").glob("commits/latents/*.json")))
+    process.send_signal(number)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 3, error
+    assert "precompute: stopped: " in error
+    assert "run the same command again" in error
+    assert "Traceback" not in error
+    assert not list((tmp_path / "cache").rglob("*.partial"))
+    assert main(command[3:]) == 0
+    assert not verify(tmp_path / "cache", "full").findings
+
+
+def test_a_second_build_of_one_cache_is_refused_and_names_the_first(tmp_path, source_path, vae_path, capsys):
+    values = config_values(tmp_path / "cache", source_path, vae_path, store__samples_per_shard=1)
+    config = str(write_config(tmp_path / "b.yaml", values))
+    command = [sys.executable, "-m", "precompute", "build", "--config", config]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_for(lambda: list((tmp_path / "cache").glob("commits/latents/*.json")))
+    process.send_signal(signal.SIGSTOP)
+    assert main(["build", "--config", config]) == 1
+    assert f"is being built by process {process.pid} on {os.uname().nodename}" in capsys.readouterr().err
+    process.kill()
+    process.wait()
+    assert main(["build", "--config", config]) == 0
+
+
+def wait_for(condition, timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "what was waited for did not happen"
+        time.sleep(0.005)
+
+
+def session_members(session: int) -> list[int]:
+    """Processes of a session, from /proc: the sixth field of `stat` is the session id."""
+    members = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = status.read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(fields[3]) == session and fields[0] != "Z":
+            members.append(int(status.parent.name))
+    return members
