@@ -1,0 +1,38 @@
+"""Time rivals side by side: turn and turn about, so that other load on the machine falls on each alike."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+
+def interleaved_seconds(rivals: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
+    """Seconds of every run, by rival, after one run each to warm up; a rival returns when its work is done."""
+    for run in rivals.values():
+        run()
+    seconds: dict[str, list[float]] = {name: [] for name in rivals}
+    for _ in range(repeats):
+        for name, run in rivals.items():
+            start = time.perf_counter()
+            run()
+            seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def spread(values: Sequence[float], digits: int = 3) -> dict[str, float]:
+    """Median and range, to so many decimal places."""
+    return {
+        "median": round(median(values), digits),
+        "min": round(min(values), digits),
+        "max": round(max(values), digits),
+    }
+
+
+def rates(amount: float, seconds: Sequence[float]) -> list[float]:
+    """Amount per second of each run."""
+    return [amount / each for each in seconds]
+
+
+def speedups(baseline: Sequence[float], ours: Sequence[float]) -> list[float]:
+    """How many times faster, round by round."""
+    return [theirs / mine for theirs, mine in zip(baseline, ours, strict=True)]
