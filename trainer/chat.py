@@ -16,6 +16,7 @@ import numpy as np
 from jinja2 import TemplateError
 
 from cache_store.errors import ConfigError, ModelError, SourceError
+from trainer.pretrained import first_line, refuse_missing_folder
 
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 
@@ -131,6 +132,7 @@ def load_chat_tokenizer(model: str, template_file: str | None, max_tokens: int) 
     """The tokenizer of a hub id or folder; needs a fast one and a template, its own or from `template_file`."""
     from transformers import AutoTokenizer
 
+    refuse_missing_folder(model)
     try:
         tokenizer = AutoTokenizer.from_pretrained(model)
     except (OSError, ValueError) as error:
@@ -148,7 +150,3 @@ def read_template(path: str) -> str:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"model.chat_template cannot be read: {error}") from None
-
-
-def first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0]

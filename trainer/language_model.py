@@ -9,7 +9,6 @@ would cost gigabytes a sample.
 import hashlib
 import json
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from transformers import AutoModelForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from cache_store.errors import ModelError
-from trainer.chat import first_line
+from trainer.pretrained import first_line, refuse_missing_folder
 
 VOCABULARY_CHUNK = 8_192
 FINGERPRINT_VALUES = 4_096
@@ -105,8 +104,7 @@ class LanguageModel(nn.Module):
 
 def load_language_model(name: str, dtype: torch.dtype, device: torch.device) -> LanguageModel:
     """The text model of a hub id or folder, frozen; a multimodal checkpoint's other parts are dropped."""
-    if not Path(name).exists() and looks_local(name):
-        raise ModelError(f"model.language_model: no folder {name}")
+    refuse_missing_folder(name)
     try:
         full, loaded = AutoModelForCausalLM.from_pretrained(
             name, dtype=dtype, output_loading_info=True, use_safetensors=True
@@ -120,11 +118,6 @@ def load_language_model(name: str, dtype: torch.dtype, device: torch.device) -> 
     model = LanguageModel(full.get_input_embeddings(), full.get_decoder(), head, full.config)
     check_logits(name, model, full)
     return model.to(device)
-
-
-def looks_local(name: str) -> bool:
-    """Whether `name` can only be a folder: a hub id has at most one slash and does not begin with a dot."""
-    return name.startswith((".", "/", "~")) or name.count("/") > 1
 
 
 def refuse_random_weights(name: str, loaded: dict[str, Any]) -> None:

@@ -1,0 +1,74 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.make_cache import caption, make_cache
+from tests.trainer.runs import ALONE, make_config
+from trainer.checkpoint import CheckpointFolder
+from trainer.evaluate import compare, make_comparison, rank_parts, sample_losses
+from trainer.loop import TrainingLoop
+from trainer.parallel import World
+from trainer.session import open_session
+
+COLOURS = ("red", "green", "blue")
+
+
+def test_a_projector_that_learned_the_images_is_told_from_one_that_did_not(
+    tmp_path: Path, language_model: Path
+) -> None:
+    rng = np.random.default_rng(0)
+    kind = np.arange(60) % 3
+    latents = 0.1 * rng.standard_normal((60, 4, 2, 2), np.float32) + kind[:, None, None, None] - 1
+    words = [caption(COLOURS[colour]) for colour in kind]
+    cache = make_cache(tmp_path / "cache", latents.astype(np.float32), conversations=words, dtype="float32")
+    config = make_config(cache, language_model, tmp_path / "run", lr=1e-2, epochs=20, eval_every=10_000)
+    session = open_session(config, ALONE)
+    before = compare(session)
+    TrainingLoop(session, CheckpointFolder(tmp_path / "run" / "checkpoints", 1)).run()
+    after = compare(session)
+    assert before is not None
+    assert after is not None
+    assert before.verdict.startswith("no sign")
+    assert after.verdict.startswith("the model uses the image")
+    assert after.own < before.own
+
+
+def test_each_sample_keeps_its_own_loss_whatever_its_batch(
+    cache_path: Path, language_model: Path, tmp_path: Path
+) -> None:
+    losses = []
+    for batch_size in (1, 3, 8):
+        config = make_config(cache_path, language_model, tmp_path / "run", eval_batch_size=batch_size)
+        session = open_session(config, ALONE)
+        losses.append(sample_losses(session, session.split.validation))
+    assert len(losses[0]) == len(session.split.validation)
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
+    np.testing.assert_allclose(losses[0], losses[2], rtol=1e-4)
+
+
+def test_a_stopped_evaluation_says_nothing(cache_path: Path, language_model: Path, tmp_path: Path) -> None:
+    session = open_session(make_config(cache_path, language_model, tmp_path / "run"), ALONE)
+    assert compare(session, stopped=lambda: True) is None
+
+
+@pytest.mark.parametrize(("count", "size", "batch_size"), [(7, 1, 3), (7, 2, 2), (7, 4, 8), (1, 3, 8)])
+def test_ranks_share_the_samples_without_gap_or_overlap(count: int, size: int, batch_size: int) -> None:
+    worlds = [World(rank=rank, size=size, device=torch.device("cpu")) for rank in range(size)]
+    parts = [part for world in worlds for part in rank_parts(count, batch_size, world)]
+    covered = [index for part in parts for index in range(part.start, part.stop)]
+    assert covered == list(range(count))
+    assert max(part.stop - part.start for part in parts) <= batch_size
+
+
+def test_a_difference_within_the_noise_is_not_claimed() -> None:
+    rng = np.random.default_rng(0)
+    own, tokens = rng.uniform(1, 2, 50), np.full(50, 4)
+    noise = rng.standard_normal(50)
+    assert make_comparison(own, own + noise - noise.mean(), tokens).verdict.startswith("no sign")
+    assert make_comparison(own, own + noise + 2, tokens).verdict.startswith("the model uses")
+    assert make_comparison(own, own + noise - 2, tokens).verdict.startswith("the image misleads")
+    clear = make_comparison(own, own + 1, tokens)
+    assert clear.difference == pytest.approx(0.25)
+    assert clear.standard_error == pytest.approx(0, abs=1e-12)
