@@ -148,13 +148,16 @@ class Cache:
         if (mapped.length[local] != size).any():
             raise self._damaged(mapped, local[mapped.length[local] != size][0], "has the wrong length")
         rows, data = target.reshape(-1).data, mapped.data
-        crcs = mapped.crc32c[local].tolist() if check else [None] * len(local)
-        starts = (positions * size).tolist()
-        for index, (start, offset, crc) in enumerate(zip(starts, mapped.offset[local].tolist(), crcs, strict=True)):
+        starts, offsets = (positions * size).tolist(), mapped.offset[local].tolist()
+        if not check:
+            for start, offset in zip(starts, offsets, strict=True):
+                rows[start : start + size] = data[offset : offset + size]
+            return
+        for start, offset, expected in zip(starts, offsets, mapped.crc32c[local].tolist(), strict=True):
             row = rows[start : start + size]
             row[:] = data[offset : offset + size]
-            if crc is not None and crc32c(row) != crc:
-                raise self._damaged(mapped, local[index], "does not match its crc32c")
+            if crc32c(row) != expected:
+                raise self._damaged(mapped, local[starts.index(start)], "does not match its crc32c")
 
     def _decode(
         self,

@@ -8,7 +8,16 @@ import pyarrow as pa
 
 from cache_store.metadata import write_build, write_spec
 from cache_store.plan import plan_digest, write_plan
-from cache_store.schema import PLAN_FILE, PLAN_SCHEMA, ArraySpec, EncoderIdentity, ImageRecipe, Spec
+from cache_store.schema import (
+    PLAN_FILE,
+    PLAN_SCHEMA,
+    ArraySpec,
+    CodecName,
+    EncoderIdentity,
+    ImageRecipe,
+    Spec,
+    StoreDtype,
+)
 from cache_store.seal import seal_cache
 from cache_store.shard_builder import Outcome, ShardBuilder
 
@@ -27,8 +36,8 @@ def make_cache(
     *,
     rejected: Sequence[int] = (),
     samples_per_shard: int = 8,
-    dtype: str = "float16",
-    codec: str = "none",
+    dtype: StoreDtype = "float16",
+    codec: CodecName = "none",
     posterior: str = "mean",
     batch_size: int = 4,
     latents_mean: Sequence[float] | None = None,

@@ -1,0 +1,225 @@
+"""Shuffled samples per second into batches, one process: `cache.read` against the formats people use today.
+
+Every side delivers the same thing: batches of 256 float16 latents [256, 16, 28, 28] as one numpy array, in a new random
+order each pass, from the page cache. webdataset shuffles in a buffer, the others globally. The rivals check nothing;
+`cache.read` is timed with and without its crc32c.
+"""
+
+import argparse
+import io
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import datasets
+import numpy as np
+import torch
+import webdataset
+from datasets.arrow_writer import ArrowWriter
+from numpy.typing import NDArray
+
+from benchmarks.record import print_record
+from benchmarks.timing import interleaved_seconds, rates, speedups, spread
+from cache_store import open_cache
+from cache_store.command_line import run_program
+from cache_store.schema import CodecName
+from tests.make_cache import make_cache
+
+# Axes: N samples, C channels, H W latent cells.
+
+Latents = NDArray[np.float16]
+Order = Callable[[np.random.Generator], Iterator[NDArray[np.int64]]]
+Batches = Callable[[np.random.Generator], Iterable[Latents]]
+
+SHAPE = (16, 28, 28)
+SHUFFLE_BUFFER = 1_000
+"""webdataset's own default order of magnitude."""
+RIVALS = ("webdataset", "datasets numpy format", "datasets bytes", "one .pt an image")
+OURS = ("cache.read checked", "cache.read unchecked", "cache.read zstd checked", "cache.read zstd unchecked")
+PACKAGES = ("numpy", "torch", "webdataset", "datasets", "crc32c", "encode-once")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run_program("benchmarks.loader", run, argv)
+
+
+def run(argv: Sequence[str]) -> int:
+    options = option_parser().parse_args(argv)
+    datasets.disable_progress_bars()
+    with work_folder(options.folder) as folder:
+        loaders = prepare(folder, make_latents(options), options.batch_size)
+        count = options.samples // options.batch_size * options.batch_size
+        passes = {name: partial(run_pass, loader, count, options) for name, loader in loaders.items()}
+        seconds = interleaved_seconds(passes, options.repeats)
+    speeds = {name: rates(count, each) for name, each in seconds.items()}
+    fastest = max(RIVALS, key=lambda name: median(speeds[name]))
+    print_table(speeds)
+    ratios = {}
+    for ours in OURS:
+        for rival in ("webdataset", fastest):
+            ratios[f"{ours} over {rival}"] = spread(speedups(seconds[rival], seconds[ours]), 1)
+    for name, ratio in ratios.items():
+        print(f"{name:<60}{ratio['median']:>7.1f}x  ({ratio['min']:.1f}-{ratio['max']:.1f})")
+    figures = {name: spread(each, 0) for name, each in speeds.items()}
+    print_record("loader", PACKAGES, options=vars(options), samples_per_s=figures, fastest_rival=fastest, ratios=ratios)
+    return 0
+
+
+def option_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, exit_on_error=False)
+    parser.add_argument("--samples", type=int, default=20_000, help="20,000 are 0.5 GB in each format")
+    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--repeats", type=int, default=5, help="passes of each side, after one that warms up")
+    parser.add_argument("--latents", help=".npy of real latents [N, C, y, x] to cut samples from; else noise")
+    parser.add_argument("--folder", help="where the data sets are written; default a temporary folder")
+    return parser
+
+
+@contextmanager
+def work_folder(folder: str | None) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="loader-", dir=folder) as path:
+        yield Path(path)
+
+
+def make_latents(options: argparse.Namespace) -> Latents:
+    """[N, C, H, W] of real latents cut at random places, or of noise; noise does not compress."""
+    rng = np.random.default_rng(0)
+    if options.latents is None:
+        return rng.standard_normal((options.samples, *SHAPE), np.float32).astype(np.float16)
+    frames = np.load(options.latents, mmap_mode="r")
+    out = np.empty((options.samples, *SHAPE), np.float16)
+    for sample in out:
+        frame = frames[rng.integers(len(frames))]
+        y, x = (rng.integers(size - 28 + 1) for size in frame.shape[1:])
+        sample[:] = frame[:, y : y + 28, x : x + 28]
+    return out
+
+
+def prepare(folder: Path, latents: Latents, batch_size: int) -> dict[str, Batches]:
+    """Write every format; a loader of each."""
+    order = partial(global_order, len(latents), batch_size)
+    return {
+        "webdataset": webdataset_loader(folder / "tars", latents, batch_size),
+        "datasets numpy format": numpy_format_loader(folder / "hf-lists", latents, order),
+        "datasets bytes": bytes_loader(folder / "hf-bytes", latents, order),
+        "one .pt an image": torch_loader(folder / "pt", latents, order),
+        "cache.read checked": cache_loader(folder / "none", latents, order, "none", check=True),
+        "cache.read unchecked": cache_loader(folder / "none", latents, order, "none", check=False),
+        "cache.read zstd checked": cache_loader(folder / "zstd", latents, order, "zstd", check=True),
+        "cache.read zstd unchecked": cache_loader(folder / "zstd", latents, order, "zstd", check=False),
+    }
+
+
+def run_pass(loader: Batches, count: int, options: argparse.Namespace) -> None:
+    """One pass over the whole batches; every batch must be what a training step would take."""
+    seen = 0
+    for batch in loader(np.random.default_rng(0)):
+        assert batch.shape == (options.batch_size, *SHAPE), batch.shape
+        seen += len(batch)
+    assert seen == count, (seen, count)
+
+
+def global_order(count: int, batch_size: int, rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:
+    order = rng.permutation(count)
+    for start in range(0, count - batch_size + 1, batch_size):
+        yield order[start : start + batch_size]
+
+
+def cache_loader(path: Path, latents: Latents, order: Order, codec: CodecName, check: bool) -> Batches:
+    cache = open_cache(path if path.exists() else make_cache(path, latents, codec=codec, samples_per_shard=4_096))
+
+    def batches(rng: np.random.Generator) -> Iterator[Latents]:
+        for numbers in order(rng):
+            yield cache.read(numbers, check=check)
+
+    return batches
+
+
+def webdataset_loader(folder: Path, latents: Latents, batch_size: int) -> Batches:
+    """Tars of 1,000 samples, as webdataset's own pipeline reads, shuffles, decodes and batches them."""
+    folder.mkdir()
+    for first in range(0, len(latents), 1_000):
+        write_tar(folder / f"{first:06d}.tar", latents, range(first, min(first + 1_000, len(latents))))
+    shards = sorted(str(path) for path in folder.iterdir())
+
+    def batches(rng: np.random.Generator) -> Iterable[Latents]:
+        pipeline = webdataset.WebDataset(shards, shardshuffle=len(shards), seed=int(rng.integers(2**31)))
+        samples = pipeline.shuffle(SHUFFLE_BUFFER).decode().to_tuple("npy")
+        return (batch for (batch,) in samples.batched(batch_size, partial=False))
+
+    return batches
+
+
+def write_tar(path: Path, latents: Latents, rows: range) -> None:
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for row in rows:
+            stream = io.BytesIO()
+            np.save(stream, latents[row])
+            member = tarfile.TarInfo(f"{row:09d}.npy")
+            member.size = stream.tell()
+            stream.seek(0)
+            tar.addfile(member, stream)
+
+
+def numpy_format_loader(folder: Path, latents: Latents, order: Order) -> Batches:
+    """Map-style over Arrow with the library's own numpy format; it gives float32, which we round back."""
+    flat = datasets.List(datasets.Value("float16"), length=int(np.prod(SHAPE)))
+    stored = store_dataset(folder, {"latent": flat}, ({"latent": sample.reshape(-1)} for sample in latents))
+    table = stored.with_format("numpy")
+
+    def batches(rng: np.random.Generator) -> Iterator[Latents]:
+        for numbers in order(rng):
+            yield table[numbers]["latent"].astype(np.float16).reshape(-1, *SHAPE)
+
+    return batches
+
+
+def bytes_loader(folder: Path, latents: Latents, order: Order) -> Batches:
+    """Map-style over Arrow with each latent as a binary value: faster, but decoded by hand."""
+    features = {"latent": datasets.Value("binary")}
+    stored = store_dataset(folder, features, ({"latent": sample.tobytes()} for sample in latents))
+
+    def batches(rng: np.random.Generator) -> Iterator[Latents]:
+        for numbers in order(rng):
+            values = [np.frombuffer(value, np.float16) for value in stored[numbers]["latent"]]
+            yield np.stack(values).reshape(-1, *SHAPE)
+
+    return batches
+
+
+def store_dataset(folder: Path, features: dict[str, Any], rows: Iterator[dict[str, Any]]) -> datasets.Dataset:
+    """Through the library's writer to disk and back, so that it is read by mmap as users have it."""
+    with ArrowWriter(path=str(folder.with_suffix(".arrow")), features=datasets.Features(features)) as writer:
+        for row in rows:
+            writer.write(row)
+        writer.finalize()
+    return datasets.Dataset.from_file(str(folder.with_suffix(".arrow")))
+
+
+def torch_loader(folder: Path, latents: Latents, order: Order) -> Batches:
+    folder.mkdir()
+    for row, sample in enumerate(latents):
+        torch.save(torch.from_numpy(sample), folder / f"{row:09d}.pt")
+
+    def batches(rng: np.random.Generator) -> Iterator[Latents]:
+        for numbers in order(rng):
+            yield torch.stack([torch.load(folder / f"{number:09d}.pt") for number in numbers]).numpy()
+
+    return batches
+
+
+def print_table(speeds: dict[str, list[float]]) -> None:
+    print(f"{'':<28}{'samples/s':>12}{'range':>22}")
+    for name, each in speeds.items():
+        extent = f"{min(each):,.0f}-{max(each):,.0f}"
+        print(f"{name:<28}{median(each):>12,.0f}{extent:>22}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
