@@ -1,20 +1,25 @@
 """Whole or absent, for folders: how checkpoints and tokenised text come into being, and go."""
 
+import fcntl
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cache_store.publish import make_folder, scratch_path, sync_folder
+from cache_store.publish import SCRATCH_SUFFIX, make_folder, scratch_path, sync_folder
 
 
 @contextmanager
 def publish_folder(path: Path) -> Iterator[Path]:
-    """Give a scratch folder that becomes `path`, durably, only if the block succeeds; one writer at a time."""
+    """Give a scratch folder that becomes `path`, durably, only if the block succeeds.
+
+    There is one writer at a time among siblings, so whatever scratch lies there is of a process that died.
+    """
     make_folder(path.parent)
+    for leftover in path.parent.glob(f".*{SCRATCH_SUFFIX}"):
+        shutil.rmtree(leftover)
     scratch = scratch_path(path)
-    shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir()
     try:
         yield scratch
@@ -29,9 +34,7 @@ def publish_folder(path: Path) -> Iterator[Path]:
 
 def remove_folder(path: Path) -> None:
     """Delete `path` such that it is never seen in part."""
-    scratch = scratch_path(path)
-    shutil.rmtree(scratch, ignore_errors=True)
-    path.rename(scratch)
+    scratch = path.rename(scratch_path(path))
     shutil.rmtree(scratch)
 
 
@@ -41,3 +44,11 @@ def sync_file(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """Wait until no other process is inside this block for `folder`; the lock ends with its process."""
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

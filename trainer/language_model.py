@@ -115,9 +115,10 @@ def load_language_model(name: str, dtype: torch.dtype, device: torch.device) -> 
     head = full.get_output_embeddings()
     if head is None:
         raise ModelError(f"model.language_model {name!r} has no output embeddings, so it is no language model")
+    full.to(device)
     model = LanguageModel(full.get_input_embeddings(), full.get_decoder(), head, full.config)
-    check_logits(name, model, full)
-    return model.to(device)
+    check_logits(name, model, full, device)
+    return model
 
 
 def refuse_random_weights(name: str, loaded: dict[str, Any]) -> None:
@@ -132,10 +133,10 @@ def refuse_random_weights(name: str, loaded: dict[str, Any]) -> None:
 
 
 @torch.no_grad()
-def check_logits(name: str, model: LanguageModel, full: Any) -> None:
+def check_logits(name: str, model: LanguageModel, full: Any, device: torch.device) -> None:
     """Our short way to logits must be the model's own, so that no unknown transformation is silently left out."""
     generator = torch.Generator().manual_seed(0)
-    tokens_NT = torch.randint(model.config.vocab_size, (2, 8), generator=generator)
+    tokens_NT = torch.randint(model.config.vocab_size, (2, 8), generator=generator).to(device)
     expected_NTV = full(input_ids=tokens_NT, use_cache=False).logits.float()
     found_NTV = model.logits(model.hidden(model.embed(tokens_NT))).float()
     tolerance = 1e-4 if model.dtype == torch.float32 else 3e-2

@@ -76,7 +76,10 @@ def join_world() -> Iterator[World]:
     if size == 1:
         yield World(rank=0, size=1, device=device)
         return
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
+    if device.type == "cuda":
+        dist.init_process_group("nccl", timeout=TIMEOUT, device_id=device)
+    else:
+        dist.init_process_group("gloo", timeout=TIMEOUT)
     try:
         yield World(rank=rank, size=size, device=device)
     finally:

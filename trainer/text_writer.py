@@ -13,7 +13,7 @@ from cache_store.errors import ConfigError
 from cache_store.publish import make_folder
 from cache_store.schema import canonical_json
 from trainer.chat import ChatTokenizer
-from trainer.folder import publish_folder
+from trainer.folder import one_at_a_time, publish_folder
 from trainer.text_store import ARRAYS, META_FILE, TextMeta
 
 CHUNK_SAMPLES = 2_048
@@ -28,6 +28,12 @@ def make_text(folder: Path, cache: Cache, chat: ChatTokenizer) -> None:
         make_folder(folder.parent)
     except OSError as error:
         raise ConfigError(f"cannot make {folder.parent} ({error.strerror}); name another data.text_dir") from None
+    with one_at_a_time(folder.parent):
+        if not folder.exists():  # another run may have made it while this one waited
+            publish_text(folder, cache, chat)
+
+
+def publish_text(folder: Path, cache: Cache, chat: ChatTokenizer) -> None:
     with publish_folder(folder) as scratch:
         num_tokens = write_arrays(scratch, cache, chat)
         meta = TextMeta(key=folder.name, samples=len(cache), tokens=num_tokens, begins_with_bos=chat.begins_with_bos)
