@@ -1,6 +1,7 @@
 """The training loop: global batches in, a projector out; stops at any step and goes on exactly there."""
 
 import math
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -36,6 +37,9 @@ from trainer.prefetch import prefetched
 from trainer.session import Session, open_session
 
 NAMED_SAMPLES = 16
+
+LOG_REFRESH_S = 30.0
+"""Between lines of progress where standard error is a file."""
 
 
 def train(config: TrainConfig, world: World, source: LatentSource | None = None) -> None:
@@ -194,8 +198,9 @@ class TrainingLoop:
 
     @contextmanager
     def progress(self) -> "Iterator[tqdm[Any]]":
-        disable = None if self.world.is_main else True
-        with tqdm(total=self.total_steps, initial=self.completed, desc="train", unit="step", disable=disable) as bar:
+        options: dict[str, Any] = {"desc": "train", "unit": "step", "disable": not self.world.is_main}
+        refresh_s = 0.2 if sys.stderr.isatty() else LOG_REFRESH_S
+        with tqdm(total=self.total_steps, initial=self.completed, mininterval=refresh_s, **options) as bar:
             yield bar
 
 
