@@ -34,8 +34,16 @@ def write_plan(path: Path, shards: Iterable[pa.Table]) -> None:
 
 def read_plan(root: Path, shard: int | None = None, columns: list[str] | None = None) -> pa.Table:
     """The plan, or one shard's row group of it."""
+    file = open_plan(root)
     try:
-        file = pq.ParquetFile(root / PLAN_FILE)
         return file.read(columns) if shard is None else file.read_row_group(shard, columns)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise CacheError(f"{root / PLAN_FILE} cannot be read: {error}") from None
+
+
+def open_plan(root: Path) -> pq.ParquetFile:
+    """For whoever reads shard after shard: the file's index is parsed once."""
+    try:
+        return pq.ParquetFile(root / PLAN_FILE)
     except (OSError, pa.ArrowInvalid) as error:
         raise CacheError(f"{root / PLAN_FILE} cannot be read: {error}") from None

@@ -23,7 +23,7 @@ import pyarrow as pa
 import torch
 
 from cache_store.errors import Interrupted
-from cache_store.plan import read_plan
+from cache_store.plan import open_plan
 from cache_store.schema import CommitRecord, ImageRecipe, Spec
 from cache_store.shard_builder import Outcome, ShardBuilder
 from precompute.encoders import Encoder
@@ -143,8 +143,9 @@ class ShardSink:
 def planned_batches(root: Path, spec: Spec, shards: Iterable[int]) -> Iterator[Batch]:
     """Every batch of the given shards, in order, not yet decoded."""
     size = spec.arrays[ARRAY].encoder.batch_size
+    plan = open_plan(root)
     for shard in shards:
-        planned = read_plan(root, shard)
+        planned = plan.read_row_group(shard)
         for start in range(0, planned.num_rows, size):
             yield Batch(spec, planned, shard, start, min(start + size, planned.num_rows))
 
