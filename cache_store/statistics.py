@@ -106,5 +106,5 @@ def solve_preview(previews: Iterable[PreviewEquations]) -> np.ndarray:
     equations = list(previews)
     gram = sum_in_order(each.gram for each in equations)
     moment = sum_in_order(each.moment for each in equations)
-    ridge = PREVIEW_RIDGE * np.diag(np.diag(gram) + np.finfo(np.float64).tiny)
+    ridge = PREVIEW_RIDGE * np.diag(np.diag(gram) + np.diag(gram).mean())
     return np.linalg.solve(gram + ridge, moment)

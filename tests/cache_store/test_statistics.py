@@ -48,3 +48,9 @@ def test_a_value_too_large_for_float16_is_kept_in_float32(tmp_path, latents):
     large = latents.copy()
     large[6, 1, 2, 3] = 1e6
     assert len(open_cache(make_cache(tmp_path / "cache", large, dtype="float32"))) == len(latents)
+
+
+def test_latents_that_are_all_equal_can_be_sealed(tmp_path):
+    summary = open_cache(make_cache(tmp_path / "cache", np.zeros((3, 4, 6, 5), np.float32))).seal.arrays["latents"]
+    assert summary.channel_std == (0.0,) * 4
+    assert np.isfinite(summary.rgb_weight).all()
