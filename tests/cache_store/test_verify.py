@@ -7,8 +7,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from msgspec.structs import replace
 
 from cache_store.cli import main
+from cache_store.metadata import read_seal
+from cache_store.publish import write_file
+from cache_store.schema import Seal, canonical_json, signed
 from cache_store.verify import verify
 from tests.make_cache import make_cache
 
@@ -128,6 +132,29 @@ def test_a_shard_of_another_cache_is_found(cache, tmp_path, latents):
     for name in (SHARD, "samples/000001.parquet", "commits/latents/000001.json"):
         shutil.copy(other / name, cache / name)
     assert {finding.shard for finding in verify(cache, "quick").findings} == {1}
+
+
+def mean_moved(seal: Seal) -> Seal:
+    summary = seal.arrays["latents"]
+    means = (summary.channel_mean[0] + 0.01, *summary.channel_mean[1:])
+    return replace(seal, arrays={"latents": replace(summary, channel_mean=means)})
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        mean_moved,
+        lambda seal: replace(seal, identity="0" * 64),
+        lambda seal: replace(seal, cached=26, rejected=4),
+        lambda seal: replace(seal, plan_file=replace(seal.plan_file, sha256="0" * 64)),
+    ],
+)
+@pytest.mark.parametrize("level", ["quick", "full"])
+def test_an_edited_seal_is_found_even_with_a_hash_of_its_own(cache, edit, level):
+    write_file(cache / "seal.json", canonical_json(signed(edit(read_seal(cache)))))
+    findings = verify(cache, level).findings
+    assert findings
+    assert {finding.file for finding in findings} <= {"seal.json", "plan.parquet"}
 
 
 def test_a_record_of_a_newer_format_is_refused_by_name(cache, capsys):
