@@ -1,0 +1,68 @@
+"""A narrow stand-in for the Cosmos VAE: the same architecture (`AutoencoderKLWan`), a sixth as wide, random weights.
+
+Plain random convolutions scramble flat colour, which a trained VAE keeps. Three changes to the draw keep it, and no
+weight is trained: in the layers that shrink the image, each 3 x 3 filter's mean over its taps counts `MEAN_BOOST`
+times; residual branches are damped; and the first layer has random biases, so that the normalisations cannot take
+brightness away.
+"""
+# Axes: N images, C latent channels, H W latent cells, Y X image pixels.
+
+import numpy as np
+import torch
+from diffusers import AutoencoderKLWan
+from torch import Tensor
+
+BASE_WIDTH = 16
+"""Channels of the first layer; 96 in Cosmos-Predict2."""
+
+MEAN_BOOST = 3.0
+RESIDUAL_DAMPING = 0.3
+AT_LATENT_SIZE = ("down_blocks.6", "mid_block", "conv_out")
+"""Layers that see neighbouring cells; here plain filters tell shapes better."""
+
+STATISTICS_IMAGES = 128
+
+
+def make_vae(images_NYX3: np.ndarray, seed: int) -> AutoencoderKLWan:
+    """A frozen VAE whose config states the mean and deviation of its latents, measured on these uint8 images."""
+    vae = random_vae(seed)
+    latents_NCHW = encode(vae, images_NYX3[:STATISTICS_IMAGES])
+    std_C, mean_C = torch.std_mean(latents_NCHW, dim=(0, 2, 3))
+    vae.register_to_config(latents_mean=rounded(mean_C), latents_std=rounded(std_C))
+    return vae
+
+
+def random_vae(seed: int) -> AutoencoderKLWan:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        vae = AutoencoderKLWan(base_dim=BASE_WIDTH, num_res_blocks=1).eval().requires_grad_(False)
+        for name, weight in vae.encoder.named_parameters():
+            if weight.ndim >= 4:
+                boost = 1.0 if name.startswith(AT_LATENT_SIZE) else MEAN_BOOST
+                is_residual = ".conv2." in name or name.endswith("attentions.0.proj.weight")
+                weight.copy_(keep_variance(weight, boost) * (RESIDUAL_DAMPING if is_residual else 1.0))
+        vae.encoder.conv_in.bias.normal_()
+    return vae
+
+
+def keep_variance(weight: Tensor, mean_boost: float) -> Tensor:
+    """The filters with their flat part boosted, scaled to pass the signal's variance on.
+
+    torch draws with variance 1 / (3 · fan_in); of the three temporal taps a still image meets only one.
+    """
+    if weight.shape[-1] == 3:
+        flat = weight.mean((-2, -1), keepdim=True)
+        weight = (weight - flat + mean_boost * flat) * 3 / (8 + mean_boost**2) ** 0.5
+    return weight * (3**0.5 if weight.ndim == 4 else 3.0)
+
+
+@torch.no_grad()
+def encode(vae: AutoencoderKLWan, images_NYX3: np.ndarray) -> Tensor:
+    """Posterior means [N, C, H, W] of uint8 RGB images."""
+    pixels = torch.from_numpy(images_NYX3).permute(0, 3, 1, 2).unsqueeze(2).float() / 127.5 - 1
+    latents: Tensor = vae.encode(pixels).latent_dist.mode().squeeze(2)
+    return latents
+
+
+def rounded(values: Tensor) -> list[float]:
+    return [round(value, 4) for value in values.tolist()]
