@@ -2,13 +2,13 @@
 
 Wan's causal convolutions left-pad time with zeros, so on a single frame only the last temporal tap meets anything but
 zeros: a `Conv3d` is the `Conv2d` of `W[:, :, -1]`, temporal resampling is skipped on the first frame, and
-attention is per frame. What is left runs channels-last, with normalisation and SiLU in float32 and in place.
+attention is per frame. What is left runs channels-last, with normalisation and SiLU in float32.
 
-Measured and left out, each under 3 %: oneDNN-packed weights, the residual sum fused into the convolution,
-normalising in cache-sized blocks of rows, one asymmetric padding in place of pad and convolve.
+Measured and left out, each under 3 %: oneDNN-packed weights, the residual sum fused into the convolution, an
+asymmetric padding in place of pad and convolve.
 """
 
-# Axes: N images, C channels, Y X pixels or cells of the stage at hand, T tokens (Y·X) of attention.
+# Axes: N images, C channels, Y X cells of the stage at hand, P pixels of a block, T tokens (Y·X) of attention.
 
 from typing import Any, TypeVar
 
@@ -19,6 +19,10 @@ from torch import Tensor, nn
 from cache_store.errors import ConfigError
 
 ConvOrLinear = TypeVar("ConvOrLinear", nn.Conv2d, nn.Linear)
+
+BLOCK_ELEMENTS = 2**19
+"""Elements normalised at once on a CPU: 2 MB in float32, so that a block's temporaries stay in cache and the
+allocator keeps them, where whole tensors would go back to the system and be paged in again at every layer."""
 
 TINY = 1e-12
 """Floor of a channel vector's length, as in `F.normalize`."""
@@ -52,7 +56,7 @@ class FoldedWanEncoder(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """Scale each pixel's channel vector to RMS 1, times a gain; computed in float32, rounded once at the end."""
+    """Scale each pixel's channel vector to RMS 1, times a gain, and apply SiLU where asked."""
 
     gain_C: Tensor
 
@@ -61,24 +65,32 @@ class RMSNorm(nn.Module):
         gain_C = norm.gamma.detach().float().flatten()
         self.register_buffer("gain_C", gain_C.clone())
 
-    def forward(self, x_NCYX: Tensor, silu: bool) -> Tensor:
-        x_NYXC = x_NCYX.permute(0, 2, 3, 1)
-        y_NYXC = normalized_fused(x_NYXC, self.gain_C) if x_NCYX.is_cuda else normalized(x_NYXC, self.gain_C)
-        if silu:
-            F.silu(y_NYXC, inplace=True)
-        return y_NYXC.to(x_NCYX.dtype).permute(0, 3, 1, 2)
+    def forward(self, x_NCYX: Tensor, silu: bool, in_place: bool = False) -> Tensor:
+        x_NYXC = x_NCYX.permute(0, 2, 3, 1).contiguous()  # as it is already, after a channels-last layer
+        if x_NYXC.is_cuda or torch.compiler.is_compiling():
+            return normalize_whole(x_NYXC, self.gain_C, silu).permute(0, 3, 1, 2)
+        out_NYXC = x_NYXC if in_place else torch.empty_like(x_NYXC)
+        return normalize_in_blocks(x_NYXC, self.gain_C, silu, out=out_NYXC).permute(0, 3, 1, 2)
 
 
-def normalized(x: Tensor, gain_C: Tensor) -> Tensor:
-    """float32 `x / rms(x) * gain_C` over the last axis; on a CPU, half the time of `F.rms_norm`."""
-    x = x.float()
-    length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min_(TINY)
-    return x.mul(length.reciprocal_()).mul_(gain_C * gain_C.numel() ** 0.5)
+def normalize_whole(x_NYXC: Tensor, gain_C: Tensor, silu: bool) -> Tensor:
+    """For a GPU, where normalisation is one kernel, and for a compiler, which fuses it all."""
+    y_NYXC = F.rms_norm(x_NYXC, gain_C.shape, gain_C.to(x_NYXC.dtype), eps=TINY**2)
+    return F.silu(y_NYXC, inplace=True) if silu else y_NYXC
 
 
-def normalized_fused(x: Tensor, gain_C: Tensor) -> Tensor:
-    """The same in one kernel on a GPU, in the dtype of `x` with a float32 sum inside."""
-    return F.rms_norm(x, gain_C.shape, gain_C.to(x.dtype), eps=TINY**2)
+def normalize_in_blocks(x_NYXC: Tensor, gain_C: Tensor, silu: bool, out: Tensor) -> Tensor:
+    """For a CPU: in float32, rounded once at the end, into `out`, which may be `x_NYXC` itself."""
+    channels = len(gain_C)
+    pixels = max(1, BLOCK_ELEMENTS // channels)
+    scale_C = gain_C * channels**0.5
+    blocks = (torch.split(whole.view(-1, channels), pixels) for whole in (x_NYXC, out))
+    for x_PC, out_PC in zip(*blocks, strict=True):
+        y_PC = x_PC.float()
+        length: Tensor = torch.linalg.vector_norm(y_PC, dim=-1, keepdim=True).clamp_min_(TINY)
+        y_PC = y_PC.mul(length.reciprocal_()).mul_(scale_C)
+        out_PC.copy_(F.silu(y_PC, inplace=True) if silu else y_PC)
+    return out
 
 
 class ResidualBlock(nn.Module):
@@ -95,7 +107,7 @@ class ResidualBlock(nn.Module):
 
     def forward(self, x_NCYX: Tensor) -> Tensor:
         y_NCYX = self.conv1(self.norm1(x_NCYX, silu=True))
-        y_NCYX = self.conv2(self.norm2(y_NCYX, silu=True))
+        y_NCYX = self.conv2(self.norm2(y_NCYX, silu=True, in_place=True))
         return y_NCYX.add_(self.shortcut(x_NCYX))  # type: ignore[no-any-return]
 
 

@@ -84,6 +84,16 @@ def test_the_identity_says_what_a_latent_depends_on(vae: Any, tmp_path: Path) ->
     assert len(identity.weights_sha256) == 64
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("config", [{"fold": False}, {"fold": True}, {"compile": True}])
+def test_a_gpu_gives_the_cpus_latents(vae: Any, tmp_path: Path, config: dict[str, Any]) -> None:
+    image = photos()
+    expected = encoder_of(vae, tmp_path).encode(image)
+    latents = encoder_of(vae, tmp_path, device="cuda", **config).encode(image)
+    torch.testing.assert_close(latents.cpu(), expected, rtol=1e-2, atol=1e-2)
+
+
 @pytest.mark.parametrize("size", [(20, 40), (24, 44), (0, 8)])
 def test_a_size_that_would_be_cropped_is_refused(vae: Any, tmp_path: Path, size: tuple[int, int]) -> None:
     with pytest.raises(ConfigError, match="multiples of 8"):

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from cache_store.errors import ConfigError
-from precompute.encoders.folded_wan import FoldedWanEncoder, normalized, normalized_fused
+from precompute.encoders import folded_wan
+from precompute.encoders.folded_wan import FoldedWanEncoder, normalize_in_blocks, normalize_whole
 
 
 def pixels(*shape: int) -> Tensor:
@@ -25,7 +26,7 @@ def rms_difference(one: Tensor, other: Tensor) -> float:
     return float((one.float() - other.float()).square().mean().sqrt())
 
 
-@pytest.mark.parametrize(("height", "width"), [(64, 64), (48, 80)])
+@pytest.mark.parametrize(("height", "width"), [(64, 64), (48, 80), (8, 8)])
 def test_folded_equals_diffusers_on_the_full_size_architecture(full_size_vae: Any, height: int, width: int) -> None:
     image = pixels(2, 3, height, width)
     with torch.inference_mode():
@@ -62,7 +63,7 @@ def test_bfloat16_rounds_no_worse_than_diffusers_bfloat16(full_size_vae: Any, na
         {"base_dim": 12, "num_res_blocks": 1},
         {"dim_mult": [1, 2], "temperal_downsample": [True]},
         {"dim_mult": [2, 1, 3, 1], "z_dim": 5},
-        {"in_channels": 3, "num_res_blocks": 3},
+        {"num_res_blocks": 3},
     ],
 )
 def test_every_shape_of_wan_2_1_folds(narrow_vae: Callable[..., Any], config: dict[str, Any]) -> None:
@@ -100,10 +101,19 @@ def test_a_latent_does_not_depend_on_the_number_of_threads(narrow_vae: Callable[
     assert torch.equal(latents[0], latents[2])
 
 
-def test_both_normalisations_agree(narrow_vae: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("silu", [True, False])
+def test_both_normalisations_agree(silu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folded_wan, "BLOCK_ELEMENTS", 96 * 8)
     x, gain = pixels(2, 5, 7, 96), pixels(96)
-    torch.testing.assert_close(normalized(x, gain), normalized_fused(x, gain), rtol=1e-5, atol=1e-6)
-    assert normalized(torch.zeros(1, 96), gain).eq(0).all()
+    blocks = normalize_in_blocks(x, gain, silu, out=torch.empty_like(x))
+    torch.testing.assert_close(blocks, normalize_whole(x, gain, silu), rtol=1e-5, atol=1e-6)
+    assert torch.equal(normalize_in_blocks(x, gain, silu, out=x), blocks)
+
+
+def test_a_pixel_of_zeros_stays_zero() -> None:
+    zeros = torch.zeros(1, 2, 2, 8)
+    assert normalize_in_blocks(zeros, torch.ones(8), True, out=torch.empty_like(zeros)).eq(0).all()
+    assert normalize_whole(zeros, torch.ones(8), True).eq(0).all()
 
 
 def test_folding_copies_so_that_the_model_can_be_dropped(narrow_vae: Callable[..., Any]) -> None:
