@@ -1,0 +1,100 @@
+"""What the demo is told, and where its parts lie."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from cache_store.command_line import command_parser, to_config
+from cache_store.errors import ConfigError
+from demo.dataset import CHAT_FILE, IMAGES_FILE
+from trainer.config import TrainConfig
+
+BUILD_YAML, TRAIN_YAML = "configs/demo.yaml", "configs/train_demo.yaml"
+OUTPUT = "demo-run"
+"""The folder that both YAML files name."""
+
+FEWEST_SCENES = 50
+"""With fewer, a word may be missing from the training part, or nothing held out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoConfig:
+    """The whole way in some minutes on a CPU: draw scenes, make small models, build, verify, train, evaluate."""
+
+    output: str = OUTPUT
+    """Folder for everything; a previous demo's folder is replaced, any other is left alone."""
+    scenes: int = 3_000
+    """Scenes to draw, beside some files that are broken or unusual on purpose."""
+    text_steps: int = 400
+    """Steps in which the small language model learns from text alone."""
+    train_steps: int | None = None
+    """Steps in which the projector learns, in place of those in configs/train_demo.yaml."""
+    seed: int = 0
+    """Of the scenes and of the models' random weights."""
+
+    def __post_init__(self) -> None:
+        if self.scenes < FEWEST_SCENES:
+            raise ConfigError(f"scenes must be at least {FEWEST_SCENES}, got {self.scenes}")
+        for name in ("text_steps", "train_steps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}")
+        if self.seed < 0:
+            raise ConfigError(f"seed must be at least 0, got {self.seed}")
+        for file in (BUILD_YAML, TRAIN_YAML):
+            if not Path(file).is_file():
+                raise ConfigError(f"{file} is not here; run the demo from the repository's root, as `make demo` does")
+
+    @property
+    def root(self) -> Path:
+        return Path(self.output)
+
+    @property
+    def data(self) -> Path:
+        return self.root / "data"
+
+    @property
+    def cache(self) -> Path:
+        return self.root / "cache"
+
+    @property
+    def vae(self) -> Path:
+        return self.root / "models" / "vae_checkpoint"
+
+    @property
+    def language_model(self) -> Path:
+        return self.root / "models" / "language_model"
+
+    @property
+    def train_output(self) -> Path:
+        return self.root / "train"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "eval.json"
+
+    @property
+    def build_options(self) -> list[str]:
+        """Of `precompute build`: the YAML, and what differs from it."""
+        elsewhere = [
+            f"--cache={self.cache}",
+            f"--source.path={self.data / CHAT_FILE}",
+            f"--source.images={self.data / IMAGES_FILE}",
+            f"--encoder.model={self.vae}",
+        ]
+        return ["--config", BUILD_YAML, *(elsewhere if self.root != Path(OUTPUT) else [])]
+
+    @property
+    def train_options(self) -> list[str]:
+        """Of `trainer train` and `trainer eval`."""
+        elsewhere = [
+            f"--cache={self.cache}",
+            f"--model.language_model={self.language_model}",
+            f"--run.output={self.train_output}",
+        ]
+        steps = [f"--run.max_steps={self.train_steps}"] if self.train_steps is not None else []
+        return ["--config", TRAIN_YAML, *(elsewhere if self.root != Path(OUTPUT) else []), *steps]
+
+    def train_config(self) -> TrainConfig:
+        """What the trainer will make of `train_options`."""
+        parser = command_parser(TrainConfig, "")
+        return to_config(TrainConfig, parser, parser.parse_args(self.train_options))
