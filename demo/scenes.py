@@ -88,7 +88,7 @@ def place(relation: Relation, order: int, across: float, colour: str, rng: np.ra
     along = 0.25 + 0.5 * order + rng.uniform(-0.02, 0.02)
     x, y = (along, across) if relation == "left of" else (across, along)
     shape = list(SHAPES)[rng.integers(len(SHAPES))]
-    return Thing(colour=colour, shape=shape, x=SIDE * x, y=SIDE * y, radius=SIDE * rng.uniform(0.2, 0.24))
+    return Thing(colour=colour, shape=shape, x=SIDE * x, y=SIDE * y, radius=SIDE * rng.uniform(0.19, 0.228))
 
 
 def draw(scene: Scene) -> Image.Image:

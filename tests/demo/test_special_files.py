@@ -1,0 +1,69 @@
+"""Broken files are broken, and unusual ones hold the same scene as a plain file would."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from demo.scenes import Scene, compose, draw
+from demo.special_files import BROKEN, ORIENTATION_TAG, UNUSUAL, suited
+from precompute.images import ImageConfig, decode_image
+from precompute.rejects import Rejected
+
+MAX_PIXELS = ImageConfig().max_pixels
+
+
+def written(kind: str) -> tuple[Scene, bytes]:
+    special = (BROKEN | UNUSUAL)[kind]
+    scene = suited(compose(0, 11), special)
+    data = special.write(scene)
+    assert data is not None
+    return scene, data
+
+
+@pytest.mark.parametrize("kind", sorted(set(BROKEN) - {"missing"}))
+def test_broken_files_are_rejected(kind: str) -> None:
+    with pytest.raises(Rejected):
+        decode_image(written(kind)[1], MAX_PIXELS)
+
+
+def test_the_missing_file_has_no_bytes() -> None:
+    assert BROKEN["missing"].write(compose(0, 11)) is None
+
+
+@pytest.mark.parametrize("kind", ["exif-rotated", "cmyk"])
+def test_unusual_jpegs_show_the_scene(kind: str) -> None:
+    scene, data = written(kind)
+    shown, drawn = (np.asarray(image, float) for image in (decode_image(data, MAX_PIXELS), draw(scene)))
+    assert abs(shown - drawn).mean() < 8
+
+
+def test_the_rotated_file_is_stored_lying() -> None:
+    scene, data = written("exif-rotated")
+    stored = Image.open(io.BytesIO(data))
+    assert stored.getexif()[ORIENTATION_TAG] == 6
+    assert abs(np.asarray(stored, float) - np.asarray(draw(scene), float)).mean() > 20
+
+
+def test_the_cmyk_file_has_four_inks() -> None:
+    assert Image.open(io.BytesIO(written("cmyk")[1])).mode == "CMYK"
+
+
+def test_the_grey_file_has_sixteen_bits_and_shows_the_scene_in_grey() -> None:
+    scene, data = written("grey-16-bit")
+    assert Image.open(io.BytesIO(data)).mode == "I;16"
+    shown = decode_image(data, MAX_PIXELS)
+    assert np.array_equal(np.asarray(shown.convert("L")), np.asarray(draw(scene).convert("L")))
+
+
+def test_the_palette_file_has_a_transparent_ground_that_shows_as_white() -> None:
+    scene, data = written("palette-transparent")
+    stored = Image.open(io.BytesIO(data))
+    assert stored.mode == "P"
+    assert stored.has_transparency_data
+    shown = np.asarray(decode_image(data, MAX_PIXELS))
+    assert (shown[0, 0] == 255).all()
+    for thing in (scene.first, scene.second):
+        words = {"red": [214, 40, 40], "blue": [40, 80, 210]}
+        assert (abs(shown.astype(int) - words[thing.colour]).sum(-1) < 60).sum() > 100
