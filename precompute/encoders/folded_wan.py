@@ -27,6 +27,12 @@ BLOCK_ELEMENTS = 2**19
 """Elements normalised at once on a CPU: 2 MB in float32, so that a block's temporaries stay in cache and the
 allocator keeps them, where whole tensors would go back to the system and be paged in again at every layer."""
 
+SMALLEST_SHARE = 32_768
+"""ATen's grain: it gives no thread fewer elements than this while there are other threads to share with."""
+
+VECTORS = 32
+"""Elements that ATen's elementwise kernels take at a time: two AVX-512 vectors, or a multiple of what others take."""
+
 TINY = 1e-12
 """Floor of a channel vector's length, as in `F.normalize`."""
 
@@ -89,19 +95,25 @@ def normalize_in_blocks(x_NYXC: Tensor, gain_C: Tensor, silu: bool, out: Tensor)
     scale_C = gain_C * channels**0.5
     blocks = (torch.split(whole.view(-1, channels), pixels) for whole in (x_NYXC, out))
     for x_PC, out_PC in zip(*blocks, strict=True):
-        y_PC = x_PC.float()
+        scratch = torch.zeros(whole_vectors(x_PC.numel()))
+        y_PC = scratch[: x_PC.numel()].view_as(x_PC).copy_(x_PC)
         length: Tensor = torch.linalg.vector_norm(y_PC, dim=-1, keepdim=True).clamp_min_(TINY)
-        y_PC = y_PC.mul(length.reciprocal_()).mul_(scale_C)
-        out_PC.copy_(repeatable_silu(y_PC) if silu else y_PC)
+        y_PC.mul_(length.reciprocal_()).mul_(scale_C)
+        if silu:
+            F.silu(scratch, inplace=True)
+        out_PC.copy_(y_PC)
     return out
 
 
-def repeatable_silu(x: Tensor) -> Tensor:
-    """SiLU in place, whose bits do not depend on the number of threads.
+def whole_vectors(elements: int) -> int:
+    """`elements`, rounded up until every thread's share of them is a number of whole vectors.
 
-    `F.silu` computes the last few elements of each thread's share with another exponential than the rest.
+    `F.silu` computes what is left of a share after its last whole vectors with another exponential than the rest, so
+    that without this a latent's last bits would depend on the number of threads.
     """
-    return x.div_(x.neg().exp_().add_(1))
+    threads = torch.get_num_threads()
+    unit = VECTORS * threads if elements >= SMALLEST_SHARE * threads else SMALLEST_SHARE
+    return -(-elements // unit) * unit
 
 
 class ResidualBlock(nn.Module):
