@@ -13,10 +13,11 @@ from tqdm import tqdm
 
 from cache_store.command_line import program_parser, run_program
 from cache_store.errors import ConfigError
+from cache_store.findings import Level, Report
 from cache_store.info import describe
 from cache_store.metadata import read_spec
 from cache_store.publish import write_file
-from cache_store.verify import Level, Report, verify
+from cache_store.verify import verify
 
 SHOWN_FINDINGS = 50
 

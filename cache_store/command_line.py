@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace, set_parsing_settings
 
-from cache_store.errors import EncodeOnceError
+from cache_store.errors import ConfigError, EncodeOnceError
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
@@ -47,7 +47,11 @@ def command_parser(config_class: type, description: str) -> ArgumentParser:
 
 def to_config(config_class: type[ConfigT], parser: ArgumentParser, arguments: Namespace) -> ConfigT:
     """The frozen config that `arguments` describe; its `__post_init__` may raise ConfigError."""
-    values = parser.instantiate(arguments)
+    try:
+        values = parser.instantiate(arguments)
+    except TypeError:  # a section that is there but empty
+        empty = [field.name for field in fields(config_class) if arguments.get(field.name) is None]  # type: ignore[arg-type]
+        raise ConfigError(f"these sections are empty, give them fields or leave them out: {', '.join(empty)}") from None
     return config_class(**{field.name: values[field.name] for field in fields(config_class)})  # type: ignore[arg-type]
 
 
@@ -63,6 +67,9 @@ def run_program(program: str, run: Callable[[Sequence[str]], int], argv: Sequenc
         kind = "stopped" if error.exit_code == 3 else "error"
         print(f"{program}: {kind}: {error}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        print(f"{program}: stopped: what is on disk is whole, run the same command to go on", file=sys.stderr)
+        return 3
     except BrokenPipeError:
         # The reader of our output (`| head`) has gone; point stdout away so that exit does not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -79,6 +86,7 @@ def stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
 
     def handle(number: int, frame: object) -> None:
         restore()
+        print("\nstopping after the work in hand; once more to stop at once", file=sys.stderr)
         stop()
 
     def restore() -> None:

@@ -8,9 +8,9 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cache_store.errors import CacheError
 from cache_store.publish import publish
 from cache_store.schema import PLAN_FILE, PLAN_SCHEMA
+from cache_store.tables import open_table, read_row_group, read_table
 
 DIGESTED = ("row", "id", "uri", "conversations")
 """Columns that make two plans the same; fingerprints may hold a file's time and do not."""
@@ -32,18 +32,17 @@ def write_plan(path: Path, shards: Iterable[pa.Table]) -> None:
             writer.write_table(shard, row_group_size=shard.num_rows)
 
 
-def read_plan(root: Path, shard: int | None = None, columns: list[str] | None = None) -> pa.Table:
-    """The plan, or one shard's row group of it."""
-    file = open_plan(root)
-    try:
-        return file.read(columns) if shard is None else file.read_row_group(shard, columns)
-    except (OSError, pa.ArrowInvalid) as error:
-        raise CacheError(f"{root / PLAN_FILE} cannot be read: {error}") from None
+def read_plan(root: Path) -> pa.Table:
+    return read_table(root / PLAN_FILE)
 
 
-def open_plan(root: Path) -> pq.ParquetFile:
-    """For whoever reads shard after shard: the file's index is parsed once."""
-    try:
-        return pq.ParquetFile(root / PLAN_FILE)
-    except (OSError, pa.ArrowInvalid) as error:
-        raise CacheError(f"{root / PLAN_FILE} cannot be read: {error}") from None
+class PlanFile:
+    """The plan, shard by shard: for whoever reads one after the other."""
+
+    def __init__(self, root: Path) -> None:
+        self._path = root / PLAN_FILE
+        self._file = open_table(self._path)
+
+    def shard(self, shard: int, columns: list[str] | None = None) -> pa.Table:
+        """One shard's row group."""
+        return read_row_group(self._file, self._path, shard, columns)

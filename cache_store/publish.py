@@ -37,8 +37,10 @@ def publish(path: Path, attempt: int = 1) -> Iterator[BinaryIO]:
             stream.flush()
             os.fsync(stream.fileno())
         scratch.replace(path)
-    except BaseException:
+    except BaseException as error:
         scratch.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)  # a full disk does not say which file it was
         raise
     sync_folder(path.parent)
 
@@ -46,6 +48,13 @@ def publish(path: Path, attempt: int = 1) -> Iterator[BinaryIO]:
 def write_file(path: Path, data: bytes) -> None:
     with publish(path) as stream:
         stream.write(data)
+
+
+def withdraw(path: Path) -> None:
+    """Delete a file durably, if it is there."""
+    if path.exists():
+        path.unlink()
+        sync_folder(path.parent)
 
 
 def make_folder(folder: Path) -> None:

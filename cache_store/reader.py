@@ -4,6 +4,7 @@ A *sample number* is dense over the cached samples, in row order; rows of reject
 """
 
 import mmap
+import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,17 +12,18 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
+import pyarrow.compute as pc
 from crc32c import crc32c
 
 from cache_store.codec import decode_sample
 from cache_store.errors import CacheError, StaleError
 from cache_store.formats import shard_format
 from cache_store.metadata import read_seal, read_spec
-from cache_store.schema import CACHED, ArraySpec, Seal, Spec, samples_file
+from cache_store.schema import CACHED, SAMPLES_SCHEMA, ArraySpec, Seal, Spec, samples_file
+from cache_store.tables import read_table
 
 MAPPED_SHARDS = 16_384
-"""Shards held open at once; Linux allows 65,530 mappings a process (vm.max_map_count)."""
+"""Shards held open at once, at most; Linux allows 65,530 mappings a process (vm.max_map_count)."""
 
 SAMPLE_TABLES = 8
 """Samples tables held at once: their text is large, and readers go shard by shard."""
@@ -60,7 +62,7 @@ class Cache:
         self.root, self.spec, self.seal = root, spec, seal
         self._format = shard_format(spec)
         self._ends = np.cumsum(seal.cached_per_shard)
-        self._mapped = lru_cache(maxsize=MAPPED_SHARDS)(self._map_shard)
+        self._mapped = lru_cache(maxsize=mappable_shards())(self._map_shard)
         self._samples_table = lru_cache(maxsize=SAMPLE_TABLES)(self._read_samples)
 
     def __len__(self) -> int:
@@ -201,17 +203,27 @@ class Cache:
     def _read_samples(self, shard: int, columns: list[str] | None = None) -> pa.Table:
         """A shard's cached samples, in row order."""
         file = samples_file(shard)
-        try:
-            table = pq.read_table(self.root / file, columns=columns, partitioning=None)
-            cached = table.filter(pa.compute.equal(table["status"], CACHED))
-        except (OSError, pa.ArrowInvalid, KeyError) as error:
-            raise self._broken(f"{file} cannot be read ({error})") from None
+        table = read_table(self.root / file, columns)
+        expected = SAMPLES_SCHEMA if columns is None else pa.schema([SAMPLES_SCHEMA.field(name) for name in columns])
+        if table.schema != expected:
+            raise self._broken(f"{file} has other columns than the format's")
+        cached = table.filter(pc.equal(table["status"], CACHED))
         if cached.num_rows != self.seal.cached_per_shard[shard]:
             raise self._broken(f"{file} has {cached.num_rows} cached rows, the seal counts another number")
         return cached
 
     def _broken(self, problem: str) -> CacheError:
         return CacheError(f"{self.root}: {problem}; run `cache-store verify {self.root}`")
+
+
+def mappable_shards() -> int:
+    """How many shards may stay open: each mapping holds a file handle, of which many systems give 1,024 at first."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(2 * MAPPED_SHARDS, hard) if hard != resource.RLIM_INFINITY else 2 * MAPPED_SHARDS
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft = wanted
+    return MAPPED_SHARDS if soft == resource.RLIM_INFINITY else min(MAPPED_SHARDS, soft // 2)
 
 
 def map_file(path: Path) -> memoryview:

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from cache_store.codec import encode_sample
 from cache_store.formats import Location, shard_format
 from cache_store.metadata import write_commit
-from cache_store.publish import clear_scratch, file_sha256, publish
+from cache_store.publish import clear_scratch, file_sha256, publish, withdraw
 from cache_store.schema import (
     CACHED,
     FORMAT_VERSION,
@@ -30,6 +30,7 @@ from cache_store.schema import (
     CommitRun,
     FileRecord,
     Spec,
+    commit_file,
     rows_digest,
     samples_file,
     signed,
@@ -61,6 +62,7 @@ class ShardBuilder:
         self._files = ExitStack()
 
     def __enter__(self) -> Self:
+        withdraw(self._root / commit_file(self._array, self._shard))  # it vouches for the files that are replaced now
         self.attempt = clear_scratch(self._shard_path)
         clear_scratch(self._root / samples_file(self._shard))
         stream = self._files.enter_context(publish(self._shard_path, self.attempt))

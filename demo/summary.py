@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from rich.console import Console
 from rich.table import Table
 
 from cache_store import open_cache
 from cache_store.metadata import read_commit
 from cache_store.schema import REJECTED, samples_file
+from cache_store.tables import read_table
 from demo.measure import WordAccuracy
 
 STAND_INS = """\
@@ -49,7 +49,7 @@ def read_cache_facts(root: Path) -> CacheFacts:
     records = [record for shard in shards if (record := read_commit(root, "latents", shard))]
     rejects: dict[str, str] = {}
     for shard in shards:
-        table = pq.read_table(root / samples_file(shard), columns=["id", "status", "reason"])
+        table = read_table(root / samples_file(shard), ["id", "status", "reason"])
         rejected = table.filter(pc.field("status") == REJECTED)
         rejects |= dict(zip(rejected["id"].to_pylist(), rejected["reason"].to_pylist(), strict=True))
     return CacheFacts(

@@ -6,22 +6,35 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from cache_store.errors import CacheError, ConfigError
-from cache_store.metadata import has_cache, read_commit, read_spec, write_build, write_spec
-from cache_store.plan import plan_digest, read_plan, write_plan
-from cache_store.publish import SCRATCH_SUFFIX
-from cache_store.schema import BUILD_FILE, FORMAT_VERSION, PLAN_FILE, ArraySpec, CommitRecord, Seal, Spec
+from cache_store.errors import CacheError, ConfigError, SourceError
+from cache_store.formats import shard_format
+from cache_store.metadata import (
+    has_cache,
+    read_build,
+    read_commit,
+    read_seal,
+    read_spec,
+    write_build,
+    write_spec,
+)
+from cache_store.plan import PlanFile, plan_digest, read_plan, write_plan
+from cache_store.publish import SCRATCH_SUFFIX, withdraw, write_file
+from cache_store.schema import BUILD_FILE, FORMAT_VERSION, PLAN_FILE, SEAL_FILE, ArraySpec, CommitRecord, Seal, Spec
 from cache_store.seal import seal_cache
-from cache_store.verify import content_findings, file_finding
+from cache_store.verify import metadata_findings
+from cache_store.verify_shard import content_findings, file_finding
 from precompute.claim import CLAIM_FILE, claim
 from precompute.config import BuildConfig
 from precompute.encoders import Encoder, load_encoder
 from precompute.engines.local import run_local
+from precompute.images import ignore_decoder_warnings
 from precompute.pipeline import ARRAY
-from precompute.plan import make_plan
+from precompute.plan import make_plan, some
 from precompute.progress import BuildProgress
 from precompute.sources import Source, open_source
+from precompute.sources.image_store import MISSING
 from precompute.stale import refuse_changed_images, refuse_other_plan, refuse_other_spec
 
 OURS_BEFORE_THE_SPEC = {CLAIM_FILE, BUILD_FILE, PLAN_FILE}
@@ -46,27 +59,61 @@ def build(config: BuildConfig, stop: threading.Event) -> Summary:
     Raises StaleError, with nothing touched, where the cache was made from other inputs; Interrupted once `stop` is
     set; EncodeOnceError where too many samples are rejected.
     """
-    root = Path(config.cache)
+    ignore_decoder_warnings()
+    root = config.root
+    refuse_foreign_folder(root)
     source = open_source(config.source)
     encoder = load_encoder(config.encoder, config.image.range)
-    refuse_foreign_folder(root)
     found = make_plan(source.samples())
     spec = make_spec(config, encoder, found)
     with claim(root):
         committed = prepare(root, config, spec, source, found)
-        done = {record.content.shard for record in committed}
-        missing = [shard for shard in range(spec.num_shards) if shard not in done]
-        with BuildProgress(spec.rows, committed, config.run.max_reject_fraction) as progress:
-            progress.refuse_too_many_rejects()
-            if missing:
-                run_local(config, spec, source, encoder, missing, stop, progress)
+        del found  # the plan is on disk now; nothing below grows with the data set
+        earlier = withdraw_seal(root) if len(committed) < spec.num_shards else None
+        progress = build_missing(config, spec, source, encoder, committed, stop)
+        seal = seal_cache(root, spec)
+        if earlier not in (None, seal.identity):
+            say(f"the cache's identity was {earlier} and is {seal.identity}: rebuilt shards have other bytes")
         return Summary(
-            seal=seal_cache(root, spec),
+            seal=seal,
             built_shards=progress.shards,
             built_images=progress.images,
             images_per_s=progress.images_per_s,
             waiting_share=progress.waiting_share,
         )
+
+
+def build_missing(
+    config: BuildConfig,
+    spec: Spec,
+    source: Source,
+    encoder: Encoder,
+    committed: list[CommitRecord],
+    stop: threading.Event,
+) -> BuildProgress:
+    """Build every shard that is not in `committed`; what was done, and how fast."""
+    done = {record.content.shard for record in committed}
+    missing = [shard for shard in range(spec.num_shards) if shard not in done]
+    with BuildProgress(spec.rows, committed, config.run.max_reject_fraction) as progress:
+        progress.refuse_too_many_rejects()
+        if missing:
+            run_local(config, spec, source, encoder, missing, stop, progress)
+    return progress
+
+
+def withdraw_seal(root: Path) -> str | None:
+    """Unseal a cache whose shards are to be built again; returns the identity it had."""
+    try:
+        identity = read_seal(root).identity
+    except CacheError:
+        identity = None
+    withdraw(root / SEAL_FILE)
+    return identity
+
+
+def say(message: str) -> None:
+    """What a person should know though the build goes on."""
+    print(f"precompute: {message}", file=sys.stderr)
 
 
 def refuse_foreign_folder(root: Path) -> None:
@@ -100,22 +147,63 @@ def make_spec(config: BuildConfig, encoder: Encoder, plan: pa.Table) -> Spec:
 
 def prepare(root: Path, config: BuildConfig, spec: Spec, source: Source, found: pa.Table) -> list[CommitRecord]:
     """Make the cache's metadata, or check that it fits; the records of the shards that need no work."""
+    refuse_missing_images(found, config.run.max_reject_fraction)
     if not has_cache(root):
         write_build(root, config.recorded())
-        write_plan(root / PLAN_FILE, (found.slice(rows.start, len(rows)) for rows in shard_rows(spec)))
+        write_plan_of(root, spec, found)
         write_spec(root, spec)
         return []
     cached = read_spec(root)
     if cached.plan_digest != spec.plan_digest:
         refuse_other_plan(root, read_plan(root), found)
     refuse_other_spec(root, cached, spec)
-    committed = [record for shard in range(spec.num_shards) if (record := usable_record(root, spec, shard))]
-    refuse_changed_images(root, spec, source, found, [record.content.shard for record in committed])
-    return committed
+    plan = sound_plan(root, spec)
+    if again := refuse_changed_images(root, spec, source, found, plan):
+        say(f"{again} images that were missing are there now; their samples stay rejected in this cache")
+    restore_metadata(root, config, spec)
+    if plan is None:
+        say(f"damage found, {PLAN_FILE} is written again from the source")
+        write_plan_of(root, spec, found)
+    return [record for shard in range(spec.num_shards) if (record := usable_record(root, spec, shard))]
 
 
-def shard_rows(spec: Spec) -> list[range]:
-    return [spec.shard_rows(shard) for shard in range(spec.num_shards)]
+def refuse_missing_images(found: pa.Table, allowed: float) -> None:
+    """Known before anything is encoded: a wrong folder should not cost an hour."""
+    missing = found.filter(pc.equal(found["fingerprint"], MISSING))["id"]
+    if len(missing) > allowed * found.num_rows:
+        raise SourceError(
+            f"{len(missing)} of {found.num_rows} samples have no image where the source says they are "
+            f"({some(missing.to_pylist())}), more than run.max_reject_fraction {allowed:g} allows; nothing was encoded"
+        )
+
+
+def sound_plan(root: Path, spec: Spec) -> PlanFile | None:
+    """The plan on disk, or None where it is lost or is not what spec and seal say."""
+    try:
+        if plan_digest([read_plan(root)]) != spec.plan_digest:
+            return None
+        if (root / SEAL_FILE).exists() and file_finding(root, read_seal(root).plan_file, "full"):
+            return None
+        return PlanFile(root)
+    except CacheError:
+        return None
+
+
+def restore_metadata(root: Path, config: BuildConfig, spec: Spec) -> None:
+    """Write again what the spec and the config determine and the folder lacks."""
+    for finding in metadata_findings(root, spec):
+        say(f"damage found and mended: {finding}")
+        write_file(root / finding.file, shard_format(spec).metadata(spec)[finding.file])
+    try:
+        read_build(root)
+    except CacheError as error:
+        say(f"damage found and mended: {error}")
+        write_build(root, config.recorded())
+
+
+def write_plan_of(root: Path, spec: Spec, found: pa.Table) -> None:
+    shards = map(spec.shard_rows, range(spec.num_shards))
+    write_plan(root / PLAN_FILE, (found.slice(rows.start, len(rows)) for rows in shards))
 
 
 def usable_record(root: Path, spec: Spec, shard: int) -> CommitRecord | None:
@@ -134,5 +222,5 @@ def usable_record(root: Path, spec: Spec, shard: int) -> CommitRecord | None:
         problem = str(error)
     if problem is None:
         return record
-    print(f"precompute: damage found, shard {shard} is built again: {problem}", file=sys.stderr)
+    say(f"damage found, shard {shard} is built again: {problem}")
     return None

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from cache_store.errors import ConfigError
@@ -9,6 +10,9 @@ from cache_store.schema import CodecName, StoreDtype, StoreFormat
 from precompute.encoders import EncoderConfig
 from precompute.images import ImageConfig
 from precompute.sources import SourceConfig
+
+MAX_SAMPLES_PER_SHARD = 2**20
+"""A shard's index is held in memory: 16 bytes a sample."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +29,9 @@ class StoreConfig:
     """Unit of work and of resume; 4,096 float16 latents of 16 x 28 x 28 are 103 MB."""
 
     def __post_init__(self) -> None:
-        if self.samples_per_shard < 1:
-            raise ConfigError(f"store.samples_per_shard must be at least 1, got {self.samples_per_shard}")
+        if not 1 <= self.samples_per_shard <= MAX_SAMPLES_PER_SHARD:
+            bounds = f"in [1, {MAX_SAMPLES_PER_SHARD:,}]"
+            raise ConfigError(f"store.samples_per_shard must be {bounds}, got {self.samples_per_shard:,}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +72,15 @@ class BuildConfig:
     image: ImageConfig = field(default_factory=ImageConfig)
     store: StoreConfig = field(default_factory=StoreConfig)
     run: RunConfig = field(default_factory=RunConfig)
+
+    def __post_init__(self) -> None:
+        if "://" in self.cache:
+            raise ConfigError(f"cache: {self.cache} is a URL; name a local folder")
+
+    @property
+    def root(self) -> Path:
+        """The cache's folder."""
+        return Path(self.cache).expanduser()
 
     def recorded(self) -> dict[str, Any]:
         """What a cache keeps of it: all that names the inputs, nothing of where and how the run was made."""

@@ -8,6 +8,7 @@ decoded, and a truncated file fails instead of ending in grey.
 
 import hashlib
 import io
+import struct
 import warnings
 from dataclasses import dataclass
 from typing import Literal
@@ -79,9 +80,7 @@ def content_sha256(data: bytes) -> str:
 def decode_image(data: bytes, max_pixels: int) -> Image.Image:
     """RGB, upright, of any size up to `max_pixels`; Rejected where the bytes are no such image."""
     try:
-        with warnings.catch_warnings(), Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            # Pillow warns of odd metadata (corrupt EXIF, say) that does not touch the pixels.
-            warnings.simplefilter("ignore")
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             if image.width * image.height > max_pixels:
                 raise Rejected("too large", f"{image.width} x {image.height} pixels, more than {max_pixels:,}")
             image.load()
@@ -90,17 +89,16 @@ def decode_image(data: bytes, max_pixels: int) -> Image.Image:
         raise Rejected("cannot decode", f"{type(error).__name__}: {describe(error)}") from None
 
 
-DECODER_ERRORS = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    TypeError,
-    LookupError,
-    EOFError,
-    ArithmeticError,
-    MemoryError,
-)
-"""What Pillow's decoders raise on broken input, seen by fuzzing them; anything else is a bug and stops the build."""
+DECODER_ERRORS = (OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, ArithmeticError, struct.error)
+"""What Pillow's decoders raise on broken input; anything else, want of memory too, stops the build."""
+
+
+def ignore_decoder_warnings() -> None:
+    """Pillow warns of odd metadata (corrupt EXIF, say) that does not touch the pixels.
+
+    Once for the process: to switch warnings off and on around each image is not safe between threads.
+    """
+    warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 def describe(error: BaseException) -> str:
@@ -126,7 +124,11 @@ def high_byte(image: Image.Image) -> Image.Image:
     values = np.asarray(image)
     if values.min() < 0 or values.max() > 0xFFFF:
         raise Rejected("unsupported pixels", "32-bit integer pixels have no agreed range")
-    return Image.fromarray((values.astype(np.uint16) >> 8).astype(np.uint8))
+    grey = Image.fromarray((values.astype(np.uint16) >> 8).astype(np.uint8))
+    transparent = image.info.get("transparency")
+    if isinstance(transparent, int):  # PNG's one transparent level, of 65,536
+        grey.putalpha(Image.fromarray(np.where(values == transparent, 0, 255).astype(np.uint8)))
+    return grey
 
 
 def fit_image(image: Image.Image, recipe: ImageRecipe) -> Image.Image:

@@ -23,7 +23,7 @@ import pyarrow as pa
 import torch
 
 from cache_store.errors import Interrupted
-from cache_store.plan import open_plan
+from cache_store.plan import PlanFile
 from cache_store.schema import CommitRecord, ImageRecipe, Spec
 from cache_store.shard_builder import Outcome, ShardBuilder
 from precompute.encoders import Encoder
@@ -63,6 +63,8 @@ class Batch:
         self.pixels_NYX3 = np.full((count, recipe.height, recipe.width, 3), MID_GREY, np.uint8)
         self.rgb_Nhw3 = np.full((count, latent_height, latent_width, 3), MID_GREY, np.uint8)
         self.outcomes: list[Future[Outcome]] = []
+        self.encoding_since = 0.0
+        """When the encoder got it, by the monotonic clock."""
 
     @property
     def is_first(self) -> bool:
@@ -121,7 +123,7 @@ class ShardSink:
 
     def _write(self, batch: Batch, latent_NCHW: torch.Tensor) -> None:
         if batch.is_first:
-            self._started = time.monotonic()
+            self._started = batch.encoding_since
             self._builder = self._shard.enter_context(ShardBuilder(self._root, self._spec, ARRAY, batch.shard))
         rgb = batch.rgb_Nhw3.astype(np.float32) / 255.0
         self._builder.append(latent_NCHW.cpu().numpy(), rgb, batch.wait())
@@ -143,9 +145,9 @@ class ShardSink:
 def planned_batches(root: Path, spec: Spec, shards: Iterable[int]) -> Iterator[Batch]:
     """Every batch of the given shards, in order, not yet decoded."""
     size = spec.arrays[ARRAY].encoder.batch_size
-    plan = open_plan(root)
+    plan = PlanFile(root)
     for shard in shards:
-        planned = plan.read_row_group(shard)
+        planned = plan.shard(shard)
         for start in range(0, planned.num_rows, size):
             yield Batch(spec, planned, shard, start, min(start + size, planned.num_rows))
 
@@ -187,6 +189,7 @@ def encode_shards(
         for batch, waited_s, elapsed_s in timed(batches, encoder.device):
             if stop.is_set():
                 raise Interrupted("the shard in hand was dropped; run the same command again to go on")
+            batch.encoding_since = time.monotonic()
             latents = encoder.encode(torch.from_numpy(batch.pixels_NYX3))
             writes.append(writer.submit(sink.write, batch, latents))
             while len(writes) > WRITES_BEHIND:

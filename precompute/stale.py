@@ -6,12 +6,13 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from cache_store.errors import StaleError
-from cache_store.plan import read_plan
-from cache_store.schema import Spec, samples_file
+from cache_store.errors import CacheError, StaleError
+from cache_store.plan import PlanFile
+from cache_store.schema import Spec, commit_file, samples_file
+from cache_store.tables import read_table
 from precompute.images import content_sha256
+from precompute.pipeline import ARRAY
 from precompute.plan import compare_plans, some
 from precompute.rejects import Rejected
 from precompute.sources import Source
@@ -54,26 +55,34 @@ def refuse_other_plan(root: Path, planned: pa.Table, found: pa.Table) -> None:
         raise StaleError(f"{root} was planned from another sample list: {difference}\n  {KEEP_BOTH}")
 
 
-def refuse_changed_images(root: Path, spec: Spec, source: Source, found: pa.Table, committed: list[int]) -> None:
-    """StaleError naming committed samples whose image is no longer the one encoded.
+def refuse_changed_images(root: Path, spec: Spec, source: Source, found: pa.Table, plan: PlanFile | None) -> int:
+    """StaleError naming samples, of shards ever committed, whose image is no longer the one encoded.
 
-    Only images whose fingerprint (a file's size and time, a zip member's crc) has changed are read again.
+    Only images whose fingerprint (a file's size and time, a zip member's crc) is not the plan's are read again; all
+    of them where the plan is lost. Returns how many images were missing when they were planned and are there now.
     """
     changed: list[str] = []
-    for shard in committed:
-        rows = spec.shard_rows(shard)
-        now = found["fingerprint"].slice(rows.start, len(rows))
-        if now.equals(read_plan(root, shard, ["fingerprint"])["fingerprint"]):
-            continue
-        changed.extend(changed_ids(root, shard, source, now))
+    found_again = 0
+    for shard in range(spec.num_shards):
+        if (root / commit_file(ARRAY, shard)).exists():
+            rows = spec.shard_rows(shard)
+            now = found["fingerprint"].slice(rows.start, len(rows)).to_pylist()
+            before = plan.shard(shard, ["fingerprint"])["fingerprint"].to_pylist() if plan else [None] * len(now)
+            if now != before:
+                changed.extend(changed_ids(root, shard, source, before, now))
+                found_again += sum(was == MISSING != is_now for was, is_now in zip(before, now, strict=True))
     if changed:
         raise StaleError(f"{root}: {len(changed)} images are not the ones encoded: {some(changed)}\n  {KEEP_BOTH}")
+    return found_again
 
 
-def changed_ids(root: Path, shard: int, source: Source, now: pa.ChunkedArray) -> Iterator[str]:
-    before = read_plan(root, shard, ["fingerprint"])["fingerprint"].to_pylist()
-    samples = pq.read_table(root / samples_file(shard), columns=["id", "uri", "content_sha256"], partitioning=None)
-    for was, is_now, sample in zip(before, now.to_pylist(), samples.to_pylist(), strict=True):
+def changed_ids(root: Path, shard: int, source: Source, before: list[str | None], now: list[str]) -> Iterator[str]:
+    """Ids of changed images; none where the shard's samples are lost, since then nothing says what they were."""
+    try:
+        samples = read_table(root / samples_file(shard), ["id", "uri", "content_sha256"]).to_pylist()
+    except CacheError:
+        return
+    for was, is_now, sample in zip(before, now, samples, strict=True):
         if was != is_now and content_changed(source, sample, is_now):
             yield sample["id"]
 

@@ -4,28 +4,33 @@ A shard has one writer, whoever it is, and its bytes do not depend on which: so 
 become free.
 """
 
+import contextlib
 import multiprocessing
 import os
 import queue
 import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from cache_store.errors import EncodeOnceError, Interrupted
+from cache_store.errors import EncodeOnceError, Interrupted, StaleError
 from cache_store.schema import Spec
 from precompute.config import BuildConfig
 from precompute.encoders import Encoder, EncoderConfig, load_encoder
-from precompute.pipeline import Progress, encode_shards
+from precompute.images import ignore_decoder_warnings
+from precompute.pipeline import ARRAY, Progress, encode_shards
 from precompute.sources import Source, open_source
 
 POLL_S = 0.2
+
+GRACE_S = 10.0
+"""For a worker to notice that it is to stop: a batch, on a GPU."""
 
 
 def num_workers(config: BuildConfig, shards: int) -> int:
@@ -49,7 +54,7 @@ def run_local(
     if workers == 1:
         threads = config.run.threads(1)
         encode_shards(
-            Path(config.cache),
+            config.root,
             spec,
             source,
             encoder,
@@ -84,27 +89,37 @@ class WorkerPool:
         try:
             while any(process.is_alive() for process in self._processes):
                 if stop.is_set():
-                    self._stop.set()
-                self._pass_on(on_progress, POLL_S)
+                    raise Interrupted("the shards in hand were dropped; run the same command again to go on")
                 self._refuse_dead_workers()
-            self._pass_on(on_progress, 0.0)
+                self._pass_on(on_progress, POLL_S)
+            self._refuse_dead_workers()
+            while self._pass_on(on_progress, 0.0):
+                pass
         finally:
-            self._stop.set()
-            for process in self._processes:
-                process.join()
-        if stop.is_set():
-            raise Interrupted("the shards in hand were dropped; run the same command again to go on")
+            self._end()
 
-    def _pass_on(self, on_progress: Callable[[Progress], None], timeout_s: float) -> None:
-        """Events until there is none for `timeout_s`; a worker's failure becomes ours."""
-        while True:
-            try:
-                event = self._events.get(timeout=timeout_s) if timeout_s else self._events.get_nowait()
-            except queue.Empty:
-                return
-            if isinstance(event, EncodeOnceError | OSError):
-                raise event
-            on_progress(event)
+    def _pass_on(self, on_progress: Callable[[Progress], None], timeout_s: float) -> bool:
+        """One event, if there is one; a worker's failure becomes ours."""
+        try:
+            event = self._events.get(timeout=timeout_s) if timeout_s else self._events.get_nowait()
+        except queue.Empty:
+            return False
+        if isinstance(event, EncodeOnceError | OSError):
+            raise event
+        on_progress(event)
+        return True
+
+    def _end(self) -> None:
+        """Let workers leave; kill those that do not in time, which loses at most the shards in hand."""
+        self._stop.set()
+        deadline = time.monotonic() + GRACE_S
+        while any(process.is_alive() for process in self._processes) and time.monotonic() < deadline:
+            with contextlib.suppress(queue.Empty):
+                self._events.get(timeout=POLL_S)  # a full pipe would keep workers from leaving
+        for process in self._processes:
+            process.kill()
+            process.join()
+        self._shards.cancel_join_thread()  # shards that nobody took may still wait to be sent
 
     def _refuse_dead_workers(self) -> None:
         for process in self._processes:
@@ -118,12 +133,15 @@ class WorkerPool:
 def work(index: int, config: BuildConfig, spec: Spec, workers: int, shards: Any, events: Any, stop: Any) -> None:
     """A worker process's body; ends when no shard is left, when told to stop, or when its parent is gone."""
     threading.Thread(target=die_with_parent, daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent tells us to stop
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group; the parent tells us to stop
+        signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // workers))
+    ignore_decoder_warnings()
     try:
         encoder = load_encoder(worker_encoder(config.encoder, index), config.image.range)
+        refuse_other_encoder(encoder, spec)
         encode_shards(
-            Path(config.cache),
+            config.root,
             spec,
             open_source(config.source),
             encoder,
@@ -138,6 +156,11 @@ def work(index: int, config: BuildConfig, spec: Spec, workers: int, shards: Any,
         events.put(error)
     events.close()
     events.join_thread()
+
+
+def refuse_other_encoder(encoder: Encoder, spec: Spec) -> None:
+    if encoder.identity != spec.arrays[ARRAY].encoder:
+        raise StaleError("encoder.model changed while the build was starting; run the same command again")
 
 
 def worker_encoder(config: EncoderConfig, index: int) -> EncoderConfig:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-from cache_store.errors import SourceError
+from cache_store.errors import ConfigError, SourceError
 from precompute.sources.folder import FolderSource
 from precompute.sources.llava import LlavaSource
 
@@ -35,9 +35,13 @@ class SourceConfig:
     images: str | None = None
     """llava: a folder, or a zip that is read in place; by default the folder of the chat.json."""
 
+    def __post_init__(self) -> None:
+        if self.kind == "folder" and self.images is not None:
+            raise ConfigError("source.images is for kind llava; of kind folder, source.path is the image tree")
+
 
 def open_source(config: SourceConfig) -> Source:
-    path = Path(config.path)
+    path = Path(config.path).expanduser()
     if not path.exists():
         raise SourceError(f"source.path: {path} does not exist")
-    return SOURCES[config.kind](path, Path(config.images) if config.images else None)
+    return SOURCES[config.kind](path, Path(config.images).expanduser() if config.images else None)

@@ -13,8 +13,7 @@ class FolderSource:
     """Samples are the images found; a sample's id is its name in the tree."""
 
     def __init__(self, path: Path, images: Path | None) -> None:
-        if images is not None:
-            raise SourceError("source.images is not used by kind folder: source.path is the image tree")
+        assert images is None, "SourceConfig refuses it"
         self._images: ImageStore = open_image_store(path)
 
     def samples(self) -> Iterator[dict[str, object]]:

@@ -1,7 +1,9 @@
 """Where a source's images lie: a folder, or a zip that is read in place and never unpacked."""
 
+import lzma
 import os
 import stat
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -11,10 +13,29 @@ from typing import Protocol
 from cache_store.errors import SourceError
 from precompute.rejects import Rejected
 
+MAX_NAME_BYTES, MAX_PATH = 255, 4_000
+"""Linux's own bounds on a name and, nearly, a path."""
+
 MAX_FILE_BYTES = 256 * 2**20
 """Larger image files are rejected unread; the largest photograph formats stay well below."""
 
 MISSING = "missing"
+
+ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
+"""A file that is not there for us. Other errors (a disk or mount that fails) are no fault of the sample: they stop the
+build, which goes on when it is run again.
+"""
+
+MEMBER_ERRORS = (
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    EOFError,
+    RuntimeError,
+    NotImplementedError,
+    ValueError,
+)
+"""What zipfile raises for members that are cut, damaged, encrypted or compressed in a way it does not know."""
 
 
 class ImageStore(Protocol):
@@ -35,15 +56,18 @@ class ImageFolder:
         self._root = root
 
     def names(self) -> Iterator[str]:
-        for folder, subfolders, files in os.walk(self._root):
+        def refuse(error: OSError) -> None:
+            raise SourceError(f"{error.filename} cannot be listed: {error.strerror}")
+
+        for folder, subfolders, files in os.walk(self._root, onerror=refuse):
             subfolders.sort()
             for name in sorted(files):
-                yield (Path(folder) / name).relative_to(self._root).as_posix()
+                yield refuse_unprintable((Path(folder) / name).relative_to(self._root).as_posix())
 
     def fingerprint(self, name: str) -> str:
         try:
             status = self._path(name).stat()
-        except (OSError, ValueError, Rejected):
+        except (*ABSENT, Rejected):
             return MISSING
         return f"{status.st_size}:{status.st_mtime_ns}"
 
@@ -55,8 +79,8 @@ class ImageFolder:
                 raise Rejected("missing", f"{name} is not a file")
             refuse_large(name, status.st_size)
             return path.read_bytes()
-        except (OSError, ValueError) as error:
-            raise Rejected("missing", f"{name}: {getattr(error, 'strerror', None) or error}") from None
+        except ABSENT as error:
+            raise Rejected("missing", f"{name}: {error.strerror}") from None
 
     def _path(self, name: str) -> Path:
         if is_unsafe(name):
@@ -71,7 +95,7 @@ class ImageZip:
         self._path = path
         try:
             self._zip = zipfile.ZipFile(path)
-        except (zipfile.BadZipFile, OSError, NotImplementedError) as error:
+        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, struct.error) as error:
             raise SourceError(f"{path} is not a zip that can be read: {error}") from None
         self._members = {member.filename: member for member in self._zip.infolist() if not member.is_dir()}
         tops = {PurePosixPath(name).parts[0] for name in self._members if "/" in name}
@@ -92,7 +116,7 @@ class ImageZip:
         try:
             with self._zip.open(member) as stream:
                 data = stream.read(member.file_size + 1)
-        except (zipfile.BadZipFile, zlib.error, OSError, EOFError, RuntimeError, NotImplementedError) as error:
+        except MEMBER_ERRORS as error:
             raise Rejected("damaged archive member", f"{name}: {error}") from None
         refuse_large(name, len(data))
         return data
@@ -103,7 +127,17 @@ class ImageZip:
 
 def is_unsafe(name: str) -> bool:
     parts = PurePosixPath(name).parts
-    return not parts or name.startswith("/") or ".." in parts or "\0" in name
+    too_long = any(len(os.fsencode(part)) > MAX_NAME_BYTES for part in parts) or len(name) > MAX_PATH
+    return not parts or name.startswith("/") or ".." in parts or "\0" in name or too_long
+
+
+def refuse_unprintable(name: str) -> str:
+    """Names enter tables as UTF-8."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise SourceError(f"the file name {os.fsencode(name)!r} is not UTF-8; rename it") from None
+    return name
 
 
 def refuse_large(name: str, size: int) -> None:
@@ -116,4 +150,5 @@ def open_image_store(path: Path) -> ImageStore:
         return ImageFolder(path)
     if path.is_file():
         return ImageZip(path)
-    raise SourceError(f"images: {path} is neither a folder nor a zip")
+    what = "is neither a folder nor a zip" if path.exists() else "does not exist"
+    raise SourceError(f"images: {path} {what}; expected a folder or a zip of images")

@@ -7,7 +7,6 @@ from benchmarks import loader
 
 # webdataset leaves its tars open for the garbage collector
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
-
 def test_every_rival_and_our_reader_deliver_whole_batches_and_one_json_record(capsys, tmp_path):
     options = ["--samples", "96", "--batch-size", "32", "--repeats", "1", "--folder", str(tmp_path)]
     assert loader.main(options) == 0

@@ -5,6 +5,8 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
@@ -192,9 +194,73 @@ def test_a_touched_file_with_the_same_bytes_is_no_change(build, tmp_path):
 def test_too_many_rejects_fail_the_build_and_say_why(build, tmp_path, capsys):
     assert build(run__max_reject_fraction=0.01) == 1
     message = capsys.readouterr().err
-    assert "2 of 22 samples are rejected (2 cannot decode)" in message or "1 of 22 samples are rejected" in message
+    assert "1 of 22 samples are rejected (1 cannot decode), more than run.max_reject_fraction 0.01" in message
     assert not (tmp_path / "cache/seal.json").exists()
     assert build(run__max_reject_fraction=0.5) == 0
+
+
+def test_missing_images_fail_the_build_before_anything_is_encoded(build, tmp_path, capsys):
+    few = write_source(tmp_path / "few", [0, 1])
+    assert build(source__images=str(few / "images.zip")) == 1
+    assert "20 of 22 samples have no image" in capsys.readouterr().err
+    assert not list((tmp_path / "cache").rglob("*.parquet"))
+
+
+def test_an_image_that_comes_back_is_said_to_stay_rejected(build, tmp_path, capsys):
+    fewer = write_source(tmp_path / "fewer", range(SAMPLES - 1))
+    images = str(fewer / "images.zip")
+    assert build(source__images=images) == 0
+    write_source(tmp_path / "fewer")
+    assert build(source__images=images) == 0
+    assert "1 images that were missing are there now" in capsys.readouterr().err
+
+
+def test_a_lost_plan_is_restored_and_a_swapped_one_is_never_followed(build, tmp_path, capsys):
+    assert build() == 0
+    cache, before = tmp_path / "cache", timeless_files(tmp_path / "cache")
+    (cache / "seal.json").unlink()
+    for shard in (0, 1):
+        (cache / f"commits/latents/{shard:06d}.json").unlink()
+    plan = pq.read_table(cache / "plan.parquet")
+    uris = plan["uri"].to_pylist()
+    uris[0], uris[1] = uris[1], uris[0]
+    pq.write_table(plan.set_column(2, "uri", pa.array(uris)), cache / "plan.parquet", row_group_size=8)
+    assert build() == 0
+    assert "plan.parquet is written again" in capsys.readouterr().err
+    assert timeless_files(cache) == before
+
+
+@pytest.mark.parametrize("name", ["build.json", "latents/zarr.json", "plan.parquet", "seal.json"])
+def test_lost_metadata_is_restored(build, tmp_path, name):
+    assert build() == 0
+    before = timeless_files(tmp_path / "cache")
+    (tmp_path / "cache" / name).unlink()
+    assert build() == 0
+    assert timeless_files(tmp_path / "cache") == before
+
+
+def test_a_changed_image_in_a_damaged_shard_is_refused_too(build, tmp_path, capsys):
+    assert build() == 0
+    (tmp_path / "cache/latents/c/0/0/0/0").unlink()
+    other = write_source(tmp_path / "other", sample_006=image_bytes(99))
+    assert build(source=other) == 1
+    assert "1 images are not the ones encoded: sample-006" in capsys.readouterr().err
+
+
+def test_a_disk_that_fails_stops_the_build_and_rejects_nothing(build, tmp_path, capsys):
+    """Reading /proc/self/mem at its start is a real input/output error."""
+    folder = write_source(tmp_path / "folder")
+    with zipfile.ZipFile(folder / "images.zip") as archive:
+        archive.extractall(folder)
+    (folder / "sample-009.png").unlink()
+    (folder / "sample-009.png").symlink_to("/proc/self/mem")
+    assert build(source=folder, source__images=str(folder)) == 1
+    assert "Input/output error" in capsys.readouterr().err
+    assert not (tmp_path / "cache/seal.json").exists()
+    (folder / "sample-009.png").unlink()
+    (folder / "sample-009.png").write_bytes(image_bytes(9))
+    assert build(source=folder, source__images=str(folder)) == 0
+    assert open_cache(tmp_path / "cache").seal.rejected == len(BROKEN)
 
 
 def test_a_folder_of_images_is_a_source(tmp_path, vae_path):
@@ -223,7 +289,7 @@ def test_a_foreign_folder_is_never_built_into(build, tmp_path, capsys):
         ({"image__height": 33}, 2, "must be multiples of 8"),
         ({"image__fit": "stretch"}, 2, "fit"),
         ({"image__heigth": 32}, 2, "image.heigth"),
-        ({"store__samples_per_shard": 0}, 2, "store.samples_per_shard must be at least 1"),
+        ({"store__samples_per_shard": 0}, 2, "store.samples_per_shard must be in [1,"),
         ({"run__max_reject_fraction": 2.0}, 2, "run.max_reject_fraction must be in"),
         ({"encoder__model": "/nowhere/vae"}, 1, "/nowhere/vae"),
         ({"encoder__device": "cuda:99"}, 2, "encoder.device"),

@@ -1,5 +1,6 @@
 """What every kind of image file becomes, pixel by pixel."""
 
+import contextlib
 import io
 import struct
 import zlib
@@ -12,6 +13,8 @@ from precompute.images import MID_GREY, ImageConfig, decode_image, fit_image, to
 from precompute.rejects import Rejected
 
 LIMIT = 10**6
+
+pytestmark = pytest.mark.filterwarnings("ignore:::PIL")  # as `ignore_decoder_warnings` does in a build
 
 
 def save(image: Image.Image, format_: str, **options: object) -> bytes:
@@ -158,3 +161,24 @@ def test_squash_keeps_the_whole_crop_keeps_the_middle_pad_keeps_the_aspect():
     assert tuple(fitted("squash")[16, 30]) == (0, 0, 255)
     assert tuple(fitted("pad")[0, 16]) == (MID_GREY,) * 3
     assert tuple(fitted("pad")[16, 1]) == (255, 0, 0)
+
+
+def test_the_transparent_level_of_a_sixteen_bit_png_lies_on_white():
+    levels = np.full((4, 4), 1_000, np.uint16)
+    levels[0] = 40_000
+    decoded = decode(save(Image.fromarray(levels), "PNG", transparency=1_000))
+    assert (decoded[0] == 40_000 >> 8).all()
+    assert (decoded[1:] == 255).all()
+
+
+def test_damaged_metadata_never_stops_the_build():
+    """Every byte of a JPEG's EXIF flipped in turn: pixels or a rejection, nothing else."""
+    exif = Image.Exif()
+    exif[0x0112], exif[0x010E] = 6, "a description"
+    data = save(Image.fromarray(gradient()), "JPEG", exif=exif)
+    start = data.index(b"Exif")
+    for position in range(start, start + 90):
+        damaged = bytearray(data)
+        damaged[position] ^= 0xFF
+        with contextlib.suppress(Rejected):
+            decode(bytes(damaged))

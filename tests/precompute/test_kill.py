@@ -13,7 +13,7 @@ import pytest
 
 from cache_store.verify import verify
 from precompute.cli import main
-from tests.precompute.conftest import config_values, timeless_files, write_config
+from tests.precompute.conftest import SAMPLES, config_values, timeless_files, write_config
 
 KILLS = 20
 
@@ -110,6 +110,41 @@ def test_a_signal_stops_the_build_with_code_3_and_nothing_half_written(
     assert not list((tmp_path / "cache").rglob("*.partial"))
     assert main(command[3:]) == 0
     assert not verify(tmp_path / "cache", "full").findings
+
+
+def test_a_signal_to_the_whole_group_stops_workers_and_parent_alike(tmp_path, source_path, vae_path):
+    """As batch systems and terminals send it."""
+    values = config_values(tmp_path / "cache", source_path, vae_path, store__samples_per_shard=1, run__workers=2)
+    command = [sys.executable, "-m", "precompute", "build", "--config", str(write_config(tmp_path / "b.yaml", values))]
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    wait_for(lambda: list((tmp_path / "cache").glob("commits/latents/*.json")))
+    os.killpg(process.pid, signal.SIGTERM)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 3, error
+    assert len(list((tmp_path / "cache").glob("commits/latents/*.json"))) < SAMPLES, "it went on to the end"
+    wait_for(lambda: not session_members(process.pid))
+
+
+def test_a_killed_worker_fails_the_build_by_name_and_a_rerun_goes_on(tmp_path, source_path, vae_path):
+    values = config_values(tmp_path / "cache", source_path, vae_path, store__samples_per_shard=1, run__workers=2)
+    command = [sys.executable, "-m", "precompute", "build", "--config", str(write_config(tmp_path / "b.yaml", values))]
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    wait_for(lambda: list((tmp_path / "cache").glob("commits/latents/*.json")))
+    worker = next(pid for pid in session_members(process.pid) if "spawn_main" in command_line(pid))
+    os.kill(worker, signal.SIGKILL)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 1, error
+    assert "died with exit code -9" in error
+    assert "Traceback" not in error
+    assert main(command[3:]) == 0
+
+
+def command_line(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text()
 
 
 def test_a_second_build_of_one_cache_is_refused_and_names_the_first(tmp_path, source_path, vae_path, capsys):

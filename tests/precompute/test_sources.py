@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cache_store.errors import SourceError
+from cache_store.errors import ConfigError, SourceError
 from precompute.plan import compare_plans, make_plan
 from precompute.rejects import Rejected
 from precompute.sources import SourceConfig, open_source
@@ -137,7 +137,7 @@ def test_a_damaged_zip_member_is_rejected_and_a_broken_zip_refused(tmp_path):
         (SourceConfig(kind="folder", path=__file__), "not a zip"),
         (
             SourceConfig(kind="llava", path=__file__, images="/nowhere"),
-            "images: /nowhere is neither a folder nor a zip",
+            "images: /nowhere does not exist",
         ),
     ],
 )
@@ -153,3 +153,14 @@ def test_differences_between_sample_lists_are_named_by_id(tmp_path):
     difference = compare_plans(before, now)
     assert (difference.added, difference.removed, difference.changed) == (["d"], ["c"], ["b"])
     assert str(difference) == "1 new (d); 1 gone (c); 1 with another image name or text (b)"
+
+
+def test_a_file_name_that_is_not_utf8_is_named(tmp_path):
+    (tmp_path / os.fsdecode(b"caf\xe9.jpg")).write_bytes(b"x")
+    with pytest.raises(SourceError, match=r"b'caf\\xe9.jpg' is not UTF-8"):
+        plan_rows(SourceConfig(kind="folder", path=str(tmp_path)))
+
+
+def test_images_are_named_for_llava_alone():
+    with pytest.raises(ConfigError, match="source.images is for kind llava"):
+        SourceConfig(kind="folder", path=".", images=".")

@@ -12,7 +12,7 @@ from diffusers import AutoencoderKLWan
 from PIL import Image
 
 from cache_store import open_cache
-from cache_store.plan import read_plan
+from cache_store.plan import PlanFile
 from precompute.build import build
 from precompute.config import BuildConfig, RunConfig, StoreConfig
 from precompute.encoders import EncoderConfig, load_encoder
@@ -42,7 +42,7 @@ class LiveEncoder:
         spec = self.cache.spec
         array = spec.arrays["latents"]
         shard, place = divmod(row, spec.samples_per_shard)
-        planned = read_plan(self.cache.root, shard)
+        planned = PlanFile(self.cache.root).shard(shard)
         start = place - place % array.encoder.batch_size
         batch = Batch(spec, planned, shard, start, min(start + array.encoder.batch_size, planned.num_rows))
         with ThreadPoolExecutor(1) as pool:
