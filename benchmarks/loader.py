@@ -42,7 +42,7 @@ SHUFFLE_BUFFER = 1_000
 """webdataset's own default order of magnitude."""
 RIVALS = ("webdataset", "datasets numpy format", "datasets bytes", "one .pt an image")
 OURS = ("cache.read checked", "cache.read unchecked", "cache.read zstd checked", "cache.read zstd unchecked")
-PACKAGES = ("numpy", "torch", "webdataset", "datasets", "crc32c", "encode-once")
+PACKAGES = ("numpy", "torch", "webdataset", "datasets", "awscrt", "encode-once")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -109,10 +109,10 @@ def prepare(folder: Path, latents: Latents, batch_size: int) -> dict[str, Batche
         "datasets numpy format": numpy_format_loader(folder / "hf-lists", latents, order),
         "datasets bytes": bytes_loader(folder / "hf-bytes", latents, order),
         "one .pt an image": torch_loader(folder / "pt", latents, order),
-        "cache.read checked": cache_loader(folder / "none", latents, order, "none", check=True),
-        "cache.read unchecked": cache_loader(folder / "none", latents, order, "none", check=False),
-        "cache.read zstd checked": cache_loader(folder / "zstd", latents, order, "zstd", check=True),
-        "cache.read zstd unchecked": cache_loader(folder / "zstd", latents, order, "zstd", check=False),
+        "cache.read checked": cache_loader(folder / "none", latents, order, batch_size, "none", check=True),
+        "cache.read unchecked": cache_loader(folder / "none", latents, order, batch_size, "none", check=False),
+        "cache.read zstd checked": cache_loader(folder / "zstd", latents, order, batch_size, "zstd", check=True),
+        "cache.read zstd unchecked": cache_loader(folder / "zstd", latents, order, batch_size, "zstd", check=False),
     }
 
 
@@ -131,12 +131,16 @@ def global_order(count: int, batch_size: int, rng: np.random.Generator) -> Itera
         yield order[start : start + batch_size]
 
 
-def cache_loader(path: Path, latents: Latents, order: Order, codec: CodecName, check: bool) -> Batches:
+def cache_loader(
+    path: Path, latents: Latents, order: Order, batch_size: int, codec: CodecName, *, check: bool
+) -> Batches:
+    """One buffer for every batch, as `out` is for."""
     cache = open_cache(path if path.exists() else make_cache(path, latents, codec=codec, samples_per_shard=4_096))
 
     def batches(rng: np.random.Generator) -> Iterator[Latents]:
+        out = np.empty((batch_size, *SHAPE), np.float16)
         for numbers in order(rng):
-            yield cache.read(numbers, check=check)
+            yield cache.read(numbers, out=out, check=check)
 
     return batches
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from crc32c import crc32c
 
+from cache_store.checksum import crc32c
 from cache_store.codec import decode_sample
 from cache_store.errors import CacheError
 from cache_store.findings import Finding, Level

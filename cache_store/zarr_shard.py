@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 import numpy as np
-from crc32c import crc32c
 
+from cache_store.checksum import crc32c
 from cache_store.codec import zarr_codecs
 from cache_store.errors import CacheError
 from cache_store.formats import Location

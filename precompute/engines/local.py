@@ -29,6 +29,11 @@ from precompute.sources import Source, open_source
 
 POLL_S = 0.2
 
+MAX_THREADS = 4
+"""Of one worker's encoder on a CPU: a larger machine has more workers. From 8 threads on, oneDNN computes some
+float32 convolutions in another order (torch 2.13), and bytes must not depend on how many workers share the cores.
+"""
+
 GRACE_S = 10.0
 """For a worker to notice that it is to stop: a batch, on a GPU."""
 
@@ -37,7 +42,15 @@ def num_workers(config: BuildConfig, shards: int) -> int:
     """Workers that can have something to do."""
     if config.run.workers != "auto":
         return min(config.run.workers, shards)
-    return max(1, min(torch.cuda.device_count(), shards)) if config.encoder.device in ("auto", "cuda") else 1
+    if config.encoder.torch_device.type == "cuda":
+        gpus = torch.cuda.device_count() if config.encoder.device in ("auto", "cuda") else 1
+        return min(gpus, shards)
+    return max(1, min(torch.get_num_threads() // MAX_THREADS, shards))
+
+
+def threads_each(workers: int) -> int:
+    """Threads with which each worker computes on a CPU."""
+    return max(1, min(torch.get_num_threads() // workers, MAX_THREADS))
 
 
 def run_local(
@@ -52,6 +65,7 @@ def run_local(
     """Build the shards; Interrupted once `stop` is set."""
     workers = num_workers(config, len(shards))
     if workers == 1:
+        torch.set_num_threads(threads_each(1))
         threads = config.run.threads(1)
         encode_shards(
             config.root,
@@ -135,7 +149,7 @@ def work(index: int, config: BuildConfig, spec: Spec, workers: int, shards: Any,
     threading.Thread(target=die_with_parent, daemon=True).start()
     for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group; the parent tells us to stop
         signal.signal(number, signal.SIG_IGN)
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // workers))
+    torch.set_num_threads(threads_each(workers))
     ignore_decoder_warnings()
     try:
         encoder = load_encoder(worker_encoder(config.encoder, index), config.image.range)
