@@ -2,6 +2,7 @@
 
 import sys
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,8 +54,8 @@ class Summary:
     """Share of the encoder's time spent waiting for images."""
 
 
-def build(config: BuildConfig, stop: threading.Event) -> Summary:
-    """Bring the cache to its sealed state; committed shards that fit are kept.
+def build(config: BuildConfig, stop: threading.Event, rebuild: Collection[int] = ()) -> Summary:
+    """Bring the cache to its sealed state; committed shards that fit are kept, but for those in `rebuild`.
 
     Raises StaleError, with nothing touched, where the cache was made from other inputs; Interrupted once `stop` is
     set; EncodeOnceError where too many samples are rejected.
@@ -67,7 +68,8 @@ def build(config: BuildConfig, stop: threading.Event) -> Summary:
     found = make_plan(source.samples())
     spec = make_spec(config, encoder, found)
     with claim(root):
-        committed = prepare(root, config, spec, source, found)
+        prepared = prepare(root, config, spec, source, found)
+        committed = [record for record in prepared if record.content.shard not in rebuild]
         del found  # the plan is on disk now; nothing below grows with the data set
         earlier = withdraw_seal(root) if len(committed) < spec.num_shards else None
         progress = build_missing(config, spec, source, encoder, committed, stop)
@@ -153,7 +155,7 @@ def prepare(root: Path, config: BuildConfig, spec: Spec, source: Source, found: 
         write_plan_of(root, spec, found)
         write_spec(root, spec)
         return []
-    cached = read_spec(root)
+    cached = readable_spec(root, spec)
     if cached.plan_digest != spec.plan_digest:
         refuse_other_plan(root, read_plan(root), found)
     refuse_other_spec(root, cached, spec)
@@ -165,6 +167,16 @@ def prepare(root: Path, config: BuildConfig, spec: Spec, source: Source, found: 
         say(f"damage found, {PLAN_FILE} is written again from the source")
         write_plan_of(root, spec, found)
     return [record for shard in range(spec.num_shards) if (record := usable_record(root, spec, shard))]
+
+
+def readable_spec(root: Path, asked: Spec) -> Spec:
+    """The cache's spec; but the one asked for, if that is the sealed one: then the file was damaged since."""
+    try:
+        if read_seal(root).spec_digest == asked.digest:
+            return asked
+    except CacheError:
+        pass  # not sealed yet, or the seal is damaged and made again from sound records
+    return read_spec(root)
 
 
 def refuse_missing_images(found: pa.Table, allowed: float) -> None:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from jsonargparse import ArgumentParser
@@ -12,6 +13,7 @@ from cache_store.command_line import command_parser, program_parser, run_program
 EXAMPLES = """\
   precompute build --config configs/llava_cc3m.yaml
   precompute build --config configs/llava_cc3m.yaml --store.codec zstd --cache data/llava-cc3m/cache-zstd
+  precompute repair data/llava-cc3m/cache --report report.json
   precompute build --print_config > my.yaml          a complete config to edit
 """
 
@@ -30,9 +32,16 @@ def run(argv: Sequence[str]) -> int:
 def build_parsers() -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
     """The program's parser and those of its commands."""
     from precompute.config import BuildConfig  # pulls in torch
+    from precompute.repair import RepairConfig
 
     parser = program_parser("precompute", "Encode every image once, with a frozen VAE, into a cache.", EXAMPLES)
-    commands = {"build": command_parser(BuildConfig, "Plan, encode and seal a cache; run again to resume.")}
+    repair = ArgumentParser(exit_on_error=False, description="Build damaged shards again, to the same bytes; reseal.")
+    repair.add_argument("cache", type=str, help="the cache's folder")
+    repair.add_class_arguments(RepairConfig, None)
+    commands = {
+        "build": command_parser(BuildConfig, "Plan, encode and seal a cache; run again to resume."),
+        "repair": repair,
+    }
     subcommands = parser.add_subcommands(dest="command", title="commands", metavar="COMMAND")
     for name, command in commands.items():
         subcommands.add_subcommand(name, command, help=command.description)
@@ -48,6 +57,17 @@ def build_command(parser: ArgumentParser, options: Any) -> int:
     with stop_on_signals(stop.set):
         summary = build(config, stop)
     show(summary, config.cache)
+    return 0
+
+
+def repair_command(parser: ArgumentParser, options: Any) -> int:
+    from precompute.repair import RepairConfig, repair
+
+    config = to_config(RepairConfig, parser, options)
+    stop = threading.Event()
+    with stop_on_signals(stop.set):
+        summary = repair(Path(options.cache).expanduser(), config, stop)
+    show(summary, options.cache)
     return 0
 
 
@@ -69,4 +89,4 @@ def show(summary: Any, cache: str) -> None:
     console.print(f"next: cache-store verify {cache} --level full")
 
 
-COMMANDS = {"build": build_command}
+COMMANDS = {"build": build_command, "repair": repair_command}

@@ -1,12 +1,13 @@
 """A build's configuration: what `precompute build` reads from YAML and the command line."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from cache_store.errors import ConfigError
-from cache_store.schema import CodecName, StoreDtype, StoreFormat
+from cache_store.errors import CacheError, ConfigError
+from cache_store.schema import BUILD_FILE, CodecName, StoreDtype, StoreFormat
 from precompute.encoders import EncoderConfig
 from precompute.images import ImageConfig
 from precompute.sources import SourceConfig
@@ -81,6 +82,17 @@ class BuildConfig:
     def root(self) -> Path:
         """The cache's folder."""
         return Path(self.cache).expanduser()
+
+    @classmethod
+    def from_record(cls, root: Path, config: Mapping[str, Any]) -> Self:
+        """The config of an existing cache, from what `recorded` kept; CacheError where this version reads it not."""
+        sections = {"source": SourceConfig, "encoder": EncoderConfig, "image": ImageConfig, "store": StoreConfig}
+        try:
+            made = {name: section(**config[name]) for name, section in sections.items()}
+        except (KeyError, TypeError) as error:
+            raise CacheError(f"{root / BUILD_FILE} holds no config of this version: {error}") from None
+        # What was rejected once has been accepted: the same shards reject the same samples again.
+        return cls(cache=str(root), run=RunConfig(max_reject_fraction=1.0), **made)
 
     def recorded(self) -> dict[str, Any]:
         """What a cache keeps of it: all that names the inputs, nothing of where and how the run was made."""
