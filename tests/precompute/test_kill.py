@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -82,13 +83,11 @@ def assert_whole_or_absent(cache: Path) -> None:
 
 def test_workers_die_with_their_killed_parent_and_the_build_resumes(tmp_path, source_path, vae_path):
     values = config_values(tmp_path / "cache", source_path, vae_path, store__samples_per_shard=2, run__workers=2)
-    command = [sys.executable, "-m", "precompute", "build", "--config", str(write_config(tmp_path / "b.yaml", values))]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-    wait_for(lambda: list((tmp_path / "cache").glob("commits/latents/*.json")))
+    process, arguments = start_building(tmp_path, values)
     os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    process.communicate()
     wait_for(lambda: not session_members(process.pid))
-    assert subprocess.run(command, check=False, capture_output=True).returncode == 0
+    assert main(arguments) == 0
     assert not verify(tmp_path / "cache", "full").findings
 
 
@@ -98,9 +97,7 @@ def test_a_signal_stops_the_build_with_code_3_and_nothing_half_written(
     tmp_path, source_path, vae_path, number, workers
 ):
     values = config_values(tmp_path / "cache", source_path, vae_path, store__samples_per_shard=1, run__workers=workers)
-    command = [sys.executable, "-m", "precompute", "build", "--config", str(write_config(tmp_path / "b.yaml", values))]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    wait_for(lambda: list((tmp_path / "cache").glob("commits/latents/*.json")))
+    process, arguments = start_building(tmp_path, values)
     process.send_signal(number)
     _, error = process.communicate(timeout=60)
     assert process.returncode == 3, error
@@ -108,18 +105,14 @@ def test_a_signal_stops_the_build_with_code_3_and_nothing_half_written(
     assert "run the same command again" in error
     assert "Traceback" not in error
     assert not list((tmp_path / "cache").rglob("*.partial"))
-    assert main(command[3:]) == 0
+    assert main(arguments) == 0
     assert not verify(tmp_path / "cache", "full").findings
 
 
 def test_a_signal_to_the_whole_group_stops_workers_and_parent_alike(tmp_path, source_path, vae_path):
     """As batch systems and terminals send it."""
     values = config_values(tmp_path / "cache", source_path, vae_path, store__samples_per_shard=1, run__workers=2)
-    command = [sys.executable, "-m", "precompute", "build", "--config", str(write_config(tmp_path / "b.yaml", values))]
-    process = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    wait_for(lambda: list((tmp_path / "cache").glob("commits/latents/*.json")))
+    process, _ = start_building(tmp_path, values)
     os.killpg(process.pid, signal.SIGTERM)
     _, error = process.communicate(timeout=60)
     assert process.returncode == 3, error
@@ -129,18 +122,14 @@ def test_a_signal_to_the_whole_group_stops_workers_and_parent_alike(tmp_path, so
 
 def test_a_killed_worker_fails_the_build_by_name_and_a_rerun_goes_on(tmp_path, source_path, vae_path):
     values = config_values(tmp_path / "cache", source_path, vae_path, store__samples_per_shard=1, run__workers=2)
-    command = [sys.executable, "-m", "precompute", "build", "--config", str(write_config(tmp_path / "b.yaml", values))]
-    process = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    wait_for(lambda: list((tmp_path / "cache").glob("commits/latents/*.json")))
+    process, arguments = start_building(tmp_path, values)
     worker = next(pid for pid in session_members(process.pid) if "spawn_main" in command_line(pid))
     os.kill(worker, signal.SIGKILL)
     _, error = process.communicate(timeout=60)
     assert process.returncode == 1, error
     assert "died with exit code -9" in error
     assert "Traceback" not in error
-    assert main(command[3:]) == 0
+    assert main(arguments) == 0
 
 
 def command_line(pid: int) -> str:
@@ -149,16 +138,27 @@ def command_line(pid: int) -> str:
 
 def test_a_second_build_of_one_cache_is_refused_and_names_the_first(tmp_path, source_path, vae_path, capsys):
     values = config_values(tmp_path / "cache", source_path, vae_path, store__samples_per_shard=1)
-    config = str(write_config(tmp_path / "b.yaml", values))
-    command = [sys.executable, "-m", "precompute", "build", "--config", config]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_for(lambda: list((tmp_path / "cache").glob("commits/latents/*.json")))
+    process, arguments = start_building(tmp_path, values)
     process.send_signal(signal.SIGSTOP)
-    assert main(["build", "--config", config]) == 1
+    assert main(arguments) == 1
     assert f"is being built by process {process.pid} on {os.uname().nodename}" in capsys.readouterr().err
     process.kill()
-    process.wait()
-    assert main(["build", "--config", config]) == 0
+    process.communicate()
+    assert main(arguments) == 0
+
+
+def start_building(folder: Path, values: dict[str, Any]) -> tuple[subprocess.Popen[str], list[str]]:
+    """A build in its own process and session, with its first shard committed; also its arguments."""
+    arguments = ["build", "--config", str(write_config(folder / "b.yaml", values))]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "precompute", *arguments],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    wait_for(lambda: list((folder / "cache").glob("commits/latents/*.json")))
+    return process, arguments
 
 
 def wait_for(condition, timeout_s: float = 60.0) -> None:
