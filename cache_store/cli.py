@@ -1,6 +1,7 @@
 """`cache-store`: look into a cache and verify it, on any machine, without torch."""
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +14,12 @@ from tqdm import tqdm
 
 from cache_store.command_line import program_parser, run_program
 from cache_store.errors import ConfigError
-from cache_store.findings import Level, Report
+from cache_store.findings import Finding, Level, Report
 from cache_store.info import describe
 from cache_store.metadata import read_spec
 from cache_store.publish import write_file
 from cache_store.verify import verify
+from cache_store.verify_shard import UNCOMMITTED
 
 SHOWN_FINDINGS = 50
 
@@ -63,13 +65,10 @@ def build_parser() -> ArgumentParser:
 
 
 def info_command(options: Any) -> int:
-    console = Console(highlight=False)
-    table = Table(show_header=False, box=None)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for field, value in describe(Path(options.cache)):
-        table.add_row(field, value)
-    console.print(table)
+    lines = describe(Path(options.cache))
+    width = max(len(field) for field, _ in lines)
+    for field, value in lines:
+        print(f"{field:<{width}}  {value}")
     return 0
 
 
@@ -87,19 +86,32 @@ def verify_command(options: Any) -> int:
 
 
 def show_report(report: Report) -> None:
-    console = Console(highlight=False, soft_wrap=True)
     checked = f"{report.shards:,} shards, {report.samples:,} samples, {report.bytes:,} bytes"
     if not report.findings:
-        console.print(f"sound ({report.level}): {checked}\ncache identity {report.identity}")
+        print(f"sound ({report.level}): {checked}\ncache identity {report.identity}")
         return
+    uncommitted = [finding for finding in report.findings if finding.problem == UNCOMMITTED]
+    others = [finding for finding in report.findings if finding.problem != UNCOMMITTED]
+    show_findings(others)
+    if uncommitted:
+        print(
+            f"unfinished: {len(uncommitted):,} of {report.shards:,} shards are not committed; "
+            "rerun the `precompute build` that made the cache"
+        )
+    print(f"not sound ({report.level}): {len(report.findings):,} findings in {checked}")
+    if others and not uncommitted:
+        print(f"next: write the findings down with --report FILE, then precompute repair {report.cache} --report FILE")
+
+
+def show_findings(findings: list[Finding]) -> None:
     table = Table("shard", "row", "file", "problem", box=None)
-    for finding in report.findings[:SHOWN_FINDINGS]:
+    for finding in findings[:SHOWN_FINDINGS]:
         place = ["" if value is None else str(value) for value in (finding.shard, finding.row)]
         table.add_row(*place, finding.file, finding.problem)
-    console.print(table)
-    if (more := len(report.findings) - SHOWN_FINDINGS) > 0:
-        console.print(f"and {more:,} more; --report FILE writes them all")
-    console.print(f"damaged ({report.level}): {len(report.findings):,} findings in {checked}")
+    # A pipe has no width; wide enough that nothing is broken there.
+    Console(highlight=False, width=None if sys.stdout.isatty() else 300).print(table)
+    if (more := len(findings) - SHOWN_FINDINGS) > 0:
+        print(f"and {more:,} more; --report FILE writes them all")
 
 
 COMMANDS = {"info": info_command, "verify": verify_command}

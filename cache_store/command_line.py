@@ -60,11 +60,13 @@ def run_program(program: str, run: Callable[[Sequence[str]], int], argv: Sequenc
     # Read when torch is loaded, which programs do later. Threads that spin while they wait take the cores from the
     # threads that decode images: one tenth of the speed was measured on a busy machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    given = sys.argv[1:] if argv is None else argv
     try:
-        return run(sys.argv[1:] if argv is None else argv)
+        return run(given)
     except argparse.ArgumentError as error:
         message = " ".join(str(error).split())
-        print(f"{program}: error: {message}\n{program}: run `{program} --help` for usage", file=sys.stderr)
+        command = " ".join([program, *[word for word in given[:1] if not word.startswith("-")]])
+        print(f"{program}: error: {message}\n{program}: run `{command} --help` for usage", file=sys.stderr)
         return 2
     except EncodeOnceError as error:
         kind = "stopped" if error.exit_code == 3 else "error"
@@ -89,7 +91,7 @@ def stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
 
     def handle(number: int, frame: object) -> None:
         restore()
-        print("\nstopping after the work in hand; once more to stop at once", file=sys.stderr)
+        print("\nstopping; once more to stop at once", file=sys.stderr)
         stop()
 
     def restore() -> None:

@@ -30,6 +30,8 @@ from cache_store.schema import (
 )
 from cache_store.tables import read_table
 
+UNCOMMITTED = "is missing: the shard is not committed"
+
 
 class ShardVerifier:
     """Checks the shards of one array, one at a time; `plan` is None where the plan itself cannot be read."""
@@ -45,7 +47,7 @@ class ShardVerifier:
         except CacheError as error:
             return None, [Finding(shard=shard, file=name, problem=str(error))]
         if record is None:
-            return None, [Finding(shard=shard, file=name, problem="is missing: the shard is not committed")]
+            return None, [Finding(shard=shard, file=name, problem=UNCOMMITTED)]
         findings = [*content_findings(self._spec, self._array, shard, record.content)]
         for file in record.content.files:
             found = file_finding(self._root, file, self._level, shard)

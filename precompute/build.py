@@ -194,11 +194,15 @@ def sound_plan(root: Path, spec: Spec) -> PlanFile | None:
     try:
         if plan_digest([read_plan(root)]) != spec.plan_digest:
             return None
-        if (root / SEAL_FILE).exists() and file_finding(root, read_seal(root).plan_file, "full"):
-            return None
-        return PlanFile(root)
+        plan = PlanFile(root)
     except CacheError:
         return None
+    try:
+        damaged = (root / SEAL_FILE).exists() and file_finding(root, read_seal(root).plan_file, "full")
+    except CacheError as error:
+        say(f"damage found, the seal is made again from the records: {error}")
+        return plan
+    return None if damaged else plan
 
 
 def restore_metadata(root: Path, config: BuildConfig, spec: Spec) -> None:

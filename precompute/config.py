@@ -21,9 +21,10 @@ class StoreConfig:
     """How latents rest on disk."""
 
     format: StoreFormat = "zarr"
-    """zarr: one Zarr v3 shard file per shard, readable by every Zarr v3 reader."""
+    """zarr: one Zarr v3 shard file per shard."""
     dtype: StoreDtype = "float16"
-    """float16 holds every bfloat16 latent exactly; a latent that overflows it is rejected, never made infinite."""
+    """float16 holds every bfloat16 latent exactly; a latent that overflows it is rejected, never made infinite.
+    zarr-python and xarray do not read bfloat16."""
     codec: CodecName = "none"
     """none reads fastest; zstd saves a third of the disk on real latents; lz4 saves a little less and reads faster."""
     samples_per_shard: int = 4_096

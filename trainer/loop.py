@@ -87,6 +87,9 @@ class TrainingLoop:
 
     def run(self) -> None:
         """All remaining steps; then the projector alone, ready for use."""
+        if self.completed >= self.total_steps:
+            self.world.say(f"nothing to do: step {self.completed:,} is done, and {self.total_steps:,} are asked for")
+            return
         if self.world.is_main:
             write_file(self.output / "config.yaml", yaml.safe_dump(asdict(self.config), sort_keys=False).encode())
         with stop_on_signals(self.request_stop), self.metrics_log() as log, self.progress() as bar:

@@ -91,6 +91,12 @@ def open_text(config: TrainConfig, cache: Cache, world: World) -> TextStore:
 
 
 def announce_split(split: Split, config: TrainConfig, world: World) -> None:
+    if not len(split.train) and len(split.validation) == 0:
+        raise CacheError(
+            f"{config.cache} has no text to learn: none of its {split.unlabelled:,} samples has an assistant's words "
+            f"within data.max_text_tokens {config.data.max_text_tokens}. LLaVA sources bring conversations; a folder "
+            "brings captions in name.txt beside name.jpg"
+        )
     if not len(split.train):
         raise CacheError(
             f"{config.cache} leaves no sample to train on: {split.unlabelled:,} have no assistant's words within "

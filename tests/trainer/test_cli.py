@@ -63,7 +63,7 @@ def test_a_yaml_file_and_the_command_line_are_one_config(
         ({"batch_size": 9, "accumulate": 2}, 2, "data.batch_size 9 is the global batch and must divide"),
         ({"model_name": "./nothing"}, 1, "model.language_model: no folder ./nothing"),
         ({"max_text_tokens": 300}, 2, "300 make 308"),
-        ({"max_text_tokens": 5}, 1, "leaves no sample to train on: 37 have no assistant's words"),
+        ({"max_text_tokens": 5}, 1, "has no text to learn: none of its 37 samples has an assistant's words"),
         ({"resume": "elsewhere"}, 2, "elsewhere is no checkpoint"),
         ({"chat_template": "none.jinja"}, 2, "model.chat_template cannot be read"),
     ],
