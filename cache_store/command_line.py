@@ -51,6 +51,8 @@ def to_config(config_class: type[ConfigT], parser: ArgumentParser, arguments: Na
         values = parser.instantiate(arguments)
     except TypeError:  # a section that is there but empty
         empty = [field.name for field in fields(config_class) if arguments.get(field.name) is None]  # type: ignore[arg-type]
+        if not empty:
+            raise
         raise ConfigError(f"these sections are empty, give them fields or leave them out: {', '.join(empty)}") from None
     return config_class(**{field.name: values[field.name] for field in fields(config_class)})  # type: ignore[arg-type]
 

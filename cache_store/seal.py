@@ -29,9 +29,9 @@ def seal_cache(root: Path, spec: Spec) -> Seal:
     """
     contents = {array: read_contents(root, spec, array) for array in spec.arrays}
     seal = make_seal(root, spec, contents)
-    path = root / SEAL_FILE
-    if not path.exists() or path.read_bytes() != canonical_json(seal):
-        write_file(path, canonical_json(seal))
+    path, data = root / SEAL_FILE, canonical_json(seal)
+    if not path.exists() or path.read_bytes() != data:
+        write_file(path, data)
     return seal
 
 

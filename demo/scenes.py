@@ -28,7 +28,6 @@ COLOURS = {
 
 Relation = Literal["left of", "above"]
 Ground = Literal["blotches", "stripes", "grain"]
-Point = tuple[float, float]
 
 RELATIONS: tuple[Relation, ...] = ("left of", "above")
 GROUNDS: tuple[Ground, ...] = ("blotches", "stripes", "grain")
