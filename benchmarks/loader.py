@@ -42,6 +42,7 @@ SHUFFLE_BUFFER = 1_000
 """webdataset's own default order of magnitude."""
 RIVALS = ("webdataset", "datasets numpy format", "datasets bytes", "one .pt an image")
 OURS = ("cache.read checked", "cache.read unchecked", "cache.read zstd checked", "cache.read zstd unchecked")
+CODECS: tuple[CodecName, CodecName] = ("none", "zstd")
 FAST = {"datasets bytes": 5, "cache.read checked": 10, "cache.read unchecked": 15}
 PACKAGES = ("numpy", "torch", "webdataset", "datasets", "awscrt", "encode-once")
 
@@ -54,7 +55,7 @@ def run(argv: Sequence[str]) -> int:
     options = option_parser().parse_args(argv)
     datasets.disable_progress_bars()
     with work_folder(options.folder) as folder:
-        loaders = prepare(folder, make_latents(options), options.batch_size)
+        loaders = prepare(folder, make_latents(options), options.batch_size, options.samples_per_shard)
         count = options.samples // options.batch_size * options.batch_size
         works = {name: partial(run_passes, loader, count, options, passes(name)) for name, loader in loaders.items()}
         rounds = interleaved_seconds(works, options.repeats)
@@ -77,6 +78,9 @@ def option_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, exit_on_error=False)
     parser.add_argument("--samples", type=int, default=20_000, help="20,000 are 0.5 GB in each format")
     parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument(
+        "--samples-per-shard", type=int, default=4_096, help="128 spreads batches as 640,000 samples do"
+    )
     parser.add_argument("--repeats", type=int, default=5, help="passes of each side, after one that warms up")
     parser.add_argument("--latents", help=".npy of real latents [N, C, y, x] to cut samples from; else noise")
     parser.add_argument("--folder", help="where the data sets are written; default a temporary folder")
@@ -103,18 +107,21 @@ def make_latents(options: argparse.Namespace) -> Latents:
     return out
 
 
-def prepare(folder: Path, latents: Latents, batch_size: int) -> dict[str, Batches]:
+def prepare(folder: Path, latents: Latents, batch_size: int, samples_per_shard: int) -> dict[str, Batches]:
     """Write every format; a loader of each."""
+    plain, packed = (
+        make_cache(folder / codec, latents, codec=codec, samples_per_shard=samples_per_shard) for codec in CODECS
+    )
     order = partial(global_order, len(latents), batch_size)
     return {
         "webdataset": webdataset_loader(folder / "tars", latents, batch_size),
         "datasets numpy format": numpy_format_loader(folder / "hf-lists", latents, order),
         "datasets bytes": bytes_loader(folder / "hf-bytes", latents, order),
         "one .pt an image": torch_loader(folder / "pt", latents, order),
-        "cache.read checked": cache_loader(folder / "none", latents, order, batch_size, "none", check=True),
-        "cache.read unchecked": cache_loader(folder / "none", latents, order, batch_size, "none", check=False),
-        "cache.read zstd checked": cache_loader(folder / "zstd", latents, order, batch_size, "zstd", check=True),
-        "cache.read zstd unchecked": cache_loader(folder / "zstd", latents, order, batch_size, "zstd", check=False),
+        "cache.read checked": cache_loader(plain, order, batch_size, check=True),
+        "cache.read unchecked": cache_loader(plain, order, batch_size, check=False),
+        "cache.read zstd checked": cache_loader(packed, order, batch_size, check=True),
+        "cache.read zstd unchecked": cache_loader(packed, order, batch_size, check=False),
     }
 
 
@@ -139,11 +146,9 @@ def global_order(count: int, batch_size: int, rng: np.random.Generator) -> Itera
         yield order[start : start + batch_size]
 
 
-def cache_loader(
-    path: Path, latents: Latents, order: Order, batch_size: int, codec: CodecName, *, check: bool
-) -> Batches:
+def cache_loader(path: Path, order: Order, batch_size: int, *, check: bool) -> Batches:
     """One buffer for every batch, as `out` is for."""
-    cache = open_cache(path if path.exists() else make_cache(path, latents, codec=codec, samples_per_shard=4_096))
+    cache = open_cache(path)
 
     def batches(rng: np.random.Generator) -> Iterator[Latents]:
         out = np.empty((batch_size, *SHAPE), np.float16)
