@@ -138,6 +138,13 @@ class Spec(Record, frozen=True, kw_only=True):
         return record_digest(self)
 
     @property
+    def recipe_digest(self) -> str:
+        """Of all that is common to every shard: the spec without its sample list, so that a cache that grows keeps
+        its shards; a commit record binds its own samples by `rows_digest`.
+        """
+        return record_digest(msgspec.structs.replace(self, rows=0, plan_digest=""))
+
+    @property
     def num_shards(self) -> int:
         return -(-self.rows // self.samples_per_shard)
 
@@ -177,7 +184,7 @@ class CommitContent(Record, frozen=True, kw_only=True):
 
     array: str
     shard: int
-    spec_digest: str
+    recipe_digest: str
     files: tuple[FileRecord, ...]
     rows_digest: str
     """SHA-256 over (row, id, content_sha256) of every planned sample, so that a swapped or renumbered shard shows."""

@@ -127,7 +127,7 @@ class ShardBuilder:
         return CommitContent(
             array=self._array,
             shard=self._shard,
-            spec_digest=self._spec.digest,
+            recipe_digest=self._spec.recipe_digest,
             files=files,
             rows_digest=rows_digest(planned["row"].to_pylist(), planned["id"].to_pylist(), contents),
             cached=len(self._outcomes) - len(reasons),

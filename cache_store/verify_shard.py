@@ -104,7 +104,7 @@ def content_findings(spec: Spec, array: str, shard: int, content: CommitContent)
     claims = {
         "array": (content.array, array),
         "shard": (content.shard, shard),
-        "spec digest": (content.spec_digest, spec.digest),
+        "recipe digest": (content.recipe_digest, spec.recipe_digest),
         "files": (tuple(file.path for file in content.files), expected_files),
         "planned samples": (content.cached + content.rejected, len(spec.shard_rows(shard))),
         "reasons": (sum(content.reasons.values()), content.rejected),
