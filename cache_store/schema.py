@@ -139,8 +139,9 @@ class Spec(Record, frozen=True, kw_only=True):
 
     @property
     def recipe_digest(self) -> str:
-        """Of all that is common to every shard: the spec without its sample list, so that a cache that grows keeps
-        its shards; a commit record binds its own samples by `rows_digest`.
+        """Of all that is common to every shard: the spec without its sample list, so that a cache can grow.
+
+        A commit record binds its own samples itself.
         """
         return record_digest(msgspec.structs.replace(self, rows=0, plan_digest=""))
 
@@ -185,6 +186,8 @@ class CommitContent(Record, frozen=True, kw_only=True):
     array: str
     shard: int
     recipe_digest: str
+    plan_digest: str
+    """Of the shard's own planned rows, so that a shard of another cache shows."""
     files: tuple[FileRecord, ...]
     rows_digest: str
     """SHA-256 over (row, id, content_sha256) of every planned sample, so that a swapped or renumbered shard shows."""

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from cache_store.codec import encode_sample
 from cache_store.formats import Location, shard_format
 from cache_store.metadata import write_commit
+from cache_store.plan import plan_digest
 from cache_store.publish import clear_scratch, file_sha256, publish, withdraw
 from cache_store.schema import (
     CACHED,
@@ -128,6 +129,7 @@ class ShardBuilder:
             array=self._array,
             shard=self._shard,
             recipe_digest=self._spec.recipe_digest,
+            plan_digest=plan_digest([planned]),
             files=files,
             rows_digest=rows_digest(planned["row"].to_pylist(), planned["id"].to_pylist(), contents),
             cached=len(self._outcomes) - len(reasons),

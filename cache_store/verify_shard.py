@@ -13,7 +13,7 @@ from cache_store.errors import CacheError
 from cache_store.findings import Finding, Level
 from cache_store.formats import Location, shard_format
 from cache_store.metadata import read_commit
-from cache_store.plan import DIGESTED, PlanFile
+from cache_store.plan import DIGESTED, PlanFile, plan_digest
 from cache_store.publish import file_sha256
 from cache_store.reader import map_file
 from cache_store.schema import (
@@ -68,19 +68,23 @@ class ShardVerifier:
             yield Finding(shard=shard, file=name, problem="has other columns than the format's")
             return
         yield from table_findings(content, samples)
-        yield from self._plan_findings(shard, samples)
+        yield from self._plan_findings(content, samples)
         yield from self._value_findings(content, samples)
 
-    def _plan_findings(self, shard: int, samples: pa.Table) -> Iterator[Finding]:
+    def _plan_findings(self, content: CommitContent, samples: pa.Table) -> Iterator[Finding]:
         """Silent where the plan cannot be read, which is a finding of its own."""
         if self._plan is None:
             return
         try:
-            planned = self._plan.shard(shard, list(DIGESTED))
+            planned = self._plan.shard(content.shard, list(DIGESTED))
         except CacheError:
             return
         if not samples.select(planned.column_names).equals(planned):
-            yield Finding(shard=shard, file=samples_file(shard), problem="rows, ids or texts are not the plan's")
+            name = samples_file(content.shard)
+            yield Finding(shard=content.shard, file=name, problem="rows, ids or texts are not the plan's")
+        if content.plan_digest != plan_digest([planned]):
+            name = commit_file(content.array, content.shard)
+            yield Finding(shard=content.shard, file=name, problem="was made for other samples than the plan's")
 
     def _value_findings(self, content: CommitContent, samples: pa.Table) -> Iterator[Finding]:
         """Each sample's crc32c, decoding and values, and the shard's own structure."""

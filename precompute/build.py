@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cache_store.errors import CacheError, ConfigError, SourceError
+from cache_store.findings import Finding
 from cache_store.formats import shard_format
 from cache_store.metadata import (
     has_cache,
@@ -22,7 +23,17 @@ from cache_store.metadata import (
 )
 from cache_store.plan import PlanFile, plan_digest, read_plan, write_plan
 from cache_store.publish import SCRATCH_SUFFIX, withdraw, write_file
-from cache_store.schema import BUILD_FILE, FORMAT_VERSION, PLAN_FILE, SEAL_FILE, ArraySpec, CommitRecord, Seal, Spec
+from cache_store.schema import (
+    BUILD_FILE,
+    FORMAT_VERSION,
+    PLAN_FILE,
+    SEAL_FILE,
+    ArraySpec,
+    CommitRecord,
+    Seal,
+    Spec,
+    commit_file,
+)
 from cache_store.seal import seal_cache
 from cache_store.verify import metadata_findings
 from cache_store.verify_shard import content_findings, file_finding
@@ -166,7 +177,7 @@ def prepare(root: Path, config: BuildConfig, spec: Spec, source: Source, found: 
     if plan is None:
         say(f"damage found, {PLAN_FILE} is written again from the source")
         write_plan_of(root, spec, found)
-    return [record for shard in range(spec.num_shards) if (record := usable_record(root, spec, shard))]
+    return [record for shard in range(spec.num_shards) if (record := usable_record(root, spec, shard, found))]
 
 
 def readable_spec(root: Path, asked: Spec) -> Spec:
@@ -222,7 +233,7 @@ def write_plan_of(root: Path, spec: Spec, found: pa.Table) -> None:
     write_plan(root / PLAN_FILE, (found.slice(rows.start, len(rows)) for rows in shards))
 
 
-def usable_record(root: Path, spec: Spec, shard: int) -> CommitRecord | None:
+def usable_record(root: Path, spec: Spec, shard: int, plan: pa.Table) -> CommitRecord | None:
     """A shard's record if the shard can be kept: it fits plan and spec, and its files have their sizes.
 
     Otherwise None: the shard is built again, and if it had been committed once, that is said aloud.
@@ -233,6 +244,9 @@ def usable_record(root: Path, spec: Spec, shard: int) -> CommitRecord | None:
             return None
         findings = [*content_findings(spec, ARRAY, shard, record.content)]
         findings += [found for file in record.content.files if (found := file_finding(root, file, "quick", shard))]
+        rows = spec.shard_rows(shard)
+        if record.content.plan_digest != plan_digest([plan.slice(rows.start, len(rows))]):
+            findings.append(Finding(shard=shard, file=commit_file(ARRAY, shard), problem="was made for other samples"))
         problem = str(findings[0]) if findings else None
     except CacheError as error:
         problem = str(error)

@@ -131,7 +131,8 @@ def test_a_shard_of_another_cache_is_found(cache, tmp_path, latents):
     other = make_cache(tmp_path / "other", latents, ids=[f"other-{row}" for row in range(len(latents))])
     for name in (SHARD, "samples/000001.parquet", "commits/latents/000001.json"):
         shutil.copy(other / name, cache / name)
-    assert {finding.shard for finding in verify(cache, "quick").findings} == {1}
+    assert [finding.file for finding in verify(cache, "quick").findings] == ["seal.json"]
+    assert {finding.shard for finding in verify(cache, "full").findings} == {1}
 
 
 def mean_moved(seal: Seal) -> Seal:
