@@ -10,12 +10,13 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace, set_parsing_settings
 
 from cache_store.errors import ConfigError, EncodeOnceError
+from cache_store.usage_errors import plain_words
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
@@ -47,13 +48,12 @@ def command_parser(config_class: type, description: str) -> ArgumentParser:
 
 def to_config(config_class: type[ConfigT], parser: ArgumentParser, arguments: Namespace) -> ConfigT:
     """The frozen config that `arguments` describe; its `__post_init__` may raise ConfigError."""
-    try:
-        values = parser.instantiate(arguments)
-    except TypeError:  # a section that is there but empty
-        empty = [field.name for field in fields(config_class) if arguments.get(field.name) is None]  # type: ignore[arg-type]
-        if not empty:
-            raise
-        raise ConfigError(f"these sections are empty, give them fields or leave them out: {', '.join(empty)}") from None
+    for field in fields(config_class):  # type: ignore[arg-type]
+        value = arguments.get(field.name)
+        if is_dataclass(field.type) and not isinstance(value, Namespace):
+            found = "nothing" if value is None else repr(value)
+            raise ConfigError(f"{field.name} is a section of fields, got {found}; give it fields or leave it out")
+    values = parser.instantiate(arguments)
     return config_class(**{field.name: values[field.name] for field in fields(config_class)})  # type: ignore[arg-type]
 
 
@@ -66,8 +66,8 @@ def run_program(program: str, run: Callable[[Sequence[str]], int], argv: Sequenc
     try:
         return run(given)
     except argparse.ArgumentError as error:
-        message = " ".join(str(error).split())
         command = " ".join([program, *[word for word in given[:1] if not word.startswith("-")]])
+        message = plain_words(str(error))
         print(f"{program}: error: {message}\n{program}: run `{command} --help` for usage", file=sys.stderr)
         return 2
     except EncodeOnceError as error:

@@ -1,0 +1,52 @@
+"""What jsonargparse says about a wrong option, in the words of whoever wrote the option.
+
+Its messages speak of parser keys and of Python's types; a message of a form that is not known here stays as it is.
+"""
+
+import re
+from collections.abc import Callable
+
+TYPE_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "bool": "true or false",
+    "NoneType": "null",
+    "list[int]": "a list of whole numbers",
+}
+ONE_TYPE = re.compile(r"<class '\w+'>|[\w.]+\[.*?\]")
+
+
+def plain_words(message: str) -> str:
+    """The message on one line."""
+    line = " ".join(message.split())
+    for pattern, words in FORMS.items():
+        if match := re.fullmatch(pattern, line):
+            return words(*match.groups())
+    return line
+
+
+def wrong_type(key: str, types: str, value: str) -> str:
+    expected = [type_words(each) for each in ONE_TYPE.findall(types)]
+    return f"{key} must be {' or '.join(expected)}, got {value}"
+
+
+def type_words(annotation: str) -> str:
+    if literal := re.fullmatch(r"typing\.Literal\[(.+)\]", annotation):
+        choices = [choice.strip("'") for choice in literal[1].split(", ")]
+        return choices[0] if len(choices) == 1 else f"one of {', '.join(choices)}"
+    name = annotation.removeprefix("<class '").removesuffix("'>")
+    return TYPE_WORDS.get(name, name)
+
+
+def missing_fields(keys: str) -> str:
+    """Without the command's name, which jsonargparse puts before each."""
+    return f"missing: {', '.join(key.partition('.')[2] or key for key in keys.split(', '))}"
+
+
+FORMS: dict[str, Callable[..., str]] = {
+    r'Parser key "(.+?)": Expected an? (.+)\. Got value: (.*)': wrong_type,
+    r'Parser key "(.+?)": Does not .* Subtypes: \[(.+)\] Errors: .* Given value: (.*)': wrong_type,
+    r"Subcommand '\w+' does not accept option '(.+)'": "there is no field {}".format,
+    r"the following arguments are required: (.+)": missing_fields,
+}

@@ -1,0 +1,58 @@
+"""A wrong option is answered in the option's own words, through the real parser."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import pytest
+
+from cache_store.command_line import command_parser, run_program, to_config
+
+
+@dataclass(frozen=True, kw_only=True)
+class Store:
+    codec: Literal["none", "zstd"] = "none"
+    shards: int = 1
+    workers: int | Literal["auto"] = "auto"
+    some: list[int] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    cache: str
+    store: Store = field(default_factory=Store)
+
+
+def run(argv):
+    parser = command_parser(Config, "A test's program.")
+    to_config(Config, parser, parser.parse_args(list(argv)))
+    return 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--store.codec", "gzip"], "store.codec must be one of none, zstd, got gzip"),
+        (["--store.shards", "many"], "store.shards must be a whole number, got many"),
+        (["--store.workers", "many"], "store.workers must be a whole number or auto, got many"),
+        (["--store.some", "x"], "store.some must be a list of whole numbers or null, got x"),
+        (["--store.codek", "none"], "--store.codek"),
+    ],
+)
+def test_a_wrong_option_is_named_with_what_was_expected(options, message, capsys):
+    assert run_program("program", run, ["--cache", "x", *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_missing_fields_are_listed(capsys):
+    assert run_program("program", run, []) == 2
+    assert "missing: cache" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("section", ["store:", "store: 3", "store: [none]"])
+def test_a_section_that_is_no_section_is_named(section, tmp_path, capsys):
+    path = tmp_path / "config.yaml"
+    path.write_text(f"cache: x\n{section}\n")
+    assert run_program("program", run, ["--config", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert "store" in error
+    assert len(error.splitlines()) <= 2
