@@ -104,6 +104,8 @@ def announce_split(split: Split, config: TrainConfig, world: World) -> None:
         )
     left_out = f", {split.unlabelled:,} without assistant's words left out" if split.unlabelled else ""
     world.say(f"samples: {len(split.train):,} to train on, {len(split.validation):,} held out{left_out}")
+    if len(split.train) < config.data.batch_size:
+        world.say(f"data.batch_size {config.data.batch_size} is more than that: every batch holds samples twice")
 
 
 def make_projector(config: TrainConfig, cache: Cache, language: LanguageModel, loader: StepLoader) -> Projector:

@@ -57,6 +57,14 @@ def test_a_yaml_file_and_the_command_line_are_one_config(
     assert "going on after step 2 of 2" in capsys.readouterr().out
 
 
+def test_a_batch_larger_than_the_samples_to_train_on_is_said(
+    cache_path: Path, language_model: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = make_config(cache_path, language_model, home / "large")
+    assert main([*command(config), "--data.batch_size=32", "--run.max_steps=1"]) == 0
+    assert "data.batch_size 32 is more than that" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("changes", "code", "message"),
     [
