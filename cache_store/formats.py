@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple, Protocol
 
-from cache_store.schema import Spec
+import pyarrow as pa
+
+from cache_store.schema import CodecName, Spec, StoreDtype, StoreFormat
 
 
 class Location(NamedTuple):
@@ -15,7 +17,7 @@ class Location(NamedTuple):
 
 
 class ShardWriter(Protocol):
-    def append(self, payload: bytes | None) -> Location | None:
+    def append(self, payload: bytes | memoryview | None, content_sha256: str | None) -> Location | None:
         """Add the next row's encoded sample; None leaves the row absent."""
 
     def finish(self) -> None:
@@ -23,21 +25,37 @@ class ShardWriter(Protocol):
 
 
 class ShardFormat(Protocol):
+    def unsupported(self, dtype: StoreDtype, codec: CodecName) -> str | None:
+        """Why the format cannot hold such arrays and what can, or None where it can."""
+
     def shard_file(self, array: str, shard: int) -> str:
         """Name of a shard's file, relative to the cache."""
 
-    def writer(self, stream: BinaryIO, capacity: int) -> ShardWriter: ...
+    def writer(self, stream: BinaryIO, spec: Spec, array: str, planned: pa.Table) -> ShardWriter:
+        """A writer of the shard whose rows are `planned`: row, id, uri, conversations."""
 
     def metadata(self, spec: Spec) -> dict[str, bytes]:
         """Contents of every metadata file by name, as functions of the spec alone."""
 
     def structure_problems(
-        self, shard: memoryview, capacity: int, locations: list[Location | None]
+        self,
+        data: memoryview,
+        spec: Spec,
+        array: str,
+        shard: int,
+        samples: pa.Table,
+        locations: list[Location | None],
     ) -> Iterator[tuple[int | None, str]]:
-        """Disagreements between a shard's own structure and the samples table: (slot or None, problem)."""
+        """Disagreements between a shard file's own structure and its samples table: (slot or None, problem)."""
+
+
+def format_named(name: StoreFormat) -> ShardFormat:
+    from cache_store.tar_shard import TarFormat  # the formats import this module's types
+    from cache_store.zarr_shard import ZarrFormat
+
+    formats: dict[StoreFormat, ShardFormat] = {"zarr": ZarrFormat(), "webdataset": TarFormat()}
+    return formats[name]
 
 
 def shard_format(spec: Spec) -> ShardFormat:
-    from cache_store.zarr_shard import ZarrFormat  # the formats import this module's types
-
-    return {"zarr": ZarrFormat()}[spec.store_format]
+    return format_named(spec.store_format)

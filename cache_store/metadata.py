@@ -65,6 +65,9 @@ def check_spec(spec: Spec, where: str) -> None:
         sizes.extend(array.shape)
     if min(sizes) < 1 or not spec.arrays:
         raise CacheError(f"{where} holds no valid spec: every size must be at least 1")
+    for name, array in spec.arrays.items():
+        if problem := shard_format(spec).unsupported(array.dtype, array.codec):
+            raise CacheError(f"{where} holds no valid spec: array {name!r}: {problem}")
 
 
 def write_spec(root: Path, spec: Spec) -> None:

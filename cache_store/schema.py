@@ -24,7 +24,7 @@ PLAN_FILE = "plan.parquet"
 SEAL_FILE = "seal.json"
 BUILD_FILE = "build.json"
 
-StoreFormat = Literal["zarr"]
+StoreFormat = Literal["zarr", "webdataset"]
 StoreDtype = Literal["float16", "bfloat16", "float32"]
 CodecName = Literal["none", "lz4", "zstd"]
 

@@ -50,10 +50,13 @@ class Outcome:
 
 
 class ShardBuilder:
-    """A context manager: append every row of the shard in order, then commit; leaving it uncommitted undoes it."""
+    """A context manager: append every row of the shard in order, then commit; leaving it uncommitted undoes it.
 
-    def __init__(self, root: Path, spec: Spec, array: str, shard: int) -> None:
-        self._root, self._spec, self._array, self._shard = root, spec, array, shard
+    `planned` is the shard's row group of the plan.
+    """
+
+    def __init__(self, root: Path, spec: Spec, array: str, shard: int, planned: pa.Table) -> None:
+        self._root, self._spec, self._array, self._shard, self._planned = root, spec, array, shard, planned
         self._format = shard_format(spec)
         self._shard_path = root / self._format.shard_file(array, shard)
         self._outcomes: list[Outcome] = []
@@ -67,7 +70,7 @@ class ShardBuilder:
         self.attempt = clear_scratch(self._shard_path)
         clear_scratch(self._root / samples_file(self._shard))
         stream = self._files.enter_context(publish(self._shard_path, self.attempt))
-        self._writer = self._format.writer(stream, self._spec.samples_per_shard)
+        self._writer = self._format.writer(stream, self._spec, self._array, self._planned)
         return self
 
     def __exit__(
@@ -82,8 +85,9 @@ class ShardBuilder:
             stored = np.ascontiguousarray(latent_NCHW.astype(array.numpy_dtype))
         outcomes = [self._judge(*each) for each in zip(latent_NCHW, stored, outcomes, strict=True)]
         keep = np.array([outcome.reason is None for outcome in outcomes])
-        for values, kept in zip(stored, keep, strict=True):
-            self._locations.append(self._writer.append(encode_sample(values, array.codec) if kept else None))
+        for values, outcome, kept in zip(stored, outcomes, keep, strict=True):
+            payload = encode_sample(values, array.codec) if kept else None
+            self._locations.append(self._writer.append(payload, outcome.content_sha256))
         self._statistics.add(stored[keep], rgb_NHW3[keep])
         self._outcomes.extend(outcomes)
 
@@ -101,28 +105,30 @@ class ShardBuilder:
         )
         return Outcome(content_sha256=outcome.content_sha256, width=outcome.width, height=outcome.height, reason=reason)
 
-    def commit(self, planned: pa.Table, seconds: float, device: str, versions: dict[str, str]) -> CommitRecord:
-        """Publish the shard's files, then its record; `planned` is the shard's row group of the plan."""
-        assert len(self._outcomes) == planned.num_rows, (len(self._outcomes), planned.num_rows)
+    def commit(self, seconds: float, device: str, versions: dict[str, str]) -> CommitRecord:
+        """Publish the shard's files, then its record."""
+        count = self._planned.num_rows
+        assert len(self._outcomes) == count, (len(self._outcomes), count)
         self._writer.finish()
         self._files.close()
         samples_path = self._root / samples_file(self._shard)
-        write_samples(samples_path, self._samples(planned))
+        write_samples(samples_path, self._samples())
         files = tuple(file_record(self._root, path) for path in (self._shard_path, samples_path))
         run = CommitRun(
             attempt=self.attempt,
             seconds=round(seconds, 3),
-            images_per_s=round(planned.num_rows / max(seconds, 1e-9), 3),
+            images_per_s=round(count / max(seconds, 1e-9), 3),
             host=os.uname().nodename,
             device=device,
             versions=versions,
         )
-        content = self._content(planned, files)
+        content = self._content(files)
         record = signed(CommitRecord(format_version=FORMAT_VERSION, content=content, run=run, sha256=""))
         write_commit(self._root, record)
         return record
 
-    def _content(self, planned: pa.Table, files: tuple[FileRecord, ...]) -> CommitContent:
+    def _content(self, files: tuple[FileRecord, ...]) -> CommitContent:
+        planned = self._planned
         reasons = [outcome.reason for outcome in self._outcomes if outcome.reason is not None]
         contents = [outcome.content_sha256 for outcome in self._outcomes]
         return CommitContent(
@@ -140,8 +146,8 @@ class ShardBuilder:
             preview=self._statistics.preview(),
         )
 
-    def _samples(self, planned: pa.Table) -> pa.Table:
-        outcomes = self._outcomes
+    def _samples(self) -> pa.Table:
+        planned, outcomes = self._planned, self._outcomes
         columns: dict[str, Any] = {
             "row": planned["row"],
             "id": planned["id"],

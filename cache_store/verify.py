@@ -91,14 +91,13 @@ def metadata_findings(root: Path, spec: Spec) -> Iterator[Finding]:
 def stray_findings(root: Path, spec: Spec) -> Iterator[Finding]:
     """Shard files, samples and records beyond the plan, and scratch files of a build that died."""
     shards = range(spec.num_shards)
-    names = shard_format(spec).shard_file
-    known = {samples_file(shard) for shard in shards}
+    layout = shard_format(spec)
+    known = {*layout.metadata(spec), *map(samples_file, shards)}
     for array in spec.arrays:
         known.update(commit_file(array, shard) for shard in shards)
-        known.update(names(array, shard) for shard in shards)
-        known.add(f"{array}/zarr.json")
+        known.update(layout.shard_file(array, shard) for shard in shards)
     scratch = sorted(root.glob(f".*{SCRATCH_SUFFIX}"))
-    folders = [sorted((root / folder).rglob("*")) for folder in ("samples", "commits", *spec.arrays)]
+    folders = [sorted((root / folder).rglob("*")) for folder in sorted({name.split("/")[0] for name in known})]
     for paths in (scratch, *folders):
         for path in paths:
             name = path.relative_to(root).as_posix()

@@ -97,7 +97,8 @@ class ShardVerifier:
         for row, location in zip(rows, locations, strict=True):
             if problem := location and sample_problem(data, location, spec, content.array):
                 yield Finding(shard=content.shard, row=row, file=file, problem=problem)
-        for slot, problem in shard_format(spec).structure_problems(data, spec.samples_per_shard, locations):
+        structure = shard_format(spec).structure_problems(data, spec, content.array, content.shard, samples, locations)
+        for slot, problem in structure:
             row = None if slot is None or slot >= len(rows) else rows[slot]
             yield Finding(shard=content.shard, row=row, file=file, problem=problem)
 

@@ -14,12 +14,13 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 import numpy as np
+import pyarrow as pa
 
 from cache_store.checksum import crc32c
 from cache_store.codec import zarr_codecs
 from cache_store.errors import CacheError
 from cache_store.formats import Location
-from cache_store.schema import SPEC_ATTRIBUTE, SPEC_FILE, ArraySpec, Spec, canonical_json
+from cache_store.schema import SPEC_ATTRIBUTE, SPEC_FILE, ArraySpec, CodecName, Spec, StoreDtype, canonical_json
 
 ABSENT = np.uint64(2**64 - 1)
 CRC = struct.Struct("<I")
@@ -35,7 +36,7 @@ class ZarrShardWriter:
         self._next = 0
         self._position = 0
 
-    def append(self, payload: bytes | None) -> Location | None:
+    def append(self, payload: bytes | memoryview | None, content_sha256: str | None) -> Location | None:
         """Add the next row's encoded sample; None leaves the row absent."""
         slot, self._next = self._next, self._next + 1
         if payload is None:
@@ -57,11 +58,14 @@ class ZarrShardWriter:
 class ZarrFormat:
     """Names and metadata of the Zarr form."""
 
+    def unsupported(self, dtype: StoreDtype, codec: CodecName) -> str | None:
+        return None
+
     def shard_file(self, array: str, shard: int) -> str:
         return f"{array}/c/{shard}/0/0/0"
 
-    def writer(self, stream: BinaryIO, capacity: int) -> ZarrShardWriter:
-        return ZarrShardWriter(stream, capacity)
+    def writer(self, stream: BinaryIO, spec: Spec, array: str, planned: pa.Table) -> ZarrShardWriter:
+        return ZarrShardWriter(stream, spec.samples_per_shard)
 
     def metadata(self, spec: Spec) -> dict[str, bytes]:
         """Contents of every metadata file, as functions of the spec alone.
@@ -79,11 +83,17 @@ class ZarrFormat:
         return {SPEC_FILE: canonical_json(group), **files}
 
     def structure_problems(
-        self, shard: memoryview, capacity: int, locations: list[Location | None]
+        self,
+        data: memoryview,
+        spec: Spec,
+        array: str,
+        shard: int,
+        samples: pa.Table,
+        locations: list[Location | None],
     ) -> Iterator[tuple[int | None, str]]:
         """What is wrong between the shard's own index and the samples table: (slot or None, problem)."""
         try:
-            index = read_index(shard, capacity)
+            index = read_index(data, spec.samples_per_shard)
         except CacheError as error:
             yield None, str(error)
             return
@@ -91,7 +101,7 @@ class ZarrFormat:
             location = locations[slot] if slot < len(locations) else None
             if entry != index_entry(location):
                 yield slot, f"shard index says {entry}, samples table says {index_entry(location)}"
-            elif location is not None and stored_crc(shard, location) != location.crc32c:
+            elif location is not None and stored_crc(data, location) != location.crc32c:
                 yield slot, "crc32c behind the sample differs from the samples table"
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from cache_store.errors import CacheError, ConfigError
+from cache_store.formats import format_named
 from cache_store.schema import BUILD_FILE, CodecName, StoreDtype, StoreFormat
 from precompute.encoders import EncoderConfig
 from precompute.images import ImageConfig
@@ -21,7 +22,8 @@ class StoreConfig:
     """How latents rest on disk."""
 
     format: StoreFormat = "zarr"
-    """zarr: one Zarr v3 shard file per shard."""
+    """zarr: one Zarr v3 shard file per shard. webdataset: one uncompressed tar per shard, which webdataset,
+    Hugging Face datasets and Megatron-Energon open as it is."""
     dtype: StoreDtype = "float16"
     """float16 holds every bfloat16 latent exactly; a latent that overflows it is rejected, never made infinite.
     zarr-python and xarray do not read bfloat16."""
@@ -34,6 +36,8 @@ class StoreConfig:
         if not 1 <= self.samples_per_shard <= MAX_SAMPLES_PER_SHARD:
             bounds = f"in [1, {MAX_SAMPLES_PER_SHARD:,}]"
             raise ConfigError(f"store.samples_per_shard must be {bounds}, got {self.samples_per_shard:,}")
+        if problem := format_named(self.format).unsupported(self.dtype, self.codec):
+            raise ConfigError(f"store.format {self.format}: {problem}")
 
 
 @dataclass(frozen=True, kw_only=True)

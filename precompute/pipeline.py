@@ -124,12 +124,13 @@ class ShardSink:
     def _write(self, batch: Batch, latent_NCHW: torch.Tensor) -> None:
         if batch.is_first:
             self._started = batch.encoding_since
-            self._builder = self._shard.enter_context(ShardBuilder(self._root, self._spec, ARRAY, batch.shard))
+            builder = ShardBuilder(self._root, self._spec, ARRAY, batch.shard, batch.planned)
+            self._builder = self._shard.enter_context(builder)
         rgb = batch.rgb_Nhw3.astype(np.float32) / 255.0
         self._builder.append(latent_NCHW.cpu().numpy(), rgb, batch.wait())
         if batch.is_last:
             seconds = time.monotonic() - self._started
-            record = self._builder.commit(batch.planned, seconds, self._device, self._versions)
+            record = self._builder.commit(seconds, self._device, self._versions)
             self._shard.close()
             self._on_commit(record)
 

@@ -17,6 +17,7 @@ from cache_store.schema import (
     ImageRecipe,
     Spec,
     StoreDtype,
+    StoreFormat,
 )
 from cache_store.seal import seal_cache
 from cache_store.shard_builder import Outcome, ShardBuilder
@@ -36,6 +37,7 @@ def make_cache(
     *,
     rejected: Sequence[int] = (),
     samples_per_shard: int = 8,
+    store_format: StoreFormat = "zarr",
     dtype: StoreDtype = "float16",
     codec: CodecName = "none",
     posterior: str = "mean",
@@ -81,7 +83,7 @@ def make_cache(
     array = ArraySpec(shape=(channels, height, width), dtype=dtype, codec=codec, image=image, encoder=encoder)
     spec = Spec(
         format_version=1,
-        store_format="zarr",
+        store_format=store_format,
         rows=count,
         samples_per_shard=samples_per_shard,
         plan_digest=plan_digest([plan]),
@@ -96,12 +98,13 @@ def make_cache(
     rgb = np.random.default_rng(0).random((count, height, width, 3), np.float32)
     for shard in range(spec.num_shards):
         rows = spec.shard_rows(shard)
-        with ShardBuilder(path, spec, "latents", shard) as builder:
+        planned = plan.slice(rows.start, len(rows))
+        with ShardBuilder(path, spec, "latents", shard, planned) as builder:
             for first in range(rows.start, rows.stop, batch_size):
                 chunk = slice(first, min(first + batch_size, rows.stop))
                 outcomes = [outcome(row, row in rejected) for row in range(chunk.start, chunk.stop)]
                 builder.append(latents[chunk], rgb[chunk], outcomes)
-            builder.commit(plan.slice(rows.start, len(rows)), seconds=1.0, device="cpu", versions={})
+            builder.commit(seconds=1.0, device="cpu", versions={})
     if seal:
         seal_cache(path, spec)
     return path

@@ -1,0 +1,187 @@
+"""The WebDataset form: one uncompressed USTAR archive per unit of work, two members per cached row.
+
+Written by hand, as the Zarr form is, so that equal rows are equal bytes whatever tar library is installed, and so that
+verification can say what every byte must be. Layout of a shard file, for every cached row, in row order:
+
+    header of `{row:012d}.latent.npy` (512 bytes), .npy header (128 bytes), the latent's values, zeros to 512
+    header of `{row:012d}.json` (512 bytes), the sample as JSON, zeros to 512
+
+and zeros at the end: two blocks at least, up to a whole record of 10,240 bytes, as every tar program writes them.
+"""
+
+import struct
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any, BinaryIO
+
+import msgspec
+import pyarrow as pa
+
+from cache_store.checksum import crc32c
+from cache_store.formats import Location
+from cache_store.schema import SPEC_ATTRIBUTE, SPEC_FILE, ArraySpec, CodecName, Spec, StoreDtype, canonical_json
+
+BLOCK_BYTES = 512
+RECORD_BYTES = 20 * BLOCK_BYTES
+NPY_HEADER_BYTES = 128
+
+CODECS = ("none",)
+DTYPES = ("float16", "float32")
+
+HEADER = struct.Struct("100s8s8s8s12s12s8s1s100s6s2s32s32s8s8s155s12x")
+"""As POSIX.1-1988 (ustar) has it: name, mode, uid, gid, size, mtime, checksum, type, link, magic, version, owner names,
+device numbers, prefix.
+"""
+
+CHECKSUM = slice(148, 156)
+
+SAMPLE_COLUMNS = ("row", "id", "uri", "conversations")
+SAMPLES_AT_ONCE = 1_024
+"""Rows held as Python objects at a time."""
+
+
+class TarShardWriter:
+    """Lays out one shard; `planned` has a row for every append."""
+
+    def __init__(self, stream: BinaryIO, array: ArraySpec, planned: pa.Table) -> None:
+        self._stream, self._array = stream, array
+        self._samples = iterate_samples(planned)
+        self._position = 0
+
+    def append(self, payload: bytes | memoryview | None, content_sha256: str | None) -> Location | None:
+        """Add the next row's encoded sample; None leaves the row absent."""
+        sample = next(self._samples)
+        if payload is None:
+            return None
+        before = before_latent(sample["row"], self._array)
+        after = after_latent(sample["row"], self._array, sample, content_sha256)
+        location = Location(self._position + len(before), len(payload), crc32c(payload))
+        self._stream.write(before)
+        self._stream.write(payload)
+        self._stream.write(after)
+        self._position = location.offset + location.length + len(after)
+        return location
+
+    def finish(self) -> None:
+        self._stream.write(bytes(end_bytes(self._position)))
+
+
+class TarFormat:
+    """Names and metadata of the WebDataset form."""
+
+    def unsupported(self, dtype: StoreDtype, codec: CodecName) -> str | None:
+        if codec not in CODECS:
+            return f"tars hold latents as they are, so that any tar reader reads them; codec {codec} needs format zarr"
+        if dtype not in DTYPES:
+            return f"tars hold dtype float16 or float32; numpy's .npy knows no {dtype}, which needs format zarr"
+        return None
+
+    def shard_file(self, array: str, shard: int) -> str:
+        return f"shards/{shard:06d}.tar"
+
+    def writer(self, stream: BinaryIO, spec: Spec, array: str, planned: pa.Table) -> TarShardWriter:
+        return TarShardWriter(stream, spec.arrays[array], planned)
+
+    def metadata(self, spec: Spec) -> dict[str, bytes]:
+        """The group alone: what a tar holds is in the tar."""
+        group = {"zarr_format": 3, "node_type": "group", "attributes": {SPEC_ATTRIBUTE: spec}}
+        return {SPEC_FILE: canonical_json(group)}
+
+    def structure_problems(
+        self,
+        data: memoryview,
+        spec: Spec,
+        array: str,
+        shard: int,
+        samples: pa.Table,
+        locations: list[Location | None],
+    ) -> Iterator[tuple[int | None, str]]:
+        """Every byte but the latents' own is a function of the samples table: (slot or None, what differs from it)."""
+        first_row, length = spec.shard_rows(shard).start, spec.arrays[array].sample_bytes
+        contents, position = samples["content_sha256"].to_pylist(), 0
+        for slot, sample in enumerate(iterate_samples(samples)):
+            location = locations[slot]
+            if location is None:
+                continue
+            before = before_latent(first_row + slot, spec.arrays[array])
+            after = after_latent(first_row + slot, spec.arrays[array], sample, contents[slot])
+            offset = position + len(before)
+            if (location.offset, location.length) != (offset, length):
+                yield slot, f"samples table says bytes {span(location.offset, location.length)}, expected {offset} on"
+            if data[position:offset] != before:
+                yield slot, "the headers before the latent are not what they should be"
+            position = offset + length + len(after)
+            if data[offset + length : position] != after:
+                yield slot, "the JSON member is not what the samples table says"
+        if data[position:] != bytes(end_bytes(position)):
+            yield None, f"does not end as a tar after byte {position}"
+
+
+def span(offset: int, length: int) -> str:
+    return f"[{offset}, {offset + length})"
+
+
+def iterate_samples(table: pa.Table) -> Iterator[dict[str, Any]]:
+    for batch in table.select(list(SAMPLE_COLUMNS)).to_batches(max_chunksize=SAMPLES_AT_ONCE):
+        yield from batch.to_pylist()
+
+
+def before_latent(row: int, array: ArraySpec) -> bytes:
+    """What stands before a row's values."""
+    name = f"{row:012d}.latent.npy"
+    return member_header(name, NPY_HEADER_BYTES + array.sample_bytes) + npy_header(array.dtype, array.shape)
+
+
+def after_latent(row: int, array: ArraySpec, sample: dict[str, Any], content_sha256: str | None) -> bytes:
+    """What stands between a row's values and the next row."""
+    text = sample_json(sample, content_sha256)
+    header = member_header(f"{row:012d}.json", len(text))
+    return padding(NPY_HEADER_BYTES + array.sample_bytes) + header + text + padding(len(text))
+
+
+def sample_json(sample: dict[str, Any], content_sha256: str | None) -> bytes:
+    members = {name: sample[name] for name in ("id", "uri", "conversations")}
+    return msgspec.json.encode({**members, "sha256": content_sha256}, order="sorted")
+
+
+@lru_cache
+def npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
+    """The header of a .npy file, version 1.0, of an array in C order: as numpy writes it (see numpy.lib.format)."""
+    kind = {"float16": "<f2", "float32": "<f4"}[dtype]
+    text = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}"
+    text = text.ljust(NPY_HEADER_BYTES - 11) + "\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
+
+
+def member_header(name: str, size: int) -> bytes:
+    """A regular file's header: readable by all, owned by nobody in particular, of no date."""
+    zero = b"0000000\0"
+    header = HEADER.pack(
+        name.encode(),
+        b"0000644\0",
+        zero,
+        zero,
+        b"%011o\0" % size,
+        b"%011o\0" % 0,
+        b" " * 8,  # the checksum counts itself as spaces
+        b"0",
+        b"",
+        b"ustar\0",
+        b"00",
+        b"",
+        b"",
+        b"",
+        b"",
+        b"",
+    )
+    return header[: CHECKSUM.start] + b"%06o\0 " % sum(header) + header[CHECKSUM.stop :]
+
+
+def padding(size: int) -> bytes:
+    """Zeros from a member's end to the next block."""
+    return bytes(-size % BLOCK_BYTES)
+
+
+def end_bytes(position: int) -> int:
+    """Zeros from the last member to the archive's end."""
+    return 2 * BLOCK_BYTES + -(position + 2 * BLOCK_BYTES) % RECORD_BYTES
