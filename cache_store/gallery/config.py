@@ -1,0 +1,49 @@
+"""What a gallery shows and where it goes, checked before any work is done."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from cache_store.errors import ConfigError
+
+MAX_ROWS = 256
+"""Of each kind; a page of so many is 20 MB."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GalleryConfig:
+    """Show rows of a cache on one self-contained HTML page, and as PNG contact sheets."""
+
+    output: str = "gallery.html"
+    """The page; an older one is replaced whole. Its folder must exist."""
+    rows: int = 24
+    """Random rows to show; of the most unusual and of the rejected rows at most as many."""
+    seed: int = 0
+    """Equal seeds draw equal rows."""
+    sheets: str | None = None
+    """Folder of the contact sheets; by default they lie beside the page."""
+    array: str = "latents"
+    """Array of the cache to show."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.rows <= MAX_ROWS:
+            raise ConfigError(f"--rows must be in [1, {MAX_ROWS}], got {self.rows}")
+        if self.seed < 0:
+            raise ConfigError(f"--seed must be at least 0, got {self.seed}")
+        if not self.page.name or self.page.is_dir():
+            raise ConfigError(f"--output: {self.output} is a folder; name a file, as {self.page / 'gallery.html'}")
+        if not self.page.parent.is_dir():
+            raise ConfigError(f"--output: the folder of {self.output} does not exist")
+        if self.sheets is not None and not self.sheet_folder.is_dir():
+            raise ConfigError(f"--sheets: {self.sheets} is not a folder that exists")
+
+    @property
+    def page(self) -> Path:
+        return Path(self.output).expanduser()
+
+    @property
+    def sheet_folder(self) -> Path:
+        return self.page.parent if self.sheets is None else Path(self.sheets).expanduser()
+
+    def sheet(self, kind: str) -> Path:
+        """The contact sheet of one kind of rows."""
+        return self.sheet_folder / f"{self.page.stem}.{kind}.png"

@@ -1,0 +1,88 @@
+"""Which rows to look at: seeded draws whose cost is bounded by what is drawn, never by the cache."""
+
+# Axes: N samples drawn.
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cache_store.reader import Cache
+from cache_store.schema import REJECTED, samples_file
+from cache_store.tables import read_table
+
+SURVEY_SAMPLES = 16_384
+SURVEY_SHARDS = 64
+SURVEY_BYTES = 2**30
+"""What a survey reads at most: enough to know the usual well, seconds to a minute of work."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SurveyDraw:
+    """The samples among which unusual ones are looked for."""
+
+    number_N: np.ndarray
+    """Sample numbers, ascending."""
+    shards: int
+    is_whole: bool
+    """Every sample of the cache."""
+
+
+def random_numbers(cache: Cache, rows: int, seed: int) -> np.ndarray:
+    """Sample numbers of a uniform draw over the whole cache, ascending."""
+    return draw(len(cache), rows, generator(seed, "random"))
+
+
+def draw_survey(cache: Cache, sample_bytes: int, seed: int) -> SurveyDraw:
+    """All samples of a small cache; of a large one, samples of some whole-cache random shards."""
+    limit = min(SURVEY_SAMPLES, max(1, SURVEY_BYTES // sample_bytes))
+    counts = np.asarray(cache.seal.cached_per_shard)
+    occupied = np.flatnonzero(counts)
+    if len(cache) <= limit and len(occupied) <= SURVEY_SHARDS:
+        return SurveyDraw(number_N=np.arange(len(cache)), shards=len(occupied), is_whole=True)
+    random = generator(seed, "survey")
+    shards = occupied[draw(len(occupied), min(SURVEY_SHARDS, limit), random)]
+    starts, share = np.cumsum(counts) - counts, -(-limit // len(shards))
+    numbers = [starts[shard] + draw(int(counts[shard]), share, random) for shard in shards]
+    return SurveyDraw(number_N=np.concatenate(numbers), shards=len(shards), is_whole=False)
+
+
+def draw_rejects(cache: Cache, rows: int, seed: int) -> list[dict[str, object]]:
+    """Rows of the samples tables, in row order: all rejected ones if they are few, otherwise a uniform draw.
+
+    Only samples tables of shards with drawn rejects are read, `rows` at most.
+    """
+    planned = np.array([len(cache.spec.shard_rows(shard)) for shard in range(cache.spec.num_shards)])
+    rejected = planned - np.asarray(cache.seal.cached_per_shard)
+    ends = np.cumsum(rejected)
+    places = draw(int(ends[-1]), rows, generator(seed, "rejects"))
+    shards = np.searchsorted(ends, places, side="right")
+    found: list[dict[str, object]] = []
+    for shard in np.unique(shards):
+        within = places[shards == shard] - (ends[shard] - rejected[shard])
+        found.extend(read_rejects(cache, int(shard)).take(within).to_pylist())
+    return found
+
+
+def read_rejects(cache: Cache, shard: int) -> pa.Table:
+    table = read_table(cache.root / samples_file(shard))
+    return table.filter(pc.equal(table["status"], REJECTED))
+
+
+def generator(seed: int, purpose: str) -> np.random.Generator:
+    """One stream per purpose, so that asking for more rows of one kind moves no other."""
+    return np.random.default_rng([seed, *purpose.encode()])
+
+
+def draw(count: int, wanted: int, random: np.random.Generator) -> np.ndarray:
+    """`wanted` of [0, count) without repetition, or all, ascending; numpy keeps a set, so memory is as `wanted`."""
+    if wanted >= count:
+        return np.arange(count)
+    return np.sort(random.choice(count, wanted, replace=False, shuffle=False))
+
+
+def batches(number_N: np.ndarray, size: int) -> Iterator[np.ndarray]:
+    for start in range(0, len(number_N), size):
+        yield number_N[start : start + size]

@@ -1,0 +1,125 @@
+"""Everything the page shows of one row, looked up and reduced to thumbnails a few rows at a time."""
+
+# Axes: N samples, C channels, H W latent cells, Y X pixels, 3 RGB.
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from tqdm import tqdm
+
+from cache_store.errors import SourceError
+from cache_store.gallery.draw import batches
+from cache_store.gallery.pictures import channel_strip, error_map, preview, psnr, thumbnail
+from cache_store.gallery.source_images import ReadImage
+from cache_store.reader import Cache
+
+Decode = Callable[[np.ndarray], np.ndarray]
+"""Stored latents [N, C, H, W] to uint8 [N, Y, X, 3]."""
+
+BATCH = 4
+"""Rows in memory at full size."""
+
+SAMPLE_COLUMNS = ["row", "id", "uri", "content_sha256", "width", "height", "conversations", "reason"]
+NOT_ANSWERS = {"human", "user", "system"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exhibit:
+    """One row; pictures are uint8 RGB, None where there is none."""
+
+    row: int
+    id: str
+    uri: str
+    size: tuple[int, int] | None
+    """Width and height of the original image."""
+    caption: str
+    reason: str | None = None
+    """Why it was rejected."""
+    source: np.ndarray | None = None
+    """The image as the encoder saw it."""
+    source_problem: str | None = None
+    """Why there is no source, or why it is not to be trusted."""
+    preview: np.ndarray | None = None
+    strip: Image.Image | None = None
+    decoded: np.ndarray | None = None
+    error: np.ndarray | None = None
+    psnr: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Showcase:
+    """Turns rows into exhibits."""
+
+    cache: Cache
+    array: str
+    read_image: ReadImage
+    decode: Decode | None
+
+    def cached(self, numbers: Iterable[int]) -> dict[int, Exhibit]:
+        """Exhibits by sample number."""
+        ordered = np.array(sorted(set(numbers)), np.int64)
+        exhibits: dict[int, Exhibit] = {}
+        with tqdm(total=len(ordered), desc="rows", unit="row", delay=0.5) as bar:
+            for batch in batches(ordered, BATCH):
+                exhibits.update(zip(batch.tolist(), self._batch(batch), strict=True))
+                bar.update(len(batch))
+        return exhibits
+
+    def rejected(self, samples: Iterable[dict[str, Any]]) -> list[Exhibit]:
+        """Exhibits of rows of the samples tables."""
+        return [self._exhibit(sample)[0] for sample in samples]
+
+    def _batch(self, numbers: np.ndarray) -> Iterator[Exhibit]:
+        latent_NCHW = self.cache.read(numbers, array=self.array)
+        decoded_NYX3 = self.decode(latent_NCHW) if self.decode else [None] * len(numbers)
+        samples = self.cache.samples(numbers, SAMPLE_COLUMNS).to_pylist()
+        for sample, latent_CHW, decoded_YX3 in zip(samples, latent_NCHW.astype(np.float32), decoded_NYX3, strict=True):
+            yield self._shown(sample, latent_CHW, decoded_YX3)
+
+    def _shown(self, sample: dict[str, Any], latent_CHW: np.ndarray, decoded_YX3: np.ndarray | None) -> Exhibit:
+        summary = self.cache.seal.arrays[self.array]
+        exhibit, source_YX3 = self._exhibit(sample)
+        pictures: dict[str, Any] = {
+            "preview": preview(latent_CHW, summary),
+            "strip": channel_strip(latent_CHW, summary),
+        }
+        if decoded_YX3 is not None:
+            pictures["decoded"] = thumbnail(decoded_YX3)
+            if source_YX3 is not None and exhibit.source_problem is None:
+                pictures["error"] = thumbnail(error_map(source_YX3, decoded_YX3))
+                pictures["psnr"] = psnr(source_YX3, decoded_YX3)
+        return Exhibit(**{**vars(exhibit), **pictures})
+
+    def _exhibit(self, sample: dict[str, Any]) -> tuple[Exhibit, np.ndarray | None]:
+        """What the samples table and the source know, and the source at full size."""
+        image_YX3, problem = self._source(sample)
+        width, height = sample["width"], sample["height"]
+        exhibit = Exhibit(
+            row=sample["row"],
+            id=sample["id"],
+            uri=sample["uri"],
+            size=(width, height) if width and height else None,
+            caption=caption(sample["conversations"]),
+            reason=sample["reason"],
+            source=None if image_YX3 is None else thumbnail(image_YX3),
+            source_problem=problem,
+        )
+        return exhibit, image_YX3
+
+    def _source(self, sample: dict[str, Any]) -> tuple[np.ndarray | None, str | None]:
+        """The image and what is wrong with it; one image that fails is no reason to fail."""
+        try:
+            image, content_sha256 = self.read_image(sample["uri"])
+        except SourceError as error:
+            return None, str(error)
+        changed = content_sha256 != sample["content_sha256"]
+        return np.asarray(image), "this file has changed since it was encoded" if changed else None
+
+
+def caption(conversations: list[dict[str, str]] | None) -> str:
+    """What was answered, all turns."""
+    answers = [turn["value"] or "" for turn in conversations or [] if turn["from"] not in NOT_ANSWERS]
+    return " · ".join(" ".join(answer.split()) for answer in answers)

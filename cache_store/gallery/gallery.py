@@ -1,0 +1,126 @@
+"""From a cache to its gallery: draw, look up, lay out, publish."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+from cache_store.errors import CacheError, EncodeOnceError, SourceError
+from cache_store.gallery.config import GalleryConfig
+from cache_store.gallery.draw import draw_rejects, draw_survey, random_numbers
+from cache_store.gallery.exhibits import Decode, Exhibit, Showcase
+from cache_store.gallery.page import PageContent, render
+from cache_store.gallery.sheets import contact_sheet
+from cache_store.gallery.source_images import ReadImage, open_source_images
+from cache_store.gallery.survey import most_unusual, survey
+from cache_store.metadata import read_commit
+from cache_store.publish import withdraw, write_file
+from cache_store.reader import Cache, open_cache
+from cache_store.schema import CommitRecord
+
+SHOWN_COMMITS = 2_000
+"""Shards in the throughput plot; of more, evenly spaced ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gallery:
+    """What was written and what it shows."""
+
+    page: Path
+    sheets: tuple[Path, ...]
+    random: int
+    unusual: int
+    surveyed: int
+    rejected: int
+    source_problem: str | None
+    """Why no source image could be read."""
+    mean_psnr: float | None
+
+
+def make_gallery(root: Path, config: GalleryConfig, decode: Decode | None = None) -> Gallery:
+    """Write the page and the contact sheets of a sealed cache.
+
+    Cost is bounded by the rows asked for and the survey's bounds. `decode` adds decoded images, error maps and PSNR.
+    """
+    cache = open_cache(root)
+    refuse_unknown_array(cache, config.array)
+    content = collect(cache, config, decode)
+    write_file(config.page, render(content).encode())
+    return Gallery(
+        page=config.page,
+        sheets=tuple(write_sheets(content, config)),
+        random=len(content.random),
+        unusual=len(content.unusual),
+        surveyed=len(content.survey.draw.number_N),
+        rejected=len(content.rejected),
+        source_problem=content.source_problem,
+        mean_psnr=content.mean_psnr(content.random),
+    )
+
+
+def collect(cache: Cache, config: GalleryConfig, decode: Decode | None) -> PageContent:
+    """Everything the page shows."""
+    array = config.array
+    drawn = draw_survey(cache, cache.spec.arrays[array].sample_bytes, config.seed)
+    surveyed = survey(cache, array, drawn)
+    unusual = most_unusual(surveyed, config.rows)
+    numbers = random_numbers(cache, config.rows, config.seed).tolist()
+    read_image, source_problem = source_reader(cache.root)
+    showcase = Showcase(cache=cache, array=array, read_image=read_image, decode=decode)
+    exhibits = showcase.cached([*numbers, *(each.number for each in unusual)])
+    return PageContent(
+        cache=cache,
+        array=array,
+        seed=config.seed,
+        survey=surveyed,
+        random=[exhibits[number] for number in numbers],
+        unusual=[(exhibits[each.number], each) for each in unusual],
+        rejected=showcase.rejected(draw_rejects(cache, config.rows, config.seed)),
+        records=read_commits(cache, array),
+        source_problem=source_problem,
+    )
+
+
+def refuse_unknown_array(cache: Cache, array: str) -> None:
+    if array not in cache.spec.arrays:
+        raise CacheError(f"{cache.root} has no array {array!r}; it has {', '.join(cache.spec.arrays)}")
+
+
+def source_reader(root: Path) -> tuple[ReadImage, str | None]:
+    """A reader of source images, or one that always says why there is none, and that reason."""
+    try:
+        return open_source_images(root), None
+    except EncodeOnceError as error:
+        problem = str(error)
+
+    def unavailable(uri: str) -> tuple[object, str]:
+        raise SourceError(problem)
+
+    return unavailable, problem  # type: ignore[return-value]
+
+
+def read_commits(cache: Cache, array: str) -> list[CommitRecord]:
+    """Records of all shards, or of `SHOWN_COMMITS` evenly spaced ones."""
+    shards = cache.spec.num_shards
+    shown = range(shards) if shards <= SHOWN_COMMITS else [i * shards // SHOWN_COMMITS for i in range(SHOWN_COMMITS)]
+    records = (read_commit(cache.root, array, shard) for shard in tqdm(shown, "records", unit="shard", delay=0.5))
+    return [record for record in records if record is not None]
+
+
+def write_sheets(content: PageContent, config: GalleryConfig) -> list[Path]:
+    """A sheet per kind of rows; an earlier one of a kind that has no rows now is deleted."""
+    kinds: dict[str, Sequence[Exhibit]] = {
+        "random": content.random,
+        "unusual": [exhibit for exhibit, _ in content.unusual],
+        "rejected": content.rejected,
+    }
+    written = []
+    for kind, exhibits in kinds.items():
+        path = config.sheet(kind)
+        if not exhibits:
+            withdraw(path)
+            continue
+        write_file(path, contact_sheet(f"{content.cache.root.name}: {kind} rows", exhibits))
+        written.append(path)
+    return written

@@ -1,0 +1,82 @@
+"""The page itself. Ids, uris and captions are untrusted text: Jinja2 escapes every value that enters it."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.resources import files
+
+from jinja2 import Environment, StrictUndefined, Template
+
+from cache_store.gallery import plots
+from cache_store.gallery.exhibits import Exhibit
+from cache_store.gallery.pictures import STRIP_TILES, jpeg_uri, png_uri
+from cache_store.gallery.survey import Survey, Unusual
+from cache_store.info import array_lines, spec_lines
+from cache_store.reader import Cache
+from cache_store.schema import CommitRecord
+
+SHOWN_CHARACTERS = 300
+"""Of an id, a uri, a caption or a reason; a data set may hold a novel in any of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageContent:
+    """What a gallery shows, before it is laid out."""
+
+    cache: Cache
+    array: str
+    seed: int
+    survey: Survey
+    random: list[Exhibit]
+    unusual: list[tuple[Exhibit, Unusual]]
+    rejected: list[Exhibit]
+    records: list[CommitRecord]
+    source_problem: str | None
+
+    @property
+    def is_decoded(self) -> bool:
+        return any(exhibit.decoded is not None for exhibit in self.random)
+
+    @staticmethod
+    def mean_psnr(exhibits: Sequence[Exhibit]) -> float | None:
+        """Over the rows whose source could be compared."""
+        values = [exhibit.psnr for exhibit in exhibits if exhibit.psnr is not None]
+        return sum(values) / len(values) if values else None
+
+
+def render(content: PageContent) -> str:
+    """The page as one HTML text that refers to nothing outside itself."""
+    spec, seal = content.cache.spec, content.cache.seal
+    summary = seal.arrays[content.array]
+    return template().render(
+        content=content,
+        name=content.cache.root.resolve().name,
+        seal=seal,
+        spec=spec,
+        summary=summary,
+        array=spec.arrays[content.array],
+        facts=[*spec_lines(spec), *array_lines(content.array, spec.arrays[content.array])],
+        reasons=sorted(seal.reasons.items(), key=lambda reason: (-reason[1], reason[0])),
+        histograms=plots.plot(partial(plots.histograms, content.survey, summary)),
+        throughput=plots.plot(partial(plots.throughput, content.records)) if content.records else None,
+        strip_scale=plots.plot(plots.strip_scale),
+        error_scale=plots.plot(plots.error_scale) if content.is_decoded else None,
+        strip_width=f"{100 * min(spec.arrays[content.array].shape[0], STRIP_TILES) / STRIP_TILES:.4g}%",
+    )
+
+
+def template() -> Template:
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters.update(short=short, decibels=decibels, jpeg=jpeg_uri, png=png_uri)
+    return environment.from_string(files("cache_store.gallery").joinpath("page.html").read_text(encoding="utf-8"))
+
+
+def short(text: str) -> str:
+    """On one line, cut where it is too long."""
+    line = " ".join(text.split())
+    return line if len(line) <= SHOWN_CHARACTERS else f"{line[: SHOWN_CHARACTERS - 1]}…"
+
+
+def decibels(value: float) -> str:
+    return "equal" if math.isinf(value) else f"{value:.1f} dB"

@@ -1,0 +1,109 @@
+"""Latents as pictures, and pictures as data URIs."""
+
+# Axes: C channels, H W latent cells, Y X pixels, 3 RGB.
+
+import base64
+import io
+import math
+
+import matplotlib
+import numpy as np
+from PIL import Image
+
+from cache_store.schema import ArraySummary
+
+THUMBNAIL = 224
+"""Longest side of a photograph on the page, in pixels."""
+
+STRIP_TILES = 8
+"""Channels side by side in one line of a strip."""
+STRIP_GAP = 2
+STRIP_SPAN = 3.0
+"""A strip's colours reach this many of the channel's standard deviations on either side of its mean."""
+STRIP_COLOURS = "RdBu_r"
+
+ERROR_SPAN = 64
+"""8-bit levels at which an error map is at its brightest."""
+ERROR_COLOURS = "inferno"
+
+JPEG_QUALITY = 88
+
+
+def preview(latent_CHW: np.ndarray, summary: ArraySummary) -> np.ndarray:
+    """The latent through the seal's linear map: uint8 [H, W, 3]."""
+    weight_3C, bias_3 = np.array(summary.rgb_weight), np.array(summary.rgb_bias)
+    rgb_HW3 = np.einsum("rc,chw->hwr", weight_3C, latent_CHW) + bias_3
+    return np.rint(np.clip(rgb_HW3, 0.0, 1.0) * 255).astype(np.uint8)
+
+
+def channel_strip(latent_CHW: np.ndarray, summary: ArraySummary) -> Image.Image:
+    """Every channel as a small map, all on one scale: its own mean and deviation over the cache.
+
+    255 colours by palette; the 256th, transparent, is the gap between maps.
+    """
+    mean_C, std_C = np.array(summary.channel_mean), np.array(summary.channel_std)
+    score_CHW = (latent_CHW - mean_C[:, None, None]) / np.where(std_C > 0, std_C, 1.0)[:, None, None]
+    level_CHW = np.rint((np.clip(score_CHW / STRIP_SPAN, -1, 1) + 1) * 127).astype(np.uint8)
+    image = Image.fromarray(tiles(level_CHW, gap=255), "P")
+    image.putpalette([*colour_table(STRIP_COLOURS, 255).ravel().tolist(), 0, 0, 0])
+    image.info["transparency"] = 255
+    return image
+
+
+def tiles(level_CHW: np.ndarray, gap: int) -> np.ndarray:
+    """The maps in lines of `STRIP_TILES`, with a gap between them."""
+    channels, height, width = level_CHW.shape
+    columns = min(channels, STRIP_TILES)
+    lines = math.ceil(channels / columns)
+    step_y, step_x = height + STRIP_GAP, width + STRIP_GAP
+    sheet = np.full((lines * step_y - STRIP_GAP, columns * step_x - STRIP_GAP), gap, np.uint8)
+    for channel, level_HW in enumerate(level_CHW):
+        y, x = channel // columns * step_y, channel % columns * step_x
+        sheet[y : y + height, x : x + width] = level_HW
+    return sheet
+
+
+def colour_table(name: str, colours: int) -> np.ndarray:
+    """A colour map of matplotlib's: uint8 [colours, 3]."""
+    shades = matplotlib.colormaps[name](np.linspace(0, 1, colours))
+    return np.rint(np.asarray(shades)[:, :3] * 255).astype(np.uint8)
+
+
+def error_map(one_YX3: np.ndarray, other_YX3: np.ndarray) -> np.ndarray:
+    """Mean absolute difference over RGB, in false colours: uint8 [Y, X, 3]."""
+    error_YX = np.abs(one_YX3.astype(np.float32) - other_YX3).mean(-1)
+    level_YX = np.rint(np.minimum(error_YX / ERROR_SPAN, 1.0) * 255).astype(np.uint8)
+    return colour_table(ERROR_COLOURS, 256)[level_YX]
+
+
+def psnr(one_YX3: np.ndarray, other_YX3: np.ndarray) -> float:
+    """Peak signal to noise ratio of 8-bit pictures, in dB; infinite where they are equal."""
+    error = np.square(one_YX3.astype(np.float64) - other_YX3).mean()
+    return math.inf if error == 0 else 10 * math.log10(255**2 / error)
+
+
+def thumbnail(image_YX3: np.ndarray) -> np.ndarray:
+    """At most `THUMBNAIL` pixels on its longest side."""
+    image = Image.fromarray(image_YX3)
+    image.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.BOX)
+    return np.asarray(image)
+
+
+def jpeg_uri(image_YX3: np.ndarray) -> str:
+    """For photographs."""
+    stream = io.BytesIO()
+    Image.fromarray(image_YX3).save(stream, "JPEG", quality=JPEG_QUALITY)
+    return data_uri("image/jpeg", stream.getvalue())
+
+
+def png_uri(image: Image.Image | np.ndarray) -> str:
+    """For pictures whose every value counts."""
+    stream = io.BytesIO()
+    if isinstance(image, np.ndarray):
+        image = Image.fromarray(image)
+    image.save(stream, "PNG", optimize=True)
+    return data_uri("image/png", stream.getvalue())
+
+
+def data_uri(media_type: str, data: bytes) -> str:
+    return f"data:{media_type};base64,{base64.b64encode(data).decode()}"

@@ -1,0 +1,160 @@
+"""The page's plots, drawn by matplotlib as SVG, once for a light and once for a dark page.
+
+Figures are made without pyplot, so that nothing of them outlives the call.
+"""
+
+# Axes: C channels, B bins.
+
+import io
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from cache_store.gallery.pictures import ERROR_COLOURS, ERROR_SPAN, STRIP_COLOURS, STRIP_SPAN, data_uri
+from cache_store.gallery.survey import Survey
+from cache_store.schema import ArraySummary, CommitRecord
+
+HISTOGRAM_COLUMNS = 8
+SHOWN_DEVICES = 6
+DEVICE_COLOURS = "tab10"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scheme:
+    """Colours of one colour scheme of the page."""
+
+    text: str
+    quiet: str
+    fill: str
+    mark: str
+
+
+LIGHT = Scheme(text="#1f2328", quiet="#8b949e", fill="#6a9bd8", mark="#b3432b")
+DARK = Scheme(text="#e6e8eb", quiet="#6e7681", fill="#5b8ac6", mark="#f0936f")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plot:
+    """Data URIs of the same plot in both schemes."""
+
+    light: str
+    dark: str
+
+
+def plot(draw: Callable[[Scheme], Figure]) -> Plot:
+    return Plot(light=svg_uri(draw, LIGHT), dark=svg_uri(draw, DARK))
+
+
+def svg_uri(draw: Callable[[Scheme], Figure], scheme: Scheme) -> str:
+    """Equal figures give equal bytes: no date, no random ids."""
+    settings = {
+        "svg.hashsalt": "encode-once",
+        "font.size": 9,
+        "text.color": scheme.text,
+        "axes.labelcolor": scheme.text,
+        "axes.edgecolor": scheme.quiet,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "xtick.color": scheme.quiet,
+        "ytick.color": scheme.quiet,
+        "xtick.labelcolor": scheme.text,
+        "ytick.labelcolor": scheme.text,
+    }
+    stream = io.BytesIO()
+    with matplotlib.rc_context(settings):
+        draw(scheme).savefig(stream, format="svg", transparent=True, metadata={"Date": None})
+    return data_uri("image/svg+xml", stream.getvalue())
+
+
+def histograms(survey: Survey, summary: ArraySummary, scheme: Scheme) -> Figure:
+    """A histogram per channel, all on one horizontal scale; the mark is the mean over the whole cache."""
+    channels = len(survey.count_CB)
+    columns = min(channels, HISTOGRAM_COLUMNS)
+    lines = math.ceil(channels / columns)
+    figure = Figure(figsize=(1.6 * columns, 0.25 + 1.25 * lines), layout="constrained")
+    panels = figure.subplots(lines, columns, sharex=True, squeeze=False)
+    for channel, axes in enumerate(panels.flat):
+        if channel < channels:
+            histogram(axes, survey.edge_B, survey.count_CB[channel], scheme)
+            mean, std = summary.channel_mean[channel], summary.channel_std[channel]
+            axes.axvline(mean, color=scheme.mark, linewidth=1)
+            axes.set_title(f"{channel}:  {mean:.2f} ± {std:.2f}".replace("-", "\N{MINUS SIGN}"), fontsize=8.5)
+        else:
+            axes.set_visible(False)
+    return figure
+
+
+def histogram(axes: Axes, edge_B: np.ndarray, count_B: np.ndarray, scheme: Scheme) -> None:
+    axes.stairs(count_B, edge_B, fill=True, color=scheme.fill)
+    axes.set_yticks([])
+    axes.spines["left"].set_visible(False)
+    axes.xaxis.set_major_locator(MaxNLocator(3))
+    axes.tick_params(labelsize=8)
+
+
+def throughput(records: Sequence[CommitRecord], scheme: Scheme) -> Figure:
+    """Images per second of each shard, coloured by where it was built; the line is the median."""
+    figure = Figure(figsize=(12.8, 2.7), layout="constrained")
+    axes = figure.subplots()
+    for colour, (place, built) in enumerate(by_place(records).items()):
+        shards, rates = [record.content.shard for record in built], [record.run.images_per_s for record in built]
+        axes.plot(
+            shards,
+            rates,
+            linestyle="none",
+            marker="o",
+            markersize=5 if len(records) < 200 else 2.5,
+            color=matplotlib.colormaps[DEVICE_COLOURS](colour),
+            label=place,
+        )
+    median = statistics.median(record.run.images_per_s for record in records)
+    axes.axhline(median, color=scheme.mark, linewidth=1, zorder=0, label=f"median {median:,.1f}")
+    axes.set(xlabel="shard", ylabel="images/s, a worker", ylim=(0, None))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda shard, _: f"{shard:,.0f}"))
+    legend = axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+    return figure
+
+
+def by_place(records: Sequence[CommitRecord]) -> dict[str, list[CommitRecord]]:
+    """Records by device and host, most frequent first; beyond a few, the rest together."""
+    places: dict[str, list[CommitRecord]] = {}
+    for record in records:
+        places.setdefault(f"{record.run.device} at {record.run.host}", []).append(record)
+    ordered = sorted(places, key=lambda place: (-len(places[place]), place))
+    shown = {plain(place): places[place] for place in ordered[:SHOWN_DEVICES]}
+    rest = [record for place in ordered[SHOWN_DEVICES:] for record in places[place]]
+    return {**shown, f"{len(ordered) - SHOWN_DEVICES} others": rest} if rest else shown
+
+
+def plain(text: str) -> str:
+    """Short, and without the leading underscore by which matplotlib hides a label."""
+    return text.lstrip("_")[:40] or "unnamed"
+
+
+def strip_scale(scheme: Scheme) -> Figure:
+    label = "standard deviations from the channel's mean over the cache"
+    return colour_scale(STRIP_COLOURS, Normalize(-STRIP_SPAN, STRIP_SPAN), label)
+
+
+def error_scale(scheme: Scheme) -> Figure:
+    return colour_scale(ERROR_COLOURS, Normalize(0, ERROR_SPAN), "mean difference over R, G, B, in levels of 255")
+
+
+def colour_scale(colours: str, scale: Normalize, label: str) -> Figure:
+    figure = Figure(figsize=(3.6, 0.62), layout="constrained")
+    bar = figure.colorbar(ScalarMappable(scale, colours), cax=figure.subplots(), orientation="horizontal")
+    bar.set_label(label, fontsize=8)
+    bar.ax.tick_params(labelsize=8)
+    return figure

@@ -1,0 +1,35 @@
+"""The images that a cache was made from, read by whoever knows how.
+
+`cache_store` knows no sources. A package that does (`precompute`) names, in the entry point group `encode_once.images`, a
+function from the config that `build.json` remembers to a reader of images by uri.
+"""
+
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from cache_store.errors import SourceError
+from cache_store.metadata import read_build
+
+GROUP = "encode_once.images"
+
+ReadImage = Callable[[str], tuple[Image.Image, str]]
+"""From a uri to the image as the encoder saw it, and the SHA-256 of its file; SourceError where there is none."""
+
+OpenImages = Callable[[Mapping[str, Any]], ReadImage]
+"""From a recorded config to a reader; EncodeOnceError where the sources cannot be had."""
+
+
+def open_source_images(root: Path) -> ReadImage:
+    """A reader of a cache's source images; EncodeOnceError saying why there is none."""
+    opener = next((entry for entry in entry_points(group=GROUP)), None)
+    if opener is None:
+        raise SourceError("no installed package reads sources; install precompute to see them")
+    try:
+        open_images: OpenImages = opener.load()
+    except ImportError as error:
+        raise SourceError(f"{opener.value} cannot be loaded here: {error}") from None
+    return open_images(read_build(root).config)

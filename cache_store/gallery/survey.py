@@ -1,0 +1,110 @@
+"""What is usual in a cache: per-sample statistics, per-channel histograms, and who stands out."""
+
+# Axes: N samples, C channels, H W latent cells, F features (C means, then C deviations), B bins.
+
+from dataclasses import dataclass
+
+import numpy as np
+from tqdm import tqdm
+
+from cache_store.gallery.draw import SurveyDraw, batches
+from cache_store.reader import Cache
+from cache_store.schema import ArraySummary
+
+BINS = 80
+HISTOGRAM_SPAN = 4.0
+"""Standard deviations on either side of a channel's mean that the histograms show."""
+READ_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """What was seen of the samples drawn."""
+
+    draw: SurveyDraw
+    feature_NF: np.ndarray
+    edge_B: np.ndarray
+    """Bounds of the histograms' bins, the same for every channel."""
+    count_CB: np.ndarray
+
+
+def survey(cache: Cache, array: str, draw: SurveyDraw) -> Survey:
+    """Read every sample drawn, once, in batches of bounded size."""
+    edges = histogram_edges(cache.seal.arrays[array])
+    counts = np.zeros((cache.spec.arrays[array].shape[0], BINS), np.int64)
+    features = []
+    size = max(1, READ_BYTES // (4 * cache.spec.arrays[array].sample_bytes))
+    with tqdm(total=len(draw.number_N), desc="survey", unit="sample", delay=0.5) as bar:
+        for numbers in batches(draw.number_N, size):
+            latent_NCHW = cache.read(numbers, array=array).astype(np.float32)
+            features.append(sample_features(latent_NCHW))
+            for channel, values in enumerate(np.moveaxis(latent_NCHW, 1, 0)):
+                counts[channel] += np.histogram(values, edges)[0]
+            bar.update(len(numbers))
+    return Survey(draw=draw, feature_NF=np.concatenate(features), edge_B=edges, count_CB=counts)
+
+
+def histogram_edges(summary: ArraySummary) -> np.ndarray:
+    """One scale for all channels, wide enough for each, never wider than the values."""
+    mean, spread = np.array(summary.channel_mean), HISTOGRAM_SPAN * np.array(summary.channel_std)
+    low = max((mean - spread).min(), min(summary.minimum))
+    high = min((mean + spread).max(), max(summary.maximum))
+    return np.linspace(low, high, BINS + 1) if high > low else np.linspace(low - 0.5, low + 0.5, BINS + 1)
+
+
+def sample_features(latent_NCHW: np.ndarray) -> np.ndarray:
+    """Mean and standard deviation of each channel of each sample: [N, 2C], float64."""
+    return np.concatenate(
+        [latent_NCHW.mean((2, 3), dtype=np.float64), latent_NCHW.std((2, 3), dtype=np.float64)], axis=1
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unusual:
+    """A sample that stands out, and by what."""
+
+    number: int
+    distance: float
+    """Mahalanobis distance of its features from those of all samples surveyed."""
+    why: str
+
+
+def most_unusual(survey: Survey, rows: int) -> list[Unusual]:
+    """The samples farthest from the rest, farthest first; ties in row order."""
+    score_NF = standard_scores(survey.feature_NF)
+    distance_N = mahalanobis(score_NF)
+    order = np.argsort(-distance_N, kind="stable")[:rows]
+    return [
+        Unusual(
+            number=int(survey.draw.number_N[place]),
+            distance=float(distance_N[place]),
+            why=largest_feature(score_NF[place]),
+        )
+        for place in order
+    ]
+
+
+def standard_scores(feature_NF: np.ndarray) -> np.ndarray:
+    """Each feature with mean 0 and deviation 1 over the samples; a constant one stays 0."""
+    deviation_F = feature_NF.std(0)
+    return (feature_NF - feature_NF.mean(0)) / np.where(deviation_F > 0, deviation_F, 1.0)
+
+
+def mahalanobis(score_NF: np.ndarray) -> np.ndarray:
+    """Distances under the features' correlation, shrunk towards none where the samples are few.
+
+    Unshrunk, N samples of N or more features are all equally far from their mean.
+    """
+    samples, features = score_NF.shape
+    shrink = features / (features + samples)
+    correlation_FF = (1 - shrink) * (score_NF.T @ score_NF) / samples + shrink * np.eye(features)
+    squared_N = np.einsum("nf,nf->n", score_NF, np.linalg.solve(correlation_FF, score_NF.T).T)
+    return np.sqrt(np.maximum(squared_N, 0.0))
+
+
+def largest_feature(score_F: np.ndarray) -> str:
+    """The feature that is farthest off, in words."""
+    channels = len(score_F) // 2
+    feature = int(np.argmax(np.abs(score_F)))
+    what = "mean" if feature < channels else "spread"
+    return f"{what} of channel {feature % channels} at {score_F[feature]:+.1f} σ"
