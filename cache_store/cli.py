@@ -12,9 +12,11 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
-from cache_store.command_line import program_parser, run_program
+from cache_store.command_line import program_parser, run_program, to_config
 from cache_store.errors import ConfigError
 from cache_store.findings import Finding, Level, Report
+from cache_store.gallery.command import gallery_parser, show_gallery
+from cache_store.gallery.config import GalleryConfig
 from cache_store.info import describe
 from cache_store.metadata import read_spec
 from cache_store.publish import write_file
@@ -27,6 +29,7 @@ EXAMPLES = """\
   cache-store info data/cc3m/cache
   cache-store verify data/cc3m/cache                 records, sizes, coverage, seal: seconds
   cache-store verify data/cc3m/cache --level full    every byte
+  cache-store gallery data/cc3m/cache -o cc3m.html   look at it
 """
 
 
@@ -61,6 +64,8 @@ def build_parser() -> ArgumentParser:
     check.add_class_arguments(VerifyConfig, None)
     commands.add_subcommand("info", info, help="the spec, counts, sizes and throughput, in a table")
     commands.add_subcommand("verify", check, help="is every byte right? exit 1 if not")
+    gallery = gallery_parser(GalleryConfig)
+    commands.add_subcommand("gallery", gallery, help="rows of the cache on an HTML page: random, unusual, rejected")
     return parser
 
 
@@ -83,6 +88,14 @@ def verify_command(options: Any) -> int:
         write_file(Path(options.report), json.dumps(report.as_dict(), indent=1).encode())
     show_report(report)
     return 1 if report.findings else 0
+
+
+def gallery_command(options: Any) -> int:
+    from cache_store.gallery.gallery import make_gallery  # pulls in matplotlib
+
+    config = to_config(GalleryConfig, gallery_parser(GalleryConfig), options)
+    show_gallery(make_gallery(Path(options.cache).expanduser(), config))
+    return 0
 
 
 def show_report(report: Report) -> None:
@@ -114,4 +127,4 @@ def show_findings(findings: list[Finding]) -> None:
         print(f"and {more:,} more; --report FILE writes them all")
 
 
-COMMANDS = {"info": info_command, "verify": verify_command}
+COMMANDS = {"info": info_command, "verify": verify_command, "gallery": gallery_command}

@@ -14,7 +14,7 @@ class GalleryConfig:
     """Show rows of a cache on one self-contained HTML page, and as PNG contact sheets."""
 
     output: str = "gallery.html"
-    """The page; an older one is replaced whole. Its folder must exist."""
+    """The page's file."""
     rows: int = 24
     """Random rows to show; of the most unusual and of the rejected rows at most as many."""
     seed: int = 0

@@ -33,19 +33,20 @@ def preview(latent_CHW: np.ndarray, summary: ArraySummary) -> np.ndarray:
     """The latent through the seal's linear map: uint8 [H, W, 3]."""
     weight_3C, bias_3 = np.array(summary.rgb_weight), np.array(summary.rgb_bias)
     rgb_HW3 = np.einsum("rc,chw->hwr", weight_3C, latent_CHW) + bias_3
-    return np.rint(np.clip(rgb_HW3, 0.0, 1.0) * 255).astype(np.uint8)
+    preview_HW3: np.ndarray = np.rint(np.clip(rgb_HW3, 0.0, 1.0) * 255).astype(np.uint8)
+    return preview_HW3
 
 
 def channel_strip(latent_CHW: np.ndarray, summary: ArraySummary) -> Image.Image:
     """Every channel as a small map, all on one scale: its own mean and deviation over the cache.
 
-    255 colours by palette; the 256th, transparent, is the gap between maps.
+    255 colours by palette; the 256th, transparent white, is the gap between maps.
     """
     mean_C, std_C = np.array(summary.channel_mean), np.array(summary.channel_std)
     score_CHW = (latent_CHW - mean_C[:, None, None]) / np.where(std_C > 0, std_C, 1.0)[:, None, None]
     level_CHW = np.rint((np.clip(score_CHW / STRIP_SPAN, -1, 1) + 1) * 127).astype(np.uint8)
     image = Image.fromarray(tiles(level_CHW, gap=255), "P")
-    image.putpalette([*colour_table(STRIP_COLOURS, 255).ravel().tolist(), 0, 0, 0])
+    image.putpalette([*colour_table(STRIP_COLOURS, 255).ravel().tolist(), 255, 255, 255])
     image.info["transparency"] = 255
     return image
 
@@ -65,15 +66,16 @@ def tiles(level_CHW: np.ndarray, gap: int) -> np.ndarray:
 
 def colour_table(name: str, colours: int) -> np.ndarray:
     """A colour map of matplotlib's: uint8 [colours, 3]."""
-    shades = matplotlib.colormaps[name](np.linspace(0, 1, colours))
-    return np.rint(np.asarray(shades)[:, :3] * 255).astype(np.uint8)
+    table = np.asarray(matplotlib.colormaps[name](np.linspace(0, 1, colours), bytes=True))
+    return table[:, :3]
 
 
 def error_map(one_YX3: np.ndarray, other_YX3: np.ndarray) -> np.ndarray:
     """Mean absolute difference over RGB, in false colours: uint8 [Y, X, 3]."""
     error_YX = np.abs(one_YX3.astype(np.float32) - other_YX3).mean(-1)
     level_YX = np.rint(np.minimum(error_YX / ERROR_SPAN, 1.0) * 255).astype(np.uint8)
-    return colour_table(ERROR_COLOURS, 256)[level_YX]
+    shown_YX3: np.ndarray = colour_table(ERROR_COLOURS, 256)[level_YX]
+    return shown_YX3
 
 
 def psnr(one_YX3: np.ndarray, other_YX3: np.ndarray) -> float:

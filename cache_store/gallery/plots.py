@@ -10,6 +10,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -56,7 +57,7 @@ def plot(draw: Callable[[Scheme], Figure]) -> Plot:
 
 def svg_uri(draw: Callable[[Scheme], Figure], scheme: Scheme) -> str:
     """Equal figures give equal bytes: no date, no random ids."""
-    settings = {
+    settings: dict[Any, Any] = {
         "svg.hashsalt": "encode-once",
         "font.size": 9,
         "text.color": scheme.text,

@@ -10,12 +10,14 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from PIL import Image
 
 from cache_store.gallery.exhibits import Exhibit
 
 TILE = 160
 """Pixels of a picture's longest side on a sheet."""
+GAP = 4
 GROUND = 235
 """Grey of what is not there."""
 WIDTH_INCHES = 12.0
@@ -32,7 +34,8 @@ def contact_sheet(title: str, exhibits: Sequence[Exhibit]) -> bytes:
     lines = math.ceil(len(pictures) / columns)
     cell_inches = WIDTH_INCHES / columns
     cell_height = cell_inches * height / width + LABEL_INCHES
-    figure = Figure(figsize=(WIDTH_INCHES, 0.5 + lines * cell_height), dpi=100, layout="constrained")
+    layout = ConstrainedLayoutEngine(h_pad=0.03, w_pad=0.04, hspace=0, wspace=0)
+    figure = Figure(figsize=(WIDTH_INCHES, 0.5 + lines * cell_height), dpi=100, layout=layout)
     figure.suptitle(title, x=0.01, ha="left", fontsize=12, parse_math=False)
     for place, axes in enumerate(figure.subplots(lines, columns, squeeze=False).flat):
         axes.set_axis_off()
@@ -50,8 +53,8 @@ def png(figure: Figure) -> bytes:
 
 
 def label(exhibit: Exhibit) -> str:
-    decibels = "" if exhibit.psnr is None else f"{exhibit.psnr:.1f} dB  "
-    text = f"{exhibit.row}  {decibels}{exhibit.reason or exhibit.id}"
+    decibels = "" if exhibit.psnr is None else f"{exhibit.psnr:.1f} dB · "
+    text = f"row {exhibit.row} · {decibels}{exhibit.reason or exhibit.id}"
     line = printable(" ".join(text.split()))
     return line if len(line) <= LABEL_CHARACTERS else f"{line[: LABEL_CHARACTERS - 1]}…"
 
@@ -69,12 +72,20 @@ def composed(exhibit: Exhibit) -> np.ndarray:
     pictures = [exhibit.source]
     if exhibit.preview is not None:
         pictures += [exhibit.preview, *(each for each in (exhibit.decoded, exhibit.error) if each is not None)]
-    top = np.concatenate([resized(picture, height, width) for picture in pictures], axis=1)
+    top = joined([resized(picture, height, width) for picture in pictures], axis=1)
     if exhibit.strip is None:
         return top
     strip = np.asarray(exhibit.strip.convert("RGBA").convert("RGB"))
     strip_height = round(top.shape[1] * strip.shape[0] / strip.shape[1])
-    return np.concatenate([top, resized(strip, strip_height, top.shape[1])], axis=0)
+    return joined([top, resized(strip, strip_height, top.shape[1])], axis=0)
+
+
+def joined(pictures: Sequence[np.ndarray], axis: int) -> np.ndarray:
+    """One after the other with a white gap between."""
+    shape = list(pictures[0].shape)
+    shape[axis] = GAP
+    gap = np.full(shape, 255, np.uint8)
+    return np.concatenate([part for picture in pictures for part in (picture, gap)][:-1], axis=axis)
 
 
 def fitted(picture_YX3: np.ndarray) -> tuple[int, int]:

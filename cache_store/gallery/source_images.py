@@ -1,7 +1,7 @@
 """The images that a cache was made from, read by whoever knows how.
 
-`cache_store` knows no sources. A package that does (`precompute`) names, in the entry point group `encode_once.images`, a
-function from the config that `build.json` remembers to a reader of images by uri.
+`cache_store` knows no sources. A package that does (`precompute`) names, in the entry point group `encode_once.images`,
+a function from the config that `build.json` remembers to a reader of images by uri.
 """
 
 from collections.abc import Callable, Mapping

@@ -87,7 +87,8 @@ def most_unusual(survey: Survey, rows: int) -> list[Unusual]:
 def standard_scores(feature_NF: np.ndarray) -> np.ndarray:
     """Each feature with mean 0 and deviation 1 over the samples; a constant one stays 0."""
     deviation_F = feature_NF.std(0)
-    return (feature_NF - feature_NF.mean(0)) / np.where(deviation_F > 0, deviation_F, 1.0)
+    score_NF: np.ndarray = (feature_NF - feature_NF.mean(0)) / np.where(deviation_F > 0, deviation_F, 1.0)
+    return score_NF
 
 
 def mahalanobis(score_NF: np.ndarray) -> np.ndarray:
@@ -99,7 +100,8 @@ def mahalanobis(score_NF: np.ndarray) -> np.ndarray:
     shrink = features / (features + samples)
     correlation_FF = (1 - shrink) * (score_NF.T @ score_NF) / samples + shrink * np.eye(features)
     squared_N = np.einsum("nf,nf->n", score_NF, np.linalg.solve(correlation_FF, score_NF.T).T)
-    return np.sqrt(np.maximum(squared_N, 0.0))
+    distance_N: np.ndarray = np.sqrt(np.maximum(squared_N, 0.0))
+    return distance_N
 
 
 def largest_feature(score_F: np.ndarray) -> str:
@@ -107,4 +109,4 @@ def largest_feature(score_F: np.ndarray) -> str:
     channels = len(score_F) // 2
     feature = int(np.argmax(np.abs(score_F)))
     what = "mean" if feature < channels else "spread"
-    return f"{what} of channel {feature % channels} at {score_F[feature]:+.1f} σ"
+    return f"{what} of channel {feature % channels} at {score_F[feature]:+.1f} σ".replace("-", "\N{MINUS SIGN}")

@@ -1,0 +1,43 @@
+"""The command `gallery`, which two programs share: its options and its last words."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jsonargparse import ArgumentParser
+
+from cache_store.gallery.config import GalleryConfig
+
+if TYPE_CHECKING:
+    from cache_store.gallery.gallery import Gallery
+
+
+def gallery_parser(config_class: type[GalleryConfig]) -> ArgumentParser:
+    parser = ArgumentParser(exit_on_error=False, description=config_class.__doc__)
+    parser.add_argument("cache", type=str, help="the cache's folder")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=str,
+        default=GalleryConfig.output,
+        help="the page; an older one is replaced whole, its folder must exist",
+    )
+    parser.add_class_arguments(config_class, None, skip={"output"})
+    return parser
+
+
+def show_gallery(gallery: "Gallery") -> None:
+    print(
+        f"{gallery.random:,} random rows, the {gallery.unusual:,} most unusual of {gallery.surveyed:,} surveyed, "
+        f"{gallery.rejected:,} rejected rows"
+    )
+    if gallery.source_problem:
+        print(f"without source images: {gallery.source_problem}")
+    if gallery.mean_psnr is not None:
+        print(f"mean PSNR of the random rows, decoded: {gallery.mean_psnr:.1f} dB")
+    print(f"wrote {gallery.page}, {megabytes(gallery.page)}, open it in any browser")
+    for sheet in gallery.sheets:
+        print(f"wrote {sheet}, {megabytes(sheet)}")
+
+
+def megabytes(path: Path) -> str:
+    return f"{path.stat().st_size / 1e6:.1f} MB"
