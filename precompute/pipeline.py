@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
 from pathlib import Path
 from typing import Self
 
@@ -130,17 +130,19 @@ class ShardSink:
         self._builder.append(latent_NCHW.cpu().numpy(), rgb, batch.wait())
         if batch.is_last:
             seconds = time.monotonic() - self._started
-            record = self._builder.commit(seconds, self._device, self._versions)
+            record = self._builder.commit(seconds, self._device, library_versions())
             self._shard.close()
             self._on_commit(record)
-
-    @cached_property
-    def _versions(self) -> dict[str, str]:
-        return {name: importlib.metadata.version(name) for name in VERSIONED}
 
     def close(self) -> None:
         """Withdraw a shard that is not committed."""
         self._shard.close()
+
+
+@cache
+def library_versions() -> dict[str, str]:
+    """Of the libraries that a latent's bits may depend on."""
+    return {name: importlib.metadata.version(name) for name in VERSIONED}
 
 
 def planned_batches(root: Path, spec: Spec, shards: Iterable[int]) -> Iterator[Batch]:

@@ -1,0 +1,212 @@
+"""`precompute audit`: encode a random draw again from the sources, and compare with what the cache holds.
+
+Verification proves that a cache holds the bytes once written; an audit shows that those were the right ones. A latent
+depends on its planned batch, so the whole batch of a drawn sample is encoded again and all of it is compared. Only the
+samples drawn, each as likely as any other, enter the confidence bound: those of one batch share a fate.
+"""
+
+# Axes: N images of a batch, C latent channels, H W latent cells.
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import takewhile
+from math import inf
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import torch
+
+from cache_store.errors import CacheError, ConfigError
+from cache_store.metadata import read_build, read_commit
+from cache_store.reader import Cache, open_cache
+from cache_store.schema import CACHED, CommitRun, commit_file, samples_file
+from cache_store.staleness import differing, refuse
+from cache_store.tables import read_table
+from precompute.audit_report import AuditReport, Conditions
+from precompute.comparison import Comparison, differences, source_problem
+from precompute.config import BuildConfig
+from precompute.encoders import Encoder, load_encoder
+from precompute.engines.local import threads_each
+from precompute.images import ignore_decoder_warnings
+from precompute.pipeline import ARRAY, Batch, decoded_batches, library_versions
+from precompute.sources import Source, open_source
+from precompute.tolerance import RELATIVE_TOLERANCE, device_class, root_mean_square
+
+SHARDS_HELD = 16
+"""Samples tables in memory at once."""
+
+SEEDS = 2**32
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditConfig:
+    """Encode a random draw of a cache's samples again and compare; exits 1 if any differs or its image changed."""
+
+    samples: int = 300
+    """How many to draw; 299 without a fault bound the faulty share below 1 %. Each takes its whole planned batch."""
+    seconds: float | None = None
+    """Stop drawing after so long, with the statement that the samples drawn until then allow."""
+    seed: int | None = None
+    """Repeats a draw; chosen at random, and shown, when not given."""
+    device: str | None = None
+    """Where to encode: auto, cpu, cuda or cuda:N; by default as the cache's build was configured."""
+    report: str | None = None
+    """Also write the result to this JSON file."""
+
+    def __post_init__(self) -> None:
+        for name, smallest in (("samples", 1), ("seed", 0)):
+            if (value := getattr(self, name)) is not None and value < smallest:
+                raise ConfigError(f"{name} must be at least {smallest}, got {value}")
+        if self.seconds is not None and not self.seconds > 0:
+            raise ConfigError(f"seconds must be more than 0, got {self.seconds}")
+        if self.report is not None and not Path(self.report).parent.is_dir():
+            raise ConfigError(f"report: the folder of {self.report} does not exist")
+
+
+def audit(root: Path, config: AuditConfig, stop: threading.Event, on_drawn: Callable[[int], object]) -> AuditReport:
+    """Compare a random draw; ends early, with what it has, once `stop` is set or time is up.
+
+    Raises StaleError where the encoder is not the one that the cache was made with; CacheError where the cache is
+    damaged or not sealed. `on_drawn` hears, after each batch, how many of the samples drawn have been compared.
+    """
+    ignore_decoder_warnings()
+    cache = open_cache(root)
+    if not len(cache):
+        raise CacheError(f"{root} holds no cached sample; there is nothing to audit")
+    built = BuildConfig.from_record(root, read_build(root).config)
+    source = open_source(built.source)
+    encoder = load_encoder(replace(built.encoder, device=config.device or built.encoder.device), built.image.range)
+    refuse_other_encoder(cache, built, encoder)
+    torch.set_num_threads(threads_each(1))
+    with ThreadPoolExecutor(built.run.threads(1), thread_name_prefix="decode") as pool:
+        return Auditor(cache, source, encoder, pool).run(config, stop, on_drawn)
+
+
+def refuse_other_encoder(cache: Cache, built: BuildConfig, encoder: Encoder) -> None:
+    """StaleError with a table of what the recorded encoder and recipe are now, and were."""
+    before = cache.spec.arrays[ARRAY]
+    now = msgspec.structs.replace(before, image=built.image.recipe, encoder=encoder.identity)
+    if differences := differing(msgspec.to_builtins(before), msgspec.to_builtins(now)):
+        refuse(
+            f"{cache.root} was made with another encoder than {built.encoder.model} is now; nothing was compared",
+            differences,
+            ["restore the encoder as it was and run the same command again"],
+        )
+
+
+def draw(total: int, samples: int, seed: int) -> list[int]:
+    """Sample numbers in random order, none twice: every one is as likely as any other, at every place."""
+    chosen: list[int] = np.random.default_rng(seed).choice(total, min(samples, total), replace=False).tolist()
+    return chosen
+
+
+class Auditor:
+    """Encodes planned batches of a sealed cache again and compares them with what it holds."""
+
+    def __init__(self, cache: Cache, source: Source, encoder: Encoder, pool: ThreadPoolExecutor) -> None:
+        self._cache, self._source, self._encoder, self._pool = cache, source, encoder, pool
+        self._array = cache.spec.arrays[ARRAY]
+        self._ends = np.cumsum(cache.seal.cached_per_shard)
+        self._rms = root_mean_square(cache.seal.arrays[ARRAY])
+        self._planned = lru_cache(maxsize=SHARDS_HELD)(self._read_planned)
+        self._runs: dict[int, CommitRun] = {}
+        """How the shards that were looked at came to be."""
+
+    def run(self, config: AuditConfig, stop: threading.Event, on_drawn: Callable[[int], object]) -> AuditReport:
+        started = time.monotonic()
+        seed = secrets.randbelow(SEEDS) if config.seed is None else config.seed
+        drawn = draw(len(self._cache), config.samples, seed)
+        compared: dict[int, Comparison] = {}
+        for batch in decoded_batches(self._batches(drawn), self._pool, self._source, self._array.image):
+            compared.update((each.number, each) for each in self._compare(batch))
+            on_drawn(len(compared.keys() & set(drawn)))
+            if stop.is_set() or time.monotonic() - started > (config.seconds or inf):
+                self._pool.shutdown(cancel_futures=True)
+                break
+        return AuditReport(
+            conditions=self._conditions(seed, time.monotonic() - started),
+            samples=len(self._cache),
+            asked=len(drawn),
+            # As far as the draw got, in its order: what comes later and was compared as a neighbour was not drawn.
+            drawn=tuple(compared[number] for number in takewhile(compared.__contains__, drawn)),
+            compared=tuple(compared.values()),
+        )
+
+    def _batches(self, drawn: Sequence[int]) -> Iterator[Batch]:
+        """The planned batches of the samples drawn, each once, in the order of the draw."""
+        size = self._array.encoder.batch_size
+        seen: set[tuple[int, int]] = set()
+        for number in drawn:
+            shard = int(np.searchsorted(self._ends, number, side="right"))
+            planned, numbers = self._planned(shard)
+            start = int(np.flatnonzero(numbers == number)[0]) // size * size
+            if (shard, start) not in seen:
+                seen.add((shard, start))
+                yield Batch(self._cache.spec, planned, shard, start, min(start + size, planned.num_rows))
+
+    def _read_planned(self, shard: int) -> tuple[pa.Table, np.ndarray]:
+        """A shard's planned samples, and each one's sample number, -1 where it was rejected."""
+        file, count = samples_file(shard), self._cache.seal.cached_per_shard[shard]
+        table = read_table(self._cache.root / file, ["row", "id", "uri", "content_sha256", "status"])
+        cached = np.array(table["status"].to_pylist()) == CACHED
+        if table["row"].to_pylist() != list(self._cache.spec.shard_rows(shard)) or cached.sum() != count:
+            raise CacheError(f"{file} is damaged; run `cache-store verify {self._cache.root}`")
+        numbers = np.full(table.num_rows, -1, np.int64)
+        numbers[cached] = np.arange(self._ends[shard] - count, self._ends[shard])
+        return table, numbers
+
+    def _compare(self, batch: Batch) -> Iterator[Comparison]:
+        """Every cached sample of the batch against its image encoded again."""
+        outcomes = batch.wait()
+        latent_NCHW = self._encoder.encode(torch.from_numpy(batch.pixels_NYX3)).cpu().numpy()
+        samples = batch.planned.slice(batch.start, len(outcomes)).to_pylist()
+        numbers = self._planned(batch.shard)[1][batch.start : batch.stop]
+        places = np.flatnonzero(numbers >= 0)
+        found = differences(self._cache.read(numbers[places]), latent_NCHW[places], self._array.dtype)
+        for place, difference in zip(places.tolist(), found, strict=True):
+            problem = source_problem(samples[place]["content_sha256"], outcomes[place])
+            yield Comparison(
+                number=int(numbers[place]),
+                shard=batch.shard,
+                row=samples[place]["row"],
+                id=samples[place]["id"],
+                tolerance=self._relative_tolerance(batch.shard) * self._rms,
+                difference=None if problem else difference,
+                source_problem=problem,
+            )
+
+    def _relative_tolerance(self, shard: int) -> float:
+        """For this shard's device and ours."""
+        if shard not in self._runs:
+            record = read_commit(self._cache.root, ARRAY, shard)
+            if record is None:
+                raise CacheError(f"{commit_file(ARRAY, shard)} is missing; run `cache-store verify {self._cache.root}`")
+            self._runs[shard] = record.run
+        devices = device_class(self._runs[shard].device, str(self._encoder.device))
+        return RELATIVE_TOLERANCE[self._array.encoder.compute_dtype, devices]
+
+    def _conditions(self, seed: int, seconds: float) -> Conditions:
+        runs, versions = list(self._runs.values()), []
+        for run in runs:
+            versions += [run.versions] if run.versions not in versions else []
+        return Conditions(
+            cache=str(self._cache.root),
+            identity=self._cache.seal.identity,
+            seed=seed,
+            seconds=round(seconds, 3),
+            device=str(self._encoder.device),
+            versions=library_versions(),
+            built_on=tuple(sorted({run.device for run in runs})),
+            built_with=tuple(versions),
+            compute_dtype=self._array.encoder.compute_dtype,
+            store_dtype=self._array.dtype,
+            relative_tolerance=max(map(self._relative_tolerance, self._runs)),
+            root_mean_square=self._rms,
+        )
