@@ -97,7 +97,7 @@ class Cache:
         IndexError for a number outside the cache and CacheError, naming shard and row, for damage.
         """
         numbers = self._valid(numbers)
-        spec = self._array(array)
+        spec = self.array_spec(array)
         shape = (len(numbers), *spec.shape)
         if out is None:
             out = np.empty(shape, spec.numpy_dtype)
@@ -127,7 +127,8 @@ class Cache:
             return empty if columns is None else empty.select(columns)
         return pa.concat_tables(parts).take(np.argsort(np.concatenate(order)))
 
-    def _array(self, array: str) -> ArraySpec:
+    def array_spec(self, array: str) -> ArraySpec:
+        """What a row of an array holds and how it was made; CacheError where the cache has no such array."""
         try:
             return self.spec.arrays[array]
         except KeyError:

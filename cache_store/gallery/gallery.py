@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from cache_store.errors import CacheError, EncodeOnceError, SourceError
+from cache_store.errors import EncodeOnceError, SourceError
 from cache_store.gallery.config import GalleryConfig
 from cache_store.gallery.draw import draw_rejects, draw_survey, random_numbers
 from cache_store.gallery.exhibits import Decode, Exhibit, Showcase
@@ -44,7 +44,6 @@ def make_gallery(root: Path, config: GalleryConfig, decode: Decode | None = None
     Cost is bounded by the rows asked for and the survey's bounds. `decode` adds decoded images, error maps and PSNR.
     """
     cache = open_cache(root)
-    refuse_unknown_array(cache, config.array)
     content = collect(cache, config, decode)
     write_file(config.page, render(content).encode())
     return Gallery(
@@ -62,7 +61,7 @@ def make_gallery(root: Path, config: GalleryConfig, decode: Decode | None = None
 def collect(cache: Cache, config: GalleryConfig, decode: Decode | None) -> PageContent:
     """Everything the page shows."""
     array = config.array
-    drawn = draw_survey(cache, cache.spec.arrays[array].sample_bytes, config.seed)
+    drawn = draw_survey(cache, cache.array_spec(array).sample_bytes, config.seed)
     surveyed = survey(cache, array, drawn)
     unusual = most_unusual(surveyed, config.rows)
     numbers = random_numbers(cache, config.rows, config.seed).tolist()
@@ -80,11 +79,6 @@ def collect(cache: Cache, config: GalleryConfig, decode: Decode | None) -> PageC
         records=read_commits(cache, array),
         source_problem=source_problem,
     )
-
-
-def refuse_unknown_array(cache: Cache, array: str) -> None:
-    if array not in cache.spec.arrays:
-        raise CacheError(f"{cache.root} has no array {array!r}; it has {', '.join(cache.spec.arrays)}")
 
 
 def source_reader(root: Path) -> tuple[ReadImage, str | None]:

@@ -39,7 +39,7 @@ def survey(cache: Cache, array: str, draw: SurveyDraw) -> Survey:
             latent_NCHW = cache.read(numbers, array=array).astype(np.float32)
             features.append(sample_features(latent_NCHW))
             for channel, values in enumerate(np.moveaxis(latent_NCHW, 1, 0)):
-                counts[channel] += np.histogram(values, edges)[0]
+                counts[channel] += np.histogram(values, BINS, (edges[0], edges[-1]))[0]
             bar.update(len(numbers))
     return Survey(draw=draw, feature_NF=np.concatenate(features), edge_B=edges, count_CB=counts)
 

@@ -6,7 +6,7 @@ weight is an error. Weights are read from safetensors alone, never from pickles.
 
 # Axes: N images, Y X pixels.
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,6 +35,7 @@ ENCODE_CONFIG = (
     "patch_size",
 )
 ENCODE_WEIGHTS = ("encoder.", "quant_conv.")
+ENCODE_PATH = {"encode path": ENCODE_WEIGHTS}
 
 
 def load_wan(files: ModelFiles, config: EncoderConfig) -> FrozenVae:
@@ -58,6 +59,13 @@ def encode_path_sha256(files: ModelFiles, vae: Any) -> str:
 
 def read_vae(files: ModelFiles) -> Any:
     """The model in float32, without its decoder; ModelError when anything of its encode path is amiss."""
+    vae = read_whole_vae(files, ENCODE_PATH)
+    vae.decoder = vae.post_quant_conv = None
+    return vae
+
+
+def read_whole_vae(files: ModelFiles, needed: Mapping[str, tuple[str, ...]]) -> Any:
+    """The model in float32, frozen; ModelError when anything of the paths needed is amiss."""
     try:
         with quiet_diffusers():
             vae, report = AutoencoderKLWan.from_pretrained(
@@ -70,19 +78,19 @@ def read_vae(files: ModelFiles) -> Any:
     except (OSError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
         # What diffusers raises for absent, cut or pickled weights, for wrong shapes and for configs it cannot build.
         raise ModelError(f"encoder.model {files.model} cannot be loaded: {one_line(error)}") from error
-    refuse_partial(files, report)
+    for path, prefixes in needed.items():
+        refuse_partial(files, report, path, prefixes)
     refuse_unscaled(files, vae.config)
-    vae.decoder = vae.post_quant_conv = None
     return vae.requires_grad_(False).eval()
 
 
-def refuse_partial(files: ModelFiles, report: dict[str, Any]) -> None:
-    """Raise ModelError when the checkpoint and the encode path do not name the same weights."""
+def refuse_partial(files: ModelFiles, report: dict[str, Any], path: str, prefixes: tuple[str, ...]) -> None:
+    """Raise ModelError when the checkpoint and the class do not name the same weights of a path."""
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        names = sorted(str(name) for name in report[kind] if str(name).startswith(ENCODE_WEIGHTS))
+        names = sorted(str(name) for name in report[kind] if str(name).startswith(prefixes))
         if names:
             raise ModelError(
-                f"encoder.model {files.model} has {len(names)} {kind.replace('_', ' ')} in its encode path,"
+                f"encoder.model {files.model} has {len(names)} {kind.replace('_', ' ')} in its {path},"
                 f" {names[0]} first; nothing may be left random, so take a whole {files.class_name} checkpoint"
             )
 
