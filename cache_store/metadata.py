@@ -11,6 +11,7 @@ from cache_store.formats import shard_format
 from cache_store.publish import write_file
 from cache_store.schema import (
     BUILD_FILE,
+    COMMITS,
     FORMAT_VERSION,
     SEAL_FILE,
     SPEC_ATTRIBUTE,
@@ -27,7 +28,8 @@ from cache_store.schema import (
 
 
 def has_cache(root: Path) -> bool:
-    return (root / SPEC_FILE).exists()
+    """Whether the folder holds a cache, be it one that has lost its spec."""
+    return any((root / name).exists() for name in (SPEC_FILE, SEAL_FILE, COMMITS))
 
 
 def read_spec(root: Path) -> Spec:

@@ -23,6 +23,7 @@ SPEC_ATTRIBUTE = "encode_once"
 PLAN_FILE = "plan.parquet"
 SEAL_FILE = "seal.json"
 BUILD_FILE = "build.json"
+COMMITS = "commits"
 
 StoreFormat = Literal["zarr", "webdataset"]
 StoreDtype = Literal["float16", "bfloat16", "float32"]
@@ -266,7 +267,7 @@ def samples_file(shard: int) -> str:
 
 
 def commit_file(array: str, shard: int) -> str:
-    return f"commits/{array}/{shard:06d}.json"
+    return f"{COMMITS}/{array}/{shard:06d}.json"
 
 
 def canonical_json(value: object) -> bytes:

@@ -1,53 +1,40 @@
-"""`precompute build` from plan to seal, and again from wherever it stopped."""
+"""`precompute build` from plan to seal, and again from wherever it stopped.
 
-import sys
+Everything that can be refused is refused before anything is written.
+"""
+
 import threading
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cache_store.errors import CacheError, ConfigError, SourceError
-from cache_store.findings import Finding
-from cache_store.formats import shard_format
-from cache_store.metadata import (
-    has_cache,
-    read_build,
-    read_commit,
-    read_seal,
-    read_spec,
-    write_build,
-    write_spec,
-)
-from cache_store.plan import PlanFile, plan_digest, read_plan, write_plan
-from cache_store.publish import SCRATCH_SUFFIX, withdraw, write_file
-from cache_store.schema import (
-    BUILD_FILE,
-    FORMAT_VERSION,
-    PLAN_FILE,
-    SEAL_FILE,
-    ArraySpec,
-    CommitRecord,
-    Seal,
-    Spec,
-    commit_file,
-)
+from cache_store.errors import ConfigError, SourceError
+from cache_store.metadata import has_cache, write_build, write_spec
+from cache_store.plan import plan_digest
+from cache_store.publish import SCRATCH_SUFFIX
+from cache_store.schema import BUILD_FILE, FORMAT_VERSION, PLAN_FILE, ArraySpec, CommitRecord, Seal, Spec
 from cache_store.seal import seal_cache
-from cache_store.verify import metadata_findings
-from cache_store.verify_shard import content_findings, file_finding
+from precompute.acts import Acts
 from precompute.claim import CLAIM_FILE, claim
 from precompute.config import BuildConfig
 from precompute.encoders import Encoder, load_encoder
 from precompute.engines.local import run_local
+from precompute.examine import examine_images
+from precompute.extend import extend
 from precompute.images import ignore_decoder_warnings
+from precompute.kept import clear_dead_scratch, find_kept, restore_metadata, sealed_identity, unseal, write_plan_of
 from precompute.pipeline import ARRAY
 from precompute.plan import make_plan, some
-from precompute.progress import BuildProgress
+from precompute.progress import BuildProgress, say
+from precompute.retry import Retry, try_rejected
+from precompute.sample_list import MakeSpec, SampleList, arrange
 from precompute.sources import Source, open_source
 from precompute.sources.image_store import MISSING
-from precompute.stale import refuse_changed_images, refuse_other_plan, refuse_other_spec
+from precompute.stale import refuse_other_spec
 
 OURS_BEFORE_THE_SPEC = {CLAIM_FILE, BUILD_FILE, PLAN_FILE}
 """What a build that died before its spec was written may leave, scratch files and empty folders aside."""
@@ -63,10 +50,35 @@ class Summary:
     images_per_s: float
     waiting_share: float
     """Share of the encoder's time spent waiting for images."""
+    new_samples: int
+    """Rows that the cache was extended by."""
+    tried_again: int
+    """Rejected samples that were tried again."""
+    recovered: int
+    """Of them, those cached now."""
 
 
-def build(config: BuildConfig, stop: threading.Event, rebuild: Collection[int] = ()) -> Summary:
-    """Bring the cache to its sealed state; committed shards that fit are kept, but for those in `rebuild`.
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What is left to do, once everything has been compared and the cache's metadata stands."""
+
+    spec: Spec
+    kept: list[CommitRecord]
+    """Of the shards that need no work."""
+    earlier_identity: str | None = None
+    """Of the cache, where it was sealed."""
+    new_samples: int = 0
+    retry: Retry | None = None
+
+    @property
+    def missing(self) -> list[int]:
+        """The shards to build."""
+        kept = {record.content.shard for record in self.kept}
+        return [shard for shard in range(self.spec.num_shards) if shard not in kept]
+
+
+def build(config: BuildConfig, stop: threading.Event, acts: Acts | None = None) -> Summary:
+    """Bring the cache to its sealed state; committed shards that fit are kept, but for what `acts` ask.
 
     Raises StaleError, with nothing touched, where the cache was made from other inputs; Interrupted once `stop` is
     set; EncodeOnceError where too many samples are rejected.
@@ -77,56 +89,102 @@ def build(config: BuildConfig, stop: threading.Event, rebuild: Collection[int] =
     source = open_source(config.source)
     encoder = load_encoder(config.encoder, config.image.range)
     found = make_plan(source.samples())
-    spec = make_spec(config, encoder, found)
+    make_spec = partial(spec_of, config, array_spec(config, encoder))
+    refuse_missing_images(found, config.run.max_reject_fraction)
     with claim(root):
-        prepared = prepare(root, config, spec, source, found)
-        committed = [record for record in prepared if record.content.shard not in rebuild]
+        clear_dead_scratch(root)
+        if has_cache(root):
+            work = go_on(config, make_spec, source, found, acts or Acts())
+        else:
+            work = begin(config, make_spec(found), found)
         del found  # the plan is on disk now; nothing below grows with the data set
-        earlier = withdraw_seal(root) if len(committed) < spec.num_shards else None
-        progress = build_missing(config, spec, source, encoder, committed, stop)
-        seal = seal_cache(root, spec)
-        if earlier not in (None, seal.identity):
-            say(f"the cache's identity was {earlier} and is {seal.identity}: rebuilt shards have other bytes")
-        return Summary(
-            seal=seal,
-            built_shards=progress.shards,
-            built_images=progress.images,
-            images_per_s=progress.images_per_s,
-            waiting_share=progress.waiting_share,
-        )
+        progress = build_missing(config, work, source, encoder, stop)
+        seal = seal_cache(root, work.spec)
+        announce_identity(work, seal)
+        return summarise(work, progress, seal)
+
+
+def begin(config: BuildConfig, spec: Spec, found: pa.Table) -> Work:
+    """Write a new cache's metadata."""
+    write_build(config.root, config.recorded())
+    write_plan_of(config.root, spec, found)
+    write_spec(config.root, spec)
+    return Work(spec=spec, kept=[])
+
+
+def go_on(config: BuildConfig, make_spec: MakeSpec, source: Source, found: pa.Table, acts: Acts) -> Work:
+    """Compare the cache with what is asked, all of it, before its metadata is mended or extended."""
+    root, threads = config.root, config.run.threads(1)
+    samples = arrange(root, found, make_spec, acts)
+    spec = make_spec(samples.plan)
+    refuse_other_spec(root, samples.cached, spec, acts)
+    refuse_unknown_shards(root, spec, acts.rebuild)
+    kept = find_kept(root, spec, samples.plan, without={samples.open_shard})
+    examine_images(root, samples, source, acts, again={*acts.rebuild, *kept.damaged}, threads=threads)
+    recipe = spec.arrays[ARRAY].image
+    retry = try_rejected(root, kept.records, source, recipe, threads) if acts.retry_rejected else None
+    earlier_identity = sealed_identity(root)
+    for shard, problem in kept.damaged.items():
+        say(f"damage found, shard {shard} is built again: {problem}")
+    mend_or_extend(config, samples, spec)
+    again = {*acts.rebuild, *(retry.rejected_before if retry else ())}
+    return Work(
+        spec=spec,
+        kept=[record for record in kept.records if record.content.shard not in again],
+        earlier_identity=earlier_identity,
+        new_samples=spec.rows - samples.cached.rows,
+        retry=retry,
+    )
+
+
+def mend_or_extend(config: BuildConfig, samples: SampleList, spec: Spec) -> None:
+    """Bring the metadata, the plan among it, to what the spec says."""
+    if samples.grows:
+        extend(config.root, config, samples, spec)
+        return
+    restore_metadata(config.root, config, spec)
+    if samples.begun:
+        say(f"an extension that had only begun is undone: {PLAN_FILE} is written again")
+    elif samples.fingerprints is None:
+        say(f"damage found, {PLAN_FILE} is written again from the source")
+    else:
+        return
+    write_plan_of(config.root, spec, samples.to_write)
 
 
 def build_missing(
-    config: BuildConfig,
-    spec: Spec,
-    source: Source,
-    encoder: Encoder,
-    committed: list[CommitRecord],
-    stop: threading.Event,
+    config: BuildConfig, work: Work, source: Source, encoder: Encoder, stop: threading.Event
 ) -> BuildProgress:
-    """Build every shard that is not in `committed`; what was done, and how fast."""
-    done = {record.content.shard for record in committed}
-    missing = [shard for shard in range(spec.num_shards) if shard not in done]
-    with BuildProgress(spec.rows, committed, config.run.max_reject_fraction) as progress:
+    """Build every shard that is not kept; what was done, and how fast."""
+    with BuildProgress(work.spec.rows, work.kept, config.run.max_reject_fraction) as progress:
         progress.refuse_too_many_rejects()
-        if missing:
-            run_local(config, spec, source, encoder, missing, stop, progress)
+        if work.missing:
+            unseal(config.root)
+            run_local(config, work.spec, source, encoder, work.missing, stop, progress)
     return progress
 
 
-def withdraw_seal(root: Path) -> str | None:
-    """Unseal a cache whose shards are to be built again; returns the identity it had."""
-    try:
-        identity = read_seal(root).identity
-    except CacheError:
-        identity = None
-    withdraw(root / SEAL_FILE)
-    return identity
+def announce_identity(work: Work, seal: Seal) -> None:
+    """A sealed cache that is another one now."""
+    if work.earlier_identity in (None, seal.identity):
+        return
+    meant = work.new_samples or work.retry
+    why = "its samples are others, so that training begins anew" if meant else "rebuilt shards have other bytes"
+    say(f"the cache's identity was {work.earlier_identity} and is {seal.identity}: {why}")
 
 
-def say(message: str) -> None:
-    """What a person should know though the build goes on."""
-    print(f"precompute: {message}", file=sys.stderr)
+def summarise(work: Work, progress: BuildProgress, seal: Seal) -> Summary:
+    before = work.retry.rejected_before if work.retry else {}
+    return Summary(
+        seal=seal,
+        built_shards=progress.shards,
+        built_images=progress.images,
+        images_per_s=progress.images_per_s,
+        waiting_share=progress.waiting_share,
+        new_samples=work.new_samples,
+        tried_again=work.retry.tried if work.retry else 0,
+        recovered=sum(rejected - progress.rejected[shard] for shard, rejected in before.items()),
+    )
 
 
 def refuse_foreign_folder(root: Path) -> None:
@@ -139,55 +197,9 @@ def refuse_foreign_folder(root: Path) -> None:
             raise ConfigError(f"cache: {root} holds {foreign[0]!r} but no cache; name an empty or a new folder")
 
 
-def make_spec(config: BuildConfig, encoder: Encoder, plan: pa.Table) -> Spec:
-    image, store = config.image, config.store
-    array = ArraySpec(
-        shape=encoder.latent_shape(image.height, image.width),
-        dtype=store.dtype,
-        codec=store.codec,
-        image=image.recipe,
-        encoder=encoder.identity,
-    )
-    return Spec(
-        format_version=FORMAT_VERSION,
-        store_format=store.format,
-        rows=plan.num_rows,
-        samples_per_shard=store.samples_per_shard,
-        plan_digest=plan_digest([plan]),
-        arrays={ARRAY: array},
-    )
-
-
-def prepare(root: Path, config: BuildConfig, spec: Spec, source: Source, found: pa.Table) -> list[CommitRecord]:
-    """Make the cache's metadata, or check that it fits; the records of the shards that need no work."""
-    refuse_missing_images(found, config.run.max_reject_fraction)
-    if not has_cache(root):
-        write_build(root, config.recorded())
-        write_plan_of(root, spec, found)
-        write_spec(root, spec)
-        return []
-    cached = readable_spec(root, spec)
-    if cached.plan_digest != spec.plan_digest:
-        refuse_other_plan(root, read_plan(root), found)
-    refuse_other_spec(root, cached, spec)
-    plan = sound_plan(root, spec)
-    if again := refuse_changed_images(root, spec, source, found, plan):
-        say(f"{again} images that were missing are there now; their samples stay rejected in this cache")
-    restore_metadata(root, config, spec)
-    if plan is None:
-        say(f"damage found, {PLAN_FILE} is written again from the source")
-        write_plan_of(root, spec, found)
-    return [record for shard in range(spec.num_shards) if (record := usable_record(root, spec, shard, found))]
-
-
-def readable_spec(root: Path, asked: Spec) -> Spec:
-    """The cache's spec; but the one asked for, if that is the sealed one: then the file was damaged since."""
-    try:
-        if read_seal(root).spec_digest == asked.digest:
-            return asked
-    except CacheError:
-        pass  # not sealed yet, or the seal is damaged and made again from sound records
-    return read_spec(root)
+def refuse_unknown_shards(root: Path, spec: Spec, shards: Collection[int]) -> None:
+    if beyond := sorted(shard for shard in shards if not 0 <= shard < spec.num_shards):
+        raise ConfigError(f"{root} has shards [0, {spec.num_shards}); it has no shard {beyond[0]}")
 
 
 def refuse_missing_images(found: pa.Table, allowed: float) -> None:
@@ -200,57 +212,23 @@ def refuse_missing_images(found: pa.Table, allowed: float) -> None:
         )
 
 
-def sound_plan(root: Path, spec: Spec) -> PlanFile | None:
-    """The plan on disk, or None where it is lost or is not what spec and seal say."""
-    try:
-        if plan_digest([read_plan(root)]) != spec.plan_digest:
-            return None
-        plan = PlanFile(root)
-    except CacheError:
-        return None
-    try:
-        damaged = (root / SEAL_FILE).exists() and file_finding(root, read_seal(root).plan_file, "full")
-    except CacheError as error:
-        say(f"damage found, the seal is made again from the records: {error}")
-        return plan
-    return None if damaged else plan
+def array_spec(config: BuildConfig, encoder: Encoder) -> ArraySpec:
+    return ArraySpec(
+        shape=encoder.latent_shape(config.image.height, config.image.width),
+        dtype=config.store.dtype,
+        codec=config.store.codec,
+        image=config.image.recipe,
+        encoder=encoder.identity,
+    )
 
 
-def restore_metadata(root: Path, config: BuildConfig, spec: Spec) -> None:
-    """Write again what the spec and the config determine and the folder lacks."""
-    for finding in metadata_findings(root, spec):
-        say(f"damage found and mended: {finding}")
-        write_file(root / finding.file, shard_format(spec).metadata(spec)[finding.file])
-    try:
-        read_build(root)
-    except CacheError as error:
-        say(f"damage found and mended: {error}")
-        write_build(root, config.recorded())
-
-
-def write_plan_of(root: Path, spec: Spec, found: pa.Table) -> None:
-    shards = map(spec.shard_rows, range(spec.num_shards))
-    write_plan(root / PLAN_FILE, (found.slice(rows.start, len(rows)) for rows in shards))
-
-
-def usable_record(root: Path, spec: Spec, shard: int, plan: pa.Table) -> CommitRecord | None:
-    """A shard's record if the shard can be kept: it fits plan and spec, and its files have their sizes.
-
-    Otherwise None: the shard is built again, and if it had been committed once, that is said aloud.
-    """
-    try:
-        record = read_commit(root, ARRAY, shard)
-        if record is None:
-            return None
-        findings = [*content_findings(spec, ARRAY, shard, record.content)]
-        findings += [found for file in record.content.files if (found := file_finding(root, file, "quick", shard))]
-        rows = spec.shard_rows(shard)
-        if record.content.plan_digest != plan_digest([plan.slice(rows.start, len(rows))]):
-            findings.append(Finding(shard=shard, file=commit_file(ARRAY, shard), problem="was made for other samples"))
-        problem = str(findings[0]) if findings else None
-    except CacheError as error:
-        problem = str(error)
-    if problem is None:
-        return record
-    say(f"damage found, shard {shard} is built again: {problem}")
-    return None
+def spec_of(config: BuildConfig, array: ArraySpec, plan: pa.Table) -> Spec:
+    """The spec of a cache that holds `plan`."""
+    return Spec(
+        format_version=FORMAT_VERSION,
+        store_format=config.store.format,
+        rows=plan.num_rows,
+        samples_per_shard=config.store.samples_per_shard,
+        plan_digest=plan_digest([plan]),
+        arrays={ARRAY: array},
+    )

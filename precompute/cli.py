@@ -1,21 +1,40 @@
 """`precompute`: from images to a sealed cache of latents."""
 
+import argparse
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from jsonargparse import ArgumentParser
 from rich.console import Console
+from tqdm import tqdm
 
 from cache_store.command_line import command_parser, program_parser, run_program, stop_on_signals, to_config
+from cache_store.errors import ConfigError, Interrupted
+from cache_store.publish import write_file
+from precompute.acts import Acts
 
 EXAMPLES = """\
   precompute build --config configs/llava_cc3m.yaml
   precompute build --config configs/llava_cc3m.yaml --store.codec zstd --cache data/llava-cc3m/cache-zstd
+  precompute build --config configs/llava_cc3m.yaml --extend            the sample list has grown
+  precompute build --config configs/llava_cc3m.yaml --retry-rejected    missing or broken images were restored
+  precompute build --config configs/llava_cc3m.yaml --check-sources     are the images still the ones encoded?
   precompute repair data/llava-cc3m/cache --report report.json
+  precompute audit data/llava-cc3m/cache --seconds 600
   precompute build --print_config > my.yaml          a complete config to edit
 """
+
+
+FLAGS = {
+    "--extend": "add the samples that the source's list has gained; of the shards, only a partly filled last one is "
+    "written again",
+    "--retry-rejected": "try rejected samples again; shards in which one can be read now are built again",
+    "--check-sources": "read every image again and compare it with what was encoded, not only those that look changed",
+}
+"""Acts of one run of `build`, which no config holds."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,21 +45,29 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(argv: Sequence[str]) -> int:
     parser, commands = build_parsers()
     arguments = parser.parse_args(list(argv))
-    return COMMANDS[arguments.command](commands[arguments.command], arguments[arguments.command])
+    return COMMANDS[arguments.command](commands[arguments.command], arguments[arguments.command], argv)
 
 
 def build_parsers() -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
     """The program's parser and those of its commands."""
-    from precompute.config import BuildConfig  # pulls in torch
+    from precompute.audit import AuditConfig  # pulls in torch
+    from precompute.config import BuildConfig
     from precompute.repair import RepairConfig
 
     parser = program_parser("precompute", "Encode every image once, with a frozen VAE, into a cache.", EXAMPLES)
+    build = command_parser(BuildConfig, "Plan, encode and seal a cache; run again to resume.")
+    for flag, meaning in FLAGS.items():
+        build.add_argument(flag, action="store_true", default=argparse.SUPPRESS, help=meaning)
     repair = ArgumentParser(exit_on_error=False, description="Build damaged shards again, to the same bytes; reseal.")
     repair.add_argument("cache", type=str, help="the cache's folder")
     repair.add_class_arguments(RepairConfig, None)
+    audit = ArgumentParser(exit_on_error=False, description=AuditConfig.__doc__)
+    audit.add_argument("cache", type=str, help="the cache's folder")
+    audit.add_class_arguments(AuditConfig, None)
     commands = {
-        "build": command_parser(BuildConfig, "Plan, encode and seal a cache; run again to resume."),
+        "build": build,
         "repair": repair,
+        "audit": audit,
     }
     subcommands = parser.add_subcommands(dest="command", title="commands", metavar="COMMAND")
     for name, command in commands.items():
@@ -48,19 +75,32 @@ def build_parsers() -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
     return parser, commands
 
 
-def build_command(parser: ArgumentParser, options: Any) -> int:
+def build_command(parser: ArgumentParser, options: Any, argv: Sequence[str]) -> int:
     from precompute.build import build
     from precompute.config import BuildConfig
 
-    config = to_config(BuildConfig, parser, options)
+    config, acts = to_config(BuildConfig, parser, options), read_acts(options, argv)
     stop = threading.Event()
     with stop_on_signals(stop.set):
-        summary = build(config, stop)
+        summary = build(config, stop, acts)
     show(summary, config.cache)
     return 0
 
 
-def repair_command(parser: ArgumentParser, options: Any) -> int:
+def read_acts(options: Any, argv: Sequence[str]) -> Acts:
+    """The flags that were typed; a config file cannot hold them."""
+    given = {flag: bool(options.get(flag.removeprefix("--").replace("-", "_"))) for flag in FLAGS}
+    for flag in (flag for flag, is_given in given.items() if is_given and flag not in argv):
+        raise ConfigError(f"{flag} is an act of one run; give it on the command line, not in a config file")
+    return Acts(
+        new_samples="append" if given["--extend"] else "refuse",
+        retry_rejected=given["--retry-rejected"],
+        check_sources=given["--check-sources"],
+        command=("precompute", *argv),
+    )
+
+
+def repair_command(parser: ArgumentParser, options: Any, argv: Sequence[str]) -> int:
     from precompute.repair import RepairConfig, repair
 
     config = to_config(RepairConfig, parser, options)
@@ -69,6 +109,24 @@ def repair_command(parser: ArgumentParser, options: Any) -> int:
         summary = repair(Path(options.cache).expanduser(), config, stop)
     show(summary, options.cache)
     return 0
+
+
+def audit_command(parser: ArgumentParser, options: Any, argv: Sequence[str]) -> int:
+    from precompute.audit import AuditConfig, audit
+    from precompute.audit_report import report_lines
+
+    config = to_config(AuditConfig, parser, options)
+    stop = threading.Event()
+    with stop_on_signals(stop.set), tqdm(total=config.samples, desc="audit", unit="sample", delay=0.5) as bar:
+        report = audit(Path(options.cache).expanduser(), config, stop, lambda drawn: bar.update(drawn - bar.n))
+    if config.report:
+        write_file(Path(config.report), msgspec.json.format(msgspec.json.encode(report.as_dict()), indent=1))
+    print(*report_lines(report), sep="\n")
+    if stop.is_set() and len(report.drawn) < report.asked:
+        raise Interrupted(
+            f"{len(report.drawn)} of {report.asked} samples were drawn; --seed repeats them from the start"
+        )
+    return 1 if report.findings else 0
 
 
 def show(summary: Any, cache: str) -> None:
@@ -81,6 +139,8 @@ def show(summary: Any, cache: str) -> None:
         )
     else:
         console.print("nothing to encode: every shard is committed and fits")
+    if summary.tried_again:
+        console.print(f"recovered {summary.recovered:,} of {summary.tried_again:,} rejected samples tried again")
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(seal.reasons.items()))
     why = f" ({reasons})" if reasons else ""
     console.print(f"{seal.planned:,} planned = {seal.cached:,} cached + {seal.rejected:,} rejected{why}")
@@ -89,4 +149,4 @@ def show(summary: Any, cache: str) -> None:
     console.print(f"next: cache-store verify {cache} --level full")
 
 
-COMMANDS = {"build": build_command, "repair": repair_command}
+COMMANDS = {"build": build_command, "repair": repair_command, "audit": audit_command}

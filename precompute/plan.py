@@ -1,6 +1,7 @@
 """Making the plan from a source's samples, and saying how a later sample list differs from it.
 
-Rows are sorted by id, so a reordered sample list is the same plan.
+A new cache's rows are sorted by id. An extension keeps every row and appends its samples, again sorted, so a later
+sample list is always brought into the cache's own order: equal sets of samples are equal plans.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,7 +33,20 @@ def make_plan(samples: Iterable[dict[str, object]]) -> pa.Table:
     if table.num_rows == 0:
         raise SourceError("the source holds no samples")
     refuse_duplicates(table["id"])
+    return numbered(table)
+
+
+def numbered(table: pa.Table) -> pa.Table:
+    """The table with its rows counted from 0, in the plan's schema."""
     return table.add_column(0, PLAN_SCHEMA.field("row"), pa.array(range(table.num_rows), pa.int64()))
+
+
+def in_order_of(found: pa.Table, ids: pa.ChunkedArray) -> pa.Table:
+    """The samples of `found`: first those that `ids` name, in that order, then the others, in their own."""
+    known = pc.index_in(ids, value_set=found["id"]).combine_chunks().drop_null()
+    new = pc.indices_nonzero(pc.invert(pc.is_in(found["id"], value_set=ids)))
+    order = pa.concat_arrays([known.cast(pa.uint64()), new])
+    return numbered(found.drop_columns("row").take(order).combine_chunks())
 
 
 def chunks(items: Iterable[T], size: int) -> Iterator[Iterable[T]]:
@@ -68,10 +82,7 @@ class PlanDifference:
             (self.removed, "gone"),
             (self.changed, "with another image name or text"),
         ]
-        return "; ".join(f"{len(ids)} {what} ({some(ids)})" for ids, what in parts if ids)
-
-    def __bool__(self) -> bool:
-        return bool(self.added or self.removed or self.changed)
+        return "; ".join(f"{len(ids):,} {what} ({some(ids)})" for ids, what in parts if ids)
 
 
 def compare_plans(planned: pa.Table, found: pa.Table) -> PlanDifference:

@@ -1,5 +1,6 @@
 """What a person sees while a build runs, and the counts that decide whether it goes on."""
 
+import sys
 import time
 from collections import Counter
 from types import TracebackType
@@ -10,6 +11,11 @@ from tqdm import tqdm
 from cache_store.errors import EncodeOnceError
 from cache_store.schema import CommitRecord
 from precompute.pipeline import Progress
+
+
+def say(message: str) -> None:
+    """What a person should know though the build goes on."""
+    print(f"precompute: {message}", file=sys.stderr)
 
 
 class BuildProgress:
@@ -25,6 +31,8 @@ class BuildProgress:
         self._elapsed_s = self._waited_s = 0.0
         self._started = time.monotonic()
         self.images = self.shards = 0
+        self.rejected: dict[int, int] = {}
+        """Samples rejected in each shard that was built."""
         for content in contents:
             self._reasons.update(content.reasons)
 
@@ -42,7 +50,9 @@ class BuildProgress:
         self._waited_s += progress.waited_s
         if progress.committed is not None:
             self.shards += 1
-            self._reasons.update(progress.committed.content.reasons)
+            content = progress.committed.content
+            self.rejected[content.shard] = content.rejected
+            self._reasons.update(content.reasons)
             self.refuse_too_many_rejects()
         self._bar.set_postfix_str(
             f"encoder waits {self.waiting_share:.0%}, {self._reasons.total()} rejected", refresh=False
@@ -63,5 +73,5 @@ class BuildProgress:
             why = ", ".join(f"{count} {reason}" for reason, count in self._reasons.most_common())
             raise EncodeOnceError(
                 f"{rejected} of {self._planned} samples are rejected ({why}), more than run.max_reject_fraction "
-                f"{self._allowed:g} allows; mend the source and build into a new cache, or allow more and rerun"
+                f"{self._allowed:g} allows; mend the source and rerun with --retry-rejected, or allow more and rerun"
             )

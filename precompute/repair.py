@@ -8,7 +8,8 @@ import msgspec
 
 from cache_store.errors import ConfigError
 from cache_store.findings import Report
-from cache_store.metadata import read_build, read_spec
+from cache_store.metadata import read_build
+from precompute.acts import Acts
 from precompute.build import Summary, build
 from precompute.config import BuildConfig
 
@@ -35,10 +36,7 @@ def repair(root: Path, config: RepairConfig, stop: threading.Event) -> Summary:
     """
     named = {*(config.shards or ()), *(shards_of(Path(config.report)) if config.report else ())}
     build_config = BuildConfig.from_record(root, read_build(root).config)
-    beyond = sorted(shard for shard in named if not 0 <= shard < read_spec(root).num_shards)
-    if beyond:
-        raise ConfigError(f"{root} has shards [0, {read_spec(root).num_shards}); it has no shard {beyond[0]}")
-    return build(build_config, stop, rebuild=named)
+    return build(build_config, stop, Acts(rebuild=named, new_samples="leave out"))
 
 
 def shards_of(path: Path) -> set[int]:

@@ -167,7 +167,7 @@ def test_another_sample_list_is_refused_by_id(build, capsys, tmp_path):
 def test_an_image_with_other_bytes_is_refused_by_id(build, capsys, tmp_path):
     other = write_source(tmp_path / "other", sample_006=image_bytes(99))
     message = refused(build, capsys, tmp_path / "cache", source=other)
-    assert "1 images are not the ones encoded: sample-006" in message
+    assert "1 of 22 images are not the ones encoded: sample-006" in message
 
 
 def test_an_image_that_is_gone_is_refused_by_id(build, capsys, tmp_path):
@@ -179,7 +179,7 @@ def test_an_image_that_is_gone_is_refused_by_id(build, capsys, tmp_path):
     assert build(cache=tmp_path / "cache", **values) == 0
     (folder / "sample-002.png").unlink()
     assert build(cache=tmp_path / "cache", **values) == 1
-    assert "1 images are not the ones encoded: sample-002" in capsys.readouterr().err
+    assert "1 of 22 images are not the ones encoded: sample-002" in capsys.readouterr().err
 
 
 def test_a_touched_file_with_the_same_bytes_is_no_change(build, tmp_path):
@@ -244,7 +244,7 @@ def test_a_changed_image_in_a_damaged_shard_is_refused_too(build, tmp_path, caps
     (tmp_path / "cache/latents/c/0/0/0/0").unlink()
     other = write_source(tmp_path / "other", sample_006=image_bytes(99))
     assert build(source=other) == 1
-    assert "1 images are not the ones encoded: sample-006" in capsys.readouterr().err
+    assert "1 of 22 images are not the ones encoded: sample-006" in capsys.readouterr().err
 
 
 def test_a_disk_that_fails_stops_the_build_and_rejects_nothing(build, tmp_path, capsys):

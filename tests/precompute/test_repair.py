@@ -70,7 +70,7 @@ def test_sources_that_changed_meanwhile_stop_the_repair_by_name(cache, source_pa
     flip(cache / "latents/c/1/0/0/0")
     damaged = timeless_files(cache)
     assert precompute(["repair", str(cache), "--shards", "[1]"]) == 1
-    assert "1 images are not the ones encoded: sample-009" in capsys.readouterr().err
+    assert "1 of 22 images are not the ones encoded: sample-009" in capsys.readouterr().err
     assert timeless_files(cache) == damaged
 
 

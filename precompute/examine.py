@@ -1,0 +1,38 @@
+"""Whether the images are still the ones encoded: refused where a latent depends on one that is not."""
+
+from collections.abc import Collection
+from pathlib import Path
+
+from precompute.acts import Acts
+from precompute.image_changes import ImageChange, check_images
+from precompute.plan import some
+from precompute.progress import say
+from precompute.sample_list import SampleList
+from precompute.sources import Source
+from precompute.stale import refuse_changed_images, refuse_changed_rejects
+
+
+def examine_images(
+    root: Path, samples: SampleList, source: Source, acts: Acts, *, again: Collection[int], threads: int
+) -> None:
+    """StaleError naming changed images; of rejected ones only in the shards `again`, whose bytes are to come out."""
+    trusted = None if acts.check_sources else samples.fingerprints
+    check = check_images(root, samples.cached, source, trusted, samples.plan, threads)
+    encoded = [change for change in check.changes if not change.rejected]
+    refuse_changed_images(root, samples.cached.rows, encoded, acts)
+    if acts.check_sources:
+        say(f"{check.compared:,} images were read again; all that are encoded have the bytes that were encoded")
+    if not acts.retry_rejected:
+        rejected = [change for change in check.changes if change.rejected and change.shard != samples.open_shard]
+        refuse_changed_rejects(root, [change for change in rejected if change.shard in again], acts)
+        announce_rejected(rejected, acts)
+
+
+def announce_rejected(changes: list[ImageChange], acts: Acts) -> None:
+    """Rejected samples that might succeed now."""
+    back = [change.id for change in changes if change.before is None]
+    other = [change.id for change in changes if change.before is not None]
+    for ids, what in ((back, "that were missing are there now"), (other, "that were rejected have changed")):
+        if ids:
+            flag = acts.with_options("--retry-rejected")
+            say(f"{len(ids):,} images {what} ({some(ids)}); their samples stay rejected, unless you run {flag}")

@@ -1,0 +1,109 @@
+"""Finding images that are no longer the ones a cache encoded, by the SHA-256 that its samples tables remember."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from tqdm import tqdm
+
+from cache_store.errors import CacheError
+from cache_store.metadata import read_commit
+from cache_store.schema import REJECTED, Spec, samples_file
+from cache_store.tables import read_table
+from cache_store.verify_shard import file_finding
+from precompute.images import content_sha256
+from precompute.pipeline import ARRAY
+from precompute.rejects import Rejected
+from precompute.sources import Source
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageChange:
+    """A sample whose image is another than when its shard was built."""
+
+    id: str
+    shard: int
+    rejected: bool
+    """Then no latent depends on the image, and the sample may succeed if it is tried again."""
+    before: str | None
+    """Content SHA-256; None where there was nothing to read."""
+    now: str
+    """Content SHA-256, or why there is nothing to read."""
+
+
+@dataclass(frozen=True)
+class ImageCheck:
+    """What a check read, and found."""
+
+    compared: int
+    changes: list[ImageChange]
+
+
+def check_images(
+    root: Path, spec: Spec, source: Source, before: pa.ChunkedArray | None, now: pa.Table, threads: int
+) -> ImageCheck:
+    """Read images of committed shards and compare them with the samples tables.
+
+    Of images whose fingerprint in `before` (a file's size and time, a zip member's crc) is the one in `now`, none
+    is read; all are where `before` is None. Nothing is said of shards whose records or samples are damaged.
+    """
+    compared, changes = 0, []
+    with (
+        ThreadPoolExecutor(threads, thread_name_prefix="check") as pool,
+        tqdm(total=spec.rows, desc="check images", unit="image", delay=0.5) as bar,
+    ):
+        for shard in range(spec.num_shards):
+            rows = spec.shard_rows(shard)
+            planned = now.slice(rows.start, len(rows))
+            looked_changed = suspects(planned, before.slice(rows.start, len(rows)) if before is not None else None)
+            samples = remembered_samples(root, shard, planned) if looked_changed else []
+            chosen = [samples[place] for place in looked_changed] if samples else []
+            for change in pool.map(lambda sample: compare(source, shard, sample), chosen):  # noqa: B023 (used at once)
+                changes += [change] if change else []
+                bar.update()
+            compared += len(chosen)
+            bar.update(len(rows) - len(chosen))
+    return ImageCheck(compared, changes)
+
+
+def suspects(planned: pa.Table, before: pa.ChunkedArray | None) -> list[int]:
+    """Places, in the shard, of samples that may have changed."""
+    now = planned["fingerprint"].to_pylist()
+    if before is None:
+        return list(range(len(now)))
+    return [place for place, (was, is_now) in enumerate(zip(before.to_pylist(), now, strict=True)) if was != is_now]
+
+
+def remembered_samples(root: Path, shard: int, planned: pa.Table) -> list[dict[str, Any]]:
+    """A committed shard's samples; none where the shard is not committed, or damaged and built again anyway."""
+    columns = ["id", "uri", "content_sha256", "status"]
+    try:
+        record = read_commit(root, ARRAY, shard)
+        files = record.content.files if record else ()
+        if not any(file.path == samples_file(shard) and file_finding(root, file, "full") is None for file in files):
+            return []
+        samples = read_table(root / samples_file(shard), columns)
+    except CacheError:
+        return []
+    return samples.to_pylist() if samples["id"].equals(planned["id"]) else []
+
+
+def compare(source: Source, shard: int, sample: dict[str, Any]) -> ImageChange | None:
+    """How a sample's image has changed; None where it has not."""
+    remembered = sample["content_sha256"]
+    try:
+        now = content_sha256(source.read(sample["uri"]))
+        readable = True
+    except Rejected as rejected:
+        now, readable = rejected.reason.partition(":")[0], False
+    if now == remembered or (remembered is None and not readable):
+        return None
+    rejected_then = sample["status"] == REJECTED
+    return ImageChange(id=sample["id"], shard=shard, rejected=rejected_then, before=remembered, now=now)
+
+
+def rejected_changes(changes: list[ImageChange]) -> Iterator[ImageChange]:
+    return (change for change in changes if change.rejected)

@@ -1,0 +1,103 @@
+"""What a build keeps of an existing cache: shards whose records and files fit, and metadata, mended where lost."""
+
+from collections.abc import Container
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from cache_store.errors import CacheError
+from cache_store.findings import Finding
+from cache_store.formats import shard_format
+from cache_store.metadata import read_build, read_commit, read_seal, write_build
+from cache_store.plan import plan_digest, write_plan
+from cache_store.publish import clear_scratch, withdraw, write_file
+from cache_store.schema import (
+    BUILD_FILE,
+    PLAN_FILE,
+    SEAL_FILE,
+    SPEC_FILE,
+    CommitRecord,
+    Spec,
+    commit_file,
+)
+from cache_store.verify import metadata_findings
+from cache_store.verify_shard import content_findings, file_finding
+from precompute.config import BuildConfig
+from precompute.pipeline import ARRAY
+from precompute.progress import say
+
+
+@dataclass(frozen=True)
+class KeptShards:
+    """Records of the shards that need no work, and why others that were committed once do."""
+
+    records: list[CommitRecord]
+    damaged: dict[int, str]
+
+
+def find_kept(root: Path, spec: Spec, plan: pa.Table, without: Container[int | None]) -> KeptShards:
+    """Sort the committed shards, those of `without` aside, into what can be kept and what cannot."""
+    kept = KeptShards([], {})
+    for shard in range(spec.num_shards):
+        if shard not in without:
+            record, problem = usable_record(root, spec, shard, plan)
+            if record is not None and problem is None:
+                kept.records.append(record)
+            elif problem is not None:
+                kept.damaged[shard] = problem
+    return kept
+
+
+def usable_record(root: Path, spec: Spec, shard: int, plan: pa.Table) -> tuple[CommitRecord | None, str | None]:
+    """A shard's record, and why the shard cannot be kept: plan and spec must fit, its files must have their sizes."""
+    try:
+        record = read_commit(root, ARRAY, shard)
+        if record is None:
+            return None, None
+        findings = [*content_findings(spec, ARRAY, shard, record.content)]
+        findings += [found for file in record.content.files if (found := file_finding(root, file, "quick", shard))]
+    except CacheError as error:
+        return None, str(error)
+    rows = spec.shard_rows(shard)
+    if record.content.plan_digest != plan_digest([plan.slice(rows.start, len(rows))]):
+        findings.append(Finding(shard=shard, file=commit_file(ARRAY, shard), problem="was made for other samples"))
+    return record, str(findings[0]) if findings else None
+
+
+def sealed_identity(root: Path) -> str | None:
+    """The identity of a cache that is sealed."""
+    try:
+        return read_seal(root).identity
+    except CacheError:
+        return None
+
+
+def unseal(root: Path) -> None:
+    """Before anything that the seal vouches for is changed."""
+    withdraw(root / SEAL_FILE)
+
+
+def restore_metadata(root: Path, config: BuildConfig, spec: Spec) -> None:
+    """Write again what spec and config determine and the folder lacks; remember the inputs that were found to fit."""
+    for finding in metadata_findings(root, spec):
+        say(f"damage found and mended: {finding}")
+        write_file(root / finding.file, shard_format(spec).metadata(spec)[finding.file])
+    try:
+        remembered = read_build(root).config
+    except CacheError as error:
+        say(f"damage found and mended: {error}")
+        remembered = {}
+    if remembered != config.recorded():
+        write_build(root, config.recorded())
+
+
+def write_plan_of(root: Path, spec: Spec, plan: pa.Table) -> None:
+    shards = map(spec.shard_rows, range(spec.num_shards))
+    write_plan(root / PLAN_FILE, (plan.slice(rows.start, len(rows)) for rows in shards))
+
+
+def clear_dead_scratch(root: Path) -> None:
+    """What a build that died was writing beside the shards; theirs goes when they are built again."""
+    for name in (BUILD_FILE, PLAN_FILE, SPEC_FILE, SEAL_FILE):
+        clear_scratch(root / name)

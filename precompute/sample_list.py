@@ -1,0 +1,168 @@
+"""The source's samples brought into the rows of an existing cache, and what is new among them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from cache_store.errors import CacheError
+from cache_store.metadata import read_commit, read_seal, read_spec
+from cache_store.plan import DIGESTED, plan_digest, read_plan
+from cache_store.schema import PLAN_FILE, SEAL_FILE, Spec, samples_file
+from cache_store.tables import read_table
+from cache_store.verify_shard import file_finding
+from precompute.acts import Acts
+from precompute.pipeline import ARRAY
+from precompute.plan import compare_plans, in_order_of
+from precompute.progress import say
+from precompute.stale import refuse_grown_list, refuse_other_list
+
+MakeSpec = Callable[[pa.Table], Spec]
+"""From a plan to the spec that the config asks for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleList:
+    """What a cache holds and is to hold."""
+
+    cached: Spec
+    """The cache's spec as it stands."""
+    plan: pa.Table
+    """Every sample that the cache is to hold, in rows: those it was planned with, then the new ones."""
+    fingerprints: pa.ChunkedArray | None
+    """Of the rows planned before; None where the plan file is lost or is not what spec and seal say."""
+    begun: bool
+    """The plan file is already that of an extension, though the spec is not."""
+
+    @property
+    def grows(self) -> bool:
+        return bool(self.plan.num_rows > self.cached.rows)
+
+    @property
+    def open_shard(self) -> int | None:
+        """The shard, if there is one, that new rows fill up: the last one so far."""
+        full, open_rows = divmod(self.cached.rows, self.cached.samples_per_shard)
+        return full if self.grows and open_rows else None
+
+    @property
+    def to_write(self) -> pa.Table:
+        """The plan, with rows planned before as they were."""
+        if self.fingerprints is None:
+            return self.plan
+        now = self.plan["fingerprint"].slice(self.cached.rows)
+        kept = pa.chunked_array([*self.fingerprints.chunks, *now.chunks], pa.string()).combine_chunks()
+        return self.plan.set_column(self.plan.column_names.index("fingerprint"), "fingerprint", kept)
+
+
+def arrange(root: Path, found: pa.Table, make_spec: MakeSpec, acts: Acts) -> SampleList:
+    """Bring `found` into the cache's rows; StaleError where samples are gone or changed, or new and not asked for."""
+    cached = read_or_infer_spec(root, found, make_spec)
+    planned, begun = planned_before(root, cached)
+    plan = in_order_of(found, planned["id"] if planned is not None else remembered_ids(root, cached, found))
+    if plan_digest([plan.slice(0, cached.rows)]) != cached.plan_digest:
+        if planned is None:
+            raise CacheError(
+                f"{root / PLAN_FILE} is lost, and the source's samples are not those it was made from; "
+                "restore the source and run the same command again"
+            )
+        refuse_other_list(root, cached.rows, compare_plans(planned, found), acts)
+    if plan.num_rows > cached.rows and not same_samples(begun, plan):
+        plan = with_new_samples(root, cached, plan, acts)
+    fingerprints = sound_fingerprints(root, planned, begun)
+    return SampleList(cached=cached, plan=plan, fingerprints=fingerprints, begun=begun is not None)
+
+
+def with_new_samples(root: Path, cached: Spec, plan: pa.Table, acts: Acts) -> pa.Table:
+    """The plan as far as it is wanted."""
+    if acts.new_samples == "append":
+        return plan
+    before = plan.slice(0, cached.rows)
+    if acts.new_samples == "refuse":
+        refuse_grown_list(root, cached.rows, compare_plans(before, plan), acts)
+    say(f"{plan.num_rows - cached.rows:,} samples are new in the source; `precompute build … --extend` adds them")
+    return before
+
+
+def read_or_infer_spec(root: Path, found: pa.Table, make_spec: MakeSpec) -> Spec:
+    """The cache's spec; where its file is lost or damaged, the one asked for, if the cache vouches for that."""
+    try:
+        spec = read_spec(root)
+    except CacheError:
+        if inferred := infer_spec(root, found, make_spec):
+            return inferred
+        raise
+    damaged = (root / SEAL_FILE).exists() and not vouches_for(root, spec)
+    return (infer_spec(root, found, make_spec) if damaged else None) or spec
+
+
+def infer_spec(root: Path, found: pa.Table, make_spec: MakeSpec) -> Spec | None:
+    asked = make_spec(in_order_of(found, remembered_ids(root, None, found)))
+    return asked if vouches_for(root, asked) else None
+
+
+def vouches_for(root: Path, spec: Spec) -> bool:
+    """Whether the seal, or a shard of a cache that is not sealed, was made under this very spec."""
+    try:
+        if (root / SEAL_FILE).exists():
+            return read_seal(root).spec_digest == spec.digest
+        records = (read_commit(root, ARRAY, shard) for shard in range(spec.num_shards))
+        return any(record is not None and record.content.recipe_digest == spec.recipe_digest for record in records)
+    except CacheError:
+        return False
+
+
+def planned_before(root: Path, cached: Spec) -> tuple[pa.Table | None, pa.Table | None]:
+    """The plan of the spec, None where it is lost; and the longer plan of an extension that has only begun."""
+    try:
+        on_disk = read_plan(root)
+    except CacheError:
+        return None, None
+    planned = on_disk.slice(0, cached.rows)
+    if plan_digest([planned]) != cached.plan_digest:
+        return None, None
+    return planned, on_disk if on_disk.num_rows > cached.rows else None
+
+
+def same_samples(begun: pa.Table | None, plan: pa.Table) -> bool:
+    return begun is not None and bool(begun.select(DIGESTED).equals(plan.select(DIGESTED)))
+
+
+def sound_fingerprints(root: Path, planned: pa.Table | None, begun: pa.Table | None) -> pa.ChunkedArray | None:
+    """The planned rows' fingerprints, where the file is the sealed one or part of an extension that has begun."""
+    if planned is None:
+        return None
+    damaged: object = None
+    try:
+        sealed = begun is None and (root / SEAL_FILE).exists()
+        damaged = sealed and file_finding(root, read_seal(root).plan_file, "full")
+    except CacheError as error:
+        say(f"damage found, the seal is made again from the records: {error}")
+    return None if damaged else planned["fingerprint"]
+
+
+def remembered_ids(root: Path, cached: Spec | None, found: pa.Table) -> pa.ChunkedArray:
+    """Ids in the order of rows, as far as the plan file, or else the samples tables, still say it.
+
+    Rows that nothing speaks of go to the samples left over, by id; a digest decides whether that was right.
+    """
+    if cached is None:
+        try:
+            return read_plan(root)["id"]
+        except CacheError:
+            pass
+    rows: list[str | None] = [None] * (cached.rows if cached else found.num_rows)
+    for path in sorted((root / samples_file(0)).parent.glob("*.parquet")):
+        for row, name in read_rows(path):
+            if 0 <= row < len(rows):
+                rows[row] = name
+    left = iter(sorted(set(found["id"].to_pylist()) - set(rows)))
+    return pa.chunked_array([[name if name is not None else next(left, None) for name in rows]], pa.string())
+
+
+def read_rows(path: Path) -> list[tuple[int, str]]:
+    try:
+        table = read_table(path, ["row", "id"])
+    except CacheError:
+        return []
+    return list(zip(table["row"].to_pylist(), table["id"].to_pylist(), strict=True))
