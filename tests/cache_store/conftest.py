@@ -1,8 +1,12 @@
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 
+from cache_store.formats import shard_format
+from cache_store.metadata import read_spec
+from cache_store.schema import StoreFormat
 from tests.make_cache import make_cache
 
 ROWS, REJECTED = 30, (3, 9, 29)
@@ -16,7 +20,16 @@ def latents() -> np.ndarray:
     return values.astype(np.float16).astype(np.float32)
 
 
+@pytest.fixture(params=get_args(StoreFormat))
+def store_format(request: pytest.FixtureRequest) -> StoreFormat:
+    return request.param
+
+
 @pytest.fixture
-def cache(tmp_path: Path, latents: np.ndarray) -> Path:
-    """Four shards of up to 8 rows, three rows rejected."""
-    return make_cache(tmp_path / "cache", latents, rejected=REJECTED)
+def cache(tmp_path: Path, latents: np.ndarray, store_format: StoreFormat) -> Path:
+    """Four shards of up to 8 rows, three rows rejected; in both forms."""
+    return make_cache(tmp_path / "cache", latents, rejected=REJECTED, store_format=store_format)
+
+
+def shard_name(cache: Path, shard: int) -> str:
+    return shard_format(read_spec(cache)).shard_file("latents", shard)

@@ -1,12 +1,13 @@
 import pickle
+import re
 import threading
 
 import numpy as np
 import pytest
 
 from cache_store import CacheError, open_cache
-from cache_store.schema import SEAL_FILE
-from tests.cache_store.conftest import CACHED_ROWS, REJECTED
+from cache_store.schema import SAMPLES_SCHEMA, SEAL_FILE
+from tests.cache_store.conftest import CACHED_ROWS, REJECTED, shard_name
 from tests.make_cache import make_cache
 
 
@@ -53,16 +54,28 @@ def test_numbers_outside_the_cache_are_refused(cache, number):
         open_cache(cache).read(np.array([number]))
 
 
-@pytest.mark.parametrize("codec", ["none", "zstd"])
-def test_a_flipped_bit_is_never_read_and_names_shard_and_row(tmp_path, latents, codec):
-    path = make_cache(tmp_path / "cache", latents, rejected=REJECTED, codec=codec)
+@pytest.mark.parametrize(("store_format", "codec"), [("zarr", "none"), ("zarr", "zstd"), ("webdataset", "none")])
+def test_a_flipped_bit_is_never_read_and_names_shard_and_row(tmp_path, latents, store_format, codec):
+    path = make_cache(tmp_path / "cache", latents, rejected=REJECTED, store_format=store_format, codec=codec)
     location = open_cache(path).samples(np.array([10])).to_pylist()[0]
-    file = path / "latents/c/1/0/0/0"
+    file = path / shard_name(path, 1)
     data = bytearray(file.read_bytes())
     data[location["offset"] + location["length"] // 2] ^= 4
     file.write_bytes(data)
-    with pytest.raises(CacheError, match=rf"row {location['row']} in shard 1 \(latents/c/1/0/0/0\) does not match"):
+    place = re.escape(f"row {location['row']} in shard 1 ({shard_name(path, 1)})")
+    with pytest.raises(CacheError, match=f"{place} does not match"):
         open_cache(path).read(np.array([10]))
+
+
+def test_both_forms_hold_equal_samples_with_equal_crcs(tmp_path, latents):
+    zarr, tar = (
+        open_cache(make_cache(tmp_path / name, latents, rejected=REJECTED, store_format=name))
+        for name in ("zarr", "webdataset")
+    )
+    numbers = np.arange(len(zarr))
+    np.testing.assert_array_equal(tar.read(numbers), zarr.read(numbers), strict=True)
+    equal = [name for name in SAMPLES_SCHEMA.names if name != "offset"]
+    assert tar.samples(numbers, equal).equals(zarr.samples(numbers, equal))
 
 
 def test_an_unsealed_cache_is_refused_and_says_what_to_run(tmp_path, latents):
@@ -84,15 +97,15 @@ def test_an_edited_seal_is_refused(cache):
 
 
 def test_a_missing_shard_file_is_named(cache):
-    (cache / "latents/c/2/0/0/0").unlink()
-    with pytest.raises(CacheError, match="latents/c/2/0/0/0 cannot be read"):
+    (cache / shard_name(cache, 2)).unlink()
+    with pytest.raises(CacheError, match=f"{shard_name(cache, 2)} cannot be read"):
         open_cache(cache).read(np.arange(27))
 
 
 def test_a_cut_shard_file_is_named(cache):
-    file = cache / "latents/c/0/0/0/0"
+    file = cache / shard_name(cache, 0)
     file.write_bytes(file.read_bytes()[:700])
-    with pytest.raises(CacheError, match="latents/c/0/0/0/0 is shorter"):
+    with pytest.raises(CacheError, match=f"{shard_name(cache, 0)} is shorter"):
         open_cache(cache).read(np.array([0]))
 
 

@@ -12,11 +12,12 @@ from msgspec.structs import replace
 from cache_store.cli import main
 from cache_store.metadata import read_seal
 from cache_store.publish import write_file
-from cache_store.schema import Seal, canonical_json, signed
+from cache_store.schema import Seal, canonical_json, commit_file, samples_file, signed
 from cache_store.verify import verify
+from tests.cache_store.conftest import shard_name
 from tests.make_cache import make_cache
 
-SHARD = "latents/c/1/0/0/0"
+SHARD = 1
 
 
 def flip(path: Path, position: int, bit: int = 0) -> None:
@@ -26,9 +27,12 @@ def flip(path: Path, position: int, bit: int = 0) -> None:
 
 
 @pytest.mark.parametrize("level", ["quick", "full"])
-@pytest.mark.parametrize("codec", ["none", "lz4", "zstd"])
-def test_a_sound_cache_has_no_findings(tmp_path, latents, codec, level):
-    path = make_cache(tmp_path / "cache", latents, rejected=range(8, 16), codec=codec)
+@pytest.mark.parametrize(
+    ("store_format", "codec"), [("zarr", "none"), ("zarr", "lz4"), ("zarr", "zstd"), ("webdataset", "none")]
+)
+def test_a_sound_cache_has_no_findings(tmp_path, latents, store_format, codec, level):
+    rejected = range(8, 16)
+    path = make_cache(tmp_path / "cache", latents, rejected=rejected, store_format=store_format, codec=codec)
     report = verify(path, level)
     assert report.findings == ()
     assert (report.shards, report.samples) == (4, 22)
@@ -36,9 +40,10 @@ def test_a_sound_cache_has_no_findings(tmp_path, latents, codec, level):
 
 def test_a_flipped_bit_names_its_shard_and_row(cache):
     sample = pq.read_table(cache / "samples/000001.parquet", partitioning=None).to_pylist()[4]
-    flip(cache / SHARD, sample["offset"] + 3)
+    name = shard_name(cache, SHARD)
+    flip(cache / name, sample["offset"] + 3)
     findings = verify(cache, "full").findings
-    assert {(finding.shard, finding.row, finding.file) for finding in findings} == {(1, None, SHARD), (1, 12, SHARD)}
+    assert {(finding.shard, finding.row, finding.file) for finding in findings} == {(1, None, name), (1, 12, name)}
 
 
 def test_every_single_bit_is_covered(cache):
@@ -67,25 +72,25 @@ def finds_damage(cache: Path, name: str) -> bool:
 
 
 def truncate(cache: Path) -> str:
-    path = cache / SHARD
+    path = cache / shard_name(cache, SHARD)
     path.write_bytes(path.read_bytes()[:-1])
-    return SHARD
+    return shard_name(cache, SHARD)
 
 
 def extend(cache: Path) -> str:
-    with (cache / SHARD).open("ab") as stream:
+    with (cache / shard_name(cache, SHARD)).open("ab") as stream:
         stream.write(b"\0")
-    return SHARD
+    return shard_name(cache, SHARD)
 
 
 def delete(cache: Path) -> str:
-    (cache / SHARD).unlink()
-    return SHARD
+    (cache / shard_name(cache, SHARD)).unlink()
+    return shard_name(cache, SHARD)
 
 
 def empty(cache: Path) -> str:
-    (cache / SHARD).write_bytes(b"")
-    return SHARD
+    (cache / shard_name(cache, SHARD)).write_bytes(b"")
+    return shard_name(cache, SHARD)
 
 
 def delete_record(cache: Path) -> str:
@@ -99,8 +104,9 @@ def leave_scratch(cache: Path) -> str:
 
 
 def add_stranger(cache: Path) -> str:
-    shutil.copy(cache / SHARD, cache / "latents/c/1/0/0/1")
-    return "latents/c/1/0/0/1"
+    stranger = (cache / shard_name(cache, SHARD)).with_name("1")
+    shutil.copy(cache / shard_name(cache, SHARD), stranger)
+    return stranger.relative_to(cache).as_posix()
 
 
 @pytest.mark.parametrize("damage", [truncate, extend, delete, empty, delete_record, leave_scratch, add_stranger])
@@ -110,27 +116,33 @@ def test_quick_verification_finds_what_sizes_and_names_show(cache, damage):
 
 
 def test_two_swapped_shard_files_are_found(cache):
-    first, second = cache / "latents/c/0/0/0/0", cache / SHARD
+    first, second = (cache / shard_name(cache, shard) for shard in (0, 1))
     first_bytes, second_bytes = first.read_bytes(), second.read_bytes()
     first.write_bytes(second_bytes)
     second.write_bytes(first_bytes)
     assert {finding.shard for finding in verify(cache, "full").findings} == {0, 1}
 
 
+def shard_files(cache: Path, shard: int) -> list[Path]:
+    names = (shard_name(cache, shard), samples_file(shard), commit_file("latents", shard))
+    return [cache / name for name in names]
+
+
 def test_two_wholly_swapped_shards_are_found_even_quickly(cache):
     """Data, samples and record together: every crc and hash inside is right."""
-    for name in ("latents/c/{}/0/0/0", "samples/00000{}.parquet", "commits/latents/00000{}.json"):
-        first, second, spare = cache / name.format(0), cache / name.format(1), cache / "spare"
+    for first, second in zip(shard_files(cache, 0), shard_files(cache, 1), strict=True):
+        spare = cache / "spare"
         first.rename(spare)
         second.rename(first)
         spare.rename(second)
     assert {finding.shard for finding in verify(cache, "quick").findings} == {0, 1}
 
 
-def test_a_shard_of_another_cache_is_found(cache, tmp_path, latents):
-    other = make_cache(tmp_path / "other", latents, ids=[f"other-{row}" for row in range(len(latents))])
-    for name in (SHARD, "samples/000001.parquet", "commits/latents/000001.json"):
-        shutil.copy(other / name, cache / name)
+def test_a_shard_of_another_cache_is_found(cache, tmp_path, latents, store_format):
+    ids = [f"other-{row}" for row in range(len(latents))]
+    other = make_cache(tmp_path / "other", latents, ids=ids, store_format=store_format)
+    for theirs, ours in zip(shard_files(other, SHARD), shard_files(cache, SHARD), strict=True):
+        shutil.copy(theirs, ours)
     assert [finding.file for finding in verify(cache, "quick").findings] == ["seal.json"]
     assert {finding.shard for finding in verify(cache, "full").findings} == {1}
 
