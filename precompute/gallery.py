@@ -5,6 +5,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -12,8 +13,6 @@ from torch import Tensor
 
 from cache_store.errors import ConfigError, ModelError, StaleError
 from cache_store.gallery.config import GalleryConfig
-from cache_store.gallery.exhibits import Decode
-from cache_store.gallery.gallery import Gallery, make_gallery
 from cache_store.metadata import read_build
 from cache_store.reader import open_cache
 from cache_store.schema import EncoderIdentity
@@ -21,13 +20,17 @@ from precompute.config import BuildConfig
 from precompute.encoders import EncoderConfig
 from precompute.encoders.model_files import ModelFiles, find_model
 
+if TYPE_CHECKING:
+    from cache_store.gallery.exhibits import Decode
+    from cache_store.gallery.gallery import Gallery
+
 
 @dataclass(frozen=True, kw_only=True)
 class DecodedGalleryConfig(GalleryConfig):
     """Show rows of a cache on one self-contained HTML page; with --decode, beside what the VAE makes of them."""
 
     decode: bool = False
-    """Add decoded images, error maps and PSNR; a full-size VAE takes seconds an image on a CPU."""
+    """Add decoded images, error maps and PSNR."""
     model: str | None = None
     """Where the VAE is now, if not where the build found it: a hub id or a folder."""
     device: str = "auto"
@@ -39,12 +42,14 @@ class DecodedGalleryConfig(GalleryConfig):
             raise ConfigError("--model and --device are for --decode; add it or leave them out")
 
 
-def gallery(root: Path, config: DecodedGalleryConfig) -> Gallery:
+def gallery(root: Path, config: DecodedGalleryConfig) -> "Gallery":
     """Write the page and the contact sheets; StaleError where the VAE is not the one that made the cache."""
+    from cache_store.gallery.gallery import make_gallery  # pulls in matplotlib
+
     return make_gallery(root, config, open_decoder(root, config) if config.decode else None)
 
 
-def open_decoder(root: Path, config: DecodedGalleryConfig) -> Decode:
+def open_decoder(root: Path, config: DecodedGalleryConfig) -> "Decode":
     """From stored latents to pictures, by the VAE that the cache was made with."""
     identity = open_cache(root).array_spec(config.array).encoder
     recorded = BuildConfig.from_record(root, read_build(root).config).encoder

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from cache_store.gallery.gallery import Gallery
 
 
-def gallery_parser(config_class: type[GalleryConfig]) -> ArgumentParser:
+def gallery_parser(config_class: type[GalleryConfig], **flags: str) -> ArgumentParser:
+    """The options of a gallery; `flags` are fields that are switched on by naming them, and what they do."""
     parser = ArgumentParser(exit_on_error=False, description=config_class.__doc__)
     parser.add_argument("cache", type=str, help="the cache's folder")
     parser.add_argument(
@@ -21,7 +22,9 @@ def gallery_parser(config_class: type[GalleryConfig]) -> ArgumentParser:
         default=GalleryConfig.output,
         help="the page; an older one is replaced whole, its folder must exist",
     )
-    parser.add_class_arguments(config_class, None, skip={"output"})
+    for flag, meaning in flags.items():
+        parser.add_argument(f"--{flag}", action="store_true", help=meaning)
+    parser.add_class_arguments(config_class, None, skip={"output", *flags})
     return parser
 
 

@@ -27,7 +27,7 @@ def load_wan_decoder(files: ModelFiles, device: torch.device) -> tuple[Callable[
 
     @torch.inference_mode()
     def decode(latent_NCHW: Tensor) -> Tensor:
-        frames_1CTHW = latent_NCHW.to(device, torch.float32).unsqueeze(2).split(1)
+        frames_1CTHW = torch.split(latent_NCHW.to(device, torch.float32).unsqueeze(2), 1)
         return torch.cat([vae.decode(frame_1CTHW).sample.squeeze(2) for frame_1CTHW in frames_1CTHW])
 
     return decode, digest
