@@ -102,8 +102,8 @@ def refuse_other_encoder(cache: Cache, built: BuildConfig, encoder: Encoder) -> 
 
 
 def draw(total: int, samples: int, seed: int) -> list[int]:
-    """Sample numbers in random order, none twice: every one is as likely as any other, at every place."""
-    chosen: list[int] = np.random.default_rng(seed).choice(total, min(samples, total), replace=False).tolist()
+    """Sample numbers in random order, none twice; a larger draw of one seed begins with the smaller one."""
+    chosen: list[int] = np.random.default_rng(seed).permutation(total)[:samples].tolist()
     return chosen
 
 

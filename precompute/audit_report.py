@@ -83,6 +83,8 @@ class AuditReport:
     def statement(self) -> str:
         conditions = self.conditions
         beyond = f"differ by more than {conditions.tolerance:.3g} and rounding to {conditions.store_dtype}"
+        if any(each.difference is None for each in self.findings):
+            beyond += ", or their image is not the one encoded"
         if self.is_exhaustive:
             return f"all {self.samples:,} cached samples were compared: {len(self.findings):,} {beyond}"
         share = f"at most {self.bound:.2%} of the {self.samples:,} cached samples"
@@ -155,6 +157,6 @@ def advice(report: AuditReport) -> Iterator[str]:
     """What to do about the findings."""
     cache = report.conditions.cache
     if shards := sorted({each.shard for each in report.findings if each.difference is not None}):
-        yield f"next: precompute repair {cache} --shards {shards}, if the encoder and the sources are the right ones"
+        yield f"next: precompute repair {cache} --shards '{shards}', if the encoder and the sources are the right ones"
     if any(each.difference is None for each in report.findings):
         yield "next: restore the images as they were, or build into a new cache; this one cannot be built again"
