@@ -44,7 +44,8 @@ class Report:
             more = f"\n  and {len(self.findings) - SHOWN} more" if len(self.findings) > SHOWN else ""
             raise CacheError(
                 f"{self.cache} is damaged, {len(self.findings)} findings:\n{shown}{more}\n"
-                f"  see all with `cache-store verify {self.cache} --level full`"
+                f"  to see all:   cache-store verify {self.cache} --level full --report report.json\n"
+                f"  to repair it: precompute repair {self.cache} --report report.json"
             )
 
     def as_dict(self) -> dict[str, object]:

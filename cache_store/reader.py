@@ -16,10 +16,11 @@ import pyarrow.compute as pc
 
 from cache_store.checksum import crc32c
 from cache_store.codec import decode_sample
-from cache_store.errors import CacheError, StaleError
+from cache_store.errors import CacheError
 from cache_store.formats import shard_format
 from cache_store.metadata import read_seal, read_spec
 from cache_store.schema import CACHED, SAMPLES_SCHEMA, ArraySpec, Seal, Spec, samples_file
+from cache_store.staleness import refuse_other_seal, refuse_unsealed
 from cache_store.tables import read_table
 
 MAPPED_SHARDS = 16_384
@@ -33,9 +34,9 @@ def open_cache(path: str | Path) -> "Cache":
     """Open a sealed cache; CacheError where it is absent, unfinished or its seal is not its spec's."""
     root = Path(path)
     spec = read_spec(root)
+    refuse_unsealed(root, spec)
     seal = read_seal(root)
-    if seal.spec_digest != spec.digest or seal.planned != spec.rows:
-        raise StaleError(f"{root}: the seal belongs to another spec; rerun `precompute build`")
+    refuse_other_seal(root, seal, spec)
     if len(seal.cached_per_shard) != spec.num_shards or sum(seal.cached_per_shard) != seal.cached:
         raise CacheError(f"{root}: the seal's counts do not add up; run `cache-store verify {root}`")
     return Cache(root, spec, seal)

@@ -15,14 +15,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from cache_store.errors import CacheError, ConfigError, StaleError
+from cache_store.errors import CacheError, ConfigError
 from cache_store.publish import file_sha256
 from cache_store.schema import Record, canonical_json, parse_record
+from cache_store.staleness import differing, refuse
 from trainer.folder import publish_folder, remove_folder
 from trainer.projector import Projector
 
 STATE_FILE, PROJECTOR_FILE, OPTIMIZER_FILE = "state.json", "projector.safetensors", "optimizer.safetensors"
 TENSOR_FILES = (PROJECTOR_FILE, OPTIMIZER_FILE)
+
+CACHE_IDENTITY = "cache identity"
+"""Under this name a run's cache is among what must match."""
 
 
 class CheckpointState(Record, frozen=True):
@@ -110,17 +114,14 @@ def read_state(path: Path) -> CheckpointState:
 
 
 def refuse_other_run(path: Path, state: CheckpointState, now: Mapping[str, str]) -> None:
-    """StaleError with a table of what differs, where anything that must match does not."""
-    names = sorted({*state.must_match, *now})
-    rows = [(name, state.must_match.get(name, "-"), now.get(name, "-")) for name in names]
-    different = [row for row in rows if row[1] != row[2]]
-    if different:
-        table = [("", "in the checkpoint", "now"), *different]
-        lines = "\n".join("  {:<22}  {:<24}  {}".format(row[0], *(value[:22] for value in row[1:])) for row in table)
-        raise StaleError(
-            f"checkpoint {path} is of another run\n{lines}\n"
-            "  restore what it was trained with, or start anew with another run.output"
-        )
+    """StaleError naming what differs, where anything that must match does not."""
+    if differences := differing(state.must_match, now):
+        remedies = ["to train anew: the same command with --run.output NEW"]
+        if CACHE_IDENTITY in {each.field for each in differences}:
+            remedies.append("the cache was extended, rebuilt or replaced since; the run's own cache goes on with it")
+        else:
+            remedies.append("to go on from here, restore what it was trained with")
+        refuse(f"checkpoint {path} is of another run", differences, remedies, held="in the checkpoint")
 
 
 def load_projector(path: Path, projector: Projector) -> None:

@@ -10,6 +10,7 @@ from cache_store.errors import ConfigError
 from cache_store.verify import verify
 from trainer.batches import LatentSource, StepLoader
 from trainer.chat import load_chat_tokenizer
+from trainer.checkpoint import CACHE_IDENTITY
 from trainer.config import TrainConfig
 from trainer.language_model import LanguageModel, load_language_model
 from trainer.model import WorldModel
@@ -17,7 +18,7 @@ from trainer.order import SampleOrder
 from trainer.parallel import World
 from trainer.projector import Projector
 from trainer.stream import as_tensor
-from trainer.text_store import Split, TextStore, text_folder
+from trainer.text_store import Split, TextStore, refuse_other_text, text_folder
 from trainer.text_writer import make_text
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -87,7 +88,9 @@ def open_text(config: TrainConfig, cache: Cache, world: World) -> TextStore:
     if world.is_main:
         make_text(folder, cache, chat)
     world.barrier()
-    return TextStore(folder)
+    store = TextStore(folder)
+    refuse_other_text(folder, store.meta, cache)
+    return store
 
 
 def announce_split(split: Split, config: TrainConfig, world: World) -> None:
@@ -154,7 +157,7 @@ def prepare(language: LanguageModel, config: TrainConfig) -> None:
 def what_must_match(config: TrainConfig, cache: Cache, text: TextStore, language: LanguageModel) -> dict[str, str]:
     """Whatever decides the global batches and the shape and meaning of the projector."""
     return {
-        "cache identity": cache.seal.identity,
+        CACHE_IDENTITY: cache.seal.identity,
         "cache spec": cache.spec.digest,
         "tokenised text": text.meta.key,
         "data.batch_size": str(config.data.batch_size),

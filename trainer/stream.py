@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from cache_store import Cache, open_cache
-from cache_store.errors import ConfigError, StaleError
+from cache_store.errors import ConfigError
+from cache_store.staleness import differing, refuse
 from trainer.order import Int64Array, SampleOrder
 
 
@@ -88,9 +89,10 @@ class LatentStream(IterableDataset[dict[str, Any]]):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state["cursor"]`; what else `state` says must match this stream."""
-        for name, mine in self._must_match().items():
-            if state.get(name, mine) != mine:
-                raise StaleError(f"the stream's state was saved with {name} {state[name]}, this stream has {mine}")
+        now = self._must_match()
+        if differences := differing({name: state.get(name, mine) for name, mine in now.items()}, now):
+            remedy = "to go on from it, open the stream as it was then; to start anew, load no state"
+            refuse("the stream's state was saved by another stream", differences, [remedy], held="in the state")
         cursor = int(state["cursor"])
         if cursor < 0 or cursor % self.batch_size:
             raise ConfigError(f"cursor {cursor} is no multiple of the global batch {self.batch_size}")

@@ -18,6 +18,7 @@ import numpy as np
 
 from cache_store import Cache, CacheError
 from cache_store.schema import Record, parse_record
+from cache_store.staleness import differing, refuse
 from trainer.chat import ChatTokenizer
 
 TEXT_VERSION = 1
@@ -102,3 +103,11 @@ def text_folder(cache: Cache, chat: ChatTokenizer, text_dir: str | None) -> Path
     key = hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:32]
     base = cache.root.with_name(f"{cache.root.name}.text") if text_dir is None else Path(text_dir)
     return base / key
+
+
+def refuse_other_text(folder: Path, meta: TextMeta, cache: Cache) -> None:
+    """StaleError where a folder holds the text of another cache than its name says."""
+    made = {"key": meta.key, "samples": meta.samples}
+    if differences := differing(made, {"key": folder.name, "samples": len(cache)}):
+        remedy = f"to tokenise anew, delete {folder} and run the same command again"
+        refuse(f"{folder} holds the text of another cache", differences, [remedy], held="in the folder")

@@ -72,7 +72,14 @@ def test_another_run_is_refused_with_what_differs(tmp_path: Path) -> None:
     with pytest.raises(StaleError, match=r"data\.seed +0 +7") as caught:
         refuse_other_run(path, read_state(path), {**MATCH, "data.seed": "7"})
     assert "cache identity" not in str(caught.value)
-    assert "another run.output" in str(caught.value)
+    assert "--run.output NEW" in str(caught.value)
+
+
+def test_another_cache_is_refused_and_says_what_became_of_it(tmp_path: Path) -> None:
+    path = save_steps(tmp_path, 5).path(5)
+    with pytest.raises(StaleError, match=r"cache identity +abababababab… +cdcdcdcdcdcd…") as caught:
+        refuse_other_run(path, read_state(path), {**MATCH, "cache identity": "cd" * 32})
+    assert "the cache was extended, rebuilt or replaced since" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["projector.safetensors", "optimizer.safetensors"])

@@ -2,15 +2,16 @@ import shutil
 from itertools import chain
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from cache_store import CacheError, open_cache
-from cache_store.errors import ConfigError
+from cache_store.errors import ConfigError, StaleError
 from tests.make_cache import make_cache
 from tests.trainer.conftest import GEMMA_TEMPLATE, describe, make_tokenizer
 from trainer.chat import ChatTokenizer
-from trainer.text_store import TextStore, text_folder
+from trainer.text_store import TextStore, refuse_other_text, text_folder
 from trainer.text_writer import chunks, make_text
 
 MAX_TOKENS = 20
@@ -108,3 +109,10 @@ def test_chunks_cover_all_samples_and_no_chunk_spans_two_shards() -> None:
     parts = [chunk.tolist() for chunk in chunks([3, 0, 5_000, 1])]
     assert list(chain.from_iterable(parts)) == list(range(5_004))
     assert [part[0] for part in parts] == [0, 3, 2051, 4099, 5003]
+
+
+def test_text_of_another_cache_is_refused(cache_path: Path, folder: Path) -> None:
+    cache, meta = open_cache(cache_path), TextStore(folder).meta
+    refuse_other_text(folder, meta, cache)
+    with pytest.raises(StaleError, match=r"samples +\d+ +\d+\n.*delete"):
+        refuse_other_text(folder, msgspec.structs.replace(meta, samples=3), cache)
