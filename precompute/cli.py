@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from cache_store.command_line import command_parser, program_parser, run_program, stop_on_signals, to_config
 from cache_store.errors import ConfigError, Interrupted
+from cache_store.gallery.command import gallery_parser, show_gallery
 from cache_store.publish import write_file
 from precompute.acts import Acts
 
@@ -24,6 +25,7 @@ EXAMPLES = """\
   precompute build --config configs/llava_cc3m.yaml --check-sources     are the images still the ones encoded?
   precompute repair data/llava-cc3m/cache --report report.json
   precompute audit data/llava-cc3m/cache --seconds 600
+  precompute gallery data/llava-cc3m/cache --decode     look at it
   precompute build --print_config > my.yaml          a complete config to edit
 """
 
@@ -35,6 +37,9 @@ FLAGS = {
     "--check-sources": "read every image again and compare it with what was encoded, not only those that look changed",
 }
 """Acts of one run of `build`, which no config holds."""
+
+
+DECODE = "add decoded images, error maps and PSNR; a full-size VAE takes seconds an image on a CPU"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,6 +57,7 @@ def build_parsers() -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
     """The program's parser and those of its commands."""
     from precompute.audit import AuditConfig  # pulls in torch
     from precompute.config import BuildConfig
+    from precompute.gallery import DecodedGalleryConfig
     from precompute.repair import RepairConfig
 
     parser = program_parser("precompute", "Encode every image once, with a frozen VAE, into a cache.", EXAMPLES)
@@ -68,6 +74,7 @@ def build_parsers() -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
         "build": build,
         "repair": repair,
         "audit": audit,
+        "gallery": gallery_parser(DecodedGalleryConfig, decode=DECODE),
     }
     subcommands = parser.add_subcommands(dest="command", title="commands", metavar="COMMAND")
     for name, command in commands.items():
@@ -129,6 +136,13 @@ def audit_command(parser: ArgumentParser, options: Any, argv: Sequence[str]) -> 
     return 1 if report.findings else 0
 
 
+def gallery_command(parser: ArgumentParser, options: Any, argv: Sequence[str]) -> int:
+    from precompute.gallery import DecodedGalleryConfig, gallery
+
+    show_gallery(gallery(Path(options.cache).expanduser(), to_config(DecodedGalleryConfig, parser, options)))
+    return 0
+
+
 def show(summary: Any, cache: str) -> None:
     """The build's last words: what there is now and what to do with it."""
     seal, console = summary.seal, Console(highlight=False, soft_wrap=True)
@@ -149,4 +163,4 @@ def show(summary: Any, cache: str) -> None:
     console.print(f"next: cache-store verify {cache} --level full")
 
 
-COMMANDS = {"build": build_command, "repair": repair_command, "audit": audit_command}
+COMMANDS = {"build": build_command, "repair": repair_command, "audit": audit_command, "gallery": gallery_command}
