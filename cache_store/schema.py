@@ -256,6 +256,8 @@ class Seal(Record, frozen=True, kw_only=True):
     rejected: int
     reasons: dict[str, int]
     cached_per_shard: tuple[int, ...]
+    commits: dict[str, tuple[str, ...]]
+    """SHA-256 of every commit record's content, by array, shards in order, so that an edited or foreign one is named."""
     plan_file: FileRecord
     arrays: dict[str, ArraySummary]
     sha256: str

@@ -66,6 +66,7 @@ def make_seal(root: Path, spec: Spec, contents: dict[str, list[CommitContent]]) 
         rejected=rejected,
         reasons=dict(reasons),
         cached_per_shard=tuple(each.cached for each in first),
+        commits={array: tuple(map(record_digest, each)) for array, each in contents.items()},
         plan_file=file_record(root, root / PLAN_FILE),
         arrays={array: summarise_array(each) for array, each in contents.items()},
         sha256="",
