@@ -30,6 +30,6 @@ def extend(root: Path, config: BuildConfig, samples: SampleList, spec: Spec) -> 
 def announce(samples: SampleList, spec: Spec) -> None:
     before, shard = samples.cached.rows, samples.open_shard
     full = before // spec.samples_per_shard
-    kept = f"{full:,} full shards are kept" if full else "no shard is full yet"
-    again = "" if shard is None else f"; shard {shard}, partly filled, is written again with its new rows"
-    say(f"extending from {before:,} to {spec.rows:,} samples: {kept}{again}")
+    kept = f"; shards [0, {full:,}) are full and kept" if full else ""
+    again = "" if shard is None else f"; shard {shard}, partly filled so far, is written again"
+    say(f"extending from {before:,} to {spec.rows:,} samples{kept}{again}")

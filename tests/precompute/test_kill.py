@@ -1,8 +1,10 @@
 """`kill -9` and signals at any instant: at most the shard in hand is lost, and a rerun ends in the same bytes."""
 
+import itertools
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,18 +16,25 @@ import pytest
 
 from cache_store.verify import verify
 from precompute.cli import main
-from tests.precompute.conftest import SAMPLES, config_values, timeless_files, write_config
+from tests.precompute.conftest import SAMPLES, config_values, timeless_files, write_config, write_source
 
 KILLS = 20
 
 
-def run_build(config: str) -> None:
-    """In a child: its own session, so that its workers can be told from ours."""
+def run_build(config: str, *flags: str, dies_at: int = 0) -> None:
+    """In a child: its own session, so that its workers can be told from ours.
+
+    `dies_at` kills it at its n-th fsync: of a file that has not got its name yet, or of a folder whose names have
+    just changed.
+    """
     os.setsid()
+    if dies_at:
+        calls = itertools.count(1)
+        os.fsync = lambda descriptor: next(calls) == dies_at and os.kill(os.getpid(), signal.SIGKILL)
     with Path(os.devnull).open("w") as silence:
         os.dup2(silence.fileno(), 1)
         os.dup2(silence.fileno(), 2)
-    sys.exit(main(["build", "--config", config]))
+    sys.exit(main(["build", "--config", config, *flags]))
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +88,38 @@ def assert_whole_or_absent(cache: Path) -> None:
     allowed = ("not committed", "left by a build that died", "not sealed")
     for finding in verify(cache, "full").findings:
         assert any(words in finding.problem for words in allowed), finding
+
+
+def test_an_extension_killed_at_any_step_goes_on_to_identical_bytes(fork_server, tmp_path, vae_path):
+    """Every other rerun is not asked to extend, which it need not be once the extension has begun."""
+
+    def config(name: str) -> str:
+        values = config_values(tmp_path / name, tmp_path / "source", vae_path, store__samples_per_shard=4)
+        return str(write_config(tmp_path / f"{name}.yaml", values))
+
+    write_source(tmp_path / "source", range(6))
+    assert main(["build", "--config", config("short")]) == 0
+    short = timeless_files(tmp_path / "short")
+    write_source(tmp_path / "source", range(10))
+    assert main(["build", "--config", config("whole")]) == 0
+    expected, steps = timeless_files(tmp_path / "whole"), 0
+    while True:
+        steps += 1
+        shutil.copytree(tmp_path / "short", tmp_path / f"killed-{steps}")
+        arguments = (config(f"killed-{steps}"), "--extend")
+        process = fork_server.Process(target=run_build, args=arguments, kwargs={"dies_at": steps})
+        process.start()
+        process.join()
+        if process.exitcode == 0:
+            break
+        assert process.exitcode == -signal.SIGKILL
+        if steps % 2 and main(["build", "--config", arguments[0]]):
+            assert timeless_files(tmp_path / f"killed-{steps}") == short, "refused, though the extension has begun"
+        assert main(["build", "--config", *arguments]) == 0
+        assert timeless_files(tmp_path / f"killed-{steps}") == expected
+    assert steps > 24, "two for each of plan, seal, record, build, metadata, shards and seal again"
+    assert timeless_files(tmp_path / f"killed-{steps}") == expected
+    assert not verify(tmp_path / f"killed-{steps - 1}", "full").findings
 
 
 def test_workers_die_with_their_killed_parent_and_the_build_resumes(tmp_path, source_path, vae_path):
