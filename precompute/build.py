@@ -12,14 +12,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cache_store.claim import claim, refuse_foreign_folder
 from cache_store.errors import ConfigError, SourceError
 from cache_store.metadata import has_cache, write_build, write_spec
 from cache_store.plan import plan_digest
-from cache_store.publish import SCRATCH_SUFFIX
-from cache_store.schema import BUILD_FILE, FORMAT_VERSION, PLAN_FILE, ArraySpec, CommitRecord, Seal, Spec
+from cache_store.schema import FORMAT_VERSION, PLAN_FILE, ArraySpec, CommitRecord, Seal, Spec
 from cache_store.seal import seal_cache
 from precompute.acts import Acts
-from precompute.claim import CLAIM_FILE, claim
 from precompute.config import BuildConfig
 from precompute.encoders import Encoder, load_encoder
 from precompute.engines.local import run_local
@@ -35,9 +34,6 @@ from precompute.sample_list import MakeSpec, SampleList, arrange
 from precompute.sources import Source, open_source
 from precompute.sources.image_store import MISSING
 from precompute.stale import refuse_other_spec
-
-OURS_BEFORE_THE_SPEC = {CLAIM_FILE, BUILD_FILE, PLAN_FILE}
-"""What a build that died before its spec was written may leave, scratch files and empty folders aside."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +81,7 @@ def build(config: BuildConfig, stop: threading.Event, acts: Acts | None = None) 
     """
     ignore_decoder_warnings()
     root = config.root
-    refuse_foreign_folder(root)
+    refuse_foreign_folder(root, [ARRAY], "cache")
     source = open_source(config.source)
     encoder = load_encoder(config.encoder, config.image.range)
     found = make_plan(source.samples())
@@ -185,16 +181,6 @@ def summarise(work: Work, progress: BuildProgress, seal: Seal) -> Summary:
         tried_again=work.retry.tried if work.retry else 0,
         recovered=sum(rejected - progress.rejected[shard] for shard, rejected in before.items()),
     )
-
-
-def refuse_foreign_folder(root: Path) -> None:
-    """A folder that holds something else is never built into."""
-    if root.exists() and not root.is_dir():
-        raise ConfigError(f"cache: {root} is not a folder")
-    if root.is_dir() and not has_cache(root):
-        names = {path.name for path in root.iterdir() if not path.name.endswith(SCRATCH_SUFFIX)}
-        if foreign := sorted(names - OURS_BEFORE_THE_SPEC - {ARRAY}):
-            raise ConfigError(f"cache: {root} holds {foreign[0]!r} but no cache; name an empty or a new folder")
 
 
 def refuse_unknown_shards(root: Path, spec: Spec, shards: Collection[int]) -> None:

@@ -1,17 +1,35 @@
-"""One build at a time in a cache: a lock that the kernel drops when its holder dies."""
+"""Taking a folder for a cache: never one that holds something else, and one writer at a time.
+
+The claim is a lock that the kernel drops when its holder dies.
+"""
 
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from cache_store.errors import CacheError
-from cache_store.publish import make_folder
+from cache_store.errors import CacheError, ConfigError
+from cache_store.metadata import has_cache
+from cache_store.publish import SCRATCH_SUFFIX, make_folder
+from cache_store.schema import BUILD_FILE, PLAN_FILE
 
 CLAIM_FILE = ".claim"
+
+BEFORE_THE_SPEC = {CLAIM_FILE, BUILD_FILE, PLAN_FILE}
+"""What a writer that died before the spec may leave, scratch files and the arrays' folders aside."""
+
+
+def refuse_foreign_folder(root: Path, arrays: Iterable[str], option: str) -> None:
+    """ConfigError, naming the option, where `root` is no folder or holds something else than a cache of `arrays`."""
+    if root.exists() and not root.is_dir():
+        raise ConfigError(f"{option}: {root} is not a folder")
+    if root.is_dir() and not has_cache(root):
+        names = {path.name for path in root.iterdir() if not path.name.endswith(SCRATCH_SUFFIX)}
+        if foreign := sorted(names - BEFORE_THE_SPEC - set(arrays)):
+            raise ConfigError(f"{option}: {root} holds {foreign[0]!r} but no cache; name an empty or a new folder")
 
 
 @contextmanager
