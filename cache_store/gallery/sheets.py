@@ -6,11 +6,9 @@ import io
 import math
 from collections.abc import Sequence
 
-import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from PIL import Image
 
 from cache_store.gallery.exhibits import Exhibit
@@ -20,42 +18,44 @@ TILE = 160
 GAP = 4
 GROUND = 235
 """Grey of what is not there."""
-WIDTH_INCHES = 12.0
-LABEL_INCHES = 0.28
+DPI = 100
+WIDEST, NARROWEST = 1_360, 480
+TITLE, LABEL, MARGIN = 40, 20, 12
+"""Pixels: bounds of the sheet's width, the heights of its title and of a label, the white around a row's pictures."""
 LABEL_CHARACTERS = 34
 UNKNOWN_GLYPH = "\N{WHITE SQUARE}"
 
 
 def contact_sheet(title: str, exhibits: Sequence[Exhibit]) -> bytes:
-    """A PNG of all exhibits, each its pictures side by side over its channel strip, with row and id."""
+    """A PNG of all exhibits, each its pictures side by side over its channel strip, under row and id."""
     pictures = [composed(exhibit) for exhibit in exhibits]
-    height, width = np.max([picture.shape[:2] for picture in pictures], axis=0)
-    columns = max(1, min(len(pictures), round(WIDTH_INCHES * 100 / (width + 16))))
+    step_y = max(picture.shape[0] for picture in pictures) + LABEL + MARGIN
+    step_x = max(picture.shape[1] for picture in pictures) + MARGIN
+    columns = max(1, min(len(pictures), (WIDEST - MARGIN) // step_x))
     lines = math.ceil(len(pictures) / columns)
-    cell_inches = WIDTH_INCHES / columns
-    cell_height = cell_inches * height / width + LABEL_INCHES
-    layout = ConstrainedLayoutEngine(h_pad=0.03, w_pad=0.04, hspace=0, wspace=0)
-    figure = Figure(figsize=(WIDTH_INCHES, 0.5 + lines * cell_height), dpi=100, layout=layout)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=12, parse_math=False)
-    for place, axes in enumerate(figure.subplots(lines, columns, squeeze=False).flat):
-        axes.set_axis_off()
-        if place < len(pictures):
-            axes.imshow(padded(pictures[place], height, width), interpolation="nearest")
-            axes.set_title(label(exhibits[place]), fontsize=7, loc="left", pad=3, parse_math=False)
-    return png(figure)
-
-
-def png(figure: Figure) -> bytes:
+    sheet = np.full((TITLE + lines * step_y, max(NARROWEST, MARGIN + columns * step_x), 3), 255, np.uint8)
+    figure = Figure(figsize=(sheet.shape[1] / DPI, sheet.shape[0] / DPI), dpi=DPI)
+    write(figure, title, MARGIN, 0.7 * TITLE, size=12)
+    for place, (exhibit, picture) in enumerate(zip(exhibits, pictures, strict=True)):
+        y, x = TITLE + place // columns * step_y + LABEL, MARGIN + place % columns * step_x
+        sheet[y : y + picture.shape[0], x : x + picture.shape[1]] = picture
+        write(figure, label(exhibit), x, y - 5, size=7)
+    figure.figimage(sheet)
     stream = io.BytesIO()
-    with matplotlib.rc_context({"savefig.facecolor": "white"}):
-        figure.savefig(stream, format="png", metadata={"Software": None})
+    figure.savefig(stream, format="png", metadata={"Software": None})
     return stream.getvalue()
+
+
+def write(figure: Figure, text: str, x: float, y: float, size: float) -> None:
+    """Text with its base line's left end at a pixel, counted from the top; untrusted, so never parsed as formulas."""
+    width, height = figure.get_size_inches() * DPI
+    figure.text(x / width, 1 - y / height, printable(text), fontsize=size, parse_math=False)
 
 
 def label(exhibit: Exhibit) -> str:
     decibels = "" if exhibit.psnr is None else f"{exhibit.psnr:.1f} dB · "
     text = f"row {exhibit.row} · {decibels}{exhibit.reason or exhibit.id}"
-    line = printable(" ".join(text.split()))
+    line = " ".join(text.split())
     return line if len(line) <= LABEL_CHARACTERS else f"{line[: LABEL_CHARACTERS - 1]}…"
 
 
@@ -100,8 +100,3 @@ def resized(picture_YX3: np.ndarray | None, height: int, width: int) -> np.ndarr
         return np.full((height, width, 3), GROUND, np.uint8)
     method = Image.Resampling.BOX if picture_YX3.shape[1] > width else Image.Resampling.NEAREST
     return np.asarray(Image.fromarray(picture_YX3).resize((width, height), method))
-
-
-def padded(picture_YX3: np.ndarray, height: int, width: int) -> np.ndarray:
-    missing_y, missing_x = height - picture_YX3.shape[0], width - picture_YX3.shape[1]
-    return np.pad(picture_YX3, ((0, missing_y), (0, missing_x), (0, 0)), constant_values=255)

@@ -1,0 +1,395 @@
+"""The gallery: one page that needs nothing else, shows what it says, and trusts no text."""
+
+import base64
+import io
+import math
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from cache_store.cli import main
+from cache_store.errors import CacheError, ConfigError
+from cache_store.gallery import draw, source_images
+from cache_store.gallery.config import GalleryConfig
+from cache_store.gallery.draw import draw_rejects, draw_survey, random_numbers
+from cache_store.gallery.gallery import make_gallery
+from cache_store.gallery.pictures import channel_strip, error_map, preview, psnr
+from cache_store.gallery.survey import most_unusual, survey
+from cache_store.metadata import write_build
+from cache_store.reader import open_cache
+from cache_store.schema import ArraySummary, samples_file
+from tests.make_cache import caption, make_cache
+
+ROWS, REJECTED, OUTLIER = 30, (3, 9, 29), 17
+HOSTILE_ID = '<script>alert("id")</script>'
+HOSTILE_CAPTION = '"><img src=http://example.org/x onerror=alert(1)> {{ 7 * 7 }} $\\frac{ 🟥'
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+def latents() -> np.ndarray:
+    """float32 [30, 4, 6, 5]; one row is like no other."""
+    values = np.random.default_rng(5).standard_normal((ROWS, 4, 6, 5)).astype(np.float32)
+    values[OUTLIER] = 6 + 0.01 * values[OUTLIER]
+    return values
+
+
+def write_cache(path: Path, store_format: str = "zarr") -> Path:
+    ids = [f"sample-{row:06d}" for row in range(ROWS)]
+    ids[4] = HOSTILE_ID
+    conversations = [caption(f"this is {name}") for name in ids]
+    conversations[5] = caption(HOSTILE_CAPTION)
+    return make_cache(path, latents(), ids, conversations, rejected=REJECTED, store_format=store_format)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_cache(tmp_path_factory.mktemp("gallery") / "cache")
+
+
+class Elements(HTMLParser):
+    """Every tag with its attributes, and all text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def alt(self, start: str) -> list[str]:
+        """Sources of the images whose alternative text starts so."""
+        return [a["src"] or "" for tag, a in self.tags if tag == "img" and (a.get("alt") or "").startswith(start)]
+
+
+def page_of(cache: Path, folder: Path, **options: object) -> Elements:
+    config = GalleryConfig(output=str(folder / "gallery.html"), **{"rows": 6, **options})  # type: ignore[arg-type]
+    make_gallery(cache, config)
+    return Elements(config.page.read_text())
+
+
+def give_sources(cache: Path, folder: Path, **images: bytes) -> None:
+    """Let the cache remember a folder of images; `images` are its files by sample (with _ for -)."""
+    folder.mkdir()
+    for name, data in images.items():
+        (folder / f"{name.replace('_', '-')}.png").write_bytes(data)
+    config = {"source": {"kind": "folder", "path": str(folder)}, "image": {"height": 48, "width": 40}}
+    write_build(cache, config)
+
+
+def png_bytes(colour: tuple[int, int, int]) -> bytes:
+    stream = io.BytesIO()
+    Image.new("RGB", (64, 48), colour).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def test_the_page_refers_to_nothing_outside_itself(cache, tmp_path):
+    page = page_of(cache, tmp_path)
+    assert {"script", "link", "iframe", "object", "base"}.isdisjoint(tag for tag, _ in page.tags)
+    for tag, attributes in page.tags:
+        for name in ("src", "srcset"):
+            assert attributes.get(name, "data:").startswith("data:"), (tag, name)
+        assert attributes.get("href", "#").startswith("#")
+    style = re.search(r"<style>(.*)</style>", (tmp_path / "gallery.html").read_text(), re.DOTALL)
+    assert style
+    assert "url(" not in style[1]
+    assert "@import" not in style[1]
+    policy = next(a["content"] for tag, a in page.tags if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy.startswith("default-src 'none'; img-src data:;")
+
+
+def test_every_image_on_the_page_can_be_decoded(cache, tmp_path):
+    page = page_of(cache, tmp_path)
+    uris = [a.get("src") or a.get("srcset") for tag, a in page.tags if tag in ("img", "source")]
+    assert len(uris) > 2 * 2 * 6
+    for uri in uris:
+        head, _, data = uri.partition(",")
+        decoded = base64.b64decode(data, validate=True)
+        if "svg" in head:
+            assert ElementTree.fromstring(decoded).tag.endswith("svg")
+        else:
+            Image.open(io.BytesIO(decoded)).load()
+
+
+def test_hostile_ids_and_captions_stay_text(cache, tmp_path):
+    page = page_of(cache, tmp_path, rows=27)
+    assert HOSTILE_ID in page.text
+    assert HOSTILE_CAPTION in page.text
+    assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
+
+
+def test_the_outlier_leads_the_unusual_rows(cache, tmp_path):
+    opened = open_cache(cache)
+    seen = survey(opened, "latents", draw_survey(opened, 240, seed=0))
+    first = most_unusual(seen, 3)[0]
+    assert opened.samples(np.array([first.number]))["row"].to_pylist() == [OUTLIER]
+    assert re.fullmatch(r"(mean|spread) of channel [0-3] at [+−]\d\.\d σ", first.why)
+    assert f"distance {first.distance:.1f}, {first.why}" in page_of(cache, tmp_path).text
+
+
+def test_few_samples_are_not_all_equally_far(tmp_path):
+    """Under their own unshrunk covariance they would be."""
+    path = make_cache(tmp_path / "cache", latents()[OUTLIER - 2 : OUTLIER + 2])
+    opened = open_cache(path)
+    order = most_unusual(survey(opened, "latents", draw_survey(opened, 240, seed=0)), 4)
+    assert order[0].number == 2
+    assert order[0].distance > 1.1 * order[1].distance
+
+
+def test_rejected_rows_are_listed_with_their_reasons(cache, tmp_path):
+    page = page_of(cache, tmp_path)
+    for row in REJECTED:
+        assert f"sample-{row:06d}.png" in page.text
+    assert page.text.count("missing: no such file") == len(REJECTED)
+    assert "3 of 30 planned rows have no latent" in " ".join(page.text.split())
+
+
+def test_of_many_rejects_a_draw_is_shown(cache, tmp_path):
+    drawn = draw_rejects(open_cache(cache), 2, seed=1)
+    assert len(drawn) == 2
+    assert {each["row"] for each in drawn} < set(REJECTED)
+    assert "2 of them, drawn with seed 1, are shown" in page_of(cache, tmp_path, rows=2, seed=1).text
+
+
+def test_one_seed_gives_one_page_and_another_other_rows(cache, tmp_path):
+    pages = []
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        config = GalleryConfig(output=str(tmp_path / f"{name}.html"), rows=5, seed=seed)
+        make_gallery(cache, config)
+        pages.append(config.page.read_bytes())
+    assert pages[0] == pages[1]
+    rows = [re.findall(rb"latent preview of row (\d+)", page)[:5] for page in pages]
+    assert rows[0] == rows[1] != rows[2]
+
+
+def test_both_store_forms_give_the_same_rows_and_pictures(cache, tmp_path):
+    tars = write_cache(tmp_path / "tars", "webdataset")
+    assert page_of(cache, tmp_path).alt("latent preview") == page_of(tars, tmp_path).alt("latent preview")
+
+
+def test_thumbnails_are_shown_and_missing_ones_say_why(tmp_path):
+    cache = write_cache(tmp_path / "cache")
+    give_sources(cache, tmp_path / "images", sample_000000=png_bytes((255, 0, 0)), sample_000001=b"no image")
+    page = page_of(cache, tmp_path, rows=27)
+    (uri, *_) = page.alt("source image of row 0")
+    thumbnail = Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2])))
+    assert thumbnail.size == (40, 48), "the recipe's size: as the encoder saw it"
+    assert np.abs(np.asarray(thumbnail).astype(int) - (255, 0, 0)).max() < 8
+    assert page.alt("source image of row 1") == []
+    assert "cannot decode: UnidentifiedImageError" in page.text
+    assert "missing: sample-000002.png: No such file or directory" in page.text
+
+
+def test_an_image_that_changed_since_is_marked(tmp_path):
+    cache = write_cache(tmp_path / "cache")
+    give_sources(cache, tmp_path / "images", sample_000000=png_bytes((255, 0, 0)))
+    page = page_of(cache, tmp_path, rows=27)
+    assert "source (changed)" in page.text
+    assert "this file has changed since it was encoded" in {attributes.get("title") for _, attributes in page.tags}
+
+
+def test_a_source_that_is_gone_is_told_once(tmp_path):
+    cache = write_cache(tmp_path / "cache")
+    give_sources(cache, tmp_path / "images")
+    (tmp_path / "images").rmdir()
+    page = page_of(cache, tmp_path)
+    assert f"No source images: source.path: {tmp_path / 'images'} does not exist" in page.text
+    assert len(page.alt("latent preview")) == 12
+
+
+def test_without_a_package_that_reads_sources_the_page_says_so(cache, tmp_path, monkeypatch):
+    monkeypatch.setattr(source_images, "GROUP", "encode_once.nobody")
+    assert "No source images: no installed package reads sources" in page_of(cache, tmp_path).text
+
+
+def test_the_preview_is_the_seals_linear_map(cache):
+    summary = open_cache(cache).seal.arrays["latents"]
+    latent = latents()[0]
+    expected = np.tensordot(np.array(summary.rgb_weight), latent, 1) + np.array(summary.rgb_bias)[:, None, None]
+    assert np.abs(preview(latent, summary) / 255 - np.clip(expected, 0, 1).transpose(1, 2, 0)).max() <= 0.5 / 255 + 1e-9
+
+
+def summary_of(channels: int) -> ArraySummary:
+    zeros, ones = (0.0,) * channels, (1.0,) * channels
+    return ArraySummary(
+        bytes=0,
+        channel_mean=zeros,
+        channel_std=ones,
+        minimum=zeros,
+        maximum=ones,
+        rgb_weight=(zeros,) * 3,
+        rgb_bias=(0.0,) * 3,
+    )
+
+
+@pytest.mark.parametrize(("channels", "size"), [(4, (26, 6)), (16, (54, 14)), (10, (54, 14))])
+def test_a_strip_shows_every_channel_on_one_scale(channels, size):
+    latent = np.zeros((channels, 6, 5), np.float32)
+    latent[-1] = 3.0
+    strip = channel_strip(latent, summary_of(channels))
+    assert strip.size == size
+    shades = strip.convert("RGBA").getcolors()
+    assert sorted(count for count, colour in shades if colour[3]) == [30, 30 * (channels - 1)]
+
+
+def test_psnr_of_known_pairs():
+    grey = np.full((8, 8, 3), 100, np.uint8)
+    assert psnr(grey, grey) == math.inf
+    assert psnr(grey, grey + 1) == pytest.approx(20 * math.log10(255))
+    assert psnr(grey - 100, grey + 155) == 0.0
+
+
+def test_an_error_map_saturates_at_its_scale():
+    black = np.zeros((2, 2, 3), np.uint8)
+    dark, bright, beyond = (error_map(black, black + np.uint8(level))[0, 0].sum() for level in (0, 64, 200))
+    assert dark < bright == beyond
+
+
+def test_a_huge_cache_is_drawn_from_not_read(tmp_path, monkeypatch):
+    """Shards that no draw touches may be gone."""
+    monkeypatch.setattr(draw, "SURVEY_SAMPLES", 12)
+    monkeypatch.setattr(draw, "SURVEY_SHARDS", 3)
+    path = make_cache(tmp_path / "cache", np.random.default_rng(0).standard_normal((240, 4, 6, 5), np.float32))
+    cache = open_cache(path)
+    drawn = draw_survey(cache, 240, seed=0)
+    assert (len(drawn.number_N), drawn.shards, drawn.is_whole) == (12, 3, False)
+    touched = {int(number) // 8 for number in (*drawn.number_N, *random_numbers(cache, 4, seed=0))}
+    for shard in set(range(30)) - touched:
+        (path / samples_file(shard)).unlink()
+        (path / "latents" / "c" / str(shard) / "0" / "0" / "0").unlink()
+    page = page_of(path, tmp_path, rows=4)
+    assert "12 samples out of 3 shards, drawn with seed 0; the other 228 were not looked at" in " ".join(
+        page.text.split()
+    ).replace("\n", " ")
+
+
+def test_draws_are_without_repetition_and_in_order():
+    for count, wanted in ((1, 1), (5, 9), (100, 7), (10**12, 50)):
+        drawn = draw.draw(count, wanted, np.random.default_rng(0))
+        assert len(drawn) == min(count, wanted)
+        assert (np.diff(drawn) > 0).all()
+        assert 0 <= drawn.min() <= drawn.max() < count
+
+
+def test_contact_sheets_lie_beside_the_page_or_in_a_folder(cache, tmp_path):
+    made = make_gallery(cache, GalleryConfig(output=str(tmp_path / "a.html"), rows=27))
+    kinds = ("random", "unusual", "rejected")
+    assert made.sheets == tuple(tmp_path / f"a.{kind}.png" for kind in kinds)
+    for sheet in made.sheets:
+        with Image.open(sheet) as image:
+            assert image.format == "PNG"
+    (tmp_path / "sheets").mkdir()
+    config = GalleryConfig(output=str(tmp_path / "a.html"), rows=2, sheets=str(tmp_path / "sheets"))
+    assert make_gallery(cache, config).sheets[0] == tmp_path / "sheets" / "a.random.png"
+
+
+def test_a_sheet_of_rejects_goes_when_there_are_none(cache, tmp_path):
+    config = GalleryConfig(output=str(tmp_path / "a.html"), rows=2)
+    make_gallery(cache, config)
+    whole = make_cache(tmp_path / "whole", latents())
+    make_gallery(whole, config)
+    assert not config.sheet("rejected").exists()
+    assert "None: all 30 planned rows are cached." in config.page.read_text()
+
+
+def test_damage_stops_the_page_and_keeps_the_earlier_one(tmp_path):
+    cache = write_cache(tmp_path / "cache")
+    config = GalleryConfig(output=str(tmp_path / "gallery.html"))
+    make_gallery(cache, config)
+    before = config.page.read_bytes()
+    shard = cache / "latents" / "c" / "0" / "0" / "0" / "0"
+    data = bytearray(shard.read_bytes())
+    data[0] ^= 1
+    shard.write_bytes(data)
+    with pytest.raises(CacheError, match="row 0 in shard 0"):
+        make_gallery(cache, config)
+    assert config.page.read_bytes() == before
+
+
+def test_an_unsealed_cache_is_refused(tmp_path, capsys):
+    cache = make_cache(tmp_path / "cache", latents(), seal=False)
+    assert main(["gallery", str(cache), "-o", str(tmp_path / "page.html")]) == 1
+    assert "is not sealed" in capsys.readouterr().err
+    assert not (tmp_path / "page.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["-o", "nowhere/page.html"], "--output: the folder of nowhere/page.html does not exist"),
+        (["-o", "."], "--output: . is a folder"),
+        (["--sheets", "nowhere"], "--sheets: nowhere is not a folder that exists"),
+        (["--rows", "0"], "--rows must be in [1, 256], got 0"),
+        (["--seed", "-1"], "--seed must be at least 0, got -1"),
+    ],
+)
+def test_a_mistake_is_one_line(cache, tmp_path, monkeypatch, capsys, options, message):
+    monkeypatch.chdir(tmp_path)
+    assert main(["gallery", str(cache), *options]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_an_unknown_array_is_refused_by_name(cache, tmp_path):
+    with pytest.raises(CacheError, match="has no array 'features'; it has"):
+        make_gallery(cache, GalleryConfig(output=str(tmp_path / "page.html"), array="features"))
+
+
+def test_rows_are_bounded():
+    with pytest.raises(ConfigError, match="--rows must be in"):
+        replace(GalleryConfig(), rows=10_000)
+
+
+def test_the_command_tells_what_it_wrote_and_loads_neither_torch_nor_pyplot(tmp_path):
+    cache = write_cache(tmp_path / "cache")
+    give_sources(cache, tmp_path / "images", sample_000000=png_bytes((255, 0, 0)))
+    code = (
+        "import sys; from cache_store.cli import main; assert main(sys.argv[1:]) == 0;"
+        "assert 'precompute.source_images' in sys.modules;"
+        "sys.exit(bool({'torch', 'matplotlib.pyplot'} & set(sys.modules)))"
+    )
+    command = [sys.executable, "-c", code, "gallery", str(cache), "-o", str(tmp_path / "page.html"), "--rows", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("3 random rows, the 3 most unusual of 27 surveyed, 3 rejected rows\nwrote ")
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium browser")
+@pytest.mark.parametrize("width", [420, 1400])
+def test_a_browser_shows_the_page_without_complaint(tmp_path, width):
+    cache = write_cache(tmp_path / "cache")
+    colour = (10, 200, 30)
+    give_sources(cache, tmp_path / "images", **{f"sample_{row:06d}": png_bytes(colour) for row in range(ROWS)})
+    page_of(cache, tmp_path, rows=3)
+    done = subprocess.run(
+        [
+            str(CHROMIUM),
+            *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),
+            *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+            *("--enable-logging=stderr", f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},900"),
+            *(f"--screenshot={tmp_path / 'shot.png'}", f"file://{tmp_path / 'gallery.html'}"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "CONSOLE" not in done.stderr
+    shot = np.asarray(Image.open(tmp_path / "shot.png").convert("RGB")).astype(int)
+    assert (np.abs(shot - colour).max(-1) < 10).mean() > 0.01, "the source images"
+    assert len(np.unique(shot.reshape(-1, 3), axis=0)) > 200, "previews and strips"
