@@ -1,0 +1,155 @@
+"""`precompute gallery --decode`: what the VAE makes of a cache's latents, beside what it was given."""
+
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import AutoencoderKLWan
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from cache_store.errors import EncodeOnceError, ModelError, SourceError, StaleError
+from cache_store.gallery.exhibits import Showcase
+from cache_store.gallery.pictures import psnr
+from cache_store.metadata import read_build
+from cache_store.reader import open_cache
+from precompute.cli import main
+from precompute.gallery import DecodedGalleryConfig, open_decoder
+from precompute.source_images import open_source_images
+from tests.precompute.conftest import BROKEN, config_values, image_bytes, make_vae, write_config, write_source
+
+
+def build(folder: Path, source: Path, vae: Path, **overrides: Any) -> Path:
+    values = config_values(folder / "cache", source, vae, **overrides)
+    assert main(["build", "--config", str(write_config(folder / "build.yaml", values))]) == 0
+    return folder / "cache"
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory, vae_path: Path) -> Path:
+    folder = tmp_path_factory.mktemp("gallery")
+    return build(folder, write_source(folder / "source"), vae_path)
+
+
+def decoding(**options: Any) -> DecodedGalleryConfig:
+    return DecodedGalleryConfig(decode=True, device="cpu", **options)
+
+
+def decoded_by_diffusers(vae_path: Path, latent_NCHW: np.ndarray) -> np.ndarray:
+    """uint8 [N, Y, X, 3], by the whole model's own `decode`."""
+    vae = AutoencoderKLWan.from_pretrained(vae_path, subfolder="vae", torch_dtype=torch.float32)
+    with torch.no_grad():
+        video = vae.decode(torch.from_numpy(latent_NCHW.astype(np.float32)).unsqueeze(2)).sample[:, :, 0]
+    return ((video.numpy().transpose(0, 2, 3, 1) + 1) * 127.5).round().clip(0, 255).astype(np.uint8)
+
+
+def test_decoded_rows_and_their_psnr_are_those_of_the_model(cache, vae_path):
+    opened = open_cache(cache)
+    numbers = np.array([0, 7])
+    expected = decoded_by_diffusers(vae_path, opened.read(numbers))
+    showcase = Showcase(
+        cache=opened,
+        array="latents",
+        read_image=open_source_images(read_build(cache).config),
+        decode=open_decoder(cache, decoding()),
+    )
+    exhibits = showcase.cached(numbers)
+    for number, decoded in zip(numbers.tolist(), expected, strict=True):
+        exhibit = exhibits[number]
+        with Image.open(io.BytesIO(image_bytes(exhibit.row))) as image:
+            source = np.asarray(image.convert("RGB").resize((40, 32), Image.Resampling.BILINEAR))
+        assert np.abs(exhibit.decoded.astype(int) - decoded).max() <= 1
+        assert exhibit.psnr == pytest.approx(psnr(source, decoded), abs=0.01)
+
+
+def test_the_page_shows_decoded_images_errors_and_the_mean(cache, tmp_path, capsys):
+    page = tmp_path / "page.html"
+    command = ["gallery", str(cache), "-o", str(page), "--decode", "--device", "cpu", "--rows", "3"]
+    assert main(command) == 0
+    text = page.read_text()
+    assert len(re.findall('alt="decoded image of row', text)) == 6
+    assert len(re.findall('alt="error map of row', text)) == 6
+    shown = [float(value) for value in re.findall(r'class="strong">(\d+\.\d) dB', text)[:3]]
+    mean = re.search(r"random rows, decoded: (\d+\.\d) dB", capsys.readouterr().out)
+    assert float(mean[1]) == pytest.approx(np.mean(shown), abs=0.11)
+    assert f"Mean PSNR of the decoded images: <strong>{mean[1]} dB</strong>" in text
+    assert len(BROKEN) == len(re.findall(r'class="card reject"', text))
+
+
+def test_without_decode_it_is_the_gallery_of_cache_store(cache, tmp_path):
+    from cache_store.cli import main as cache_store
+
+    assert main(["gallery", str(cache), "-o", str(tmp_path / "a.html"), "--rows", "2"]) == 0
+    assert cache_store(["gallery", str(cache), "-o", str(tmp_path / "b.html"), "--rows", "2"]) == 0
+    assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
+
+
+def test_moments_decode_by_their_mean(cache, source_path, vae_path, tmp_path):
+    moments = build(tmp_path, source_path, vae_path, encoder__posterior="moments")
+    numbers = np.arange(4)
+    latents, doubled = open_cache(cache).read(numbers), open_cache(moments).read(numbers)
+    assert doubled.shape[1] == 2 * latents.shape[1]
+    one = open_decoder(cache, decoding())(latents)
+    assert np.array_equal(one, open_decoder(moments, decoding())(doubled))
+
+
+def test_another_range_is_explained(source_path, vae_path, tmp_path):
+    cache = build(tmp_path, source_path, vae_path, image__range="theworld")
+    page = tmp_path / "page.html"
+    assert main(["gallery", str(cache), "-o", str(page), "--decode", "--device", "cpu", "--rows", "1"]) == 0
+    assert "These latents were encoded from RGB in [0, 255]" in page.read_text()
+
+
+def test_another_models_decoder_is_refused(cache, tmp_path):
+    other = make_vae(tmp_path / "other", seed=1)
+    with pytest.raises(StaleError, match="is not the model that made the cache: the sha256 of its encode path is"):
+        open_decoder(cache, decoding(model=str(other)))
+
+
+def test_a_finetuned_decoder_is_taken_and_half_a_one_refused(cache, vae_path, tmp_path):
+    """Only the encode path is the cache's; but nothing that decodes may be random."""
+    weights_file = tmp_path / "vae" / "diffusion_pytorch_model.safetensors"
+    weights_file.parent.mkdir()
+    for path in (vae_path / "vae").iterdir():
+        (weights_file.parent / path.name).write_bytes(path.read_bytes())
+    weights = load_file(weights_file)
+    save_file(weights | {"post_quant_conv.bias": weights["post_quant_conv.bias"] + 1}, weights_file)
+    open_decoder(cache, decoding(model=str(tmp_path)))
+    del weights["decoder.conv_out.bias"]
+    save_file(weights, weights_file)
+    with pytest.raises(ModelError, match=r"1 missing keys in its decode path, decoder\.conv_out\.bias first"):
+        open_decoder(cache, decoding(model=str(tmp_path)))
+
+
+@pytest.mark.parametrize("option", [["--model", "x"], ["--device", "cpu"]])
+def test_options_of_decode_need_decode(cache, capsys, option):
+    assert main(["gallery", str(cache), *option]) == 2
+    assert "--model and --device are for --decode" in capsys.readouterr().err
+
+
+def test_source_images_are_upright_and_fitted(tmp_path):
+    picture = Image.new("RGB", (64, 32), "red")
+    picture.paste("blue", (0, 16, 64, 32))
+    exif = picture.getexif()
+    exif[0x0112] = 3  # turned by 180 degrees
+    picture.save(tmp_path / "turned.png", exif=exif)
+    read = open_source_images({"source": {"kind": "folder", "path": str(tmp_path)}, "image": {"height": 8, "width": 8}})
+    image, _ = read("turned.png")
+    assert image.size == (8, 8)
+    assert [image.getpixel((4, y)) for y in (1, 6)] == [(0, 0, 255), (255, 0, 0)]
+    with pytest.raises(SourceError, match="missing: other.png"):
+        read("other.png")
+    with pytest.raises(SourceError, match="missing: "):
+        read("../turned.png")
+
+
+@pytest.mark.parametrize(
+    "config", [{}, {"source": {"kind": "folder"}, "image": {}}, {"source": {"kind": "folder", "path": "/nowhere"}}]
+)
+def test_a_source_that_cannot_be_had_is_a_named_error(config):
+    with pytest.raises(EncodeOnceError, match=r"build\.json holds no config|does not exist"):
+        open_source_images(config)
