@@ -1,0 +1,253 @@
+"""Image files that a person of ill will would send: small files that claim, or need, a lot."""
+
+import io
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from PIL import Image
+
+PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
+
+
+def save(image: Image.Image, format_: str, **options: object) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, format_, **options)
+    return stream.getvalue()
+
+
+def small(mode: str = "RGB") -> Image.Image:
+    pixels = np.random.default_rng(0).integers(0, 255, (9, 11, 3), np.uint8)
+    return Image.fromarray(pixels).convert(mode)
+
+
+def png_chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def png(
+    width: int, height: int, extra: bytes = b"", *, colour: int = 6, bits: int = 8, data: bytes | None = None
+) -> bytes:
+    """All of one value, which deflate packs a thousandfold."""
+    channels = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}[colour]
+    if data is None:
+        data = zlib.compress(bytes((width * channels * bits // 8 + 1) * height), 9)
+    header = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, 0))
+    return PNG_MAGIC + header + extra + png_chunk(b"IDAT", data) + png_chunk(b"IEND", b"")
+
+
+def tiff(entries: dict[int, tuple[int, int, int | bytes]], tail: bytes = b"") -> bytes:
+    """One directory of {tag: (type, count, value)}; bytes lie behind the directory, `tail` behind them."""
+    directory, data = struct.pack("<H", len(entries)), b""
+    behind = 8 + 2 + 12 * len(entries) + 4
+    for tag, (kind, count, value) in sorted(entries.items()):
+        if isinstance(value, bytes):
+            value, data = behind + len(data), data + value
+        directory += struct.pack("<HHII", tag, kind, count, value)
+    return b"II*\0" + struct.pack("<I", 8) + directory + bytes(4) + data + tail
+
+
+def grey_tiff(width: int, height: int, more: dict[int, tuple[int, int, int | bytes]], compression: int = 1) -> bytes:
+    size = {256: (4, 1, width), 257: (4, 1, height), 258: (3, 1, 8), 259: (3, 1, compression), 262: (3, 1, 1)}
+    return tiff({**size, 277: (3, 1, 1), **more})
+
+
+def tiff_tile_bomb() -> bytes:
+    """One pixel, in a tile of 900 million."""
+    tile = zlib.compress(bytes(30_000 * 30_000), 1)
+    tags = {322: (4, 1, 30_000), 323: (4, 1, 30_000), 325: (4, 1, len(tile)), 324: (4, 1, 0)}
+    behind = len(grey_tiff(1, 1, tags, 8))
+    return grey_tiff(1, 1, {**tags, 324: (4, 1, behind)}, 8) + tile
+
+
+def overlapping_tags(tags: int = 20_000, size: int = 2**20) -> bytes:
+    """A directory whose every entry is the same megabyte."""
+    entries = b"".join(struct.pack("<HHII", 30_000 + number, 7, size, 8) for number in range(tags))
+    return b"II*\0" + struct.pack("<I", 8) + struct.pack("<H", tags) + entries + bytes(4 + size)
+
+
+def jpeg_with(segments: bytes) -> bytes:
+    data = save(small(), "JPEG")
+    return data[:2] + segments + data[2:]
+
+
+def jpeg_segment(marker: int, data: bytes) -> bytes:
+    return struct.pack(">BBH", 0xFF, marker, len(data) + 2) + data
+
+
+def jpeg_scans(scans: int) -> bytes:
+    """A progressive JPEG whose last scan comes again and again: each one is a pass over the image."""
+    data = save(Image.new("L", (1_000, 1_000)), "JPEG", progressive=True)
+    last, end = data.rindex(b"\xff\xda"), data.rindex(b"\xff\xd9")
+    return data[:end] + data[last:end] * scans + data[end:]
+
+
+def jpeg_of_size(height: int, width: int) -> bytes:
+    """A header that lies about the size of what follows."""
+    data = bytearray(save(small(), "JPEG"))
+    frame = data.index(b"\xff\xc0") + 5
+    data[frame : frame + 4] = struct.pack(">HH", height, width)
+    return bytes(data)
+
+
+def gif_with(extensions: bytes, screen: tuple[int, int] = (8, 8)) -> bytes:
+    frame = b"," + struct.pack("<HHHHB", 0, 0, 8, 8, 0) + b"\x02\x02\x44\x01\0"
+    return b"GIF89a" + struct.pack("<HHBBB", *screen, 0x80, 0, 0) + bytes(6) + extensions + frame + b";"
+
+
+def gif_of_frame(width: int, height: int) -> bytes:
+    """A tiny screen, and a frame that reaches far beyond it."""
+    frame = b"," + struct.pack("<HHHHB", 0, 0, width, height, 0) + b"\x02\x02\x44\x01\0"
+    return b"GIF89a" + struct.pack("<HHBBB", 8, 8, 0x80, 0, 0) + bytes(6) + frame + b";"
+
+
+def bmp_of_size(width: int, height: int, compression: int = 0, data: bytes = bytes(64)) -> bytes:
+    header = struct.pack("<IiiHHIIiiII", 40, width, height, 1, 8, compression, 0, 0, 0, 256, 0)
+    return b"BM" + struct.pack("<IHHI", 0, 0, 0, 14 + 40 + 1024) + header + bytes(1024) + data
+
+
+def webp_of_canvas(width: int, height: int) -> bytes:
+    """An animation on a large canvas, with one frame of 8 x 8."""
+    frame = save(Image.new("RGB", (8, 8)), "WEBP", lossless=True)[12:]
+    frame = bytes(6) + (7).to_bytes(3, "little") * 2 + bytes(4) + frame
+    canvas = bytes([2, 0, 0, 0]) + (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
+    chunks = [(b"VP8X", canvas), (b"ANIM", bytes(6)), (b"ANMF", frame)]
+    body = b"WEBP" + b"".join(kind + struct.pack("<I", len(data)) + data for kind, data in chunks)
+    return b"RIFF" + struct.pack("<I", len(body)) + body
+
+
+REFUSED: dict[str, Callable[[], bytes]] = {
+    "a PNG that claims 2^31 x 2^31 pixels": lambda: png(2**31 - 1, 2**31 - 1, data=b""),
+    "a PNG of one column": lambda: png(1, 2_000_000, colour=0),
+    "a PNG of a million empty chunks": lambda: png(8, 8, png_chunk(b"prVt", b"") * 1_000_000),
+    "a PNG of a million texts": lambda: png(8, 8, b"".join(png_chunk(b"tEXt", b"%d\0" % n) for n in range(300_000))),
+    "a PNG with a text of 1 GB": lambda: png(8, 8, png_chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(2**28), 1))),
+    "a PNG with an iTXt of 1 GB": lambda: png(
+        8, 8, png_chunk(b"iTXt", b"a\0\1\0\0\0" + zlib.compress(bytes(2**28), 1))
+    ),
+    "a PNG with a profile of 1 GB": lambda: png(8, 8, png_chunk(b"iCCP", b"a\0\0" + zlib.compress(bytes(2**28), 1))),
+    "a PNG whose EXIF has overlapping tags": lambda: png(8, 8, png_chunk(b"eXIf", overlapping_tags())),
+    "a PNG with 64 MB of EXIF": lambda: png(8, 8, png_chunk(b"eXIf", b"II*\0\x08\0\0\0" + bytes(2**26))),
+    "a JPEG that claims 65,500 x 65,500 pixels": lambda: jpeg_of_size(65_500, 65_500),
+    "a JPEG of ten thousand scans": lambda: jpeg_scans(10_000),
+    "a JPEG of a million segments": lambda: jpeg_with(b"\xff\xee\0\2" * 1_000_000),
+    "a JPEG of a million comments": lambda: jpeg_with(b"\xff\xfe\0\2" * 1_000_000),
+    "a JPEG of much junk": lambda: jpeg_with(bytes(50_000_000)),
+    "a JPEG of much filling": lambda: jpeg_with(b"\xff" * 50_000_000),
+    "a JPEG of endless EXIF": lambda: jpeg_with(jpeg_segment(0xE1, b"Exif\0\0" + bytes(65_000)) * 800),
+    "a TIFF that claims 2^31 x 2^31 pixels": lambda: grey_tiff(2**31, 2**31, {273: (4, 1, 8)}),
+    "a TIFF of a million strips": lambda: grey_tiff(
+        1, 10**6, {273: (4, 10**6, struct.pack("<I", 8) * 10**6), 278: (3, 1, 1)}
+    ),
+    "a TIFF of a huge tile": tiff_tile_bomb,
+    "a TIFF of ten million samples": lambda: grey_tiff(1, 1, {339: (3, 10**7, bytes(2 * 10**7)), 273: (4, 1, 8)}),
+    "a TIFF of overlapping tags": overlapping_tags,
+    "a big-endian BigTIFF": lambda: b"MM\0+\0\x08\0\0" + bytes(600_000),
+    "a GIF that claims 65,535 x 65,535 pixels": lambda: gif_with(b"", (65_535, 65_535)),
+    "a GIF with a frame beyond its screen": lambda: gif_of_frame(65_535, 65_535),
+    "a GIF of a million comments": lambda: gif_with(b"!\xfe\x01a\0" * 1_000_000),
+    "a GIF of one endless comment": lambda: gif_with(b"!\xfe" + (b"\xff" + bytes(255)) * 200_000 + b"\0"),
+    "a WebP of a huge canvas": lambda: webp_of_canvas(16_384, 16_384),
+    "a WebP of a canvas of 2^31 pixels": lambda: webp_of_canvas(2**24, 2**7),
+    "a BMP that claims 2^31 x 2^31 pixels": lambda: bmp_of_size(2**31 - 1, 2**31 - 1),
+    "a BMP of run lengths that end nowhere": lambda: bmp_of_size(2_000, 2_000, 1, bytes(10**6)),
+    "a PPM named as something else": lambda: save(small(), "PPM"),
+    "an ICO": lambda: save(small().resize((16, 16)), "ICO"),
+    "a PostScript program": lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n",
+}
+"""By what they are; none may be decoded, and none may need much memory or time to find out."""
+
+HEAVY_PIXELS = (2_000, 2_000)
+
+HEAVY: dict[str, Callable[[], bytes]] = {
+    "PNG with alpha": lambda: png(*HEAVY_PIXELS),
+    "PNG of 16 bits with alpha": lambda: png(*HEAVY_PIXELS, colour=4, bits=16),
+    "PNG of 16 bits": lambda: png(*HEAVY_PIXELS, png_chunk(b"tRNS", bytes(2)), colour=0, bits=16),
+    "PNG with a palette": lambda: png(
+        *HEAVY_PIXELS, png_chunk(b"PLTE", bytes(768)) + png_chunk(b"tRNS", bytes(256)), colour=3
+    ),
+    "JPEG in CMYK": lambda: save(Image.new("CMYK", HEAVY_PIXELS), "JPEG", progressive=True),
+    "WebP with alpha": lambda: save(Image.new("RGBA", HEAVY_PIXELS, (1, 2, 3, 4)), "WEBP", lossless=True, method=0),
+    "GIF": lambda: save(Image.new("P", HEAVY_PIXELS), "GIF", transparency=0),
+    "TIFF with alpha": lambda: save(Image.new("RGBA", HEAVY_PIXELS), "TIFF", compression="tiff_deflate"),
+    "TIFF of 32 bits": lambda: save(Image.new("I", HEAVY_PIXELS), "TIFF", compression="tiff_deflate"),
+    "BMP": lambda: save(Image.new("RGBA", HEAVY_PIXELS), "BMP"),
+}
+"""Of as many pixels as may be, in the modes that need the most memory for each."""
+
+
+def fuzz_corpus() -> Iterator[bytes]:
+    """Small files of every format and most of their flavours."""
+    exif = Image.Exif()
+    exif[0x0112], exif[0x010E] = 6, "a description"
+    for options in ({}, {"progressive": True}, {"quality": 5, "exif": exif}):
+        yield save(small(), "JPEG", **options)
+    for mode in ("L", "CMYK"):
+        yield save(small(mode), "JPEG")
+    for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"):
+        yield save(small("I").convert("I;16") if mode == "I;16" else small(mode), "PNG")
+    yield save(small("P"), "PNG", transparency=3, exif=exif)
+    yield png(9, 9, png_chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0<x tiff:Orientation='3'/>"))
+    for mode, compression in [
+        ("RGB", "raw"),
+        ("RGBA", "tiff_deflate"),
+        ("P", "tiff_lzw"),
+        ("1", "group4"),
+        ("L", "packbits"),
+        ("CMYK", "tiff_adobe_deflate"),
+        ("RGB", "jpeg"),
+        ("I;16", "raw"),
+        ("LAB", "raw"),
+        ("RGB", "zstd"),
+    ]:
+        image = (
+            small("I").convert("I;16") if mode == "I;16" else Image.new("LAB", (9, 9)) if mode == "LAB" else small(mode)
+        )
+        yield save(image, "TIFF", compression=compression, exif=exif)
+    yield save(small("P"), "GIF", transparency=1, comment=b"hello")
+    yield save(small("P"), "GIF", save_all=True, append_images=[small("L").convert("P")])
+    for mode in ("1", "L", "P", "RGB", "RGBA"):
+        yield save(small(mode), "BMP")
+    yield bmp_of_size(8, 8, 1, b"\x08\x05\0\0" * 8 + b"\0\1")
+    for options in ({"lossless": True}, {"quality": 20}, {"exif": exif}):
+        yield save(small("RGBA"), "WEBP", **options)
+    yield save(small(), "WEBP", save_all=True, append_images=[small("L").convert("RGB")])
+
+
+def with_right_checksums(data: bytes) -> bytes:
+    """A PNG's chunks with the crc32 that belongs to what they hold now, so that damage gets past it."""
+    parts, position = [data[:8]], 8
+    while position + 12 <= len(data):
+        (length,) = struct.unpack_from(">I", data, position)
+        body = data[position + 8 : position + 8 + length]
+        parts.append(png_chunk(data[position + 4 : position + 8], body))
+        position += length + 12
+    return b"".join([*parts, data[position:]])
+
+
+def mutated(corpus: list[bytes], rng: np.random.Generator) -> bytes:
+    """A file with a few bits flipped, bytes set to extremes, a part cut out, repeated, or taken from another file."""
+    data = bytearray(corpus[rng.integers(len(corpus))])
+    for _ in range(rng.integers(1, 5)):
+        place = int(min(rng.integers(len(data) + 1), rng.integers(len(data) + 1)))  # headers more often
+        length = int(rng.integers(1, 9))
+        action = rng.integers(7)
+        if action == 0:
+            data = data[:place]
+        elif action == 1:
+            data[place : place + length] = bytes([rng.choice([0, 1, 0x7F, 0x80, 0xFF])]) * length
+        elif action == 2:
+            data[place:place] = data[place : place + 10 * length]
+        elif action == 3:
+            other = corpus[rng.integers(len(corpus))]
+            data[place:] = other[place:]
+        elif action == 4:
+            del data[place : place + length]
+        elif place < len(data):
+            data[place] ^= 1 << int(rng.integers(8))
+        if not data:
+            break
+    if data.startswith(PNG_MAGIC) and rng.random() < 0.9:
+        return with_right_checksums(bytes(data))
+    return bytes(data)
