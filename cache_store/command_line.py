@@ -64,7 +64,8 @@ def run_program(program: str, run: Callable[[Sequence[str]], int], argv: Sequenc
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     given = sys.argv[1:] if argv is None else argv
     try:
-        return run(given)
+        with unwound_by_sigterm():
+            return run(given)
     except argparse.ArgumentError as error:
         command = " ".join([program, *[word for word in given[:1] if not word.startswith("-")]])
         message = plain_words(str(error))
@@ -84,6 +85,24 @@ def run_program(program: str, run: Callable[[Sequence[str]], int], argv: Sequenc
     except OSError as error:  # a full disk, a lost mount, a missing permission: the user's to mend
         print(f"{program}: error: {error.strerror or error}: {error.filename or 'no file named'}", file=sys.stderr)
         return 1
+
+
+@contextmanager
+def unwound_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends the block as Ctrl-C does, so that scratch files go and the exit code is that of a stop."""
+
+    def unwind(number: int, frame: object) -> None:
+        if os.getpid() == ours:
+            raise KeyboardInterrupt
+        signal.signal(number, signal.SIG_DFL)  # a forked child dies of it, as its parent expects
+        os.kill(os.getpid(), number)
+
+    ours = os.getpid()
+    previous = signal.signal(signal.SIGTERM, unwind)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 @contextmanager

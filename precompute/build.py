@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cache_store.claim import claim, refuse_foreign_folder
+from cache_store.command_line import stop_on_signals
 from cache_store.errors import ConfigError, SourceError
 from cache_store.metadata import has_cache, write_build, write_spec
 from cache_store.plan import plan_digest
@@ -73,11 +74,11 @@ class Work:
         return [shard for shard in range(self.spec.num_shards) if shard not in kept]
 
 
-def build(config: BuildConfig, stop: threading.Event, acts: Acts | None = None) -> Summary:
+def build(config: BuildConfig, acts: Acts | None = None) -> Summary:
     """Bring the cache to its sealed state; committed shards that fit are kept, but for what `acts` ask.
 
-    Raises StaleError, with nothing touched, where the cache was made from other inputs; Interrupted once `stop` is
-    set; EncodeOnceError where too many samples are rejected.
+    Raises StaleError, with nothing touched, where the cache was made from other inputs; Interrupted where a signal
+    came while encoding; EncodeOnceError where too many samples are rejected.
     """
     ignore_decoder_warnings()
     root = config.root
@@ -94,7 +95,7 @@ def build(config: BuildConfig, stop: threading.Event, acts: Acts | None = None) 
         else:
             work = begin(config, make_spec(found), found)
         del found  # the plan is on disk now; nothing below grows with the data set
-        progress = build_missing(config, work, source, encoder, stop)
+        progress = build_missing(config, work, source, encoder)
         seal = seal_cache(root, work.spec)
         announce_identity(work, seal)
         return summarise(work, progress, seal)
@@ -148,15 +149,15 @@ def mend_or_extend(config: BuildConfig, samples: SampleList, spec: Spec) -> None
     write_plan_of(config.root, spec, samples.to_write)
 
 
-def build_missing(
-    config: BuildConfig, work: Work, source: Source, encoder: Encoder, stop: threading.Event
-) -> BuildProgress:
+def build_missing(config: BuildConfig, work: Work, source: Source, encoder: Encoder) -> BuildProgress:
     """Build every shard that is not kept; what was done, and how fast."""
     with BuildProgress(work.spec.rows, work.kept, config.run.max_reject_fraction) as progress:
         progress.refuse_too_many_rejects()
         if work.missing:
             unseal(config.root)
-            run_local(config, work.spec, source, encoder, work.missing, stop, progress)
+            stop = threading.Event()
+            with stop_on_signals(stop.set):  # here, threads and processes have to be told; elsewhere, we are unwound
+                run_local(config, work.spec, source, encoder, work.missing, stop, progress)
     return progress
 
 

@@ -87,10 +87,7 @@ def build_command(parser: ArgumentParser, options: Any, argv: Sequence[str]) -> 
     from precompute.config import BuildConfig
 
     config, acts = to_config(BuildConfig, parser, options), read_acts(options, argv)
-    stop = threading.Event()
-    with stop_on_signals(stop.set):
-        summary = build(config, stop, acts)
-    show(summary, config.cache)
+    show(build(config, acts), config.cache)
     return 0
 
 
@@ -111,10 +108,7 @@ def repair_command(parser: ArgumentParser, options: Any, argv: Sequence[str]) ->
     from precompute.repair import RepairConfig, repair
 
     config = to_config(RepairConfig, parser, options)
-    stop = threading.Event()
-    with stop_on_signals(stop.set):
-        summary = repair(Path(options.cache).expanduser(), config, stop)
-    show(summary, options.cache)
+    show(repair(Path(options.cache).expanduser(), config), options.cache)
     return 0
 
 

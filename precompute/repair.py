@@ -1,6 +1,5 @@
 """`precompute repair`: build again what a verification named, and nothing else."""
 
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,15 +27,15 @@ class RepairConfig:
             raise ConfigError("name what to repair: --report FILE (from `cache-store verify --report`) or --shards")
 
 
-def repair(root: Path, config: RepairConfig, stop: threading.Event) -> Summary:
+def repair(root: Path, config: RepairConfig) -> Summary:
     """Build the named shards again, from the sources and with the encoder that the cache remembers, and reseal.
 
-    Raises StaleError where those have changed since, with nothing touched; Interrupted once `stop` is set, after
+    Raises StaleError where those have changed since, with nothing touched; Interrupted where a signal came, after
     which `precompute build` or another repair goes on.
     """
     named = {*(config.shards or ()), *(shards_of(Path(config.report)) if config.report else ())}
     build_config = BuildConfig.from_record(root, read_build(root).config)
-    return build(build_config, stop, Acts(rebuild=named, new_samples="leave out"))
+    return build(build_config, Acts(rebuild=named, new_samples="leave out"))
 
 
 def shards_of(path: Path) -> set[int]:

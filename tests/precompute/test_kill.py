@@ -55,11 +55,12 @@ def test_a_killed_build_resumes_to_identical_bytes(fork_server, tmp_path, source
         process.start()
         return process
 
-    started = time.monotonic()
-    undisturbed = start("undisturbed")
-    undisturbed.join()
-    assert undisturbed.exitcode == 0
-    usual_s = time.monotonic() - started
+    for name in ("first", "undisturbed"):  # the first waits for the server's imports
+        started = time.monotonic()
+        process = start(name)
+        process.join()
+        assert process.exitcode == 0
+        usual_s = time.monotonic() - started
     expected = timeless_files(tmp_path / "undisturbed")
 
     moments, kills, finished, attempt = random.Random(0), 0, 0, 0

@@ -1,7 +1,6 @@
 """Guarantee 6: cached training is live training."""
 
 import json
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -72,7 +71,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> BuildConfig:
         store=StoreConfig(dtype="float32", samples_per_shard=8),
         run=RunConfig(max_reject_fraction=0.1),
     )
-    build(config, threading.Event())
+    build(config)
     return config
 
 
