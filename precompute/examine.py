@@ -32,7 +32,7 @@ def announce_rejected(changes: list[ImageChange], acts: Acts) -> None:
     """Rejected samples that might succeed now."""
     back = [change.id for change in changes if change.before is None]
     other = [change.id for change in changes if change.before is not None]
-    for ids, what in ((back, "that were missing are there now"), (other, "that were rejected have changed")):
+    for ids, what in ((back, "were missing and are there now"), (other, "were rejected and have changed")):
         if ids:
             flag = acts.with_options("--retry-rejected")
-            say(f"{len(ids):,} images {what} ({some(ids)}); their samples stay rejected, unless you run {flag}")
+            say(f"images that {what}: {len(ids):,} ({some(ids)}); they stay rejected, unless you run {flag}")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from cache_store.errors import CacheError
+from cache_store.errors import CacheError, NewerFormatError
 from cache_store.metadata import read_commit, read_seal, read_spec
 from cache_store.plan import DIGESTED, plan_digest, read_plan
-from cache_store.schema import PLAN_FILE, SEAL_FILE, Spec, samples_file
+from cache_store.schema import BUILD_FILE, PLAN_FILE, SEAL_FILE, SPEC_FILE, Spec, samples_file
 from cache_store.tables import read_table
 from cache_store.verify_shard import file_finding
 from precompute.acts import Acts
@@ -88,12 +88,24 @@ def read_or_infer_spec(root: Path, found: pa.Table, make_spec: MakeSpec) -> Spec
     """The cache's spec; where its file is lost or damaged, the one asked for, if the cache vouches for that."""
     try:
         spec = read_spec(root)
-    except CacheError:
+    except NewerFormatError:
+        raise
+    except CacheError as error:
         if inferred := infer_spec(root, found, make_spec):
             return inferred
-        raise
+        raise spec_lost(root, error) from None
     damaged = (root / SEAL_FILE).exists() and not vouches_for(root, spec)
     return (infer_spec(root, found, make_spec) if damaged else None) or spec
+
+
+def spec_lost(root: Path, error: CacheError) -> CacheError:
+    """Without a spec nothing can say, field by field, what differs; `build.json` is for a person to read."""
+    path = root / SPEC_FILE
+    problem = error if path.exists() else f"{path} is missing"
+    return CacheError(
+        f"{problem}; it cannot be made again from this config and source, which are not those that the cache was made "
+        f"from: run `precompute build` with what {root / BUILD_FILE} remembers, and the file is restored"
+    )
 
 
 def infer_spec(root: Path, found: pa.Table, make_spec: MakeSpec) -> Spec | None:

@@ -107,11 +107,28 @@ def refuse_unscaled(files: ModelFiles, config: Any) -> None:
 
 def folded_moments(vae: Any, config: EncoderConfig) -> Callable[[Tensor], Tensor]:
     """The folded path; on a CPU one image at a time, which keeps activations in the last-level cache."""
+    if config.compile:
+        refuse_without_compiler(config.torch_device)
     folded = FoldedWanEncoder(vae, config.torch_dtype).to(config.torch_device).eval()
     network: Callable[[Tensor], Tensor] = torch.compile(folded, dynamic=False) if config.compile else folded
     if config.torch_device.type != "cpu":
         return network
     return lambda image_N3YX: torch.cat([network(image_13YX) for image_13YX in torch.split(image_N3YX, 1)])
+
+
+def refuse_without_compiler(device: torch.device) -> None:
+    """ConfigError where torch.compile finds no compiler: known before a cache is begun, not at its first image."""
+    from torch._dynamo.exc import TorchDynamoException  # what torch.compile raises, whichever part of it fails
+
+    try:
+        torch.compile(torch.square)(torch.ones(1, device=device))
+    except TorchDynamoException as error:
+        needed = "a C++ compiler (g++, or the one that CXX names)" if device.type == "cpu" else "Triton"
+        problem = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"encoder.compile: torch.compile does not work here ({problem}); "
+            f"install {needed}, or set encoder.compile: false"
+        ) from error
 
 
 def native_moments(vae: Any, config: EncoderConfig) -> Callable[[Tensor], Tensor]:

@@ -1,6 +1,9 @@
 """Builds through the command line: what is cached, what resumes, what is refused."""
 
 import json
+import os
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -212,7 +215,7 @@ def test_an_image_that_comes_back_is_said_to_stay_rejected(build, tmp_path, caps
     assert build(source__images=images) == 0
     write_source(tmp_path / "fewer")
     assert build(source__images=images) == 0
-    assert "1 images that were missing are there now" in capsys.readouterr().err
+    assert "images that were missing and are there now: 1 (sample-021)" in capsys.readouterr().err
 
 
 def test_a_lost_plan_is_restored_and_a_swapped_one_is_never_followed(build, tmp_path, capsys):
@@ -302,6 +305,57 @@ def test_a_mistake_is_one_line_that_names_it(build, tmp_path, capsys, overrides,
     assert message in error
     assert "Traceback" not in error
     assert not (tmp_path / "cache").exists()
+
+
+def test_a_host_without_a_compiler_is_told_so_before_a_cache_is_begun(tmp_path, source_path, vae_path):
+    config = write_config(tmp_path / "b.yaml", config_values(tmp_path / "cache", source_path, vae_path))
+    done = subprocess.run(
+        [sys.executable, "-m", "precompute", "build", "--config", str(config), "--encoder.compile", "true"],
+        env={**os.environ, "CXX": "/nowhere/g++", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")},
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("precompute: error: encoder.compile: torch.compile does not work here")
+    assert "install a C++ compiler" in line
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_build_refused_at_once_leaves_no_litter(build, tmp_path):
+    few = write_source(tmp_path / "few", [0, 1])
+    (tmp_path / "cache").mkdir()
+    for cache in (tmp_path / "cache", tmp_path / "new/folders/cache"):
+        assert build(cache=cache, source__images=str(few / "images.zip")) == 1
+    assert not list((tmp_path / "cache").iterdir())
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_finished_cache_holds_nothing_but_itself(build, tmp_path):
+    assert build() == 0
+    expected = {"build.json", "commits", "latents", "plan.parquet", "samples", "seal.json", "zarr.json"}
+    assert {path.name for path in (tmp_path / "cache").iterdir()} == expected
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+def test_a_spec_that_is_missing_is_restored(build, tmp_path, sealed):
+    assert build() == 0
+    cache, before = tmp_path / "cache", timeless_files(tmp_path / "cache")
+    (cache / "zarr.json").unlink()
+    if not sealed:
+        (cache / "seal.json").unlink()
+    assert build() == 0
+    assert timeless_files(cache) == before
+
+
+def test_a_missing_spec_of_another_recipe_is_not_made_up(build, tmp_path, capsys):
+    assert build() == 0
+    (tmp_path / "cache/zarr.json").unlink()
+    before = timeless_files(tmp_path / "cache")
+    assert build(image__height=40) == 1
+    assert "zarr.json" in capsys.readouterr().err
+    assert timeless_files(tmp_path / "cache") == before
 
 
 def test_the_cache_remembers_what_it_was_built_from(build, tmp_path, vae_path):
