@@ -169,6 +169,8 @@ class UncommittedError(Exception):
 
 
 def write_samples(path: Path, samples: pa.Table) -> None:
+    """Equal tables give equal bytes, however they are held: a list's items have another name once read from Parquet."""
+    samples = pa.table(samples.columns, schema=SAMPLES_SCHEMA).combine_chunks()
     with publish(path) as stream:
         pq.write_table(samples, stream, compression="zstd")
 
