@@ -30,7 +30,8 @@ def test_imports_point_inward_only(package):
 
 
 def test_cache_store_never_imports_torch():
-    modules = [f"cache_store.{path.stem}" for path in (ROOT / "cache_store").glob("*.py") if path.stem != "__main__"]
+    paths = [path.relative_to(ROOT).with_suffix("") for path in (ROOT / "cache_store").rglob("*.py")]
+    modules = [".".join(path.parts) for path in paths if path.name not in ("__init__", "__main__")]
     code = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
