@@ -36,7 +36,7 @@ def refuse(
 ) -> NoReturn:
     """StaleError of a summary, the table of differences and a line for each remedy; `held` heads the older column."""
     shown = [Difference(plain(each.field), *shorten(each.before, each.now)) for each in differences[:SHOWN_ROWS]]
-    lines = [summary, *aligned([("field", held, "now"), *shown])]
+    lines = [plain(summary), *aligned([("field", held, "now"), *shown])]
     if (more := len(differences) - SHOWN_ROWS) > 0:
         lines.append(f"and {more:,} more")
     raise StaleError("\n  ".join([*lines, *remedies]))

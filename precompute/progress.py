@@ -10,12 +10,13 @@ from tqdm import tqdm
 
 from cache_store.errors import EncodeOnceError
 from cache_store.schema import CommitRecord
+from cache_store.staleness import plain
 from precompute.pipeline import Progress
 
 
 def say(message: str) -> None:
     """What a person should know though the build goes on."""
-    print(f"precompute: {message}", file=sys.stderr)
+    print(f"precompute: {plain(message)}", file=sys.stderr)
 
 
 class BuildProgress:

@@ -118,7 +118,7 @@ def refuse_other_run(path: Path, state: CheckpointState, now: Mapping[str, str])
     if differences := differing(state.must_match, now):
         remedies = ["to train anew: the same command with --run.output NEW"]
         if CACHE_IDENTITY in {each.field for each in differences}:
-            remedies.append("the cache was extended, rebuilt or replaced since; the run's own cache goes on with it")
+            remedies.append("the cache was extended, rebuilt or replaced since; as it was, the run goes on with it")
         else:
             remedies.append("to go on from here, restore what it was trained with")
         refuse(f"checkpoint {path} is of another run", differences, remedies, held="in the checkpoint")

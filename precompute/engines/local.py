@@ -17,10 +17,12 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+import msgspec
 import torch
 
-from cache_store.errors import EncodeOnceError, Interrupted, StaleError
+from cache_store.errors import EncodeOnceError, Interrupted
 from cache_store.schema import Spec
+from cache_store.staleness import differing, refuse
 from precompute.config import BuildConfig
 from precompute.encoders import Encoder, EncoderConfig, load_encoder
 from precompute.images import ignore_decoder_warnings
@@ -174,7 +176,9 @@ def work(index: int, config: BuildConfig, spec: Spec, workers: int, shards: Any,
 
 def refuse_other_encoder(encoder: Encoder, spec: Spec) -> None:
     if encoder.identity != spec.arrays[ARRAY].encoder:
-        raise StaleError("encoder.model changed while the build was starting; run the same command again")
+        planned, loaded = (msgspec.to_builtins(each) for each in (spec.arrays[ARRAY].encoder, encoder.identity))
+        summary = "encoder.model changed while the build was starting"
+        refuse(summary, differing(planned, loaded), ["run the same command again"], held="when planned")
 
 
 def worker_encoder(config: EncoderConfig, index: int) -> EncoderConfig:

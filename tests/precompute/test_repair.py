@@ -30,13 +30,15 @@ DAMAGED = (
     "plan.parquet",
     "seal.json",
     "latents/zarr.json",
+    "zarr.json",
 )
 
 
+@pytest.mark.parametrize("damage", [flip, Path.unlink])
 @pytest.mark.parametrize("name", DAMAGED)
-def test_what_verify_names_is_repaired_to_the_same_bytes(cache, tmp_path, name):
+def test_what_verify_names_is_repaired_to_the_same_bytes(cache, tmp_path, name, damage):
     before, untouched = timeless_files(cache), times_of_other_shards(cache, name)
-    flip(cache / name)
+    damage(cache / name)
     report = tmp_path / "report.json"
     assert cache_store(["verify", str(cache), "--level", "full", "--report", str(report)]) == 1
     assert precompute(["repair", str(cache), "--report", str(report)]) == 0
