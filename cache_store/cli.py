@@ -1,46 +1,27 @@
 """`cache-store`: look into a cache and verify it, on any machine, without torch."""
 
-import json
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jsonargparse import ArgumentParser
-from rich.console import Console
-from rich.table import Table
-from tqdm import tqdm
 
 from cache_store.command_line import program_parser, run_program, to_config
-from cache_store.errors import ConfigError
-from cache_store.findings import Finding, Level, Report
+from cache_store.convert import ConvertConfig
+from cache_store.convert_command import run_convert
 from cache_store.gallery.command import gallery_parser, show_gallery
 from cache_store.gallery.config import GalleryConfig
 from cache_store.info import describe
-from cache_store.metadata import read_spec
-from cache_store.publish import write_file
-from cache_store.verify import verify
-from cache_store.verify_shard import UNCOMMITTED
-
-SHOWN_FINDINGS = 50
+from cache_store.verify_command import VerifyConfig, run_verify
 
 EXAMPLES = """\
   cache-store info data/cc3m/cache
   cache-store verify data/cc3m/cache                 records, sizes, coverage, seal: seconds
   cache-store verify data/cc3m/cache --level full    every byte
+  cache-store verify data/cc3m/cache --subset 3/20   every byte of the third of twenty slices: one a night
   cache-store gallery data/cc3m/cache -o cc3m.html   look at it
+  cache-store convert data/cc3m/cache data/cc3m/tars --format webdataset
 """
-
-
-@dataclass(frozen=True, kw_only=True)
-class VerifyConfig:
-    """Check a cache; exits 1 if anything is damaged."""
-
-    level: Level = "quick"
-    """quick: records, sizes, coverage, seal. full: every file's sha256, every sample's crc32c and values, all ids."""
-    report: str | None = None
-    """Also write the findings to this JSON file."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,19 +39,32 @@ def build_parser() -> ArgumentParser:
     parser = program_parser("cache-store", "Look into a cache of latents and verify it; needs no torch.", EXAMPLES)
     commands = parser.add_subcommands(dest="command", title="commands", metavar="COMMAND")
     info = ArgumentParser(exit_on_error=False, description="Show what a cache holds and how it was made.")
-    check = ArgumentParser(exit_on_error=False, description=VerifyConfig.__doc__)
-    for command in (info, check):
-        command.add_argument("cache", type=str, help="the cache's folder")
-    check.add_class_arguments(VerifyConfig, None)
+    info.add_argument("cache", type=str, help="the cache's folder")
     commands.add_subcommand("info", info, help="the spec, counts, sizes and throughput, in a table")
-    commands.add_subcommand("verify", check, help="is every byte right? exit 1 if not")
+    commands.add_subcommand("verify", verify_parser(), help="is every byte right? exit 1 if not")
+    commands.add_subcommand("convert", convert_parser(), help="the same cache as tars, as Zarr or with another codec")
     gallery = gallery_parser(GalleryConfig)
     commands.add_subcommand("gallery", gallery, help="rows of the cache on an HTML page: random, unusual, rejected")
     return parser
 
 
+def convert_parser() -> ArgumentParser:
+    parser = ArgumentParser(exit_on_error=False, description=ConvertConfig.__doc__)
+    parser.add_argument("cache", type=str, help="the cache's folder; it is read only")
+    parser.add_argument("out", type=str, help="the new cache's folder; made if it does not exist")
+    parser.add_class_arguments(ConvertConfig, None)
+    return parser
+
+
+def verify_parser() -> ArgumentParser:
+    parser = ArgumentParser(exit_on_error=False, description=VerifyConfig.__doc__)
+    parser.add_argument("cache", type=str, help="the cache's folder")
+    parser.add_class_arguments(VerifyConfig, None)
+    return parser
+
+
 def info_command(options: Any) -> int:
-    lines = describe(Path(options.cache))
+    lines = describe(Path(options.cache).expanduser())
     width = max(len(field) for field, _ in lines)
     for field, value in lines:
         print(f"{field:<{width}}  {value}")
@@ -78,16 +72,13 @@ def info_command(options: Any) -> int:
 
 
 def verify_command(options: Any) -> int:
-    if options.report and not Path(options.report).parent.is_dir():
-        raise ConfigError(f"--report: the folder of {options.report} does not exist")
-    spec = read_spec(Path(options.cache))
-    total = spec.num_shards * len(spec.arrays)
-    with tqdm(total=total, desc=f"verify {options.level}", unit="shard", delay=0.5) as bar:
-        report = verify(options.cache, options.level, lambda shard: bar.update())
-    if options.report:
-        write_file(Path(options.report), json.dumps(report.as_dict(), indent=1).encode())
-    show_report(report)
-    return 1 if report.findings else 0
+    config = to_config(VerifyConfig, verify_parser(), options)
+    return run_verify(Path(options.cache).expanduser(), config)
+
+
+def convert_command(options: Any) -> int:
+    config = to_config(ConvertConfig, convert_parser(), options)
+    return run_convert(Path(options.cache).expanduser(), Path(options.out).expanduser(), config)
 
 
 def gallery_command(options: Any) -> int:
@@ -98,33 +89,4 @@ def gallery_command(options: Any) -> int:
     return 0
 
 
-def show_report(report: Report) -> None:
-    checked = f"{report.shards:,} shards, {report.samples:,} samples, {report.bytes:,} bytes"
-    if not report.findings:
-        print(f"sound ({report.level}): {checked}\ncache identity {report.identity}")
-        return
-    uncommitted = [finding for finding in report.findings if finding.problem == UNCOMMITTED]
-    others = [finding for finding in report.findings if finding.problem != UNCOMMITTED]
-    show_findings(others)
-    if uncommitted:
-        print(
-            f"unfinished: {len(uncommitted):,} of {report.shards:,} shards are not committed; "
-            "rerun the `precompute build` that made the cache"
-        )
-    print(f"not sound ({report.level}): {len(report.findings):,} findings in {checked}")
-    if others and not uncommitted:
-        print(f"next: write the findings down with --report FILE, then precompute repair {report.cache} --report FILE")
-
-
-def show_findings(findings: list[Finding]) -> None:
-    table = Table("shard", "row", "file", "problem", box=None)
-    for finding in findings[:SHOWN_FINDINGS]:
-        place = ["" if value is None else str(value) for value in (finding.shard, finding.row)]
-        table.add_row(*place, finding.file, finding.problem)
-    # A pipe has no width; wide enough that nothing is broken there.
-    Console(highlight=False, width=None if sys.stdout.isatty() else 300).print(table)
-    if (more := len(findings) - SHOWN_FINDINGS) > 0:
-        print(f"and {more:,} more; --report FILE writes them all")
-
-
-COMMANDS = {"info": info_command, "verify": verify_command, "gallery": gallery_command}
+COMMANDS = {"info": info_command, "verify": verify_command, "gallery": gallery_command, "convert": convert_command}

@@ -25,6 +25,10 @@ class CacheError(EncodeOnceError):
     """A cache that is absent, unfinished or damaged."""
 
 
+class NewerFormatError(CacheError):
+    """A cache of a format version that this program does not know."""
+
+
 class StaleError(CacheError):
     """A cache, or a run, made from other inputs than those given now."""
 

@@ -1,13 +1,19 @@
-"""What a verification reports."""
+"""What a verification reports, and what to do about it."""
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Literal
 
 from cache_store.errors import CacheError
+from cache_store.schema import SPEC_FILE
 
 Level = Literal["quick", "full"]
 
 SHOWN = 5
+
+UNCOMMITTED = "is missing: the shard is not committed"
+STRAY = "does not belong here"
+LEFTOVER = "left by a build that died"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +31,12 @@ class Finding:
         return f"{shard}{row}{self.file}: {self.problem}"
 
 
+def in_reading_order(finding: Finding) -> tuple[int, str, int, str]:
+    """Files of the whole cache first, then shard by shard, in each file first what concerns it as a whole."""
+    shard = -1 if finding.shard is None else finding.shard
+    return shard, finding.file, -1 if finding.row is None else finding.row, finding.problem
+
+
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """What a verification looked at and found."""
@@ -36,6 +48,10 @@ class Report:
     samples: int
     bytes: int
     findings: tuple[Finding, ...]
+    subset: str | None = None
+    """Which shards were read in full, as asked for; None: all of them."""
+    covered: int = 0
+    """Of the shards, those in the subset; `samples` and `bytes` are theirs."""
 
     def raise_if_damaged(self) -> None:
         """CacheError naming the first few findings."""
@@ -44,9 +60,23 @@ class Report:
             more = f"\n  and {len(self.findings) - SHOWN} more" if len(self.findings) > SHOWN else ""
             raise CacheError(
                 f"{self.cache} is damaged, {len(self.findings)} findings:\n{shown}{more}\n"
-                f"  to see all:   cache-store verify {self.cache} --level full --report report.json\n"
-                f"  to repair it: precompute repair {self.cache} --report report.json"
+                f"  see all with `cache-store verify {self.cache} --level full`"
             )
 
     def as_dict(self) -> dict[str, object]:
-        return asdict(self)
+        """For a file; `next` says what to do, in the words of the command line."""
+        return {**asdict(self), "next": list(self.next_steps("THIS_FILE"))}
+
+    def next_steps(self, report_file: str) -> Iterator[str]:
+        """What mends the findings, first things first."""
+        strays = [finding.file for finding in self.findings if finding.problem in (STRAY, LEFTOVER)]
+        others = [finding for finding in self.findings if finding.problem not in (STRAY, LEFTOVER)]
+        if any(finding.file == SPEC_FILE for finding in others):
+            yield f"rerun the `precompute build` that made the cache, which writes {SPEC_FILE} again, then verify again"
+        elif any(finding.problem == UNCOMMITTED for finding in others):
+            yield "rerun the `precompute build` that made the cache: it builds what is missing"
+        elif others:
+            yield f"precompute repair {self.cache} --report {report_file}"
+        if strays:
+            more = f" and {len(strays) - 1:,} more that the report lists" if len(strays) > 1 else ""
+            yield f"delete {self.cache}/{strays[0]}{more}, unless a build is running"

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from cache_store.errors import CacheError
+from cache_store.errors import CacheError, NewerFormatError
 from cache_store.formats import shard_format
 from cache_store.publish import write_file
 from cache_store.schema import (
@@ -53,7 +53,7 @@ def parse_spec(data: bytes, where: str) -> Spec:
     except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
         raise CacheError(f"{where} is not the group of a cache: no attribute {SPEC_ATTRIBUTE!r}") from None
     if version != FORMAT_VERSION:
-        raise CacheError(f"{where} has format version {version!r}; this program reads version {FORMAT_VERSION}")
+        raise NewerFormatError(f"{where} has format version {version!r}; this program reads version {FORMAT_VERSION}")
     try:
         return msgspec.convert(raw, Spec, strict=True)
     except msgspec.ValidationError as error:

@@ -18,11 +18,11 @@ DIGESTED = ("row", "id", "uri", "conversations")
 
 def plan_digest(tables: Iterable[pa.Table]) -> str:
     """SHA-256 over the plan's meaning, one JSON line a row: independent of Parquet and its version."""
-    digest = hashlib.sha256()
+    digest, encoder = hashlib.sha256(), msgspec.json.Encoder(order="sorted")
     for table in tables:
         for batch in table.select(list(DIGESTED)).to_batches(max_chunksize=4_096):
-            for row in batch.to_pylist():
-                digest.update(msgspec.json.encode([row[name] for name in DIGESTED], order="sorted") + b"\n")
+            rows = zip(*(column.to_pylist() for column in batch.columns), strict=True)
+            digest.update(encoder.encode_lines(rows))
     return digest.hexdigest()
 
 
@@ -42,6 +42,14 @@ class PlanFile:
     def __init__(self, root: Path) -> None:
         self._path = root / PLAN_FILE
         self._file = open_table(self._path)
+
+    @property
+    def num_shards(self) -> int:
+        return int(self._file.num_row_groups)
+
+    def digest(self) -> str:
+        """Of the whole plan, in the memory of one shard."""
+        return plan_digest(self.shard(shard, list(DIGESTED)) for shard in range(self.num_shards))
 
     def shard(self, shard: int, columns: list[str] | None = None) -> pa.Table:
         """One shard's row group."""

@@ -32,7 +32,7 @@ SAMPLE_TABLES = 8
 
 def open_cache(path: str | Path) -> "Cache":
     """Open a sealed cache; CacheError where it is absent, unfinished or its seal is not its spec's."""
-    root = Path(path)
+    root = Path(path).expanduser()
     spec = read_spec(root)
     refuse_unsealed(root, spec)
     seal = read_seal(root)

@@ -6,6 +6,7 @@ a wrong type is an error with the field's path, never a guess.
 """
 
 import hashlib
+import math
 from collections.abc import Iterable
 from typing import Any, Literal, TypeVar
 
@@ -121,7 +122,7 @@ class ArraySpec(Record, frozen=True, kw_only=True):
     @property
     def sample_bytes(self) -> int:
         """Bytes of one decoded sample."""
-        return int(np.prod(self.shape)) * self.numpy_dtype.itemsize
+        return math.prod(self.shape) * self.numpy_dtype.itemsize
 
 
 class Spec(Record, frozen=True, kw_only=True):
@@ -257,7 +258,7 @@ class Seal(Record, frozen=True, kw_only=True):
     reasons: dict[str, int]
     cached_per_shard: tuple[int, ...]
     commits: dict[str, tuple[str, ...]]
-    """SHA-256 of every commit record's content, by array, shards in order, so that an edited or foreign one is named."""
+    """SHA-256 of every commit record's content, by array, shards in order, so that an edited one is named."""
     plan_file: FileRecord
     arrays: dict[str, ArraySummary]
     sha256: str
@@ -310,7 +311,5 @@ def parse_signed(record_class: type[RecordT], data: bytes, where: str) -> Record
 
 def rows_digest(rows: Iterable[int], ids: Iterable[str], contents: Iterable[str | None]) -> str:
     """SHA-256 over (row, id, content_sha256), one JSON line a sample."""
-    digest = hashlib.sha256()
-    for sample in zip(rows, ids, contents, strict=True):
-        digest.update(msgspec.json.encode(sample) + b"\n")
-    return digest.hexdigest()
+    lines = msgspec.json.Encoder().encode_lines(zip(rows, ids, contents, strict=True))
+    return hashlib.sha256(lines).hexdigest()

@@ -12,6 +12,7 @@ from cache_store.schema import (
     SEAL_FILE,
     ArraySummary,
     CommitContent,
+    FileRecord,
     Seal,
     Spec,
     canonical_json,
@@ -28,7 +29,7 @@ def seal_cache(root: Path, spec: Spec) -> Seal:
     A seal that is already right is left alone.
     """
     contents = {array: read_contents(root, spec, array) for array in spec.arrays}
-    seal = make_seal(root, spec, contents)
+    seal = make_seal(spec, contents, file_record(root, root / PLAN_FILE))
     path, data = root / SEAL_FILE, canonical_json(seal)
     if not path.exists() or path.read_bytes() != data:
         write_file(path, data)
@@ -50,7 +51,7 @@ def cache_identity(contents: dict[str, list[CommitContent]]) -> str:
     return record_digest(*(content for array in sorted(contents) for content in contents[array]))
 
 
-def make_seal(root: Path, spec: Spec, contents: dict[str, list[CommitContent]]) -> Seal:
+def make_seal(spec: Spec, contents: dict[str, list[CommitContent]], plan_file: FileRecord) -> Seal:
     first = next(iter(contents.values()))
     cached, rejected = sum(each.cached for each in first), sum(each.rejected for each in first)
     assert cached + rejected == spec.rows, (cached, rejected, spec.rows)
@@ -67,7 +68,7 @@ def make_seal(root: Path, spec: Spec, contents: dict[str, list[CommitContent]]) 
         reasons=dict(reasons),
         cached_per_shard=tuple(each.cached for each in first),
         commits={array: tuple(map(record_digest, each)) for array, each in contents.items()},
-        plan_file=file_record(root, root / PLAN_FILE),
+        plan_file=plan_file,
         arrays={array: summarise_array(each) for array, each in contents.items()},
         sha256="",
     )

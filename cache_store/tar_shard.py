@@ -11,7 +11,6 @@ and zeros at the end: two blocks at least, up to a whole record of 10,240 bytes,
 
 import struct
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import Any, BinaryIO
 
 import msgspec
@@ -33,8 +32,6 @@ HEADER = struct.Struct("100s8s8s8s12s12s8s1s100s6s2s32s32s8s8s155s12x")
 device numbers, prefix.
 """
 
-CHECKSUM = slice(148, 156)
-
 SAMPLE_COLUMNS = ("row", "id", "uri", "conversations")
 SAMPLES_AT_ONCE = 1_024
 """Rows held as Python objects at a time."""
@@ -44,7 +41,7 @@ class TarShardWriter:
     """Lays out one shard; `planned` has a row for every append."""
 
     def __init__(self, stream: BinaryIO, array: ArraySpec, planned: pa.Table) -> None:
-        self._stream, self._array = stream, array
+        self._stream, self._layout = stream, RowLayout(array)
         self._samples = iterate_samples(planned)
         self._position = 0
 
@@ -53,8 +50,8 @@ class TarShardWriter:
         sample = next(self._samples)
         if payload is None:
             return None
-        before = before_latent(sample["row"], self._array)
-        after = after_latent(sample["row"], self._array, sample, content_sha256)
+        before = self._layout.before_latent(sample["row"])
+        after = self._layout.after_latent(sample["row"], sample, content_sha256)
         location = Location(self._position + len(before), len(payload), crc32c(payload))
         self._stream.write(before)
         self._stream.write(payload)
@@ -97,21 +94,22 @@ class TarFormat:
         locations: list[Location | None],
     ) -> Iterator[tuple[int | None, str]]:
         """Every byte but the latents' own is a function of the samples table: (slot or None, what differs from it)."""
-        first_row, length = spec.shard_rows(shard).start, spec.arrays[array].sample_bytes
+        first_row, layout = spec.shard_rows(shard).start, RowLayout(spec.arrays[array])
         contents, position = samples["content_sha256"].to_pylist(), 0
         for slot, sample in enumerate(iterate_samples(samples)):
             location = locations[slot]
             if location is None:
                 continue
-            before = before_latent(first_row + slot, spec.arrays[array])
-            after = after_latent(first_row + slot, spec.arrays[array], sample, contents[slot])
+            before = layout.before_latent(first_row + slot)
+            after = layout.after_latent(first_row + slot, sample, contents[slot])
             offset = position + len(before)
-            if (location.offset, location.length) != (offset, length):
+            if (location.offset, location.length) != (offset, layout.latent_bytes):
                 yield slot, f"samples table says bytes {span(location.offset, location.length)}, expected {offset} on"
-            if data[position:offset] != before:
+            if bytes(data[position:offset]) != before:  # a memoryview compares item by item
                 yield slot, "the headers before the latent are not what they should be"
-            position = offset + length + len(after)
-            if data[offset + length : position] != after:
+            end = offset + layout.latent_bytes
+            position = end + len(after)
+            if bytes(data[end:position]) != after:
                 yield slot, "the JSON member is not what the samples table says"
         if data[position:] != bytes(end_bytes(position)):
             yield None, f"does not end as a tar after byte {position}"
@@ -126,17 +124,23 @@ def iterate_samples(table: pa.Table) -> Iterator[dict[str, Any]]:
         yield from batch.to_pylist()
 
 
-def before_latent(row: int, array: ArraySpec) -> bytes:
-    """What stands before a row's values."""
-    name = f"{row:012d}.latent.npy"
-    return member_header(name, NPY_HEADER_BYTES + array.sample_bytes) + npy_header(array.dtype, array.shape)
+class RowLayout:
+    """What stands around the values of an array's rows, as a function of the row."""
 
+    def __init__(self, array: ArraySpec) -> None:
+        self.latent_bytes = array.sample_bytes
+        self._npy_bytes = NPY_HEADER_BYTES + array.sample_bytes
+        self._npy_header = npy_header(array.dtype, array.shape)
+        self._npy_padding = padding(self._npy_bytes)
 
-def after_latent(row: int, array: ArraySpec, sample: dict[str, Any], content_sha256: str | None) -> bytes:
-    """What stands between a row's values and the next row."""
-    text = sample_json(sample, content_sha256)
-    header = member_header(f"{row:012d}.json", len(text))
-    return padding(NPY_HEADER_BYTES + array.sample_bytes) + header + text + padding(len(text))
+    def before_latent(self, row: int) -> bytes:
+        """What stands before the row's values."""
+        return member_header(f"{row:012d}.latent.npy", self._npy_bytes) + self._npy_header
+
+    def after_latent(self, row: int, sample: dict[str, Any], content_sha256: str | None) -> bytes:
+        """What stands between the row's values and the next row."""
+        text = sample_json(sample, content_sha256)
+        return self._npy_padding + member_header(f"{row:012d}.json", len(text)) + text + padding(len(text))
 
 
 def sample_json(sample: dict[str, Any], content_sha256: str | None) -> bytes:
@@ -144,7 +148,6 @@ def sample_json(sample: dict[str, Any], content_sha256: str | None) -> bytes:
     return msgspec.json.encode({**members, "sha256": content_sha256}, order="sorted")
 
 
-@lru_cache
 def npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
     """The header of a .npy file, version 1.0, of an array in C order: as numpy writes it (see numpy.lib.format)."""
     kind = {"float16": "<f2", "float32": "<f4"}[dtype]
@@ -155,15 +158,21 @@ def npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
 
 def member_header(name: str, size: int) -> bytes:
     """A regular file's header: readable by all, owned by nobody in particular, of no date."""
+    name_field, size_field = name.encode(), b"%011o\0" % size
+    checksum = sum(name_field) + sum(size_field) + OTHER_FIELDS_SUM
+    return pack_header(name_field, size_field, b"%06o\0 " % checksum)
+
+
+def pack_header(name: bytes, size: bytes, checksum: bytes) -> bytes:
     zero = b"0000000\0"
-    header = HEADER.pack(
-        name.encode(),
+    return HEADER.pack(
+        name,
         b"0000644\0",
         zero,
         zero,
-        b"%011o\0" % size,
+        size,
         b"%011o\0" % 0,
-        b" " * 8,  # the checksum counts itself as spaces
+        checksum,
         b"0",
         b"",
         b"ustar\0",
@@ -174,7 +183,10 @@ def member_header(name: str, size: int) -> bytes:
         b"",
         b"",
     )
-    return header[: CHECKSUM.start] + b"%06o\0 " % sum(header) + header[CHECKSUM.stop :]
+
+
+OTHER_FIELDS_SUM = sum(pack_header(b"", b"", b" " * 8))
+"""A header's checksum is the sum of its bytes, itself counted as spaces; all but name and size are constant."""
 
 
 def padding(size: int) -> bytes:

@@ -1,67 +1,114 @@
 """Saying whether every byte of a cache is right, and naming what is not.
 
 `quick` reads records and sizes: seconds for thousands of shards. `full` reads every byte: each file's SHA-256, each
-sample's crc32c and values, each id against the plan.
+sample's crc32c and values, each id against the plan. A subset is read in full, the rest quickly.
 """
 
 import math
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from cache_store.errors import CacheError
-from cache_store.findings import Finding, Level, Report
+from cache_store.errors import CacheError, NewerFormatError
+from cache_store.findings import LEFTOVER, STRAY, Finding, Level, Report, in_reading_order
 from cache_store.formats import shard_format
-from cache_store.metadata import read_build, read_seal, read_spec
-from cache_store.plan import PlanFile, plan_digest, read_plan
+from cache_store.metadata import has_cache, read_build, read_seal, read_spec
+from cache_store.plan import PlanFile
+from cache_store.processes import in_order
 from cache_store.publish import SCRATCH_SUFFIX
 from cache_store.schema import (
     BUILD_FILE,
     PLAN_FILE,
     SEAL_FILE,
+    SPEC_FILE,
     CommitContent,
     Seal,
     Spec,
     commit_file,
     samples_file,
 )
-from cache_store.seal import make_seal
-from cache_store.verify_shard import ShardVerifier, file_finding
+from cache_store.seal import cache_identity, make_seal
+from cache_store.subset import Subset
+from cache_store.verify_shard import CheckedShard, ShardTask, ShardVerifier, file_finding, unreadable
 
 __all__ = ["Finding", "Level", "Report", "verify"]
 
 FLOAT_TOLERANCE = 1e-6
 
 
-def verify(path: str | Path, level: Level = "quick", progress: Callable[[int], object] = lambda shard: None) -> Report:
-    """Check a cache; `progress` hears of every shard done. CacheError only where there is no cache to check."""
-    root = Path(path)
-    spec = read_spec(root)
+def ignore(checked: CheckedShard) -> None:
+    pass
+
+
+def verify(
+    path: str | Path,
+    level: Level = "quick",
+    *,
+    subset: Subset | None = None,
+    jobs: int = 1,
+    progress: Callable[[CheckedShard], object] = ignore,
+) -> Report:
+    """Check a cache, with so many processes; `progress` hears of every shard done, in order.
+
+    Shards outside the subset are checked at level quick. CacheError only where there is no cache to check.
+    """
+    root = Path(path).expanduser()
+    try:
+        spec = read_spec(root)
+    except CacheError as error:
+        if isinstance(error, NewerFormatError) or not has_cache(root):
+            raise
+        findings = [Finding(file=SPEC_FILE, problem=str(error))]
+        return report_of(root, level, None, subset, None, [], findings)
     seal, findings = read_seal_and_build(root)
-    findings += [*metadata_findings(root, spec), *stray_findings(root, spec)]
-    plan, found = check_plan(root, spec, seal, level)
-    findings += found
-    contents: dict[str, list[CommitContent]] = {}
-    for array in spec.arrays:
-        contents[array] = []
-        verifier = ShardVerifier(root, spec, array, level, plan)
-        for shard in range(spec.num_shards):
-            content, found = verifier.check(shard)
-            findings += found
-            contents[array] += [content] if content else []
-            progress(shard)
-    if seal is not None and not any(finding.file.startswith(("commits/", PLAN_FILE)) for finding in findings):
-        findings += seal_findings(root, spec, seal, contents)
+    findings += [*metadata_findings(root, spec), *stray_findings(root, spec), *plan_findings(root, spec, seal, level)]
+    tasks = shard_tasks(spec, level, subset)
+    checked = []
+    for each in in_order(partial(ShardVerifier, root, spec, sealed=(root / SEAL_FILE).exists()), tasks, jobs):
+        checked.append(each)
+        findings += each.findings
+        progress(each)
+    if seal is not None:
+        findings += seal_findings(spec, seal, checked, {finding.file for finding in findings})
+    return report_of(root, level, spec, subset, seal, checked, findings)
+
+
+def shard_tasks(spec: Spec, level: Level, subset: Subset | None) -> list[ShardTask]:
+    shards = range(spec.num_shards)
+    levels: list[Level] = [level if subset is None or shard in subset else "quick" for shard in shards]
+    return [
+        ShardTask(array=array, shard=shard, level=each)
+        for array in spec.arrays
+        for shard, each in zip(shards, levels, strict=True)
+    ]
+
+
+def report_of(
+    root: Path,
+    level: Level,
+    spec: Spec | None,
+    subset: Subset | None,
+    seal: Seal | None,
+    checked: Sequence[CheckedShard],
+    findings: Iterable[Finding],
+) -> Report:
+    """The report of what was checked at the level asked for."""
+    covered = [each for each in checked if subset is None or each.task.shard in subset]
+    samples = {each.task.shard: each.content.cached for each in covered if each.content}
     return Report(
         cache=str(root),
         level=level,
+        subset=subset.name if subset else None,
         identity=seal.identity if seal else None,
-        shards=spec.num_shards,
-        samples=sum(each.cached for each in next(iter(contents.values()))),
-        bytes=sum(file.bytes for each in contents.values() for content in each for file in content.files),
-        findings=tuple(findings),
+        shards=spec.num_shards if spec else 0,
+        covered=len({each.task.shard for each in covered}),
+        samples=sum(samples.values()),
+        bytes=sum(each.bytes for each in covered),
+        findings=tuple(sorted(findings, key=in_reading_order)),
     )
 
 
@@ -70,61 +117,106 @@ def read_seal_and_build(root: Path) -> tuple[Seal | None, list[Finding]]:
     seal, findings = None, []
     try:
         seal = read_seal(root)
-    except CacheError as error:
-        findings.append(Finding(file=SEAL_FILE, problem=str(error)))
+    except (CacheError, OSError) as error:
+        findings.append(Finding(file=SEAL_FILE, problem=unreadable(error)))
     try:
         read_build(root)
-    except CacheError as error:
-        findings.append(Finding(file=BUILD_FILE, problem=str(error)))
+    except (CacheError, OSError) as error:
+        findings.append(Finding(file=BUILD_FILE, problem=unreadable(error)))
     return seal, findings
 
 
 def metadata_findings(root: Path, spec: Spec) -> Iterator[Finding]:
     for name, expected in shard_format(spec).metadata(spec).items():
-        path = root / name
-        if not path.is_file():
+        try:
+            if (root / name).read_bytes() != expected:
+                yield Finding(file=name, problem="is not what the spec says it should be")
+        except (FileNotFoundError, NotADirectoryError):
             yield Finding(file=name, problem="is missing")
-        elif path.read_bytes() != expected:
-            yield Finding(file=name, problem="is not what the spec says it should be")
+        except OSError as error:
+            yield Finding(file=name, problem=unreadable(error))
 
 
 def stray_findings(root: Path, spec: Spec) -> Iterator[Finding]:
-    """Shard files, samples and records beyond the plan, and scratch files of a build that died."""
+    """What lies in the cache's folders and is no file of a cache, scratch files of a build that died among them."""
     shards = range(spec.num_shards)
     layout = shard_format(spec)
     known = {*layout.metadata(spec), *map(samples_file, shards)}
     for array in spec.arrays:
         known.update(commit_file(array, shard) for shard in shards)
         known.update(layout.shard_file(array, shard) for shard in shards)
-    scratch = sorted(root.glob(f".*{SCRATCH_SUFFIX}"))
-    folders = [sorted((root / folder).rglob("*")) for folder in sorted({name.split("/")[0] for name in known})]
-    for paths in (scratch, *folders):
-        for path in paths:
-            name = path.relative_to(root).as_posix()
-            if path.is_file() and name not in known:
-                died = name.endswith(SCRATCH_SUFFIX)
-                yield Finding(file=name, problem="left by a build that died" if died else "does not belong here")
+    for path in sorted(root.glob(f".*{SCRATCH_SUFFIX}")):
+        yield Finding(file=path.name, problem=LEFTOVER)
+    folders = {name.rpartition("/")[0] for name in known}
+    for top in sorted({name.partition("/")[0] for name in folders if name}):
+        yield from strays_below(root, top, known, folders)
 
 
-def check_plan(root: Path, spec: Spec, seal: Seal | None, level: Level) -> tuple[PlanFile | None, list[Finding]]:
-    """The plan, where it can be read, and what is wrong with it."""
+def strays_below(root: Path, folder: str, known: set[str], folders: set[str]) -> Iterator[Finding]:
+    """Names as strings throughout: a large cache has hundreds of thousands of them."""
+    try:
+        entries = sorted(os.scandir(root / folder), key=lambda entry: entry.name)
+    except (FileNotFoundError, NotADirectoryError):
+        return  # the files that should be in it are missed one by one
+    for entry in entries:
+        name = f"{folder}/{entry.name}"
+        if entry.is_dir(follow_symlinks=False):
+            inner = [*strays_below(root, name, known, folders)]
+            empty = name not in folders and not any(each.startswith(f"{name}/") for each in folders)
+            yield from inner or ([Finding(file=name, problem=STRAY)] if empty else [])
+        elif name not in known:
+            yield Finding(file=name, problem=LEFTOVER if name.endswith(SCRATCH_SUFFIX) else STRAY)
+
+
+def plan_findings(root: Path, spec: Spec, seal: Seal | None, level: Level) -> Iterator[Finding]:
+    """Its hash at every level, since it is one file; full also whether it is the spec's plan."""
     try:
         plan = PlanFile(root)
-        if seal is not None and (finding := file_finding(root, seal.plan_file, level)):
-            return plan, [finding]
-        if level == "full" and plan_digest([read_plan(root)]) != spec.plan_digest:
-            return plan, [Finding(file=PLAN_FILE, problem="is another plan than the spec's")]
-    except CacheError as error:
-        return None, [Finding(file=PLAN_FILE, problem=str(error))]
-    return plan, []
+        if seal is not None and (finding := file_finding(root, seal.plan_file, "full")):
+            yield finding
+        elif level == "full" and not (plan.num_shards == spec.num_shards and plan.digest() == spec.plan_digest):
+            yield Finding(file=PLAN_FILE, problem="is another plan than the spec's")
+    except (CacheError, OSError) as error:
+        yield Finding(file=PLAN_FILE, problem=unreadable(error))
 
 
-def seal_findings(root: Path, spec: Spec, seal: Seal, contents: dict[str, list[CommitContent]]) -> Iterator[Finding]:
-    """Whether the seal is the roll-up of the commit records and of the plan file."""
-    expected = make_seal(root, spec, contents)
+def seal_findings(spec: Spec, seal: Seal, checked: Sequence[CheckedShard], damaged: set[str]) -> Iterator[Finding]:
+    """Whether the seal is the roll-up of the commit records; a record that it was not made from is named."""
+    if seal.spec_digest != spec.digest:
+        yield Finding(file=SEAL_FILE, problem="is the seal of another spec")
+        return
+    others = [*other_records(seal, checked)]
+    if len(others) == len(checked) > 1:
+        yield Finding(file=SEAL_FILE, problem="is the seal of none of the commit records")
+        return
+    yield from (finding for finding in others if finding.file not in damaged)
+    records = {commit_file(each.task.array, each.task.shard) for each in checked}
+    if others or records & damaged:
+        return  # what it should be cannot be told
+    expected = make_seal(spec, contents_of(checked), seal.plan_file)
     unsigned = [msgspec.to_builtins(msgspec.structs.replace(each, sha256="")) for each in (expected, seal)]
     if not nearly_equal(*unsigned):
         yield Finding(file=SEAL_FILE, problem="is not the roll-up of the commit records")
+
+
+def contents_of(checked: Sequence[CheckedShard]) -> dict[str, list[CommitContent]]:
+    """By array, in order of shards; of shards without a record, nothing."""
+    contents: dict[str, list[CommitContent]] = {each.task.array: [] for each in checked}
+    for each in checked:
+        contents[each.task.array] += [each.content] if each.content else []
+    return contents
+
+
+def other_records(seal: Seal, checked: Sequence[CheckedShard]) -> Iterator[Finding]:
+    """Readable records that are not those the cache was sealed with; none where the seal's own list is at fault."""
+    if cache_identity(contents_of(checked)) == seal.identity:
+        return
+    for each in checked:
+        array, shard = each.task.array, each.task.shard
+        digests = seal.commits.get(array, ())
+        if each.digest is not None and (shard >= len(digests) or digests[shard] != each.digest):
+            problem = "is not the record that the cache was sealed with"
+            yield Finding(shard=shard, file=commit_file(array, shard), problem=problem)
 
 
 def nearly_equal(expected: Any, found: Any) -> bool:

@@ -1,16 +1,17 @@
 """Checking one shard: its record, its files, every sample in it."""
 
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cache_store.checksum import crc32c
-from cache_store.codec import decode_sample
 from cache_store.errors import CacheError
-from cache_store.findings import Finding, Level
+from cache_store.findings import UNCOMMITTED, Finding, Level
 from cache_store.formats import Location, shard_format
 from cache_store.metadata import read_commit
 from cache_store.plan import DIGESTED, PlanFile, plan_digest
@@ -18,92 +19,153 @@ from cache_store.publish import file_sha256
 from cache_store.reader import map_file
 from cache_store.schema import (
     CACHED,
-    DTYPES,
     REJECTED,
     SAMPLES_SCHEMA,
+    ArraySpec,
+    ChannelStatistics,
     CommitContent,
     FileRecord,
+    PreviewEquations,
     Spec,
     commit_file,
+    record_digest,
     rows_digest,
     samples_file,
 )
+from cache_store.shard_scan import scan_shard
 from cache_store.tables import read_table
 
-UNCOMMITTED = "is missing: the shard is not committed"
+MISSING = "is missing, though the cache is sealed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardTask:
+    """One shard to check; quick looks at its record and the sizes of its files."""
+
+    array: str
+    shard: int
+    level: Level
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedShard:
+    """What the check of one shard gave."""
+
+    task: ShardTask
+    content: CommitContent | None
+    """None where the shard has no readable record."""
+    digest: str | None
+    """Of the content."""
+    findings: tuple[Finding, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.bytes for file in self.content.files) if self.content else 0
 
 
 class ShardVerifier:
-    """Checks the shards of one array, one at a time; `plan` is None where the plan itself cannot be read."""
+    """Checks the shards of a cache, one at a time, in the process that it was made in."""
 
-    def __init__(self, root: Path, spec: Spec, array: str, level: Level, plan: PlanFile | None) -> None:
-        self._root, self._spec, self._array, self._level, self._plan = root, spec, array, level, plan
+    def __init__(self, root: Path, spec: Spec, sealed: bool) -> None:
+        self._root, self._spec, self._sealed = root, spec, sealed
 
-    def check(self, shard: int) -> tuple[CommitContent | None, list[Finding]]:
-        """The shard's record and what is wrong with the shard."""
-        name = commit_file(self._array, shard)
+    def __call__(self, task: ShardTask) -> CheckedShard:
+        name = commit_file(task.array, task.shard)
         try:
-            record = read_commit(self._root, self._array, shard)
-        except CacheError as error:
-            return None, [Finding(shard=shard, file=name, problem=str(error))]
+            record = read_commit(self._root, task.array, task.shard)
+            problem = None if record else MISSING if self._sealed else UNCOMMITTED
+        except (CacheError, OSError) as error:
+            record, problem = None, unreadable(error)
         if record is None:
-            return None, [Finding(shard=shard, file=name, problem=UNCOMMITTED)]
-        findings = [*content_findings(self._spec, self._array, shard, record.content)]
-        for file in record.content.files:
-            found = file_finding(self._root, file, self._level, shard)
-            findings.extend([found] if found else [])
-        if self._level == "full":
-            findings.extend(self._sample_findings(record.content))
-        return record.content, findings
+            assert problem is not None
+            finding = Finding(shard=task.shard, file=name, problem=problem)
+            return CheckedShard(task=task, content=None, digest=None, findings=(finding,))
+        content = record.content
+        findings = [*content_findings(self._spec, task.array, task.shard, content)]
+        if tuple(file.path for file in content.files) == self._files(task):
+            findings.extend(self._file_findings(task, content))
+        return CheckedShard(task=task, content=content, digest=record_digest(content), findings=tuple(findings))
 
-    def _sample_findings(self, content: CommitContent) -> Iterator[Finding]:
-        """Damage inside the shard, named by row."""
-        shard, name = content.shard, samples_file(content.shard)
+    def _files(self, task: ShardTask) -> tuple[str, str]:
+        return shard_format(self._spec).shard_file(task.array, task.shard), samples_file(task.shard)
+
+    def _file_findings(self, task: ShardTask, content: CommitContent) -> Iterator[Finding]:
+        data, table = content.files
+        wrong_size = file_finding(self._root, data, "quick", task.shard)  # its sha256 comes with the samples' pass
+        wrong_table = file_finding(self._root, table, task.level, task.shard)
+        yield from filter(None, (wrong_size, wrong_table))
+        if task.level == "full":
+            samples, found = self._read_samples(content, table)
+            yield from found
+            yield from self._data_findings(content, data, samples, whole=wrong_size is None)
+
+    def _read_samples(self, content: CommitContent, file: FileRecord) -> tuple[pa.Table | None, list[Finding]]:
+        """The samples table, if it can serve to find the samples, and what is wrong with it."""
+        path = self._root / file.path
+        if not path.is_file():
+            return None, []  # which has been found already
         try:
-            samples = read_table(self._root / name)
+            samples = read_table(path)
+            problem = table_problem(samples, len(self._spec.shard_rows(content.shard)))
         except CacheError as error:
-            yield Finding(shard=shard, file=name, problem=str(error))
-            return
-        if samples.schema != SAMPLES_SCHEMA:
-            yield Finding(shard=shard, file=name, problem="has other columns than the format's")
-            return
-        yield from table_findings(content, samples)
-        yield from self._plan_findings(content, samples)
-        yield from self._value_findings(content, samples)
+            problem = str(error)
+        if problem:
+            return None, [Finding(shard=content.shard, file=file.path, problem=problem)]
+        return samples, [*table_findings(content, samples), *self._plan_findings(content, samples)]
+
+    @cached_property
+    def _plan(self) -> PlanFile | None:
+        """Silent where the plan cannot be read, which is a finding of its own."""
+        try:
+            return PlanFile(self._root)
+        except CacheError:
+            return None
 
     def _plan_findings(self, content: CommitContent, samples: pa.Table) -> Iterator[Finding]:
-        """Silent where the plan cannot be read, which is a finding of its own."""
+        """Whether the shard's rows are the planned ones."""
         if self._plan is None:
             return
         try:
             planned = self._plan.shard(content.shard, list(DIGESTED))
         except CacheError:
             return
-        if not samples.select(planned.column_names).equals(planned):
-            name = samples_file(content.shard)
-            yield Finding(shard=content.shard, file=name, problem="rows, ids or texts are not the plan's")
+        yield from other_rows(content, self._spec.shard_rows(content.shard), samples, planned)
         if content.plan_digest != plan_digest([planned]):
             name = commit_file(content.array, content.shard)
             yield Finding(shard=content.shard, file=name, problem="was made for other samples than the plan's")
 
-    def _value_findings(self, content: CommitContent, samples: pa.Table) -> Iterator[Finding]:
-        """Each sample's crc32c, decoding and values, and the shard's own structure."""
-        spec, file = self._spec, shard_format(self._spec).shard_file(content.array, content.shard)
+    def _data_findings(
+        self, content: CommitContent, file: FileRecord, samples: pa.Table | None, whole: bool
+    ) -> Iterator[Finding]:
+        """The shard file: its hash where it is `whole`, each sample, the file's own structure."""
+        shard, path = content.shard, self._root / file.path
+        locations = [] if samples is None else read_locations(samples)
         try:
-            data = map_file(self._root / file)
-        except (OSError, ValueError):
-            return  # absent or empty, which the file's own finding says
-        rows, locations = samples["row"].to_pylist(), read_locations(samples)
-        for row, location in zip(rows, locations, strict=True):
-            if problem := location and sample_problem(data, location, spec, content.array):
-                yield Finding(shard=content.shard, row=row, file=file, problem=problem)
-        structure = shard_format(spec).structure_problems(data, spec, content.array, content.shard, samples, locations)
-        for slot, problem in structure:
+            scan = scan_shard(path, self._spec.arrays[content.array], locations)
+        except FileNotFoundError:
+            return  # which has been found already
+        except OSError as error:
+            yield Finding(shard=shard, file=file.path, problem=unreadable(error))
+            return
+        if whole and scan.sha256 != file.sha256:
+            yield Finding(shard=shard, file=file.path, problem=other_sha256(scan.sha256, file.sha256))
+        problems: list[tuple[int | None, str]] = [*scan.problems]
+        if samples is not None and path.stat().st_size:
+            data = map_file(path)
+            layout = shard_format(self._spec)
+            problems += layout.structure_problems(data, self._spec, content.array, shard, samples, locations)
+        rows = self._spec.shard_rows(shard)
+        for slot, problem in problems:
             row = None if slot is None or slot >= len(rows) else rows[slot]
-            yield Finding(shard=content.shard, row=row, file=file, problem=problem)
+            yield Finding(shard=shard, row=row, file=file.path, problem=problem)
+
+
+def unreadable(error: CacheError | OSError) -> str:
+    return f"cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
 
 
 def content_findings(spec: Spec, array: str, shard: int, content: CommitContent) -> Iterator[Finding]:
+    """Whether a record says what a record of this shard must say."""
     name = commit_file(array, shard)
     expected_files = (shard_format(spec).shard_file(array, shard), samples_file(shard))
     claims = {
@@ -113,26 +175,63 @@ def content_findings(spec: Spec, array: str, shard: int, content: CommitContent)
         "files": (tuple(file.path for file in content.files), expected_files),
         "planned samples": (content.cached + content.rejected, len(spec.shard_rows(shard))),
         "reasons": (sum(content.reasons.values()), content.rejected),
+        "counts below 0": (sum(count < 0 for count in (content.cached, content.rejected, content.non_finite)), 0),
+        "statistics": (statistics_shape(content), expected_shape(spec.arrays[array], content.cached)),
     }
     for claim, (found, expected) in claims.items():
         if found != expected:
             yield Finding(shard=shard, file=name, problem=f"{claim}: expected {expected}, found {found}")
 
 
+def statistics_shape(content: CommitContent) -> list[int]:
+    """Lengths of everything that the seal adds up."""
+    lengths: list[int] = []
+    if isinstance(content.statistics, ChannelStatistics):
+        each = content.statistics
+        lengths += [each.count, *map(len, (each.sum, each.sum_of_squares, each.minimum, each.maximum))]
+    if isinstance(content.preview, PreviewEquations):
+        lengths += [*map(len, content.preview.gram), *map(len, content.preview.moment)]
+    return lengths
+
+
+def expected_shape(array: ArraySpec, cached: int) -> list[int]:
+    channels, height, width = array.shape
+    inputs = channels + 1
+    return [cached * height * width, *[channels] * 4, *[inputs] * inputs, *[3] * inputs] if cached else []
+
+
 def file_finding(root: Path, file: FileRecord, level: Level, shard: int | None = None) -> Finding | None:
+    """What is wrong with a file that a record names; full compares its SHA-256."""
     path = root / file.path
-    if not path.is_file():
-        problem = "is missing"
-    elif path.stat().st_size != file.bytes:
-        problem = f"is {path.stat().st_size} bytes, expected {file.bytes}"
-    elif level == "full" and (found := file_sha256(path)) != file.sha256:
-        problem = f"sha256 is {found[:12]}…, expected {file.sha256[:12]}…"
-    else:
-        return None
+    try:
+        if not path.is_file():
+            problem = "is missing"
+        elif (size := path.stat().st_size) != file.bytes:
+            problem = f"is {size} bytes, expected {file.bytes}"
+        elif level == "full" and (found := file_sha256(path)) != file.sha256:
+            problem = other_sha256(found, file.sha256)
+        else:
+            return None
+    except OSError as error:
+        problem = unreadable(error)
     return Finding(shard=shard, file=file.path, problem=problem)
 
 
+def other_sha256(found: str, expected: str) -> str:
+    return f"sha256 is {found[:12]}…, expected {expected[:12]}…"
+
+
+def table_problem(samples: pa.Table, planned: int) -> str | None:
+    """Why a samples table cannot be the shard's."""
+    if samples.schema != SAMPLES_SCHEMA:
+        return "has other columns than the format's"
+    if samples.num_rows != planned:
+        return f"has {samples.num_rows} rows, {planned} are planned"
+    return None
+
+
 def table_findings(content: CommitContent, samples: pa.Table) -> Iterator[Finding]:
+    """Whether the samples table is the one that the record was made with."""
     shard, name = content.shard, samples_file(content.shard)
     digest = rows_digest(*(samples[column].to_pylist() for column in ("row", "id", "content_sha256")))
     if digest != content.rows_digest:
@@ -141,33 +240,42 @@ def table_findings(content: CommitContent, samples: pa.Table) -> Iterator[Findin
     expected = {CACHED: content.cached, REJECTED: content.rejected}
     if counts != {status: count for status, count in expected.items() if count}:
         yield Finding(shard=shard, file=name, problem=f"counts {counts}, the commit record {expected}")
+    reasons = Counter(reason.split(":")[0] for reason in samples["reason"].drop_null().to_pylist())
+    if reasons != content.reasons:
+        problem = f"rejects {dict(reasons)}, the commit record {content.reasons}"
+        yield Finding(shard=shard, file=name, problem=problem)
+    yield from status_findings(content, samples)
+
+
+def status_findings(content: CommitContent, samples: pa.Table) -> Iterator[Finding]:
+    """Rows that are cached without bytes, or rejected with some or without a reason."""
+    cached = pc.equal(samples["status"], CACHED).fill_null(False).to_numpy()
+    placed = [samples[name].is_valid().to_numpy() for name in Location._fields]
+    agree = np.all([cached == each for each in placed], axis=0) & (cached == samples["reason"].is_null().to_numpy())
+    for slot in np.flatnonzero(~agree).tolist():
+        status = samples["status"][slot].as_py()
+        problem = f"is {status}, which its reason or place in the shard file contradicts"
+        row, name = samples["row"][slot].as_py(), samples_file(content.shard)
+        yield Finding(shard=content.shard, row=row, file=name, problem=problem)
+
+
+def other_rows(content: CommitContent, rows: range, samples: pa.Table, planned: pa.Table) -> Iterator[Finding]:
+    """Rows of the samples table that are not the plan's; one finding where none is."""
+    found = samples.select(planned.column_names)
+    if found.equals(planned):
+        return
+    name, problem = samples_file(content.shard), "row, id, uri or text is not the plan's"
+    if planned.num_rows != len(rows):
+        return  # the plan is not this cache's, which is a finding of its own
+    pairs = zip(found.to_pylist(), planned.to_pylist(), strict=True)
+    differing = [row for row, (mine, theirs) in zip(rows, pairs, strict=True) if mine != theirs]
+    if len(differing) == len(rows):
+        yield Finding(shard=content.shard, file=name, problem=f"{problem}, in every row")
+        return
+    for row in differing:
+        yield Finding(shard=content.shard, row=row, file=name, problem=problem)
 
 
 def read_locations(samples: pa.Table) -> list[Location | None]:
     columns = [samples[name].to_pylist() for name in Location._fields]
     return [None if None in values else Location(*values) for values in zip(*columns, strict=True)]
-
-
-def sample_problem(data: memoryview, location: Location, spec: Spec, array: str) -> str | None:
-    """What is wrong with one sample's bytes, or None."""
-    offset, length, checksum = location
-    if offset < 0 or length < 1 or offset + length > len(data):
-        return f"lies at bytes [{offset}, {offset + length}), the file has {len(data)}"
-    payload = data[offset : offset + length]
-    if (found := crc32c(payload)) != checksum:
-        return f"crc32c is {found:08x}, expected {checksum:08x}"
-    target = np.empty(spec.arrays[array].sample_bytes, np.uint8)
-    try:
-        decode_sample(payload, spec.arrays[array].codec, target)
-    except ValueError as error:
-        return str(error)
-    if count := count_non_finite(target, spec.arrays[array].dtype):
-        return f"holds {count} non-finite values"
-    return None
-
-
-def count_non_finite(values: np.ndarray, dtype: str) -> int:
-    """In uint8 [bytes] seen as `dtype`: a value is not finite where all its exponent bits are set (IEEE 754)."""
-    exponent = {"float16": 0x7C00, "bfloat16": 0x7F80, "float32": 0x7F800000}[dtype]
-    bits = values.view(f"<u{DTYPES[dtype].itemsize}")
-    return int(np.count_nonzero((bits & exponent) == exponent))

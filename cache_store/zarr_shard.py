@@ -18,12 +18,12 @@ import pyarrow as pa
 
 from cache_store.checksum import crc32c
 from cache_store.codec import zarr_codecs
-from cache_store.errors import CacheError
 from cache_store.formats import Location
 from cache_store.schema import SPEC_ATTRIBUTE, SPEC_FILE, ArraySpec, CodecName, Spec, StoreDtype, canonical_json
 
 ABSENT = np.uint64(2**64 - 1)
 CRC = struct.Struct("<I")
+MASK = int(ABSENT)
 DIMENSION_NAMES = ("sample", "channel", "latent_y", "latent_x")
 
 
@@ -45,7 +45,7 @@ class ZarrShardWriter:
         location = Location(self._position, len(payload), checksum)
         self._stream.write(payload)
         self._stream.write(CRC.pack(checksum))
-        self._index[slot] = index_entry(location)
+        self._index[slot] = location.offset, location.length + CRC.size
         self._position += location.length + CRC.size
         return location
 
@@ -91,44 +91,43 @@ class ZarrFormat:
         samples: pa.Table,
         locations: list[Location | None],
     ) -> Iterator[tuple[int | None, str]]:
-        """What is wrong between the shard's own index and the samples table: (slot or None, problem)."""
-        try:
-            index = read_index(data, spec.samples_per_shard)
-        except CacheError as error:
-            yield None, str(error)
+        """Every byte but the latents' own is a function of the samples table: (slot or None, what differs from it)."""
+        size = spec.samples_per_shard * 16 + CRC.size
+        if len(data) < size:
+            yield None, f"shard is {len(data)} bytes, too short for its index of {size}"
             return
-        for slot, entry in enumerate(index.tolist()):
-            location = locations[slot] if slot < len(locations) else None
-            if entry != index_entry(location):
-                yield slot, f"shard index says {entry}, samples table says {index_entry(location)}"
-            elif location is not None and stored_crc(data, location) != location.crc32c:
-                yield slot, "crc32c behind the sample differs from the samples table"
+        raw = data[-size : -CRC.size]
+        if CRC.unpack(data[-CRC.size :])[0] != crc32c(raw):
+            yield None, "shard index does not match its crc32c"
+        yield from index_problems(np.frombuffer(raw, "<u8").reshape(-1, 2), locations)
+        yield from position_problems(data[:-size], locations)
 
 
-def index_entry(location: Location | None) -> list[int]:
-    """A row's offset and length in the index; the length counts the crc32c behind the sample."""
-    return [int(ABSENT)] * 2 if location is None else [location.offset, location.length + CRC.size]
+def index_problems(index: np.ndarray, locations: list[Location | None]) -> Iterator[tuple[int, str]]:
+    """Entries of a shard's index, uint64 [rows, 2], that are not the samples table's; equal ones are in bounds."""
+    expected = np.full(index.shape, ABSENT, "<u8")
+    for slot, location in enumerate(locations):
+        if location is not None:
+            expected[slot] = location.offset & MASK, (location.length + CRC.size) & MASK
+    for slot in np.flatnonzero((index != expected).any(axis=1)).tolist():
+        found, asked = index[slot].tolist(), expected[slot].tolist()
+        yield slot, f"shard index says {found}, samples table says {asked}"
 
 
-def stored_crc(shard: memoryview, location: Location) -> int:
-    (checksum,) = CRC.unpack_from(shard, location.offset + location.length)
-    return int(checksum)
-
-
-def read_index(shard: memoryview, capacity: int) -> np.ndarray:
-    """The shard's index as uint64 [capacity, 2], its crc32c and every bound checked."""
-    size = capacity * 16 + CRC.size
-    if len(shard) < size:
-        raise CacheError(f"shard is {len(shard)} bytes, too short for its index of {size}")
-    raw = shard[-size : -CRC.size]
-    if CRC.unpack(shard[-CRC.size :])[0] != crc32c(raw):
-        raise CacheError("shard index does not match its crc32c")
-    index = np.frombuffer(raw, "<u8").reshape(capacity, 2)
-    present = index[(index != ABSENT).any(axis=1)]
-    limit = np.uint64(len(shard) - size)
-    if ((present[:, 0] > limit) | (present[:, 1] > limit - np.minimum(present[:, 0], limit))).any():
-        raise CacheError("shard index points outside the shard")
-    return index
+def position_problems(samples: memoryview, locations: list[Location | None]) -> Iterator[tuple[int | None, str]]:
+    """Samples that do not follow each other in row order, each with its crc32c behind it, to where the index begins."""
+    position = 0
+    for slot, location in enumerate(locations):
+        if location is None:
+            continue
+        if location.offset != position:
+            yield slot, f"lies at byte {location.offset}, expected {position}"
+        end = location.offset + location.length
+        if 0 <= end <= len(samples) - CRC.size and CRC.unpack_from(samples, end)[0] != location.crc32c:
+            yield slot, "crc32c behind the sample differs from the samples table"
+        position += location.length + CRC.size
+    if position != len(samples):
+        yield None, f"samples take {position} bytes, the index begins after {len(samples)}"
 
 
 def array_metadata(spec: Spec, array: ArraySpec) -> dict[str, object]:

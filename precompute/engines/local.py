@@ -6,14 +6,12 @@ become free.
 
 import contextlib
 import multiprocessing
-import os
 import queue
 import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -21,6 +19,7 @@ import msgspec
 import torch
 
 from cache_store.errors import EncodeOnceError, Interrupted
+from cache_store.processes import die_with_parent
 from cache_store.schema import Spec
 from cache_store.staleness import differing, refuse
 from precompute.config import BuildConfig
@@ -186,11 +185,3 @@ def worker_encoder(config: EncoderConfig, index: int) -> EncoderConfig:
     if config.device in ("auto", "cuda") and torch.cuda.is_available():
         return replace(config, device=f"cuda:{index % torch.cuda.device_count()}")
     return config
-
-
-def die_with_parent() -> None:
-    """A killed parent cannot tell us to stop, and a rerun must not meet two writers in one shard."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
-    os._exit(1)

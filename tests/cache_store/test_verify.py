@@ -143,7 +143,7 @@ def test_a_shard_of_another_cache_is_found(cache, tmp_path, latents, store_forma
     other = make_cache(tmp_path / "other", latents, ids=ids, store_format=store_format)
     for theirs, ours in zip(shard_files(other, SHARD), shard_files(cache, SHARD), strict=True):
         shutil.copy(theirs, ours)
-    assert [finding.file for finding in verify(cache, "quick").findings] == ["seal.json"]
+    assert [finding.file for finding in verify(cache, "quick").findings] == ["commits/latents/000001.json"]
     assert {finding.shard for finding in verify(cache, "full").findings} == {1}
 
 

@@ -1,0 +1,74 @@
+"""Work spread over processes, results in the order of the tasks.
+
+Processes rather than threads: a sample is checked in a dozen calls of a few microseconds each, and threads that take
+turns at the interpreter between such calls gain nothing. Spawned ones, because a fork of a program with threads may
+hang; without torch they start in half a second.
+"""
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import wait
+from typing import Any, TypeVar
+
+from cache_store.errors import EncodeOnceError
+
+TaskT = TypeVar("TaskT")
+ResultT = TypeVar("ResultT")
+
+CHUNKS_A_JOB = 1_000
+"""Tasks travel one at a time up to this many a process, and in chunks of equal size beyond."""
+
+_work: list[Callable[[Any], Any]] = []
+"""In a worker process: what it does with a task."""
+
+
+def usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def in_order(
+    make_work: Callable[[], Callable[[TaskT], ResultT]], tasks: Sequence[TaskT], jobs: int
+) -> Iterator[ResultT]:
+    """`make_work()(task)` of every task, in order; each of the `jobs` processes makes its work once.
+
+    One job works in this process. An exception here or in a worker ends them all; tasks in hand are finished first.
+    """
+    jobs = min(jobs, len(tasks))
+    if jobs <= 1:
+        yield from map(make_work(), tasks)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, context, start_work, (make_work,)) as pool:
+        try:
+            yield from pool.map(do_work, tasks, chunksize=-(-len(tasks) // (jobs * CHUNKS_A_JOB)))
+        except BrokenProcessPool:
+            raise EncodeOnceError(
+                "a worker process died, killed often for want of memory; run the same command again with fewer jobs"
+            ) from None
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def start_work(make_work: Callable[[], Callable[[Any], Any]]) -> None:
+    """A worker process's beginning."""
+    threading.Thread(target=die_with_parent, daemon=True).start()
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group; the parent ends us
+        signal.signal(number, signal.SIG_IGN)
+    _work.append(make_work())
+
+
+def do_work(task: Any) -> Any:
+    return _work[0](task)
+
+
+def die_with_parent() -> None:
+    """A killed parent cannot tell its workers to stop, and a rerun of a build must not meet two writers in one shard."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)

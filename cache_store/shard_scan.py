@@ -1,0 +1,124 @@
+"""One pass over a shard file: it is hashed, and its samples are checked, while the bytes are in the processor's cache.
+
+Read into one small buffer rather than mapped: a failing disk is then an OSError that names the file, where a mapping
+would end the program with a bus error. Nearly all of the time is the SHA-256's.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+
+import numpy as np
+
+from cache_store.checksum import crc32c
+from cache_store.codec import BLOSC_HEADER, decode_sample
+from cache_store.formats import Location
+from cache_store.schema import DTYPES, ArraySpec
+
+GAP_BYTES = 64 * 2**10
+"""Of what stands between two samples, read together with the second: one call less for each."""
+
+EXPONENTS = {"float16": 0x7C00, "bfloat16": 0x7F80, "float32": 0x7F800000}
+"""A value is not finite where all its exponent bits are set (IEEE 754)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardScan:
+    """What a pass over a shard file gave."""
+
+    sha256: str
+    problems: tuple[tuple[int, str], ...]
+    """Slot within the shard, and what is wrong with its sample."""
+
+
+def scan_shard(path: Path, array: ArraySpec, locations: Sequence[Location | None]) -> ShardScan:
+    """Hash the file and check the sample of every slot that has one; OSError where it cannot be read."""
+    size = path.stat().st_size
+    problems = dict(misplaced(locations, size, array))
+    placed = [(*each, slot) for slot, each in enumerate(locations) if each is not None and slot not in problems]
+    check, digest, position = SampleCheck(array), hashlib.sha256(), 0
+    buffer = memoryview(bytearray(GAP_BYTES + longest_sample(array)))
+    with path.open("rb", buffering=0) as stream:
+        for offset, length, checksum, slot in sorted(placed):
+            if offset < position:
+                problems[slot] = f"lies at bytes [{offset}, {offset + length}), where another sample lies too"
+                continue
+            gap = offset - position
+            if gap > GAP_BYTES:
+                hash_bytes(stream, digest, gap - GAP_BYTES, buffer)
+                gap = GAP_BYTES
+            piece = buffer[GAP_BYTES - gap : GAP_BYTES + length]
+            piece = piece[: stream.readinto(piece)]
+            digest.update(piece)
+            position = offset + length
+            if problem := check(piece[gap:], checksum):
+                problems[slot] = problem
+        hash_bytes(stream, digest, size - position, buffer)
+    return ShardScan(sha256=digest.hexdigest(), problems=tuple(sorted(problems.items())))
+
+
+def hash_bytes(stream: FileIO, digest: "hashlib._Hash", count: int, buffer: memoryview) -> None:
+    """Hash the next bytes of the file, which belong to no sample."""
+    while count and (piece := stream.readinto(buffer[:count])):
+        digest.update(buffer[:piece])
+        count -= piece
+
+
+def misplaced(locations: Sequence[Location | None], size: int, array: ArraySpec) -> Iterator[tuple[int, str]]:
+    """Slots whose samples cannot be where the samples table says."""
+    longest = longest_sample(array)
+    for slot, location in enumerate(locations):
+        if location is None:
+            continue
+        offset, length, _ = location
+        if offset < 0 or length < 1 or offset + length > size:
+            yield slot, f"lies at bytes [{offset}, {offset + length}), the file has {size}"
+        elif length > longest:
+            yield slot, f"is {length} bytes long, a sample takes {longest} at most"
+
+
+def longest_sample(array: ArraySpec) -> int:
+    """Bytes of an encoded sample at most: blosc keeps as it is what does not compress, behind its header."""
+    return array.sample_bytes + (0 if array.codec == "none" else BLOSC_HEADER.size)
+
+
+class SampleCheck:
+    """What is wrong with one sample's bytes; reuses its buffer."""
+
+    def __init__(self, array: ArraySpec) -> None:
+        self._array = array
+        self._decoded = np.empty(array.sample_bytes, np.uint8)
+
+    def __call__(self, payload: memoryview, checksum: int) -> str | None:
+        if (found := crc32c(payload)) != checksum:
+            return f"crc32c is {found:08x}, expected {checksum:08x}"
+        try:
+            values = self._values(payload)
+        except ValueError as error:
+            return str(error)
+        if count := count_non_finite(values, self._array.dtype):
+            return f"holds {count} non-finite values"
+        return None
+
+    def _values(self, payload: memoryview) -> np.ndarray:
+        """The sample's values as uint8: the payload itself where the codec only copies."""
+        if self._array.codec == "none" and len(payload) == len(self._decoded):
+            return np.frombuffer(payload, np.uint8)
+        decode_sample(payload, self._array.codec, self._decoded)
+        return self._decoded
+
+
+def count_non_finite(values: np.ndarray, dtype: str) -> int:
+    """Of uint8 [bytes] seen as `dtype`.
+
+    Read as integers, the positive ones are the largest of all signed numbers, and the negative ones the largest of all
+    unsigned numbers: two maxima, at memory speed, tell that there is none.
+    """
+    exponent, size = EXPONENTS[dtype], DTYPES[dtype].itemsize
+    unsigned = values.view(f"<u{size}")
+    largest = np.maximum.reduce
+    if largest(values.view(f"<i{size}")) < exponent and largest(unsigned) < exponent + (1 << (8 * size - 1)):
+        return 0
+    return int(np.count_nonzero((unsigned & exponent) == exponent))

@@ -1,0 +1,154 @@
+"""The command `verify`: its options, its progress bar, its table of findings."""
+
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from tqdm import tqdm
+
+from cache_store.errors import CacheError, ConfigError, Interrupted
+from cache_store.findings import UNCOMMITTED, Finding, Level, Report
+from cache_store.metadata import read_spec
+from cache_store.processes import usable_cores
+from cache_store.publish import write_file
+from cache_store.schema import Spec
+from cache_store.subset import Subset, parse_subset
+from cache_store.verify import verify
+from cache_store.verify_shard import CheckedShard
+
+SHOWN_FINDINGS = 50
+
+BYTES_A_JOB = 2**30
+"""A process takes half a second to start, and reads this much in about as long."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyConfig:
+    """Check a cache; exits 1 if anything is damaged."""
+
+    level: Level | None = None
+    """quick: records, sizes, coverage, seal. full: every file's sha256, every sample's crc32c and values, all ids.
+    Without it quick, or full where a subset is named."""
+    subset: str | None = None
+    """Which shards to read in full; the rest is checked as by quick. 3/20: the third of twenty slices, which together
+    are the whole cache, each shard once. 5%: that share, the same one every time, as 1/20."""
+    jobs: int | Literal["auto"] = "auto"
+    """Processes that read; auto: one per core, as far as there is 1 GiB to read for each."""
+    report: str | None = None
+    """Also write the findings to this JSON file."""
+
+    def __post_init__(self) -> None:
+        if self.jobs != "auto" and self.jobs < 1:
+            raise ConfigError(f"jobs must be auto or at least 1, got {self.jobs}")
+        if self.report and not Path(self.report).expanduser().parent.is_dir():
+            raise ConfigError(f"report: the folder of {self.report} does not exist")
+        if self.subset and self.level == "quick":
+            raise ConfigError("subset says what level full reads; level quick looks at every shard, leave subset out")
+        self.shards  # noqa: B018 (a wrong one is an error here)
+
+    @property
+    def shards(self) -> Subset | None:
+        return parse_subset(self.subset) if self.subset is not None else None
+
+    @property
+    def resolved_level(self) -> Level:
+        return self.level or ("full" if self.subset is not None else "quick")
+
+    def num_jobs(self, spec: Spec) -> int:
+        if self.jobs != "auto":
+            return self.jobs
+        if self.resolved_level == "quick":
+            return 1
+        row_bytes = sum(array.sample_bytes for array in spec.arrays.values())
+        share = self.shards.end - self.shards.first if self.shards else 1
+        return max(1, min(usable_cores(), int(spec.rows * row_bytes * share) // BYTES_A_JOB))
+
+
+def run_verify(cache: Path, config: VerifyConfig) -> int:
+    """Verify, report, and return the exit code."""
+    try:
+        with progress_bar(cache, config) as (progress, jobs):
+            report = verify(cache, config.resolved_level, subset=config.shards, jobs=jobs, progress=progress)
+    except KeyboardInterrupt:  # SIGTERM as well as SIGINT; verification only reads, so it can be left at any instant
+        raise Interrupted("nothing was changed; run the same command again, or slices of it with --subset") from None
+    if config.report:
+        write_file(Path(config.report).expanduser(), json.dumps(report.as_dict(), indent=1).encode())
+    show_report(report, config.report)
+    return 1 if report.findings else 0
+
+
+class ReadingBar:
+    """A tqdm bar over the shards to read, with the speed of reading."""
+
+    def __init__(self, bar: "tqdm[Any]", config: VerifyConfig) -> None:
+        self._bar, self._level = bar, config.resolved_level
+        self._bytes, self._started = 0, time.monotonic()
+
+    def __call__(self, checked: CheckedShard) -> None:
+        if checked.task.level != self._level:
+            return  # outside the subset
+        self._bytes += checked.bytes
+        if self._level == "full":
+            speed = self._bytes / 1e9 / max(time.monotonic() - self._started, 1e-9)
+            self._bar.set_postfix_str(f"{speed:.2f} GB/s", refresh=False)
+        self._bar.update()
+
+
+@contextmanager
+def progress_bar(cache: Path, config: VerifyConfig) -> Iterator[tuple[ReadingBar, int]]:
+    """The bar, and how many processes are to read."""
+    subset = config.shards
+    try:
+        spec = read_spec(cache)
+        shards = sum(subset is None or shard in subset for shard in range(spec.num_shards))
+        total, jobs = shards * len(spec.arrays), config.num_jobs(spec)
+    except CacheError:
+        total, jobs = 0, 1  # verification says what is wrong with it
+    with tqdm(total=total, desc=f"verify {config.resolved_level}", unit="shard", delay=0.5) as bar:
+        yield ReadingBar(bar, config), jobs
+
+
+def show_report(report: Report, report_file: str | None) -> None:
+    checked = f"{report.covered:,} of {report.shards:,} shards" if report.subset else f"{report.shards:,} shards"
+    checked += f", {report.samples:,} samples, {report.bytes:,} bytes"
+    level = f"{report.level}, subset {report.subset}" if report.subset else report.level
+    if not report.findings:
+        print(f"sound ({level}): {checked}\ncache identity {report.identity}")
+        return
+    uncommitted = [finding for finding in report.findings if finding.problem == UNCOMMITTED]
+    show_findings([finding for finding in report.findings if finding.problem != UNCOMMITTED])
+    if uncommitted:
+        print(f"unfinished: {len(uncommitted):,} of {report.shards:,} shards are not committed")
+    print(f"not sound ({level}): {summary(report.findings)} in {checked}")
+    for step in report.next_steps(report_file or "FILE"):
+        first = "" if report_file or "--report" not in step else "write the findings down with --report FILE, then "
+        print(f"next: {first}{step}")
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    """How much is damaged, in numbers."""
+    files = Counter(finding.file for finding in findings)
+    shards = {finding.shard for finding in findings} - {None}
+    rows = {(finding.shard, finding.row) for finding in findings if finding.row is not None}
+    parts = [f"{len(findings):,} findings", f"{len(files):,} files", f"{len(shards):,} shards", f"{len(rows):,} rows"]
+    return f"{parts[0]} ({', '.join(parts[1:])})"
+
+
+def show_findings(findings: Sequence[Finding]) -> None:
+    table = Table("shard", "row", "file", "problem", box=None)
+    for finding in findings[:SHOWN_FINDINGS]:
+        place = ["" if value is None else str(value) for value in (finding.shard, finding.row)]
+        table.add_row(*place, Text(finding.file), Text(finding.problem))
+    # A pipe has no width; wide enough that nothing is broken there.
+    Console(highlight=False, width=None if sys.stdout.isatty() else 300).print(table)
+    if (more := len(findings) - SHOWN_FINDINGS) > 0:
+        print(f"and {more:,} more; --report FILE writes them all")
