@@ -31,9 +31,9 @@ class SourceConfig:
     kind: Literal["llava", "folder"]
     """llava: a chat.json of id, image, conversations. folder: a tree of images, captions in name.txt beside them."""
     path: str
-    """llava: the chat.json. folder: the folder, or a zip of one."""
+    """llava: the chat.json. folder: the folder, or a zip or an uncompressed tar of one."""
     images: str | None = None
-    """llava: a folder, or a zip that is read in place; by default the folder of the chat.json."""
+    """llava: a folder, or a zip or uncompressed tar that is read in place; by default the folder of the chat.json."""
 
     def __post_init__(self) -> None:
         if self.kind == "folder" and self.images is not None:

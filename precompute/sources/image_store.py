@@ -1,41 +1,31 @@
-"""Where a source's images lie: a folder, or a zip that is read in place and never unpacked."""
+"""Where a source's images lie: a folder, or a zip or tar that is read in place and never unpacked.
 
-import lzma
+One file at most is in memory for each thread that reads, of MAX_FILE_BYTES at most.
+"""
+
+import errno
 import os
 import stat
-import struct
-import zipfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 from cache_store.errors import SourceError
 from precompute.rejects import Rejected
+from precompute.sources.archive import MAX_FILE_BYTES, MISSING, refuse_large, refuse_unprintable
+from precompute.sources.image_tar import ImageTar, compression, is_tar
+from precompute.sources.image_zip import ImageZip
+
+HEAD_BYTES = 512
+"""Enough to tell what a file is."""
 
 MAX_NAME_BYTES, MAX_PATH = 255, 4_000
 """Linux's own bounds on a name and, nearly, a path."""
 
-MAX_FILE_BYTES = 256 * 2**20
-"""Larger image files are rejected unread; the largest photograph formats stay well below."""
-
-MISSING = "missing"
-
-ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
+ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP})
 """A file that is not there for us. Other errors (a disk or mount that fails) are no fault of the sample: they stop the
 build, which goes on when it is run again.
 """
-
-MEMBER_ERRORS = (
-    zipfile.BadZipFile,
-    zlib.error,
-    lzma.LZMAError,
-    EOFError,
-    RuntimeError,
-    NotImplementedError,
-    ValueError,
-)
-"""What zipfile raises for members that are cut, damaged, encrypted or compressed in a way it does not know."""
 
 
 class ImageStore(Protocol):
@@ -50,7 +40,10 @@ class ImageStore(Protocol):
 
 
 class ImageFolder:
-    """Images in a folder; names are relative to it and cannot leave it."""
+    """Images in a folder; names are relative to it and cannot leave it.
+
+    Links inside the folder are its owner's own and are followed, also out of it; a linked folder is not listed.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -67,7 +60,11 @@ class ImageFolder:
     def fingerprint(self, name: str) -> str:
         try:
             status = self._path(name).stat()
-        except (*ABSENT, Rejected):
+        except Rejected:
+            return MISSING
+        except OSError as error:
+            if error.errno not in ABSENT:
+                raise
             return MISSING
         return f"{status.st_size}:{status.st_mtime_ns}"
 
@@ -78,9 +75,14 @@ class ImageFolder:
             if not stat.S_ISREG(status.st_mode):  # reading a pipe or device could hang
                 raise Rejected("missing", f"{name} is not a file")
             refuse_large(name, status.st_size)
-            return path.read_bytes()
-        except ABSENT as error:
+            with path.open("rb") as stream:
+                data = stream.read(MAX_FILE_BYTES + 1)  # a file may grow, and some say that they are empty
+        except OSError as error:
+            if error.errno not in ABSENT:
+                raise
             raise Rejected("missing", f"{name}: {error.strerror}") from None
+        refuse_large(name, len(data))
+        return data
 
     def _path(self, name: str) -> Path:
         if is_unsafe(name):
@@ -88,67 +90,24 @@ class ImageFolder:
         return self._root / name
 
 
-class ImageZip:
-    """Images in a zip; where all members share one top folder, names may leave it out."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        try:
-            self._zip = zipfile.ZipFile(path)
-        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, struct.error) as error:
-            raise SourceError(f"{path} is not a zip that can be read: {error}") from None
-        self._members = {member.filename: member for member in self._zip.infolist() if not member.is_dir()}
-        tops = {PurePosixPath(name).parts[0] for name in self._members if "/" in name}
-        self._prefix = f"{tops.pop()}/" if len(tops) == 1 and all("/" in name for name in self._members) else ""
-
-    def names(self) -> Iterator[str]:
-        return iter(sorted(self._members))
-
-    def fingerprint(self, name: str) -> str:
-        member = self._member(name)
-        return f"{member.CRC:08x}:{member.file_size}" if member else MISSING
-
-    def read(self, name: str) -> bytes:
-        member = self._member(name)
-        if member is None:
-            raise Rejected("missing", f"{name} is not in {self._path.name}")
-        refuse_large(name, member.file_size)
-        try:
-            with self._zip.open(member) as stream:
-                data = stream.read(member.file_size + 1)
-        except MEMBER_ERRORS as error:
-            raise Rejected("damaged archive member", f"{name}: {error}") from None
-        refuse_large(name, len(data))
-        return data
-
-    def _member(self, name: str) -> zipfile.ZipInfo | None:
-        return self._members.get(name) or self._members.get(self._prefix + name)
-
-
 def is_unsafe(name: str) -> bool:
     parts = PurePosixPath(name).parts
-    too_long = any(len(os.fsencode(part)) > MAX_NAME_BYTES for part in parts) or len(name) > MAX_PATH
+    try:
+        too_long = len(name) > MAX_PATH or any(len(os.fsencode(part)) > MAX_NAME_BYTES for part in parts)
+    except UnicodeEncodeError:
+        return True  # no file has such a name
     return not parts or name.startswith("/") or ".." in parts or "\0" in name or too_long
 
 
-def refuse_unprintable(name: str) -> str:
-    """Names enter tables as UTF-8."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        raise SourceError(f"the file name {os.fsencode(name)!r} is not UTF-8; rename it") from None
-    return name
-
-
-def refuse_large(name: str, size: int) -> None:
-    if size > MAX_FILE_BYTES:
-        raise Rejected("too large", f"{name} is {size:,} bytes, more than {MAX_FILE_BYTES:,}")
-
-
 def open_image_store(path: Path) -> ImageStore:
+    """By what a file is, not by its name."""
     if path.is_dir():
         return ImageFolder(path)
-    if path.is_file():
-        return ImageZip(path)
-    what = "is neither a folder nor a zip" if path.exists() else "does not exist"
-    raise SourceError(f"images: {path} {what}; expected a folder or a zip of images")
+    if not path.is_file():
+        what = "is neither a folder nor a file" if path.exists() else "does not exist"
+        raise SourceError(f"images: {path} {what}; expected a folder, a zip or a tar of images")
+    with path.open("rb") as stream:
+        head = stream.read(HEAD_BYTES)
+    if name := compression(head):
+        raise SourceError(f"images: {path} is compressed by {name}, so it cannot be read in place; decompress it")
+    return ImageTar(path) if is_tar(path, head) else ImageZip(path)

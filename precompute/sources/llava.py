@@ -25,7 +25,7 @@ class ChatRecord(msgspec.Struct):
 
 
 class LlavaSource:
-    """Samples of a chat.json with images in a folder or a zip."""
+    """Samples of a chat.json with images in a folder, a zip or a tar."""
 
     def __init__(self, path: Path, images: Path | None) -> None:
         self._path = path

@@ -1,0 +1,99 @@
+"""What zips and tars have in common: many files in one, by names that never become paths.
+
+Archives are untrusted. They are read in place and never extracted, so links and names with `..` lead nowhere; a member
+that is a link, occurs twice, or lies is rejected by itself, and an archive whose table of contents cannot be trusted
+is refused whole. An index takes about a kilobyte for each member.
+"""
+
+import io
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import Generic, TypeVar
+
+from cache_store.errors import SourceError
+from precompute.rejects import Rejected
+
+MAX_FILE_BYTES = 256 * 2**20
+"""Larger image files are rejected unread; the largest photograph formats stay well below."""
+
+MISSING = "missing"
+
+DAMAGED = "damaged archive member"
+"""Kind of reject for a member that does not hold what the archive says."""
+
+MemberT = TypeVar("MemberT")
+
+
+class Members(Generic[MemberT]):
+    """An archive's members by name; where all share one top folder, names may leave it out."""
+
+    def __init__(self, archive: Path, members: Iterable[tuple[str, MemberT]]) -> None:
+        self._archive = archive.name
+        self._members: dict[str, MemberT] = {}
+        self._repeated: Counter[str] = Counter()
+        for name, member in members:
+            if name in self._members:
+                self._repeated[name] += 1
+            self._members[name] = member
+        self._prefix = common_top(self._members)
+
+    def names(self) -> Iterator[str]:
+        return iter(sorted(map(refuse_unprintable, self._members)))
+
+    def find(self, name: str) -> MemberT | None:
+        """The member, or None where there is none, or several: a fingerprint then says that nothing can be read."""
+        full = self._full_name(name)
+        return None if full is None or full in self._repeated else self._members[full]
+
+    def get(self, name: str) -> MemberT:
+        """The member; Rejected where there is none, or where it is not clear which."""
+        full = self._full_name(name)
+        if full is None:
+            raise Rejected(MISSING, f"{name} is not in {self._archive}")
+        if times := self._repeated[full]:
+            raise Rejected("ambiguous archive member", f"{name} occurs {times + 1} times in {self._archive}")
+        return self._members[full]
+
+    def _full_name(self, name: str) -> str | None:
+        return next((full for full in (name, self._prefix + name) if full in self._members), None)
+
+
+def common_top(names: Iterable[str]) -> str:
+    """The one folder that all names begin with, and its slash; empty where there is none."""
+    tops = {PurePosixPath(name).parts[0] if "/" in name else "" for name in names}
+    (top,) = tops if len(tops) == 1 else ("",)
+    return f"{top}/" if top else ""
+
+
+class BoundedReader(io.BufferedReader):
+    """An archive for a library that believes its lengths: no single read is larger than the bound."""
+
+    def __init__(self, path: Path, max_read_bytes: int) -> None:
+        super().__init__(io.FileIO(path))
+        self.size = os.fstat(self.fileno()).st_size
+        self._bound = max_read_bytes
+
+    def __del__(self) -> None:
+        self.close()  # with the archive that it belongs to
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        wanted = self.size - self.tell() if size is None or size < 0 else size
+        if wanted > self._bound:
+            raise SourceError(f"{self.name}: its table of contents needs {wanted:,} bytes, more than {self._bound:,}")
+        return super().read(max(wanted, 0))
+
+
+def refuse_unprintable(name: str) -> str:
+    """Names enter tables as UTF-8."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise SourceError(f"the file name {os.fsencode(name)!r} is not UTF-8; rename it") from None
+    return name
+
+
+def refuse_large(name: str, size: int) -> None:
+    if size > MAX_FILE_BYTES:
+        raise Rejected("too large", f"{name} is {size:,} bytes, more than {MAX_FILE_BYTES:,}")

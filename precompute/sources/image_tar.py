@@ -1,0 +1,130 @@
+"""Images in an uncompressed tar, read in place by offset.
+
+tarfile makes the index and nothing else: names, offsets and sizes. It believes what headers say, so it reads through
+bounds, and what it says is checked again.
+"""
+
+import re
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from cache_store.errors import SourceError
+from precompute.rejects import Rejected
+from precompute.sources.archive import DAMAGED, MISSING, BoundedReader, Members, refuse_large
+
+MAX_HEADER_BYTES = 16 * 2**10
+"""Of one extended header: twice the longest path."""
+
+MAX_GLOBAL_HEADERS = 100
+"""Keys that apply to all members; tarfile copies them for each."""
+
+LONG_NUMBER = re.compile(rb"\d{100}")
+"""tarfile's pattern for extended headers takes time that grows with the square of a run of digits."""
+
+TAR_MAGIC = slice(257, 262), b"ustar"
+
+COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+"""By a file's first bytes."""
+
+INDEX_ERRORS = (tarfile.TarError, OSError, ValueError, LookupError, OverflowError, TypeError, RecursionError)
+"""What tarfile raises for headers that are cut, damaged, or lie."""
+
+
+class TarMember(NamedTuple):
+    offset: int
+    size: int
+    mtime: float
+    problem: str | None
+    """Why it cannot be read."""
+
+
+class ImageTar:
+    """Images in a tar; where all members share one top folder, names may leave it out."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._changed_ns = path.stat().st_mtime_ns
+        self._members = Members(path, read_index(path))
+
+    def names(self) -> Iterator[str]:
+        return self._members.names()
+
+    def fingerprint(self, name: str) -> str:
+        """With the time of the tar itself: unlike a zip, it has no checksum of its members."""
+        member = self._members.find(name)
+        return f"{member.size}:{member.mtime}:{self._changed_ns}" if member else MISSING
+
+    def read(self, name: str) -> bytes:
+        member = self._members.get(name)
+        if member.problem:
+            raise Rejected(DAMAGED, f"{name}: {member.problem}")
+        refuse_large(name, member.size)
+        with self._path.open("rb") as stream:
+            stream.seek(member.offset)
+            data = stream.read(member.size)
+        if len(data) != member.size:
+            raise Rejected(DAMAGED, f"{name}: the tar ends before it")
+        return data
+
+
+class TarHeaders(BoundedReader):
+    """The tar as tarfile sees it."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is None or size < 0:
+            raise tarfile.ReadError("a header of negative size")
+        data = super().read(size)
+        if size > tarfile.BLOCKSIZE and LONG_NUMBER.search(data):
+            raise tarfile.ReadError("an extended header that is no text")
+        return data
+
+
+def read_index(path: Path) -> Iterator[tuple[str, TarMember]]:
+    """Every member but folders, by name; SourceError where the tar cannot be followed to its end."""
+    with TarHeaders(path, MAX_HEADER_BYTES) as stream:
+        try:
+            archive = tarfile.open(fileobj=stream, mode="r:")  # noqa: SIM115 (there is nothing in it to close)
+            position = -1
+            while (member := archive.next()) is not None:
+                archive.members.clear()  # type: ignore[attr-defined]  # it would keep every header
+                if member.offset <= position or len(archive.pax_headers) > MAX_GLOBAL_HEADERS:
+                    raise tarfile.ReadError(f"headers that lead nowhere at byte {member.offset:,}")
+                position = member.offset
+                if not member.isdir():
+                    yield as_posix(member.name), found(member, stream.size)
+            stream.seek(archive.offset)
+            end = stream.read(tarfile.BLOCKSIZE)
+        except INDEX_ERRORS as error:
+            raise SourceError(f"{path} is not a tar that can be read: {error}") from None
+    if end != bytes(tarfile.BLOCKSIZE):
+        raise SourceError(f"{path} is damaged or cut short at byte {archive.offset:,}: neither a member nor an end")
+
+
+def as_posix(name: str) -> str:
+    """`./a//b` and `a/b` are one name."""
+    return PurePosixPath(name).as_posix()
+
+
+def found(member: tarfile.TarInfo, tar_bytes: int) -> TarMember:
+    problem = None
+    if member.issym() or member.islnk():
+        problem = "is a link"
+    elif not member.isreg():
+        problem = "is not a file"
+    elif member.issparse():
+        problem = "is a sparse file"
+    elif member.size < 0 or member.offset_data + member.size > tar_bytes:
+        problem = f"claims {member.size:,} bytes, more than the tar has"
+    return TarMember(member.offset_data, member.size, member.mtime, problem)
+
+
+def is_tar(path: Path, head: bytes) -> bool:
+    """By the magic of POSIX and GNU tars, or by the name: the oldest tars have no magic."""
+    place, magic = TAR_MAGIC
+    return head[place] == magic or path.suffix.lower() == ".tar"
+
+
+def compression(head: bytes) -> str | None:
+    return next((name for magic, name in COMPRESSED.items() if head.startswith(magic)), None)

@@ -1,0 +1,81 @@
+"""Images in a zip, stored or deflated, read in place."""
+
+import stat
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from cache_store.errors import SourceError
+from precompute.rejects import Rejected
+from precompute.sources.archive import DAMAGED, MISSING, BoundedReader, Members, refuse_large
+
+MAX_INDEX_BYTES = 2**30
+"""Of a zip's table of contents: 10 million members."""
+
+LOCAL_HEADER_BYTES = 30
+
+READ_COMPRESSIONS = frozenset({zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED})
+"""The others pack a gigabyte into a kilobyte, and zipfile unpacks them without a bound; images do not come so."""
+
+OPEN_ERRORS = (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, OverflowError, struct.error)
+
+MEMBER_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, ValueError, struct.error)
+"""What zipfile raises for members that are cut, damaged, encrypted or made in a way it does not know."""
+
+
+class ImageZip:
+    """Images in a zip; where all members share one top folder, names may leave it out."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._zip = zipfile.ZipFile(BoundedReader(path, MAX_INDEX_BYTES))
+        except OPEN_ERRORS as error:
+            raise SourceError(f"{path} is not a zip that can be read: {error}") from None
+        files = [member for member in self._zip.infolist() if not member.filename.endswith("/")]
+        self._members = Members(path, ((member.filename, member) for member in files))
+        self._misplaced = {member.filename for member in misplaced(files, self._zip.start_dir)}
+
+    def names(self) -> Iterator[str]:
+        return self._members.names()
+
+    def fingerprint(self, name: str) -> str:
+        member = self._members.find(name)
+        return f"{member.CRC:08x}:{member.file_size}" if member else MISSING
+
+    def read(self, name: str) -> bytes:
+        member = self._members.get(name)
+        refuse_large(name, max(member.file_size, member.compress_size))
+        if problem := self._problem(member):
+            raise Rejected(DAMAGED, f"{name}: {problem}")
+        try:
+            with self._zip.open(member) as stream:
+                data = stream.read(member.file_size + 1)
+        except MEMBER_ERRORS as error:
+            raise Rejected(DAMAGED, f"{name}: {error}") from None
+        if len(data) != member.file_size:
+            raise Rejected(DAMAGED, f"{name}: holds {len(data):,} bytes, claims {member.file_size:,}")
+        return data
+
+    def _problem(self, member: zipfile.ZipInfo) -> str | None:
+        if stat.S_ISLNK(member.external_attr >> 16):
+            return "is a link"
+        if member.compress_type not in READ_COMPRESSIONS:
+            return f"is compressed by method {member.compress_type}; stored and deflate are read"
+        if member.filename in self._misplaced:
+            return "shares bytes with other members, or lies outside the archive"
+        return None
+
+
+def misplaced(members: list[zipfile.ZipInfo], end: int) -> Iterator[zipfile.ZipInfo]:
+    """Members that do not have bytes of their own before `end`: with them, a small zip unpacks to any size."""
+    last, last_end = None, 0
+    for member in sorted(members, key=lambda member: member.header_offset):
+        member_end = member.header_offset + LOCAL_HEADER_BYTES + member.compress_size
+        if member.header_offset < 0 or member_end > end:
+            yield member
+        elif last is not None and member.header_offset < last_end:
+            yield from (last, member)
+        if last_end < member_end <= end:
+            last, last_end = member, member_end
