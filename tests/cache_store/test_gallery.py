@@ -81,6 +81,12 @@ def page_of(cache: Path, folder: Path, **options: object) -> Elements:
     return Elements(config.page.read_text())
 
 
+@pytest.fixture(scope="module")
+def page(cache: Path) -> Elements:
+    """The page of `cache` with the options of `page_of`; it lies beside the cache."""
+    return page_of(cache, cache.parent)
+
+
 def give_sources(cache: Path, folder: Path, **images: bytes) -> None:
     """Let the cache remember a folder of images; `images` are its files by sample (with _ for -)."""
     folder.mkdir()
@@ -96,14 +102,13 @@ def png_bytes(colour: tuple[int, int, int]) -> bytes:
     return stream.getvalue()
 
 
-def test_the_page_refers_to_nothing_outside_itself(cache, tmp_path):
-    page = page_of(cache, tmp_path)
+def test_the_page_refers_to_nothing_outside_itself(cache, page):
     assert {"script", "link", "iframe", "object", "base"}.isdisjoint(tag for tag, _ in page.tags)
     for tag, attributes in page.tags:
         for name in ("src", "srcset"):
             assert attributes.get(name, "data:").startswith("data:"), (tag, name)
         assert attributes.get("href", "#").startswith("#")
-    style = re.search(r"<style>(.*)</style>", (tmp_path / "gallery.html").read_text(), re.DOTALL)
+    style = re.search(r"<style>(.*)</style>", (cache.parent / "gallery.html").read_text(), re.DOTALL)
     assert style
     assert "url(" not in style[1]
     assert "@import" not in style[1]
@@ -111,8 +116,7 @@ def test_the_page_refers_to_nothing_outside_itself(cache, tmp_path):
     assert policy.startswith("default-src 'none'; img-src data:;")
 
 
-def test_every_image_on_the_page_can_be_decoded(cache, tmp_path):
-    page = page_of(cache, tmp_path)
+def test_every_image_on_the_page_can_be_decoded(page):
     uris = [a.get("src") or a.get("srcset") for tag, a in page.tags if tag in ("img", "source")]
     assert len(uris) > 2 * 2 * 6
     for uri in uris:
@@ -131,13 +135,13 @@ def test_hostile_ids_and_captions_stay_text(cache, tmp_path):
     assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
 
 
-def test_the_outlier_leads_the_unusual_rows(cache, tmp_path):
+def test_the_outlier_leads_the_unusual_rows(cache, page):
     opened = open_cache(cache)
     seen = survey(opened, "latents", draw_survey(opened, 240, seed=0))
     first = most_unusual(seen, 3)[0]
     assert opened.samples(np.array([first.number]))["row"].to_pylist() == [OUTLIER]
     assert re.fullmatch(r"(mean|spread) of channel [0-3] at [+−]\d\.\d σ", first.why)
-    assert f"distance {first.distance:.1f}, {first.why}" in page_of(cache, tmp_path).text
+    assert f"distance {first.distance:.1f}, {first.why}" in page.text
 
 
 def test_few_samples_are_not_all_equally_far(tmp_path):
@@ -149,8 +153,7 @@ def test_few_samples_are_not_all_equally_far(tmp_path):
     assert order[0].distance > 1.1 * order[1].distance
 
 
-def test_rejected_rows_are_listed_with_their_reasons(cache, tmp_path):
-    page = page_of(cache, tmp_path)
+def test_rejected_rows_are_listed_with_their_reasons(page):
     for row in REJECTED:
         assert f"sample-{row:06d}.png" in page.text
     assert page.text.count("missing: no such file") == len(REJECTED)
@@ -175,9 +178,9 @@ def test_one_seed_gives_one_page_and_another_other_rows(cache, tmp_path):
     assert rows[0] == rows[1] != rows[2]
 
 
-def test_both_store_forms_give_the_same_rows_and_pictures(cache, tmp_path):
+def test_both_store_forms_give_the_same_rows_and_pictures(page, tmp_path):
     tars = write_cache(tmp_path / "tars", "webdataset")
-    assert page_of(cache, tmp_path).alt("latent preview") == page_of(tars, tmp_path).alt("latent preview")
+    assert page.alt("latent preview") == page_of(tars, tmp_path).alt("latent preview")
 
 
 def test_thumbnails_are_shown_and_missing_ones_say_why(tmp_path):
