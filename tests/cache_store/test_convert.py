@@ -1,0 +1,259 @@
+"""`cache-store convert`: there and back to the same bytes, from any stop, and never from or into the wrong folder."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cache_store import open_cache
+from cache_store.claim import claim
+from cache_store.cli import main
+from cache_store.publish import write_file
+from cache_store.schema import SAMPLES_SCHEMA, BuildRecord, canonical_json, signed
+from cache_store.verify import verify
+from tests.cache_store.conftest import REJECTED, shard_name
+from tests.make_cache import caption, make_cache
+
+OTHER = {"zarr": "webdataset", "webdataset": "zarr"}
+
+
+def convert(cache: Path, out: Path, store_format: str, *options: str) -> int:
+    return main(["convert", str(cache), str(out), "--format", store_format, *options])
+
+
+def contents(cache: Path) -> dict[str, bytes]:
+    return {path.relative_to(cache).as_posix(): path.read_bytes() for path in cache.rglob("*") if path.is_file()}
+
+
+def test_there_and_back_every_file_is_the_same(cache, tmp_path, store_format):
+    assert convert(cache, tmp_path / "there", OTHER[store_format]) == 0
+    assert convert(tmp_path / "there", tmp_path / "back", store_format) == 0
+    assert contents(tmp_path / "back") == contents(cache)
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+def test_there_and_back_through_tars_a_compressed_cache_is_the_same(tmp_path, latents, codec):
+    cache = make_cache(tmp_path / "cache", latents, rejected=REJECTED, codec=codec)
+    assert convert(cache, tmp_path / "tars", "webdataset") == 0
+    assert convert(tmp_path / "tars", tmp_path / "back", "zarr", "--codec", codec) == 0
+    assert contents(tmp_path / "back") == contents(cache)
+
+
+def test_a_converted_cache_is_the_one_that_a_build_would_have_written(cache, tmp_path, latents, store_format):
+    direct = make_cache(tmp_path / "direct", latents, rejected=REJECTED, store_format=OTHER[store_format])
+    assert convert(cache, tmp_path / "converted", OTHER[store_format]) == 0
+    assert contents(tmp_path / "converted") == contents(direct)
+
+
+def test_latents_crcs_and_samples_are_equal_and_the_copy_is_sound(cache, tmp_path, store_format, capsys):
+    assert convert(cache, tmp_path / "out", OTHER[store_format]) == 0
+    assert "converted 4 shards; every latent was checked" in capsys.readouterr().out
+    before, after = open_cache(cache), open_cache(tmp_path / "out")
+    numbers = np.arange(len(before))
+    np.testing.assert_array_equal(after.read(numbers), before.read(numbers), strict=True)
+    equal = [name for name in SAMPLES_SCHEMA.names if name != "offset"]
+    assert after.samples(numbers, equal).equals(before.samples(numbers, equal))
+    assert not verify(tmp_path / "out", "full").findings
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_another_codec_holds_the_same_latents(tmp_path, latents, dtype):
+    cache = make_cache(tmp_path / "cache", latents, rejected=REJECTED, dtype=dtype, codec="lz4")
+    assert convert(cache, tmp_path / "out", "zarr", "--codec", "zstd") == 0
+    before, after = open_cache(cache), open_cache(tmp_path / "out")
+    assert after.spec.arrays["latents"].codec == "zstd"
+    numbers = np.arange(len(before))
+    assert after.read(numbers).tobytes() == before.read(numbers).tobytes()
+
+
+def test_the_codec_stays_unless_another_is_asked_for(tmp_path, latents):
+    cache = make_cache(tmp_path / "cache", latents, codec="zstd")
+    assert convert(cache, tmp_path / "out", "zarr") == 0
+    assert contents(tmp_path / "out") == contents(cache)
+
+
+def test_what_a_repair_of_the_copy_would_build_is_the_copys_form(cache, tmp_path, store_format):
+    store = {"format": store_format, "codec": "none", "dtype": "float16", "samples_per_shard": 8}
+    record = BuildRecord(format_version=1, config={"source": {"kind": "llava"}, "store": store}, sha256="")
+    write_file(cache / "build.json", canonical_json(signed(record)))
+    assert convert(cache, tmp_path / "out", OTHER[store_format]) == 0
+    expected = BuildRecord(
+        format_version=1,
+        config={"source": {"kind": "llava"}, "store": {**store, "format": OTHER[store_format]}},
+        sha256="",
+    )
+    assert (tmp_path / "out/build.json").read_bytes() == canonical_json(signed(expected))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 3), (signal.SIGINT, 3)])
+def test_a_stopped_conversion_goes_on_to_the_same_bytes(tmp_path, number, code):
+    rows = np.random.default_rng(0).standard_normal((600, 4, 6, 5)).astype(np.float32)
+    cache = make_cache(tmp_path / "cache", rows, samples_per_shard=2)
+    arguments = ["convert", str(cache), str(tmp_path / "out"), "--format", "webdataset"]
+    process = subprocess.Popen([sys.executable, "-m", "cache_store", *arguments], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (done := times(tmp_path / "out")):
+        assert time.monotonic() < deadline, "no shard was converted"
+        time.sleep(0.002)
+    process.send_signal(number)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == code, error
+    assert "Traceback" not in error
+    if number != signal.SIGKILL:
+        assert not list((tmp_path / "out").rglob("*.partial"))
+    assert not (tmp_path / "out/seal.json").exists()
+    assert main(arguments) == 0
+    assert {name: times(tmp_path / "out")[name] for name in done} == done, "committed shards are kept"
+    assert convert(cache, tmp_path / "undisturbed", "webdataset") == 0
+    assert contents(tmp_path / "out") == contents(tmp_path / "undisturbed")
+
+
+def times(out: Path) -> dict[str, int]:
+    """When each committed shard was written."""
+    return {
+        path.stem: (out / f"shards/{path.stem}.tar").stat().st_mtime_ns for path in out.glob("commits/latents/*.json")
+    }
+
+
+def test_a_finished_conversion_run_again_touches_nothing(cache, tmp_path, store_format, capsys):
+    assert convert(cache, tmp_path / "out", OTHER[store_format]) == 0
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert convert(cache, tmp_path / "out", OTHER[store_format]) == 0
+    assert "converted 0 shards, 4 were there" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("name", ["shard", "samples/000001.parquet", "commits/latents/000001.json", "plan.parquet"])
+def test_what_the_copy_lost_is_converted_again(cache, tmp_path, store_format, name):
+    out = tmp_path / "out"
+    assert convert(cache, out, OTHER[store_format]) == 0
+    before = contents(out)
+    damaged = out / (shard_name(out, 1) if name == "shard" else name)
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    assert convert(cache, out, OTHER[store_format]) == 0
+    assert contents(out) == before
+
+
+def flip(path: Path, position: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_damaged_latent_is_never_copied_and_names_its_row(cache, tmp_path, store_format, capsys):
+    sample = open_cache(cache).samples(np.array([10])).to_pylist()[0]
+    flip(cache / shard_name(cache, 1), sample["offset"] + 7)
+    assert convert(cache, tmp_path / "out", OTHER[store_format]) == 1
+    place = f"row {sample['row']} in shard 1 ({shard_name(cache, 1)}) does not match its crc32c"
+    assert place in capsys.readouterr().err
+    assert [path.stem for path in (tmp_path / "out").glob("commits/latents/*")] == ["000000"]
+    assert not list((tmp_path / "out").rglob("*000001*")), "the shard in hand is withdrawn"
+
+
+def test_a_damaged_samples_table_is_never_copied(cache, tmp_path, store_format, capsys):
+    flip(cache / "samples/000002.parquet", 200)
+    assert convert(cache, tmp_path / "out", OTHER[store_format]) == 1
+    assert "samples/000002.parquet" in capsys.readouterr().err
+
+
+def test_a_damaged_plan_is_never_copied(cache, tmp_path, store_format, capsys):
+    flip(cache / "plan.parquet", 200)
+    assert convert(cache, tmp_path / "out", OTHER[store_format]) == 1
+    assert "plan.parquet" in capsys.readouterr().err
+    assert not (tmp_path / "out/plan.parquet").exists()
+
+
+def test_a_cache_that_quick_verification_finds_damaged_is_refused(cache, tmp_path, store_format, capsys):
+    (cache / shard_name(cache, 3)).unlink()
+    assert convert(cache, tmp_path / "out", OTHER[store_format]) == 1
+    assert "is damaged" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unfinished_cache_is_refused(tmp_path, latents, capsys):
+    cache = make_cache(tmp_path / "cache", latents, seal=False)
+    assert convert(cache, tmp_path / "out", "webdataset") == 1
+    assert "not sealed" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        ("cache", "lies in the cache"),
+        ("cache/latents/tars", "lies in the cache"),
+        (".", "holds the cache"),
+        ("thesis", "holds 'thesis.tex' but no cache"),
+        ("thesis/thesis.tex", "is not a folder"),
+    ],
+)
+def test_a_folder_that_is_not_for_it_is_refused_untouched(tmp_path, latents, capsys, out, message):
+    cache = make_cache(tmp_path / "cache", latents)
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis/thesis.tex").write_text("precious")
+    before = contents(tmp_path)
+    assert convert(cache, tmp_path / out, "webdataset") == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+    assert contents(tmp_path) == before
+
+
+def test_a_link_into_the_cache_is_refused(tmp_path, latents, capsys):
+    cache = make_cache(tmp_path / "cache", latents)
+    (tmp_path / "link").symlink_to(cache)
+    assert convert(cache, tmp_path / "link", "webdataset") == 2
+    assert "lies in the cache" in capsys.readouterr().err
+
+
+def test_another_cache_is_refused_untouched_whether_its_spec_or_its_latents_differ(tmp_path, latents, capsys):
+    cache = make_cache(tmp_path / "cache", latents)
+    larger = make_cache(tmp_path / "larger", latents, samples_per_shard=16, store_format="webdataset")
+    moved = make_cache(tmp_path / "moved", latents + 1, store_format="webdataset")
+    before = contents(tmp_path)
+    for out, field in ((larger, "samples_per_shard"), (moved, "statistics")):
+        assert convert(cache, out, "webdataset") == 1
+        error = capsys.readouterr().err
+        assert "another cache" in error
+        assert field in error
+    assert contents(tmp_path) == before
+
+
+def test_one_converter_at_a_time(cache, tmp_path, store_format, capsys):
+    out = tmp_path / "out"
+    with claim(out):
+        assert convert(cache, out, OTHER[store_format]) == 1
+    assert f"by process {os.getpid()} on {os.uname().nodename}" in capsys.readouterr().err
+    assert convert(cache, out, OTHER[store_format]) == 0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options", "message"),
+    [
+        ("bfloat16", [], "tars hold dtype float16 or float32"),
+        ("float16", ["--codec", "zstd"], "codec zstd needs format zarr"),
+    ],
+)
+def test_what_tars_cannot_hold_is_refused_in_one_line(tmp_path, latents, capsys, dtype, options, message):
+    cache = make_cache(tmp_path / "cache", latents, dtype=dtype)
+    assert convert(cache, tmp_path / "out", "webdataset", *options) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_long_captions_and_other_alphabets_come_through(tmp_path, latents):
+    captions = [caption('ü\U0001f600\x00"\\' * (200 * row)) for row in range(len(latents))]
+    cache = make_cache(tmp_path / "cache", latents, None, captions)
+    assert convert(cache, tmp_path / "tars", "webdataset") == 0
+    assert convert(tmp_path / "tars", tmp_path / "back", "zarr") == 0
+    assert contents(tmp_path / "back") == contents(cache)
+    shutil.rmtree(cache)
+    assert open_cache(tmp_path / "tars").samples(np.array([20]))["conversations"].to_pylist() == [captions[20]]
