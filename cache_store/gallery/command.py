@@ -37,10 +37,10 @@ def show_gallery(gallery: "Gallery") -> None:
         print(f"without source images: {gallery.source_problem}")
     if gallery.mean_psnr is not None:
         print(f"mean PSNR of the random rows, decoded: {gallery.mean_psnr:.1f} dB")
-    print(f"wrote {gallery.page}, {megabytes(gallery.page)}, open it in any browser")
+    print(f"wrote {gallery.page}, {kilobytes(gallery.page)}, open it in any browser")
     for sheet in gallery.sheets:
-        print(f"wrote {sheet}, {megabytes(sheet)}")
+        print(f"wrote {sheet}, {kilobytes(sheet)}")
 
 
-def megabytes(path: Path) -> str:
-    return f"{path.stat().st_size / 1e6:.1f} MB"
+def kilobytes(path: Path) -> str:
+    return f"{path.stat().st_size / 1e3:,.0f} KB"
