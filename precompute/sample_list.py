@@ -77,11 +77,10 @@ def with_new_samples(root: Path, cached: Spec, plan: pa.Table, acts: Acts) -> pa
     """The plan as far as it is wanted."""
     if acts.new_samples == "append":
         return plan
-    before = plan.slice(0, cached.rows)
     if acts.new_samples == "refuse":
-        refuse_grown_list(root, cached.rows, compare_plans(before, plan), acts)
+        refuse_grown_list(root, cached.rows, plan["id"].slice(cached.rows).to_pylist(), acts)
     say(f"{plan.num_rows - cached.rows:,} samples are new in the source; `precompute build … --extend` adds them")
-    return before
+    return plan.slice(0, cached.rows)
 
 
 def read_or_infer_spec(root: Path, found: pa.Table, make_spec: MakeSpec) -> Spec:

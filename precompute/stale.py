@@ -9,7 +9,7 @@ from cache_store.schema import Spec
 from cache_store.staleness import ABSENT, Difference, differing, refuse
 from precompute.acts import Acts
 from precompute.image_changes import ImageChange
-from precompute.plan import PlanDifference, some
+from precompute.plan import SHOWN, PlanDifference, some
 
 OF_THE_LIST = ("rows", "plan_digest")
 """Fields of the spec that the sample list decides, which is compared by id."""
@@ -30,11 +30,11 @@ def keep_both(acts: Acts) -> list[str]:
     ]
 
 
-def refuse_grown_list(root: Path, rows: int, difference: PlanDifference, acts: Acts) -> None:
+def refuse_grown_list(root: Path, rows: int, added: list[str], acts: Acts) -> None:
     """StaleError for a list that has only gained samples."""
     refuse(
-        f"{root} was planned from fewer samples: {difference}; it is untouched",
-        list_differences(rows, difference),
+        f"{root} was planned from fewer samples than the source has now; it is untouched",
+        list_differences(rows, PlanDifference(added=added, removed=[], changed=[])),
         [f"to add them, keeping all that is encoded: {acts.with_options('--extend')}"],
     )
 
@@ -51,9 +51,13 @@ def refuse_other_list(root: Path, rows: int, difference: PlanDifference, acts: A
 def list_differences(rows: int, difference: PlanDifference) -> list[Difference]:
     now = rows + len(difference.added) - len(difference.removed)
     table = [Difference("samples", f"{rows:,}", f"{now:,}")]
-    table += [Difference("new", "", some(difference.added))] if difference.added else []
-    table += [Difference("gone", some(difference.removed), "")] if difference.removed else []
-    return table + [Difference("image name or text", name, "another") for name in difference.changed]
+    for name in difference.added[:SHOWN]:
+        table.append(Difference("new sample", "", name))
+    for name in difference.removed[:SHOWN]:
+        table.append(Difference("gone sample", name, ""))
+    for name in difference.changed[:SHOWN]:
+        table.append(Difference("image name or text", name, "changed"))
+    return table
 
 
 def refuse_changed_images(root: Path, samples: int, changes: Sequence[ImageChange], acts: Acts) -> None:

@@ -150,7 +150,7 @@ def test_a_grown_list_is_refused_with_the_command_that_extends(build, tmp_path, 
     capsys.readouterr()
     assert build() == 1
     message = capsys.readouterr().err
-    assert "10 new (sample-012, sample-013, sample-014, sample-015, sample-016 and 5 more)" in message
+    assert "  samples     12            22\n  new sample                sample-012\n" in message
     assert f"precompute build --config {tmp_path}/cache.yaml --extend" in message
     assert places(tmp_path / "cache") == before
 

@@ -1,4 +1,5 @@
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -122,6 +123,23 @@ def test_a_run_of_another_seed_layout_or_batch_is_refused_with_what_differs(
     for line in ("data.seed", "model.layout", "data.batch_size"):
         assert line in error
     assert "model.projector" not in error
+
+
+def test_a_run_whose_cache_was_extended_is_refused_and_says_what_to_do(
+    language_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    latents = np.random.default_rng(0).standard_normal((24, 4, 2, 2), np.float32)
+    for rows in (16, 24):
+        shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+        conversations = [describe(row) for row in range(rows)]
+        cache = make_cache(tmp_path / "cache", latents[:rows], conversations=conversations)
+        config = make_config(cache, language_model, tmp_path / "run", max_steps=1 + rows // 24)
+        if rows == 16:
+            assert main(command(config)) == 0
+    error = failure(capsys, 1, command(config))
+    assert "cache identity" in error
+    assert "the cache was extended" in error
+    assert "--run.output NEW" in error
 
 
 def test_an_unsealed_or_damaged_cache_is_refused(
