@@ -37,17 +37,26 @@ def publish(path: Path, attempt: int = 1) -> Iterator[BinaryIO]:
     make_folder(path.parent)
     scratch = scratch_path(path, attempt)
     try:
-        with scratch.open("wb", buffering=WRITE_BYTES) as stream:
+        with naming(path), scratch.open("wb", buffering=WRITE_BYTES) as stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
         scratch.replace(path)
-    except BaseException as error:
+    except BaseException:
         scratch.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename is None:
-            error.filename = str(path)  # a full disk does not say which file it was
         raise
     sync_folder(path.parent)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name `path` in the system's errors that name no file, as those of a full disk do not."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def write_file(path: Path, data: bytes) -> None:
@@ -74,7 +83,8 @@ def make_folder(folder: Path) -> None:
 def sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(descriptor)
+        with naming(folder):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from cache_store.errors import Interrupted
+from cache_store.errors import Interrupted, SourceError
 from cache_store.plan import PlanFile
 from cache_store.schema import CommitRecord, ImageRecipe, Spec
 from cache_store.shard_builder import Outcome, ShardBuilder
@@ -30,6 +30,7 @@ from precompute.encoders import Encoder
 from precompute.images import MID_GREY, content_sha256, decode_image, fit_image, to_pixels
 from precompute.rejects import Rejected
 from precompute.sources import Source
+from precompute.sources.image_store import MISSING
 
 ARRAY = "latents"
 
@@ -167,6 +168,18 @@ def decoded_batches(
     yield from ahead
 
 
+def refuse_vanished(batch: Batch, source: Source) -> None:
+    """SourceError for an image that is gone since it was planned: a mount that went is no fault of the sample."""
+    planned = batch.planned.slice(batch.start, batch.stop - batch.start)
+    columns = (planned[name].to_pylist() for name in ("id", "uri", "fingerprint"))
+    for outcome, name, uri, fingerprint in zip(batch.wait(), *columns, strict=True):
+        if outcome.content_sha256 is None and fingerprint != MISSING and source.fingerprint(uri) == MISSING:
+            raise SourceError(
+                f"the image of {name} was there when the cache was planned and is gone ({outcome.reason}); restore "
+                "the images and run the same command again"
+            )
+
+
 def encode_shards(
     root: Path,
     spec: Spec,
@@ -192,6 +205,7 @@ def encode_shards(
         for batch, waited_s, elapsed_s in timed(batches, encoder.device):
             if stop.is_set():
                 raise Interrupted("the shard in hand was dropped; run the same command again to go on")
+            refuse_vanished(batch, source)
             batch.encoding_since = time.monotonic()
             latents = encoder.encode(torch.from_numpy(batch.pixels_NYX3))
             writes.append(writer.submit(sink.write, batch, latents))

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -189,11 +190,16 @@ def test_a_second_build_of_one_cache_is_refused_and_names_the_first(tmp_path, so
     assert main(arguments) == 0
 
 
-def start_building(folder: Path, values: dict[str, Any]) -> tuple[subprocess.Popen[str], list[str]]:
-    """A build in its own process and session, with its first shard committed; also its arguments."""
+def start_building(
+    folder: Path, values: dict[str, Any], wrapper: Sequence[str] = ()
+) -> tuple[subprocess.Popen[str], list[str]]:
+    """A build in its own process and session, with its first shard committed; also its arguments.
+
+    `wrapper` is a command that runs it.
+    """
     arguments = ["build", "--config", str(write_config(folder / "b.yaml", values))]
     process = subprocess.Popen(
-        [sys.executable, "-m", "precompute", *arguments],
+        [*wrapper, sys.executable, "-m", "precompute", *arguments],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

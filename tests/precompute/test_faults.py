@@ -1,0 +1,332 @@
+"""Disks that fill up and fail, permissions and sources that go away: one line, nothing half-written, and a rerun
+that ends in the bytes of an undisturbed build.
+"""
+
+import errno
+import io
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import zipfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+import precompute.build
+from cache_store.formats import shard_format
+from cache_store.metadata import read_commit, read_spec
+from cache_store.schema import StoreFormat
+from precompute.cli import main
+from precompute.encoders import Encoder, load_encoder
+from tests.precompute.conftest import config_values, timeless_files, write_config, write_source
+from tests.precompute.test_kill import start_building
+
+SMALL = {
+    "image__height": 16,
+    "image__width": 16,
+    "encoder__batch_size": 2,
+    "store__samples_per_shard": 3,
+    "run__max_reject_fraction": 0.5,
+}
+SAMPLES = 5
+"""Two shards, of three rows and two; one image is no image."""
+
+
+@pytest.fixture(scope="module", params=get_args(StoreFormat))
+def undisturbed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, vae_path: Path) -> Path:
+    """A folder of `source`, `config.yaml` and an undisturbed `cache`."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    write_source(folder / "source", range(SAMPLES))
+    values = config_values(folder / "cache", folder / "source", vae_path, store__format=request.param, **SMALL)
+    assert main(["build", "--config", str(write_config(folder / "config.yaml", values))]) == 0
+    return folder
+
+
+@pytest.fixture
+def quick_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Load the encoder once for all builds of a test."""
+    monkeypatch.setattr(precompute.build, "load_encoder", cache(load_encoder))
+
+
+class FaultyDisk:
+    """Counts the writes, syncs and renames of files that are published, and makes a chosen one fail."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count: Counter[str] = Counter()
+        self._chosen: tuple[str, int] | None = None
+        self._full = False
+        open_path, fsync, replace = Path.open, os.fsync, Path.replace
+        disk = self
+
+        class FaultyFile(io.FileIO):
+            def write(self, data: Any) -> int:
+                return disk.write(super().write, data)
+
+        def open_faulty(path: Path, mode: str = "r", buffering: int = -1, **options: Any) -> Any:
+            if mode != "wb" or buffering < 1:  # only `publish` chooses a buffer
+                return open_path(path, mode, buffering, **options)
+            return io.BufferedWriter(FaultyFile(path, "w"), buffering)
+
+        def sync_faulty(descriptor: int) -> None:
+            self.step("fsync")
+            fsync(descriptor)
+
+        def replace_faulty(path: Path, target: Path) -> Path:
+            self.step("rename", str(path), None, str(target))
+            return replace(path, target)
+
+        monkeypatch.setattr(Path, "open", open_faulty)
+        monkeypatch.setattr(os, "fsync", sync_faulty)
+        monkeypatch.setattr(Path, "replace", replace_faulty)
+
+    def choose(self, kind: str, number: int) -> None:
+        self.count.clear()
+        self._chosen, self._full = (kind, number), False
+
+    def mend(self) -> None:
+        self._chosen, self._full = None, False
+
+    def write(self, write: Any, data: Any) -> int:
+        """A disk that is full takes what still fits, and then nothing from anyone."""
+        self.count["write"] += 1
+        if self._full or self._chosen == ("write", self.count["write"]):
+            if not self._full and len(data) > 1:
+                self._full = True
+                return int(write(memoryview(data)[: len(data) // 2]))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return int(write(data))
+
+    def step(self, kind: str, *names: str | None) -> None:
+        self.count[kind] += 1
+        if self._chosen == (kind, self.count[kind]):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), *names)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> FaultyDisk:
+    return FaultyDisk(monkeypatch)
+
+
+def build_in(folder: Path, undisturbed: Path) -> list[str]:
+    """The arguments of the same build in another folder."""
+    return ["build", "--config", str(undisturbed / "config.yaml"), "--cache", str(folder)]
+
+
+def assert_whole(cache: Path, *wholes: Path) -> None:
+    """Every file is one of the undisturbed build or of what was there before, or absent; no scratch is left."""
+    allowed = [timeless_files(whole) for whole in wholes]
+    for name, data in timeless_files(cache).items():
+        assert any(data == each.get(name) for each in allowed), name
+    if not (cache / "zarr.json").exists():
+        return
+    for path in cache.glob("commits/latents/*.json"):
+        held = read_commit(cache, "latents", int(path.stem))
+        assert any(
+            held.content == getattr(read_commit(each, "latents", int(path.stem)), "content", None) for each in wholes
+        )
+
+
+def assert_said_in_one_line(capsys: pytest.CaptureFixture[str], *parts: str) -> None:
+    error = capsys.readouterr().err
+    assert "Traceback" not in error
+    (line,) = [line for line in error.replace("\r", "\n").splitlines() if line.startswith("precompute: error: ")]
+    for part in parts:
+        assert part in line
+
+
+def disturb_every_step(
+    disk: FaultyDisk,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    cache: Path,
+    before: Path | None,
+    whole: Path,
+) -> None:
+    """Make every write, sync and rename of a run fail in turn; run again each time."""
+    run_from(before, cache, arguments)
+    steps = [(kind, number) for kind, total in dict(disk.count).items() for number in range(1, total + 1)]
+    assert {kind for kind, _ in steps} == {"write", "fsync", "rename"}
+    wholes = [whole, before] if before else [whole]
+    for kind, number in steps:
+        start_from(before, cache)
+        capsys.readouterr()
+        disk.choose(kind, number)
+        assert main(arguments) == 1, (kind, number)
+        problem = "No space left on device" if kind == "write" else "Input/output error"
+        assert_said_in_one_line(capsys, f"{problem}: {cache.parent}")
+        assert_whole(cache, *wholes)
+        disk.mend()
+        assert main(arguments) == 0
+        assert timeless_files(cache) == timeless_files(whole), (kind, number)
+
+
+def start_from(before: Path | None, cache: Path) -> None:
+    shutil.rmtree(cache, ignore_errors=True)
+    if before:
+        shutil.copytree(before, cache)
+
+
+def run_from(before: Path | None, cache: Path, arguments: list[str]) -> None:
+    start_from(before, cache)
+    assert main(arguments) == 0
+
+
+@pytest.mark.usefixtures("quick_loading")
+def test_a_disk_that_fails_at_any_step_of_a_build_leaves_no_half_file(undisturbed, tmp_path, disk, capsys):
+    cache = tmp_path / "cache"
+    disk.count.clear()
+    disturb_every_step(disk, capsys, build_in(cache, undisturbed), cache, None, undisturbed / "cache")
+
+
+@pytest.mark.usefixtures("quick_loading")
+def test_a_disk_that_fails_at_any_step_of_a_repair_leaves_no_half_file(undisturbed, tmp_path, disk, capsys):
+    cache, damaged = tmp_path / "cache", tmp_path / "damaged"
+    shutil.copytree(undisturbed / "cache", damaged)
+    shard = damaged / shard_format(read_spec(damaged)).shard_file("latents", 0)
+    shard.write_bytes(bytes(reversed(shard.read_bytes())))
+    disk.count.clear()
+    disturb_every_step(disk, capsys, ["repair", str(cache), "--shards", "[0]"], cache, damaged, undisturbed / "cache")
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """The kernel refuses to let any file of this process grow beyond `size` bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def shard_sized_build(folder: Path, source: Path, vae: Path, name: str) -> tuple[Path, list[str]]:
+    """A build whose shards are larger than every other file of its cache."""
+    sizes = {"image__height": 128, "image__width": 128, "store__samples_per_shard": 8}
+    values = config_values(folder / name, source, vae, **sizes)
+    return folder / name, ["build", "--config", str(write_config(folder / f"{name}.yaml", values))]
+
+
+def test_the_kernel_refusing_to_let_a_shard_grow_stops_the_build_in_its_middle(tmp_path, source_path, vae_path, capsys):
+    whole, arguments = shard_sized_build(tmp_path, source_path, vae_path, "whole")
+    assert main(arguments) == 0
+    cache, arguments = shard_sized_build(tmp_path, source_path, vae_path, "cache")
+    capsys.readouterr()
+    with largest_file(40_000):
+        assert main(arguments) == 1
+    assert_said_in_one_line(capsys, f"File too large: {cache}/latents/c/0/0/0/0")
+    assert_whole(cache, whole)
+    assert not list(cache.glob("commits/latents/*"))
+    assert main(arguments) == 0
+    assert timeless_files(cache) == timeless_files(whole)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 96 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = shutil.which("mount")
+    options = ["-t", "tmpfs", "-o", "size=96k", "tmpfs", str(folder)]
+    if mount is None or subprocess.run([mount, *options], capture_output=True, check=False).returncode:
+        pytest.skip("this process may not mount a file system; the other tests of full disks stand for it")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_stops_the_build_and_room_on_it_lets_it_go_on(tmp_path, small_disk, source_path, vae_path, capsys):
+    whole, arguments = shard_sized_build(tmp_path, source_path, vae_path, "whole")
+    assert main(arguments) == 0
+    cache, arguments = shard_sized_build(small_disk, source_path, vae_path, "cache")
+    capsys.readouterr()
+    assert main(arguments) == 1
+    assert_said_in_one_line(capsys, f"No space left on device: {cache}/")
+    assert_whole(cache, whole)
+    subprocess.run(["mount", "-o", "remount,size=8m", str(small_disk)], check=True)
+    assert main(arguments) == 0
+    assert timeless_files(cache) == timeless_files(whole)
+
+
+OBEYING = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
+"""Makes root obey permissions like anyone else."""
+
+
+def test_a_folder_that_turns_read_only_stops_the_build_and_is_named(tmp_path, source_path, vae_path):
+    if os.geteuid() == 0 and shutil.which(OBEYING[0]) is None:
+        pytest.skip("root obeys no permissions and there is no setpriv to make it")
+    values = config_values(tmp_path / "cache", source_path, vae_path, store__samples_per_shard=1)
+    process, arguments = start_building(tmp_path, values, OBEYING if os.geteuid() == 0 else [])
+    process.send_signal(signal.SIGSTOP)
+    (tmp_path / "cache/latents/c").chmod(0o555)
+    process.send_signal(signal.SIGCONT)
+    _, error = process.communicate(timeout=60)
+    (tmp_path / "cache/latents/c").chmod(0o755)
+    assert process.returncode == 1, error
+    assert f"precompute: error: Permission denied: {tmp_path}/cache/latents/c/" in error
+    assert "Traceback" not in error
+    assert not list((tmp_path / "cache").rglob("*.partial"))
+    assert main(arguments) == 0
+    assert_same_as_undisturbed(tmp_path, values)
+
+
+def assert_same_as_undisturbed(folder: Path, values: dict[str, Any]) -> None:
+    cache = Path(values["cache"])
+    other = write_config(folder / "undisturbed.yaml", {**values, "cache": str(folder / "undisturbed")})
+    assert main(["build", "--config", str(other)]) == 0
+    assert timeless_files(cache) == timeless_files(folder / "undisturbed")
+
+
+@pytest.fixture
+def at_second_batch(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Functions put into this list are called once, when the second batch is to be encoded."""
+    acts: list[Any] = []
+    encode, calls = Encoder.encode, Counter[str]()
+
+    def encode_and_act(self: Encoder, image_NYX3: Any) -> Any:
+        calls["encode"] += 1
+        if calls["encode"] == 2:
+            for act in acts:
+                act()
+        return encode(self, image_NYX3)
+
+    monkeypatch.setattr(Encoder, "encode", encode_and_act)
+    return acts
+
+
+def folder_values(tmp_path: Path, source: Path, vae: Path) -> dict[str, Any]:
+    """A build from a folder of images."""
+    with zipfile.ZipFile(source / "images.zip") as archive:
+        archive.extractall(source / "images")
+    return config_values(tmp_path / "cache", source, vae, source__images=str(source / "images"))
+
+
+def test_images_that_disappear_stop_the_build_and_reject_nothing(
+    tmp_path, source_path, vae_path, at_second_batch, capsys
+):
+    """Within the share of rejects that is allowed, too."""
+    values = folder_values(tmp_path, source_path, vae_path)
+    values["run"]["max_reject_fraction"] = 1.0
+    arguments = ["build", "--config", str(write_config(tmp_path / "build.yaml", values))]
+    images = source_path / "images"
+    at_second_batch.append(lambda: images.rename(source_path / "elsewhere"))
+    assert main(arguments) == 1
+    assert_said_in_one_line(capsys, "was there when the cache was planned and is gone", "sample-0")
+    (source_path / "elsewhere").rename(images)
+    assert main(arguments) == 0
+    assert_same_as_undisturbed(tmp_path, values)
+
+
+def test_a_zip_that_is_replaced_or_deleted_is_read_to_its_end(tmp_path, source_path, vae_path, at_second_batch):
+    values = config_values(tmp_path / "cache", source_path, vae_path)
+    archive = source_path / "images.zip"
+    kept = archive.read_bytes()
+    at_second_batch.append(archive.unlink)
+    assert main(["build", "--config", str(write_config(tmp_path / "build.yaml", values))]) == 0
+    archive.write_bytes(kept)
+    assert_same_as_undisturbed(tmp_path, values)
