@@ -64,8 +64,9 @@ def refuse_duplicates(ids: pa.ChunkedArray) -> None:
 
 
 def some(names: Sequence[str]) -> str:
+    shown = [name if name.isprintable() else ascii(name) for name in names[:SHOWN]]  # one line, whatever they hold
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
+    return ", ".join(shown) + more
 
 
 @dataclass(frozen=True)

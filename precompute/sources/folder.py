@@ -1,4 +1,4 @@
-"""Any tree of images, in a folder, a zip or a tar, with captions in `name.txt` beside `name.jpg` where there are any."""
+"""Any tree of images, in a folder, a zip or a tar; captions in `name.txt` beside `name.jpg` where there are any."""
 
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath

@@ -1,5 +1,6 @@
 """LLaVA's `chat.json` (LLaVA-CC3M-Pretrain-595K and its relatives): a list of id, image and conversations."""
 
+import codecs
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,11 +51,29 @@ class LlavaSource:
 
 
 def read_records(path: Path) -> list[ChatRecord]:
+    """Every record; SourceError naming the record, or the byte where the file is no JSON.
+
+    Where a record names a field twice, the last one counts, as in any reader of JSON.
+    """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=list[ChatRecord])
+        data = path.read_bytes()
     except OSError as error:
         raise SourceError(f"source.path: {path}: {error.strerror}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    try:
+        return msgspec.json.decode(data.removeprefix(codecs.BOM_UTF8), type=list[ChatRecord])
+    except RecursionError:
+        problem = "is nested too deeply"
+    except UnicodeDecodeError:
+        problem = not_utf8(data)
+    except msgspec.DecodeError as error:
         where = re.search(r"`\$\[(\d+)\]", str(error))
-        record = f", record {where[1]} (counted from 0)" if where else ""
-        raise SourceError(f"source.path: {path}{record}: {error}; expected LLaVA's list of records") from None
+        problem = f"record {where[1]} (counted from 0): {error}" if where else str(error)
+    raise SourceError(f"source.path: {path}: {problem}; expected LLaVA's list of records")
+
+
+def not_utf8(data: bytes) -> str:
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        return f"byte {error.start} is not UTF-8"
+    raise AssertionError("only called for such data")
