@@ -13,7 +13,7 @@ from typing import IO
 
 from cache_store.errors import CacheError, ConfigError
 from cache_store.metadata import has_cache
-from cache_store.publish import SCRATCH_SUFFIX, make_folder
+from cache_store.publish import SCRATCH_SUFFIX, make_folder, naming
 from cache_store.schema import BUILD_FILE, PLAN_FILE
 
 CLAIM_FILE = ".claim"
@@ -42,9 +42,10 @@ def claim(root: Path) -> Iterator[None]:
     make_folder(root)
     try:
         with locked(root) as stream:
-            stream.truncate(0)
-            stream.write(f"process {os.getpid()} on {os.uname().nodename}\n")
-            stream.flush()
+            with naming(root / CLAIM_FILE):
+                stream.truncate(0)
+                stream.write(f"process {os.getpid()} on {os.uname().nodename}\n")
+                stream.flush()
             try:
                 yield
             finally:

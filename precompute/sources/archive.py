@@ -85,6 +85,18 @@ class BoundedReader(io.BufferedReader):
         return super().read(max(wanted, 0))
 
 
+def version_of(descriptor: int) -> tuple[int, int]:
+    """What changes when somebody writes to an archive that is open."""
+    status = os.fstat(descriptor)
+    return status.st_size, status.st_mtime_ns
+
+
+def refuse_changed(path: Path, descriptor: int, indexed: tuple[int, int]) -> None:
+    """SourceError where the archive is no longer the one that was indexed: no member is at fault for that."""
+    if version_of(descriptor) != indexed:
+        raise SourceError(f"{path} was changed while it was read; restore it and run the same command again")
+
+
 def refuse_unprintable(name: str) -> str:
     """Names enter tables as UTF-8."""
     try:

@@ -12,7 +12,15 @@ from typing import NamedTuple
 
 from cache_store.errors import SourceError
 from precompute.rejects import Rejected
-from precompute.sources.archive import DAMAGED, MISSING, BoundedReader, Members, refuse_large
+from precompute.sources.archive import (
+    DAMAGED,
+    MISSING,
+    BoundedReader,
+    Members,
+    refuse_changed,
+    refuse_large,
+    version_of,
+)
 
 MAX_HEADER_BYTES = 16 * 2**10
 """Of one extended header: twice the longest path."""
@@ -45,7 +53,8 @@ class ImageTar:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._changed_ns = path.stat().st_mtime_ns
+        with path.open("rb") as stream:
+            self._indexed = version_of(stream.fileno())
         self._members = Members(path, read_index(path))
 
     def names(self) -> Iterator[str]:
@@ -54,7 +63,7 @@ class ImageTar:
     def fingerprint(self, name: str) -> str:
         """With the time of the tar itself: unlike a zip, it has no checksum of its members."""
         member = self._members.find(name)
-        return f"{member.size}:{member.mtime}:{self._changed_ns}" if member else MISSING
+        return f"{member.size}:{member.mtime}:{self._indexed[1]}" if member else MISSING
 
     def read(self, name: str) -> bytes:
         member = self._members.get(name)
@@ -62,6 +71,7 @@ class ImageTar:
             raise Rejected(DAMAGED, f"{name}: {member.problem}")
         refuse_large(name, member.size)
         with self._path.open("rb") as stream:
+            refuse_changed(self._path, stream.fileno(), self._indexed)
             stream.seek(member.offset)
             data = stream.read(member.size)
         if len(data) != member.size:

@@ -9,7 +9,15 @@ from pathlib import Path
 
 from cache_store.errors import SourceError
 from precompute.rejects import Rejected
-from precompute.sources.archive import DAMAGED, MISSING, BoundedReader, Members, refuse_large
+from precompute.sources.archive import (
+    DAMAGED,
+    MISSING,
+    BoundedReader,
+    Members,
+    refuse_changed,
+    refuse_large,
+    version_of,
+)
 
 MAX_INDEX_BYTES = 2**30
 """Of a zip's table of contents: 10 million members."""
@@ -29,8 +37,11 @@ class ImageZip:
     """Images in a zip; where all members share one top folder, names may leave it out."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         try:
-            self._zip = zipfile.ZipFile(BoundedReader(path, MAX_INDEX_BYTES))
+            self._reader = BoundedReader(path, MAX_INDEX_BYTES)
+            self._indexed = version_of(self._reader.fileno())
+            self._zip = zipfile.ZipFile(self._reader)
         except OPEN_ERRORS as error:
             raise SourceError(f"{path} is not a zip that can be read: {error}") from None
         files = [member for member in self._zip.infolist() if not member.filename.endswith("/")]
@@ -53,6 +64,7 @@ class ImageZip:
             with self._zip.open(member) as stream:
                 data = stream.read(member.file_size + 1)
         except MEMBER_ERRORS as error:
+            refuse_changed(self._path, self._reader.fileno(), self._indexed)
             raise Rejected(DAMAGED, f"{name}: {error}") from None
         if len(data) != member.file_size:
             raise Rejected(DAMAGED, f"{name}: holds {len(data):,} bytes, claims {member.file_size:,}")

@@ -9,6 +9,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import tarfile
 import zipfile
 from collections import Counter
 from collections.abc import Iterator
@@ -329,4 +330,33 @@ def test_a_zip_that_is_replaced_or_deleted_is_read_to_its_end(tmp_path, source_p
     at_second_batch.append(archive.unlink)
     assert main(["build", "--config", str(write_config(tmp_path / "build.yaml", values))]) == 0
     archive.write_bytes(kept)
+    assert_same_as_undisturbed(tmp_path, values)
+
+
+def make_tar(source: Path) -> Path:
+    with zipfile.ZipFile(source / "images.zip") as archive, tarfile.open(source / "images.tar", "w") as tar:
+        for member in archive.infolist():
+            entry = tarfile.TarInfo(member.filename)
+            entry.size = member.file_size
+            tar.addfile(entry, io.BytesIO(archive.read(member)))
+    return source / "images.tar"
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+@pytest.mark.parametrize("change", ["cut", "overwritten"])
+def test_an_archive_that_is_changed_in_place_stops_the_build_and_rejects_nothing(
+    tmp_path, source_path, vae_path, at_second_batch, capsys, kind, change
+):
+    archive = make_tar(source_path) if kind == "tar" else source_path / "images.zip"
+    values = config_values(tmp_path / "cache", source_path, vae_path, source__images=str(archive))
+    values["run"]["max_reject_fraction"] = 1.0
+    arguments = ["build", "--config", str(write_config(tmp_path / "build.yaml", values))]
+    kept, status = archive.read_bytes(), archive.stat()
+    changed = kept[: len(kept) // 4] if change == "cut" else bytes(reversed(kept))
+    at_second_batch.append(lambda: archive.write_bytes(changed))
+    assert main(arguments) == 1
+    assert_said_in_one_line(capsys, f"{archive} was changed while it was read")
+    archive.write_bytes(kept)
+    os.utime(archive, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert main(arguments) == 0
     assert_same_as_undisturbed(tmp_path, values)
