@@ -13,6 +13,8 @@ from cache_store.schema import (
     BUILD_FILE,
     COMMITS,
     FORMAT_VERSION,
+    MAX_SAMPLE_BYTES,
+    MAX_SHARDS,
     SEAL_FILE,
     SPEC_ATTRIBUTE,
     SPEC_FILE,
@@ -50,7 +52,7 @@ def parse_spec(data: bytes, where: str) -> Spec:
     try:
         raw = msgspec.json.decode(data)["attributes"][SPEC_ATTRIBUTE]
         version = raw["format_version"]
-    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError):
         raise CacheError(f"{where} is not the group of a cache: no attribute {SPEC_ATTRIBUTE!r}") from None
     if version != FORMAT_VERSION:
         raise NewerFormatError(f"{where} has format version {version!r}; this program reads version {FORMAT_VERSION}")
@@ -61,19 +63,22 @@ def parse_spec(data: bytes, where: str) -> Spec:
 
 
 def check_spec(spec: Spec, where: str) -> None:
-    """Bounds that later arithmetic relies on."""
-    sizes = [spec.rows, spec.samples_per_shard]
-    for array in spec.arrays.values():
-        sizes.extend(array.shape)
-    if min(sizes) < 1 or not spec.arrays:
-        raise CacheError(f"{where} holds no valid spec: every size must be at least 1")
+    """Bounds between fields that later arithmetic relies on; each field's own are checked by its parser."""
+    problems = []
+    if spec.num_shards > MAX_SHARDS:
+        problems.append(f"{spec.num_shards:,} shards, more than {MAX_SHARDS:,}; take more samples per shard")
     for name, array in spec.arrays.items():
+        if array.sample_bytes > MAX_SAMPLE_BYTES:
+            problems.append(f"array {name!r}: {array.sample_bytes:,} bytes a sample, more than {MAX_SAMPLE_BYTES:,}")
         if problem := shard_format(spec).unsupported(array.dtype, array.codec):
-            raise CacheError(f"{where} holds no valid spec: array {name!r}: {problem}")
+            problems.append(f"array {name!r}: {problem}")
+    if problems:
+        raise CacheError(f"{where} holds no valid spec: {'; '.join(problems)}")
 
 
 def write_spec(root: Path, spec: Spec) -> None:
     """Write every metadata file; the group, which makes the folder a cache, comes last."""
+    check_spec(spec, str(root / SPEC_FILE))
     files = shard_format(spec).metadata(spec)
     for name in sorted(files, key=lambda name: name == SPEC_FILE):
         write_file(root / name, files[name])

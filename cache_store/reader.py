@@ -37,9 +37,22 @@ def open_cache(path: str | Path) -> "Cache":
     refuse_unsealed(root, spec)
     seal = read_seal(root)
     refuse_other_seal(root, seal, spec)
-    if len(seal.cached_per_shard) != spec.num_shards or sum(seal.cached_per_shard) != seal.cached:
-        raise CacheError(f"{root}: the seal's counts do not add up; run `cache-store verify {root}`")
+    if problem := seal_problem(spec, seal):
+        raise CacheError(f"{root}: {problem}; run `cache-store verify {root}`")
     return Cache(root, spec, seal)
+
+
+def seal_problem(spec: Spec, seal: Seal) -> str | None:
+    """What in the seal cannot be so, whatever the files hold."""
+    counts = seal.cached_per_shard
+    if len(counts) != spec.num_shards or sum(counts) != seal.cached or seal.cached + seal.rejected != spec.rows:
+        return "the seal's counts do not add up"
+    if any(count > len(spec.shard_rows(shard)) for shard, count in enumerate(counts)):
+        return "the seal counts more samples in a shard than it has rows"
+    channels = {name: array.shape[0] for name, array in spec.arrays.items()}
+    if {name: summary.channels for name, summary in seal.arrays.items()} != channels:
+        return "the seal sums up other arrays than the spec's"
+    return None
 
 
 Places = Iterable[tuple[int, int]]

@@ -7,15 +7,16 @@ a wrong type is an error with the field's path, never a guess.
 
 import hashlib
 import math
-from collections.abc import Iterable
-from typing import Any, Literal, TypeVar
+from collections.abc import Iterable, Sized
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Literal, TypeVar
 
 import ml_dtypes
 import msgspec
 import numpy as np
 import pyarrow as pa
 
-from cache_store.errors import CacheError
+from cache_store.errors import CacheError, NewerFormatError
 
 FORMAT_VERSION = 1
 
@@ -37,6 +38,20 @@ DTYPES: dict[str, np.dtype] = {
 }
 
 CACHED, REJECTED = "cached", "rejected"
+
+MAX_SHARDS = 10**6
+"""Their files are numbered with six digits; and whoever opens a cache may list them all."""
+MAX_SAMPLES_PER_SHARD = 2**20
+"""A shard's index is held in memory: 16 bytes a sample."""
+MAX_SIDE = 2**16
+MAX_SAMPLE_BYTES = 2**30
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+Side = Annotated[int, msgspec.Meta(ge=1, le=MAX_SIDE)]
+Moment = Annotated[float, msgspec.Meta(ge=-1e100, le=1e100)]
+"""Of latents, which are float32 at most: sums and squares of such numbers stay far below, and far from overflow."""
+ArrayName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+"""It becomes the name of a folder."""
 
 CONVERSATIONS = pa.list_(pa.struct([("from", pa.string()), ("value", pa.string())]))
 
@@ -77,6 +92,12 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 RecordT = TypeVar("RecordT", bound=Record)
 
 
+class Versioned(msgspec.Struct):
+    """Any record, as far as programs of every version agree on it."""
+
+    format_version: int
+
+
 class ImageRecipe(Record, frozen=True, kw_only=True):
     """How an image becomes pixels; everything here changes latents."""
 
@@ -108,7 +129,7 @@ class EncoderIdentity(Record, frozen=True, kw_only=True):
 class ArraySpec(Record, frozen=True, kw_only=True):
     """One array of the cache: what a row holds and how it was made."""
 
-    shape: tuple[int, int, int]
+    shape: tuple[Side, Side, Side]
     """Of one sample: channels, latent_y, latent_x."""
     dtype: StoreDtype
     codec: CodecName
@@ -130,10 +151,10 @@ class Spec(Record, frozen=True, kw_only=True):
 
     format_version: int
     store_format: StoreFormat
-    rows: int
-    samples_per_shard: int
+    rows: Annotated[int, msgspec.Meta(ge=1, le=MAX_SHARDS * MAX_SAMPLES_PER_SHARD)]
+    samples_per_shard: Annotated[int, msgspec.Meta(ge=1, le=MAX_SAMPLES_PER_SHARD)]
     plan_digest: str
-    arrays: dict[str, ArraySpec]
+    arrays: Annotated[dict[ArrayName, ArraySpec], msgspec.Meta(min_length=1)]
 
     @property
     def digest(self) -> str:
@@ -157,47 +178,73 @@ class Spec(Record, frozen=True, kw_only=True):
         return range(first, min(first + self.samples_per_shard, self.rows))
 
 
+def require_lengths(length: int, *lists: Sized) -> None:
+    """ValueError, which a parser turns into a complaint about the record, where a list has another length."""
+    if length < 1 or any(len(each) != length for each in lists):
+        raise ValueError("its lists differ in length, or are empty")
+
+
 class FileRecord(Record, frozen=True, kw_only=True):
     path: str
     """Relative to the cache's folder."""
-    bytes: int
+    bytes: Count
     sha256: str
+
+    def __post_init__(self) -> None:
+        path = PurePosixPath(self.path)
+        if path.is_absolute() or ".." in path.parts or "\0" in self.path or not path.parts:
+            raise ValueError(f"{self.path!r} is no path inside a cache")
 
 
 class ChannelStatistics(Record, frozen=True, kw_only=True):
     """Sums over every stored value of the cached samples, per channel, in float64."""
 
-    count: int
+    count: Annotated[int, msgspec.Meta(ge=1, le=2**62)]
     """Values per channel."""
-    sum: tuple[float, ...]
-    sum_of_squares: tuple[float, ...]
-    minimum: tuple[float, ...]
-    maximum: tuple[float, ...]
+    sum: tuple[Moment, ...]
+    sum_of_squares: tuple[Moment, ...]
+    minimum: tuple[Moment, ...]
+    maximum: tuple[Moment, ...]
+
+    @property
+    def channels(self) -> int:
+        return len(self.sum)
+
+    def __post_init__(self) -> None:
+        require_lengths(self.channels, self.sum, self.sum_of_squares, self.minimum, self.maximum)
 
 
 class PreviewEquations(Record, frozen=True, kw_only=True):
     """Normal equations of the least-squares map from [latent channels, 1] to RGB in [0, 1]."""
 
-    gram: tuple[tuple[float, ...], ...]
-    moment: tuple[tuple[float, ...], ...]
+    gram: tuple[tuple[Moment, ...], ...]
+    moment: tuple[tuple[Moment, ...], ...]
+
+    @property
+    def channels(self) -> int:
+        return len(self.gram) - 1
+
+    def __post_init__(self) -> None:
+        require_lengths(len(self.gram), self.moment, *self.gram)
+        require_lengths(3, *self.moment)
 
 
 class CommitContent(Record, frozen=True, kw_only=True):
     """What a shard holds; equal inputs give equal contents."""
 
     array: str
-    shard: int
+    shard: Count
     recipe_digest: str
     plan_digest: str
     """Of the shard's own planned rows, so that a shard of another cache shows."""
-    files: tuple[FileRecord, ...]
+    files: Annotated[tuple[FileRecord, ...], msgspec.Meta(min_length=1)]
     rows_digest: str
     """SHA-256 over (row, id, content_sha256) of every planned sample, so that a swapped or renumbered shard shows."""
-    cached: int
-    rejected: int
-    reasons: dict[str, int]
+    cached: Count
+    rejected: Count
+    reasons: dict[str, Count]
     """Rejected samples by kind of reason (what stands before the colon)."""
-    non_finite: int
+    non_finite: Count
     """Non-finite values the encoder gave; their samples are rejected."""
     statistics: ChannelStatistics | None
     """None where no sample of the shard was cached."""
@@ -235,14 +282,23 @@ class BuildRecord(Record, frozen=True, kw_only=True):
 class ArraySummary(Record, frozen=True, kw_only=True):
     """An array over the whole cache."""
 
-    bytes: int
-    channel_mean: tuple[float, ...]
-    channel_std: tuple[float, ...]
-    minimum: tuple[float, ...]
-    maximum: tuple[float, ...]
-    rgb_weight: tuple[tuple[float, ...], ...]
+    bytes: Count
+    channel_mean: tuple[Moment, ...]
+    channel_std: tuple[Moment, ...]
+    minimum: tuple[Moment, ...]
+    maximum: tuple[Moment, ...]
+    rgb_weight: tuple[tuple[Moment, ...], ...]
     """[3, channels]: RGB in [0, 1] = weight · latent + bias, a preview without a decoder."""
-    rgb_bias: tuple[float, ...]
+    rgb_bias: tuple[Moment, ...]
+
+    @property
+    def channels(self) -> int:
+        return len(self.channel_mean)
+
+    def __post_init__(self) -> None:
+        require_lengths(self.channels, self.channel_mean, self.channel_std, self.minimum, self.maximum)
+        require_lengths(self.channels, *self.rgb_weight)
+        require_lengths(3, self.rgb_weight, self.rgb_bias)
 
 
 class Seal(Record, frozen=True, kw_only=True):
@@ -252,11 +308,11 @@ class Seal(Record, frozen=True, kw_only=True):
     spec_digest: str
     identity: str
     """SHA-256 over the contents of all commit records, in order: the cache identity."""
-    planned: int
-    cached: int
-    rejected: int
-    reasons: dict[str, int]
-    cached_per_shard: tuple[int, ...]
+    planned: Count
+    cached: Count
+    rejected: Count
+    reasons: dict[str, Count]
+    cached_per_shard: tuple[Count, ...]
     commits: dict[str, tuple[str, ...]]
     """SHA-256 of every commit record's content, by array, shards in order, so that an edited one is named."""
     plan_file: FileRecord
@@ -289,7 +345,7 @@ def parse_record(record_class: type[RecordT], data: bytes, where: str) -> Record
     """Parse strictly; `where` names the file in the error."""
     try:
         return msgspec.json.decode(data, type=record_class, strict=True)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CacheError(f"{where} is not a valid {record_class.__name__}: {error}") from None
 
 
@@ -300,13 +356,21 @@ def signed(record: RecordT) -> RecordT:
 
 def parse_signed(record_class: type[RecordT], data: bytes, where: str) -> RecordT:
     """Parse a signed record whose bytes are exactly what was written: no bit may differ."""
+    refuse_other_version(data, where)
     record = parse_record(record_class, data, where)
-    version = getattr(record, "format_version")  # noqa: B009 (signed records have one)
-    if version != FORMAT_VERSION:
-        raise CacheError(f"{where} has format version {version}; this program reads version {FORMAT_VERSION}")
     if canonical_json(signed(record)) != data:
         raise CacheError(f"{where} does not match its own sha256: it was edited or damaged")
     return record
+
+
+def refuse_other_version(data: bytes, where: str) -> None:
+    """Before its fields are looked at: another version may have others. Silent where there is no version at all."""
+    try:
+        version = msgspec.json.decode(data, type=Versioned).format_version
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return  # the record's own parser says what is wrong
+    if version != FORMAT_VERSION:
+        raise NewerFormatError(f"{where} has format version {version}; this program reads version {FORMAT_VERSION}")
 
 
 def rows_digest(rows: Iterable[int], ids: Iterable[str], contents: Iterable[str | None]) -> str:

@@ -33,7 +33,7 @@ from precompute.progress import BuildProgress, say
 from precompute.retry import Retry, try_rejected
 from precompute.sample_list import MakeSpec, SampleList, arrange
 from precompute.sources import Source, open_source
-from precompute.sources.image_store import MISSING
+from precompute.sources.archive import MISSING
 from precompute.stale import refuse_other_spec
 
 

@@ -8,13 +8,10 @@ from typing import Any, Literal, Self
 
 from cache_store.errors import CacheError, ConfigError
 from cache_store.formats import format_named
-from cache_store.schema import BUILD_FILE, CodecName, StoreDtype, StoreFormat
+from cache_store.schema import BUILD_FILE, MAX_SAMPLES_PER_SHARD, CodecName, StoreDtype, StoreFormat
 from precompute.encoders import EncoderConfig
 from precompute.images import ImageConfig
 from precompute.sources import SourceConfig
-
-MAX_SAMPLES_PER_SHARD = 2**20
-"""A shard's index is held in memory: 16 bytes a sample."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,7 @@ from precompute.encoders import Encoder
 from precompute.images import MID_GREY, content_sha256, decode_image, fit_image, to_pixels
 from precompute.rejects import Rejected
 from precompute.sources import Source
-from precompute.sources.image_store import MISSING
+from precompute.sources.archive import MISSING
 
 ARRAY = "latents"
 
