@@ -23,13 +23,16 @@ def examine_images(
     if acts.check_sources:
         say(f"{check.compared:,} images were read again; all that are encoded have the bytes that were encoded")
     if not acts.retry_rejected:
-        rejected = [change for change in check.changes if change.rejected and change.shard != samples.open_shard]
+        rejected = [change for change in check.changes if change.rejected]
         refuse_changed_rejects(root, [change for change in rejected if change.shard in again], acts)
-        announce_rejected(rejected, acts)
+        announce_rejected(rejected, samples.open_shard, acts)
 
 
-def announce_rejected(changes: list[ImageChange], acts: Acts) -> None:
-    """Rejected samples that might succeed now."""
+def announce_rejected(changes: list[ImageChange], open_shard: int | None, acts: Acts) -> None:
+    """Rejected samples that might succeed now; those of the shard that an extension writes again are tried anyway."""
+    if tried := [change.id for change in changes if change.shard == open_shard]:
+        say(f"rejected images that have changed, in the shard that is written again: {len(tried):,} ({some(tried)})")
+    changes = [change for change in changes if change.shard != open_shard]
     back = [change.id for change in changes if change.before is None]
     other = [change.id for change in changes if change.before is not None]
     for ids, what in ((back, "were missing and are there now"), (other, "were rejected and have changed")):

@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cache_store.errors import ConfigError, ModelError, StaleError
+from cache_store.errors import ConfigError, ModelError
 from cache_store.gallery.config import GalleryConfig
 from cache_store.metadata import read_build
 from cache_store.reader import open_cache
 from cache_store.schema import EncoderIdentity
+from cache_store.staleness import Difference, refuse
 from precompute.config import BuildConfig
 from precompute.encoders import EncoderConfig
 from precompute.encoders.model_files import ModelFiles, find_model
@@ -75,10 +76,8 @@ def load_decoder(config: EncoderConfig, identity: EncoderIdentity) -> Callable[[
         raise ModelError(f"encoder.model {config.model} is of class {files.class_name}, whose decoder is not known")
     decode, weights_sha256 = DECODERS[files.class_name](files, config.torch_device)
     if weights_sha256 != identity.weights_sha256:
-        raise StaleError(
-            f"{config.model} is not the model that made the cache: the sha256 of its encode path is "
-            f"{weights_sha256[:12]}…, the cache's {identity.weights_sha256[:12]}…; name that model with --model"
-        )
+        difference = Difference("sha256 of the encode path", identity.weights_sha256, weights_sha256)
+        refuse(f"{config.model} is not the model that made the cache", [difference], ["name that one with --model"])
     return decode
 
 

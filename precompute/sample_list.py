@@ -1,5 +1,6 @@
 """The source's samples brought into the rows of an existing cache, and what is new among them."""
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,14 +114,14 @@ def infer_spec(root: Path, found: pa.Table, make_spec: MakeSpec) -> Spec | None:
 
 
 def vouches_for(root: Path, spec: Spec) -> bool:
-    """Whether the seal, or a shard of a cache that is not sealed, was made under this very spec."""
-    try:
-        if (root / SEAL_FILE).exists():
-            return read_seal(root).spec_digest == spec.digest
-        records = (read_commit(root, ARRAY, shard) for shard in range(spec.num_shards))
-        return any(record is not None and record.content.recipe_digest == spec.recipe_digest for record in records)
-    except CacheError:
-        return False
+    """Whether the seal, or where there is none the plan and a shard, were made under this very spec."""
+    with contextlib.suppress(CacheError):
+        return read_seal(root).spec_digest == spec.digest
+    with contextlib.suppress(CacheError):
+        if plan_digest([read_plan(root)]) == spec.plan_digest:
+            records = (read_commit(root, ARRAY, shard) for shard in range(spec.num_shards))
+            return any(record is not None and record.content.recipe_digest == spec.recipe_digest for record in records)
+    return False
 
 
 def planned_before(root: Path, cached: Spec) -> tuple[pa.Table | None, pa.Table | None]:

@@ -338,13 +338,12 @@ def test_a_finished_cache_holds_nothing_but_itself(build, tmp_path):
     assert {path.name for path in (tmp_path / "cache").iterdir()} == expected
 
 
-@pytest.mark.parametrize("sealed", [True, False])
-def test_a_spec_that_is_missing_is_restored(build, tmp_path, sealed):
+@pytest.mark.parametrize("also", [[], ["seal.json"], ["plan.parquet"], ["latents/zarr.json", "build.json"]])
+def test_a_spec_that_is_missing_is_restored(build, tmp_path, also):
     assert build() == 0
     cache, before = tmp_path / "cache", timeless_files(tmp_path / "cache")
-    (cache / "zarr.json").unlink()
-    if not sealed:
-        (cache / "seal.json").unlink()
+    for name in ("zarr.json", *also):
+        (cache / name).unlink()
     assert build() == 0
     assert timeless_files(cache) == before
 

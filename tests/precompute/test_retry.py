@@ -1,6 +1,8 @@
 """`precompute build --retry-rejected` and `--check-sources`: what the images are now."""
 
+import errno
 import os
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -8,7 +10,8 @@ import numpy as np
 import pytest
 
 from cache_store import open_cache
-from cache_store.metadata import read_seal
+from cache_store.metadata import read_seal, write_commit
+from cache_store.schema import CommitRecord
 from cache_store.verify import verify
 from precompute.cli import main
 from tests.precompute.conftest import (
@@ -136,6 +139,39 @@ def test_a_repair_of_a_shard_whose_reject_is_another_now_is_refused_by_name(buil
     assert timeless_files(tmp_path / "cache") == before
     assert main(["repair", str(tmp_path / "cache"), "--shards", "[1]"]) == 0
     assert timeless_files(tmp_path / "cache") == before
+
+
+def test_a_reject_in_the_shard_that_an_extension_writes_again_is_tried_and_said(build, tmp_path, images, capsys):
+    assert build() == 0
+    write_source(images, range(24))
+    mend(images, MISSING, 22, 23)
+    assert build("--extend") == 0
+    assert f"in the shard that is written again: 1 ({sample_name(MISSING)})" in capsys.readouterr().err
+    seal = read_seal(tmp_path / "cache")
+    assert (seal.planned, seal.rejected) == (24, len(BROKEN))
+
+
+def test_a_retry_that_a_full_disk_stopped_goes_on_with_and_without_the_flag(build, tmp_path, images, monkeypatch):
+    """The seal is gone, and one of the two shards is built again; the flag alone brings the other's sample back."""
+    assert build() == 0
+    mend(images, MISSING, BROKEN[0])
+    commits = []
+
+    def fail(root: Path, record: CommitRecord) -> None:
+        commits.append(record)
+        if len(commits) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(root))
+        write_commit(root, record)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("cache_store.shard_builder.write_commit", fail)
+        assert build("--retry-rejected") == 1
+    shutil.copytree(tmp_path / "cache", tmp_path / "without")
+    assert build("--retry-rejected") == 0
+    assert build(cache="without") == 0
+    assert build("--retry-rejected", cache="without") == 0
+    assert read_seal(tmp_path / "cache").identity == read_seal(tmp_path / "without").identity
+    assert read_seal(tmp_path / "cache").rejected == 1
 
 
 def test_images_with_the_bytes_that_were_encoded_are_said_to_be_so(build, tmp_path, capsys):
