@@ -8,6 +8,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from cache_store.errors import CacheError
 from cache_store.publish import publish
 from cache_store.schema import PLAN_FILE, PLAN_SCHEMA
 from cache_store.tables import open_table, read_row_group, read_table
@@ -33,7 +34,14 @@ def write_plan(path: Path, shards: Iterable[pa.Table]) -> None:
 
 
 def read_plan(root: Path) -> pa.Table:
-    return read_table(root / PLAN_FILE)
+    table = read_table(root / PLAN_FILE)
+    refuse_other_columns(root / PLAN_FILE, table.schema)
+    return table
+
+
+def refuse_other_columns(path: Path, schema: pa.Schema) -> None:
+    if schema != PLAN_SCHEMA:
+        raise CacheError(f"{path} has other columns than the format's")
 
 
 class PlanFile:
@@ -42,10 +50,15 @@ class PlanFile:
     def __init__(self, root: Path) -> None:
         self._path = root / PLAN_FILE
         self._file = open_table(self._path)
+        refuse_other_columns(self._path, self._file.schema_arrow)
 
     @property
     def num_shards(self) -> int:
         return int(self._file.num_row_groups)
+
+    @property
+    def num_rows(self) -> int:
+        return int(self._file.metadata.num_rows)
 
     def digest(self) -> str:
         """Of the whole plan, in the memory of one shard."""

@@ -206,12 +206,8 @@ class ChannelStatistics(Record, frozen=True, kw_only=True):
     minimum: tuple[Moment, ...]
     maximum: tuple[Moment, ...]
 
-    @property
-    def channels(self) -> int:
-        return len(self.sum)
-
     def __post_init__(self) -> None:
-        require_lengths(self.channels, self.sum, self.sum_of_squares, self.minimum, self.maximum)
+        require_lengths(len(self.sum), self.sum_of_squares, self.minimum, self.maximum)
 
 
 class PreviewEquations(Record, frozen=True, kw_only=True):
@@ -219,10 +215,6 @@ class PreviewEquations(Record, frozen=True, kw_only=True):
 
     gram: tuple[tuple[Moment, ...], ...]
     moment: tuple[tuple[Moment, ...], ...]
-
-    @property
-    def channels(self) -> int:
-        return len(self.gram) - 1
 
     def __post_init__(self) -> None:
         require_lengths(len(self.gram), self.moment, *self.gram)

@@ -399,9 +399,9 @@ def read(images: ImageStore, name: str) -> bytes | None:
 def damaged(whole: bytes, rng: np.random.Generator) -> bytes:
     data = bytearray(whole)
     for _ in range(rng.integers(1, 4)):
-        place, length = int(rng.integers(len(data))), int(rng.integers(1, 9))
+        place, length = int(rng.integers(max(len(data), 1))), int(rng.integers(1, 9))
         action = rng.integers(5)
-        if action == 0:
+        if action == 0 and data:
             data[place] ^= 1 << int(rng.integers(8))
         elif action == 1:
             data[place : place + length] = bytes([rng.choice([0, 0x7F, 0x80, 0xFF])]) * length
@@ -409,7 +409,7 @@ def damaged(whole: bytes, rng: np.random.Generator) -> bytes:
             del data[place : place + length]
         elif action == 3 and rng.random() < 0.2:
             data = data[: place + 1]
-        elif data[place] not in (0, 0xFF):
+        elif data[place : place + 1] not in (b"", b"\0", b"\xff"):
             data[place] = int(rng.integers(ord("0"), ord("8")))
     return bytes(data)
 
