@@ -72,7 +72,8 @@ class Report:
         strays = [finding.file for finding in self.findings if finding.problem in (STRAY, LEFTOVER)]
         others = [finding for finding in self.findings if finding.problem not in (STRAY, LEFTOVER)]
         if any(finding.file == SPEC_FILE for finding in others):
-            yield f"rerun the `precompute build` that made the cache, which writes {SPEC_FILE} again, then verify again"
+            yield f"precompute repair {self.cache} --report {report_file}"
+            yield f"verify again: without {SPEC_FILE} nothing else could be checked"
         elif any(finding.problem == UNCOMMITTED for finding in others):
             yield "rerun the `precompute build` that made the cache: it builds what is missing"
         elif others:

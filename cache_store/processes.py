@@ -1,4 +1,4 @@
-"""Work spread over processes, results in the order of the tasks.
+"""Work spread over processes.
 
 Processes rather than threads: a sample is checked in a dozen calls of a few microseconds each, and threads that take
 turns at the interpreter between such calls gain nothing. Spawned ones, because a fork of a program with threads may
@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import wait
 from typing import Any, TypeVar
@@ -31,21 +31,24 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def in_order(
+def spread(
     make_work: Callable[[], Callable[[TaskT], ResultT]], tasks: Sequence[TaskT], jobs: int
-) -> Iterator[ResultT]:
-    """`make_work()(task)` of every task, in order; each of the `jobs` processes makes its work once.
+) -> Iterator[tuple[int, ResultT]]:
+    """`make_work()(task)` of every task as they get done, each with its task's position; a process makes its work once.
 
     One job works in this process. An exception here or in a worker ends them all; tasks in hand are finished first.
     """
     jobs = min(jobs, len(tasks))
     if jobs <= 1:
-        yield from map(make_work(), tasks)
+        yield from enumerate(map(make_work(), tasks))
         return
     context = multiprocessing.get_context("spawn")
+    size = -(-len(tasks) // (jobs * CHUNKS_A_JOB))
     with ProcessPoolExecutor(jobs, context, start_work, (make_work,)) as pool:
         try:
-            yield from pool.map(do_work, tasks, chunksize=-(-len(tasks) // (jobs * CHUNKS_A_JOB)))
+            chunks = {pool.submit(do_work, tasks[start : start + size]): start for start in range(0, len(tasks), size)}
+            for done in as_completed(chunks):
+                yield from enumerate(done.result(), start=chunks[done])
         except BrokenProcessPool:
             raise EncodeOnceError(
                 "a worker process died, killed often for want of memory; run the same command again with fewer jobs"
@@ -62,12 +65,12 @@ def start_work(make_work: Callable[[], Callable[[Any], Any]]) -> None:
     _work.append(make_work())
 
 
-def do_work(task: Any) -> Any:
-    return _work[0](task)
+def do_work(tasks: Sequence[Any]) -> list[Any]:
+    return [_work[0](task) for task in tasks]
 
 
 def die_with_parent() -> None:
-    """A killed parent cannot tell its workers to stop, and a rerun of a build must not meet two writers in one shard."""
+    """A killed parent cannot tell us to stop, and a rerun of a build must not meet two writers in one shard."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])

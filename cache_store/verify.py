@@ -7,18 +7,19 @@ sample's crc32c and values, each id against the plan. A subset is read in full, 
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from cache_store.errors import CacheError, NewerFormatError
 from cache_store.findings import LEFTOVER, STRAY, Finding, Level, Report, in_reading_order
 from cache_store.formats import shard_format
-from cache_store.metadata import has_cache, read_build, read_seal, read_spec
+from cache_store.metadata import has_cache, read_build, read_commit, read_seal, read_spec
 from cache_store.plan import PlanFile
-from cache_store.processes import in_order
+from cache_store.processes import spread
 from cache_store.publish import SCRATCH_SUFFIX
 from cache_store.schema import (
     BUILD_FILE,
@@ -26,6 +27,7 @@ from cache_store.schema import (
     SEAL_FILE,
     SPEC_FILE,
     CommitContent,
+    CommitRecord,
     Seal,
     Spec,
     commit_file,
@@ -52,29 +54,56 @@ def verify(
     jobs: int = 1,
     progress: Callable[[CheckedShard], object] = ignore,
 ) -> Report:
-    """Check a cache, with so many processes; `progress` hears of every shard done, in order.
+    """Check a cache, with so many processes; the report is the same for any; `progress` hears of every shard.
 
     Shards outside the subset are checked at level quick. CacheError only where there is no cache to check.
     """
     root = Path(path).expanduser()
     try:
         spec = read_spec(root)
-    except CacheError as error:
+    except (CacheError, OSError) as error:
         if isinstance(error, NewerFormatError) or not has_cache(root):
             raise
-        findings = [Finding(file=SPEC_FILE, problem=str(error))]
-        return report_of(root, level, None, subset, None, [], findings)
+        return report_of_spec(root, level, subset, unreadable(error, root / SPEC_FILE))
     seal, findings = read_seal_and_build(root)
-    findings += [*metadata_findings(root, spec), *stray_findings(root, spec), *plan_findings(root, spec, seal, level)]
-    tasks = shard_tasks(spec, level, subset)
-    checked = []
-    for each in in_order(partial(ShardVerifier, root, spec, sealed=(root / SEAL_FILE).exists()), tasks, jobs):
-        checked.append(each)
-        findings += each.findings
-        progress(each)
+    if seal is not None and seal.spec_digest != spec.digest and not is_borne_out(root, spec):
+        return report_of_spec(root, level, subset, "is not the spec that seal, plan and records were made with")
+    findings += [*metadata_findings(root, spec), *stray_findings(root, spec)]
+    tasks: list[PlanTask | ShardTask] = [PlanTask(level=level), *shard_tasks(spec, level, subset)]
+    results = {}
+    for position, result in spread(partial(Verifier, root, spec, seal), tasks, jobs):
+        results[position] = result
+        findings += result.findings
+        if isinstance(result, CheckedShard):
+            progress(result)
+    checked = [each for _, each in sorted(results.items()) if isinstance(each, CheckedShard)]
     if seal is not None:
         findings += seal_findings(spec, seal, checked, {finding.file for finding in findings})
     return report_of(root, level, spec, subset, seal, checked, findings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanTask:
+    """The plan to check, while shards are."""
+
+    level: Level
+
+
+class CheckedPlan(NamedTuple):
+    findings: tuple[Finding, ...]
+
+
+class Verifier:
+    """What one process does: shards and the plan."""
+
+    def __init__(self, root: Path, spec: Spec, seal: Seal | None) -> None:
+        self._root, self._spec, self._seal = root, spec, seal
+        self._check_shard = ShardVerifier(root, spec, seal)
+
+    def __call__(self, task: PlanTask | ShardTask) -> CheckedPlan | CheckedShard:
+        if isinstance(task, ShardTask):
+            return self._check_shard(task)
+        return CheckedPlan(tuple(plan_findings(self._root, self._spec, self._seal, task.level)))
 
 
 def shard_tasks(spec: Spec, level: Level, subset: Subset | None) -> list[ShardTask]:
@@ -85,6 +114,31 @@ def shard_tasks(spec: Spec, level: Level, subset: Subset | None) -> list[ShardTa
         for array in spec.arrays
         for shard, each in zip(shards, levels, strict=True)
     ]
+
+
+def is_borne_out(root: Path, spec: Spec) -> bool:
+    """Whether plan and records speak for the spec, where the seal speaks against it."""
+    try:
+        plan = PlanFile(root)
+        if plan.num_rows != spec.rows or plan.digest() != spec.plan_digest:
+            return False
+    except CacheError:
+        pass  # then it says nothing
+    records = (readable_record(root, array, shard) for array in spec.arrays for shard in range(spec.num_shards))
+    first = next(filter(None, records), None)
+    return first is not None and first.content.recipe_digest == spec.recipe_digest
+
+
+def readable_record(root: Path, array: str, shard: int) -> CommitRecord | None:
+    try:
+        return read_commit(root, array, shard)
+    except (CacheError, OSError):
+        return None
+
+
+def report_of_spec(root: Path, level: Level, subset: Subset | None, problem: str) -> Report:
+    """Without a spec nothing else can be checked, and nothing else is to blame."""
+    return report_of(root, level, None, subset, None, [], [Finding(file=SPEC_FILE, problem=problem)])
 
 
 def report_of(
@@ -118,11 +172,11 @@ def read_seal_and_build(root: Path) -> tuple[Seal | None, list[Finding]]:
     try:
         seal = read_seal(root)
     except (CacheError, OSError) as error:
-        findings.append(Finding(file=SEAL_FILE, problem=unreadable(error)))
+        findings.append(Finding(file=SEAL_FILE, problem=unreadable(error, root / SEAL_FILE)))
     try:
         read_build(root)
     except (CacheError, OSError) as error:
-        findings.append(Finding(file=BUILD_FILE, problem=unreadable(error)))
+        findings.append(Finding(file=BUILD_FILE, problem=unreadable(error, root / BUILD_FILE)))
     return seal, findings
 
 
@@ -134,7 +188,7 @@ def metadata_findings(root: Path, spec: Spec) -> Iterator[Finding]:
         except (FileNotFoundError, NotADirectoryError):
             yield Finding(file=name, problem="is missing")
         except OSError as error:
-            yield Finding(file=name, problem=unreadable(error))
+            yield Finding(file=name, problem=unreadable(error, root / name))
 
 
 def stray_findings(root: Path, spec: Spec) -> Iterator[Finding]:
@@ -174,10 +228,12 @@ def plan_findings(root: Path, spec: Spec, seal: Seal | None, level: Level) -> It
         plan = PlanFile(root)
         if seal is not None and (finding := file_finding(root, seal.plan_file, "full")):
             yield finding
+            if plan.digest() == spec.plan_digest:
+                yield Finding(file=SEAL_FILE, problem="or the seal is wrong about it: the plan's rows are the spec's")
         elif level == "full" and not (plan.num_shards == spec.num_shards and plan.digest() == spec.plan_digest):
             yield Finding(file=PLAN_FILE, problem="is another plan than the spec's")
     except (CacheError, OSError) as error:
-        yield Finding(file=PLAN_FILE, problem=unreadable(error))
+        yield Finding(file=PLAN_FILE, problem=unreadable(error, root / PLAN_FILE))
 
 
 def seal_findings(spec: Spec, seal: Seal, checked: Sequence[CheckedShard], damaged: set[str]) -> Iterator[Finding]:

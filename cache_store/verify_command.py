@@ -111,7 +111,7 @@ def progress_bar(cache: Path, config: VerifyConfig) -> Iterator[tuple[ReadingBar
         spec = read_spec(cache)
         shards = sum(subset is None or shard in subset for shard in range(spec.num_shards))
         total, jobs = shards * len(spec.arrays), config.num_jobs(spec)
-    except CacheError:
+    except (CacheError, OSError):
         total, jobs = 0, 1  # verification says what is wrong with it
     with tqdm(total=total, desc=f"verify {config.resolved_level}", unit="shard", delay=0.5) as bar:
         yield ReadingBar(bar, config), jobs

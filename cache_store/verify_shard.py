@@ -21,11 +21,13 @@ from cache_store.schema import (
     CACHED,
     REJECTED,
     SAMPLES_SCHEMA,
+    SEAL_FILE,
     ArraySpec,
     ChannelStatistics,
     CommitContent,
     FileRecord,
     PreviewEquations,
+    Seal,
     Spec,
     commit_file,
     record_digest,
@@ -66,16 +68,16 @@ class CheckedShard:
 class ShardVerifier:
     """Checks the shards of a cache, one at a time, in the process that it was made in."""
 
-    def __init__(self, root: Path, spec: Spec, sealed: bool) -> None:
-        self._root, self._spec, self._sealed = root, spec, sealed
+    def __init__(self, root: Path, spec: Spec, seal: Seal | None) -> None:
+        self._root, self._spec, self._seal = root, spec, seal
 
     def __call__(self, task: ShardTask) -> CheckedShard:
         name = commit_file(task.array, task.shard)
         try:
             record = read_commit(self._root, task.array, task.shard)
-            problem = None if record else MISSING if self._sealed else UNCOMMITTED
+            problem = None if record else MISSING if (self._root / SEAL_FILE).exists() else UNCOMMITTED
         except (CacheError, OSError) as error:
-            record, problem = None, unreadable(error)
+            record, problem = None, unreadable(error, self._root / name)
         if record is None:
             assert problem is not None
             finding = Finding(shard=task.shard, file=name, problem=problem)
@@ -95,57 +97,61 @@ class ShardVerifier:
         wrong_table = file_finding(self._root, table, task.level, task.shard)
         yield from filter(None, (wrong_size, wrong_table))
         if task.level == "full":
-            samples, found = self._read_samples(content, table)
+            samples, found = self._read_samples(task, content, table)
             yield from found
-            yield from self._data_findings(content, data, samples, whole=wrong_size is None)
+            yield from self._data_findings(task, data, samples, whole=wrong_size is None)
 
-    def _read_samples(self, content: CommitContent, file: FileRecord) -> tuple[pa.Table | None, list[Finding]]:
+    def _read_samples(
+        self, task: ShardTask, content: CommitContent, file: FileRecord
+    ) -> tuple[pa.Table | None, list[Finding]]:
         """The samples table, if it can serve to find the samples, and what is wrong with it."""
         path = self._root / file.path
         if not path.is_file():
             return None, []  # which has been found already
         try:
             samples = read_table(path)
-            problem = table_problem(samples, len(self._spec.shard_rows(content.shard)))
+            problem = table_problem(samples, len(self._spec.shard_rows(task.shard)))
         except CacheError as error:
-            problem = str(error)
+            problem = unreadable(error, path)
         if problem:
-            return None, [Finding(shard=content.shard, file=file.path, problem=problem)]
-        return samples, [*table_findings(content, samples), *self._plan_findings(content, samples)]
+            return None, [Finding(shard=task.shard, file=file.path, problem=problem)]
+        return samples, [*table_findings(task.shard, content, samples), *self._plan_findings(task, content, samples)]
 
     @cached_property
     def _plan(self) -> PlanFile | None:
-        """Silent where the plan cannot be read, which is a finding of its own."""
+        """None where the plan is damaged, which is a finding of its own and no shard's fault."""
+        if self._seal and file_finding(self._root, self._seal.plan_file, "full"):
+            return None
         try:
             return PlanFile(self._root)
         except CacheError:
             return None
 
-    def _plan_findings(self, content: CommitContent, samples: pa.Table) -> Iterator[Finding]:
+    def _plan_findings(self, task: ShardTask, content: CommitContent, samples: pa.Table) -> Iterator[Finding]:
         """Whether the shard's rows are the planned ones."""
         if self._plan is None:
             return
         try:
-            planned = self._plan.shard(content.shard, list(DIGESTED))
+            planned = self._plan.shard(task.shard, list(DIGESTED))
         except CacheError:
             return
-        yield from other_rows(content, self._spec.shard_rows(content.shard), samples, planned)
+        yield from other_rows(task.shard, self._spec.shard_rows(task.shard), samples, planned)
         if content.plan_digest != plan_digest([planned]):
-            name = commit_file(content.array, content.shard)
-            yield Finding(shard=content.shard, file=name, problem="was made for other samples than the plan's")
+            name = commit_file(task.array, task.shard)
+            yield Finding(shard=task.shard, file=name, problem="was made for other samples than the plan's")
 
     def _data_findings(
-        self, content: CommitContent, file: FileRecord, samples: pa.Table | None, whole: bool
+        self, task: ShardTask, file: FileRecord, samples: pa.Table | None, whole: bool
     ) -> Iterator[Finding]:
         """The shard file: its hash where it is `whole`, each sample, the file's own structure."""
-        shard, path = content.shard, self._root / file.path
+        shard, path = task.shard, self._root / file.path
         locations = [] if samples is None else read_locations(samples)
         try:
-            scan = scan_shard(path, self._spec.arrays[content.array], locations)
+            scan = scan_shard(path, self._spec.arrays[task.array], locations)
         except FileNotFoundError:
             return  # which has been found already
         except OSError as error:
-            yield Finding(shard=shard, file=file.path, problem=unreadable(error))
+            yield Finding(shard=shard, file=file.path, problem=unreadable(error, path))
             return
         if whole and scan.sha256 != file.sha256:
             yield Finding(shard=shard, file=file.path, problem=other_sha256(scan.sha256, file.sha256))
@@ -153,15 +159,16 @@ class ShardVerifier:
         if samples is not None and path.stat().st_size:
             data = map_file(path)
             layout = shard_format(self._spec)
-            problems += layout.structure_problems(data, self._spec, content.array, shard, samples, locations)
+            problems += layout.structure_problems(data, self._spec, task.array, shard, samples, locations)
         rows = self._spec.shard_rows(shard)
         for slot, problem in problems:
             row = None if slot is None or slot >= len(rows) else rows[slot]
             yield Finding(shard=shard, row=row, file=file.path, problem=problem)
 
 
-def unreadable(error: CacheError | OSError) -> str:
-    return f"cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
+def unreadable(error: CacheError | OSError, path: Path) -> str:
+    """What a finding says that names the file itself."""
+    return f"cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error).removeprefix(f"{path} ")
 
 
 def content_findings(spec: Spec, array: str, shard: int, content: CommitContent) -> Iterator[Finding]:
@@ -213,7 +220,7 @@ def file_finding(root: Path, file: FileRecord, level: Level, shard: int | None =
         else:
             return None
     except OSError as error:
-        problem = unreadable(error)
+        problem = unreadable(error, path)
     return Finding(shard=shard, file=file.path, problem=problem)
 
 
@@ -230,9 +237,9 @@ def table_problem(samples: pa.Table, planned: int) -> str | None:
     return None
 
 
-def table_findings(content: CommitContent, samples: pa.Table) -> Iterator[Finding]:
+def table_findings(shard: int, content: CommitContent, samples: pa.Table) -> Iterator[Finding]:
     """Whether the samples table is the one that the record was made with."""
-    shard, name = content.shard, samples_file(content.shard)
+    name = samples_file(shard)
     digest = rows_digest(*(samples[column].to_pylist() for column in ("row", "id", "content_sha256")))
     if digest != content.rows_digest:
         yield Finding(shard=shard, file=name, problem="ids or contents do not match the commit record")
@@ -244,10 +251,10 @@ def table_findings(content: CommitContent, samples: pa.Table) -> Iterator[Findin
     if reasons != content.reasons:
         problem = f"rejects {dict(reasons)}, the commit record {content.reasons}"
         yield Finding(shard=shard, file=name, problem=problem)
-    yield from status_findings(content, samples)
+    yield from status_findings(shard, samples)
 
 
-def status_findings(content: CommitContent, samples: pa.Table) -> Iterator[Finding]:
+def status_findings(shard: int, samples: pa.Table) -> Iterator[Finding]:
     """Rows that are cached without bytes, or rejected with some or without a reason."""
     cached = pc.equal(samples["status"], CACHED).fill_null(False).to_numpy()
     placed = [samples[name].is_valid().to_numpy() for name in Location._fields]
@@ -255,25 +262,25 @@ def status_findings(content: CommitContent, samples: pa.Table) -> Iterator[Findi
     for slot in np.flatnonzero(~agree).tolist():
         status = samples["status"][slot].as_py()
         problem = f"is {status}, which its reason or place in the shard file contradicts"
-        row, name = samples["row"][slot].as_py(), samples_file(content.shard)
-        yield Finding(shard=content.shard, row=row, file=name, problem=problem)
+        row, name = samples["row"][slot].as_py(), samples_file(shard)
+        yield Finding(shard=shard, row=row, file=name, problem=problem)
 
 
-def other_rows(content: CommitContent, rows: range, samples: pa.Table, planned: pa.Table) -> Iterator[Finding]:
+def other_rows(shard: int, rows: range, samples: pa.Table, planned: pa.Table) -> Iterator[Finding]:
     """Rows of the samples table that are not the plan's; one finding where none is."""
     found = samples.select(planned.column_names)
     if found.equals(planned):
         return
-    name, problem = samples_file(content.shard), "row, id, uri or text is not the plan's"
+    name, problem = samples_file(shard), "row, id, uri or text is not the plan's"
     if planned.num_rows != len(rows):
         return  # the plan is not this cache's, which is a finding of its own
     pairs = zip(found.to_pylist(), planned.to_pylist(), strict=True)
     differing = [row for row, (mine, theirs) in zip(rows, pairs, strict=True) if mine != theirs]
     if len(differing) == len(rows):
-        yield Finding(shard=content.shard, file=name, problem=f"{problem}, in every row")
+        yield Finding(shard=shard, file=name, problem=f"{problem}, in every row")
         return
     for row in differing:
-        yield Finding(shard=content.shard, row=row, file=name, problem=problem)
+        yield Finding(shard=shard, row=row, file=name, problem=problem)
 
 
 def read_locations(samples: pa.Table) -> list[Location | None]:
