@@ -13,6 +13,9 @@ from precompute.encoders import EncoderConfig
 from precompute.images import ImageConfig
 from precompute.sources import SourceConfig
 
+PATHS = (("source", "path"), ("source", "images"), ("encoder", "model"))
+"""Fields that name a file or a folder."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StoreConfig:
@@ -97,5 +100,13 @@ class BuildConfig:
         return cls(cache=str(root), run=RunConfig(max_reject_fraction=1.0), **made)
 
     def recorded(self) -> dict[str, Any]:
-        """What a cache keeps of it: all that names the inputs, nothing of where and how the run was made."""
-        return {name: values for name, values in asdict(self).items() if name not in ("cache", "run")}
+        """What a cache keeps of it: all that names the inputs, nothing of where and how the run was made.
+
+        Paths are absolute there: a later program may run in any folder.
+        """
+        record = {name: values for name, values in asdict(self).items() if name not in ("cache", "run")}
+        for section, name in PATHS:
+            value = record[section][name]
+            if value is not None and Path(value).expanduser().exists():  # a model may be a hub id
+                record[section][name] = str(Path(value).expanduser().absolute())
+        return record

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import msgspec
 
-from cache_store.errors import ConfigError
+from cache_store.errors import CacheError, ConfigError
 from cache_store.findings import Report
-from cache_store.metadata import read_build
+from cache_store.metadata import has_cache, read_build
 from precompute.acts import Acts
 from precompute.build import Summary, build
 from precompute.config import BuildConfig
@@ -19,12 +19,18 @@ class RepairConfig:
 
     report: str | None = None
     """A report that `cache-store verify --report` wrote; every shard it names is built again."""
-    shards: list[int] | None = None
-    """Shards to build again, by number, with or without a report: [3, 17]."""
+    shards: int | list[int] | None = None
+    """Shards to build again, by number, with or without a report: 17, or [3, 17]."""
 
     def __post_init__(self) -> None:
-        if self.report is None and not self.shards:
+        if self.report is None and self.shards in (None, []):
             raise ConfigError("name what to repair: --report FILE (from `cache-store verify --report`) or --shards")
+
+    @property
+    def named(self) -> set[int]:
+        """Every shard asked for."""
+        given = [self.shards] if isinstance(self.shards, int) else self.shards or []
+        return {*given, *(shards_of(Path(self.report)) if self.report else ())}
 
 
 def repair(root: Path, config: RepairConfig) -> Summary:
@@ -33,9 +39,10 @@ def repair(root: Path, config: RepairConfig) -> Summary:
     Raises StaleError where those have changed since, with nothing touched; Interrupted where a signal came, after
     which `precompute build` or another repair goes on.
     """
-    named = {*(config.shards or ()), *(shards_of(Path(config.report)) if config.report else ())}
+    if not has_cache(root):
+        raise CacheError(f"{root} holds no cache; make one with `precompute build`")
     build_config = BuildConfig.from_record(root, read_build(root).config)
-    return build(build_config, Acts(rebuild=named, new_samples="leave out"))
+    return build(build_config, Acts(rebuild=config.named, new_samples="leave out"))
 
 
 def shards_of(path: Path) -> set[int]:

@@ -60,11 +60,28 @@ def test_a_damaged_spec_is_mended_by_a_build(cache, tmp_path):
     assert timeless_files(cache) == before
 
 
-def test_shards_can_be_named_by_hand(cache):
+@pytest.mark.parametrize("shards", ["1", "[1]"])
+def test_shards_can_be_named_by_hand(cache, shards):
     before = timeless_files(cache)
     flip(cache / "latents/c/1/0/0/0")
-    assert precompute(["repair", str(cache), "--shards", "[1]"]) == 0
+    assert precompute(["repair", str(cache), "--shards", shards]) == 0
     assert timeless_files(cache) == before
+
+
+def test_a_cache_built_from_relative_paths_is_repaired_from_any_folder(tmp_path, source_path, vae_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    values = config_values(Path("cache"), source_path.relative_to(tmp_path), vae_path)
+    assert precompute(["build", "--config", str(write_config(tmp_path / "relative.yaml", values))]) == 0
+    before = timeless_files(tmp_path / "cache")
+    flip(tmp_path / "cache/latents/c/1/0/0/0")
+    monkeypatch.chdir("/")
+    assert precompute(["repair", str(tmp_path / "cache"), "--shards", "1"]) == 0
+    assert timeless_files(tmp_path / "cache") == before
+
+
+def test_a_folder_without_a_cache_is_not_repaired(tmp_path, capsys):
+    assert precompute(["repair", str(tmp_path), "--shards", "0"]) == 1
+    assert "holds no cache" in capsys.readouterr().err
 
 
 def test_sources_that_changed_meanwhile_stop_the_repair_by_name(cache, source_path, capsys):
