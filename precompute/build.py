@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from cache_store.claim import claim, refuse_foreign_folder
 from cache_store.command_line import stop_on_signals
-from cache_store.errors import ConfigError, SourceError
+from cache_store.errors import ConfigError, Interrupted, SourceError
 from cache_store.metadata import has_cache, write_build, write_spec
 from cache_store.plan import plan_digest
 from cache_store.schema import FORMAT_VERSION, PLAN_FILE, ArraySpec, CommitRecord, Seal, Spec
@@ -158,6 +158,8 @@ def build_missing(config: BuildConfig, work: Work, source: Source, encoder: Enco
             stop = threading.Event()
             with stop_on_signals(stop.set):  # here, threads and processes have to be told; elsewhere, we are unwound
                 run_local(config, work.spec, source, encoder, work.missing, stop, progress)
+            if stop.is_set():  # too late for the encoder to notice
+                raise Interrupted("every shard is committed; run the same command again to seal the cache")
     return progress
 
 

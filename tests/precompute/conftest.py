@@ -13,6 +13,8 @@ import yaml
 from diffusers import AutoencoderKLWan
 from PIL import Image
 
+from precompute.cli import main
+
 SAMPLES = 22
 BROKEN = (4, 13)
 """Places of the samples whose image is no image."""
@@ -92,3 +94,12 @@ def timeless_files(cache: Path) -> dict[str, bytes]:
         for path in sorted(cache.rglob("*"))
         if path.is_file() and path.parts[len(cache.parts)] not in ("commits", ".claim")
     }
+
+
+def assert_same_as_undisturbed(folder: Path, values: dict[str, Any]) -> None:
+    """The cache of `values` has the bytes of a build of them that nothing came between."""
+    cache = Path(values["cache"])
+    run = {name: value for name, value in values["run"].items() if name != "workers"}
+    other = write_config(folder / "undisturbed.yaml", {**values, "run": run, "cache": str(folder / "undisturbed")})
+    assert main(["build", "--config", str(other)]) == 0
+    assert timeless_files(cache) == timeless_files(folder / "undisturbed")

@@ -13,7 +13,7 @@ from cache_store.cli import main as cache_store
 from cache_store.verify import verify
 from precompute.cli import main
 from tests.precompute.conftest import BROKEN, SAMPLES, config_values, timeless_files, write_config
-from tests.precompute.test_kill import start_building
+from tests.precompute.processes import start_building
 
 
 @pytest.fixture

@@ -26,8 +26,14 @@ from cache_store.metadata import read_commit, read_spec
 from cache_store.schema import StoreFormat
 from precompute.cli import main
 from precompute.encoders import Encoder, load_encoder
-from tests.precompute.conftest import config_values, timeless_files, write_config, write_source
-from tests.precompute.test_kill import start_building
+from tests.precompute.conftest import (
+    assert_same_as_undisturbed,
+    config_values,
+    timeless_files,
+    write_config,
+    write_source,
+)
+from tests.precompute.processes import start_building
 
 SMALL = {
     "image__height": 16,
@@ -274,13 +280,6 @@ def test_a_folder_that_turns_read_only_stops_the_build_and_is_named(tmp_path, so
     assert not list((tmp_path / "cache").rglob("*.partial"))
     assert main(arguments) == 0
     assert_same_as_undisturbed(tmp_path, values)
-
-
-def assert_same_as_undisturbed(folder: Path, values: dict[str, Any]) -> None:
-    cache = Path(values["cache"])
-    other = write_config(folder / "undisturbed.yaml", {**values, "cache": str(folder / "undisturbed")})
-    assert main(["build", "--config", str(other)]) == 0
-    assert timeless_files(cache) == timeless_files(folder / "undisturbed")
 
 
 @pytest.fixture

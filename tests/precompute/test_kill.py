@@ -6,18 +6,23 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from cache_store.verify import verify
 from precompute.cli import main
-from tests.precompute.conftest import SAMPLES, config_values, timeless_files, write_config, write_source
+from tests.precompute.conftest import (
+    SAMPLES,
+    assert_same_as_undisturbed,
+    config_values,
+    timeless_files,
+    write_config,
+    write_source,
+)
+from tests.precompute.processes import command_line, session_members, start_building, wait_for
 
 KILLS = 20
 
@@ -131,17 +136,13 @@ def test_workers_die_with_their_killed_parent_and_the_build_resumes(tmp_path, so
     process.communicate()
     wait_for(lambda: not session_members(process.pid))
     assert main(arguments) == 0
-    assert not verify(tmp_path / "cache", "full").findings
+    assert_same_as_undisturbed(tmp_path, values)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_the_build_with_code_3_and_nothing_half_written(
-    tmp_path, source_path, vae_path, number, workers
-):
-    values = config_values(tmp_path / "cache", source_path, vae_path, store__samples_per_shard=1, run__workers=workers)
+def test_a_signal_stops_two_workers_with_code_3_and_nothing_half_written(tmp_path, source_path, vae_path):
+    values = config_values(tmp_path / "cache", source_path, vae_path, store__samples_per_shard=1, run__workers=2)
     process, arguments = start_building(tmp_path, values)
-    process.send_signal(number)
+    process.send_signal(signal.SIGTERM)
     _, error = process.communicate(timeout=60)
     assert process.returncode == 3, error
     assert "precompute: stopped: " in error
@@ -149,14 +150,14 @@ def test_a_signal_stops_the_build_with_code_3_and_nothing_half_written(
     assert "Traceback" not in error
     assert not list((tmp_path / "cache").rglob("*.partial"))
     assert main(arguments) == 0
-    assert not verify(tmp_path / "cache", "full").findings
+    assert_same_as_undisturbed(tmp_path, values)
 
 
 def test_a_signal_to_the_whole_group_stops_workers_and_parent_alike(tmp_path, source_path, vae_path):
     """As batch systems and terminals send it."""
     values = config_values(tmp_path / "cache", source_path, vae_path, store__samples_per_shard=1, run__workers=2)
     process, _ = start_building(tmp_path, values)
-    os.killpg(process.pid, signal.SIGTERM)
+    os.killpg(process.pid, signal.SIGINT)
     _, error = process.communicate(timeout=60)
     assert process.returncode == 3, error
     assert len(list((tmp_path / "cache").glob("commits/latents/*.json"))) < SAMPLES, "it went on to the end"
@@ -173,10 +174,7 @@ def test_a_killed_worker_fails_the_build_by_name_and_a_rerun_goes_on(tmp_path, s
     assert "died with exit code -9" in error
     assert "Traceback" not in error
     assert main(arguments) == 0
-
-
-def command_line(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_text()
+    assert_same_as_undisturbed(tmp_path, values)
 
 
 def test_a_second_build_of_one_cache_is_refused_and_names_the_first(tmp_path, source_path, vae_path, capsys):
@@ -188,42 +186,4 @@ def test_a_second_build_of_one_cache_is_refused_and_names_the_first(tmp_path, so
     process.kill()
     process.communicate()
     assert main(arguments) == 0
-
-
-def start_building(
-    folder: Path, values: dict[str, Any], wrapper: Sequence[str] = ()
-) -> tuple[subprocess.Popen[str], list[str]]:
-    """A build in its own process and session, with its first shard committed; also its arguments.
-
-    `wrapper` is a command that runs it.
-    """
-    arguments = ["build", "--config", str(write_config(folder / "b.yaml", values))]
-    process = subprocess.Popen(
-        [*wrapper, sys.executable, "-m", "precompute", *arguments],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    wait_for(lambda: list((folder / "cache").glob("commits/latents/*.json")))
-    return process, arguments
-
-
-def wait_for(condition, timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "what was waited for did not happen"
-        time.sleep(0.005)
-
-
-def session_members(session: int) -> list[int]:
-    """Processes of a session, from /proc: the sixth field of `stat` is the session id."""
-    members = []
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = status.read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if int(fields[3]) == session and fields[0] != "Z":
-            members.append(int(status.parent.name))
-    return members
+    assert_same_as_undisturbed(tmp_path, values)

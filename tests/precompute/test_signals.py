@@ -24,8 +24,8 @@ from cache_store.metadata import read_spec
 from cache_store.verify import verify
 from precompute.cli import main as precompute
 from tests.precompute.conftest import config_values, timeless_files, write_config
+from tests.precompute.processes import wait_for
 from tests.precompute.test_faults import assert_whole
-from tests.precompute.test_kill import wait_for
 
 PROGRAMS = {"precompute": precompute, "cache-store": cache_store}
 SIGNALS = [signal.SIGTERM, signal.SIGINT]
