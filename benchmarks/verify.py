@@ -1,0 +1,147 @@
+"""Bytes a second of full verification against `sha256sum` of the same files, both forms, one process and two.
+
+From the page cache, where the files were just written. Next to coreutils' `sha256sum` stands OpenSSL's SHA-256 from
+Python, since the one may lack the processor's SHA instructions: no verification that hashes every byte can be faster
+than that. Of the compressed codec the bytes on disk count, not the decoded ones.
+"""
+
+import argparse
+import hashlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from benchmarks.record import print_record
+from benchmarks.timing import interleaved_seconds, rates, speedups, spread
+from cache_store.command_line import run_program
+from cache_store.schema import CodecName, StoreFormat
+from cache_store.verify import Level, verify
+from tests.make_cache import make_cache
+
+# Axes: N samples, C channels, H W latent cells.
+
+SHAPE = (16, 28, 28)
+FORMS: tuple[tuple[StoreFormat, CodecName], ...] = (("zarr", "none"), ("zarr", "zstd"), ("webdataset", "none"))
+JOBS = (1, 2)
+BASELINES = ("sha256sum", "hashlib")
+PACKAGES = ("numpy", "pyarrow", "awscrt", "numcodecs", "encode-once")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run_program("benchmarks.verify", run, argv)
+
+
+def run(argv: Sequence[str]) -> int:
+    options = option_parser().parse_args(argv)
+    with tempfile.TemporaryDirectory(prefix="verify-", dir=options.folder) as folder:
+        caches = make_caches(Path(folder), options)
+        works = {name: work for form, path in caches.items() for name, work in works_of(form, path).items()}
+        seconds = interleaved_seconds(works, options.repeats)
+        sizes = {form: sum(path.stat().st_size for path in files_of(cache)) for form, cache in caches.items()}
+        quick = quick_seconds(Path(folder) / "many", options)
+    speeds = {name: rates(sizes[form_of(name)] / 1e9, taken) for name, taken in seconds.items()}
+    ratios = ratios_of(seconds)
+    print_table(speeds, ratios, quick, options.quick_shards)
+    print_record(
+        "verify",
+        PACKAGES,
+        options=vars(options),
+        bytes=sizes,
+        gb_per_s={name: spread(each, 5) for name, each in speeds.items()},
+        ratios={name: spread(each, 2) for name, each in ratios.items()},
+        quick_s_per_1000_shards=spread([each * 1_000 / options.quick_shards for each in quick]),
+    )
+    return 0
+
+
+def option_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, exit_on_error=False)
+    parser.add_argument("--samples", type=int, default=40_960, help="40,960 are 1 GB in each form")
+    parser.add_argument("--samples-per-shard", type=int, default=4_096)
+    parser.add_argument("--quick-shards", type=int, default=2_000, help="tiny shards of the cache for level quick")
+    parser.add_argument("--repeats", type=int, default=5, help="rounds measured after the first, which warms up")
+    parser.add_argument("--folder", help="where the caches are written; default a temporary folder")
+    return parser
+
+
+def make_caches(folder: Path, options: argparse.Namespace) -> dict[str, Path]:
+    """A cache of the same noise in every form, by its name."""
+    latent_NCHW = np.random.default_rng(0).standard_normal((options.samples, *SHAPE), np.float32)
+    caches = {}
+    for store_format, codec in FORMS:
+        name = f"{store_format} {codec}"
+        settings: dict[str, Any] = {"store_format": store_format, "codec": codec, "batch_size": 256}
+        caches[name] = make_cache(folder / name, latent_NCHW, samples_per_shard=options.samples_per_shard, **settings)
+    return caches
+
+
+def works_of(form: str, cache: Path) -> dict[str, Callable[[], object]]:
+    works: dict[str, Callable[[], object]] = {
+        f"{form}: sha256sum": partial(hash_by_program, files_of(cache)),
+        f"{form}: hashlib": partial(hash_by_library, files_of(cache)),
+    }
+    for jobs in JOBS:
+        works[f"{form}: verify, {jobs} jobs"] = partial(verify_soundly, cache, "full", jobs)
+    return works
+
+
+def form_of(work: str) -> str:
+    return work.partition(":")[0]
+
+
+def files_of(cache: Path) -> list[Path]:
+    return sorted(path for path in cache.rglob("*") if path.is_file())
+
+
+def hash_by_program(paths: list[Path]) -> None:
+    subprocess.run(["sha256sum", *paths], stdout=subprocess.DEVNULL, check=True)
+
+
+def hash_by_library(paths: list[Path]) -> None:
+    for path in paths:
+        with path.open("rb") as stream:
+            hashlib.file_digest(stream, "sha256")
+
+
+def verify_soundly(cache: Path, level: Level, jobs: int) -> None:
+    verify(cache, level, jobs=jobs).raise_if_damaged()
+
+
+def quick_seconds(path: Path, options: argparse.Namespace) -> list[float]:
+    """Level quick of a cache of many tiny shards: what it costs does not depend on their size."""
+    latent_NCHW = np.random.default_rng(0).standard_normal((options.quick_shards, 16, 4, 4), np.float32)
+    cache = make_cache(path, latent_NCHW, samples_per_shard=1, batch_size=1)
+    return interleaved_seconds({"quick": partial(verify_soundly, cache, "quick", 1)}, options.repeats)["quick"]
+
+
+def ratios_of(seconds: dict[str, list[float]]) -> dict[str, list[float]]:
+    """How many times as fast as either baseline, on the same files in the same round."""
+    ratios = {}
+    for work, taken in seconds.items():
+        form, name = work.split(": ")
+        if name not in BASELINES:
+            for baseline in BASELINES:
+                ratios[f"{work} over {baseline}"] = speedups(seconds[f"{form}: {baseline}"], taken)
+    return ratios
+
+
+def print_table(
+    speeds: dict[str, list[float]], ratios: dict[str, list[float]], quick: list[float], quick_shards: int
+) -> None:
+    print(f"{'':<32}{'GB/s':>8}{'range':>14}")
+    for name, each in speeds.items():
+        print(f"{name:<32}{median(each):>8.2f}{f'{min(each):.2f}-{max(each):.2f}':>14}")
+    for name, each in ratios.items():
+        print(f"{name:<46}{median(each):>8.2f}x  ({min(each):.2f}-{max(each):.2f})")
+    print(f"quick: {median(quick) * 1_000 / quick_shards:.2f} s per 1,000 shards")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
