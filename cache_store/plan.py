@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from cache_store.errors import CacheError
 from cache_store.publish import publish
 from cache_store.schema import PLAN_FILE, PLAN_SCHEMA
-from cache_store.tables import open_table, read_row_group, read_table
+from cache_store.tables import TableFile, read_table
 
 DIGESTED = ("row", "id", "uri", "conversations")
 """Columns that make two plans the same; fingerprints may hold a file's time and do not."""
@@ -48,13 +48,12 @@ class PlanFile:
     """The plan, shard by shard: for whoever reads one after the other."""
 
     def __init__(self, root: Path) -> None:
-        self._path = root / PLAN_FILE
-        self._file = open_table(self._path)
-        refuse_other_columns(self._path, self._file.schema_arrow)
+        self._file = TableFile(root / PLAN_FILE)
+        refuse_other_columns(root / PLAN_FILE, self._file.schema)
 
     @property
     def num_shards(self) -> int:
-        return int(self._file.num_row_groups)
+        return int(self._file.metadata.num_row_groups)
 
     @property
     def num_rows(self) -> int:
@@ -66,4 +65,4 @@ class PlanFile:
 
     def shard(self, shard: int, columns: list[str] | None = None) -> pa.Table:
         """One shard's row group."""
-        return read_row_group(self._file, self._path, shard, columns)
+        return self._file.row_group(shard, columns)

@@ -4,6 +4,7 @@ A *sample number* is dense over the cached samples, in row order; rows of reject
 """
 
 import mmap
+import os
 import resource
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -251,4 +252,6 @@ def mappable_shards() -> int:
 def map_file(path: Path) -> memoryview:
     """The file's bytes, read-only, paged in as they are touched."""
     with path.open("rb") as stream:
+        if not os.fstat(stream.fileno()).st_size:
+            return memoryview(b"")  # which mmap refuses
         return memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))

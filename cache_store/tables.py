@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow.fs import LocalFileSystem
 
@@ -19,46 +20,70 @@ BROKEN = (OSError, pa.ArrowException, UnicodeDecodeError, KeyError)
 """What Arrow raises for files that are absent, cut or have flipped bits."""
 
 
-def open_table(path: Path) -> pq.ParquetFile:
-    """A Parquet file to read row groups from, its index parsed once and its claims bounded."""
-    try:
-        file = pq.ParquetFile(path, filesystem=LOCAL)
-        refuse_large(path, file.metadata)
-    except BROKEN as error:
-        raise broken(path, error) from None
-    return file
+class TableFile:
+    """A Parquet file, its index parsed once and its claims bounded, to read whole or by row group.
+
+    Text is read as Parquet may store it, every value once, and only made a plain column when it is known how large
+    that becomes: a file of 400 bytes can hold terabytes otherwise.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            plain = pq.ParquetFile(path, filesystem=LOCAL)
+            columns = [plain.metadata.schema.column(number) for number in range(plain.metadata.num_columns)]
+            texts = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
+            self._file = pq.ParquetFile(path, filesystem=LOCAL, read_dictionary=texts)
+        except BROKEN as error:
+            raise broken(path, error) from None
+        self.metadata, self.schema = plain.metadata, plain.schema_arrow
+        self._refuse_large_claims()
+
+    def _refuse_large_claims(self) -> None:
+        """A row group is a shard's at most."""
+        for number in range(self.metadata.num_row_groups):
+            rows, size = (group := self.metadata.row_group(number)).num_rows, group.total_byte_size
+            if not 0 <= rows <= MAX_SAMPLES_PER_SHARD or not 0 <= size <= MAX_ROW_GROUP_BYTES:
+                raise CacheError(
+                    f"{self._path} cannot be read: row group {number} claims {rows:,} rows, {size:,} bytes"
+                )
+
+    def row_group(self, number: int, columns: list[str] | None = None) -> pa.Table:
+        try:
+            return self._plain(self._file.read_row_group(number, columns))
+        except BROKEN as error:
+            raise broken(self._path, error) from None
+
+    def whole(self, columns: list[str] | None = None) -> pa.Table:
+        groups = [self.row_group(number, columns) for number in range(self.metadata.num_row_groups)]
+        names = self.schema.names if columns is None else [name for name in columns if name in self.schema.names]
+        return pa.concat_tables(groups) if groups else self.schema.empty_table().select(names)
+
+    def _plain(self, table: pa.Table) -> pa.Table:
+        """The table, once every value is known to be what its type says, UTF-8 included."""
+        if (
+            size := sum(text_bytes(chunk) for column in table.columns for chunk in column.chunks)
+        ) > MAX_ROW_GROUP_BYTES:
+            raise CacheError(f"{self._path} cannot be read: a row group holds {size:,} bytes of text")
+        table = table.cast(pa.schema([self.schema.field(name) for name in table.column_names]))
+        table.validate(full=True)
+        return table
 
 
-def refuse_large(path: Path, metadata: pq.FileMetaData) -> None:
-    """A row group is a shard's at most."""
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        if not 0 <= group.num_rows <= MAX_SAMPLES_PER_SHARD or not 0 <= group.total_byte_size <= MAX_ROW_GROUP_BYTES:
-            raise CacheError(
-                f"{path} cannot be read: row group {number} claims {group.num_rows:,} rows in "
-                f"{group.total_byte_size:,} bytes, more than {MAX_SAMPLES_PER_SHARD:,} in {MAX_ROW_GROUP_BYTES:,}"
-            )
-
-
-def read_row_group(file: pq.ParquetFile, path: Path, number: int, columns: list[str] | None = None) -> pa.Table:
-    try:
-        return checked(file.read_row_group(number, columns))
-    except BROKEN as error:
-        raise broken(path, error) from None
+def text_bytes(array: pa.Array) -> int:
+    """Bytes of the texts in an array when each is written out, at any depth."""
+    if isinstance(array, pa.DictionaryArray):
+        lengths = pc.binary_length(array.dictionary)
+        return int(pc.sum(pc.take(lengths, array.indices).cast(pa.int64())).as_py() or 0)
+    if isinstance(array, pa.ListArray):
+        return text_bytes(array.flatten())
+    if isinstance(array, pa.StructArray):
+        return sum(map(text_bytes, array.flatten()))
+    return 0
 
 
 def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
-    file = open_table(path)
-    try:
-        return checked(file.read(columns))
-    except BROKEN as error:
-        raise broken(path, error) from None
-
-
-def checked(table: pa.Table) -> pa.Table:
-    """The table, once every value is known to be what its type says, UTF-8 included."""
-    table.validate(full=True)
-    return table
+    return TableFile(path).whole(columns)
 
 
 def broken(path: Path, error: Exception) -> CacheError:

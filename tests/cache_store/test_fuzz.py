@@ -28,6 +28,7 @@ from cache_store.metadata import read_build, read_commit, read_seal, read_spec
 from cache_store.plan import read_plan
 from cache_store.reader import open_cache
 from cache_store.schema import FORMAT_VERSION, MAX_SHARDS, SAMPLES_SCHEMA, CodecName, Spec, StoreFormat, canonical_json
+from cache_store.tables import read_table
 from cache_store.verify import verify
 from tests.make_cache import make_cache
 
@@ -362,6 +363,32 @@ def test_tables_of_other_shapes_give_named_errors(damaged_zarr, name):
         resign(root)
         data_or_named_error(root)
         assert verify(root, "full").findings
+
+
+@pytest.mark.parametrize("column", ["id", "conversations"])
+def test_a_small_table_that_holds_gigabytes_of_text_is_refused(damaged_zarr, column):
+    """Parquet keeps a value that repeats once: 5 MB, four thousand times, in a file of a few hundred bytes."""
+    root = damaged_zarr()
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 4_096, pa.int32()), pa.array(["x" * 5_000_000]))
+    if column == "conversations":
+        turns = pa.StructArray.from_arrays([texts, texts], ["from", "value"])
+        texts = pa.ListArray.from_arrays(pa.array(range(4_097), pa.int32()), turns)
+    table = pa.table({column: texts})
+    with pq.ParquetWriter(root / TABLES[1], table.schema, store_schema=False, compression="zstd") as writer:
+        writer.write_table(table)
+    assert (root / TABLES[1]).stat().st_size < 10_000
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(CacheError, match="a row group holds [0-9,]+ bytes of text"):
+        read_table(root / TABLES[1])
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**18
+    data_or_named_error(root)
+
+
+def test_an_empty_shard_file_gives_a_named_error(damaged):
+    root = damaged()
+    (root / SHARD[form_of(root)]).write_bytes(b"")
+    with pytest.raises(CacheError, match="is shorter than its samples table says"):
+        open_cache(root).read(np.arange(3))
 
 
 HOSTILE_SPECS = {
