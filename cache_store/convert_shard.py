@@ -31,7 +31,8 @@ from cache_store.schema import (
 )
 from cache_store.shard_builder import file_record, write_samples
 from cache_store.tables import read_table
-from cache_store.verify_shard import file_finding, read_locations
+from cache_store.verify_samples import read_locations
+from cache_store.verify_shard import file_finding
 
 REPORTED_EVERY = 256
 """Samples between two reports of progress."""

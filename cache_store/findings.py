@@ -63,9 +63,9 @@ class Report:
                 f"  see all with `cache-store verify {self.cache} --level full`"
             )
 
-    def as_dict(self) -> dict[str, object]:
-        """For a file; `next` says what to do, in the words of the command line."""
-        return {**asdict(self), "next": list(self.next_steps("THIS_FILE"))}
+    def as_dict(self, report_file: str) -> dict[str, object]:
+        """For a file of that name; `next` says what to do, in the words of the command line."""
+        return {**asdict(self), "next": list(self.next_steps(report_file))}
 
     def next_steps(self, report_file: str) -> Iterator[str]:
         """What mends the findings, first things first."""

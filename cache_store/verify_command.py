@@ -81,7 +81,7 @@ def run_verify(cache: Path, config: VerifyConfig) -> int:
     except KeyboardInterrupt:  # SIGTERM as well as SIGINT; verification only reads, so it can be left at any instant
         raise Interrupted("nothing was changed; run the same command again, or slices of it with --subset") from None
     if config.report:
-        write_file(Path(config.report).expanduser(), json.dumps(report.as_dict(), indent=1).encode())
+        write_file(Path(config.report).expanduser(), json.dumps(report.as_dict(config.report), indent=1).encode())
     show_report(report, config.report)
     return 1 if report.findings else 0
 

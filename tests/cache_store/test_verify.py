@@ -1,18 +1,19 @@
-"""Damage is found and named; what each level promises."""
+"""What verification looks at, says and answers; tests/cache_store/test_damage.py holds that it finds all damage."""
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
-from msgspec.structs import replace
 
 from cache_store.cli import main
-from cache_store.metadata import read_seal
-from cache_store.publish import write_file
-from cache_store.schema import Seal, canonical_json, commit_file, samples_file, signed
+from cache_store.errors import ConfigError
+from cache_store.subset import parse_subset
 from cache_store.verify import verify
 from tests.cache_store.conftest import shard_name
 from tests.make_cache import make_cache
@@ -20,9 +21,9 @@ from tests.make_cache import make_cache
 SHARD = 1
 
 
-def flip(path: Path, position: int, bit: int = 0) -> None:
+def flip(path: Path, position: int) -> None:
     data = bytearray(path.read_bytes())
-    data[position] ^= 1 << bit
+    data[position] ^= 1
     path.write_bytes(data)
 
 
@@ -30,144 +31,203 @@ def flip(path: Path, position: int, bit: int = 0) -> None:
 @pytest.mark.parametrize(
     ("store_format", "codec"), [("zarr", "none"), ("zarr", "lz4"), ("zarr", "zstd"), ("webdataset", "none")]
 )
-def test_a_sound_cache_has_no_findings(tmp_path, latents, store_format, codec, level):
+def test_a_sound_cache_has_no_findings_though_a_whole_shard_be_rejected(tmp_path, latents, store_format, codec, level):
     rejected = range(8, 16)
     path = make_cache(tmp_path / "cache", latents, rejected=rejected, store_format=store_format, codec=codec)
     report = verify(path, level)
     assert report.findings == ()
-    assert (report.shards, report.samples) == (4, 22)
+    assert (report.shards, report.covered, report.samples) == (4, 4, 22)
 
 
-def test_a_flipped_bit_names_its_shard_and_row(cache):
-    sample = pq.read_table(cache / "samples/000001.parquet", partitioning=None).to_pylist()[4]
-    name = shard_name(cache, SHARD)
-    flip(cache / name, sample["offset"] + 3)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_values_of_every_dtype_are_looked_at(tmp_path, latents, dtype):
+    assert not verify(make_cache(tmp_path / "cache", latents, dtype=dtype), "full").findings
+
+
+@pytest.mark.parametrize("slices", [1, 2, 3, 7, 20, 100])
+@pytest.mark.parametrize("shards", [1, 4, 19, 2_441])
+def test_the_slices_of_a_cache_cover_every_shard_once_and_are_of_a_size(slices, shards):
+    parts = [parse_subset(f"{number}/{slices}") for number in range(1, slices + 1)]
+    covered = [[shard for shard in range(shards) if shard in part] for part in parts]
+    assert sorted(shard for each in covered for shard in each) == list(range(shards))
+    assert max(map(len, covered)) - min(map(len, covered)) <= 4
+
+
+def test_a_slice_keeps_its_shards_while_the_cache_grows_and_is_spread_over_it():
+    part = [shard for shard in range(2_441) if shard in parse_subset("3/20")]
+    assert max(np.diff(part)) <= 40
+    assert len({shard % 4 for shard in part}) == 4
+
+
+def test_a_share_is_the_first_slices():
+    shares = {name: [shard for shard in range(500) if shard in parse_subset(name)] for name in ("5%", "1/20", "2.5%")}
+    assert shares["5%"] == shares["1/20"]
+    assert 0 < len(shares["2.5%"]) < len(shares["5%"])
+    assert set(shares["2.5%"]) < set(shares["5%"])
+    assert len([shard for shard in range(7) if shard in parse_subset("100%")]) == 7
+
+
+@pytest.mark.parametrize("text", ["0/20", "21/20", "3/0", "1.5/3", "x", "", "0%", "101%", "-5%", "5", "5 %", "1e1%"])
+def test_a_subset_that_is_none_is_refused_in_one_line(cache, capsys, text):
+    with pytest.raises(ConfigError, match="slice N/M"):
+        parse_subset(text)
+    assert main(["verify", str(cache), f"--subset={text}"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_subset_is_read_in_full_and_the_rest_of_the_cache_quickly(cache):
+    names = [shard_name(cache, shard) for shard in range(4)]
+    inside, outside = (
+        (shard for shard in range(4) if shard in parse_subset("1/2")),
+        (shard for shard in range(4) if shard in parse_subset("2/2")),
+    )
+    read, unread = names[next(inside)], names[next(outside)]
+    for name in (read, unread):
+        flip(cache / name, 700)
+    report = verify(cache, "full", subset=parse_subset("1/2"))
+    assert {finding.file for finding in report.findings} == {read}
+    assert (report.subset, report.shards, report.covered) == ("1/2", 4, 2)
+    (cache / unread).unlink()
+    found = {finding.file for finding in verify(cache, "full", subset=parse_subset("1/2")).findings}
+    assert found == {read, unread}
+
+
+def test_a_night_after_night_of_slices_covers_every_sample(cache):
+    reports = [verify(cache, "full", subset=parse_subset(f"{number}/3")) for number in (1, 2, 3)]
+    whole = verify(cache, "full")
+    for field in ("covered", "samples", "bytes"):
+        assert sum(getattr(report, field) for report in reports) == getattr(whole, field)
+
+
+def test_a_subset_means_level_full_and_does_not_go_with_quick(cache, capsys):
+    assert main(["verify", str(cache), "--subset", "1/2"]) == 0
+    assert "sound (full, subset 1/2): 2 of 4 shards" in capsys.readouterr().out
+    assert main(["verify", str(cache), "--level", "quick", "--subset", "1/2"]) == 2
+    assert "leave subset out" in capsys.readouterr().err
+
+
+def test_any_number_of_jobs_gives_the_same_report(cache):
+    for shard in (0, 2, 3):
+        flip(cache / shard_name(cache, shard), 700)
+    flip(cache / "samples/000001.parquet", 50)
+    one, three = (verify(cache, "full", jobs=jobs) for jobs in (1, 3))
+    assert one == three
+    assert len(one.findings) > 4
+
+
+@pytest.mark.parametrize("jobs", ["0", "-1", "many"])
+def test_a_wrong_number_of_jobs_is_one_message(cache, capsys, jobs):
+    assert main(["verify", str(cache), f"--jobs={jobs}"]) == 2
+    assert "jobs must be" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def slow_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Hundreds of shards, so that a signal comes in between."""
+    latents = np.zeros((600, 1, 1, 1), np.float32) + np.arange(600, dtype=np.float32)[:, None, None, None]
+    return make_cache(tmp_path_factory.mktemp("slow") / "cache", latents, samples_per_shard=1, batch_size=1)
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_it_with_code_3_and_leaves_no_process(slow_cache, tmp_path, jobs, number):
+    report = tmp_path / "report.json"
+    command = ["verify", str(slow_cache), "--level", "full", "--jobs", jobs, "--report", str(report)]
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-c", STOPPED_AT_THE_FIRST_SHARD, str(int(number)), *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    _, errors = process.communicate(timeout=120)  # returns once no process holds the pipes
+    assert process.returncode == 3, errors
+    assert "cache-store: stopped: nothing was changed" in errors
+    assert "Traceback" not in errors
+    assert not report.exists()
+
+
+STOPPED_AT_THE_FIRST_SHARD = """
+import os, sys
+from cache_store import verify_command
+from cache_store.cli import main
+
+class StoppingBar(verify_command.ReadingBar):
+    def __call__(self, checked):
+        os.kill(os.getpid(), int(sys.argv[1]))
+
+verify_command.ReadingBar = StoppingBar
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[2:]))
+"""
+
+
+def test_the_exit_code_and_the_report_say_what_was_found_and_what_to_run(cache, tmp_path, capsys):
+    path, name = tmp_path / "report.json", shard_name(cache, SHARD)
+    assert main(["verify", str(cache)]) == 0
+    assert "sound (quick): 4 shards, 27 samples" in capsys.readouterr().out
+    flip(cache / name, 700)
+    assert main(["verify", str(cache), "--subset", "100%", "--report", str(path)]) == 1
+    out = capsys.readouterr().out
+    report = json.loads(path.read_text())
+    assert {key: report[key] for key in ("level", "subset", "shards", "covered")} == {
+        "level": "full",
+        "subset": "100%",
+        "shards": 4,
+        "covered": 4,
+    }
+    assert [(finding["shard"], finding["file"]) for finding in report["findings"]] == [(SHARD, name)] * 2
+    assert report["identity"] == verify(cache).identity
+    assert f"next: precompute repair {cache} --report {path}" in out
+    assert report["next"] == [f"precompute repair {cache} --report {path}"]
+
+
+def test_findings_are_sorted_whole_cache_first_then_by_shard_file_and_row(cache):
+    for shard in (3, 0, 2):
+        flip(cache / shard_name(cache, shard), 700)
+    (cache / "build.json").unlink()
     findings = verify(cache, "full").findings
-    assert {(finding.shard, finding.row, finding.file) for finding in findings} == {(1, None, name), (1, 12, name)}
+    assert findings[0].file == "build.json"
+    places = [(finding.shard, finding.row is not None) for finding in findings[1:]]
+    assert places == [(shard, is_row) for shard in (0, 2, 3) for is_row in (False, True)]
 
 
-def test_every_single_bit_is_covered(cache):
-    """Any bit of any file, records and metadata too."""
-    rng = np.random.default_rng(0)
-    files = sorted(path for path in cache.rglob("*") if path.is_file())
-    for path in files:
-        data = path.read_bytes()
-        for position in rng.choice(len(data), size=min(12, len(data)), replace=False):
-            flip(path, int(position), int(rng.integers(8)))
-            name = path.relative_to(cache).as_posix()
-            assert finds_damage(cache, name), f"{name}: byte {position}"
-            path.write_bytes(data)
-    assert not verify(cache, "full").findings
+def test_a_lost_or_damaged_spec_is_a_finding_and_no_cache_at_all_is_an_error(cache, tmp_path, capsys):
+    shutil.copy(cache / "zarr.json", tmp_path)
+    (cache / "zarr.json").unlink()
+    assert main(["verify", str(cache), "--level", "full"]) == 1
+    out = capsys.readouterr().out
+    assert "zarr.json" in out
+    assert f"precompute repair {cache} --report FILE" in out
+    assert main(["verify", str(tmp_path / "nowhere")]) == 1
+    assert "holds no cache" in capsys.readouterr().err
 
 
-def finds_damage(cache: Path, name: str) -> bool:
-    """Through the command line, whose one-line refusal of a damaged spec counts too."""
-    report = cache.parent / "report.json"
-    report.unlink(missing_ok=True)
-    code = main(["verify", str(cache), "--level", "full", "--report", str(report)])
-    assert code in (0, 1)
-    if code == 1 and name != "zarr.json":
-        assert name in {finding["file"] for finding in json.loads(report.read_text())["findings"]}
-    return code == 1
+def test_a_spec_that_parses_but_is_not_the_sealed_one_blames_no_shard(cache):
+    spec = cache / "zarr.json"
+    spec.write_bytes(spec.read_bytes().replace(b'"fit": "squash"', b'"fit": "squasH"'))
+    assert [finding.file for finding in verify(cache, "full").findings] == ["zarr.json"]
 
 
-def truncate(cache: Path) -> str:
-    path = cache / shard_name(cache, SHARD)
-    path.write_bytes(path.read_bytes()[:-1])
-    return shard_name(cache, SHARD)
-
-
-def extend(cache: Path) -> str:
-    with (cache / shard_name(cache, SHARD)).open("ab") as stream:
-        stream.write(b"\0")
-    return shard_name(cache, SHARD)
-
-
-def delete(cache: Path) -> str:
-    (cache / shard_name(cache, SHARD)).unlink()
-    return shard_name(cache, SHARD)
-
-
-def empty(cache: Path) -> str:
-    (cache / shard_name(cache, SHARD)).write_bytes(b"")
-    return shard_name(cache, SHARD)
-
-
-def delete_record(cache: Path) -> str:
-    (cache / "commits/latents/000002.json").unlink()
-    return "commits/latents/000002.json"
-
-
-def leave_scratch(cache: Path) -> str:
+def test_what_died_in_a_build_is_to_be_deleted_and_what_is_unfinished_to_be_built(cache, capsys):
     (cache / "samples/.000001.parquet.1.partial").write_bytes(b"half")
-    return "samples/.000001.parquet.1.partial"
+    assert main(["verify", str(cache)]) == 1
+    assert f"next: delete {cache}/samples/.000001.parquet.1.partial" in capsys.readouterr().out
+    for name in ("seal.json", "commits/latents/000002.json"):
+        (cache / name).unlink()
+    assert main(["verify", str(cache)]) == 1
+    out = capsys.readouterr().out
+    assert "unfinished: 1 of 4 shards are not committed" in out
+    assert "rerun the `precompute build`" in out
+    assert "precompute repair" not in out
 
 
-def add_stranger(cache: Path) -> str:
-    stranger = (cache / shard_name(cache, SHARD)).with_name("1")
-    shutil.copy(cache / shard_name(cache, SHARD), stranger)
-    return stranger.relative_to(cache).as_posix()
-
-
-@pytest.mark.parametrize("damage", [truncate, extend, delete, empty, delete_record, leave_scratch, add_stranger])
-def test_quick_verification_finds_what_sizes_and_names_show(cache, damage):
-    name = damage(cache)
-    assert name in {finding.file for finding in verify(cache, "quick").findings}
-
-
-def test_two_swapped_shard_files_are_found(cache):
-    first, second = (cache / shard_name(cache, shard) for shard in (0, 1))
-    first_bytes, second_bytes = first.read_bytes(), second.read_bytes()
-    first.write_bytes(second_bytes)
-    second.write_bytes(first_bytes)
-    assert {finding.shard for finding in verify(cache, "full").findings} == {0, 1}
-
-
-def shard_files(cache: Path, shard: int) -> list[Path]:
-    names = (shard_name(cache, shard), samples_file(shard), commit_file("latents", shard))
-    return [cache / name for name in names]
-
-
-def test_two_wholly_swapped_shards_are_found_even_quickly(cache):
-    """Data, samples and record together: every crc and hash inside is right."""
-    for first, second in zip(shard_files(cache, 0), shard_files(cache, 1), strict=True):
-        spare = cache / "spare"
-        first.rename(spare)
-        second.rename(first)
-        spare.rename(second)
-    assert {finding.shard for finding in verify(cache, "quick").findings} == {0, 1}
-
-
-def test_a_shard_of_another_cache_is_found(cache, tmp_path, latents, store_format):
-    ids = [f"other-{row}" for row in range(len(latents))]
-    other = make_cache(tmp_path / "other", latents, ids=ids, store_format=store_format)
-    for theirs, ours in zip(shard_files(other, SHARD), shard_files(cache, SHARD), strict=True):
-        shutil.copy(theirs, ours)
-    assert [finding.file for finding in verify(cache, "quick").findings] == ["commits/latents/000001.json"]
-    assert {finding.shard for finding in verify(cache, "full").findings} == {1}
-
-
-def mean_moved(seal: Seal) -> Seal:
-    summary = seal.arrays["latents"]
-    means = (summary.channel_mean[0] + 0.01, *summary.channel_mean[1:])
-    return replace(seal, arrays={"latents": replace(summary, channel_mean=means)})
-
-
-@pytest.mark.parametrize(
-    "edit",
-    [
-        mean_moved,
-        lambda seal: replace(seal, identity="0" * 64),
-        lambda seal: replace(seal, cached=26, rejected=4),
-        lambda seal: replace(seal, plan_file=replace(seal.plan_file, sha256="0" * 64)),
-    ],
-)
-@pytest.mark.parametrize("level", ["quick", "full"])
-def test_an_edited_seal_is_found_even_with_a_hash_of_its_own(cache, edit, level):
-    write_file(cache / "seal.json", canonical_json(signed(edit(read_seal(cache)))))
-    findings = verify(cache, level).findings
-    assert findings
-    assert {finding.file for finding in findings} <= {"seal.json", "plan.parquet"}
+def test_a_lost_record_of_a_sealed_cache_is_damage_to_repair(cache, capsys):
+    (cache / "commits/latents/000002.json").unlink()
+    assert main(["verify", str(cache)]) == 1
+    out = capsys.readouterr().out
+    assert "is missing, though the cache is sealed" in out
+    assert "precompute repair" in out
 
 
 def test_a_record_of_a_newer_format_is_refused_by_name(cache, capsys):
@@ -177,11 +237,13 @@ def test_a_record_of_a_newer_format_is_refused_by_name(cache, capsys):
     assert "format version 2; this program reads version 1" in capsys.readouterr().err
 
 
-def test_the_exit_code_and_the_report_say_what_was_found(cache, tmp_path, capsys):
-    report = tmp_path / "report.json"
-    assert main(["verify", str(cache)]) == 0
-    assert "sound (quick): 4 shards, 27 samples" in capsys.readouterr().out
-    delete(cache)
-    assert main(["verify", str(cache), "--report", str(report)]) == 1
-    assert "is missing" in capsys.readouterr().out
-    assert json.loads(report.read_text())["findings"][0]["shard"] == 1
+def test_a_folder_may_be_named_from_home(cache, monkeypatch):
+    monkeypatch.setenv("HOME", str(cache.parent))
+    assert main(["verify", "~/cache"]) == 0
+    assert main(["info", "~/cache"]) == 0
+
+
+def test_progress_hears_of_every_shard_once(cache):
+    heard: Counter[int] = Counter()
+    verify(cache, "full", progress=lambda checked: heard.update([checked.task.shard]))
+    assert heard == Counter(range(4))
