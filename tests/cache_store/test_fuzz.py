@@ -220,7 +220,7 @@ def change(data: st.DataObject, record: Any, place: tuple[Any, ...]) -> None:
     elif action == 1:
         holder[data.draw(st.sampled_from(["../x", "more", "", "a/b"]))] = copy.deepcopy(holder[place[-1]])
     else:
-        holder[place[-1]] = data.draw(ODD_VALUES)
+        holder[place[-1]] = copy.deepcopy(data.draw(ODD_VALUES))  # one that is changed in turn must not be shared
 
 
 def has(holder: Any, step: Any) -> bool:
