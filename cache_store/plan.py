@@ -1,7 +1,7 @@
 """The plan on disk: which samples, in which rows. One row group per shard, so that a worker reads only its own."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -19,12 +19,17 @@ DIGESTED = ("row", "id", "uri", "conversations")
 
 def plan_digest(tables: Iterable[pa.Table]) -> str:
     """SHA-256 over the plan's meaning, one JSON line a row: independent of Parquet and its version."""
-    digest, encoder = hashlib.sha256(), msgspec.json.Encoder(order="sorted")
+    digest = hashlib.sha256()
     for table in tables:
-        for batch in table.select(list(DIGESTED)).to_batches(max_chunksize=4_096):
-            rows = zip(*(column.to_pylist() for column in batch.columns), strict=True)
-            digest.update(encoder.encode_lines(rows))
+        for lines in digested_lines(table):
+            digest.update(lines)
     return digest.hexdigest()
+
+
+def digested_lines(table: pa.Table) -> Iterator[bytes]:
+    encoder = msgspec.json.Encoder(order="sorted")
+    for batch in table.select(list(DIGESTED)).to_batches(max_chunksize=4_096):
+        yield encoder.encode_lines(zip(*(column.to_pylist() for column in batch.columns), strict=True))
 
 
 def write_plan(path: Path, shards: Iterable[pa.Table]) -> None:
@@ -59,9 +64,19 @@ class PlanFile:
     def num_rows(self) -> int:
         return int(self._file.metadata.num_rows)
 
-    def digest(self) -> str:
-        """Of the whole plan, in the memory of one shard."""
-        return plan_digest(self.shard(shard, list(DIGESTED)) for shard in range(self.num_shards))
+    def digests(self) -> tuple[str, dict[int, str]]:
+        """Of the whole plan and of each shard's rows, in the memory of one shard."""
+        whole, shards = hashlib.sha256(), {}
+        for shard in range(self.num_shards):
+            part = hashlib.sha256()
+            for lines in digested_lines(self.shard(shard, list(DIGESTED))):
+                whole.update(lines)
+                part.update(lines)
+            shards[shard] = part.hexdigest()
+        return whole.hexdigest(), shards
+
+    def shard_digest(self, shard: int) -> str:
+        return plan_digest([self.shard(shard, list(DIGESTED))])
 
     def shard(self, shard: int, columns: list[str] | None = None) -> pa.Table:
         """One shard's row group."""

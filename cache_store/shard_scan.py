@@ -37,9 +37,8 @@ def scan_shard(path: Path, array: ArraySpec, locations: Sequence[Location | None
     """Hash the file and check the sample of every slot that has one; OSError where it cannot be read."""
     size = path.stat().st_size
     problems = dict(misplaced(locations, size, array))
-    placed = [(*each, slot) for slot, each in enumerate(locations) if each is not None and slot not in problems]
+    placed = [(*each, slot) for slot, each in enumerate(locations) if each and slot not in problems]
     check, digest, position = SampleCheck(array), hashlib.sha256(), 0
-    buffer = memoryview(bytearray(GAP_BYTES + longest_sample(array)))
     with path.open("rb", buffering=0) as stream:
         for offset, length, checksum, slot in sorted(placed):
             if offset < position:
@@ -47,15 +46,15 @@ def scan_shard(path: Path, array: ArraySpec, locations: Sequence[Location | None
                 continue
             gap = offset - position
             if gap > GAP_BYTES:
-                hash_bytes(stream, digest, gap - GAP_BYTES, buffer)
+                hash_bytes(stream, digest, gap - GAP_BYTES, check.buffer)
                 gap = GAP_BYTES
-            piece = buffer[GAP_BYTES - gap : GAP_BYTES + length]
-            piece = piece[: stream.readinto(piece)]
-            digest.update(piece)
+            piece = check.buffer[GAP_BYTES - gap : GAP_BYTES + length]
+            read = stream.readinto(piece)
+            digest.update(piece[:read])
             position = offset + length
-            if problem := check(piece[gap:], checksum):
+            if problem := check(read - gap, checksum):
                 problems[slot] = problem
-        hash_bytes(stream, digest, size - position, buffer)
+        hash_bytes(stream, digest, size - position, check.buffer)
     return ShardScan(sha256=digest.hexdigest(), problems=tuple(sorted(problems.items())))
 
 
@@ -73,7 +72,7 @@ def misplaced(locations: Sequence[Location | None], size: int, array: ArraySpec)
         if location is None:
             continue
         offset, length, _ = location
-        if offset < 0 or length < 1 or offset + length > size:
+        if not 0 <= offset < offset + length <= size:
             yield slot, f"lies at bytes [{offset}, {offset + length}), the file has {size}"
         elif length > longest:
             yield slot, f"is {length} bytes long, a sample takes {longest} at most"
@@ -85,40 +84,45 @@ def longest_sample(array: ArraySpec) -> int:
 
 
 class SampleCheck:
-    """What is wrong with one sample's bytes; reuses its buffer."""
+    """What is wrong with one encoded sample, which lies in `buffer` from GAP_BYTES on."""
 
     def __init__(self, array: ArraySpec) -> None:
         self._array = array
-        self._decoded = np.empty(array.sample_bytes, np.uint8)
+        self.buffer = memoryview(bytearray(GAP_BYTES + longest_sample(array)))
+        self._payload = self.buffer[GAP_BYTES:]
+        # What the codec only copies is looked at where it lies.
+        in_place = array.codec == "none"
+        decoded = np.frombuffer(self._payload, np.uint8) if in_place else np.empty(array.sample_bytes, np.uint8)
+        self._decoded, self._in_place, self._finite = decoded, in_place, FiniteCheck(decoded, array.dtype)
 
-    def __call__(self, payload: memoryview, checksum: int) -> str | None:
+    def __call__(self, length: int, checksum: int) -> str | None:
+        payload = self._payload[:length] if length >= 0 else self._payload[:0]
         if (found := crc32c(payload)) != checksum:
             return f"crc32c is {found:08x}, expected {checksum:08x}"
-        try:
-            values = self._values(payload)
-        except ValueError as error:
-            return str(error)
-        if count := count_non_finite(values, self._array.dtype):
+        if not (self._in_place and length == len(self._decoded)):
+            try:
+                decode_sample(payload, self._array.codec, self._decoded)
+            except ValueError as error:
+                return str(error)
+        if count := self._finite.count_others():
             return f"holds {count} non-finite values"
         return None
 
-    def _values(self, payload: memoryview) -> np.ndarray:
-        """The sample's values as uint8: the payload itself where the codec only copies."""
-        if self._array.codec == "none" and len(payload) == len(self._decoded):
-            return np.frombuffer(payload, np.uint8)
-        decode_sample(payload, self._array.codec, self._decoded)
-        return self._decoded
 
-
-def count_non_finite(values: np.ndarray, dtype: str) -> int:
-    """Of uint8 [bytes] seen as `dtype`.
+class FiniteCheck:
+    """Looks for values that are not finite in uint8 [bytes] seen as `dtype`.
 
     Read as integers, the positive ones are the largest of all signed numbers, and the negative ones the largest of all
     unsigned numbers: two maxima, at memory speed, tell that there is none.
     """
-    exponent, size = EXPONENTS[dtype], DTYPES[dtype].itemsize
-    unsigned = values.view(f"<u{size}")
-    largest = np.maximum.reduce
-    if largest(values.view(f"<i{size}")) < exponent and largest(unsigned) < exponent + (1 << (8 * size - 1)):
-        return 0
-    return int(np.count_nonzero((unsigned & exponent) == exponent))
+
+    def __init__(self, values: np.ndarray, dtype: str) -> None:
+        size = DTYPES[dtype].itemsize
+        self._exponent, self._sign = EXPONENTS[dtype], 1 << (8 * size - 1)
+        self._signed, self._unsigned = values.view(f"<i{size}"), values.view(f"<u{size}")
+
+    def count_others(self) -> int:
+        largest = np.maximum.reduce
+        if largest(self._signed) < self._exponent and largest(self._unsigned) < self._sign + self._exponent:
+            return 0
+        return int(np.count_nonzero((self._unsigned & self._exponent) == self._exponent))

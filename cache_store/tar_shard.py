@@ -32,6 +32,8 @@ HEADER = struct.Struct("100s8s8s8s12s12s8s1s100s6s2s32s32s8s8s155s12x")
 device numbers, prefix.
 """
 
+ENCODER = msgspec.json.Encoder(order="sorted")
+
 SAMPLE_COLUMNS = ("row", "id", "uri", "conversations")
 SAMPLES_AT_ONCE = 1_024
 """Rows held as Python objects at a time."""
@@ -144,8 +146,8 @@ class RowLayout:
 
 
 def sample_json(sample: dict[str, Any], content_sha256: str | None) -> bytes:
-    members = {name: sample[name] for name in ("id", "uri", "conversations")}
-    return msgspec.json.encode({**members, "sha256": content_sha256}, order="sorted")
+    members = {"id": sample["id"], "uri": sample["uri"], "conversations": sample["conversations"]}
+    return ENCODER.encode({**members, "sha256": content_sha256})
 
 
 def npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:

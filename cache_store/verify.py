@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from cache_store.errors import CacheError, NewerFormatError
 from cache_store.findings import Finding, Level, Report, in_reading_order
@@ -24,6 +23,7 @@ from cache_store.schema import (
     CommitRecord,
     Seal,
     Spec,
+    commit_file,
 )
 from cache_store.strays import stray_findings
 from cache_store.subset import Subset
@@ -60,14 +60,18 @@ def verify(
     if seal is not None and seal.spec_digest != spec.digest and not is_borne_out(root, spec):
         return report_of_spec(root, level, subset, "is not the spec that seal, plan and records were made with")
     findings += [*metadata_findings(root, spec), *stray_findings(root, spec)]
-    tasks: list[PlanTask | ShardTask] = [PlanTask(level=level), *shard_tasks(spec, level, subset)]
-    results = {}
+    shards = shard_tasks(spec, level, subset)
+    tasks: list[PlanTask | ShardTask] = [plan_task(shards), *shards]
+    results: dict[int, CheckedShard | CheckedPlan] = {}
     for position, result in spread(partial(Verifier, root, spec, seal), tasks, jobs):
         results[position] = result
         findings += result.findings
         if isinstance(result, CheckedShard):
             progress(result)
     checked = [each for _, each in sorted(results.items()) if isinstance(each, CheckedShard)]
+    plan = results[0]
+    assert isinstance(plan, CheckedPlan)
+    findings += plan.compare(checked)
     if seal is not None:
         findings += seal_findings(spec, seal, checked, {finding.file for finding in findings})
     return report_of(root, level, spec, subset, seal, checked, findings)
@@ -77,11 +81,27 @@ def verify(
 class PlanTask:
     """The plan to check, while shards are."""
 
-    level: Level
+    shards: frozenset[int]
+    """Whose rows to look at."""
+    whole: bool
+    """All of them, so that the plan can be compared with the spec."""
 
 
-class CheckedPlan(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class CheckedPlan:
+    """What the check of the plan gave."""
+
     findings: tuple[Finding, ...]
+    digests: dict[int, str]
+    """Of the shards' rows, where the plan is sound."""
+
+    def compare(self, checked: Iterable[CheckedShard]) -> Iterator[Finding]:
+        """Commit records that were made for other rows."""
+        for each in checked:
+            array, shard = each.task.array, each.task.shard
+            if each.content and self.digests.get(shard, each.content.plan_digest) != each.content.plan_digest:
+                problem = "was made for other samples than the plan's"
+                yield Finding(shard=shard, file=commit_file(array, shard), problem=problem)
 
 
 class Verifier:
@@ -94,7 +114,12 @@ class Verifier:
     def __call__(self, task: PlanTask | ShardTask) -> CheckedPlan | CheckedShard:
         if isinstance(task, ShardTask):
             return self._check_shard(task)
-        return CheckedPlan(tuple(plan_findings(self._root, self._spec, self._seal, task.level)))
+        return check_plan(self._root, self._spec, self._seal, task)
+
+
+def plan_task(tasks: Sequence[ShardTask]) -> PlanTask:
+    full = [task.shard for task in tasks if task.level == "full"]
+    return PlanTask(shards=frozenset(full), whole=len(full) == len(tasks))
 
 
 def shard_tasks(spec: Spec, level: Level, subset: Subset | None) -> list[ShardTask]:
@@ -111,7 +136,7 @@ def is_borne_out(root: Path, spec: Spec) -> bool:
     """Whether plan and records speak for the spec, where the seal speaks against it."""
     try:
         plan = PlanFile(root)
-        if plan.num_rows != spec.rows or plan.digest() != spec.plan_digest:
+        if plan.num_rows != spec.rows or plan.digests()[0] != spec.plan_digest:
             return False
     except CacheError:
         pass  # then it says nothing
@@ -182,15 +207,23 @@ def metadata_findings(root: Path, spec: Spec) -> Iterator[Finding]:
             yield Finding(file=name, problem=unreadable(error, root / name))
 
 
-def plan_findings(root: Path, spec: Spec, seal: Seal | None, level: Level) -> Iterator[Finding]:
-    """Its hash at every level, since it is one file; full also whether it is the spec's plan."""
+def check_plan(root: Path, spec: Spec, seal: Seal | None, task: PlanTask) -> CheckedPlan:
+    """Its hash at every level, since it is one file; in full also its rows."""
+    digests: dict[int, str] = {}
+    findings = []
     try:
         plan = PlanFile(root)
         if seal is not None and (finding := file_finding(root, seal.plan_file, "full")):
-            yield finding
-            if plan.digest() == spec.plan_digest:
-                yield Finding(file=SEAL_FILE, problem="or the seal is wrong about it: the plan's rows are the spec's")
-        elif level == "full" and not (plan.num_shards == spec.num_shards and plan.digest() == spec.plan_digest):
-            yield Finding(file=PLAN_FILE, problem="is another plan than the spec's")
+            findings.append(finding)
+            if plan.digests()[0] == spec.plan_digest:
+                problem = "or the seal is wrong about it: the plan's rows are the spec's"
+                findings.append(Finding(file=SEAL_FILE, problem=problem))
+        elif task.whole:
+            digest, digests = plan.digests()
+            if (plan.num_shards, digest) != (spec.num_shards, spec.plan_digest):
+                findings.append(Finding(file=PLAN_FILE, problem="is another plan than the spec's"))
+        else:
+            digests = {shard: plan.shard_digest(shard) for shard in sorted(task.shards)}
     except (CacheError, OSError) as error:
-        yield Finding(file=PLAN_FILE, problem=unreadable(error, root / PLAN_FILE))
+        findings.append(Finding(file=PLAN_FILE, problem=unreadable(error, root / PLAN_FILE)))
+    return CheckedPlan(findings=tuple(findings), digests=digests)

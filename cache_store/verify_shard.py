@@ -11,7 +11,7 @@ from cache_store.errors import CacheError
 from cache_store.findings import UNCOMMITTED, Finding, Level
 from cache_store.formats import shard_format
 from cache_store.metadata import read_commit
-from cache_store.plan import DIGESTED, PlanFile, plan_digest
+from cache_store.plan import DIGESTED, PlanFile
 from cache_store.publish import file_sha256
 from cache_store.reader import map_file
 from cache_store.schema import (
@@ -109,7 +109,7 @@ class ShardVerifier:
             problem = unreadable(error, path)
         if problem:
             return None, [Finding(shard=task.shard, file=file.path, problem=problem)]
-        return samples, [*table_findings(task.shard, content, samples), *self._plan_findings(task, content, samples)]
+        return samples, [*table_findings(task.shard, content, samples), *self._plan_findings(task.shard, samples)]
 
     @cached_property
     def _plan(self) -> PlanFile | None:
@@ -121,18 +121,15 @@ class ShardVerifier:
         except CacheError:
             return None
 
-    def _plan_findings(self, task: ShardTask, content: CommitContent, samples: pa.Table) -> Iterator[Finding]:
-        """Whether the shard's rows are the planned ones."""
+    def _plan_findings(self, shard: int, samples: pa.Table) -> Iterator[Finding]:
+        """Whether the samples are the planned ones."""
         if self._plan is None:
             return
         try:
-            planned = self._plan.shard(task.shard, list(DIGESTED))
+            planned = self._plan.shard(shard, list(DIGESTED))
         except CacheError:
             return
-        yield from other_rows(task.shard, self._spec.shard_rows(task.shard), samples, planned)
-        if content.plan_digest != plan_digest([planned]):
-            name = commit_file(task.array, task.shard)
-            yield Finding(shard=task.shard, file=name, problem="was made for other samples than the plan's")
+        yield from other_rows(shard, self._spec.shard_rows(shard), samples, planned)
 
     def _data_findings(
         self, task: ShardTask, file: FileRecord, samples: pa.Table | None, whole: bool

@@ -23,7 +23,7 @@ from cache_store.schema import SPEC_ATTRIBUTE, SPEC_FILE, ArraySpec, CodecName, 
 
 ABSENT = np.uint64(2**64 - 1)
 CRC = struct.Struct("<I")
-MASK = int(ABSENT)
+NOWHERE = (-1, -1, -1)
 DIMENSION_NAMES = ("sample", "channel", "latent_y", "latent_x")
 
 
@@ -99,35 +99,42 @@ class ZarrFormat:
         raw = data[-size : -CRC.size]
         if CRC.unpack(data[-CRC.size :])[0] != crc32c(raw):
             yield None, "shard index does not match its crc32c"
-        yield from index_problems(np.frombuffer(raw, "<u8").reshape(-1, 2), locations)
-        yield from position_problems(data[:-size], locations)
+        places = np.full((spec.samples_per_shard, 3), NOWHERE)
+        places[: len(locations)] = place_arrays(locations)
+        yield from index_problems(np.frombuffer(raw, "<u8").reshape(-1, 2), places)
+        yield from position_problems(data[:-size], places)
 
 
-def index_problems(index: np.ndarray, locations: list[Location | None]) -> Iterator[tuple[int, str]]:
+def place_arrays(locations: list[Location | None]) -> np.ndarray:
+    """[rows, 3] int64: offset, length and crc32c, all -1 where a row is absent."""
+    return np.array([location or NOWHERE for location in locations], np.int64).reshape(-1, 3)
+
+
+def index_problems(index: np.ndarray, places: np.ndarray) -> Iterator[tuple[int, str]]:
     """Entries of a shard's index, uint64 [rows, 2], that are not the samples table's; equal ones are in bounds."""
     expected = np.full(index.shape, ABSENT, "<u8")
-    for slot, location in enumerate(locations):
-        if location is not None:
-            expected[slot] = location.offset & MASK, (location.length + CRC.size) & MASK
+    present = np.flatnonzero(places[:, 1] >= 0)
+    expected[present] = (places[present, :2] + (0, CRC.size)).view("<u8")
     for slot in np.flatnonzero((index != expected).any(axis=1)).tolist():
         found, asked = index[slot].tolist(), expected[slot].tolist()
         yield slot, f"shard index says {found}, samples table says {asked}"
 
 
-def position_problems(samples: memoryview, locations: list[Location | None]) -> Iterator[tuple[int | None, str]]:
+def position_problems(samples: memoryview, places: np.ndarray) -> Iterator[tuple[int | None, str]]:
     """Samples that do not follow each other in row order, each with its crc32c behind it, to where the index begins."""
-    position = 0
-    for slot, location in enumerate(locations):
-        if location is None:
-            continue
-        if location.offset != position:
-            yield slot, f"lies at byte {location.offset}, expected {position}"
-        end = location.offset + location.length
-        if 0 <= end <= len(samples) - CRC.size and CRC.unpack_from(samples, end)[0] != location.crc32c:
-            yield slot, "crc32c behind the sample differs from the samples table"
-        position += location.length + CRC.size
-    if position != len(samples):
-        yield None, f"samples take {position} bytes, the index begins after {len(samples)}"
+    slots = np.flatnonzero(places[:, 1] >= 0)
+    offsets, lengths, checksums = places[slots].T
+    ends = np.cumsum(lengths + CRC.size)
+    starts = ends - lengths - CRC.size
+    for each in np.flatnonzero(offsets != starts).tolist():
+        yield int(slots[each]), f"lies at byte {offsets[each]}, expected {starts[each]}"
+    behind = offsets + lengths
+    within = np.flatnonzero((behind >= 0) & (behind <= len(samples) - CRC.size))
+    stored = np.frombuffer(samples, np.uint8)[behind[within, None] + np.arange(CRC.size)].view("<u4")[:, 0]
+    for each in within[stored != checksums[within]].tolist():
+        yield int(slots[each]), "crc32c behind the sample differs from the samples table"
+    if (end := int(ends[-1]) if len(ends) else 0) != len(samples):
+        yield None, f"samples take {end} bytes, the index begins after {len(samples)}"
 
 
 def array_metadata(spec: Spec, array: ArraySpec) -> dict[str, object]:
