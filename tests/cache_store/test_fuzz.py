@@ -237,7 +237,8 @@ def resign(root: Path) -> None:
         if isinstance(record.get("content"), dict):
             if "recipe_digest" in record["content"] and recipe:
                 record["content"]["recipe_digest"] = recipe
-            for file in record["content"].get("files") or []:
+            files = record["content"].get("files")
+            for file in files if isinstance(files, list) else []:
                 refile(root, file)
             contents.append(record["content"])
         save_signed(root / name, record)
