@@ -20,9 +20,14 @@ def stray_findings(root: Path, spec: Spec) -> Iterator[Finding]:
         known.update(layout.shard_file(array, shard) for shard in shards)
     for path in sorted(root.glob(f".*{SCRATCH_SUFFIX}")):
         yield Finding(file=path.name, problem=LEFTOVER)
-    folders = {name.rpartition("/")[0] for name in known}
-    for top in sorted({name.partition("/")[0] for name in folders if name}):
+    folders = {folder for name in known for folder in folders_above(name)}
+    for top in sorted(name for name in folders if "/" not in name):
         yield from strays_below(root, top, known, folders)
+
+
+def folders_above(name: str) -> Iterator[str]:
+    while name := name.rpartition("/")[0]:
+        yield name
 
 
 def strays_below(root: Path, folder: str, known: set[str], folders: set[str]) -> Iterator[Finding]:
@@ -35,7 +40,6 @@ def strays_below(root: Path, folder: str, known: set[str], folders: set[str]) ->
         name = f"{folder}/{entry.name}"
         if entry.is_dir(follow_symlinks=False):
             inner = [*strays_below(root, name, known, folders)]
-            empty = name not in folders and not any(each.startswith(f"{name}/") for each in folders)
-            yield from inner or ([Finding(file=name, problem=STRAY)] if empty else [])
+            yield from inner or ([] if name in folders else [Finding(file=name, problem=STRAY)])
         elif name not in known:
             yield Finding(file=name, problem=LEFTOVER if name.endswith(SCRATCH_SUFFIX) else STRAY)
