@@ -19,7 +19,7 @@ def seal_findings(spec: Spec, seal: Seal, checked: Sequence[CheckedShard], damag
     if seal.spec_digest != spec.digest:
         yield Finding(file=SEAL_FILE, problem="is the seal of another spec")
         return
-    others = [*other_records(seal, checked)]
+    others = other_records(seal, checked)
     if len(others) == len(checked) > 1:
         yield Finding(file=SEAL_FILE, problem="is the seal of none of the commit records")
         return
@@ -41,16 +41,16 @@ def contents_of(checked: Sequence[CheckedShard]) -> dict[str, list[CommitContent
     return contents
 
 
-def other_records(seal: Seal, checked: Sequence[CheckedShard]) -> Iterator[Finding]:
+def other_records(seal: Seal, checked: Sequence[CheckedShard]) -> list[Finding]:
     """Readable records that are not those the cache was sealed with; none where the seal's own list is at fault."""
-    if cache_identity(contents_of(checked)) == seal.identity:
-        return
+    findings = []
     for each in checked:
         array, shard = each.task.array, each.task.shard
         digests = seal.commits.get(array, ())
         if each.digest is not None and (shard >= len(digests) or digests[shard] != each.digest):
             problem = "is not the record that the cache was sealed with"
-            yield Finding(shard=shard, file=commit_file(array, shard), problem=problem)
+            findings.append(Finding(shard=shard, file=commit_file(array, shard), problem=problem))
+    return [] if findings and cache_identity(contents_of(checked)) == seal.identity else findings
 
 
 def nearly_equal(expected: Any, found: Any) -> bool:
