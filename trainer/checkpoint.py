@@ -104,6 +104,8 @@ def read_state(path: Path) -> CheckpointState:
         state = parse_record(CheckpointState, (path / STATE_FILE).read_bytes(), str(path / STATE_FILE))
     except (FileNotFoundError, NotADirectoryError):
         raise ConfigError(f"{path} is no checkpoint (no {STATE_FILE})") from None
+    if set(state.sha256) != set(TENSOR_FILES):
+        raise CacheError(f"{path / STATE_FILE} does not vouch for {' and '.join(TENSOR_FILES)}")
     for name, expected in state.sha256.items():
         if not (path / name).is_file() or file_sha256(path / name) != expected:
             raise CacheError(

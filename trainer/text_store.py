@@ -65,12 +65,14 @@ class TextStore:
 
     def __init__(self, folder: Path) -> None:
         self.meta = parse_record(TextMeta, (folder / META_FILE).read_bytes(), str(folder / META_FILE))
-        arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS}
-        self.tokens, self.is_label = arrays["tokens"], arrays["is_label"]
-        self.offsets, self.num_labels, self.id_hash = arrays["offsets"], arrays["num_labels"], arrays["id_hash"]
-        lengths = {len(self.tokens), len(self.is_label), int(self.offsets[-1])}
-        if lengths != {self.meta.tokens} or len(self.offsets) != self.meta.samples + 1:
-            raise CacheError(f"{folder} is damaged: its arrays do not fit together; delete it and rerun")
+        samples, tokens = self.meta.samples, self.meta.tokens
+        self.tokens = map_array(folder, "tokens", tokens)
+        self.is_label = map_array(folder, "is_label", tokens)
+        self.offsets = map_array(folder, "offsets", samples + 1)
+        self.num_labels = map_array(folder, "num_labels", samples)
+        self.id_hash = map_array(folder, "id_hash", samples)
+        if self.offsets[0] != 0 or self.offsets[-1] != tokens or (self.offsets[1:] < self.offsets[:-1]).any():
+            raise damaged(folder, "offsets.npy does not cut tokens.npy into samples")
 
     def label_tokens(self, numbers: np.ndarray) -> int:
         return int(self.num_labels[numbers].sum())
@@ -95,6 +97,21 @@ class TextStore:
             is_label_NT[row, : end - start] = self.is_label[start:end]
         sample_L, column_L = np.nonzero(is_label_NT)
         return TextBatch(tokens_NT, sample_L, column_L, tokens_NT[sample_L, column_L])
+
+
+def map_array(folder: Path, name: str, length: int) -> np.ndarray:
+    """One of ARRAYS, [length]; CacheError where the file is anything else."""
+    try:
+        array: np.ndarray = np.load(folder / f"{name}.npy", mmap_mode="r")
+    except (OSError, ValueError, EOFError) as error:
+        raise damaged(folder, f"{name}.npy cannot be read: {' '.join(str(error).split())}") from None
+    if array.shape != (length,) or array.dtype != np.dtype(ARRAYS[name]):
+        raise damaged(folder, f"{name}.npy holds {array.dtype} {array.shape}, expected {ARRAYS[name]} ({length},)")
+    return array
+
+
+def damaged(folder: Path, problem: str) -> CacheError:
+    return CacheError(f"{folder} is damaged: {problem}; delete the folder and run the same command again")
 
 
 def text_folder(cache: Cache, chat: ChatTokenizer, text_dir: str | None) -> Path:

@@ -1,3 +1,4 @@
+import json
 import os
 import subprocess
 import sys
@@ -89,6 +90,15 @@ def test_a_flipped_bit_names_its_file(tmp_path: Path, name: str) -> None:
     data[-3] ^= 1
     (path / name).write_bytes(data)
     with pytest.raises(CacheError, match=rf"damaged: {name}"):
+        read_state(path)
+
+
+def test_a_state_that_vouches_for_other_files_is_refused(tmp_path: Path) -> None:
+    path = save_steps(tmp_path, 5).path(5)
+    state = json.loads((path / "state.json").read_text())
+    state["sha256"]["../../secret"] = state["sha256"].pop("projector.safetensors")
+    (path / "state.json").write_text(json.dumps(state))
+    with pytest.raises(CacheError, match="does not vouch for projector.safetensors"):
         read_state(path)
 
 

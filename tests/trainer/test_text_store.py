@@ -1,4 +1,6 @@
+import pickle
 import shutil
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 
@@ -91,10 +93,37 @@ def test_a_failed_tokenisation_leaves_nothing(tmp_path: Path, cache_path: Path) 
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
-def test_arrays_that_do_not_fit_together_are_refused(tmp_path: Path, folder: Path) -> None:
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+def pickled(path: Path) -> None:
+    path.write_bytes(pickle.dumps([1, 2, 3]))
+
+
+def of_two_dimensions(path: Path) -> None:
+    np.save(path, np.load(path).reshape(1, -1))
+
+
+def turned_around(path: Path) -> None:
+    np.save(path, np.load(path)[::-1].copy())
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("tokens", cut_short),
+        ("is_label", pickled),
+        ("offsets", of_two_dimensions),
+        ("offsets", turned_around),
+        ("num_labels", Path.unlink),
+        ("id_hash", lambda path: np.save(path, np.zeros(3, np.uint64))),
+    ],
+)
+def test_a_damaged_array_is_named(tmp_path: Path, folder: Path, name: str, damage: Callable[[Path], None]) -> None:
     damaged = shutil.copytree(folder, tmp_path / "damaged")
-    np.save(damaged / "tokens.npy", np.zeros(3, np.int32))
-    with pytest.raises(CacheError, match="delete it and rerun"):
+    damage(damaged / f"{name}.npy")
+    with pytest.raises(CacheError, match=rf"{name}\.npy .*; delete the folder"):
         TextStore(damaged)
 
 
