@@ -66,7 +66,7 @@ class AuditConfig:
                 raise ConfigError(f"{name} must be at least {smallest}, got {value}")
         if self.seconds is not None and not self.seconds > 0:
             raise ConfigError(f"seconds must be more than 0, got {self.seconds}")
-        if self.report is not None and not Path(self.report).parent.is_dir():
+        if self.report is not None and not Path(self.report).expanduser().parent.is_dir():
             raise ConfigError(f"report: the folder of {self.report} does not exist")
 
 
@@ -102,8 +102,15 @@ def refuse_other_encoder(cache: Cache, built: BuildConfig, encoder: Encoder) -> 
 
 
 def draw(total: int, samples: int, seed: int) -> list[int]:
-    """Sample numbers in random order, none twice; a larger draw of one seed begins with the smaller one."""
-    chosen: list[int] = np.random.default_rng(seed).permutation(total)[:samples].tolist()
+    """Sample numbers in random order, none twice; a larger draw of one seed begins with the smaller one.
+
+    The first steps of a Fisher-Yates shuffle, of which only what has moved is held: the cache may be far larger.
+    """
+    generator, moved, chosen = np.random.default_rng(seed), dict[int, int](), list[int]()
+    for place in range(min(samples, total)):
+        taken = int(generator.integers(place, total))
+        chosen.append(moved.get(taken, taken))
+        moved[taken] = moved.pop(place, place)
     return chosen
 
 
@@ -123,10 +130,12 @@ class Auditor:
         started = time.monotonic()
         seed = secrets.randbelow(SEEDS) if config.seed is None else config.seed
         drawn = draw(len(self._cache), config.samples, seed)
-        compared: dict[int, Comparison] = {}
+        waiting, compared = set(drawn), dict[int, Comparison]()
         for batch in decoded_batches(self._batches(drawn), self._pool, self._source, self._array.image):
-            compared.update((each.number, each) for each in self._compare(batch))
-            on_drawn(len(compared.keys() & set(drawn)))
+            found = {each.number: each for each in self._compare(batch)}
+            compared.update(found)
+            waiting.difference_update(found)
+            on_drawn(len(drawn) - len(waiting))
             if stop.is_set() or time.monotonic() - started > (config.seconds or inf):
                 self._pool.shutdown(cancel_futures=True)
                 break

@@ -121,7 +121,8 @@ def audit_command(parser: ArgumentParser, options: Any, argv: Sequence[str]) -> 
     with stop_on_signals(stop.set), tqdm(total=config.samples, desc="audit", unit="sample", delay=0.5) as bar:
         report = audit(Path(options.cache).expanduser(), config, stop, lambda drawn: bar.update(drawn - bar.n))
     if config.report:
-        write_file(Path(config.report), msgspec.json.format(msgspec.json.encode(report.as_dict()), indent=1))
+        text = msgspec.json.format(msgspec.json.encode(report.as_dict()), indent=1)
+        write_file(Path(config.report).expanduser(), text)
     print(*report_lines(report), sep="\n")
     if stop.is_set() and len(report.drawn) < report.asked:
         raise Interrupted(

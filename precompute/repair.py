@@ -30,7 +30,7 @@ class RepairConfig:
     def named(self) -> set[int]:
         """Every shard asked for."""
         given = [self.shards] if isinstance(self.shards, int) else self.shards or []
-        return {*given, *(shards_of(Path(self.report)) if self.report else ())}
+        return {*given, *(shards_of(Path(self.report).expanduser()) if self.report else ())}
 
 
 def repair(root: Path, config: RepairConfig) -> Summary:
