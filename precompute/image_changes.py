@@ -1,6 +1,5 @@
 """Finding images that are no longer the ones a cache encoded, by the SHA-256 that its samples tables remember."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,7 +102,3 @@ def compare(source: Source, shard: int, sample: dict[str, Any]) -> ImageChange |
         return None
     rejected_then = sample["status"] == REJECTED
     return ImageChange(id=sample["id"], shard=shard, rejected=rejected_then, before=remembered, now=now)
-
-
-def rejected_changes(changes: list[ImageChange]) -> Iterator[ImageChange]:
-    return (change for change in changes if change.rejected)

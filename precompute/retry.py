@@ -21,15 +21,13 @@ class Retry:
     """Rejected samples tried again."""
 
     tried: int
-    readable: int
-    """Of them, those that give pixels now; the encoder has the last word."""
     rejected_before: dict[int, int]
-    """The shards to build again, and how many samples each had rejected."""
+    """The shards to build again, those with a sample that gives pixels now, and how many each had rejected."""
 
 
 def try_rejected(root: Path, records: list[CommitRecord], source: Source, recipe: ImageRecipe, threads: int) -> Retry:
     """Read, decode and fit every rejected sample of the shards that `records` are of."""
-    tried = readable = 0
+    tried = 0
     again: dict[int, int] = {}
     with (
         ThreadPoolExecutor(threads, thread_name_prefix="retry") as pool,
@@ -37,11 +35,11 @@ def try_rejected(root: Path, records: list[CommitRecord], source: Source, recipe
     ):
         for content in (record.content for record in records if record.content.rejected):
             outcomes = list(pool.map(lambda uri: gives_pixels(source, uri, recipe), rejected_uris(root, content.shard)))
-            tried, readable = tried + len(outcomes), readable + sum(outcomes)
+            tried += len(outcomes)
             if any(outcomes):
                 again[content.shard] = content.rejected
             bar.update(len(outcomes))
-    return Retry(tried, readable, again)
+    return Retry(tried, again)
 
 
 def rejected_uris(root: Path, shard: int) -> Iterator[str]:

@@ -76,7 +76,8 @@ class BoundedReader(io.BufferedReader):
         self._bound = max_read_bytes
 
     def __del__(self) -> None:
-        self.close()  # with the archive that it belongs to
+        if "_bound" in vars(self):  # else it was never opened
+            self.close()  # with the archive that it belongs to
 
     def read(self, size: int | None = -1, /) -> bytes:
         wanted = self.size - self.tell() if size is None or size < 0 else size
