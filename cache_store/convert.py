@@ -131,7 +131,7 @@ def converted_build(source: Side, target: Side) -> BuildRecord:
 
 def copy_plan(root: Path, out: Path, seal: Seal) -> None:
     expected = seal.plan_file.sha256
-    if (out / PLAN_FILE).exists() and file_sha256(out / PLAN_FILE) == expected:
+    if (out / PLAN_FILE).is_file() and file_sha256(out / PLAN_FILE) == expected:
         return
     with (root / PLAN_FILE).open("rb") as plan, publish(out / PLAN_FILE) as stream:
         shutil.copyfileobj(plan, stream)
@@ -141,7 +141,7 @@ def copy_plan(root: Path, out: Path, seal: Seal) -> None:
 
 
 def write_unless_equal(path: Path, data: bytes) -> None:
-    if not path.exists() or path.read_bytes() != data:
+    if not path.is_file() or path.read_bytes() != data:
         write_file(path, data)
 
 

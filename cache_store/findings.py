@@ -5,7 +5,8 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from cache_store.errors import CacheError
-from cache_store.schema import SPEC_FILE
+from cache_store.regular_file import NOT_A_FILE
+from cache_store.schema import BUILD_FILE, SPEC_FILE
 
 Level = Literal["quick", "full"]
 
@@ -69,15 +70,30 @@ class Report:
 
     def next_steps(self, report_file: str) -> Iterator[str]:
         """What mends the findings, first things first."""
-        strays = [finding.file for finding in self.findings if finding.problem in (STRAY, LEFTOVER)]
         others = [finding for finding in self.findings if finding.problem not in (STRAY, LEFTOVER)]
-        if any(finding.file == SPEC_FILE for finding in others):
+        damaged = {finding.file for finding in others}
+        yield from self._in_the_way(sorted(finding.file for finding in others if finding.problem == NOT_A_FILE))
+        if BUILD_FILE in damaged:
+            yield f"rerun the `precompute build` that made the cache: it writes {BUILD_FILE} again, which repair needs"
+            damaged.remove(BUILD_FILE)
+        if SPEC_FILE in damaged:
             yield f"precompute repair {self.cache} --report {report_file}"
             yield f"verify again: without {SPEC_FILE} nothing else could be checked"
         elif any(finding.problem == UNCOMMITTED for finding in others):
             yield "rerun the `precompute build` that made the cache: it builds what is missing"
-        elif others:
+        elif damaged:
             yield f"precompute repair {self.cache} --report {report_file}"
+
+    def _in_the_way(self, replaced: list[str]) -> Iterator[str]:
+        """What lies where a file or a folder of the cache belongs, and what belongs nowhere."""
+        if replaced:
+            yield f"move {self.cache}/{replaced[0]}{and_more(replaced)} away: a file of the cache belongs there"
+        below = tuple(f"{name}/" for name in replaced)
+        strays = [finding.file for finding in self.findings if finding.problem in (STRAY, LEFTOVER)]
+        strays = [name for name in strays if not name.startswith(below)]
         if strays:
-            more = f" and {len(strays) - 1:,} more that the report lists" if len(strays) > 1 else ""
-            yield f"delete {self.cache}/{strays[0]}{more}, unless a build is running"
+            yield f"delete {self.cache}/{strays[0]}{and_more(strays)}, unless a build is running"
+
+
+def and_more(names: list[str]) -> str:
+    return f" and {len(names) - 1:,} more that the report lists" if len(names) > 1 else ""

@@ -9,6 +9,7 @@ import msgspec
 from cache_store.errors import CacheError, NewerFormatError
 from cache_store.formats import shard_format
 from cache_store.publish import write_file
+from cache_store.regular_file import read_regular
 from cache_store.schema import (
     BUILD_FILE,
     COMMITS,
@@ -37,7 +38,7 @@ def has_cache(root: Path) -> bool:
 def read_spec(root: Path) -> Spec:
     """The spec, from the group's attributes; refuses other versions and a file that the spec does not account for."""
     try:
-        data = (root / SPEC_FILE).read_bytes()
+        data = read_regular(root / SPEC_FILE)
     except (FileNotFoundError, NotADirectoryError):
         raise CacheError(f"{root} holds no cache (no {SPEC_FILE}); make one with `precompute build`") from None
     where = str(root / SPEC_FILE)
@@ -88,7 +89,7 @@ def read_commit(root: Path, array: str, shard: int) -> CommitRecord | None:
     """A shard's record, or None where the shard is not committed."""
     path = root / commit_file(array, shard)
     with contextlib.suppress(FileNotFoundError):
-        return parse_signed(CommitRecord, path.read_bytes(), str(path))
+        return parse_signed(CommitRecord, read_regular(path), str(path))
     return None
 
 
@@ -100,7 +101,7 @@ def write_commit(root: Path, record: CommitRecord) -> None:
 def read_seal(root: Path) -> Seal:
     path = root / SEAL_FILE
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except FileNotFoundError:
         raise CacheError(f"{root} is not sealed: its build has not finished; rerun `precompute build`") from None
     return parse_signed(Seal, data, str(path))
@@ -115,6 +116,6 @@ def write_build(root: Path, config: dict[str, Any]) -> None:
 def read_build(root: Path) -> BuildRecord:
     path = root / BUILD_FILE
     try:
-        return parse_signed(BuildRecord, path.read_bytes(), str(path))
+        return parse_signed(BuildRecord, read_regular(path), str(path))
     except FileNotFoundError:
         raise CacheError(f"{path} is missing; rerun `precompute build` to restore it") from None

@@ -1,5 +1,6 @@
 """Whole or absent: how every file of a cache comes into being."""
 
+import errno
 import hashlib
 import os
 import re
@@ -35,6 +36,8 @@ def clear_scratch(path: Path) -> int:
 def publish(path: Path, attempt: int = 1) -> Iterator[BinaryIO]:
     """Open a scratch file that becomes `path`, durably, only if the block succeeds."""
     make_folder(path.parent)
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "a folder lies where a file belongs, move it away", str(path))
     scratch = scratch_path(path, attempt)
     try:
         with naming(path), scratch.open("wb", buffering=WRITE_BYTES) as stream:

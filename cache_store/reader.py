@@ -20,6 +20,7 @@ from cache_store.codec import decode_sample
 from cache_store.errors import CacheError
 from cache_store.formats import shard_format
 from cache_store.metadata import read_seal, read_spec
+from cache_store.regular_file import refuse_irregular
 from cache_store.schema import CACHED, SAMPLES_SCHEMA, ArraySpec, Seal, Spec, samples_file
 from cache_store.staleness import refuse_other_seal, refuse_unsealed
 from cache_store.tables import read_table
@@ -251,6 +252,7 @@ def mappable_shards() -> int:
 
 def map_file(path: Path) -> memoryview:
     """The file's bytes, read-only, paged in as they are touched."""
+    refuse_irregular(path)
     with path.open("rb") as stream:
         if not os.fstat(stream.fileno()).st_size:
             return memoryview(b"")  # which mmap refuses

@@ -31,7 +31,7 @@ def seal_cache(root: Path, spec: Spec) -> Seal:
     contents = {array: read_contents(root, spec, array) for array in spec.arrays}
     seal = make_seal(spec, contents, file_record(root, root / PLAN_FILE))
     path, data = root / SEAL_FILE, canonical_json(seal)
-    if not path.exists() or path.read_bytes() != data:
+    if not path.is_file() or path.read_bytes() != data:
         write_file(path, data)
     return seal
 

@@ -34,12 +34,15 @@ def strays_below(root: Path, folder: str, known: set[str], folders: set[str]) ->
     """Names as strings throughout: a large cache has hundreds of thousands of them."""
     try:
         entries = sorted(os.scandir(root / folder), key=lambda entry: entry.name)
-    except (FileNotFoundError, NotADirectoryError):
+    except NotADirectoryError:
+        yield Finding(file=folder, problem=STRAY)
+        return
+    except FileNotFoundError:
         return  # the files that should be in it are missed one by one
     for entry in entries:
         name = f"{folder}/{entry.name}"
         if entry.is_dir(follow_symlinks=False):
             inner = [*strays_below(root, name, known, folders)]
-            yield from inner or ([] if name in folders else [Finding(file=name, problem=STRAY)])
+            yield from inner or ([] if name in folders or name in known else [Finding(file=name, problem=STRAY)])
         elif name not in known:
             yield Finding(file=name, problem=LEFTOVER if name.endswith(SCRATCH_SUFFIX) else STRAY)

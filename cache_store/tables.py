@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 from pyarrow.fs import LocalFileSystem
 
 from cache_store.errors import CacheError
+from cache_store.regular_file import refuse_irregular
 from cache_store.schema import MAX_SAMPLES_PER_SHARD
 
 LOCAL = LocalFileSystem()
@@ -29,6 +30,7 @@ class TableFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        refuse_irregular(path)
         try:
             plain = pq.ParquetFile(path, filesystem=LOCAL)
             columns = [plain.metadata.schema.column(number) for number in range(plain.metadata.num_columns)]

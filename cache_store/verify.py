@@ -15,6 +15,7 @@ from cache_store.formats import shard_format
 from cache_store.metadata import has_cache, read_build, read_commit, read_seal, read_spec
 from cache_store.plan import PlanFile
 from cache_store.processes import spread
+from cache_store.regular_file import read_regular
 from cache_store.schema import (
     BUILD_FILE,
     PLAN_FILE,
@@ -199,11 +200,11 @@ def read_seal_and_build(root: Path) -> tuple[Seal | None, list[Finding]]:
 def metadata_findings(root: Path, spec: Spec) -> Iterator[Finding]:
     for name, expected in shard_format(spec).metadata(spec).items():
         try:
-            if (root / name).read_bytes() != expected:
+            if read_regular(root / name) != expected:
                 yield Finding(file=name, problem="is not what the spec says it should be")
         except (FileNotFoundError, NotADirectoryError):
             yield Finding(file=name, problem="is missing")
-        except OSError as error:
+        except (CacheError, OSError) as error:
             yield Finding(file=name, problem=unreadable(error, root / name))
 
 

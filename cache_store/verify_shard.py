@@ -1,5 +1,6 @@
 """Checking one shard: its record, its files, every sample in it."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -201,7 +202,7 @@ def file_finding(root: Path, file: FileRecord, level: Level, shard: int | None =
     path = root / file.path
     try:
         if not path.is_file():
-            problem = NOT_A_FILE if path.exists() else "is missing"
+            problem = NOT_A_FILE if os.path.lexists(path) else "is missing"
         elif (size := path.stat().st_size) != file.bytes:
             problem = f"is {size} bytes, expected {file.bytes}"
         elif level == "full" and (found := file_sha256(path)) != file.sha256:

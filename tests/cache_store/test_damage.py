@@ -6,6 +6,7 @@ made (`run` in a commit record) that is signed anew: clocks and hosts enter no d
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -451,3 +452,47 @@ def test_what_does_not_belong_is_named(cache, level):
         else:
             (cache / name).mkdir()
     assert named(verify(cache, level).findings) == strangers
+
+
+def folder_in_the_way(path: Path) -> None:
+    path.unlink()
+    (path / "inner").mkdir(parents=True)
+
+
+def pipe_in_the_way(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def link_to_itself(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path)
+
+
+@pytest.mark.parametrize("put", [folder_in_the_way, pipe_in_the_way, link_to_itself])
+def test_what_is_no_file_is_named_and_never_waited_on(cache, put):
+    for name in files_of(cache):
+        kept = (cache / name).read_bytes()
+        put(cache / name)
+        found = verify(cache, "full")
+        assert name in named(found.findings)
+        assert next(found.next_steps("report.json")).startswith(f"move {cache}/{name} away")
+        (cache / name).rename(cache.parent / f"moved-{name.replace('/', '-')}")
+        (cache / name).write_bytes(kept)
+    assert not verify(cache, "full").findings
+
+
+def test_a_file_in_place_of_a_folder_is_to_be_deleted_before_a_repair(cache):
+    shutil.rmtree(cache / "commits/latents")
+    (cache / "commits/latents").write_bytes(b"?")
+    first, *others = verify(cache, "full").next_steps("report.json")
+    assert first.startswith(f"delete {cache}/commits/latents")
+    assert others[0].startswith("precompute repair")
+
+
+def test_a_damaged_build_record_is_mended_by_a_build_before_any_repair(cache):
+    (cache / "build.json").write_bytes(b"{")
+    (cache / "samples/000001.parquet").unlink()
+    first, second = verify(cache, "full").next_steps("report.json")
+    assert first.startswith("rerun the `precompute build` that made the cache: it writes build.json again")
+    assert second.startswith("precompute repair")
