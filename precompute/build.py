@@ -117,14 +117,14 @@ def go_on(config: BuildConfig, make_spec: MakeSpec, source: Source, found: pa.Ta
     refuse_other_spec(root, samples.cached, spec, acts)
     refuse_unknown_shards(root, spec, acts.rebuild)
     kept = find_kept(root, spec, samples.plan, without={samples.open_shard})
-    examine_images(root, samples, source, acts, again={*acts.rebuild, *kept.damaged}, threads=threads)
     recipe = spec.arrays[ARRAY].image
     retry = try_rejected(root, kept.records, source, recipe, threads) if acts.retry_rejected else None
+    again = {*acts.rebuild, *(retry.rejected_before if retry else ())}
+    examine_images(root, samples, source, acts, again={*again, *kept.damaged}, threads=threads)
     earlier_identity = sealed_identity(root)
     for shard, problem in kept.damaged.items():
         say(f"damage found, shard {shard} is built again: {problem}")
     mend_or_extend(config, samples, spec)
-    again = {*acts.rebuild, *(retry.rejected_before if retry else ())}
     return Work(
         spec=spec,
         kept=[record for record in kept.records if record.content.shard not in again],

@@ -15,9 +15,13 @@ from precompute.stale import refuse_changed_images, refuse_changed_rejects
 def examine_images(
     root: Path, samples: SampleList, source: Source, acts: Acts, *, again: Collection[int], threads: int
 ) -> None:
-    """StaleError naming changed images; of rejected ones only in the shards `again`, whose bytes are to come out."""
+    """StaleError naming changed images; of rejected ones only in the shards `again`, whose bytes are to come out.
+
+    Of shards that are built again every image is read, however it looks: a new latent would hide that it changed.
+    """
     trusted = None if acts.check_sources else samples.fingerprints
-    check = check_images(root, samples.cached, source, trusted, samples.plan, threads)
+    whole = {*again, *(() if samples.open_shard is None else (samples.open_shard,))}
+    check = check_images(root, samples.cached, source, trusted, samples.plan, threads, whole)
     encoded = [change for change in check.changes if not change.rejected]
     refuse_changed_images(root, samples.cached.rows, encoded, acts)
     if acts.check_sources:

@@ -1,5 +1,6 @@
 """Finding images that are no longer the ones a cache encoded, by the SHA-256 that its samples tables remember."""
 
+from collections.abc import Container
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,12 +43,19 @@ class ImageCheck:
 
 
 def check_images(
-    root: Path, spec: Spec, source: Source, before: pa.ChunkedArray | None, now: pa.Table, threads: int
+    root: Path,
+    spec: Spec,
+    source: Source,
+    before: pa.ChunkedArray | None,
+    now: pa.Table,
+    threads: int,
+    whole: Container[int],
 ) -> ImageCheck:
     """Read images of committed shards and compare them with the samples tables.
 
     Of images whose fingerprint in `before` (a file's size and time, a zip member's crc) is the one in `now`, none
-    is read; all are where `before` is None. Nothing is said of shards whose records or samples are damaged.
+    is read; all are where `before` is None, and those of the shards `whole`. Nothing is said of shards whose records or
+    samples are damaged.
     """
     compared, changes = 0, []
     with (
@@ -57,7 +65,8 @@ def check_images(
         for shard in range(spec.num_shards):
             rows = spec.shard_rows(shard)
             planned = now.slice(rows.start, len(rows))
-            looked_changed = suspects(planned, before.slice(rows.start, len(rows)) if before is not None else None)
+            trusted = None if before is None or shard in whole else before.slice(rows.start, len(rows))
+            looked_changed = suspects(planned, trusted)
             samples = remembered_samples(root, shard, planned) if looked_changed else []
             chosen = [samples[place] for place in looked_changed] if samples else []
             for change in pool.map(lambda sample: compare(source, shard, sample), chosen):  # noqa: B023 (used at once)

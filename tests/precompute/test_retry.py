@@ -202,6 +202,31 @@ def test_an_image_that_looks_the_same_and_is_not_is_found_by_a_check_alone(build
     assert times(tmp_path / "cache") == before
 
 
+@pytest.mark.parametrize(("samples", "flag"), [(SAMPLES, "--retry-rejected"), (SAMPLES + 1, "--extend")])
+def test_an_image_that_changed_unseen_is_found_where_its_shard_is_built_again(
+    build, tmp_path, images, capsys, samples, flag
+):
+    assert build() == 0
+    write_source(images, range(samples))
+    mend(images, MISSING, samples - 1)
+    change_in_secret(image(images, MISSING + 1))
+    before = times(tmp_path / "cache")
+    assert build(flag) == 1
+    assert f"1 of 22 images are not the ones encoded: {sample_name(MISSING + 1)}" in capsys.readouterr().err
+    assert times(tmp_path / "cache") == before
+
+
+def test_an_image_that_changed_unseen_stops_the_repair_of_its_shard_and_of_no_other(build, tmp_path, images, capsys):
+    assert build() == 0
+    cache = tmp_path / "cache"
+    before = timeless_files(cache)
+    change_in_secret(image(images, 7))
+    assert main(["repair", str(cache), "--shards", "0"]) == 1
+    assert "1 of 22 images are not the ones encoded: sample-007" in capsys.readouterr().err
+    assert main(["repair", str(cache), "--shards", "1"]) == 0
+    assert timeless_files(cache) == before
+
+
 def test_a_check_precedes_the_work_that_is_left(build, tmp_path, images, capsys):
     """Of an unsealed cache: nothing is encoded before it."""
     assert build() == 0
