@@ -163,7 +163,8 @@ def remembered_ids(root: Path, cached: Spec | None, found: pa.Table) -> pa.Chunk
             return read_plan(root)["id"]
         except CacheError:
             pass
-    rows: list[str | None] = [None] * (cached.rows if cached else found.num_rows)
+    # Not as many as the spec says: where the source has fewer samples, no order of them is the cache's.
+    rows: list[str | None] = [None] * min(cached.rows if cached else found.num_rows, found.num_rows)
     for path in sorted((root / samples_file(0)).parent.glob("*.parquet")):
         for row, name in read_rows(path):
             if 0 <= row < len(rows):
