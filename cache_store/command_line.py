@@ -64,6 +64,7 @@ def run_program(program: str, run: Callable[[Sequence[str]], int], argv: Sequenc
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     given = sys.argv[1:] if argv is None else argv
     try:
+        refuse_other_than_utf8(given)
         with unwound_by_sigterm():
             return run(given)
     except argparse.ArgumentError as error:
@@ -85,6 +86,13 @@ def run_program(program: str, run: Callable[[Sequence[str]], int], argv: Sequenc
     except OSError as error:  # a full disk, a lost mount, a missing permission: the user's to mend
         print(f"{program}: error: {error.strerror or error}: {error.filename or 'no file named'}", file=sys.stderr)
         return 1
+
+
+def refuse_other_than_utf8(words: Sequence[str]) -> None:
+    """ConfigError for a path that could be neither shown nor recorded: every text of a cache is UTF-8."""
+    for word in words:
+        if not word.isascii() and word != word.encode(errors="replace").decode():
+            raise ConfigError(f"{word!a} is not UTF-8, as every path and option has to be; rename what it names")
 
 
 @contextmanager

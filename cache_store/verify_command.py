@@ -18,8 +18,8 @@ from tqdm import tqdm
 from cache_store.errors import CacheError, ConfigError, Interrupted
 from cache_store.findings import UNCOMMITTED, Finding, Level, Report
 from cache_store.metadata import read_spec
+from cache_store.output_file import refuse_output, write_output
 from cache_store.processes import usable_cores
-from cache_store.publish import write_file
 from cache_store.schema import Spec
 from cache_store.subset import Subset, parse_subset
 from cache_store.verify import verify
@@ -49,8 +49,6 @@ class VerifyConfig:
     def __post_init__(self) -> None:
         if self.jobs != "auto" and self.jobs < 1:
             raise ConfigError(f"jobs must be auto or at least 1, got {self.jobs}")
-        if self.report and not Path(self.report).expanduser().parent.is_dir():
-            raise ConfigError(f"report: the folder of {self.report} does not exist")
         if self.subset and self.level == "quick":
             raise ConfigError("subset says what level full reads; level quick looks at every shard, leave subset out")
         self.shards  # noqa: B018 (a wrong one is an error here)
@@ -75,13 +73,15 @@ class VerifyConfig:
 
 def run_verify(cache: Path, config: VerifyConfig) -> int:
     """Verify, report, and return the exit code."""
+    if config.report:
+        refuse_output("report", Path(config.report).expanduser(), cache)
     try:
         with progress_bar(cache, config) as (progress, jobs):
             report = verify(cache, config.resolved_level, subset=config.shards, jobs=jobs, progress=progress)
     except KeyboardInterrupt:  # SIGTERM as well as SIGINT; verification only reads, so it can be left at any instant
         raise Interrupted("nothing was changed; run the same command again, or slices of it with --subset") from None
     if config.report:
-        write_file(Path(config.report).expanduser(), json.dumps(report.as_dict(config.report), indent=1).encode())
+        write_output(Path(config.report).expanduser(), json.dumps(report.as_dict(config.report), indent=1).encode())
     show_report(report, config.report)
     return 1 if report.findings else 0
 

@@ -66,8 +66,6 @@ class AuditConfig:
                 raise ConfigError(f"{name} must be at least {smallest}, got {value}")
         if self.seconds is not None and not self.seconds > 0:
             raise ConfigError(f"seconds must be more than 0, got {self.seconds}")
-        if self.report is not None and not Path(self.report).expanduser().parent.is_dir():
-            raise ConfigError(f"report: the folder of {self.report} does not exist")
 
 
 def audit(root: Path, config: AuditConfig, stop: threading.Event, on_drawn: Callable[[int], object]) -> AuditReport:

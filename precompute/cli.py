@@ -14,7 +14,7 @@ from tqdm import tqdm
 from cache_store.command_line import command_parser, program_parser, run_program, stop_on_signals, to_config
 from cache_store.errors import ConfigError, Interrupted
 from cache_store.gallery.command import gallery_parser, show_gallery
-from cache_store.publish import write_file
+from cache_store.output_file import refuse_output, write_output
 from precompute.acts import Acts
 
 EXAMPLES = """\
@@ -117,12 +117,14 @@ def audit_command(parser: ArgumentParser, options: Any, argv: Sequence[str]) -> 
     from precompute.audit_report import report_lines
 
     config = to_config(AuditConfig, parser, options)
+    if config.report:
+        refuse_output("report", Path(config.report).expanduser(), Path(options.cache).expanduser())
     stop = threading.Event()
     with stop_on_signals(stop.set), tqdm(total=config.samples, desc="audit", unit="sample", delay=0.5) as bar:
         report = audit(Path(options.cache).expanduser(), config, stop, lambda drawn: bar.update(drawn - bar.n))
     if config.report:
         text = msgspec.json.format(msgspec.json.encode(report.as_dict()), indent=1)
-        write_file(Path(config.report).expanduser(), text)
+        write_output(Path(config.report).expanduser(), text)
     print(*report_lines(report), sep="\n")
     if stop.is_set() and len(report.drawn) < report.asked:
         raise Interrupted(

@@ -31,8 +31,6 @@ class GalleryConfig:
             raise ConfigError(f"--seed must be at least 0, got {self.seed}")
         if not self.page.name or self.page.is_dir():
             raise ConfigError(f"--output: {self.output} is a folder; name a file, as {self.page / 'gallery.html'}")
-        if not self.page.parent.is_dir():
-            raise ConfigError(f"--output: the folder of {self.output} does not exist")
         if self.sheets is not None and not self.sheet_folder.is_dir():
             raise ConfigError(f"--sheets: {self.sheets} is not a folder that exists")
 

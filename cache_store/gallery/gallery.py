@@ -15,6 +15,7 @@ from cache_store.gallery.sheets import contact_sheet
 from cache_store.gallery.source_images import ReadImage, open_source_images
 from cache_store.gallery.survey import most_unusual, survey
 from cache_store.metadata import read_commit
+from cache_store.output_file import refuse_output, write_output
 from cache_store.publish import withdraw, write_file
 from cache_store.reader import Cache, open_cache
 from cache_store.schema import CommitRecord
@@ -43,9 +44,11 @@ def make_gallery(root: Path, config: GalleryConfig, decode: Decode | None = None
 
     Cost is bounded by the rows asked for and the survey's bounds. `decode` adds decoded images, error maps and PSNR.
     """
+    refuse_output("--output", config.page, root)
+    refuse_output("--sheets", config.sheet("random"), root)
     cache = open_cache(root)
     content = collect(cache, config, decode)
-    write_file(config.page, render(content).encode())
+    write_output(config.page, render(content).encode())
     return Gallery(
         page=config.page,
         sheets=tuple(write_sheets(content, config)),

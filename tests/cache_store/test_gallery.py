@@ -27,6 +27,7 @@ from cache_store.gallery.survey import most_unusual, survey
 from cache_store.metadata import write_build
 from cache_store.reader import open_cache
 from cache_store.schema import ArraySummary, samples_file
+from cache_store.verify import verify
 from tests.make_cache import caption, make_cache
 
 ROWS, REJECTED, OUTLIER = 30, (3, 9, 29), 17
@@ -395,3 +396,11 @@ def test_a_browser_shows_the_page_without_complaint(tmp_path):
     shot = np.asarray(Image.open(tmp_path / "shot.png").convert("RGB")).astype(int)
     assert (np.abs(shot - colour).max(-1) < 10).mean() > 0.01, "the source images"
     assert len(np.unique(shot.reshape(-1, 3), axis=0)) > 200, "previews and strips"
+
+
+def test_a_page_or_its_sheets_never_land_in_the_cache(cache, tmp_path, capsys):
+    for options in (["-o", str(cache / "zarr.json")], ["-o", str(tmp_path / "a.html"), "--sheets", str(cache)]):
+        assert main(["gallery", str(cache), *options]) == 2
+        assert "lies in the cache" in capsys.readouterr().err
+    assert not (tmp_path / "a.html").exists()
+    assert verify(cache, "full").findings == ()

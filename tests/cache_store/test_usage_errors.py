@@ -1,5 +1,6 @@
 """A wrong option is answered in the option's own words, through the real parser."""
 
+import os
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -56,3 +57,11 @@ def test_a_section_that_is_no_section_is_named(section, tmp_path, capsys):
     error = capsys.readouterr().err
     assert "store" in error
     assert len(error.splitlines()) <= 2
+
+
+def test_a_word_that_is_no_utf8_is_refused_in_one_line(capsys):
+    assert run_program("program", run, ["--cache", os.fsdecode(b"caf\xe9")]) == 2
+    assert capsys.readouterr().err == (
+        r"program: error: 'caf\udce9' is not UTF-8, as every path and option has to be; rename what it names" + "\n"
+    )
+    assert run_program("program", run, ["--cache", "café 漢字"]) == 0

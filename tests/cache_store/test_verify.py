@@ -1,6 +1,7 @@
 """What verification looks at, says and answers; tests/cache_store/test_damage.py holds that it finds all damage."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -247,3 +248,24 @@ def test_progress_hears_of_every_shard_once(cache):
     heard: Counter[int] = Counter()
     verify(cache, "full", progress=lambda checked: heard.update([checked.task.shard]))
     assert heard == Counter(range(4))
+
+
+def test_a_report_never_lands_in_the_cache(cache, tmp_path, capsys):
+    (tmp_path / "alias").symlink_to(cache)
+    before = (cache / "seal.json").read_bytes()
+    for path in (cache / "seal.json", tmp_path / "alias/seal.json", cache / "samples/report.json"):
+        assert main(["verify", str(cache), "--report", str(path)]) == 2
+        assert f"report: {path} lies in the cache {cache}; name a file elsewhere" in capsys.readouterr().err
+    assert main(["verify", str(cache), "--report", str(tmp_path)]) == 2
+    assert (cache / "seal.json").read_bytes() == before
+    assert not verify(cache, "full").findings
+
+
+def test_a_report_into_a_pipe_leaves_the_pipe(cache, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    assert main(["verify", str(cache), "--report", str(pipe)]) == 0
+    assert json.loads(os.read(reader, 2**16))["findings"] == []
+    os.close(reader)
+    assert pipe.is_fifo()
