@@ -14,6 +14,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace, set_parsing_settings
+from jsonargparse._actions import ActionConfigFile  # public, but not said to be
 
 from cache_store.errors import ConfigError, EncodeOnceError
 from cache_store.usage_errors import plain_words
@@ -21,6 +22,19 @@ from cache_store.usage_errors import plain_words
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 ConfigT = TypeVar("ConfigT")
+
+
+class ConfigFile(ActionConfigFile):  # what action="config" stands for
+    """`--config`, for a file too that itself has a field of that name, as a cache's build.json has."""
+
+    @staticmethod
+    def apply_config(parser: ArgumentParser, cfg: Namespace, dest: str, value: str) -> None:
+        try:
+            ActionConfigFile.apply_config(parser, cfg, dest, value)
+        except AttributeError:
+            if isinstance(cfg.get(dest), list):
+                raise
+            raise TypeError(f"{value} has a field {dest!r}, which no config has") from None  # it took the list's place
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter, DefaultHelpFormatter):
@@ -41,7 +55,7 @@ def program_parser(program: str, description: str, examples: str) -> ArgumentPar
 def command_parser(config_class: type, description: str) -> ArgumentParser:
     """A parser of `--config FILE` and one option per field of `config_class`."""
     parser = ArgumentParser(exit_on_error=False, description=description)
-    parser.add_argument("--config", action="config", help="YAML file; options after it override its fields")
+    parser.add_argument("--config", action=ConfigFile, help="YAML file; options after it override its fields")
     parser.add_class_arguments(config_class, None, fail_untyped=True)
     return parser
 

@@ -65,3 +65,9 @@ def test_a_word_that_is_no_utf8_is_refused_in_one_line(capsys):
         r"program: error: 'caf\udce9' is not UTF-8, as every path and option has to be; rename what it names" + "\n"
     )
     assert run_program("program", run, ["--cache", "café 漢字"]) == 0
+
+
+def test_a_config_file_with_a_field_config_is_refused_in_one_line(tmp_path, capsys):
+    (tmp_path / "build.json").write_text('{"config": {"cache": "c"}}')
+    assert run_program("program", run, ["--config", str(tmp_path / "build.json")]) == 2
+    assert "build.json has a field 'config', which no config has" in capsys.readouterr().err
