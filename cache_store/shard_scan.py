@@ -49,13 +49,21 @@ def scan_shard(path: Path, array: ArraySpec, locations: Sequence[Location | None
                 hash_bytes(stream, digest, gap - GAP_BYTES, check.buffer)
                 gap = GAP_BYTES
             piece = check.buffer[GAP_BYTES - gap : GAP_BYTES + length]
-            read = stream.readinto(piece)
+            read = read_into(stream, piece)
             digest.update(piece[:read])
             position = offset + length
             if problem := check(read - gap, checksum):
                 problems[slot] = problem
         hash_bytes(stream, digest, size - position, check.buffer)
     return ShardScan(sha256=digest.hexdigest(), problems=tuple(sorted(problems.items())))
+
+
+def read_into(stream: FileIO, piece: memoryview) -> int:
+    """Bytes read: fewer than asked at the file's end alone, though one call may give fewer on some file systems."""
+    read = 0
+    while read < len(piece) and (count := stream.readinto(piece[read:])):
+        read += count
+    return read
 
 
 def hash_bytes(stream: FileIO, digest: "hashlib._Hash", count: int, buffer: memoryview) -> None:

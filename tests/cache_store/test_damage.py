@@ -311,6 +311,14 @@ def test_swapped_texts_name_their_rows(cache, column):
     assert {sample.row for sample in samples} <= rows_named(verify(cache, "full").findings)
 
 
+def test_a_shard_of_one_row_names_that_row(form, tmp_path):
+    cache = make_small(tmp_path / "cache", form, samples_per_shard=1)
+    path = cache / samples_file(SHARD)
+    table = pq.read_table(path, partitioning=None)
+    pq.write_table(table.set_column(1, table.schema.field("id"), pa.array(["other"])), path, compression="zstd")
+    assert rows_named(verify(cache, "full").findings) == {SHARD}
+
+
 def bump(values: tuple[float, ...]) -> tuple[float, ...]:
     return (values[0] + 1e-3, *values[1:])
 
