@@ -66,6 +66,8 @@ def parse_spec(data: bytes, where: str) -> Spec:
 def check_spec(spec: Spec, where: str) -> None:
     """Bounds between fields that later arithmetic relies on; each field's own are checked by its parser."""
     problems = []
+    if len(spec.arrays) != 1:  # a samples table has the places of one array's samples
+        problems.append(f"arrays {', '.join(spec.arrays)}; this version knows caches of one array")
     if spec.num_shards > MAX_SHARDS:
         problems.append(f"{spec.num_shards:,} shards, more than {MAX_SHARDS:,}; take more samples per shard")
     for name, array in spec.arrays.items():

@@ -31,11 +31,11 @@ class Subset:
 
 def parse_subset(text: str) -> Subset:
     """`N/M`, the N-th of M slices, or `P%`, which is the first 1/(100/P); ConfigError for anything else."""
-    if match := re.fullmatch(r"(\d{1,9})/(\d{1,9})", text):
+    if match := re.fullmatch(r"(\d{1,9})/(\d{1,9})", text, re.ASCII):
         number, of = map(int, match.groups())
         if 1 <= number <= of:
             return Subset(first=Fraction(number - 1, of), end=Fraction(number, of), name=text)
-    elif match := re.fullmatch(r"(\d{1,3}(?:\.\d{1,6})?)%", text):
+    elif match := re.fullmatch(r"(\d{1,3}(?:\.\d{1,6})?)%", text, re.ASCII):
         share = Fraction(match[1]) / 100
         if 0 < share <= 1:
             return Subset(first=Fraction(0), end=share, name=text)

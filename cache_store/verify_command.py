@@ -31,6 +31,10 @@ BYTES_A_JOB = 2**30
 """A process takes half a second to start, and reads this much in about as long."""
 
 
+MAX_JOBS = 256
+"""Each is a process; more would wait for one another."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class VerifyConfig:
     """Check a cache; exits 1 if anything is damaged."""
@@ -47,8 +51,8 @@ class VerifyConfig:
     """Also write the findings to this JSON file."""
 
     def __post_init__(self) -> None:
-        if self.jobs != "auto" and self.jobs < 1:
-            raise ConfigError(f"jobs must be auto or at least 1, got {self.jobs}")
+        if self.jobs != "auto" and not 1 <= self.jobs <= MAX_JOBS:
+            raise ConfigError(f"jobs must be auto or in [1, {MAX_JOBS}], got {self.jobs}")
         if self.subset and self.level == "quick":
             raise ConfigError("subset says what level full reads; level quick looks at every shard, leave subset out")
         self.shards  # noqa: B018 (a wrong one is an error here)

@@ -416,6 +416,16 @@ def test_a_spec_beyond_bounds_is_refused_at_once(damaged_zarr, name):
     data_or_named_error(root)
 
 
+def test_a_spec_of_two_arrays_is_refused_in_its_own_words(damaged_zarr):
+    root = damaged_zarr()
+    group = load(root / "zarr.json")
+    arrays = group["attributes"]["encode_once"]["arrays"]
+    arrays["siglip"] = arrays["latents"]
+    (root / "zarr.json").write_bytes(canonical_json(group))
+    with pytest.raises(CacheError, match="knows caches of one array"):
+        read_spec(root)
+
+
 @pytest.mark.parametrize(
     "shape", [[2**31, 2**31, 1], [2**16, 2**16, 2], [0, 3, 2], [-2, 3, 2], [2, 3], [2, 3, 2, 1], [1.5] * 3]
 )
