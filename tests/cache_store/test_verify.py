@@ -68,7 +68,9 @@ def test_a_share_is_the_first_slices():
     assert len([shard for shard in range(7) if shard in parse_subset("100%")]) == 7
 
 
-@pytest.mark.parametrize("text", ["0/20", "21/20", "3/0", "1.5/3", "x", "", "0%", "101%", "-5%", "5", "5 %", "1e1%", "٣/٥"])
+@pytest.mark.parametrize(
+    "text", ["0/20", "21/20", "3/0", "1.5/3", "x", "", "0%", "101%", "-5%", "5", "5 %", "1e1%", "٣/٥"]
+)
 def test_a_subset_that_is_none_is_refused_in_one_line(cache, capsys, text):
     with pytest.raises(ConfigError, match="slice N/M"):
         parse_subset(text)
