@@ -18,6 +18,8 @@ class Acts:
     """Read every image again, rather than those only whose file or zip member looks changed."""
     rebuild: Collection[int] = ()
     """Shards to build again though they seem to fit."""
+    as_sealed: bool = False
+    """Shards that are built again have to come out as the cache's seal says they were."""
     command: tuple[str, ...] = ("precompute", "build", "--config", "CONFIG")
     """What was typed, so that messages can name the very command that fits."""
 

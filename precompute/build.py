@@ -26,10 +26,11 @@ from precompute.engines.local import run_local
 from precompute.examine import examine_images
 from precompute.extend import extend
 from precompute.images import ignore_decoder_warnings
-from precompute.kept import clear_dead_scratch, find_kept, restore_metadata, sealed_identity, unseal, write_plan_of
+from precompute.kept import clear_dead_scratch, find_kept, restore_metadata, sound_seal, unseal, write_plan_of
 from precompute.pipeline import ARRAY
 from precompute.plan import make_plan, some
 from precompute.progress import BuildProgress, say
+from precompute.restored import refuse_other_shards
 from precompute.retry import Retry, try_rejected
 from precompute.sample_list import MakeSpec, SampleList, arrange
 from precompute.sources import Source, open_source
@@ -62,7 +63,7 @@ class Work:
     spec: Spec
     kept: list[CommitRecord]
     """Of the shards that need no work."""
-    earlier_identity: str | None = None
+    earlier_seal: Seal | None = None
     """Of the cache, where it was sealed."""
     new_samples: int = 0
     retry: Retry | None = None
@@ -81,7 +82,7 @@ def build(config: BuildConfig, acts: Acts | None = None) -> Summary:
     came while encoding; EncodeOnceError where too many samples are rejected.
     """
     ignore_decoder_warnings()
-    root = config.root
+    root, acts = config.root, acts or Acts()
     refuse_foreign_folder(root, [ARRAY], "cache")
     source = open_source(config.source)
     encoder = load_encoder(config.encoder, config.image.range)
@@ -91,11 +92,13 @@ def build(config: BuildConfig, acts: Acts | None = None) -> Summary:
     with claim(root):
         clear_dead_scratch(root)
         if has_cache(root):
-            work = go_on(config, make_spec, source, found, acts or Acts())
+            work = go_on(config, make_spec, source, found, acts)
         else:
             work = begin(config, make_spec(found), found)
         del found  # the plan is on disk now; nothing below grows with the data set
         progress = build_missing(config, work, source, encoder)
+        if acts.as_sealed:
+            refuse_other_shards(root, work.spec, work.earlier_seal, work.missing)
         seal = seal_cache(root, work.spec)
         announce_identity(work, seal)
         return summarise(work, progress, seal)
@@ -121,14 +124,14 @@ def go_on(config: BuildConfig, make_spec: MakeSpec, source: Source, found: pa.Ta
     retry = try_rejected(root, kept.records, source, recipe, threads) if acts.retry_rejected else None
     again = {*acts.rebuild, *(retry.rejected_before if retry else ())}
     examine_images(root, samples, source, acts, again={*again, *kept.damaged}, threads=threads)
-    earlier_identity = sealed_identity(root)
+    earlier_seal = sound_seal(root)
     for shard, problem in kept.damaged.items():
         say(f"damage found, shard {shard} is built again: {problem}")
     mend_or_extend(config, samples, spec)
     return Work(
         spec=spec,
         kept=[record for record in kept.records if record.content.shard not in again],
-        earlier_identity=earlier_identity,
+        earlier_seal=earlier_seal,
         new_samples=spec.rows - samples.cached.rows,
         retry=retry,
     )
@@ -165,11 +168,11 @@ def build_missing(config: BuildConfig, work: Work, source: Source, encoder: Enco
 
 def announce_identity(work: Work, seal: Seal) -> None:
     """A sealed cache that is another one now."""
-    if work.earlier_identity in (None, seal.identity):
+    if work.earlier_seal is None or work.earlier_seal.identity == seal.identity:
         return
     meant = work.new_samples or work.retry
     why = "its samples are others, so that training begins anew" if meant else "rebuilt shards have other bytes"
-    say(f"the cache's identity was {work.earlier_identity} and is {seal.identity}: {why}")
+    say(f"the cache's identity was {work.earlier_seal.identity} and is {seal.identity}: {why}")
 
 
 def summarise(work: Work, progress: BuildProgress, seal: Seal) -> Summary:

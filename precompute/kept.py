@@ -18,6 +18,7 @@ from cache_store.schema import (
     SEAL_FILE,
     SPEC_FILE,
     CommitRecord,
+    Seal,
     Spec,
     commit_file,
 )
@@ -65,10 +66,10 @@ def usable_record(root: Path, spec: Spec, shard: int, plan: pa.Table) -> tuple[C
     return record, str(findings[0]) if findings else None
 
 
-def sealed_identity(root: Path) -> str | None:
-    """The identity of a cache that is sealed."""
+def sound_seal(root: Path) -> Seal | None:
+    """The seal of a cache that is sealed."""
     try:
-        return read_seal(root).identity
+        return read_seal(root)
     except CacheError:
         return None
 

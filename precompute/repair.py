@@ -8,9 +8,11 @@ import msgspec
 from cache_store.errors import CacheError, ConfigError
 from cache_store.findings import Report
 from cache_store.metadata import has_cache, read_build
+from cache_store.staleness import differing, refuse
 from precompute.acts import Acts
 from precompute.build import Summary, build
 from precompute.config import BuildConfig
+from precompute.kept import sound_seal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,28 +29,41 @@ class RepairConfig:
             raise ConfigError("name what to repair: --report FILE (from `cache-store verify --report`) or --shards")
 
     @property
-    def named(self) -> set[int]:
-        """Every shard asked for."""
-        given = [self.shards] if isinstance(self.shards, int) else self.shards or []
-        return {*given, *(shards_of(Path(self.report).expanduser()) if self.report else ())}
+    def named(self) -> list[int]:
+        """Shards asked for by number."""
+        return [self.shards] if isinstance(self.shards, int) else self.shards or []
 
 
 def repair(root: Path, config: RepairConfig) -> Summary:
     """Build the named shards again, from the sources and with the encoder that the cache remembers, and reseal.
 
-    Raises StaleError where those have changed since, with nothing touched; Interrupted where a signal came, after
-    which `precompute build` or another repair goes on.
+    Raises StaleError where those have changed since, or the report is another cache's, with nothing touched; CacheError
+    where shards do not come out as they were; Interrupted where a signal came, after which `precompute build` or
+    another repair goes on.
     """
     if not has_cache(root):
         raise CacheError(f"{root} holds no cache; make one with `precompute build`")
+    rebuild = {*config.named, *(shards_of(Path(config.report).expanduser(), root) if config.report else ())}
     build_config = BuildConfig.from_record(root, read_build(root).config)
-    return build(build_config, Acts(rebuild=config.named, new_samples="leave out"))
+    return build(build_config, Acts(rebuild=rebuild, as_sealed=True, new_samples="leave out"))
 
 
-def shards_of(path: Path) -> set[int]:
+def shards_of(path: Path, root: Path) -> set[int]:
     """The shards that a report names; what it names of the whole cache is mended by any build."""
     try:
         report = msgspec.json.decode(path.read_bytes(), type=Report)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"--report {path} is not a report of `cache-store verify --report`: {error}") from None
+    refuse_other_report(path, report, root)
     return {finding.shard for finding in report.findings if finding.shard is not None}
+
+
+def refuse_other_report(path: Path, report: Report, root: Path) -> None:
+    """StaleError where both seals were sound and are not the same; what one of them says can be damaged."""
+    seal = sound_seal(root)
+    if seal is None or report.identity in (None, seal.identity):
+        return
+    before = {"folder": report.cache, "cache identity": report.identity}
+    differences = differing(before, {"folder": str(root), "cache identity": seal.identity})
+    remedy = f"verify the cache as it is now: cache-store verify {root} --level full --report {path}"
+    refuse(f"{path} is not a report of {root} as it is; it is untouched", differences, [remedy], held="in the report")

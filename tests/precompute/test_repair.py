@@ -1,5 +1,6 @@
 """`precompute repair`: from a report back to the same bytes."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,50 @@ def test_sources_that_changed_meanwhile_stop_the_repair_by_name(cache, source_pa
     assert precompute(["repair", str(cache), "--shards", "[1]"]) == 1
     assert "1 of 22 images are not the ones encoded: sample-009" in capsys.readouterr().err
     assert timeless_files(cache) == damaged
+
+
+def test_a_report_of_another_cache_is_refused_and_nothing_is_touched(cache, tmp_path, vae_path, capsys):
+    other = config_values(tmp_path / "other", tmp_path / "source", vae_path, store__samples_per_shard=6)
+    assert precompute(["build", "--config", str(write_config(tmp_path / "other.yaml", other))]) == 0
+    flip(tmp_path / "other/latents/c/3/0/0/0")
+    report = tmp_path / "report.json"
+    assert cache_store(["verify", str(tmp_path / "other"), "--level", "full", "--report", str(report)]) == 1
+    flip(cache / "latents/c/1/0/0/0")
+    damaged = timeless_files(cache)
+    assert precompute(["repair", str(cache), "--report", str(report)]) == 1
+    message = capsys.readouterr().err
+    assert f"{report} is not a report of {cache} as it is" in message
+    assert f"cache-store verify {cache} --level full --report {report}" in message
+    assert timeless_files(cache) == damaged
+
+
+def test_a_cache_that_was_moved_is_repaired_by_the_report_of_its_old_place(cache, tmp_path):
+    before = timeless_files(cache)
+    flip(cache / "latents/c/1/0/0/0")
+    report = tmp_path / "report.json"
+    assert cache_store(["verify", str(cache), "--level", "full", "--report", str(report)]) == 1
+    moved = cache.rename(tmp_path / "moved")
+    assert precompute(["repair", str(moved), "--report", str(report)]) == 0
+    assert timeless_files(moved) == before
+
+
+def test_a_changed_image_behind_a_damaged_samples_table_is_no_repair(cache, tmp_path, source_path, capsys):
+    """Nothing remembers the image any more; the seal still says what the shard was."""
+    before = timeless_files(cache)
+    write_source(source_path, sample_009=image_bytes(99))
+    flip(cache / "samples/000001.parquet")
+    for _ in range(2):
+        assert precompute(["repair", str(cache), "--shards", "[0, 1]"]) == 1
+        assert "1 of 2 shards built again did not come out as they were sealed" in capsys.readouterr().err
+        now = timeless_files(cache)
+        assert now == {name: data for name, data in before.items() if name in now}
+        assert before.keys() - now.keys() == {"latents/c/1/0/0/0", "samples/000001.parquet"}
+    shutil.copytree(cache, tmp_path / "taken")
+    assert precompute(["build", "--config", str(tmp_path / "build.yaml"), "--cache", str(tmp_path / "taken")]) == 0
+    assert "rebuilt shards have other bytes" in capsys.readouterr().err
+    write_source(source_path)
+    assert precompute(["repair", str(cache), "--shards", "1"]) == 0
+    assert timeless_files(cache) == before
 
 
 @pytest.mark.parametrize(
