@@ -66,7 +66,7 @@ def locked(root: Path) -> Iterator[IO[str]]:
             except BlockingIOError:
                 stream.seek(0)
                 holder = stream.read().strip() or "another process"
-                raise CacheError(f"{root} is being built by {holder}; wait for it or stop it") from None
+                raise CacheError(f"{root} is being written by {holder}; wait for it or stop it") from None
             if is_same_file(stream, root / CLAIM_FILE):
                 yield stream
                 return

@@ -182,7 +182,7 @@ def test_a_second_build_of_one_cache_is_refused_and_names_the_first(tmp_path, so
     process, arguments = start_building(tmp_path, values)
     process.send_signal(signal.SIGSTOP)
     assert main(arguments) == 1
-    assert f"is being built by process {process.pid} on {os.uname().nodename}" in capsys.readouterr().err
+    assert f"is being written by process {process.pid} on {os.uname().nodename}" in capsys.readouterr().err
     process.kill()
     process.communicate()
     assert main(arguments) == 0
