@@ -12,23 +12,28 @@ import subprocess
 import tarfile
 import zipfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import yaml
 
 import precompute.build
+from cache_store.cli import main as cache_store
 from cache_store.formats import shard_format
 from cache_store.metadata import read_commit, read_spec
 from cache_store.schema import StoreFormat
 from precompute.cli import main
 from precompute.encoders import Encoder, load_encoder
 from tests.precompute.conftest import (
+    BROKEN,
     assert_same_as_undisturbed,
     config_values,
+    image_bytes,
+    sample_name,
     timeless_files,
     write_config,
     write_source,
@@ -143,7 +148,8 @@ def assert_whole(cache: Path, *wholes: Path) -> None:
 def assert_said_in_one_line(capsys: pytest.CaptureFixture[str], *parts: str) -> None:
     error = capsys.readouterr().err
     assert "Traceback" not in error
-    (line,) = [line for line in error.replace("\r", "\n").splitlines() if line.startswith("precompute: error: ")]
+    starts = ("precompute: error: ", "cache-store: error: ")
+    (line,) = [line for line in error.replace("\r", "\n").splitlines() if line.startswith(starts)]
     for part in parts:
         assert part in line
 
@@ -155,9 +161,12 @@ def disturb_every_step(
     cache: Path,
     before: Path | None,
     whole: Path,
+    program: Callable[[list[str]], int] = main,
 ) -> None:
     """Make every write, sync and rename of a run fail in turn; run again each time."""
-    run_from(before, cache, arguments)
+    start_from(before, cache)
+    disk.count.clear()
+    assert program(arguments) == 0
     steps = [(kind, number) for kind, total in dict(disk.count).items() for number in range(1, total + 1)]
     assert {kind for kind, _ in steps} == {"write", "fsync", "rename"}
     wholes = [whole, before] if before else [whole]
@@ -165,12 +174,12 @@ def disturb_every_step(
         start_from(before, cache)
         capsys.readouterr()
         disk.choose(kind, number)
-        assert main(arguments) == 1, (kind, number)
+        assert program(arguments) == 1, (kind, number)
         problem = "No space left on device" if kind == "write" else "Input/output error"
         assert_said_in_one_line(capsys, f"{problem}: {cache.parent}")
         assert_whole(cache, *wholes)
         disk.mend()
-        assert main(arguments) == 0
+        assert program(arguments) == 0, (kind, number)
         assert timeless_files(cache) == timeless_files(whole), (kind, number)
 
 
@@ -180,15 +189,9 @@ def start_from(before: Path | None, cache: Path) -> None:
         shutil.copytree(before, cache)
 
 
-def run_from(before: Path | None, cache: Path, arguments: list[str]) -> None:
-    start_from(before, cache)
-    assert main(arguments) == 0
-
-
 @pytest.mark.usefixtures("quick_loading")
 def test_a_disk_that_fails_at_any_step_of_a_build_leaves_no_half_file(undisturbed, tmp_path, disk, capsys):
     cache = tmp_path / "cache"
-    disk.count.clear()
     disturb_every_step(disk, capsys, build_in(cache, undisturbed), cache, None, undisturbed / "cache")
 
 
@@ -198,8 +201,47 @@ def test_a_disk_that_fails_at_any_step_of_a_repair_leaves_no_half_file(undisturb
     shutil.copytree(undisturbed / "cache", damaged)
     shard = damaged / shard_format(read_spec(damaged)).shard_file("latents", 0)
     shard.write_bytes(bytes(reversed(shard.read_bytes())))
-    disk.count.clear()
     disturb_every_step(disk, capsys, ["repair", str(cache), "--shards", "[0]"], cache, damaged, undisturbed / "cache")
+
+
+GROWN = range(SAMPLES + 2)
+"""One row more in the partly filled shard, and another shard."""
+
+
+@pytest.mark.usefixtures("quick_loading")
+def test_a_disk_that_fails_at_any_step_of_an_extension_leaves_no_half_file(undisturbed, tmp_path, disk, capsys):
+    arguments, before = changed_source(undisturbed, tmp_path, GROWN)
+    assert main([*arguments, "--cache", str(tmp_path / "whole")]) == 0
+    cache, arguments = tmp_path / "cache", [*arguments, "--cache", str(tmp_path / "cache"), "--extend"]
+    disturb_every_step(disk, capsys, arguments, cache, before, tmp_path / "whole")
+
+
+@pytest.mark.usefixtures("quick_loading")
+def test_a_disk_that_fails_at_any_step_of_a_retry_leaves_no_half_file(undisturbed, tmp_path, disk, capsys):
+    (broken,) = set(BROKEN) & set(range(SAMPLES))
+    mended = {sample_name(broken).replace("-", "_"): image_bytes(broken)}
+    arguments, before = changed_source(undisturbed, tmp_path, range(SAMPLES), **mended)
+    whole, cache = tmp_path / "whole", tmp_path / "cache"
+    shutil.copytree(before, whole)
+    assert main([*arguments, "--cache", str(whole), "--retry-rejected"]) == 0
+    disturb_every_step(disk, capsys, [*arguments, "--cache", str(cache), "--retry-rejected"], cache, before, whole)
+
+
+def changed_source(undisturbed: Path, folder: Path, numbers: range, **replaced: bytes) -> tuple[list[str], Path]:
+    """A build from a source in `folder` that has changed since the undisturbed cache was built, and that cache."""
+    values = yaml.safe_load((undisturbed / "config.yaml").read_text())
+    source = write_source(folder / "source", numbers, **replaced)
+    values["source"] |= {"path": str(source / "chat.json"), "images": str(source / "images.zip")}
+    return ["build", "--config", str(write_config(folder / "changed.yaml", values))], undisturbed / "cache"
+
+
+def test_a_disk_that_fails_at_any_step_of_a_conversion_leaves_no_half_file(undisturbed, tmp_path, disk, capsys):
+    """Into the other form, from either."""
+    source, whole, cache = undisturbed / "cache", tmp_path / "whole", tmp_path / "cache"
+    (form,) = set(get_args(StoreFormat)) - {read_spec(source).store_format}
+    convert = ["convert", str(source), str(cache), "--format", form]
+    assert cache_store(["convert", str(source), str(whole), "--format", form]) == 0
+    disturb_every_step(disk, capsys, convert, cache, None, whole, cache_store)
 
 
 @contextmanager
