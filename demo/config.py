@@ -18,7 +18,7 @@ FEWEST_SCENES = 100
 
 @dataclass(frozen=True, kw_only=True)
 class DemoConfig:
-    """The whole way in some minutes on a CPU: draw scenes, make small models, build, verify, train, evaluate."""
+    """The whole way in some minutes on a CPU: draw scenes, make small models, build, verify, look, train, evaluate."""
 
     output: str = OUTPUT
     """Folder for everything; a previous demo's folder is replaced, any other is left alone."""
@@ -67,6 +67,10 @@ class DemoConfig:
     @property
     def train_output(self) -> Path:
         return self.root / "train"
+
+    @property
+    def gallery(self) -> Path:
+        return self.root / "gallery.html"
 
     @property
     def report(self) -> Path:

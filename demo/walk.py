@@ -107,6 +107,8 @@ def run_commands(config: DemoConfig, steps: Walk) -> None:
         steps.run("precompute", "build", *config.build_options)
     with steps.step("Verify it", "Every hash, every sample's checksum, every id."):
         steps.run("cache_store", "verify", str(config.cache), "--level", "full")
+    with steps.step("Look into it", "Sources beside what their latents hold: random rows, unusual ones, rejects."):
+        steps.run("cache_store", "gallery", str(config.cache), "-o", str(config.gallery))
     with steps.step("Train the projector", "From cached latents to the frozen language model; no image is read again."):
         steps.run("trainer", "train", *config.train_options)
     with steps.step("Evaluate it", "Loss on held-out scenes with their own latents, and with another scene's."):

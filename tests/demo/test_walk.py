@@ -30,12 +30,14 @@ def test_the_whole_demo_runs_at_toy_size(tmp_path: Path) -> None:
     for typed in (
         "$ python -m precompute build --config configs/demo.yaml",
         "$ python -m cache_store verify",
+        "$ python -m cache_store gallery",
         "$ python -m trainer train --config configs/train_demo.yaml",
         "$ python -m trainer eval --config configs/train_demo.yaml",
     ):
         assert typed in ended.stdout
     for kind in BROKEN:
         assert f"special-{kind}" in ended.stdout
+    assert "data:image/png" in (root / "gallery.html").read_text(encoding="utf-8")
     losses = json.loads((root / "eval.json").read_text(encoding="utf-8"))
     assert f"{losses['own']:.3f} per label token" in ended.stdout
     assert "colour words" in ended.stdout
