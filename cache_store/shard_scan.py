@@ -5,10 +5,11 @@ would end the program with a bus error. Nearly all of the time is the SHA-256's.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,8 +18,10 @@ from cache_store.codec import BLOSC_HEADER, decode_sample
 from cache_store.formats import Location
 from cache_store.schema import DTYPES, ArraySpec
 
-GAP_BYTES = 64 * 2**10
-"""Of what stands between two samples, read together with the second: one call less for each."""
+PIECE_BYTES = 256 * 2**10
+"""Read and hashed at once at most, unless a sample is larger: small enough for the second-level cache, and ten samples
+of 25 KB share what each call costs.
+"""
 
 EXPONENTS = {"float16": 0x7C00, "bfloat16": 0x7F80, "float32": 0x7F800000}
 """A value is not finite where all its exponent bits are set (IEEE 754)."""
@@ -33,29 +36,54 @@ class ShardScan:
     """Slot within the shard, and what is wrong with its sample."""
 
 
+class Placed(NamedTuple):
+    """A sample to check, in the order of the file."""
+
+    offset: int
+    length: int
+    crc32c: int
+    slot: int
+
+
 def scan_shard(path: Path, array: ArraySpec, locations: Sequence[Location | None]) -> ShardScan:
     """Hash the file and check the sample of every slot that has one; OSError where it cannot be read."""
     size = path.stat().st_size
     problems = dict(misplaced(locations, size, array))
-    placed = [(*each, slot) for slot, each in enumerate(locations) if each and slot not in problems]
-    check, digest, position = SampleCheck(array), hashlib.sha256(), 0
+    placed = sorted(Placed(*each, slot) for slot, each in enumerate(locations) if each and slot not in problems)
+    problems.update(overlapping(placed))
+    check, digest, position = PieceCheck(array), hashlib.sha256(), 0
     with path.open("rb", buffering=0) as stream:
-        for offset, length, checksum, slot in sorted(placed):
-            if offset < position:
-                problems[slot] = f"lies at bytes [{offset}, {offset + length}), where another sample lies too"
-                continue
-            gap = offset - position
-            if gap > GAP_BYTES:
-                hash_bytes(stream, digest, gap - GAP_BYTES, check.buffer)
-                gap = GAP_BYTES
-            piece = check.buffer[GAP_BYTES - gap : GAP_BYTES + length]
-            read = read_into(stream, piece)
-            digest.update(piece[:read])
-            position = offset + length
-            if problem := check(read - gap, checksum):
-                problems[slot] = problem
+        for piece in pieces(each for each in placed if each.slot not in problems):
+            start, end = piece[0].offset, piece[-1].offset + piece[-1].length
+            hash_bytes(stream, digest, start - position, check.buffer)
+            read = read_into(stream, check.buffer[: end - start])
+            digest.update(check.buffer[:read])
+            problems.update(check(piece, read))
+            position = end
         hash_bytes(stream, digest, size - position, check.buffer)
     return ShardScan(sha256=digest.hexdigest(), problems=tuple(sorted(problems.items())))
+
+
+def overlapping(placed: Iterable[Placed]) -> Iterator[tuple[int, str]]:
+    """Slots whose samples begin before an earlier one ends."""
+    end = 0
+    for offset, length, _, slot in placed:
+        if offset < end:
+            yield slot, f"lies at bytes [{offset}, {offset + length}), where another sample lies too"
+        else:
+            end = offset + length
+
+
+def pieces(placed: Iterable[Placed]) -> Iterator[list[Placed]]:
+    """Neighbours, as many as are read at once."""
+    piece: list[Placed] = []
+    for each in placed:
+        if piece and each.offset + each.length - piece[0].offset > PIECE_BYTES:
+            yield piece
+            piece = []
+        piece.append(each)
+    if piece:
+        yield piece
 
 
 def read_into(stream: FileIO, piece: memoryview) -> int:
@@ -91,43 +119,63 @@ def longest_sample(array: ArraySpec) -> int:
     return array.sample_bytes + (0 if array.codec == "none" else BLOSC_HEADER.size)
 
 
-class SampleCheck:
-    """What is wrong with one encoded sample, which lies in `buffer` from GAP_BYTES on."""
+class PieceCheck:
+    """What is wrong with the encoded samples of a piece of the file, which lies in `buffer`."""
 
     def __init__(self, array: ArraySpec) -> None:
         self._array = array
-        self.buffer = memoryview(bytearray(GAP_BYTES + longest_sample(array)))
-        self._payload = self.buffer[GAP_BYTES:]
+        self.buffer = memoryview(bytearray(max(PIECE_BYTES, longest_sample(array))))
+        self._decoded = np.empty(array.sample_bytes, np.uint8)
+        self._decoded_values = FiniteCheck(self._decoded, array.dtype)
         # What the codec only copies is looked at where it lies.
-        in_place = array.codec == "none"
-        decoded = np.frombuffer(self._payload, np.uint8) if in_place else np.empty(array.sample_bytes, np.uint8)
-        self._decoded, self._in_place, self._finite = decoded, in_place, FiniteCheck(decoded, array.dtype)
+        self._values_in_place = FiniteCheck(self.buffer, array.dtype) if array.codec == "none" else None
 
-    def __call__(self, length: int, checksum: int) -> str | None:
-        payload = self._payload[:length] if length >= 0 else self._payload[:0]
-        if (found := crc32c(payload)) != checksum:
-            return f"crc32c is {found:08x}, expected {checksum:08x}"
-        if not (self._in_place and length == len(self._decoded)):
-            try:
-                decode_sample(payload, self._array.codec, self._decoded)
-            except ValueError as error:
-                return str(error)
-        if count := self._finite.count_others():
-            return f"holds {count} non-finite values"
-        return None
+    def __call__(self, piece: Sequence[Placed], read: int) -> Iterator[tuple[int, str]]:
+        start, held, sound = piece[0].offset, self.buffer[:read], self._all_sound(piece)
+        for offset, length, checksum, slot in piece:
+            payload = held[offset - start : offset - start + length]
+            if (found := crc32c(payload)) != checksum:
+                yield slot, f"crc32c is {found:08x}, expected {checksum:08x}"
+            elif not sound and (problem := self._value_problem(payload)):
+                yield slot, problem
+
+    def _all_sound(self, piece: Sequence[Placed]) -> bool:
+        """Whether a look at all samples at once tells that each is as long as it must be, and finite."""
+        if self._values_in_place is None or any(each.length != self._array.sample_bytes for each in piece):
+            return False
+        start = piece[0].offset
+        return self._values_in_place.all_finite([each.offset - start for each in piece], self._array.sample_bytes)
+
+    def _value_problem(self, payload: memoryview) -> str | None:
+        try:
+            decode_sample(payload, self._array.codec, self._decoded)
+        except ValueError as error:
+            return str(error)
+        count = self._decoded_values.count_others()
+        return f"holds {count} non-finite values" if count else None
 
 
 class FiniteCheck:
-    """Looks for values that are not finite in uint8 [bytes] seen as `dtype`.
+    """Looks for values that are not finite in [bytes] seen as `dtype`.
 
     Read as integers, the positive ones are the largest of all signed numbers, and the negative ones the largest of all
     unsigned numbers: two maxima, at memory speed, tell that there is none.
     """
 
-    def __init__(self, values: np.ndarray, dtype: str) -> None:
+    def __init__(self, values: np.ndarray | memoryview, dtype: str) -> None:
         size = DTYPES[dtype].itemsize
-        self._exponent, self._sign = EXPONENTS[dtype], 1 << (8 * size - 1)
-        self._signed, self._unsigned = values.view(f"<i{size}"), values.view(f"<u{size}")
+        self._size, self._exponent, self._sign = size, EXPONENTS[dtype], 1 << (8 * size - 1)
+        self._signed, self._unsigned = (np.frombuffer(values, f"<{kind}{size}", len(values) // size) for kind in "iu")
+
+    def all_finite(self, starts: Sequence[int], length: int) -> bool:
+        """Whether all values in [start, start + length) are, for each start in bytes, rising; False if not aligned."""
+        if any(start % self._size for start in starts):
+            return False
+        # Every second maximum is over what lies between two samples.
+        bounds = [bound // self._size for start in starts for bound in (start, start + length)]
+        end = bounds.pop()
+        signed, unsigned = (np.maximum.reduceat(values[:end], bounds)[::2] for values in (self._signed, self._unsigned))
+        return bool(signed.max() < self._exponent and unsigned.max() < self._sign + self._exponent)
 
     def count_others(self) -> int:
         largest = np.maximum.reduce
