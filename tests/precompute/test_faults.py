@@ -25,7 +25,7 @@ import precompute.build
 from cache_store.cli import main as cache_store
 from cache_store.formats import shard_format
 from cache_store.metadata import read_commit, read_spec
-from cache_store.schema import StoreFormat
+from cache_store.schema import SEAL_FILE, StoreFormat
 from precompute.cli import main
 from precompute.encoders import Encoder, load_encoder
 from tests.precompute.conftest import (
@@ -132,10 +132,15 @@ def build_in(folder: Path, undisturbed: Path) -> list[str]:
 
 
 def assert_whole(cache: Path, *wholes: Path) -> None:
-    """Every file is one of the undisturbed build or of what was there before, or absent; no scratch is left."""
-    allowed = [timeless_files(whole) for whole in wholes]
-    for name, data in timeless_files(cache).items():
+    """Every file is one of the undisturbed build or of what was there before, or absent; no scratch is left.
+
+    Where there is a seal, shards and samples tables are all there, and those that it was made of.
+    """
+    allowed, found = [timeless_files(whole) for whole in wholes], timeless_files(cache)
+    for name, data in found.items():
         assert any(data == each.get(name) for each in allowed), name
+    if SEAL_FILE in found:
+        assert sealed_files(found) in map(sealed_files, allowed)
     if not (cache / "zarr.json").exists():
         return
     for path in cache.glob("commits/latents/*.json"):
@@ -143,6 +148,12 @@ def assert_whole(cache: Path, *wholes: Path) -> None:
         assert any(
             held.content == getattr(read_commit(each, "latents", int(path.stem)), "content", None) for each in wholes
         )
+
+
+def sealed_files(files: dict[str, bytes]) -> dict[str, bytes]:
+    """The seal, the shards, and their samples tables."""
+    folders = ("latents/c/", "shards/", "samples/")
+    return {name: data for name, data in files.items() if name == SEAL_FILE or name.startswith(folders)}
 
 
 def assert_said_in_one_line(capsys: pytest.CaptureFixture[str], *parts: str) -> None:
