@@ -65,5 +65,5 @@ def refuse_other_report(path: Path, report: Report, root: Path) -> None:
         return
     before = {"folder": report.cache, "cache identity": report.identity}
     differences = differing(before, {"folder": str(root), "cache identity": seal.identity})
-    remedy = f"verify the cache as it is now: cache-store verify {root} --level full --report {path}"
+    remedy = f"verify the cache as it is now: cache-store verify {root} --level full --report FILE"
     refuse(f"{path} is not a report of {root} as it is; it is untouched", differences, [remedy], held="in the report")
