@@ -18,9 +18,9 @@ from cache_store.codec import BLOSC_HEADER, decode_sample
 from cache_store.formats import Location
 from cache_store.schema import DTYPES, ArraySpec
 
-PIECE_BYTES = 256 * 2**10
-"""Read and hashed at once at most, unless a sample is larger: small enough for the second-level cache, and ten samples
-of 25 KB share what each call costs.
+PIECE_BYTES = 512 * 2**10
+"""Read and hashed at once at most, unless a sample is larger: small enough for the second-level cache, and twenty
+samples of 25 KB share what each call costs.
 """
 
 EXPONENTS = {"float16": 0x7C00, "bfloat16": 0x7F80, "float32": 0x7F800000}

@@ -11,6 +11,7 @@ and zeros at the end: two blocks at least, up to a whole record of 10,240 bytes,
 
 import struct
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, BinaryIO
 
 import msgspec
@@ -23,6 +24,10 @@ from cache_store.schema import SPEC_ATTRIBUTE, SPEC_FILE, ArraySpec, CodecName, 
 BLOCK_BYTES = 512
 RECORD_BYTES = 20 * BLOCK_BYTES
 NPY_HEADER_BYTES = 128
+
+ROW_DIGITS = 12
+LATENT_SUFFIX = b".latent.npy"
+JSON_SUFFIX = b".json"
 
 CODECS = ("none",)
 DTYPES = ("float16", "float32")
@@ -38,6 +43,9 @@ SAMPLE_COLUMNS = ("row", "id", "uri", "conversations")
 SAMPLES_AT_ONCE = 1_024
 """Rows held as Python objects at a time."""
 
+HEADERS_KEPT = 16_384
+"""Of 512 bytes: a shard's rows have some thirty sums of digits, times some hundred sizes of captions."""
+
 
 class TarShardWriter:
     """Lays out one shard; `planned` has a row for every append."""
@@ -49,11 +57,10 @@ class TarShardWriter:
 
     def append(self, payload: bytes | memoryview | None, content_sha256: str | None) -> Location | None:
         """Add the next row's encoded sample; None leaves the row absent."""
-        sample = next(self._samples)
+        row, name, uri, conversations = next(self._samples)
         if payload is None:
             return None
-        before = self._layout.before_latent(sample["row"])
-        after = self._layout.after_latent(sample["row"], sample, content_sha256)
+        before, after = self._layout.around_latent(row, sample_json(name, uri, conversations, content_sha256))
         location = Location(self._position + len(before), len(payload), crc32c(payload))
         self._stream.write(before)
         self._stream.write(payload)
@@ -98,14 +105,14 @@ class TarFormat:
         """Every byte but the latents' own is a function of the samples table: (slot or None, what differs from it)."""
         first_row, layout = spec.shard_rows(shard).start, RowLayout(spec.arrays[array])
         contents, position = samples["content_sha256"].to_pylist(), 0
-        for slot, sample in enumerate(iterate_samples(samples)):
+        for slot, (_, name, uri, conversations) in enumerate(iterate_samples(samples)):
             location = locations[slot]
             if location is None:
                 continue
-            before = layout.before_latent(first_row + slot)
-            after = layout.after_latent(first_row + slot, sample, contents[slot])
+            text = sample_json(name, uri, conversations, contents[slot])
+            before, after = layout.around_latent(first_row + slot, text)
             offset = position + len(before)
-            if (location.offset, location.length) != (offset, layout.latent_bytes):
+            if location.offset != offset or location.length != layout.latent_bytes:
                 yield slot, f"samples table says bytes {span(location.offset, location.length)}, expected {offset} on"
             if bytes(data[position:offset]) != before:  # a memoryview compares item by item
                 yield slot, "the headers before the latent are not what they should be"
@@ -121,9 +128,10 @@ def span(offset: int, length: int) -> str:
     return f"[{offset}, {offset + length})"
 
 
-def iterate_samples(table: pa.Table) -> Iterator[dict[str, Any]]:
+def iterate_samples(table: pa.Table) -> Iterator[tuple[Any, ...]]:
+    """Row, id, uri and conversations of every row."""
     for batch in table.select(list(SAMPLE_COLUMNS)).to_batches(max_chunksize=SAMPLES_AT_ONCE):
-        yield from batch.to_pylist()
+        yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
 class RowLayout:
@@ -135,19 +143,17 @@ class RowLayout:
         self._npy_header = npy_header(array.dtype, array.shape)
         self._npy_padding = padding(self._npy_bytes)
 
-    def before_latent(self, row: int) -> bytes:
-        """What stands before the row's values."""
-        return member_header(f"{row:012d}.latent.npy", self._npy_bytes) + self._npy_header
+    def around_latent(self, row: int, text: bytes) -> tuple[bytes, bytes]:
+        """What stands before the row's values, and between them and the next row; `text` is the sample as JSON."""
+        size, digits = len(text), b"%0*d" % (ROW_DIGITS, row)
+        digits_sum = sum(digits)
+        before = (digits, header_after_digits(LATENT_SUFFIX, self._npy_bytes, digits_sum), self._npy_header)
+        json_header = header_after_digits(JSON_SUFFIX, size, digits_sum)
+        return b"".join(before), b"".join((self._npy_padding, digits, json_header, text, padding(size)))
 
-    def after_latent(self, row: int, sample: dict[str, Any], content_sha256: str | None) -> bytes:
-        """What stands between the row's values and the next row."""
-        text = sample_json(sample, content_sha256)
-        return self._npy_padding + member_header(f"{row:012d}.json", len(text)) + text + padding(len(text))
 
-
-def sample_json(sample: dict[str, Any], content_sha256: str | None) -> bytes:
-    members = {"id": sample["id"], "uri": sample["uri"], "conversations": sample["conversations"]}
-    return ENCODER.encode({**members, "sha256": content_sha256})
+def sample_json(name: str, uri: str, conversations: list[dict[str, str]], content_sha256: str | None) -> bytes:
+    return ENCODER.encode({"conversations": conversations, "id": name, "sha256": content_sha256, "uri": uri})
 
 
 def npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
@@ -158,11 +164,15 @@ def npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
     return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
 
 
-def member_header(name: str, size: int) -> bytes:
-    """A regular file's header: readable by all, owned by nobody in particular, of no date."""
-    name_field, size_field = name.encode(), b"%011o\0" % size
-    checksum = sum(name_field) + sum(size_field) + OTHER_FIELDS_SUM
-    return pack_header(name_field, size_field, b"%06o\0 " % checksum)
+@lru_cache(maxsize=HEADERS_KEPT)
+def header_after_digits(suffix: bytes, size: int, digits_sum: int) -> bytes:
+    """A regular file's header: readable by all, owned by nobody in particular, of no date.
+
+    All of it but the row's digits, of which it needs the sum alone: rows share it.
+    """
+    no_digits, size_field = bytes(ROW_DIGITS), b"%011o\0" % size
+    checksum = digits_sum + sum(suffix) + sum(size_field) + OTHER_FIELDS_SUM
+    return pack_header(no_digits + suffix, size_field, b"%06o\0 " % checksum)[ROW_DIGITS:]
 
 
 def pack_header(name: bytes, size: bytes, checksum: bytes) -> bytes:
