@@ -6,6 +6,7 @@ than that. Of the compressed codec the bytes on disk count, not the decoded ones
 """
 
 import argparse
+import gc
 import hashlib
 import subprocess
 import sys
@@ -43,6 +44,7 @@ def run(argv: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="verify-", dir=options.folder) as folder:
         caches = make_caches(Path(folder), options)
         works = {name: work for form, path in caches.items() for name, work in works_of(form, path).items()}
+        gc.freeze()  # as the command does
         seconds = interleaved_seconds(works, options.repeats)
         sizes = {form: sum(path.stat().st_size for path in files_of(cache)) for form, cache in caches.items()}
         quick = quick_seconds(Path(folder) / "many", options)

@@ -5,6 +5,7 @@ turns at the interpreter between such calls gain nothing. Spawned ones, because 
 hang; without torch they start in half a second.
 """
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -63,6 +64,7 @@ def start_work(make_work: Callable[[], Callable[[Any], Any]]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group; the parent ends us
         signal.signal(number, signal.SIG_IGN)
     _work.append(make_work())
+    gc.freeze()  # what is loaded stays, and the collector need not look through it again
 
 
 def do_work(tasks: Sequence[Any]) -> list[Any]:
