@@ -19,6 +19,7 @@ from cache_store.formats import format_named, shard_format
 from cache_store.metadata import has_cache, read_build, read_commit, read_spec
 from cache_store.publish import clear_scratch, file_sha256, publish, withdraw, write_file
 from cache_store.reader import open_cache
+from cache_store.record import canonical_json, signed
 from cache_store.schema import (
     BUILD_FILE,
     PLAN_FILE,
@@ -31,8 +32,6 @@ from cache_store.schema import (
     Seal,
     Spec,
     StoreFormat,
-    canonical_json,
-    signed,
 )
 from cache_store.seal import make_seal, read_contents
 from cache_store.staleness import differing, refuse

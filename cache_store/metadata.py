@@ -9,11 +9,11 @@ import msgspec
 from cache_store.errors import CacheError, NewerFormatError
 from cache_store.formats import shard_format
 from cache_store.publish import write_file
+from cache_store.record import FORMAT_VERSION, canonical_json, parse_signed, signed
 from cache_store.regular_file import read_regular
 from cache_store.schema import (
     BUILD_FILE,
     COMMITS,
-    FORMAT_VERSION,
     MAX_SAMPLE_BYTES,
     MAX_SHARDS,
     SEAL_FILE,
@@ -23,10 +23,7 @@ from cache_store.schema import (
     CommitRecord,
     Seal,
     Spec,
-    canonical_json,
     commit_file,
-    parse_signed,
-    signed,
 )
 
 

@@ -6,19 +6,8 @@ from pathlib import Path
 from cache_store.errors import CacheError
 from cache_store.metadata import read_commit
 from cache_store.publish import write_file
-from cache_store.schema import (
-    FORMAT_VERSION,
-    PLAN_FILE,
-    SEAL_FILE,
-    ArraySummary,
-    CommitContent,
-    FileRecord,
-    Seal,
-    Spec,
-    canonical_json,
-    record_digest,
-    signed,
-)
+from cache_store.record import FORMAT_VERSION, canonical_json, record_digest, signed
+from cache_store.schema import PLAN_FILE, SEAL_FILE, ArraySummary, CommitContent, FileRecord, Seal, Spec
 from cache_store.shard_builder import file_record
 from cache_store.statistics import summarise
 

@@ -21,9 +21,9 @@ from cache_store.formats import Location, shard_format
 from cache_store.metadata import write_commit
 from cache_store.plan import plan_digest
 from cache_store.publish import clear_scratch, file_sha256, publish, withdraw
+from cache_store.record import FORMAT_VERSION, signed
 from cache_store.schema import (
     CACHED,
-    FORMAT_VERSION,
     REJECTED,
     SAMPLES_SCHEMA,
     CommitContent,
@@ -34,7 +34,6 @@ from cache_store.schema import (
     commit_file,
     rows_digest,
     samples_file,
-    signed,
 )
 from cache_store.statistics import RunningStatistics
 

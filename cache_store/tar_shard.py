@@ -19,7 +19,8 @@ import pyarrow as pa
 
 from cache_store.checksum import crc32c
 from cache_store.formats import Location
-from cache_store.schema import SPEC_ATTRIBUTE, SPEC_FILE, ArraySpec, CodecName, Spec, StoreDtype, canonical_json
+from cache_store.record import canonical_json
+from cache_store.schema import SPEC_ATTRIBUTE, SPEC_FILE, ArraySpec, CodecName, Spec, StoreDtype
 
 BLOCK_BYTES = 512
 RECORD_BYTES = 20 * BLOCK_BYTES

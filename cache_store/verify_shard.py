@@ -15,18 +15,9 @@ from cache_store.metadata import read_commit
 from cache_store.plan import DIGESTED, PlanFile
 from cache_store.publish import file_sha256
 from cache_store.reader import map_file
+from cache_store.record import record_digest
 from cache_store.regular_file import NOT_A_FILE
-from cache_store.schema import (
-    SEAL_FILE,
-    ArraySpec,
-    CommitContent,
-    FileRecord,
-    Seal,
-    Spec,
-    commit_file,
-    record_digest,
-    samples_file,
-)
+from cache_store.schema import SEAL_FILE, ArraySpec, CommitContent, FileRecord, Seal, Spec, commit_file, samples_file
 from cache_store.shard_scan import scan_shard
 from cache_store.tables import read_table
 from cache_store.verify_samples import other_rows, read_locations, table_findings, table_problem

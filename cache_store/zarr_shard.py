@@ -19,7 +19,8 @@ import pyarrow as pa
 from cache_store.checksum import crc32c
 from cache_store.codec import zarr_codecs
 from cache_store.formats import Location
-from cache_store.schema import SPEC_ATTRIBUTE, SPEC_FILE, ArraySpec, CodecName, Spec, StoreDtype, canonical_json
+from cache_store.record import canonical_json
+from cache_store.schema import SPEC_ATTRIBUTE, SPEC_FILE, ArraySpec, CodecName, Spec, StoreDtype
 
 ABSENT = np.uint64(2**64 - 1)
 CRC = struct.Struct("<I")

@@ -17,7 +17,8 @@ from cache_store.command_line import stop_on_signals
 from cache_store.errors import ConfigError, Interrupted, SourceError
 from cache_store.metadata import has_cache, write_build, write_spec
 from cache_store.plan import plan_digest
-from cache_store.schema import FORMAT_VERSION, PLAN_FILE, ArraySpec, CommitRecord, Seal, Spec
+from cache_store.record import FORMAT_VERSION
+from cache_store.schema import PLAN_FILE, ArraySpec, CommitRecord, Seal, Spec
 from cache_store.seal import seal_cache
 from precompute.acts import Acts
 from precompute.config import BuildConfig

@@ -6,7 +6,8 @@ from pathlib import Path
 from cache_store.errors import CacheError
 from cache_store.metadata import read_commit
 from cache_store.publish import withdraw, write_file
-from cache_store.schema import SEAL_FILE, Seal, Spec, canonical_json, commit_file, record_digest
+from cache_store.record import canonical_json, record_digest
+from cache_store.schema import SEAL_FILE, Seal, Spec, commit_file
 from cache_store.seal import read_contents
 from precompute.pipeline import ARRAY
 from precompute.plan import some

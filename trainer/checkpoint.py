@@ -17,7 +17,7 @@ from torch import Tensor
 
 from cache_store.errors import CacheError, ConfigError
 from cache_store.publish import file_sha256
-from cache_store.schema import Record, canonical_json, parse_record
+from cache_store.record import Record, canonical_json, parse_record
 from cache_store.staleness import differing, refuse
 from trainer.folder import publish_folder, remove_folder
 from trainer.projector import Projector

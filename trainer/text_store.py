@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from cache_store import Cache, CacheError
-from cache_store.schema import Record, parse_record
+from cache_store.record import Record, parse_record
 from cache_store.staleness import differing, refuse
 from trainer.chat import ChatTokenizer
 

@@ -11,7 +11,7 @@ from tqdm import tqdm
 from cache_store import Cache
 from cache_store.errors import ConfigError
 from cache_store.publish import make_folder
-from cache_store.schema import canonical_json
+from cache_store.record import canonical_json
 from trainer.chat import ChatTokenizer
 from trainer.folder import one_at_a_time, publish_folder
 from trainer.text_store import ARRAYS, META_FILE, TextMeta

@@ -23,14 +23,8 @@ from cache_store.findings import Finding, Level
 from cache_store.formats import shard_format
 from cache_store.metadata import read_commit, read_seal, read_spec, write_commit
 from cache_store.publish import write_file
-from cache_store.schema import (
-    CommitContent,
-    Seal,
-    canonical_json,
-    commit_file,
-    samples_file,
-    signed,
-)
+from cache_store.record import canonical_json, signed
+from cache_store.schema import CommitContent, Seal, commit_file, samples_file
 from cache_store.verify import verify
 from tests.make_cache import make_cache
 

@@ -27,7 +27,8 @@ from cache_store.info import describe
 from cache_store.metadata import read_build, read_commit, read_seal, read_spec
 from cache_store.plan import read_plan
 from cache_store.reader import open_cache
-from cache_store.schema import FORMAT_VERSION, MAX_SHARDS, SAMPLES_SCHEMA, CodecName, Spec, StoreFormat, canonical_json
+from cache_store.record import FORMAT_VERSION, canonical_json
+from cache_store.schema import MAX_SHARDS, SAMPLES_SCHEMA, CodecName, Spec, StoreFormat
 from cache_store.tables import read_table
 from cache_store.verify import verify
 from tests.make_cache import make_cache

@@ -1,0 +1,72 @@
+"""How a record rests on disk: JSON in one canonical form, signed by its own digest, parsed strictly.
+
+Keys are sorted and the layout is fixed, so that equal records are equal bytes and a digest over a record is a digest
+over its meaning. msgspec parses: an unknown field, a missing field or a wrong type is an error with the field's path,
+never a guess.
+"""
+
+import hashlib
+from typing import TypeVar
+
+import msgspec
+
+from cache_store.errors import CacheError, NewerFormatError
+
+FORMAT_VERSION = 1
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A record that is JSON on disk."""
+
+
+RecordT = TypeVar("RecordT", bound=Record)
+
+
+class Versioned(msgspec.Struct):
+    """Any record, as far as programs of every version agree on it."""
+
+    format_version: int
+
+
+def canonical_json(value: object) -> bytes:
+    """The one form in which records rest on disk and enter digests."""
+    return msgspec.json.format(msgspec.json.encode(value, order="sorted"), indent=1) + b"\n"
+
+
+def record_digest(*records: Record) -> str:
+    digest = hashlib.sha256()
+    for record in records:
+        digest.update(canonical_json(record))
+    return digest.hexdigest()
+
+
+def parse_record(record_class: type[RecordT], data: bytes, where: str) -> RecordT:
+    """Parse strictly; `where` names the file in the error."""
+    try:
+        return msgspec.json.decode(data, type=record_class, strict=True)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CacheError(f"{where} is not a valid {record_class.__name__}: {error}") from None
+
+
+def signed(record: RecordT) -> RecordT:
+    """The record with its `sha256` filled in over everything else."""
+    return msgspec.structs.replace(record, sha256=record_digest(msgspec.structs.replace(record, sha256="")))
+
+
+def parse_signed(record_class: type[RecordT], data: bytes, where: str) -> RecordT:
+    """Parse a signed record whose bytes are exactly what was written: no bit may differ."""
+    refuse_other_version(data, where)
+    record = parse_record(record_class, data, where)
+    if canonical_json(signed(record)) != data:
+        raise CacheError(f"{where} does not match its own sha256: it was edited or damaged")
+    return record
+
+
+def refuse_other_version(data: bytes, where: str) -> None:
+    """Before its fields are looked at: another version may have others. Silent where there is no version at all."""
+    try:
+        version = msgspec.json.decode(data, type=Versioned).format_version
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return  # the record's own parser says what is wrong
+    if version != FORMAT_VERSION:
+        raise NewerFormatError(f"{where} has format version {version}; this program reads version {FORMAT_VERSION}")
