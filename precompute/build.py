@@ -4,7 +4,7 @@ Everything that can be refused is refused before anything is written.
 """
 
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from precompute.kept import clear_dead_scratch, find_kept, restore_metadata, sou
 from precompute.pipeline import ARRAY
 from precompute.plan import make_plan, some
 from precompute.progress import BuildProgress, say
-from precompute.restored import refuse_other_shards
+from precompute.restored import refuse_other_shards, unremembered_shards
 from precompute.retry import Retry, try_rejected
 from precompute.sample_list import MakeSpec, SampleList, arrange
 from precompute.sources import Source, open_source
@@ -64,6 +64,8 @@ class Work:
     spec: Spec
     kept: list[CommitRecord]
     """Of the shards that need no work."""
+    unremembered: Sequence[int] = ()
+    """Shards to build of whose images nothing is remembered: the seal alone says what they were."""
     earlier_seal: Seal | None = None
     """Of the cache, where it was sealed."""
     new_samples: int = 0
@@ -99,7 +101,7 @@ def build(config: BuildConfig, acts: Acts | None = None) -> Summary:
         del found  # the plan is on disk now; nothing below grows with the data set
         progress = build_missing(config, work, source, encoder)
         if acts.as_sealed:
-            refuse_other_shards(root, work.spec, work.earlier_seal, work.missing)
+            refuse_other_shards(root, work.spec, work.earlier_seal, work.unremembered)
         seal = seal_cache(root, work.spec)
         announce_identity(work, seal)
         return summarise(work, progress, seal)
@@ -129,9 +131,11 @@ def go_on(config: BuildConfig, make_spec: MakeSpec, source: Source, found: pa.Ta
     for shard, problem in kept.damaged.items():
         say(f"damage found, shard {shard} is built again: {problem}")
     mend_or_extend(config, samples, spec)
+    records = [record for record in kept.records if record.content.shard not in again]
     return Work(
         spec=spec,
-        kept=[record for record in kept.records if record.content.shard not in again],
+        kept=records,
+        unremembered=unremembered_shards(root, spec, samples.plan, records) if acts.as_sealed else (),
         earlier_seal=earlier_seal,
         new_samples=spec.rows - samples.cached.rows,
         retry=retry,

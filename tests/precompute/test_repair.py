@@ -126,7 +126,7 @@ def test_a_changed_image_behind_a_damaged_samples_table_is_no_repair(cache, tmp_
     flip(cache / "samples/000001.parquet")
     for _ in range(2):
         assert precompute(["repair", str(cache), "--shards", "[0, 1]"]) == 1
-        assert "1 of 2 shards built again did not come out as they were sealed" in capsys.readouterr().err
+        assert "1 shards built again did not come out as they were sealed" in capsys.readouterr().err
         now = timeless_files(cache)
         assert now == {name: data for name, data in before.items() if name in now}
         assert before.keys() - now.keys() == {"latents/c/1/0/0/0", "samples/000001.parquet"}
