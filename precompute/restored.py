@@ -41,9 +41,9 @@ def refuse_other_shards(root: Path, spec: Spec, sealed: Seal | None, rebuilt: Se
     write_file(root / SEAL_FILE, canonical_json(sealed))
     raise CacheError(
         f"{root}: {len(others):,} shards built again did not come out as they were sealed, and are missing now: "
-        f"{some(list(map(str, others)))}; their samples tables were lost, so an image may have changed unseen, or another "
-        "machine or library made them: restore that and run the same repair again, or take them as they come out now, "
-        "as another cache for training, with `precompute build`"
+        f"{some(list(map(str, others)))}; their samples tables were lost, so an image may have changed unseen, or "
+        "another machine or library made them: restore that and run the same repair again, or take them as they come "
+        "out now, as another cache for training, with `precompute build`"
     )
 
 
