@@ -10,6 +10,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from cache_store.processes import usable_cores
+
 ENVIRONMENT = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY")
 """Variables that change how fast a CPU computes."""
 
@@ -32,7 +34,7 @@ def hardware() -> dict[str, Any]:
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "cpu": cpu_name(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": usable_cores(),
         "memory_gib": round(memory_bytes / 2**30, 1),
         "load_1min": round(os.getloadavg()[0], 2),
         "gpus": gpu_names(),

@@ -16,8 +16,8 @@ from cache_store.claim import claim, refuse_foreign_folder
 from cache_store.convert_shard import ShardConverter, Side
 from cache_store.errors import CacheError, ConfigError
 from cache_store.formats import format_named, shard_format
-from cache_store.metadata import has_cache, read_build, read_commit, read_spec
-from cache_store.publish import clear_scratch, file_sha256, publish, withdraw, write_file
+from cache_store.metadata import clear_dead_scratch, has_cache, read_build, read_commit, read_spec
+from cache_store.publish import file_sha256, publish, withdraw, write_file
 from cache_store.reader import open_cache
 from cache_store.record import canonical_json, signed
 from cache_store.schema import (
@@ -36,7 +36,7 @@ from cache_store.schema import (
 from cache_store.seal import make_seal, read_contents
 from cache_store.staleness import differing, refuse
 from cache_store.verify import verify
-from cache_store.verify_shard import content_findings, file_finding
+from cache_store.verify_shard import kept_record
 
 OTHER_FOLDER = "name another folder for OUT; this one is untouched"
 
@@ -109,8 +109,7 @@ def refuse_other_cache(target: Side) -> None:
 
 def write_metadata(source: Side, target: Side, seal: Seal) -> None:
     """Everything but shards and seal, the spec last; what is there and right is left alone."""
-    for name in (BUILD_FILE, PLAN_FILE, SPEC_FILE, SEAL_FILE):
-        clear_scratch(target.root / name)  # of a converter that died
+    clear_dead_scratch(target.root)
     write_unless_equal(target.root / BUILD_FILE, canonical_json(converted_build(source, target)))
     copy_plan(source.root, target.root, seal)
     metadata = shard_format(target.spec).metadata(target.spec)
@@ -161,18 +160,13 @@ def convert_array(source: Side, target: Side, array: str, progress: Callable[[in
 
 def is_kept(target: Side, array: str, content: CommitContent) -> bool:
     """Whether the target has the shard of this source content; StaleError where it has another one's."""
-    try:
-        record = read_commit(target.root, array, content.shard)
-    except CacheError as error:
-        return announce_damage(content.shard, str(error))
-    if record is None:
-        return False
-    findings = [*content_findings(target.spec, array, content.shard, record.content)]
-    findings += [each for file in record.content.files if (each := file_finding(target.root, file, "quick"))]
-    if findings:
-        return announce_damage(content.shard, str(findings[0]))
-    refuse_other_content(target, record, content)
-    return True
+    record, problem = kept_record(target.root, target.spec, array, content.shard)
+    if problem is not None:
+        print(f"cache-store: damage found, shard {content.shard} is converted again: {problem}", file=sys.stderr)
+    elif record is not None:
+        refuse_other_content(target, record, content)
+        return True
+    return False
 
 
 def refuse_other_content(target: Side, record: CommitRecord, content: CommitContent) -> None:
@@ -181,11 +175,6 @@ def refuse_other_content(target: Side, record: CommitRecord, content: CommitCont
     asked = msgspec.structs.replace(content, files=(), recipe_digest="")
     if differences := differing(*(msgspec.to_builtins(each) for each in (held, asked))):
         refuse(f"{target.root} holds a shard {content.shard} of another cache", differences, [OTHER_FOLDER])
-
-
-def announce_damage(shard: int, problem: str) -> bool:
-    print(f"cache-store: damage found, shard {shard} is converted again: {problem}", file=sys.stderr)
-    return False
 
 
 def write_seal(target: Side, source_seal: Seal) -> Seal:

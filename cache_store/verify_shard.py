@@ -17,7 +17,17 @@ from cache_store.publish import file_sha256
 from cache_store.reader import map_file
 from cache_store.record import record_digest
 from cache_store.regular_file import NOT_A_FILE
-from cache_store.schema import SEAL_FILE, ArraySpec, CommitContent, FileRecord, Seal, Spec, commit_file, samples_file
+from cache_store.schema import (
+    SEAL_FILE,
+    ArraySpec,
+    CommitContent,
+    CommitRecord,
+    FileRecord,
+    Seal,
+    Spec,
+    commit_file,
+    samples_file,
+)
 from cache_store.shard_scan import scan_shard
 from cache_store.tables import read_table
 from cache_store.verify_samples import other_rows, read_locations, table_findings, table_problem
@@ -146,6 +156,22 @@ class ShardVerifier:
         for slot, problem in problems:
             row = None if slot is None or slot >= len(rows) else rows[slot]
             yield Finding(shard=shard, row=row, file=file.path, problem=problem)
+
+
+def kept_record(root: Path, spec: Spec, array: str, shard: int) -> tuple[CommitRecord | None, str | None]:
+    """A committed shard's record, and why the shard cannot be kept: spec must fit, its files must have their sizes.
+
+    For whoever goes on with a cache; neither of the two where the shard is not committed.
+    """
+    try:
+        record = read_commit(root, array, shard)
+        if record is None:
+            return None, None
+        findings = [*content_findings(spec, array, shard, record.content)]
+        findings += [found for file in record.content.files if (found := file_finding(root, file, "quick", shard))]
+    except CacheError as error:
+        return None, str(error)
+    return record, str(findings[0]) if findings else None
 
 
 def unreadable(error: CacheError | OSError, path: Path) -> str:

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from cache_store.claim import claim, refuse_foreign_folder
 from cache_store.command_line import stop_on_signals
 from cache_store.errors import ConfigError, Interrupted, SourceError
-from cache_store.metadata import has_cache, write_build, write_spec
+from cache_store.metadata import clear_dead_scratch, has_cache, write_build, write_spec
 from cache_store.plan import plan_digest
 from cache_store.record import FORMAT_VERSION
 from cache_store.schema import PLAN_FILE, ArraySpec, CommitRecord, Seal, Spec
@@ -27,7 +27,7 @@ from precompute.engines.local import run_local
 from precompute.examine import examine_images
 from precompute.extend import extend
 from precompute.images import ignore_decoder_warnings
-from precompute.kept import clear_dead_scratch, find_kept, restore_metadata, sound_seal, unseal, write_plan_of
+from precompute.kept import find_kept, restore_metadata, sound_seal, unseal, write_plan_of
 from precompute.pipeline import ARRAY
 from precompute.plan import make_plan, some
 from precompute.progress import BuildProgress, say

@@ -1,6 +1,5 @@
 """A build's configuration: what `precompute build` reads from YAML and the command line."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any, Literal, Self
 
 from cache_store.errors import CacheError, ConfigError
 from cache_store.formats import format_named
+from cache_store.processes import usable_cores
 from cache_store.schema import BUILD_FILE, MAX_SAMPLES_PER_SHARD, CodecName, StoreDtype, StoreFormat
 from precompute.encoders import EncoderConfig
 from precompute.images import ImageConfig
@@ -64,7 +64,7 @@ class RunConfig:
         """Decode threads of one worker out of `workers`."""
         if self.decode_threads != "auto":
             return self.decode_threads
-        return max(1, len(os.sched_getaffinity(0)) // workers)
+        return max(1, usable_cores() // workers)
 
 
 @dataclass(frozen=True, kw_only=True)

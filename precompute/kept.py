@@ -9,21 +9,19 @@ import pyarrow as pa
 from cache_store.errors import CacheError
 from cache_store.findings import Finding
 from cache_store.formats import shard_format
-from cache_store.metadata import read_build, read_commit, read_seal, write_build
+from cache_store.metadata import read_build, read_seal, write_build
 from cache_store.plan import plan_digest, write_plan
-from cache_store.publish import clear_scratch, withdraw, write_file
+from cache_store.publish import withdraw, write_file
 from cache_store.schema import (
-    BUILD_FILE,
     PLAN_FILE,
     SEAL_FILE,
-    SPEC_FILE,
     CommitRecord,
     Seal,
     Spec,
     commit_file,
 )
 from cache_store.verify import metadata_findings
-from cache_store.verify_shard import content_findings, file_finding
+from cache_store.verify_shard import kept_record
 from precompute.config import BuildConfig
 from precompute.pipeline import ARRAY
 from precompute.progress import say
@@ -51,19 +49,16 @@ def find_kept(root: Path, spec: Spec, plan: pa.Table, without: Container[int | N
 
 
 def usable_record(root: Path, spec: Spec, shard: int, plan: pa.Table) -> tuple[CommitRecord | None, str | None]:
-    """A shard's record, and why the shard cannot be kept: plan and spec must fit, its files must have their sizes."""
-    try:
-        record = read_commit(root, ARRAY, shard)
-        if record is None:
-            return None, None
-        findings = [*content_findings(spec, ARRAY, shard, record.content)]
-        findings += [found for file in record.content.files if (found := file_finding(root, file, "quick", shard))]
-    except CacheError as error:
-        return None, str(error)
+    """A shard's record, and why the shard cannot be kept: its samples must be the plan's, too."""
+    record, problem = kept_record(root, spec, ARRAY, shard)
     rows = spec.shard_rows(shard)
-    if record.content.plan_digest != plan_digest([plan.slice(rows.start, len(rows))]):
-        findings.append(Finding(shard=shard, file=commit_file(ARRAY, shard), problem="was made for other samples"))
-    return record, str(findings[0]) if findings else None
+    if (
+        record is not None
+        and problem is None
+        and record.content.plan_digest != plan_digest([plan.slice(rows.start, len(rows))])
+    ):
+        problem = str(Finding(shard=shard, file=commit_file(ARRAY, shard), problem="was made for other samples"))
+    return record, problem
 
 
 def sound_seal(root: Path) -> Seal | None:
@@ -96,9 +91,3 @@ def restore_metadata(root: Path, config: BuildConfig, spec: Spec) -> None:
 def write_plan_of(root: Path, spec: Spec, plan: pa.Table) -> None:
     shards = map(spec.shard_rows, range(spec.num_shards))
     write_plan(root / PLAN_FILE, (plan.slice(rows.start, len(rows)) for rows in shards))
-
-
-def clear_dead_scratch(root: Path) -> None:
-    """What a build that died was writing beside the shards; theirs goes when they are built again."""
-    for name in (BUILD_FILE, PLAN_FILE, SPEC_FILE, SEAL_FILE):
-        clear_scratch(root / name)
