@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from cache_store.errors import ModelError
+from cache_store.errors import ConfigError, ModelError
 from trainer.pretrained import first_line, refuse_missing_folder
 
 VOCABULARY_CHUNK = 8_192
@@ -98,7 +98,8 @@ class LanguageModel(nn.Module):
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
     def compile_decoder(self, backend: str = "inductor") -> None:
-        """Compiled at the first use, and once more when lengths are seen to vary."""
+        """Compiled at the first use, and once more when lengths are seen to vary; ConfigError without a compiler."""
+        refuse_without_compiler(backend, next(self.decoder.parameters()).device)
         self.decoder.compile(backend=backend)
 
 
@@ -119,6 +120,19 @@ def load_language_model(name: str, dtype: torch.dtype, device: torch.device) -> 
     model = LanguageModel(full.get_input_embeddings(), full.get_decoder(), head, full.config)
     check_logits(name, model, full, device)
     return model
+
+
+def refuse_without_compiler(backend: str, device: torch.device) -> None:
+    """ConfigError where torch.compile does not work: known before the first step, and in words."""
+    from torch._dynamo.exc import TorchDynamoException  # what torch.compile raises, whichever part of it fails
+
+    try:
+        torch.compile(torch.square, backend=backend)(torch.ones(1, device=device))
+    except TorchDynamoException as error:
+        raise ConfigError(
+            f"run.compile: torch.compile does not work here ({first_line(error)}); "
+            "install g++ (on a GPU, Triton), or set run.compile: false"
+        ) from error
 
 
 def refuse_random_weights(name: str, loaded: dict[str, Any]) -> None:

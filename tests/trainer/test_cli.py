@@ -10,7 +10,7 @@ import pytest
 
 from tests.make_cache import make_cache
 from tests.trainer.conftest import describe
-from tests.trainer.runs import ROOT, command, make_config, metrics
+from tests.trainer.runs import ROOT, command, make_config, metrics, start_process
 from trainer.cli import main
 
 
@@ -64,6 +64,18 @@ def test_a_batch_larger_than_the_samples_to_train_on_is_said(
     config = make_config(cache_path, language_model, home / "large")
     assert main([*command(config), "--data.batch_size=32", "--run.max_steps=1"]) == 0
     assert "data.batch_size 32 is more than that" in capsys.readouterr().out
+
+
+def test_a_host_without_a_compiler_is_told_so_before_the_first_step(
+    cache_path: Path, language_model: Path, home: Path
+) -> None:
+    config = make_config(cache_path, language_model, home / "uncompiled", compile=True)
+    process = start_process(config, {"CXX": "/nowhere/g++", "TORCHINDUCTOR_CACHE_DIR": str(home / "inductor")})
+    _, error = process.communicate()
+    assert process.returncode == 2
+    assert "trainer: error: run.compile: torch.compile does not work here" in error
+    assert "Traceback" not in error
+    assert not (home / "uncompiled").exists()
 
 
 @pytest.mark.parametrize(
