@@ -11,9 +11,10 @@ from cache_store.metadata import read_spec
 def run_convert(root: Path, out: Path, config: ConvertConfig) -> int:
     with tqdm(total=read_spec(root).rows, desc="convert", unit="sample", delay=0.5) as bar:
         done = convert(root, out, config, bar.update)
-    kept = f", {done.kept:,} were there" if done.kept else ""
+    kept = f"; {done.kept:,} were there, their records fit" if done.kept else ""
     size = sum(array.bytes for array in done.seal.arrays.values())
-    print(f"converted {done.shards:,} shards{kept}; every latent was checked as it was read and as it was written")
+    checked = ", every latent checked as it was read and as it was written" if done.shards else ""
+    print(f"converted {done.shards:,} shards{checked}{kept}")
     print(f"sealed {out}: {done.seal.cached:,} samples, {size:,} bytes, cache identity {done.seal.identity}")
     print(f"next: cache-store verify {out} --level full")
     return 0

@@ -41,7 +41,7 @@ def read_spec(root: Path) -> Spec:
         raise CacheError(f"{root} holds no cache (no {SPEC_FILE}); make one with `precompute build`") from None
     where = str(root / SPEC_FILE)
     spec = parse_spec(data, where)
-    check_spec(spec, where)
+    refuse_invalid(spec, where)
     if shard_format(spec).metadata(spec)[SPEC_FILE] != data:
         raise CacheError(f"{where} was edited or damaged: it is not what its own spec says it should be")
     return spec
@@ -61,8 +61,12 @@ def parse_spec(data: bytes, where: str) -> Spec:
         raise CacheError(f"{where} holds no valid spec: {error}") from None
 
 
-def check_spec(spec: Spec, where: str) -> None:
-    """Bounds between fields that later arithmetic relies on; each field's own are checked by its parser."""
+def spec_problems(spec: Spec) -> list[str]:
+    """What a reader would refuse: a field's own bounds, and those between fields that later arithmetic relies on."""
+    try:
+        msgspec.convert(msgspec.to_builtins(spec), Spec, strict=True)
+    except msgspec.ValidationError as error:
+        return [str(error)]
     problems = []
     if len(spec.arrays) != 1:  # a samples table has the places of one array's samples
         problems.append(f"arrays {', '.join(spec.arrays)}; this version knows caches of one array")
@@ -73,7 +77,11 @@ def check_spec(spec: Spec, where: str) -> None:
             problems.append(f"array {name!r}: {array.sample_bytes:,} bytes a sample, more than {MAX_SAMPLE_BYTES:,}")
         if problem := shard_format(spec).unsupported(array.dtype, array.codec):
             problems.append(f"array {name!r}: {problem}")
-    if problems:
+    return problems
+
+
+def refuse_invalid(spec: Spec, where: str) -> None:
+    if problems := spec_problems(spec):
         raise CacheError(f"{where} holds no valid spec: {'; '.join(problems)}")
 
 
@@ -85,7 +93,7 @@ def clear_dead_scratch(root: Path) -> None:
 
 def write_spec(root: Path, spec: Spec) -> None:
     """Write every metadata file; the group, which makes the folder a cache, comes last."""
-    check_spec(spec, str(root / SPEC_FILE))
+    refuse_invalid(spec, str(root / SPEC_FILE))
     files = shard_format(spec).metadata(spec)
     for name in sorted(files, key=lambda name: name == SPEC_FILE):
         write_file(root / name, files[name])

@@ -1,4 +1,4 @@
-"""Files that commands write for their user, reports and pages: never into a cache, where they could replace its own."""
+"""What programs write for their user, reports, pages, runs: never into a cache, where they could replace its own."""
 
 from pathlib import Path
 
@@ -12,8 +12,13 @@ def refuse_output(option: str, path: Path, cache: Path) -> None:
         raise ConfigError(f"{option}: {path} is a folder; name a file")
     if not path.parent.is_dir():
         raise ConfigError(f"{option}: the folder of {path} does not exist")
+    refuse_inside(option, path, cache)
+
+
+def refuse_inside(option: str, path: Path, cache: Path) -> None:
+    """ConfigError where `path`, a file or a folder, lies in the cache or is it."""
     if path.resolve().is_relative_to(cache.resolve()):
-        raise ConfigError(f"{option}: {path} lies in the cache {cache}; name a file elsewhere")
+        raise ConfigError(f"{option}: {path} lies in the cache {cache}; name another place")
 
 
 def write_output(path: Path, data: bytes) -> None:

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from cache_store.claim import claim, refuse_foreign_folder
 from cache_store.command_line import stop_on_signals
 from cache_store.errors import ConfigError, Interrupted, SourceError
-from cache_store.metadata import clear_dead_scratch, has_cache, write_build, write_spec
+from cache_store.metadata import clear_dead_scratch, has_cache, spec_problems, write_build, write_spec
 from cache_store.plan import plan_digest
 from cache_store.record import FORMAT_VERSION
 from cache_store.schema import PLAN_FILE, ArraySpec, CommitRecord, Seal, Spec
@@ -220,8 +220,8 @@ def array_spec(config: BuildConfig, encoder: Encoder) -> ArraySpec:
 
 
 def spec_of(config: BuildConfig, array: ArraySpec, plan: pa.Table) -> Spec:
-    """The spec of a cache that holds `plan`."""
-    return Spec(
+    """The spec of a cache that holds `plan`; ConfigError, before anything is written, where no cache can be so."""
+    spec = Spec(
         format_version=FORMAT_VERSION,
         store_format=config.store.format,
         rows=plan.num_rows,
@@ -229,3 +229,6 @@ def spec_of(config: BuildConfig, array: ArraySpec, plan: pa.Table) -> Spec:
         plan_digest=plan_digest([plan]),
         arrays={ARRAY: array},
     )
+    if problems := spec_problems(spec):
+        raise ConfigError(f"no cache can hold {plan.num_rows:,} samples of this size: {'; '.join(problems)}")
+    return spec

@@ -1,4 +1,4 @@
-"""Every config in the repository is one that its program accepts."""
+"""Every config in the repository is one that its program accepts (the training configs: tests/trainer/test_cli.py)."""
 
 from pathlib import Path
 

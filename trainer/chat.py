@@ -16,7 +16,7 @@ import numpy as np
 from jinja2 import TemplateError
 
 from cache_store.errors import ConfigError, ModelError, SourceError
-from trainer.pretrained import first_line, refuse_missing_folder
+from trainer.pretrained import first_line, pretrained_name
 
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 
@@ -132,9 +132,8 @@ def load_chat_tokenizer(model: str, template_file: str | None, max_tokens: int) 
     """The tokenizer of a hub id or folder; needs a fast one and a template, its own or from `template_file`."""
     from transformers import AutoTokenizer
 
-    refuse_missing_folder(model)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(model)
+        tokenizer = AutoTokenizer.from_pretrained(pretrained_name(model))
     except (OSError, ValueError) as error:
         raise ModelError(f"no tokenizer can be loaded from {model!r}: {first_line(error)}") from None
     if not tokenizer.is_fast:
@@ -147,6 +146,6 @@ def load_chat_tokenizer(model: str, template_file: str | None, max_tokens: int) 
 
 def read_template(path: str) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return Path(path).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"model.chat_template cannot be read: {error}") from None

@@ -6,6 +6,7 @@ OUTPUT/checkpoints/step-00000500/
     state.json               step, position, what must match, the resolved config, SHA-256 of both files
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from cache_store.errors import CacheError, ConfigError
 from cache_store.publish import file_sha256
 from cache_store.record import Record, canonical_json, parse_record
 from cache_store.staleness import differing, refuse
-from trainer.folder import publish_folder, remove_folder
+from trainer.folder import clear_folders, publish_folder, remove_folder
 from trainer.projector import Projector
 
 STATE_FILE, PROJECTOR_FILE, OPTIMIZER_FILE = "state.json", "projector.safetensors", "optimizer.safetensors"
@@ -50,7 +51,9 @@ class CheckpointFolder:
     keep_last: int
 
     def steps(self) -> list[int]:
-        return sorted(int(path.name.removeprefix("step-")) for path in self.root.glob("step-*"))
+        """Of the folders named as we name them; a person's copy beside them is left alone."""
+        names = (re.fullmatch(r"step-(\d{8,})", path.name) for path in self.root.glob("step-*"))
+        return sorted(int(name[1]) for name in names if name)
 
     def path(self, step: int) -> Path:
         return self.root / f"step-{step:08d}"
@@ -68,7 +71,8 @@ class CheckpointFolder:
         must_match: dict[str, str],
         config: dict[str, Any],
     ) -> None:
-        """Publish a checkpoint, then delete all but the newest `keep_last`."""
+        """Publish a checkpoint, then delete all but the newest `keep_last`, and what a killed run left of others."""
+        clear_folders(self.root, "step-*")
         if not self.path(step).exists():
             with publish_folder(self.path(step)) as scratch:
                 save_file(projector_tensors(projector), scratch / PROJECTOR_FILE)
@@ -87,7 +91,7 @@ def find_checkpoint(folder: CheckpointFolder, resume: str) -> Path | None:
 
     A run that would write over the later checkpoints of another one is refused.
     """
-    start = folder.newest() if resume == "auto" else None if resume == "never" else Path(resume)
+    start = folder.newest() if resume == "auto" else None if resume == "never" else Path(resume).expanduser()
     start_step = -1 if start is None else read_state(start).step
     later = [step for step in folder.steps() if step > start_step]
     if later:

@@ -10,7 +10,7 @@ from jsonargparse import ArgumentParser
 
 from cache_store.command_line import command_parser, program_parser, run_program, to_config
 from cache_store.errors import ConfigError
-from cache_store.publish import write_file
+from cache_store.output_file import refuse_output, write_output
 from trainer.config import TrainConfig
 
 EXAMPLES = """\
@@ -65,8 +65,11 @@ def eval_command(config: TrainConfig, options: Any) -> None:
     from trainer.parallel import join_world
     from trainer.session import open_session
 
-    newest = CheckpointFolder(Path(config.run.output) / "checkpoints", config.run.keep_last).newest()
-    checkpoint = Path(options.checkpoint) if options.checkpoint else newest
+    report = Path(options.report).expanduser() if options.report else None
+    if report:
+        refuse_output("report", report, Path(config.cache).expanduser())
+    newest = CheckpointFolder(config.run.folder / "checkpoints", config.run.keep_last).newest()
+    checkpoint = Path(options.checkpoint).expanduser() if options.checkpoint else newest
     if checkpoint is None:
         raise ConfigError(f"run.output: {config.run.output} holds no checkpoint; run `trainer train` first")
     state = read_state(checkpoint)
@@ -79,8 +82,8 @@ def eval_command(config: TrainConfig, options: Any) -> None:
             record = {"checkpoint": str(checkpoint), "step": state.step, **asdict(comparison)}
             record |= {"difference": comparison.difference, "verdict": comparison.verdict}
             print(comparison, json.dumps(record), sep="\n")
-            if options.report:
-                write_file(Path(options.report), json.dumps(record, indent=1).encode() + b"\n")
+            if report:
+                write_output(report, json.dumps(record, indent=1).encode() + b"\n")
 
 
 COMMANDS: dict[str, Callable[[TrainConfig, Any], None]] = {"train": train_command, "eval": eval_command}

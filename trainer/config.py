@@ -6,6 +6,7 @@ no time.
 
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from cache_store.errors import ConfigError
@@ -122,6 +123,11 @@ class RunConfig:
             require(getattr(self, name) >= 1, f"run.{name}", "at least 1", getattr(self, name))
         steps = self.max_steps
         require(steps is None or steps >= 1, "run.max_steps", "at least 1 or null", steps)
+
+    @property
+    def folder(self) -> Path:
+        """`output`, from the user's home where it says so."""
+        return Path(self.output).expanduser()
 
     def total_steps(self, samples: int, batch_size: int) -> int:
         return self.max_steps or math.ceil(self.epochs * samples / batch_size)

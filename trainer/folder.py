@@ -14,11 +14,10 @@ from cache_store.publish import SCRATCH_SUFFIX, make_folder, scratch_path, sync_
 def publish_folder(path: Path) -> Iterator[Path]:
     """Give a scratch folder that becomes `path`, durably, only if the block succeeds.
 
-    There is one writer at a time among siblings, so whatever scratch lies there is of a process that died.
+    It has one writer at a time, so whatever scratch of its name lies there is of a process that died.
     """
     make_folder(path.parent)
-    for leftover in path.parent.glob(f".*{SCRATCH_SUFFIX}"):
-        shutil.rmtree(leftover)
+    clear_folders(path.parent, path.name)
     scratch = scratch_path(path)
     scratch.mkdir()
     try:
@@ -30,6 +29,12 @@ def publish_folder(path: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     sync_folder(path.parent)
+
+
+def clear_folders(parent: Path, name: str) -> None:
+    """Delete the scratch of folders whose name matches the pattern `name`; nothing else in `parent` is ours."""
+    for leftover in parent.glob(f".{name}.*{SCRATCH_SUFFIX}"):
+        shutil.rmtree(leftover)
 
 
 def remove_folder(path: Path) -> None:

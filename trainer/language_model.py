@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from cache_store.errors import ConfigError, ModelError
-from trainer.pretrained import first_line, refuse_missing_folder
+from trainer.pretrained import first_line, pretrained_name
 
 VOCABULARY_CHUNK = 8_192
 FINGERPRINT_VALUES = 4_096
@@ -105,10 +105,9 @@ class LanguageModel(nn.Module):
 
 def load_language_model(name: str, dtype: torch.dtype, device: torch.device) -> LanguageModel:
     """The text model of a hub id or folder, frozen; a multimodal checkpoint's other parts are dropped."""
-    refuse_missing_folder(name)
     try:
         full, loaded = AutoModelForCausalLM.from_pretrained(
-            name, dtype=dtype, output_loading_info=True, use_safetensors=True
+            pretrained_name(name), dtype=dtype, output_loading_info=True, use_safetensors=True
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"model.language_model {name!r} cannot be loaded: {first_line(error)}") from None

@@ -44,7 +44,7 @@ LOG_REFRESH_S = 30.0
 
 def train(config: TrainConfig, world: World, source: LatentSource | None = None) -> None:
     """Train to the last step, or raise Interrupted after a checkpoint; `source` stands in for the cache."""
-    checkpoints = CheckpointFolder(Path(config.run.output) / "checkpoints", config.run.keep_last)
+    checkpoints = CheckpointFolder(config.run.folder / "checkpoints", config.run.keep_last)
     start = find_checkpoint(checkpoints, config.run.resume)
     loop = TrainingLoop(open_session(config, world, source), checkpoints)
     if start is not None:
@@ -58,7 +58,7 @@ class TrainingLoop:
     def __init__(self, session: Session, checkpoints: CheckpointFolder) -> None:
         self.session, self.checkpoints = session, checkpoints
         self.config, self.world = session.config, session.world
-        self.output = Path(self.config.run.output)
+        self.output = self.config.run.folder
         self.model = session.model
         self.parameters = list(self.model.projector.parameters())
         self.optimizer = make_optimizer(self.model.projector, self.config.optim)

@@ -5,10 +5,15 @@ from pathlib import Path
 from cache_store.errors import ModelError
 
 
-def refuse_missing_folder(name: str) -> None:
-    """ModelError for what can only be a folder and is none: a hub id has one slash at most and begins with a name."""
-    if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not Path(name).is_dir():
+def pretrained_name(name: str) -> str:
+    """What transformers is to load: a hub id, or a folder, from the user's home where it says so.
+
+    ModelError for what can only be a folder and is none: a hub id has one slash at most and begins with a name.
+    """
+    path = Path(name).expanduser()
+    if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not path.is_dir():
         raise ModelError(f"model.language_model: no folder {name}")
+    return str(path) if name.startswith("~") else name
 
 
 def first_line(error: Exception) -> str:

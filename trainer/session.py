@@ -7,6 +7,7 @@ import torch
 
 from cache_store import Cache, CacheError, open_cache
 from cache_store.errors import ConfigError
+from cache_store.output_file import refuse_inside
 from cache_store.verify import verify
 from trainer.batches import LatentSource, StepLoader
 from trainer.chat import load_chat_tokenizer
@@ -44,6 +45,7 @@ def open_session(config: TrainConfig, world: World, source: LatentSource | None 
     """Open and check all inputs; `source` stands in for the cache where latents come from elsewhere."""
     micro_batch_size = config.data.micro_batch_size(world.size)
     cache = open_sound_cache(config.cache, world)
+    refuse_inside("run.output", config.run.folder, cache.root)
     text = open_text(config, cache, world)
     split = text.split(config.data.val_fraction)
     announce_split(split, config, world)
@@ -85,6 +87,7 @@ def open_text(config: TrainConfig, cache: Cache, world: World) -> TextStore:
     """The cache's text, tokenised by rank 0 where no run before has done it."""
     chat = load_chat_tokenizer(config.model.language_model, config.model.chat_template, config.data.max_text_tokens)
     folder = text_folder(cache, chat, config.data.text_dir)
+    refuse_inside("data.text_dir", folder, cache.root)
     if world.is_main:
         make_text(folder, cache, chat)
     world.barrier()

@@ -64,7 +64,7 @@ class TextStore:
     """Tokens and labels by sample number."""
 
     def __init__(self, folder: Path) -> None:
-        self.meta = parse_record(TextMeta, (folder / META_FILE).read_bytes(), str(folder / META_FILE))
+        self.meta = read_meta(folder)
         samples, tokens = self.meta.samples, self.meta.tokens
         self.tokens = map_array(folder, "tokens", tokens)
         self.is_label = map_array(folder, "is_label", tokens)
@@ -99,6 +99,14 @@ class TextStore:
         return TextBatch(tokens_NT, sample_L, column_L, tokens_NT[sample_L, column_L])
 
 
+def read_meta(folder: Path) -> TextMeta:
+    try:
+        return parse_record(TextMeta, (folder / META_FILE).read_bytes(), META_FILE)
+    except (OSError, CacheError) as error:
+        problem = f"{META_FILE}: {error.strerror}" if isinstance(error, OSError) else str(error)
+        raise damaged(folder, problem) from None
+
+
 def map_array(folder: Path, name: str, length: int) -> np.ndarray:
     """One of ARRAYS, [length]; CacheError where the file is anything else."""
     try:
@@ -118,7 +126,7 @@ def text_folder(cache: Cache, chat: ChatTokenizer, text_dir: str | None) -> Path
     """Where this text belongs; the name is its key."""
     parts = (TEXT_VERSION, chat.digest, cache.seal.identity)
     key = hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:32]
-    base = cache.root.with_name(f"{cache.root.name}.text") if text_dir is None else Path(text_dir)
+    base = cache.root.with_name(f"{cache.root.name}.text") if text_dir is None else Path(text_dir).expanduser()
     return base / key
 
 

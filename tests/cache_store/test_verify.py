@@ -257,7 +257,7 @@ def test_a_report_never_lands_in_the_cache(cache, tmp_path, capsys):
     before = (cache / "seal.json").read_bytes()
     for path in (cache / "seal.json", tmp_path / "alias/seal.json", cache / "samples/report.json"):
         assert main(["verify", str(cache), "--report", str(path)]) == 2
-        assert f"report: {path} lies in the cache {cache}; name a file elsewhere" in capsys.readouterr().err
+        assert f"report: {path} lies in the cache {cache}; name another place" in capsys.readouterr().err
     assert main(["verify", str(cache), "--report", str(tmp_path)]) == 2
     assert (cache / "seal.json").read_bytes() == before
     assert not verify(cache, "full").findings

@@ -291,6 +291,8 @@ def test_a_foreign_folder_is_never_built_into(build, tmp_path, capsys):
     [
         ({"image__height": 33}, 2, "must be multiples of 8"),
         ({"image__fit": "stretch"}, 2, "fit"),
+        ({"image__height": 8, "image__width": 8 * 2**16 + 8}, 2, "no cache can hold 22 samples of this size"),
+        ({"image__height": 80_000, "image__width": 80_000}, 2, "bytes a sample, more than 1,073,741,824"),
         ({"image__heigth": 32}, 2, "image.heigth"),
         ({"store__samples_per_shard": 0}, 2, "store.samples_per_shard must be in [1,"),
         ({"run__max_reject_fraction": 2.0}, 2, "run.max_reject_fraction must be in"),

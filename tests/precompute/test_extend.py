@@ -185,6 +185,17 @@ def test_an_image_that_changed_is_refused_with_the_flag_too(build, tmp_path, cap
     assert places(tmp_path / "cache") == before
 
 
+def test_a_list_too_long_for_any_cache_is_refused_before_anything_is_touched(build, tmp_path, capsys, monkeypatch):
+    assert build() == 0
+    before = places(tmp_path / "cache")
+    grow(tmp_path)
+    monkeypatch.setattr("cache_store.metadata.MAX_SHARDS", 2)  # a real one too many is a million
+    capsys.readouterr()
+    assert build("--extend") == 2
+    assert "no cache can hold 22 samples of this size: 3 shards, more than 2" in capsys.readouterr().err
+    assert places(tmp_path / "cache") == before
+
+
 def test_rejects_stay_rejected_through_an_extension(build, tmp_path):
     """One in a shard that is kept; it is tried again only if that is asked for."""
     grow(tmp_path, range(SHORT))

@@ -215,7 +215,7 @@ def test_a_zip64_table_of_contents_that_claims_exabytes_is_refused(tmp_path):
         open_image_store(path)
 
 
-def test_a_comment_that_looks_like_an_end_hides_nothing_silently(tmp_path):
+def test_the_last_end_record_counts_as_in_any_reader_of_zips(tmp_path):
     path = make_zip(tmp_path / "images.zip", [("a.jpg", b"pixels")])
     with zipfile.ZipFile(path, "a") as archive:
         archive.comment = b"hello"

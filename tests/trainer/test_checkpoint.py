@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -66,6 +67,20 @@ def test_the_last_few_are_kept(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000015", "step-00000020"]
     state = read_state(folder.path(20))
     assert (state.step, state.position) == (20, 160)
+
+
+def test_a_persons_copy_of_a_checkpoint_is_left_alone(tmp_path: Path) -> None:
+    shutil.copytree(save_steps(tmp_path, 5).path(5), tmp_path / "step-00000005-best")
+    folder = save_steps(tmp_path, 10, keep_last=1)
+    assert folder.steps() == [10]
+    assert (tmp_path / "step-00000005-best").exists()
+
+
+def test_what_a_killed_run_left_goes_with_the_next_checkpoint(tmp_path: Path) -> None:
+    for name in (".step-00000005.1.partial", ".step-00000003.1.partial"):
+        (tmp_path / name).mkdir()
+    save_steps(tmp_path, 10)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000010"]
 
 
 def test_another_run_is_refused_with_what_differs(tmp_path: Path) -> None:

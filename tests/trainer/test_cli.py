@@ -116,6 +116,34 @@ def test_a_wrong_value_names_its_key(option: str, message: str, capsys: pytest.C
     assert "Traceback" not in error
 
 
+def test_nothing_is_written_into_the_cache(
+    cache_path: Path, language_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(cache_path.rglob("*"))
+    inside = str(cache_path / "seal.json")
+    within = make_config(cache_path, language_model, Path(inside))
+    for config in (
+        within,
+        make_config(cache_path, language_model, tmp_path / "run", text_dir=str(cache_path / "text")),
+    ):
+        assert "lies in the cache" in failure(capsys, 2, command(config))
+    config = make_config(cache_path, language_model, tmp_path / "run")
+    assert f"report: {inside} lies in the cache" in failure(capsys, 2, [*command(config, "eval"), f"--report={inside}"])
+    assert sorted(cache_path.rglob("*")) == before
+
+
+def test_a_path_may_begin_at_home(
+    cache_path: Path, language_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "lm").symlink_to(language_model)
+    config = make_config(cache_path, Path("~/lm"), Path("~/run"), max_steps=1, text_dir="~/text")
+    assert main(command(config)) == 0
+    arguments = ["--checkpoint=~/run/checkpoints/step-00000001", "--report=~/eval.json"]
+    assert main([*command(config, "eval"), *arguments]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["eval.json", "lm", "run", "text"]
+
+
 def test_evaluation_without_checkpoint_or_held_out_samples_is_refused(
     cache_path: Path, language_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -127,6 +127,29 @@ def test_a_damaged_array_is_named(tmp_path: Path, folder: Path, name: str, damag
         TextStore(damaged)
 
 
+@pytest.mark.parametrize("damage", [Path.unlink, cut_short])
+def test_a_lost_or_damaged_meta_file_is_named(tmp_path: Path, folder: Path, damage: Callable[[Path], None]) -> None:
+    damaged = shutil.copytree(folder, tmp_path / "damaged")
+    damage(damaged / "meta.json")
+    with pytest.raises(CacheError, match=r"is damaged: meta\.json.*; delete the folder"):
+        TextStore(damaged)
+
+
+def test_nothing_but_its_own_scratch_is_cleared_from_a_folder_of_the_users(
+    tmp_path: Path, cache_path: Path, chat: ChatTokenizer
+) -> None:
+    precious = tmp_path / "texts/.precious.partial/thesis.tex"
+    precious.parent.mkdir(parents=True)
+    precious.touch()
+    cache = open_cache(cache_path)
+    text = text_folder(cache, chat, str(tmp_path / "texts"))
+    left_over = text.with_name(f".{text.name}.1.partial")
+    left_over.mkdir()
+    make_text(text, cache, chat)
+    assert precious.exists()
+    assert not left_over.exists()
+
+
 def test_a_folder_that_cannot_be_made_points_to_text_dir(tmp_path: Path, cache_path: Path, chat: ChatTokenizer) -> None:
     (tmp_path / "file").write_text("")
     cache = open_cache(cache_path)
