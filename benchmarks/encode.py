@@ -24,8 +24,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.record import print_record
 from benchmarks.timing import interleaved_seconds, rates, speedups, spread
 from cache_store.command_line import run_program
-from precompute.encoders import Encoder, EncoderConfig, load_encoder
-from precompute.encoders.config import ComputeDtype
+from precompute.encoders.config import ComputeDtype, EncoderConfig
+from precompute.encoders.encoder import Encoder
+from precompute.encoders.registry import load_encoder
 
 # Axes: N images, Y X pixels.
 

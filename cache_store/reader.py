@@ -21,7 +21,7 @@ from cache_store.errors import CacheError
 from cache_store.formats import shard_format
 from cache_store.metadata import read_seal, read_spec
 from cache_store.regular_file import refuse_irregular
-from cache_store.schema import CACHED, SAMPLES_SCHEMA, ArraySpec, Seal, Spec, samples_file
+from cache_store.schema import CACHED, LATENTS, SAMPLES_SCHEMA, ArraySpec, Seal, Spec, samples_file
 from cache_store.staleness import refuse_other_seal, refuse_unsealed
 from cache_store.tables import read_table
 
@@ -105,7 +105,7 @@ class Cache:
         out: np.ndarray | None = None,
         *,
         check: bool = True,
-        array: str = "latents",
+        array: str = LATENTS,
     ) -> np.ndarray:
         """Samples by number, in the order asked for: [N, C, H, W] in the stored dtype.
 

@@ -23,6 +23,9 @@ SEAL_FILE = "seal.json"
 BUILD_FILE = "build.json"
 COMMITS = "commits"
 
+LATENTS = "latents"
+"""The array that a build writes; version 1 knows no second one."""
+
 StoreFormat = Literal["zarr", "webdataset"]
 StoreDtype = Literal["float16", "bfloat16", "float32"]
 CodecName = Literal["none", "lz4", "zstd"]

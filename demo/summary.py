@@ -10,7 +10,7 @@ from rich.table import Table
 
 from cache_store import open_cache
 from cache_store.metadata import read_commit
-from cache_store.schema import REJECTED, samples_file
+from cache_store.schema import LATENTS, REJECTED, samples_file
 from cache_store.tables import read_table
 from demo.measure import WordAccuracy
 
@@ -46,7 +46,7 @@ class Outcome:
 def read_cache_facts(root: Path) -> CacheFacts:
     cache = open_cache(root)
     shards = range(cache.spec.num_shards)
-    records = [record for shard in shards if (record := read_commit(root, "latents", shard))]
+    records = [record for shard in shards if (record := read_commit(root, LATENTS, shard))]
     rejects: dict[str, str] = {}
     for shard in shards:
         table = read_table(root / samples_file(shard), ["id", "status", "reason"])

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import takewhile
 from math import inf
@@ -23,19 +23,20 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from cache_store.errors import CacheError, ConfigError
-from cache_store.metadata import read_build, read_commit
+from cache_store.errors import CacheError
+from cache_store.metadata import read_commit
 from cache_store.reader import Cache, open_cache
-from cache_store.schema import CACHED, CommitRun, commit_file, samples_file
+from cache_store.schema import CACHED, LATENTS, CommitRun, commit_file, samples_file
 from cache_store.staleness import differing, refuse
 from cache_store.tables import read_table
 from precompute.audit_report import AuditReport, Conditions
 from precompute.comparison import Comparison, differences, source_problem
-from precompute.config import BuildConfig
-from precompute.encoders import Encoder, load_encoder
+from precompute.config import AuditConfig, BuildConfig
+from precompute.encoders.encoder import Encoder
+from precompute.encoders.registry import load_encoder
 from precompute.engines.local import threads_each
 from precompute.images import ignore_decoder_warnings
-from precompute.pipeline import ARRAY, Batch, decoded_batches, library_versions
+from precompute.pipeline import Batch, decoded_batches, library_versions
 from precompute.sources import Source, open_source
 from precompute.tolerance import RELATIVE_TOLERANCE, device_class, root_mean_square
 
@@ -43,29 +44,6 @@ SHARDS_HELD = 16
 """Samples tables in memory at once."""
 
 SEEDS = 2**32
-
-
-@dataclass(frozen=True, kw_only=True)
-class AuditConfig:
-    """Encode a random draw of a cache's samples again and compare; exits 1 if any differs or its image changed."""
-
-    samples: int = 300
-    """How many to draw; 299 without a fault bound the faulty share below 1 %. Each takes its whole planned batch."""
-    seconds: float | None = None
-    """Stop drawing after so long, with the statement that the samples drawn until then allow."""
-    seed: int | None = None
-    """Repeats a draw; chosen at random, and shown, when not given."""
-    device: str | None = None
-    """Where to encode: auto, cpu, cuda or cuda:N; by default as the cache's build was configured."""
-    report: str | None = None
-    """Also write the result to this JSON file."""
-
-    def __post_init__(self) -> None:
-        for name, smallest in (("samples", 1), ("seed", 0)):
-            if (value := getattr(self, name)) is not None and value < smallest:
-                raise ConfigError(f"{name} must be at least {smallest}, got {value}")
-        if self.seconds is not None and not self.seconds > 0:
-            raise ConfigError(f"seconds must be more than 0, got {self.seconds}")
 
 
 def audit(root: Path, config: AuditConfig, stop: threading.Event, on_drawn: Callable[[int], object]) -> AuditReport:
@@ -78,7 +56,7 @@ def audit(root: Path, config: AuditConfig, stop: threading.Event, on_drawn: Call
     cache = open_cache(root)
     if not len(cache):
         raise CacheError(f"{root} holds no cached sample; there is nothing to audit")
-    built = BuildConfig.from_record(root, read_build(root).config)
+    built = BuildConfig.of_cache(root)
     source = open_source(built.source)
     encoder = load_encoder(replace(built.encoder, device=config.device or built.encoder.device), built.image.range)
     refuse_other_encoder(cache, built, encoder)
@@ -89,7 +67,7 @@ def audit(root: Path, config: AuditConfig, stop: threading.Event, on_drawn: Call
 
 def refuse_other_encoder(cache: Cache, built: BuildConfig, encoder: Encoder) -> None:
     """StaleError with a table of what the recorded encoder and recipe are now, and were."""
-    before = cache.spec.arrays[ARRAY]
+    before = cache.spec.arrays[LATENTS]
     now = msgspec.structs.replace(before, image=built.image.recipe, encoder=encoder.identity)
     if differences := differing(msgspec.to_builtins(before), msgspec.to_builtins(now)):
         refuse(
@@ -117,9 +95,9 @@ class Auditor:
 
     def __init__(self, cache: Cache, source: Source, encoder: Encoder, pool: ThreadPoolExecutor) -> None:
         self._cache, self._source, self._encoder, self._pool = cache, source, encoder, pool
-        self._array = cache.spec.arrays[ARRAY]
+        self._array = cache.spec.arrays[LATENTS]
         self._ends = np.cumsum(cache.seal.cached_per_shard)
-        self._rms = root_mean_square(cache.seal.arrays[ARRAY])
+        self._rms = root_mean_square(cache.seal.arrays[LATENTS])
         self._planned = lru_cache(maxsize=SHARDS_HELD)(self._read_planned)
         self._runs: dict[int, CommitRun] = {}
         """How the shards that were looked at came to be."""
@@ -192,9 +170,11 @@ class Auditor:
     def _relative_tolerance(self, shard: int) -> float:
         """For this shard's device and ours."""
         if shard not in self._runs:
-            record = read_commit(self._cache.root, ARRAY, shard)
+            record = read_commit(self._cache.root, LATENTS, shard)
             if record is None:
-                raise CacheError(f"{commit_file(ARRAY, shard)} is missing; run `cache-store verify {self._cache.root}`")
+                raise CacheError(
+                    f"{commit_file(LATENTS, shard)} is missing; run `cache-store verify {self._cache.root}`"
+                )
             self._runs[shard] = record.run
         devices = device_class(self._runs[shard].device, str(self._encoder.device))
         return RELATIVE_TOLERANCE[self._array.encoder.compute_dtype, devices]

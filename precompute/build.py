@@ -18,17 +18,17 @@ from cache_store.errors import ConfigError, Interrupted, SourceError
 from cache_store.metadata import clear_dead_scratch, has_cache, spec_problems, write_build, write_spec
 from cache_store.plan import plan_digest
 from cache_store.record import FORMAT_VERSION
-from cache_store.schema import PLAN_FILE, ArraySpec, CommitRecord, Seal, Spec
+from cache_store.schema import LATENTS, PLAN_FILE, ArraySpec, CommitRecord, Seal, Spec
 from cache_store.seal import seal_cache
 from precompute.acts import Acts
 from precompute.config import BuildConfig
-from precompute.encoders import Encoder, load_encoder
+from precompute.encoders.encoder import Encoder
+from precompute.encoders.registry import load_encoder
 from precompute.engines.local import run_local
 from precompute.examine import examine_images
 from precompute.extend import extend
 from precompute.images import ignore_decoder_warnings
 from precompute.kept import find_kept, restore_metadata, sound_seal, unseal, write_plan_of
-from precompute.pipeline import ARRAY
 from precompute.plan import make_plan, some
 from precompute.progress import BuildProgress, say
 from precompute.restored import refuse_other_shards, unremembered_shards
@@ -86,7 +86,7 @@ def build(config: BuildConfig, acts: Acts | None = None) -> Summary:
     """
     ignore_decoder_warnings()
     root, acts = config.root, acts or Acts()
-    refuse_foreign_folder(root, [ARRAY], "cache")
+    refuse_foreign_folder(root, [LATENTS], "cache")
     source = open_source(config.source)
     encoder = load_encoder(config.encoder, config.image.range)
     found = make_plan(source.samples())
@@ -123,7 +123,7 @@ def go_on(config: BuildConfig, make_spec: MakeSpec, source: Source, found: pa.Ta
     refuse_other_spec(root, samples.cached, spec, acts)
     refuse_unknown_shards(root, spec, acts.rebuild)
     kept = find_kept(root, spec, samples.plan, without={samples.open_shard})
-    recipe = spec.arrays[ARRAY].image
+    recipe = spec.arrays[LATENTS].image
     retry = try_rejected(root, kept.records, source, recipe, threads) if acts.retry_rejected else None
     again = {*acts.rebuild, *(retry.rejected_before if retry else ())}
     examine_images(root, samples, source, acts, again={*again, *kept.damaged}, threads=threads)
@@ -227,7 +227,7 @@ def spec_of(config: BuildConfig, array: ArraySpec, plan: pa.Table) -> Spec:
         rows=plan.num_rows,
         samples_per_shard=config.store.samples_per_shard,
         plan_digest=plan_digest([plan]),
-        arrays={ARRAY: array},
+        arrays={LATENTS: array},
     )
     if problems := spec_problems(spec):
         raise ConfigError(f"no cache can hold {plan.num_rows:,} samples of this size: {'; '.join(problems)}")

@@ -16,6 +16,7 @@ from cache_store.errors import ConfigError, Interrupted
 from cache_store.gallery.command import gallery_parser, show_gallery
 from cache_store.output_file import refuse_output, write_output
 from precompute.acts import Acts
+from precompute.config import AuditConfig, BuildConfig, DecodedGalleryConfig, RepairConfig
 
 EXAMPLES = """\
   precompute build --config configs/llava_cc3m.yaml
@@ -55,11 +56,6 @@ def run(argv: Sequence[str]) -> int:
 
 def build_parsers() -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
     """The program's parser and those of its commands."""
-    from precompute.audit import AuditConfig  # pulls in torch
-    from precompute.config import BuildConfig
-    from precompute.gallery import DecodedGalleryConfig
-    from precompute.repair import RepairConfig
-
     parser = program_parser("precompute", "Encode every image once, with a frozen VAE, into a cache.", EXAMPLES)
     build = command_parser(BuildConfig, "Plan, encode and seal a cache; run again to resume.")
     for flag, meaning in FLAGS.items():
@@ -84,7 +80,6 @@ def build_parsers() -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
 
 def build_command(parser: ArgumentParser, options: Any, argv: Sequence[str]) -> int:
     from precompute.build import build
-    from precompute.config import BuildConfig
 
     config, acts = to_config(BuildConfig, parser, options), read_acts(options, argv)
     show(build(config, acts), config.cache)
@@ -105,7 +100,7 @@ def read_acts(options: Any, argv: Sequence[str]) -> Acts:
 
 
 def repair_command(parser: ArgumentParser, options: Any, argv: Sequence[str]) -> int:
-    from precompute.repair import RepairConfig, repair
+    from precompute.repair import repair
 
     config = to_config(RepairConfig, parser, options)
     show(repair(Path(options.cache).expanduser(), config), options.cache)
@@ -113,7 +108,7 @@ def repair_command(parser: ArgumentParser, options: Any, argv: Sequence[str]) ->
 
 
 def audit_command(parser: ArgumentParser, options: Any, argv: Sequence[str]) -> int:
-    from precompute.audit import AuditConfig, audit
+    from precompute.audit import audit
     from precompute.audit_report import report_lines
 
     config = to_config(AuditConfig, parser, options)
@@ -134,7 +129,7 @@ def audit_command(parser: ArgumentParser, options: Any, argv: Sequence[str]) -> 
 
 
 def gallery_command(parser: ArgumentParser, options: Any, argv: Sequence[str]) -> int:
-    from precompute.gallery import DecodedGalleryConfig, gallery
+    from precompute.gallery import gallery
 
     show_gallery(gallery(Path(options.cache).expanduser(), to_config(DecodedGalleryConfig, parser, options)))
     return 0

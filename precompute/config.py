@@ -1,15 +1,22 @@
-"""A build's configuration: what `precompute build` reads from YAML and the command line."""
+"""What each command of `precompute` is told, by YAML or on the command line.
+
+The commands' own sections stand together here, without torch, so that `--help` and a config error take no time.
+"""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, Self
 
+import msgspec
+
 from cache_store.errors import CacheError, ConfigError
 from cache_store.formats import format_named
+from cache_store.gallery.config import GalleryConfig
+from cache_store.metadata import read_build
 from cache_store.processes import usable_cores
 from cache_store.schema import BUILD_FILE, MAX_SAMPLES_PER_SHARD, CodecName, StoreDtype, StoreFormat
-from precompute.encoders import EncoderConfig
+from precompute.encoders.config import EncoderConfig
 from precompute.images import ImageConfig
 from precompute.sources import SourceConfig
 
@@ -67,6 +74,23 @@ class RunConfig:
         return max(1, usable_cores() // workers)
 
 
+SECTIONS = {"source": SourceConfig, "encoder": EncoderConfig, "image": ImageConfig, "store": StoreConfig}
+"""What a cache remembers of its build."""
+
+
+def recorded_section(root: Path, config: Mapping[str, Any], name: str) -> Any:
+    """One section of a record as its dataclass; CacheError for fields, types or values that this version has not."""
+    section = SECTIONS[name]
+    try:
+        made: Any = msgspec.convert(config[name], section, strict=True)
+        problem = ", ".join(sorted({*config[name]} - {field.name for field in fields(section)}))
+    except (KeyError, msgspec.ValidationError) as error:
+        problem = str(error)
+    if problem:
+        raise CacheError(f"{root / BUILD_FILE} holds no config of this version: {name}: {problem}")
+    return made
+
+
 @dataclass(frozen=True, kw_only=True)
 class BuildConfig:
     """Encode every image of a source once, into a sealed cache; run again to resume."""
@@ -89,13 +113,10 @@ class BuildConfig:
         return Path(self.cache).expanduser()
 
     @classmethod
-    def from_record(cls, root: Path, config: Mapping[str, Any]) -> Self:
+    def of_cache(cls, root: Path) -> Self:
         """The config of an existing cache, from what `recorded` kept; CacheError where this version reads it not."""
-        sections = {"source": SourceConfig, "encoder": EncoderConfig, "image": ImageConfig, "store": StoreConfig}
-        try:
-            made = {name: section(**config[name]) for name, section in sections.items()}
-        except (KeyError, TypeError) as error:
-            raise CacheError(f"{root / BUILD_FILE} holds no config of this version: {error}") from None
+        config = read_build(root).config
+        made = {name: recorded_section(root, config, name) for name in SECTIONS}
         # What was rejected once has been accepted: the same shards reject the same samples again.
         return cls(cache=str(root), run=RunConfig(max_reject_fraction=1.0), **made)
 
@@ -110,3 +131,62 @@ class BuildConfig:
             if value is not None and Path(value).expanduser().exists():  # a model may be a hub id
                 record[section][name] = str(Path(value).expanduser().absolute())
         return record
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepairConfig:
+    """What to build again."""
+
+    report: str | None = None
+    """A report that `cache-store verify --report` wrote; every shard it names is built again."""
+    shards: int | list[int] | None = None
+    """Shards to build again, by number, with or without a report: 17, or [3, 17]."""
+
+    def __post_init__(self) -> None:
+        if self.report is None and self.shards in (None, []):
+            raise ConfigError("name what to repair: --report FILE (from `cache-store verify --report`) or --shards")
+
+    @property
+    def named(self) -> list[int]:
+        """Shards asked for by number."""
+        return [self.shards] if isinstance(self.shards, int) else self.shards or []
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditConfig:
+    """Encode a random draw of a cache's samples again and compare; exits 1 if any differs or its image changed."""
+
+    samples: int = 300
+    """How many to draw; 299 without a fault bound the faulty share below 1 %. Each takes its whole planned batch."""
+    seconds: float | None = None
+    """Stop drawing after so long, with the statement that the samples drawn until then allow."""
+    seed: int | None = None
+    """Repeats a draw; chosen at random, and shown, when not given."""
+    device: str | None = None
+    """Where to encode: auto, cpu, cuda or cuda:N; by default as the cache's build was configured."""
+    report: str | None = None
+    """Also write the result to this JSON file."""
+
+    def __post_init__(self) -> None:
+        for name, smallest in (("samples", 1), ("seed", 0)):
+            if (value := getattr(self, name)) is not None and value < smallest:
+                raise ConfigError(f"{name} must be at least {smallest}, got {value}")
+        if self.seconds is not None and not self.seconds > 0:
+            raise ConfigError(f"seconds must be more than 0, got {self.seconds}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodedGalleryConfig(GalleryConfig):
+    """Show rows of a cache on one self-contained HTML page; with --decode, beside what the VAE makes of them."""
+
+    decode: bool = False
+    """Add decoded images, error maps and PSNR."""
+    model: str | None = None
+    """Where the VAE is now, if not where the build found it: a hub id or a folder."""
+    device: str = "auto"
+    """Where to decode: auto (a GPU if there is one), cpu, cuda or cuda:N."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.decode and (self.model is not None or self.device != "auto"):
+            raise ConfigError("--model and --device are for --decode; add it or leave them out")

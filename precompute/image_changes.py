@@ -11,11 +11,10 @@ from tqdm import tqdm
 
 from cache_store.errors import CacheError
 from cache_store.metadata import read_commit
-from cache_store.schema import REJECTED, Spec, samples_file
+from cache_store.schema import LATENTS, REJECTED, Spec, samples_file
 from cache_store.tables import read_table
 from cache_store.verify_shard import file_finding
 from precompute.images import content_sha256
-from precompute.pipeline import ARRAY
 from precompute.rejects import Rejected
 from precompute.sources import Source
 
@@ -89,7 +88,7 @@ def remembered_samples(root: Path, shard: int, planned: pa.Table) -> list[dict[s
     """A committed shard's samples; none where the shard is not committed, or damaged and built again anyway."""
     columns = ["id", "uri", "content_sha256", "status"]
     try:
-        record = read_commit(root, ARRAY, shard)
+        record = read_commit(root, LATENTS, shard)
         files = record.content.files if record else ()
         if not any(file.path == samples_file(shard) and file_finding(root, file, "full") is None for file in files):
             return []

@@ -13,6 +13,7 @@ from cache_store.metadata import read_build, read_seal, write_build
 from cache_store.plan import plan_digest, write_plan
 from cache_store.publish import withdraw, write_file
 from cache_store.schema import (
+    LATENTS,
     PLAN_FILE,
     SEAL_FILE,
     CommitRecord,
@@ -23,7 +24,6 @@ from cache_store.schema import (
 from cache_store.verify import metadata_findings
 from cache_store.verify_shard import kept_record
 from precompute.config import BuildConfig
-from precompute.pipeline import ARRAY
 from precompute.progress import say
 
 
@@ -50,14 +50,14 @@ def find_kept(root: Path, spec: Spec, plan: pa.Table, without: Container[int | N
 
 def usable_record(root: Path, spec: Spec, shard: int, plan: pa.Table) -> tuple[CommitRecord | None, str | None]:
     """A shard's record, and why the shard cannot be kept: its samples must be the plan's, too."""
-    record, problem = kept_record(root, spec, ARRAY, shard)
+    record, problem = kept_record(root, spec, LATENTS, shard)
     rows = spec.shard_rows(shard)
     if (
         record is not None
         and problem is None
         and record.content.plan_digest != plan_digest([plan.slice(rows.start, len(rows))])
     ):
-        problem = str(Finding(shard=shard, file=commit_file(ARRAY, shard), problem="was made for other samples"))
+        problem = str(Finding(shard=shard, file=commit_file(LATENTS, shard), problem="was made for other samples"))
     return record, problem
 
 

@@ -24,15 +24,13 @@ import torch
 
 from cache_store.errors import Interrupted, SourceError
 from cache_store.plan import PlanFile
-from cache_store.schema import CommitRecord, ImageRecipe, Spec
+from cache_store.schema import LATENTS, CommitRecord, ImageRecipe, Spec
 from cache_store.shard_builder import Outcome, ShardBuilder
-from precompute.encoders import Encoder
+from precompute.encoders.encoder import Encoder
 from precompute.images import MID_GREY, content_sha256, decode_image, fit_image, to_pixels
 from precompute.rejects import Rejected
 from precompute.sources import Source
 from precompute.sources.archive import MISSING
-
-ARRAY = "latents"
 
 BATCHES_AHEAD = 3
 """Decoded batches that wait for the encoder; with one being encoded and two being written, memory's bound."""
@@ -57,8 +55,8 @@ class Batch:
     """A planned batch: images decode into it from several threads, each into its own place."""
 
     def __init__(self, spec: Spec, planned: pa.Table, shard: int, start: int, stop: int) -> None:
-        recipe = spec.arrays[ARRAY].image
-        latent_height, latent_width = spec.arrays[ARRAY].shape[1:]
+        recipe = spec.arrays[LATENTS].image
+        latent_height, latent_width = spec.arrays[LATENTS].shape[1:]
         self.shard, self.planned, self.start, self.stop = shard, planned, start, stop
         count = stop - start
         self.pixels_NYX3 = np.full((count, recipe.height, recipe.width, 3), MID_GREY, np.uint8)
@@ -125,7 +123,7 @@ class ShardSink:
     def _write(self, batch: Batch, latent_NCHW: torch.Tensor) -> None:
         if batch.is_first:
             self._started = batch.encoding_since
-            builder = ShardBuilder(self._root, self._spec, ARRAY, batch.shard, batch.planned)
+            builder = ShardBuilder(self._root, self._spec, LATENTS, batch.shard, batch.planned)
             self._builder = self._shard.enter_context(builder)
         rgb = batch.rgb_Nhw3.astype(np.float32) / 255.0
         self._builder.append(latent_NCHW.cpu().numpy(), rgb, batch.wait())
@@ -148,7 +146,7 @@ def library_versions() -> dict[str, str]:
 
 def planned_batches(root: Path, spec: Spec, shards: Iterable[int]) -> Iterator[Batch]:
     """Every batch of the given shards, in order, not yet decoded."""
-    size = spec.arrays[ARRAY].encoder.batch_size
+    size = spec.arrays[LATENTS].encoder.batch_size
     plan = PlanFile(root)
     for shard in shards:
         planned = plan.shard(shard)
@@ -201,7 +199,7 @@ def encode_shards(
     decoders = ThreadPoolExecutor(decode_threads, thread_name_prefix="decode")
     writer = ThreadPoolExecutor(1, thread_name_prefix="write")
     try:
-        batches = decoded_batches(planned_batches(root, spec, shards), decoders, source, spec.arrays[ARRAY].image)
+        batches = decoded_batches(planned_batches(root, spec, shards), decoders, source, spec.arrays[LATENTS].image)
         for batch, waited_s, elapsed_s in timed(batches, encoder.device):
             if stop.is_set():
                 raise Interrupted("the shard in hand was dropped; run the same command again to go on")

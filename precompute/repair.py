@@ -1,37 +1,17 @@
 """`precompute repair`: build again what a verification named, and nothing else."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from cache_store.errors import CacheError, ConfigError
 from cache_store.findings import Report
-from cache_store.metadata import has_cache, read_build
+from cache_store.metadata import has_cache
 from cache_store.staleness import differing, refuse
 from precompute.acts import Acts
 from precompute.build import Summary, build
-from precompute.config import BuildConfig
+from precompute.config import BuildConfig, RepairConfig
 from precompute.kept import sound_seal
-
-
-@dataclass(frozen=True, kw_only=True)
-class RepairConfig:
-    """What to build again."""
-
-    report: str | None = None
-    """A report that `cache-store verify --report` wrote; every shard it names is built again."""
-    shards: int | list[int] | None = None
-    """Shards to build again, by number, with or without a report: 17, or [3, 17]."""
-
-    def __post_init__(self) -> None:
-        if self.report is None and self.shards in (None, []):
-            raise ConfigError("name what to repair: --report FILE (from `cache-store verify --report`) or --shards")
-
-    @property
-    def named(self) -> list[int]:
-        """Shards asked for by number."""
-        return [self.shards] if isinstance(self.shards, int) else self.shards or []
 
 
 def repair(root: Path, config: RepairConfig) -> Summary:
@@ -44,7 +24,7 @@ def repair(root: Path, config: RepairConfig) -> Summary:
     if not has_cache(root):
         raise CacheError(f"{root} holds no cache; make one with `precompute build`")
     rebuild = {*config.named, *(shards_of(Path(config.report).expanduser(), root) if config.report else ())}
-    build_config = BuildConfig.from_record(root, read_build(root).config)
+    build_config = BuildConfig.of_cache(root)
     return build(build_config, Acts(rebuild=rebuild, as_sealed=True, new_samples="leave out"))
 
 

@@ -13,10 +13,9 @@ from cache_store.errors import CacheError
 from cache_store.metadata import read_commit
 from cache_store.publish import withdraw, write_file
 from cache_store.record import canonical_json, record_digest
-from cache_store.schema import SEAL_FILE, CommitRecord, Seal, Spec, commit_file
+from cache_store.schema import LATENTS, SEAL_FILE, CommitRecord, Seal, Spec, commit_file
 from cache_store.seal import read_contents
 from precompute.image_changes import remembered_samples
-from precompute.pipeline import ARRAY
 from precompute.plan import some
 
 
@@ -51,8 +50,8 @@ def other_shards(root: Path, spec: Spec, sealed: Seal | None, rebuilt: Sequence[
     """Rebuilt shards that are not as sealed; none where the seal is at fault itself, as one of no kept shard is."""
     if sealed is None or sealed.spec_digest != spec.digest or not rebuilt:
         return []
-    digests = [record_digest(content) for content in read_contents(root, spec, ARRAY)]
-    pairs = enumerate(zip(digests, sealed.commits.get(ARRAY, ()), strict=False))
+    digests = [record_digest(content) for content in read_contents(root, spec, LATENTS)]
+    pairs = enumerate(zip(digests, sealed.commits.get(LATENTS, ()), strict=False))
     others = {shard for shard, (now, before) in pairs if now != before}
     kept = set(range(spec.num_shards)) - set(rebuilt)
     return [] if kept and kept <= others else sorted(others & set(rebuilt))
@@ -60,7 +59,7 @@ def other_shards(root: Path, spec: Spec, sealed: Seal | None, rebuilt: Sequence[
 
 def delete_shard(root: Path, shard: int) -> None:
     """Record first: it vouches for the files."""
-    record = read_commit(root, ARRAY, shard)
-    withdraw(root / commit_file(ARRAY, shard))
+    record = read_commit(root, LATENTS, shard)
+    withdraw(root / commit_file(LATENTS, shard))
     for file in record.content.files if record else ():
         withdraw(root / file.path)

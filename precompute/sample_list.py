@@ -10,11 +10,10 @@ import pyarrow as pa
 from cache_store.errors import CacheError, NewerFormatError
 from cache_store.metadata import read_commit, read_seal, read_spec
 from cache_store.plan import DIGESTED, plan_digest, read_plan
-from cache_store.schema import BUILD_FILE, PLAN_FILE, SEAL_FILE, SPEC_FILE, Spec, samples_file
+from cache_store.schema import BUILD_FILE, LATENTS, PLAN_FILE, SEAL_FILE, SPEC_FILE, Spec, samples_file
 from cache_store.tables import read_table
 from cache_store.verify_shard import file_finding
 from precompute.acts import Acts
-from precompute.pipeline import ARRAY
 from precompute.plan import compare_plans, in_order_of
 from precompute.progress import say
 from precompute.stale import refuse_grown_list, refuse_other_list
@@ -119,7 +118,7 @@ def vouches_for(root: Path, spec: Spec) -> bool:
         return read_seal(root).spec_digest == spec.digest
     with contextlib.suppress(CacheError):
         if plan_digest([read_plan(root)]) == spec.plan_digest:
-            records = (read_commit(root, ARRAY, shard) for shard in range(spec.num_shards))
+            records = (read_commit(root, LATENTS, shard) for shard in range(spec.num_shards))
             return any(record is not None and record.content.recipe_digest == spec.recipe_digest for record in records)
     return False
 

@@ -37,6 +37,12 @@ def test_cache_store_never_imports_torch():
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
+@pytest.mark.parametrize(("program", "parser"), [("precompute", "build_parsers"), ("trainer", "build_parser")])
+def test_help_does_not_import_torch(program, parser):
+    code = f"import sys; from {program}.cli import {parser}; {parser}(); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
 @pytest.mark.parametrize("module", ["precompute", "cache_store", "trainer"])
 def test_no_pickle_is_ever_loaded(module):
     """Guarantee 8: no call is one that could load one."""

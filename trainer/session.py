@@ -8,6 +8,7 @@ import torch
 from cache_store import Cache, CacheError, open_cache
 from cache_store.errors import ConfigError
 from cache_store.output_file import refuse_inside
+from cache_store.schema import LATENTS
 from cache_store.verify import verify
 from trainer.batches import LatentSource, StepLoader
 from trainer.chat import load_chat_tokenizer
@@ -118,7 +119,7 @@ def make_projector(config: TrainConfig, cache: Cache, language: LanguageModel, l
     """A new projector, its output matched to the token embeddings on a fixed draw of training samples."""
     mean, std = latent_statistics(cache)
     projector = Projector(
-        latent_shape=cache.spec.arrays["latents"].shape,
+        latent_shape=cache.spec.arrays[LATENTS].shape,
         width=language.width,
         layout=config.model.layout,
         shape=config.model.projector,
@@ -134,7 +135,7 @@ def make_projector(config: TrainConfig, cache: Cache, language: LanguageModel, l
 
 def latent_statistics(cache: Cache) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each latent channel: the encoder's own, or measured where it states none."""
-    array, summary = cache.spec.arrays["latents"], cache.seal.arrays["latents"]
+    array, summary = cache.spec.arrays[LATENTS], cache.seal.arrays[LATENTS]
     if array.encoder.latents_mean:
         return array.encoder.latents_mean, array.encoder.latents_std
     channels = array.shape[0] // 2 if array.encoder.posterior == "moments" else array.shape[0]

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cache_store.errors import ConfigError
+from cache_store.schema import LATENTS
 
 MAX_ROWS = 256
 """Of each kind; a page of so many is 20 MB."""
@@ -21,7 +22,7 @@ class GalleryConfig:
     """Equal seeds draw equal rows."""
     sheets: str | None = None
     """Folder of the contact sheets; by default they lie beside the page."""
-    array: str = "latents"
+    array: str = LATENTS
     """Array of the cache to show."""
 
     def __post_init__(self) -> None:

@@ -1,26 +1,24 @@
 """The images that a cache was made from, read by whoever knows how.
 
 `cache_store` knows no sources. A package that does (`precompute`) names, in the entry point group `encode_once.images`,
-a function from the config that `build.json` remembers to a reader of images by uri.
+a function from a cache's folder to a reader of its images by uri.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
 
 from PIL import Image
 
 from cache_store.errors import SourceError
-from cache_store.metadata import read_build
 
 GROUP = "encode_once.images"
 
 ReadImage = Callable[[str], tuple[Image.Image, str]]
 """From a uri to the image as the encoder saw it, and the SHA-256 of its file; SourceError where there is none."""
 
-OpenImages = Callable[[Mapping[str, Any]], ReadImage]
-"""From a recorded config to a reader; EncodeOnceError where the sources cannot be had."""
+OpenImages = Callable[[Path], ReadImage]
+"""From a cache's folder to a reader; EncodeOnceError where the sources cannot be had."""
 
 
 def open_source_images(root: Path) -> ReadImage:
@@ -32,4 +30,4 @@ def open_source_images(root: Path) -> ReadImage:
         open_images: OpenImages = opener.load()
     except ImportError as error:
         raise SourceError(f"{opener.value} cannot be loaded here: {error}") from None
-    return open_images(read_build(root).config)
+    return open_images(root)

@@ -1,11 +1,12 @@
 """The `encoder:` section of a build's config."""
 
 from dataclasses import dataclass
-from typing import Literal
-
-import torch
+from typing import TYPE_CHECKING, Literal
 
 from cache_store.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch  # it takes seconds to import, and `--help` needs none of it
 
 Posterior = Literal["mean", "moments"]
 ComputeDtype = Literal["float32", "bfloat16"]
@@ -45,12 +46,16 @@ class EncoderConfig:
             raise ConfigError("encoder.compile needs encoder.fold: true; diffusers' own path is not compiled")
 
     @property
-    def torch_dtype(self) -> torch.dtype:
+    def torch_dtype(self) -> "torch.dtype":
+        import torch
+
         return {"float32": torch.float32, "bfloat16": torch.bfloat16}[self.compute_dtype]
 
     @property
-    def torch_device(self) -> torch.device:
+    def torch_device(self) -> "torch.device":
         """The device meant; ConfigError when this host has no such device."""
+        import torch
+
         if self.device == "auto":
             return torch.device("cuda" if torch.cuda.is_available() else "cpu")
         kind, _, index = self.device.partition(":")

@@ -20,12 +20,14 @@ import torch
 
 from cache_store.errors import EncodeOnceError, Interrupted
 from cache_store.processes import die_with_parent
-from cache_store.schema import Spec
+from cache_store.schema import LATENTS, Spec
 from cache_store.staleness import differing, refuse
 from precompute.config import BuildConfig
-from precompute.encoders import Encoder, EncoderConfig, load_encoder
+from precompute.encoders.config import EncoderConfig
+from precompute.encoders.encoder import Encoder
+from precompute.encoders.registry import load_encoder
 from precompute.images import ignore_decoder_warnings
-from precompute.pipeline import ARRAY, Progress, encode_shards
+from precompute.pipeline import Progress, encode_shards
 from precompute.sources import Source, open_source
 
 POLL_S = 0.2
@@ -174,8 +176,8 @@ def work(index: int, config: BuildConfig, spec: Spec, workers: int, shards: Any,
 
 
 def refuse_other_encoder(encoder: Encoder, spec: Spec) -> None:
-    if encoder.identity != spec.arrays[ARRAY].encoder:
-        planned, loaded = (msgspec.to_builtins(each) for each in (spec.arrays[ARRAY].encoder, encoder.identity))
+    if encoder.identity != spec.arrays[LATENTS].encoder:
+        planned, loaded = (msgspec.to_builtins(each) for each in (spec.arrays[LATENTS].encoder, encoder.identity))
         summary = "encoder.model changed while the build was starting"
         refuse(summary, differing(planned, loaded), ["run the same command again"], held="when planned")
 

@@ -22,7 +22,7 @@ from precompute.audit import draw
 from precompute.audit_report import upper_bound
 from precompute.cli import main
 from precompute.comparison import differences
-from precompute.encoders import Encoder
+from precompute.encoders.encoder import Encoder
 from precompute.tolerance import RELATIVE_TOLERANCE, device_class
 from tests.precompute.conftest import (
     BROKEN,

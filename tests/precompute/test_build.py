@@ -17,7 +17,8 @@ from PIL import Image
 from cache_store import open_cache
 from cache_store.verify import verify
 from precompute.cli import main
-from precompute.encoders import EncoderConfig, load_encoder
+from precompute.encoders.config import EncoderConfig
+from precompute.encoders.registry import load_encoder
 from precompute.images import ImageConfig, decode_image, fit_image, to_pixels
 from tests.precompute.conftest import (
     BROKEN,

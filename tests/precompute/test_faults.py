@@ -27,7 +27,8 @@ from cache_store.formats import shard_format
 from cache_store.metadata import read_commit, read_spec
 from cache_store.schema import SEAL_FILE, StoreFormat
 from precompute.cli import main
-from precompute.encoders import Encoder, load_encoder
+from precompute.encoders.encoder import Encoder
+from precompute.encoders.registry import load_encoder
 from tests.precompute.conftest import (
     BROKEN,
     assert_same_as_undisturbed,

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from cache_store.errors import EncodeOnceError, ModelError, SourceError, StaleError
 from cache_store.gallery.exhibits import Showcase
 from cache_store.gallery.pictures import psnr
-from cache_store.metadata import read_build
+from cache_store.metadata import write_build
 from cache_store.reader import open_cache
 from precompute.cli import main
 from precompute.gallery import DecodedGalleryConfig, open_decoder
@@ -54,7 +54,7 @@ def test_decoded_rows_and_their_psnr_are_those_of_the_model(cache, vae_path):
     showcase = Showcase(
         cache=opened,
         array="latents",
-        read_image=open_source_images(read_build(cache).config),
+        read_image=open_source_images(cache),
         decode=open_decoder(cache, decoding()),
     )
     exhibits = showcase.cached(numbers)
@@ -137,7 +137,8 @@ def test_source_images_are_upright_and_fitted(tmp_path):
     exif = picture.getexif()
     exif[0x0112] = 3  # turned by 180 degrees
     picture.save(tmp_path / "turned.png", exif=exif)
-    read = open_source_images({"source": {"kind": "folder", "path": str(tmp_path)}, "image": {"height": 8, "width": 8}})
+    write_build(tmp_path / "cache", recorded(tmp_path))
+    read = open_source_images(tmp_path / "cache")
     image, _ = read("turned.png")
     assert image.size == (8, 8)
     assert [image.getpixel((4, y)) for y in (1, 6)] == [(0, 0, 255), (255, 0, 0)]
@@ -147,9 +148,26 @@ def test_source_images_are_upright_and_fitted(tmp_path):
         read("../turned.png")
 
 
+def recorded(images: Path, **image: object) -> dict[str, object]:
+    return {
+        "source": {"kind": "folder", "path": str(images)},
+        "encoder": {"model": "org/name"},
+        "image": {"height": 8, "width": 8, **image},
+        "store": {},
+    }
+
+
 @pytest.mark.parametrize(
-    "config", [{}, {"source": {"kind": "folder"}, "image": {}}, {"source": {"kind": "folder", "path": "/nowhere"}}]
+    ("config", "problem"),
+    [
+        ({}, r"build\.json holds no config of this version: .*source"),
+        (recorded(Path("/nowhere")), "does not exist"),
+        (recorded(Path("/tmp"), resample="nearest"), r"build\.json holds no config of this version: image: .*resample"),
+        (recorded(Path("/tmp"), height="8"), r"build\.json holds no config of this version: image: .*height"),
+        (recorded(Path("/tmp"), heigth=8), r"build\.json holds no config of this version: image: .*heigth"),
+    ],
 )
-def test_a_source_that_cannot_be_had_is_a_named_error(config):
-    with pytest.raises(EncodeOnceError, match=r"build\.json holds no config|does not exist"):
-        open_source_images(config)
+def test_a_source_that_cannot_be_had_is_a_named_error(tmp_path, config, problem):
+    write_build(tmp_path / "cache", config)
+    with pytest.raises(EncodeOnceError, match=problem):
+        open_source_images(tmp_path / "cache")

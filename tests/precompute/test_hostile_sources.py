@@ -13,7 +13,8 @@ from cache_store.errors import CacheError, ModelError, SourceError
 from cache_store.reader import open_cache
 from cache_store.verify import verify
 from precompute.cli import main
-from precompute.encoders import EncoderConfig, load_encoder
+from precompute.encoders.config import EncoderConfig
+from precompute.encoders.registry import load_encoder
 from precompute.plan import make_plan
 from precompute.sources import SourceConfig, open_source
 from tests.make_cache import make_cache

@@ -14,7 +14,8 @@ from cache_store import open_cache
 from cache_store.plan import PlanFile
 from precompute.build import build
 from precompute.config import BuildConfig, RunConfig, StoreConfig
-from precompute.encoders import EncoderConfig, load_encoder
+from precompute.encoders.config import EncoderConfig
+from precompute.encoders.registry import load_encoder
 from precompute.images import ImageConfig
 from precompute.pipeline import Batch
 from precompute.sources import SourceConfig, open_source

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from cache_store.errors import ConfigError
-from precompute.encoders import Encoder, EncoderConfig, PixelRange, load_encoder
+from precompute.encoders.config import EncoderConfig
+from precompute.encoders.encoder import Encoder, PixelRange
+from precompute.encoders.registry import load_encoder
 
 
 def encoder_of(vae: Any, folder: Path, pixel_range: PixelRange = "signed", **config: Any) -> Encoder:

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from precompute.encoders import EncoderConfig, load_encoder
+from precompute.encoders.config import EncoderConfig
+from precompute.encoders.registry import load_encoder
 
 
 def saved_hash(vae: Any, folder: Path, **save: Any) -> str:

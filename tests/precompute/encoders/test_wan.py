@@ -12,14 +12,16 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from cache_store.errors import ConfigError, ModelError
-from precompute.encoders import Encoder, EncoderConfig, load_encoder
+from precompute.encoders.config import EncoderConfig
+from precompute.encoders.encoder import Encoder
 from precompute.encoders.model_files import find_model
+from precompute.encoders.registry import load_encoder
 from precompute.encoders.wan import read_vae
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 LOAD = (
     "import sys; from cache_store.command_line import run_program;"
-    "from precompute.encoders import EncoderConfig, load_encoder;"
+    "from precompute.encoders.config import EncoderConfig; from precompute.encoders.registry import load_encoder;"
     "run = lambda argv: print(load_encoder(EncoderConfig(model=argv[0], device='cpu'), 'signed')"
     ".identity.weights_sha256) or 0;"
     "sys.exit(run_program('precompute', run, sys.argv[1:]))"

@@ -1,0 +1,59 @@
+"""Which encoder classes are known, and functions that load the encoder or the decoder of any of them.
+
+A new encoder is a module with a loader from model files to a `FrozenVae`, one with a loader of its decoder, and a line
+in `FAMILIES`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cache_store.errors import ModelError
+from precompute.encoders.config import EncoderConfig
+from precompute.encoders.encoder import Encoder, FrozenVae, PixelRange
+from precompute.encoders.model_files import ModelFiles, find_model
+
+
+@dataclass(frozen=True)
+class Family:
+    """How models of one class are loaded."""
+
+    encoder: Callable[[ModelFiles, EncoderConfig], FrozenVae]
+    decoder: Callable[[ModelFiles, torch.device], tuple[Callable[[Tensor], Tensor], str]]
+    """The decoder, and the SHA-256 of the encode path that its weights came with."""
+
+
+def wan() -> Family:
+    """Imported late: diffusers takes seconds, and a wrong config or source is told of before that."""
+    from precompute.encoders.wan import load_wan
+    from precompute.encoders.wan_decoder import load_wan_decoder
+
+    return Family(load_wan, load_wan_decoder)
+
+
+FAMILIES: dict[str, Callable[[], Family]] = {"AutoencoderKLWan": wan}
+"""diffusers class, as a model's config.json names it, to its loaders."""
+
+
+def find_family(model: str) -> tuple[Family, ModelFiles]:
+    """The files of a hub id or folder and what loads them; ModelError for a class that is not known."""
+    files = find_model(model)
+    if files.class_name not in FAMILIES:
+        raise ModelError(
+            f"encoder.model {model} is of class {files.class_name}; known are {', '.join(sorted(FAMILIES))}"
+        )
+    return FAMILIES[files.class_name](), files
+
+
+def load_encoder(config: EncoderConfig, pixel_range: PixelRange) -> Encoder:
+    """The frozen encoder that `config` names, ready on its device; pixels enter it in `pixel_range`."""
+    family, files = find_family(config.model)
+    return Encoder(family.encoder(files, config), config, pixel_range)
+
+
+def load_decoder(config: EncoderConfig) -> tuple[Callable[[Tensor], Tensor], str]:
+    """The decoder of the model that `config` names, and the SHA-256 of its encode path."""
+    family, files = find_family(config.model)
+    return family.decoder(files, config.torch_device)
