@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from cache_store.errors import CacheError, NewerFormatError
+from cache_store.errors import CacheError
 from cache_store.formats import shard_format
 from cache_store.publish import clear_scratch, write_file
-from cache_store.record import FORMAT_VERSION, canonical_json, parse_signed, signed
+from cache_store.record import FORMAT_VERSION, canonical_json, parse_signed, refuse_version, signed
 from cache_store.regular_file import read_regular
 from cache_store.schema import (
     BUILD_FILE,
@@ -53,8 +53,7 @@ def parse_spec(data: bytes, where: str) -> Spec:
         version = raw["format_version"]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError):
         raise CacheError(f"{where} is not the group of a cache: no attribute {SPEC_ATTRIBUTE!r}") from None
-    if version != FORMAT_VERSION:
-        raise NewerFormatError(f"{where} has format version {version!r}; this program reads version {FORMAT_VERSION}")
+    refuse_version(version, where)
     try:
         return msgspec.convert(raw, Spec, strict=True)
     except msgspec.ValidationError as error:

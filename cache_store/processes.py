@@ -60,15 +60,20 @@ def spread(
 
 def start_work(make_work: Callable[[], Callable[[Any], Any]]) -> None:
     """A worker process's beginning."""
-    threading.Thread(target=die_with_parent, daemon=True).start()
-    for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group; the parent ends us
-        signal.signal(number, signal.SIG_IGN)
+    obey_parent_alone()
     _work.append(make_work())
     gc.freeze()  # what is loaded stays, and the collector need not look through it again
 
 
 def do_work(tasks: Sequence[Any]) -> list[Any]:
     return [_work[0](task) for task in tasks]
+
+
+def obey_parent_alone() -> None:
+    """End with the parent and when it says so; a terminal sends its signals to the whole group."""
+    threading.Thread(target=die_with_parent, daemon=True).start()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def die_with_parent() -> None:

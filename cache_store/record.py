@@ -68,5 +68,9 @@ def refuse_other_version(data: bytes, where: str) -> None:
         version = msgspec.json.decode(data, type=Versioned).format_version
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return  # the record's own parser says what is wrong
+    refuse_version(version, where)
+
+
+def refuse_version(version: object, where: str) -> None:
     if version != FORMAT_VERSION:
-        raise NewerFormatError(f"{where} has format version {version}; this program reads version {FORMAT_VERSION}")
+        raise NewerFormatError(f"{where} has format version {version!r}; this program reads version {FORMAT_VERSION}")

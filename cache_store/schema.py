@@ -311,3 +311,8 @@ def rows_digest(rows: Iterable[int], ids: Iterable[str], contents: Iterable[str 
     """SHA-256 over (row, id, content_sha256), one JSON line a sample."""
     lines = msgspec.json.Encoder().encode_lines(zip(rows, ids, contents, strict=True))
     return hashlib.sha256(lines).hexdigest()
+
+
+def reason_kind(reason: str) -> str:
+    """What a rejected sample's reason is counted under: the words before its colon."""
+    return reason.partition(":")[0]

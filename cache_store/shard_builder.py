@@ -32,6 +32,7 @@ from cache_store.schema import (
     FileRecord,
     Spec,
     commit_file,
+    reason_kind,
     rows_digest,
     samples_file,
 )
@@ -139,7 +140,7 @@ class ShardBuilder:
             rows_digest=rows_digest(planned["row"].to_pylist(), planned["id"].to_pylist(), contents),
             cached=len(self._outcomes) - len(reasons),
             rejected=len(reasons),
-            reasons=dict(Counter(reason.split(":")[0] for reason in reasons)),
+            reasons=dict(Counter(reason_kind(reason) for reason in reasons)),
             non_finite=self._non_finite,
             statistics=self._statistics.statistics(),
             preview=self._statistics.preview(),

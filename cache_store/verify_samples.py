@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from cache_store.findings import Finding
 from cache_store.formats import Location
-from cache_store.schema import CACHED, REJECTED, SAMPLES_SCHEMA, CommitContent, rows_digest, samples_file
+from cache_store.schema import CACHED, REJECTED, SAMPLES_SCHEMA, CommitContent, reason_kind, rows_digest, samples_file
 
 
 def table_problem(samples: pa.Table, planned: int) -> str | None:
@@ -31,7 +31,7 @@ def table_findings(shard: int, content: CommitContent, samples: pa.Table) -> Ite
     expected = {CACHED: content.cached, REJECTED: content.rejected}
     if counts != {status: count for status, count in expected.items() if count}:
         yield Finding(shard=shard, file=name, problem=f"counts {counts}, the commit record {expected}")
-    reasons = Counter(reason.split(":")[0] for reason in samples["reason"].drop_null().to_pylist())
+    reasons = Counter(reason_kind(reason) for reason in samples["reason"].drop_null().to_pylist())
     if reasons != content.reasons:
         problem = f"rejects {dict(reasons)}, the commit record {content.reasons}"
         yield Finding(shard=shard, file=name, problem=problem)

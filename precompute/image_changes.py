@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from cache_store.errors import CacheError
 from cache_store.metadata import read_commit
-from cache_store.schema import LATENTS, REJECTED, Spec, samples_file
+from cache_store.schema import LATENTS, REJECTED, Spec, reason_kind, samples_file
 from cache_store.tables import read_table
 from cache_store.verify_shard import file_finding
 from precompute.images import content_sha256
@@ -105,7 +105,7 @@ def compare(source: Source, shard: int, sample: dict[str, Any]) -> ImageChange |
         now = content_sha256(source.read(sample["uri"]))
         readable = True
     except Rejected as rejected:
-        now, readable = rejected.reason.partition(":")[0], False
+        now, readable = reason_kind(rejected.reason), False
     if now == remembered or (remembered is None and not readable):
         return None
     rejected_then = sample["status"] == REJECTED

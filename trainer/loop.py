@@ -17,6 +17,7 @@ from tqdm import tqdm
 from cache_store.command_line import stop_on_signals
 from cache_store.errors import EncodeOnceError, Interrupted
 from cache_store.publish import write_file
+from cache_store.staleness import differing
 from trainer.batches import LatentSource, StepBatch
 from trainer.checkpoint import (
     PROJECTOR_FILE,
@@ -82,8 +83,8 @@ class TrainingLoop:
         load_optimizer(path, self.optimizer)
         self.completed = state.step
         self.world.say(f"going on after step {state.step:,} of {self.total_steps:,}, from {path}")
-        for line in changed_settings(state.config, asdict(self.config)):
-            self.world.say(f"  changed since then: {line}")
+        for field, before, now in differing(state.config, asdict(self.config)):
+            self.world.say(f"  changed since then: {field}: {before} → {now}")
 
     def run(self) -> None:
         """All remaining steps; then the projector alone, ready for use."""
@@ -205,15 +206,3 @@ class TrainingLoop:
         refresh_s = 0.2 if sys.stderr.isatty() else LOG_REFRESH_S
         with tqdm(total=self.total_steps, initial=self.completed, mininterval=refresh_s, **options) as bar:
             yield bar
-
-
-def changed_settings(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
-    """`key: old → new` of each leaf that differs."""
-    lines = []
-    for name in sorted({*before, *now}):
-        old, new = before.get(name), now.get(name)
-        if isinstance(old, dict) and isinstance(new, dict):
-            lines += changed_settings(old, new, f"{prefix}{name}.")
-        elif old != new:
-            lines.append(f"{prefix}{name}: {old} → {new}")
-    return lines

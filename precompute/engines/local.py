@@ -7,7 +7,6 @@ become free.
 import contextlib
 import multiprocessing
 import queue
-import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ import msgspec
 import torch
 
 from cache_store.errors import EncodeOnceError, Interrupted
-from cache_store.processes import die_with_parent
+from cache_store.processes import obey_parent_alone
 from cache_store.schema import LATENTS, Spec
 from cache_store.staleness import differing, refuse
 from precompute.config import BuildConfig
@@ -149,9 +148,7 @@ class WorkerPool:
 
 def work(index: int, config: BuildConfig, spec: Spec, workers: int, shards: Any, events: Any, stop: Any) -> None:
     """A worker process's body; ends when no shard is left, when told to stop, or when its parent is gone."""
-    threading.Thread(target=die_with_parent, daemon=True).start()
-    for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group; the parent tells us to stop
-        signal.signal(number, signal.SIG_IGN)
+    obey_parent_alone()
     torch.set_num_threads(threads_each(workers))
     ignore_decoder_warnings()
     try:
