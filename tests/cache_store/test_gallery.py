@@ -93,8 +93,8 @@ def give_sources(cache: Path, folder: Path, **images: bytes) -> None:
     folder.mkdir()
     for name, data in images.items():
         (folder / f"{name.replace('_', '-')}.png").write_bytes(data)
-    config = {"source": {"kind": "folder", "path": str(folder)}, "image": {"height": 48, "width": 40}}
-    write_build(cache, config)
+    source, image = {"kind": "folder", "path": str(folder)}, {"height": 48, "width": 40}
+    write_build(cache, {"source": source, "encoder": {"model": "org/name"}, "image": image, "store": {}})
 
 
 def png_bytes(colour: tuple[int, int, int]) -> bytes:

@@ -5,12 +5,18 @@ import os
 import pickle
 import shutil
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from cache_store.errors import CacheError, ModelError, SourceError
+from cache_store.formats import shard_format
+from cache_store.metadata import read_spec
 from cache_store.reader import open_cache
+from cache_store.schema import StoreFormat, samples_file
+from cache_store.tar_shard import npy_header
 from cache_store.verify import verify
 from precompute.cli import main
 from precompute.encoders.config import EncoderConfig
@@ -159,23 +165,54 @@ def test_the_trap_works(trap):
     assert trap.exists()
 
 
+def small_latents(side: int = 2) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal((8, 4, side, side)).astype(np.float32)
+
+
 def read_everything(path: Path) -> None:
     cache = open_cache(path)
     cache.samples(np.arange(len(cache)))
     cache.read(np.arange(len(cache)))
 
 
+EITHER_FORMS_FILES = ("samples/000000.parquet", "plan.parquet", "seal.json", "zarr.json")
+
+
 @pytest.mark.parametrize(
-    "file", ["latents/c/0/0/0/0", "samples/000000.parquet", "plan.parquet", "seal.json", "zarr.json"]
+    ("store_format", "file"),
+    [
+        *(("zarr", file) for file in ("latents/c/0/0/0/0", *EITHER_FORMS_FILES)),
+        *(("webdataset", file) for file in ("shards/000000.tar", *EITHER_FORMS_FILES)),
+    ],
 )
-def test_a_pickle_in_place_of_a_caches_file_is_never_loaded(tmp_path, trap, file):
-    latents = np.random.default_rng(0).standard_normal((8, 4, 2, 2)).astype(np.float32)
-    path = make_cache(tmp_path / "cache", latents)
+def test_a_pickle_in_place_of_a_caches_file_is_never_loaded(tmp_path, trap, store_format, file):
+    path = make_cache(tmp_path / "cache", small_latents(), store_format=store_format)
     (path / file).write_bytes(pickle.dumps(CreatesFile(trap)))
     assert any(finding.file == file for finding in verify(path, "full").findings)
     if file != "plan.parquet":  # which readers do not read
         with pytest.raises(CacheError):
             read_everything(path)
+    assert not trap.exists()
+
+
+@pytest.mark.parametrize("store_format", get_args(StoreFormat))
+def test_a_pickle_in_place_of_a_latent_is_bytes_like_any_other(tmp_path, trap, store_format):
+    """Also where checksums are not asked for, and where the tar says that a pickled object is what it holds."""
+    path = make_cache(tmp_path / "cache", small_latents(16), store_format=store_format)
+    shard = shard_format(read_spec(path)).shard_file("latents", 0)
+    (place,) = pq.read_table(path / samples_file(0)).slice(0, 1).to_pylist()
+    data = bytearray((path / shard).read_bytes())
+    latent = slice(place["offset"], place["offset"] + place["length"])
+    data[latent] = pickle.dumps(CreatesFile(trap)).ljust(place["length"], b"\0")
+    if store_format == "webdataset":
+        header = npy_header("float16", (4, 16, 16))
+        assert data[latent.start - len(header) : latent.start] == header
+        data[latent.start - len(header) : latent.start] = header.replace(b"'<f2'", b"'|O' ")
+    (path / shard).write_bytes(data)
+    assert open_cache(path).read(np.arange(8), check=False)[0].tobytes() == data[latent]
+    with pytest.raises(CacheError, match=r"row 0 in shard 0 .*does not match its crc32c"):
+        read_everything(path)
+    assert (shard, 0) in {(finding.file, finding.row) for finding in verify(path, "full").findings}
     assert not trap.exists()
 
 
