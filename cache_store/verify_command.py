@@ -86,9 +86,11 @@ def run_verify(cache: Path, config: VerifyConfig) -> int:
             report = verify(cache, config.resolved_level, subset=config.shards, jobs=jobs, progress=progress)
     except KeyboardInterrupt:  # SIGTERM as well as SIGINT; verification only reads, so it can be left at any instant
         raise Interrupted("nothing was changed; run the same command again, or slices of it with --subset") from None
-    if config.report:
-        write_output(Path(config.report).expanduser(), json.dumps(report.as_dict(config.report), indent=1).encode())
-    show_report(report, config.report)
+    try:
+        show_report(report, config.report)
+    finally:  # also where the reader of our output has gone, as `| head` does
+        if config.report:
+            write_output(Path(config.report).expanduser(), json.dumps(report.as_dict(config.report), indent=1).encode())
     return 1 if report.findings else 0
 
 

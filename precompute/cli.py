@@ -117,10 +117,12 @@ def audit_command(parser: ArgumentParser, options: Any, argv: Sequence[str]) -> 
     stop = threading.Event()
     with stop_on_signals(stop.set), tqdm(total=config.samples, desc="audit", unit="sample", delay=0.5) as bar:
         report = audit(Path(options.cache).expanduser(), config, stop, lambda drawn: bar.update(drawn - bar.n))
-    if config.report:
-        text = msgspec.json.format(msgspec.json.encode(report.as_dict()), indent=1)
-        write_output(Path(config.report).expanduser(), text)
-    print(*report_lines(report), sep="\n")
+    try:
+        print(*report_lines(report), sep="\n")
+    finally:  # also where the reader of our output has gone, as `| head` does
+        if config.report:
+            text = msgspec.json.format(msgspec.json.encode(report.as_dict()), indent=1)
+            write_output(Path(config.report).expanduser(), text)
     if stop.is_set() and len(report.drawn) < report.asked:
         raise Interrupted(
             f"{len(report.drawn)} of {report.asked} samples were drawn; --seed repeats them from the start"

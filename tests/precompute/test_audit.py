@@ -193,6 +193,14 @@ def test_a_time_budget_stops_the_draw_and_weakens_the_statement(audit):
     assert audit.report["bound"] == upper_bound(0, audit.report["drawn"])
 
 
+def test_a_full_disk_at_the_end_loses_the_file_alone_and_names_it(built, capsys):
+    assert main(["audit", str(built / "cache"), "--samples", "1", "--seed", "3", "--report", "/dev/full"]) == 1
+    out, error = capsys.readouterr()
+    assert "seed        3\n" in out
+    assert "with 95% confidence" in out
+    assert error.endswith("precompute: error: No space left on device: /dev/full\n")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_audit_with_code_3_and_what_it_has(audit, monkeypatch, number):
     encode = Encoder.encode
