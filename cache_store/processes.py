@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from multiprocessing.connection import wait
 from typing import Any, TypeVar
 
@@ -23,6 +24,8 @@ ResultT = TypeVar("ResultT")
 
 CHUNKS_A_JOB = 1_000
 """Tasks travel one at a time up to this many a process, and in chunks of equal size beyond."""
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 _work: list[Callable[[Any], Any]] = []
 """In a worker process: what it does with a task."""
@@ -47,7 +50,9 @@ def spread(
     size = -(-len(tasks) // (jobs * CHUNKS_A_JOB))
     with ProcessPoolExecutor(jobs, context, start_work, (make_work,)) as pool:
         try:
-            chunks = {pool.submit(do_work, tasks[start : start + size]): start for start in range(0, len(tasks), size)}
+            with stop_signals_held():  # processes start as work is handed in
+                starts = range(0, len(tasks), size)
+                chunks = {pool.submit(do_work, tasks[start : start + size]): start for start in starts}
             for done in as_completed(chunks):
                 yield from enumerate(done.result(), start=chunks[done])
         except BrokenProcessPool:
@@ -69,11 +74,25 @@ def do_work(tasks: Sequence[Any]) -> list[Any]:
     return [_work[0](task) for task in tasks]
 
 
+@contextmanager
+def stop_signals_held() -> Iterator[None]:
+    """SIGINT and SIGTERM wait until the block ends, and a process started in it stays deaf until `obey_parent_alone`.
+
+    They go to the whole group, and would end a process that is still importing as no worker is to end.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def obey_parent_alone() -> None:
-    """End with the parent and when it says so; a terminal sends its signals to the whole group."""
+    """End with the parent and when it says so, whatever the group is sent; for processes of `stop_signals_held`."""
     threading.Thread(target=die_with_parent, daemon=True).start()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
 def die_with_parent() -> None:

@@ -9,7 +9,7 @@ import multiprocessing
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -18,7 +18,7 @@ import msgspec
 import torch
 
 from cache_store.errors import EncodeOnceError, Interrupted
-from cache_store.processes import obey_parent_alone
+from cache_store.processes import obey_parent_alone, stop_signals_held
 from cache_store.schema import LATENTS, Spec
 from cache_store.staleness import differing, refuse
 from precompute.config import BuildConfig
@@ -61,10 +61,11 @@ def run_local(
     source: Source,
     encoder: Encoder,
     shards: Sequence[int],
+    expected: Mapping[int, Collection[str]],
     stop: threading.Event,
     on_progress: Callable[[Progress], None],
 ) -> None:
-    """Build the shards; Interrupted once `stop` is set."""
+    """Build the shards, each as `expected` where anything is; Interrupted once `stop` is set."""
     workers = num_workers(config, len(shards))
     if workers == 1:
         torch.set_num_threads(threads_each(1))
@@ -75,33 +76,42 @@ def run_local(
             source,
             encoder,
             shards,
+            expected,
             decode_threads=threads,
             stop=stop,
             on_progress=on_progress,
         )
     else:
-        WorkerPool(config, spec, shards, workers).run(stop, on_progress)
+        WorkerPool(config, spec, shards, expected, workers).run(stop, on_progress)
 
 
 class WorkerPool:
     """Processes that each load the encoder and take shards until none are left."""
 
-    def __init__(self, config: BuildConfig, spec: Spec, shards: Sequence[int], workers: int) -> None:
+    def __init__(
+        self,
+        config: BuildConfig,
+        spec: Spec,
+        shards: Sequence[int],
+        expected: Mapping[int, Collection[str]],
+        workers: int,
+    ) -> None:
         context = multiprocessing.get_context("spawn")  # a fork after CUDA or OpenMP started would hang
         self._shards: Any = context.Queue()
         self._events: Any = context.Queue()
         self._stop = context.Event()
         for shard in [*shards, *[None] * workers]:  # a None tells one worker that there is no more
             self._shards.put(shard)
-        arguments = (config, spec, workers, self._shards, self._events, self._stop)
+        arguments = (config, spec, expected, workers, self._shards, self._events, self._stop)
         self._processes: list[BaseProcess] = [
             context.Process(target=work, args=(index, *arguments), name=f"worker-{index}", daemon=True)
             for index in range(workers)
         ]
 
     def run(self, stop: threading.Event, on_progress: Callable[[Progress], None]) -> None:
-        for process in self._processes:
-            process.start()
+        with stop_signals_held():
+            for process in self._processes:
+                process.start()
         try:
             while any(process.is_alive() for process in self._processes):
                 if stop.is_set():
@@ -146,7 +156,16 @@ class WorkerPool:
                 )
 
 
-def work(index: int, config: BuildConfig, spec: Spec, workers: int, shards: Any, events: Any, stop: Any) -> None:
+def work(
+    index: int,
+    config: BuildConfig,
+    spec: Spec,
+    expected: Mapping[int, Collection[str]],
+    workers: int,
+    shards: Any,
+    events: Any,
+    stop: Any,
+) -> None:
     """A worker process's body; ends when no shard is left, when told to stop, or when its parent is gone."""
     obey_parent_alone()
     torch.set_num_threads(threads_each(workers))
@@ -160,6 +179,7 @@ def work(index: int, config: BuildConfig, spec: Spec, workers: int, shards: Any,
             open_source(config.source),
             encoder,
             iter(shards.get, None),
+            expected,
             decode_threads=config.run.threads(workers),
             stop=stop,
             on_progress=events.put,

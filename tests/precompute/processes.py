@@ -18,15 +18,21 @@ def start_building(
     `wrapper` is a command that runs it.
     """
     arguments = ["build", "--config", str(write_config(folder / "b.yaml", values))]
-    process = subprocess.Popen(
-        [*wrapper, sys.executable, "-m", "precompute", *arguments],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    process = start([*wrapper, sys.executable, "-m", "precompute", *arguments])
     wait_for(lambda: list((folder / "cache").glob("commits/latents/*.json")))
     return process, arguments
+
+
+def start(command: Sequence[str]) -> subprocess.Popen[str]:
+    """In a session of its own; the session's number is the process's."""
+    return subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def workers_of(session: int) -> list[int]:
+    """Processes spawned in a session, from the moment that they exist."""
+    return [pid for pid in session_members(session) if "spawn_main" in command_line(pid)]
 
 
 def wait_for(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
@@ -50,4 +56,7 @@ def session_members(session: int) -> list[int]:
 
 
 def command_line(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_text()
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except (FileNotFoundError, ProcessLookupError):  # it has ended
+        return ""

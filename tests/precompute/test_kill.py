@@ -22,7 +22,7 @@ from tests.precompute.conftest import (
     write_config,
     write_source,
 )
-from tests.precompute.processes import command_line, session_members, start_building, wait_for
+from tests.precompute.processes import session_members, start, start_building, wait_for, workers_of
 
 KILLS = 20
 
@@ -164,11 +164,31 @@ def test_a_signal_to_the_whole_group_stops_workers_and_parent_alike(tmp_path, so
     wait_for(lambda: not session_members(process.pid))
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("program", ["precompute", "cache_store"])
+def test_a_signal_to_the_group_while_workers_are_starting_is_a_stop_too(
+    tmp_path, source_path, vae_path, program, number
+):
+    """They are importing then, and nobody has told them yet what a signal means."""
+    values = config_values(tmp_path / "cache", source_path, vae_path, store__samples_per_shard=1, run__workers=2)
+    arguments = ["build", "--config", str(write_config(tmp_path / "b.yaml", values))]
+    if program == "cache_store":
+        assert main([*arguments, "--run.workers", "1"]) == 0
+        arguments = ["verify", str(tmp_path / "cache"), "--level", "full", "--jobs", "2"]
+    process = start([sys.executable, "-m", program, *arguments])
+    wait_for(lambda: len(workers_of(process.pid)) == 2)
+    os.killpg(process.pid, number)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 3, error
+    assert "stopped: " in error
+    assert "Traceback" not in error
+    wait_for(lambda: not session_members(process.pid))
+
+
 def test_a_killed_worker_fails_the_build_by_name_and_a_rerun_goes_on(tmp_path, source_path, vae_path):
     values = config_values(tmp_path / "cache", source_path, vae_path, store__samples_per_shard=1, run__workers=2)
     process, arguments = start_building(tmp_path, values)
-    worker = next(pid for pid in session_members(process.pid) if "spawn_main" in command_line(pid))
-    os.kill(worker, signal.SIGKILL)
+    os.kill(workers_of(process.pid)[0], signal.SIGKILL)
     _, error = process.communicate(timeout=60)
     assert process.returncode == 1, error
     assert "died with exit code -9" in error
