@@ -7,7 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from cache_store.errors import SourceError
+from cache_store.errors import CacheError, SourceError
+from cache_store.regular_file import read_regular
 from precompute.rejects import Rejected
 from precompute.sources.image_store import ImageStore, open_image_store
 
@@ -56,7 +57,9 @@ def read_records(path: Path) -> list[ChatRecord]:
     Where a record names a field twice, the last one counts, as in any reader of JSON.
     """
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
+    except CacheError as error:
+        raise SourceError(f"source.path: {error}") from None
     except OSError as error:
         raise SourceError(f"source.path: {path}: {error.strerror}") from None
     try:

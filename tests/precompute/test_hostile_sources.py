@@ -71,6 +71,13 @@ def test_a_list_that_is_no_list_is_refused_in_one_line_that_says_where(tmp_path,
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_a_list_without_an_end_is_refused_and_not_waited_for(tmp_path, make):
+    make(tmp_path / "chat.json")
+    with pytest.raises(SourceError, match=r"source\.path: .*chat\.json is no file"):
+        list(open_source(SourceConfig(kind="llava", path=str(tmp_path / "chat.json"))).samples())
+
+
 def test_ids_are_named_so_that_no_terminal_obeys_them(tmp_path):
     (tmp_path / "chat.json").write_text(json.dumps([record("a\nb\x1b[2J")] * 2))
     with pytest.raises(SourceError, match=r"more than once: 'a\\nb\\x1b\[2J'$"):
