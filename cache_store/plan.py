@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 import pyarrow as pa
@@ -33,9 +34,33 @@ def digested_lines(table: pa.Table) -> Iterator[bytes]:
 
 
 def write_plan(path: Path, shards: Iterable[pa.Table]) -> None:
-    with publish(path) as stream, pq.ParquetWriter(stream, PLAN_SCHEMA, compression="zstd") as writer:
+    with publish(path) as stream:
+        encode_plan(stream, shards)
+
+
+def encode_plan(stream: "BinaryIO | Sha256Stream", shards: Iterable[pa.Table]) -> None:
+    with pq.ParquetWriter(stream, PLAN_SCHEMA, compression="zstd") as writer:
         for shard in shards:
             writer.write_table(shard, row_group_size=shard.num_rows)
+
+
+class Sha256Stream:
+    """A file that keeps of what is written to it the hash alone."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._sha256 = hashlib.sha256()
+
+    def write(self, data: bytes) -> int:
+        self._sha256.update(data)
+        return len(data)
+
+    def flush(self) -> None:
+        pass
+
+    def hexdigest(self) -> str:
+        return self._sha256.hexdigest()
 
 
 def read_plan(root: Path) -> pa.Table:
@@ -77,6 +102,13 @@ class PlanFile:
 
     def shard_digest(self, shard: int) -> str:
         return plan_digest([self.shard(shard, list(DIGESTED))])
+
+    def sha256_as_written(self) -> str:
+        """Of the file that this library writes for the same rows."""
+        stream = Sha256Stream()
+        shards = map(self.shard, range(self.num_shards))
+        encode_plan(stream, (pa.table(shard.columns, schema=PLAN_SCHEMA).combine_chunks() for shard in shards))
+        return stream.hexdigest()
 
     def shard(self, shard: int, columns: list[str] | None = None) -> pa.Table:
         """One shard's row group."""

@@ -5,7 +5,7 @@ sample's crc32c and values, each id against the plan. A subset is read in full, 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from cache_store.formats import shard_format
 from cache_store.metadata import has_cache, read_build, read_commit, read_seal, read_spec
 from cache_store.plan import PlanFile
 from cache_store.processes import spread
+from cache_store.publish import file_sha256
 from cache_store.regular_file import read_regular
 from cache_store.schema import (
     BUILD_FILE,
@@ -92,8 +93,8 @@ class PlanTask:
 class CheckedPlan:
     """What the check of the plan gave."""
 
-    findings: tuple[Finding, ...]
-    digests: dict[int, str]
+    findings: tuple[Finding, ...] = ()
+    digests: dict[int, str] = field(default_factory=dict)
     """Of the shards' rows, where the plan is sound."""
 
     def compare(self, checked: Iterable[CheckedShard]) -> Iterator[Finding]:
@@ -210,21 +211,29 @@ def metadata_findings(root: Path, spec: Spec) -> Iterator[Finding]:
 
 def check_plan(root: Path, spec: Spec, seal: Seal | None, task: PlanTask) -> CheckedPlan:
     """Its hash at every level, since it is one file; in full also its rows."""
-    digests: dict[int, str] = {}
-    findings = []
     try:
         plan = PlanFile(root)
         if seal is not None and (finding := file_finding(root, seal.plan_file, "full")):
-            findings.append(finding)
-            if plan.digests()[0] == spec.plan_digest:
-                problem = "or the seal is wrong about it: the plan's rows are the spec's"
-                findings.append(Finding(file=SEAL_FILE, problem=problem))
-        elif task.whole:
-            digest, digests = plan.digests()
-            if (plan.num_shards, digest) != (spec.num_shards, spec.plan_digest):
-                findings.append(Finding(file=PLAN_FILE, problem="is another plan than the spec's"))
-        else:
-            digests = {shard: plan.shard_digest(shard) for shard in sorted(task.shards)}
+            return CheckedPlan(findings=tuple(plan_or_seal(root, plan, spec, finding)))
+        if not task.whole:
+            return CheckedPlan(digests={shard: plan.shard_digest(shard) for shard in sorted(task.shards)})
+        digest, digests = plan.digests()
+        if (plan.num_shards, digest) == (spec.num_shards, spec.plan_digest):
+            return CheckedPlan(digests=digests)
+        problem = "is another plan than the spec's"
     except (CacheError, OSError) as error:
-        findings.append(Finding(file=PLAN_FILE, problem=unreadable(error, root / PLAN_FILE)))
-    return CheckedPlan(findings=tuple(findings), digests=digests)
+        problem = unreadable(error, root / PLAN_FILE)
+    return CheckedPlan(findings=(Finding(file=PLAN_FILE, problem=problem),))
+
+
+def plan_or_seal(root: Path, plan: PlanFile, spec: Spec, finding: Finding) -> Iterator[Finding]:
+    """The plan is not the file that the seal names; the seal may be wrong where the plan contradicts itself nowhere.
+
+    That is, where it has the spec's rows and is, to the bit, what is written for them.
+    """
+    if finding.file != PLAN_FILE:
+        yield Finding(file=SEAL_FILE, problem=f"names {finding.file} as the plan")
+        return
+    yield finding
+    if plan.digests()[0] == spec.plan_digest and plan.sha256_as_written() == file_sha256(root / PLAN_FILE):
+        yield Finding(file=SEAL_FILE, problem="or the seal is wrong about the plan, which is as it is written")

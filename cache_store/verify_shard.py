@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from cache_store.errors import CacheError
 from cache_store.findings import UNCOMMITTED, Finding, Level
-from cache_store.formats import shard_format
+from cache_store.formats import Location, shard_format
 from cache_store.metadata import read_commit
-from cache_store.plan import DIGESTED, PlanFile
+from cache_store.plan import DIGESTED, PlanFile, plan_digest
 from cache_store.publish import file_sha256
 from cache_store.reader import map_file
 from cache_store.record import record_digest
@@ -30,7 +30,7 @@ from cache_store.schema import (
 )
 from cache_store.shard_scan import scan_shard
 from cache_store.tables import read_table
-from cache_store.verify_samples import other_rows, read_locations, table_findings, table_problem
+from cache_store.verify_samples import other_rows, read_locations, status_findings, table_findings, table_problem
 
 MISSING = "is missing, though the cache is sealed"
 
@@ -75,12 +75,13 @@ class ShardVerifier:
             record, problem = None, unreadable(error, self._root / name)
         if record is None:
             assert problem is not None
-            finding = Finding(shard=task.shard, file=name, problem=problem)
-            return CheckedShard(task=task, content=None, digest=None, findings=(finding,))
+            findings = [Finding(shard=task.shard, file=name, problem=problem)]
+            findings += [] if problem == UNCOMMITTED else self._findings_without_record(task)
+            return CheckedShard(task=task, content=None, digest=None, findings=tuple(findings))
         content = record.content
         findings = [*content_findings(self._spec, task.array, task.shard, content)]
-        if tuple(file.path for file in content.files) == self._files(task):
-            findings.extend(self._file_findings(task, content))
+        has_names = tuple(file.path for file in content.files) == self._files(task)
+        findings += self._file_findings(task, content) if has_names else self._findings_without_record(task)
         return CheckedShard(task=task, content=content, digest=record_digest(content), findings=tuple(findings))
 
     def _files(self, task: ShardTask) -> tuple[str, str]:
@@ -92,15 +93,35 @@ class ShardVerifier:
         wrong_table = file_finding(self._root, table, task.level, task.shard)
         yield from filter(None, (wrong_size, wrong_table))
         if task.level == "full":
-            samples, found = self._read_samples(task, content, table)
+            samples, found = self._read_samples(task)
             yield from found
-            yield from self._data_findings(task, data, samples, whole=wrong_size is None)
+            if samples is not None:
+                yield from table_findings(task.shard, content, samples)
+                yield from self._plan_findings(task.shard, samples, content if wrong_table is None else None)
+            sha256 = data.sha256 if wrong_size is None else None
+            yield from self._data_findings(task, samples, sha256, is_table_sound=wrong_table is None)
 
-    def _read_samples(
-        self, task: ShardTask, content: CommitContent, file: FileRecord
-    ) -> tuple[pa.Table | None, list[Finding]]:
-        """The samples table, if it can serve to find the samples, and what is wrong with it."""
-        path = self._root / file.path
+    def _findings_without_record(self, task: ShardTask) -> Iterator[Finding]:
+        """No hash is known, but the files can still be absent, or say of themselves and each other that they differ."""
+        data, table = self._files(task)
+        for name in (data, table):
+            if problem := absence(self._root / name):
+                yield Finding(shard=task.shard, file=name, problem=problem)
+        if task.level == "quick":
+            return
+        samples, found = self._read_samples(task)
+        found += [] if samples is None else self._plan_findings(task.shard, samples, None)
+        yield from found
+        if samples is not None and not found:
+            yield from status_findings(task.shard, samples)
+            yield from self._data_findings(task, samples, None, is_table_sound=True)
+        elif (self._root / data).is_file():
+            problem = f"is of no use, nor is {table}: {data} was not looked at"
+            yield Finding(shard=task.shard, file=commit_file(task.array, task.shard), problem=problem)
+
+    def _read_samples(self, task: ShardTask) -> tuple[pa.Table | None, list[Finding]]:
+        """The samples table, if it can serve to find the samples, and why not."""
+        path = self._root / samples_file(task.shard)
         if not path.is_file():
             return None, []  # which has been found already
         try:
@@ -109,8 +130,8 @@ class ShardVerifier:
         except CacheError as error:
             problem = unreadable(error, path)
         if problem:
-            return None, [Finding(shard=task.shard, file=file.path, problem=problem)]
-        return samples, [*table_findings(task.shard, content, samples), *self._plan_findings(task.shard, samples)]
+            return None, [Finding(shard=task.shard, file=samples_file(task.shard), problem=problem)]
+        return samples, []
 
     @cached_property
     def _plan(self) -> PlanFile | None:
@@ -122,40 +143,52 @@ class ShardVerifier:
         except CacheError:
             return None
 
-    def _plan_findings(self, shard: int, samples: pa.Table) -> Iterator[Finding]:
-        """Whether the samples are the planned ones."""
+    def _plan_findings(self, shard: int, samples: pa.Table, vouching: CommitContent | None) -> Iterator[Finding]:
+        """Whether the samples are the planned ones; `vouching` is a record whose hash the table has."""
         if self._plan is None:
             return
         try:
             planned = self._plan.shard(shard, list(DIGESTED))
         except CacheError:
             return
-        yield from other_rows(shard, self._spec.shard_rows(shard), samples, planned)
+        findings = [*other_rows(shard, self._spec.shard_rows(shard), samples, planned)]
+        if findings and vouching is not None and plan_digest([planned]) != vouching.plan_digest:
+            return  # plan and record differ, which is found elsewhere
+        yield from findings
 
     def _data_findings(
-        self, task: ShardTask, file: FileRecord, samples: pa.Table | None, whole: bool
+        self, task: ShardTask, samples: pa.Table | None, sha256: str | None, is_table_sound: bool
     ) -> Iterator[Finding]:
-        """The shard file: its hash where it is `whole`, each sample, the file's own structure."""
-        shard, path = task.shard, self._root / file.path
+        """The shard file: its hash where it is known, each sample, the file's own structure.
+
+        Where it has its hash, and the samples table has not, what differs is the table's fault.
+        """
+        shard, (name, table) = task.shard, self._files(task)
+        path = self._root / name
         if not path.is_file():
             return  # which has been found already
         locations = [] if samples is None else read_locations(samples)
         try:
             scan = scan_shard(path, self._spec.arrays[task.array], locations)
         except OSError as error:
-            yield Finding(shard=shard, file=file.path, problem=unreadable(error, path))
+            yield Finding(shard=shard, file=name, problem=unreadable(error, path))
             return
-        if whole and scan.sha256 != file.sha256:
-            yield Finding(shard=shard, file=file.path, problem=other_sha256(scan.sha256, file.sha256))
-        problems: list[tuple[int | None, str]] = [*scan.problems]
-        if samples is not None and path.stat().st_size:
-            data = map_file(path)
-            layout = shard_format(self._spec)
-            problems += layout.structure_problems(data, self._spec, task.array, shard, samples, locations)
+        if sha256 is not None and scan.sha256 != sha256:
+            yield Finding(shard=shard, file=name, problem=other_sha256(scan.sha256, sha256))
+        is_tables_fault = scan.sha256 == sha256 and not is_table_sound
+        file, differs = (table, f"differs from {name}, which is sound: ") if is_tables_fault else (name, "")
         rows = self._spec.shard_rows(shard)
-        for slot, problem in problems:
+        for slot, problem in (*scan.problems, *self._structure_problems(task, path, samples, locations)):
             row = None if slot is None or slot >= len(rows) else rows[slot]
-            yield Finding(shard=shard, row=row, file=file.path, problem=problem)
+            yield Finding(shard=shard, row=row, file=file, problem=differs + problem)
+
+    def _structure_problems(
+        self, task: ShardTask, path: Path, samples: pa.Table | None, locations: list[Location | None]
+    ) -> Iterator[tuple[int | None, str]]:
+        """What a mapping of the shard file shows; an empty file cannot be mapped, and is found by its size."""
+        if samples is not None and path.stat().st_size:
+            layout = shard_format(self._spec)
+            yield from layout.structure_problems(map_file(path), self._spec, task.array, task.shard, samples, locations)
 
 
 def kept_record(root: Path, spec: Spec, array: str, shard: int) -> tuple[CommitRecord | None, str | None]:
@@ -218,8 +251,8 @@ def file_finding(root: Path, file: FileRecord, level: Level, shard: int | None =
     """What is wrong with a file that a record names; full compares its SHA-256."""
     path = root / file.path
     try:
-        if not path.is_file():
-            problem = NOT_A_FILE if os.path.lexists(path) else "is missing"
+        if lack := absence(path):
+            problem = lack
         elif (size := path.stat().st_size) != file.bytes:
             problem = f"is {size} bytes, expected {file.bytes}"
         elif level == "full" and (found := file_sha256(path)) != file.sha256:
@@ -229,6 +262,11 @@ def file_finding(root: Path, file: FileRecord, level: Level, shard: int | None =
     except OSError as error:
         problem = unreadable(error, path)
     return Finding(shard=shard, file=file.path, problem=problem)
+
+
+def absence(path: Path) -> str | None:
+    """What is wrong where no file lies."""
+    return None if path.is_file() else NOT_A_FILE if os.path.lexists(path) else "is missing"
 
 
 def other_sha256(found: str, expected: str) -> str:

@@ -24,7 +24,8 @@ from cache_store.formats import shard_format
 from cache_store.metadata import read_commit, read_seal, read_spec, write_commit
 from cache_store.publish import write_file
 from cache_store.record import canonical_json, signed
-from cache_store.schema import CommitContent, Seal, commit_file, samples_file
+from cache_store.schema import Seal, commit_file, samples_file
+from cache_store.shard_builder import file_record
 from cache_store.verify import verify
 from tests.make_cache import make_cache
 
@@ -152,7 +153,7 @@ def test_any_flipped_bit_is_named_by_its_file_and_row_and_nothing_else_is_blamed
         findings = damage_found(cache)
         (cache / name).write_bytes(data)
         where = f"{name}: bit {bit} of byte {position}"
-        assert name in named(findings), where
+        assert named(findings) == {name}, f"{where}: {findings}"
         assert {finding.shard for finding in findings} == {shard}, f"{where}: {findings}"
         assert expected <= rows_named(findings), f"{where}: {findings}"
     assert not verify(cache, "full").findings
@@ -284,18 +285,96 @@ def test_swapped_rows_are_found_even_under_a_record_made_for_them(cache):
     samples = equal_samples(cache)
     swap_samples(cache, *samples)
     swap_columns(cache, ("crc32c",), *samples)
-    record = read_commit(cache, "latents", SHARD)
-    assert record is not None
-    other = make_record_fit(cache, record.content)
-    write_commit(cache, signed(replace(record, content=other)))
+    fit_record(cache)
     for level in ("quick", "full"):
         assert named(verify(cache, level).findings) == {record_file(cache, SHARD)}
 
 
-def make_record_fit(cache: Path, content: CommitContent) -> CommitContent:
-    from cache_store.shard_builder import file_record
+def fit_record(cache: Path) -> None:
+    """Make the record one of the files as they are."""
+    record = read_commit(cache, "latents", SHARD)
+    assert record is not None
+    files = tuple(file_record(cache, cache / file.path) for file in record.content.files)
+    write_commit(cache, signed(replace(record, content=replace(record.content, files=files))))
 
-    return replace(content, files=tuple(file_record(cache, cache / file.path) for file in content.files))
+
+def flip_bit(path: Path, position: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_damaged_plan_of_an_unsealed_cache_blames_no_shard(cache):
+    """No hash of it is known then, and no row of a shard is wrong for it."""
+    (cache / "seal.json").unlink()
+    data, found = (cache / "plan.parquet").read_bytes(), 0
+    for position in range(0, len(data), 7):
+        flip_bit(cache / "plan.parquet", position)
+        blamed = named(verify(cache, "full").findings) - {"seal.json"}
+        (cache / "plan.parquet").write_bytes(data)
+        assert blamed <= {"plan.parquet"}, f"byte {position}: {blamed}"
+        found += bool(blamed)
+    assert found > len(data) / 7 / 2
+
+
+def test_rows_of_a_damaged_samples_table_are_its_own_fault(cache):
+    """The shard file has its hash; what the table says of it is what is wrong."""
+    sample = samples_in(cache, SHARD)[0]
+    first_row = read_spec(cache).shard_rows(SHARD).start
+    table = pq.read_table(cache / samples_file(SHARD), partitioning=None)
+    crcs = table["crc32c"].to_pylist()
+    crcs[sample.row - first_row] ^= 1
+    table = table.set_column(11, table.schema.field("crc32c"), pa.array(crcs, pa.uint32()))
+    pq.write_table(table, cache / samples_file(SHARD), compression="zstd")
+    findings = verify(cache, "full").findings
+    assert named(findings) == {samples_file(SHARD)}
+    assert rows_named(findings) == {sample.row}
+
+
+def test_a_shard_file_and_a_table_that_differ_are_found_though_each_has_the_hash_of_its_record(cache):
+    samples = equal_samples(cache)
+    swap_samples(cache, *samples)
+    fit_record(cache)
+    (cache / "seal.json").unlink()
+    findings = verify(cache, "full").findings
+    assert named(findings) == {data_file(cache, SHARD), "seal.json"}
+    assert rows_named(findings) == {sample.row for sample in samples}
+
+
+@pytest.mark.parametrize("lose", [Path.unlink, cut_in_half])
+def test_a_flipped_latent_beside_a_lost_record_is_named_by_its_row(cache, lose):
+    sample = samples_in(cache, SHARD)[1]
+    flip_bit(cache / data_file(cache, SHARD), sample.offset)
+    lose(cache / record_file(cache, SHARD))
+    findings = verify(cache, "full").findings
+    assert named(findings) == {record_file(cache, SHARD), data_file(cache, SHARD)}
+    assert rows_named(findings) == {sample.row}
+
+
+def test_a_record_of_other_files_does_not_keep_its_shard_from_being_looked_at(cache):
+    sample = samples_in(cache, SHARD)[1]
+    flip_bit(cache / data_file(cache, SHARD), sample.offset)
+    shutil.copy(cache / record_file(cache, 0), cache / record_file(cache, SHARD))
+    findings = verify(cache, "full").findings
+    assert named(findings) == {record_file(cache, SHARD), data_file(cache, SHARD)}
+    assert rows_named(findings) == {sample.row}
+
+
+def test_what_can_not_be_checked_without_record_and_table_is_said(cache):
+    flip_bit(cache / data_file(cache, SHARD), samples_in(cache, SHARD)[1].offset)
+    for name in (record_file(cache, SHARD), table_file(cache, SHARD)):
+        cut_in_half(cache / name)
+    findings = verify(cache, "full").findings
+    assert named(findings) == {record_file(cache, SHARD), table_file(cache, SHARD)}
+    assert f"{data_file(cache, SHARD)} was not looked at" in "".join(finding.problem for finding in findings)
+
+
+@pytest.mark.parametrize("level", ["quick", "full"])
+def test_files_that_are_lost_with_their_record_are_named(cache, level):
+    lost = {kind(cache, SHARD) for kind in SHARD_FILES}
+    for name in lost:
+        (cache / name).unlink()
+    assert named(verify(cache, level).findings) == lost
 
 
 @pytest.mark.parametrize("column", ["id", "uri"])
