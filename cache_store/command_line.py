@@ -23,6 +23,9 @@ set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 ConfigT = TypeVar("ConfigT")
 
+OUR_PACKAGES = ("cache_store", "precompute", "trainer")
+"""A module of theirs that is missing is our mistake, not an extra that was left out."""
+
 
 class ConfigFile(ActionConfigFile):  # what action="config" stands for
     """`--config`, for a file too that itself has a field of that name, as a cache's build.json has."""
@@ -97,6 +100,14 @@ def run_program(program: str, run: Callable[[Sequence[str]], int], argv: Sequenc
         # The reader of our output (`| head`) has gone; point stdout away so that exit does not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        if package in OUR_PACKAGES:
+            raise
+        extra = "" if program == "cache-store" else f"[{program}]"
+        remedy = f"`pip install '.{extra}'` in a clone of encode-once"
+        print(f"{program}: error: {package} is not installed; run {remedy}", file=sys.stderr)
+        return 2
     except OSError as error:  # a full disk, a lost mount, a missing permission: the user's to mend
         print(f"{program}: error: {error.strerror or error}: {error.filename or 'no file named'}", file=sys.stderr)
         return 1

@@ -1,6 +1,7 @@
 """The tree is the architecture: imports point inward only, and verification needs no torch."""
 
 import ast
+import configparser
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,36 @@ def test_cache_store_never_imports_torch():
     modules = [".".join(path.parts) for path in paths if path.name not in ("__init__", "__main__")]
     code = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+DECLARED_AS = {"PIL": "pillow", "yaml": "pyyaml"}
+"""Packages whose module has another name than their distribution."""
+
+
+@pytest.mark.parametrize(
+    ("package", "extras"), [("cache_store", []), ("precompute", ["precompute"]), ("trainer", ["trainer"])]
+)
+def test_a_program_imports_only_what_its_extra_brings(package, extras):
+    declared = configparser.ConfigParser()
+    declared.read(ROOT / "setup.cfg")
+    sections = [declared["options"]["install_requires"], *(declared["options.extras_require"][name] for name in extras)]
+    brought = {line.split()[0].partition("[")[0].lower() for text in sections for line in text.splitlines() if line}
+    imported = set().union(*(imported_packages(path) for path in (ROOT / package).rglob("*.py")))
+    outside = imported - set(sys.stdlib_module_names) - set(MAY_IMPORT)
+    assert {DECLARED_AS.get(name, name).lower() for name in outside} <= brought
+
+
+def test_a_program_whose_extra_is_missing_names_it():
+    """As it would be without torch: the import is refused."""
+    code = "import sys; sys.modules['torch'] = None; from trainer.cli import main; sys.exit(main(sys.argv[1:]))"
+    arguments = ["train", "--cache", "c", "--model.language_model", "m", "--run.output", "o"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr == (
+        "trainer: error: torch is not installed; run `pip install '.[trainer]'` in a clone of encode-once\n"
+    )
 
 
 @pytest.mark.parametrize(("program", "parser"), [("precompute", "build_parsers"), ("trainer", "build_parser")])
