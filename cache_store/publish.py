@@ -35,6 +35,15 @@ def clear_scratch(path: Path) -> int:
 @contextmanager
 def publish(path: Path, attempt: int = 1) -> Iterator[BinaryIO]:
     """Open a scratch file that becomes `path`, durably, only if the block succeeds."""
+    with scratch_file(path, attempt) as stream:
+        yield stream
+        finish(stream, path)
+        put_in_place(path, attempt)
+
+
+@contextmanager
+def scratch_file(path: Path, attempt: int = 1) -> Iterator[BinaryIO]:
+    """Open the scratch file of `path`, for whoever finishes several files before putting them in place."""
     make_folder(path.parent)
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, "a folder lies where a file belongs, move it away", str(path))
@@ -42,12 +51,20 @@ def publish(path: Path, attempt: int = 1) -> Iterator[BinaryIO]:
     try:
         with naming(path), scratch.open("wb", buffering=WRITE_BYTES) as stream:
             yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        scratch.replace(path)
-    except BaseException:
-        scratch.unlink(missing_ok=True)
-        raise
+    finally:
+        scratch.unlink(missing_ok=True)  # unless it was put in place
+
+
+def finish(stream: BinaryIO, path: Path) -> None:
+    """What was written, and is to become `path`, is on the disk."""
+    with naming(path):
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def put_in_place(path: Path, attempt: int = 1) -> None:
+    """Give a finished scratch file its name, durably."""
+    scratch_path(path, attempt).replace(path)
     sync_folder(path.parent)
 
 

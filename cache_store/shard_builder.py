@@ -1,27 +1,40 @@
 """Building one shard: samples stream in, files stream out, the commit record comes last.
 
-Samples are written as they come, so a shard of any size takes the memory of one batch.
+Samples are written as they come, so a shard of any size takes the memory of one batch. What was there before is
+replaced only when the new files are whole on disk and are what they are expected to be.
 """
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cache_store.codec import encode_sample
+from cache_store.errors import CacheError
 from cache_store.formats import Location, shard_format
 from cache_store.metadata import write_commit
 from cache_store.plan import plan_digest
-from cache_store.publish import clear_scratch, file_sha256, publish, withdraw
-from cache_store.record import FORMAT_VERSION, signed
+from cache_store.publish import (
+    clear_scratch,
+    file_sha256,
+    finish,
+    naming,
+    publish,
+    put_in_place,
+    scratch_file,
+    scratch_path,
+    withdraw,
+)
+from cache_store.record import FORMAT_VERSION, record_digest, signed
 from cache_store.schema import (
     CACHED,
     REJECTED,
@@ -49,16 +62,30 @@ class Outcome:
     reason: str | None
 
 
-class ShardBuilder:
-    """A context manager: append every row of the shard in order, then commit; leaving it uncommitted undoes it.
+class OtherShardError(CacheError):
+    """A shard did not come out as expected, so that the one that was there stays."""
 
-    `planned` is the shard's row group of the plan.
+    def __init__(self, shard: int, digest: str, samples: pa.Table) -> None:
+        super().__init__(f"shard {shard} did not come out as expected; nothing of it was replaced")
+        self.digest, self.samples = digest, samples
+        """Of the content that it would have had, and its samples table."""
+
+
+class ShardBuilder:
+    """A context manager: append every row of the shard in order, then commit; uncommitted, it leaves what was there.
+
+    `planned` is the shard's row group of the plan; `expected` are digests of the contents that the shard may have,
+    any where there are none.
     """
 
-    def __init__(self, root: Path, spec: Spec, array: str, shard: int, planned: pa.Table) -> None:
+    def __init__(
+        self, root: Path, spec: Spec, array: str, shard: int, planned: pa.Table, expected: Collection[str] = ()
+    ) -> None:
         self._root, self._spec, self._array, self._shard, self._planned = root, spec, array, shard, planned
+        self._expected = expected
         self._format = shard_format(spec)
         self._shard_path = root / self._format.shard_file(array, shard)
+        self._samples_path = root / samples_file(shard)
         self._outcomes: list[Outcome] = []
         self._locations: list[Location | None] = []
         self._statistics = RunningStatistics()
@@ -66,17 +93,16 @@ class ShardBuilder:
         self._files = ExitStack()
 
     def __enter__(self) -> Self:
-        withdraw(self._root / commit_file(self._array, self._shard))  # it vouches for the files that are replaced now
         self.attempt = clear_scratch(self._shard_path)
-        clear_scratch(self._root / samples_file(self._shard))
-        stream = self._files.enter_context(publish(self._shard_path, self.attempt))
-        self._writer = self._format.writer(stream, self._spec, self._array, self._planned)
+        clear_scratch(self._samples_path)
+        self._stream = self._files.enter_context(scratch_file(self._shard_path, self.attempt))
+        self._writer = self._format.writer(self._stream, self._spec, self._array, self._planned)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._files.__exit__(kind or UncommittedError, error or UncommittedError(), trace)
+        self._files.__exit__(kind, error, trace)
 
     def append(self, latent_NCHW: np.ndarray, rgb_NHW3: np.ndarray, outcomes: Sequence[Outcome]) -> None:
         """Add the next rows: float32 latents, images at latent resolution (RGB in [0, 1]), what became of each."""
@@ -85,9 +111,10 @@ class ShardBuilder:
             stored = np.ascontiguousarray(latent_NCHW.astype(array.numpy_dtype))
         outcomes = [self._judge(*each) for each in zip(latent_NCHW, stored, outcomes, strict=True)]
         keep = np.array([outcome.reason is None for outcome in outcomes])
-        for values, outcome, kept in zip(stored, outcomes, keep, strict=True):
-            payload = encode_sample(values, array.codec) if kept else None
-            self._locations.append(self._writer.append(payload, outcome.content_sha256))
+        with naming(self._shard_path):
+            for values, outcome, kept in zip(stored, outcomes, keep, strict=True):
+                payload = encode_sample(values, array.codec) if kept else None
+                self._locations.append(self._writer.append(payload, outcome.content_sha256))
         self._statistics.add(stored[keep], rgb_NHW3[keep])
         self._outcomes.extend(outcomes)
 
@@ -106,14 +133,9 @@ class ShardBuilder:
         return Outcome(content_sha256=outcome.content_sha256, width=outcome.width, height=outcome.height, reason=reason)
 
     def commit(self, seconds: float, device: str, versions: dict[str, str]) -> CommitRecord:
-        """Publish the shard's files, then its record."""
+        """Publish the shard's files, then its record; OtherShardError where it is not the one expected."""
         count = self._planned.num_rows
         assert len(self._outcomes) == count, (len(self._outcomes), count)
-        self._writer.finish()
-        self._files.close()
-        samples_path = self._root / samples_file(self._shard)
-        write_samples(samples_path, self._samples())
-        files = tuple(file_record(self._root, path) for path in (self._shard_path, samples_path))
         run = CommitRun(
             attempt=self.attempt,
             seconds=round(seconds, 3),
@@ -122,10 +144,36 @@ class ShardBuilder:
             device=device,
             versions=versions,
         )
-        content = self._content(files)
+        content = self._content(self._finish_files())
         record = signed(CommitRecord(format_version=FORMAT_VERSION, content=content, run=run, sha256=""))
-        write_commit(self._root, record)
+        self._replace(record)
         return record
+
+    def _finish_files(self) -> tuple[FileRecord, ...]:
+        """Both files whole, on the disk, under the names of scratch."""
+        with naming(self._shard_path):
+            self._writer.finish()
+        finish(self._stream, self._shard_path)
+        table = self._files.enter_context(scratch_file(self._samples_path, self.attempt))
+        with naming(self._samples_path):
+            write_rows(table, self._samples())
+        finish(table, self._samples_path)
+        return tuple(self._scratch_record(path) for path in (self._shard_path, self._samples_path))
+
+    def _scratch_record(self, path: Path) -> FileRecord:
+        """A file as it will be."""
+        scratch = file_record(self._root, scratch_path(path, self.attempt))
+        return msgspec.structs.replace(scratch, path=path.relative_to(self._root).as_posix())
+
+    def _replace(self, record: CommitRecord) -> None:
+        """Put files and record in the place of what was there."""
+        digest = record_digest(record.content)
+        if self._expected and digest not in self._expected:
+            raise OtherShardError(self._shard, digest, self._samples())
+        withdraw(self._root / commit_file(self._array, self._shard))  # it vouches for the files that are replaced now
+        put_in_place(self._shard_path, self.attempt)
+        put_in_place(self._samples_path, self.attempt)
+        write_commit(self._root, record)
 
     def _content(self, files: tuple[FileRecord, ...]) -> CommitContent:
         planned = self._planned
@@ -164,15 +212,15 @@ class ShardBuilder:
         return pa.table(columns, schema=SAMPLES_SCHEMA)
 
 
-class UncommittedError(Exception):
-    """The block ended without a commit: the shard's files are withdrawn."""
-
-
 def write_samples(path: Path, samples: pa.Table) -> None:
+    with publish(path) as stream:
+        write_rows(stream, samples)
+
+
+def write_rows(stream: BinaryIO, samples: pa.Table) -> None:
     """Equal tables give equal bytes, however they are held: a list's items have another name once read from Parquet."""
     samples = pa.table(samples.columns, schema=SAMPLES_SCHEMA).combine_chunks()
-    with publish(path) as stream:
-        pq.write_table(samples, stream, compression="zstd")
+    pq.write_table(samples, stream, compression="zstd")
 
 
 def file_record(root: Path, path: Path) -> FileRecord:

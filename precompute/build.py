@@ -4,8 +4,8 @@ Everything that can be refused is refused before anything is written.
 """
 
 import threading
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -26,17 +26,17 @@ from precompute.encoders.encoder import Encoder
 from precompute.encoders.registry import load_encoder
 from precompute.engines.local import run_local
 from precompute.examine import examine_images
+from precompute.expected import Expected, expected_shards
 from precompute.extend import extend
 from precompute.images import ignore_decoder_warnings
 from precompute.kept import find_kept, restore_metadata, sound_seal, unseal, write_plan_of
 from precompute.plan import make_plan, some
 from precompute.progress import BuildProgress, say
-from precompute.restored import refuse_other_shards, unremembered_shards
 from precompute.retry import Retry, try_rejected
 from precompute.sample_list import MakeSpec, SampleList, arrange
 from precompute.sources import Source, open_source
 from precompute.sources.archive import MISSING
-from precompute.stale import refuse_other_spec
+from precompute.stale import refuse_other_shards, refuse_other_spec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +64,8 @@ class Work:
     spec: Spec
     kept: list[CommitRecord]
     """Of the shards that need no work."""
-    unremembered: Sequence[int] = ()
-    """Shards to build of whose images nothing is remembered: the seal alone says what they were."""
+    expected: Expected = field(default_factory=dict)
+    """What shards must come out as, where this is a repair."""
     earlier_seal: Seal | None = None
     """Of the cache, where it was sealed."""
     new_samples: int = 0
@@ -99,9 +99,7 @@ def build(config: BuildConfig, acts: Acts | None = None) -> Summary:
         else:
             work = begin(config, make_spec(found), found)
         del found  # the plan is on disk now; nothing below grows with the data set
-        progress = build_missing(config, work, source, encoder)
-        if acts.as_sealed:
-            refuse_other_shards(root, work.spec, work.earlier_seal, work.unremembered)
+        progress = build_missing(config, work, source, encoder, acts)
         seal = seal_cache(root, work.spec)
         announce_identity(work, seal)
         return summarise(work, progress, seal)
@@ -122,12 +120,14 @@ def go_on(config: BuildConfig, make_spec: MakeSpec, source: Source, found: pa.Ta
     spec = make_spec(samples.plan)
     refuse_other_spec(root, samples.cached, spec, acts)
     refuse_unknown_shards(root, spec, acts.rebuild)
-    kept = find_kept(root, spec, samples.plan, without={samples.open_shard})
+    earlier_seal = sound_seal(root)
+    expected = expected_shards(root, spec, samples.plan, earlier_seal) if acts.as_sealed else {}
+    kept = find_kept(root, spec, samples.plan, without={samples.open_shard}, expected=expected)
     recipe = spec.arrays[LATENTS].image
     retry = try_rejected(root, kept.records, source, recipe, threads) if acts.retry_rejected else None
     again = {*acts.rebuild, *(retry.rejected_before if retry else ())}
-    examine_images(root, samples, source, acts, again={*again, *kept.damaged}, threads=threads)
-    earlier_seal = sound_seal(root)
+    to_build = {*again, *kept.damaged}
+    examine_images(root, samples, source, acts, again=to_build, expected=expected, threads=threads)
     for shard, problem in kept.damaged.items():
         say(f"damage found, shard {shard} is built again: {problem}")
     mend_or_extend(config, samples, spec)
@@ -135,7 +135,7 @@ def go_on(config: BuildConfig, make_spec: MakeSpec, source: Source, found: pa.Ta
     return Work(
         spec=spec,
         kept=records,
-        unremembered=unremembered_shards(root, spec, samples.plan, records) if acts.as_sealed else (),
+        expected=expected,
         earlier_seal=earlier_seal,
         new_samples=spec.rows - samples.cached.rows,
         retry=retry,
@@ -157,15 +157,20 @@ def mend_or_extend(config: BuildConfig, samples: SampleList, spec: Spec) -> None
     write_plan_of(config.root, spec, samples.to_write)
 
 
-def build_missing(config: BuildConfig, work: Work, source: Source, encoder: Encoder) -> BuildProgress:
-    """Build every shard that is not kept; what was done, and how fast."""
+def build_missing(config: BuildConfig, work: Work, source: Source, encoder: Encoder, acts: Acts) -> BuildProgress:
+    """Build every shard that is not kept; what was done, and how fast.
+
+    The seal stays where shards have to come out as it says: a repair that stops halfway has forgotten nothing.
+    """
     with BuildProgress(work.spec.rows, work.kept, config.run.max_reject_fraction) as progress:
         progress.refuse_too_many_rejects()
         if work.missing:
-            unseal(config.root)
+            if not acts.as_sealed:
+                unseal(config.root)
             stop = threading.Event()
             with stop_on_signals(stop.set):  # here, threads and processes have to be told; elsewhere, we are unwound
-                run_local(config, work.spec, source, encoder, work.missing, stop, progress)
+                run_local(config, work.spec, source, encoder, work.missing, work.expected, stop, progress)
+            refuse_other_shards(config.root, progress.others, work.expected, acts)
             if stop.is_set():  # too late for the encoder to notice
                 raise Interrupted("every shard is committed; run the same command again to seal the cache")
     return progress
@@ -175,9 +180,21 @@ def announce_identity(work: Work, seal: Seal) -> None:
     """A sealed cache that is another one now."""
     if work.earlier_seal is None or work.earlier_seal.identity == seal.identity:
         return
-    meant = work.new_samples or work.retry
-    why = "its samples are others, so that training begins anew" if meant else "rebuilt shards have other bytes"
+    if work.new_samples or work.retry:
+        why = "its samples are others, so that training begins anew"
+    elif was_foreign(work, work.earlier_seal, seal):
+        why = "the seal was not that of these shards"
+    else:
+        why = "rebuilt shards have other bytes"
     say(f"the cache's identity was {work.earlier_seal.identity} and is {seal.identity}: {why}")
+
+
+def was_foreign(work: Work, before: Seal, seal: Seal) -> bool:
+    """Whether the earlier seal was at fault: shards are kept that it was not made of, or all came out as expected."""
+    sealed, now = set(before.commits.get(LATENTS, ())), seal.commits[LATENTS]
+    if any(now[record.content.shard] not in sealed for record in work.kept):
+        return True
+    return bool(work.missing) and all(shard in work.expected for shard in work.missing)
 
 
 def summarise(work: Work, progress: BuildProgress, seal: Seal) -> Summary:

@@ -4,16 +4,24 @@ from collections.abc import Collection
 from pathlib import Path
 
 from precompute.acts import Acts
+from precompute.expected import Expected
 from precompute.image_changes import ImageChange, check_images
 from precompute.plan import some
 from precompute.progress import say
 from precompute.sample_list import SampleList
 from precompute.sources import Source
-from precompute.stale import refuse_changed_images, refuse_changed_rejects
+from precompute.stale import refuse_changed_images, refuse_changed_rejects, refuse_unknown_images
 
 
 def examine_images(
-    root: Path, samples: SampleList, source: Source, acts: Acts, *, again: Collection[int], threads: int
+    root: Path,
+    samples: SampleList,
+    source: Source,
+    acts: Acts,
+    *,
+    again: Collection[int],
+    expected: Expected,
+    threads: int,
 ) -> None:
     """StaleError naming changed images; of rejected ones only in the shards `again`, whose bytes are to come out.
 
@@ -21,10 +29,11 @@ def examine_images(
     """
     trusted = None if acts.check_sources else samples.fingerprints
     whole = {*again, *(() if samples.open_shard is None else (samples.open_shard,))}
-    check = check_images(root, samples.cached, source, trusted, samples.plan, threads, whole)
+    check = check_images(root, samples.cached, source, trusted, samples.plan, threads, whole, expected)
     encoded = [change for change in check.changes if not change.rejected]
     refuse_changed_images(root, samples.cached.rows, encoded, acts)
     if acts.check_sources:
+        refuse_unknown_images(root, check.unknown)
         say(f"{check.compared:,} images were read again; all that are encoded have the bytes that were encoded")
     if not acts.retry_rejected:
         rejected = [change for change in check.changes if change.rejected]

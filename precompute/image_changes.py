@@ -1,6 +1,6 @@
 """Finding images that are no longer the ones a cache encoded, by the SHA-256 that its samples tables remember."""
 
-from collections.abc import Container
+from collections.abc import Container, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,10 @@ from tqdm import tqdm
 
 from cache_store.errors import CacheError
 from cache_store.metadata import read_commit
-from cache_store.schema import LATENTS, REJECTED, Spec, reason_kind, samples_file
+from cache_store.record import record_digest
+from cache_store.schema import LATENTS, REJECTED, SEAL_FILE, Spec, commit_file, reason_kind, samples_file
+from cache_store.shard_builder import OtherShardError
+from cache_store.staleness import ABSENT, Difference
 from cache_store.tables import read_table
 from cache_store.verify_shard import file_finding
 from precompute.images import content_sha256
@@ -39,6 +42,8 @@ class ImageCheck:
 
     compared: int
     changes: list[ImageChange]
+    unknown: list[int]
+    """Shards that were built and whose images may have changed, but whose samples tables cannot be trusted."""
 
 
 def check_images(
@@ -49,14 +54,15 @@ def check_images(
     now: pa.Table,
     threads: int,
     whole: Container[int],
+    expected: Mapping[int, Container[str]],
 ) -> ImageCheck:
     """Read images of committed shards and compare them with the samples tables.
 
     Of images whose fingerprint in `before` (a file's size and time, a zip member's crc) is the one in `now`, none
-    is read; all are where `before` is None, and those of the shards `whole`. Nothing is said of shards whose records or
-    samples are damaged.
+    is read; all are where `before` is None, and those of the shards `whole`. Nothing is compared with the tables of
+    shards whose records or tables are damaged, or are not among those `expected` of them.
     """
-    compared, changes = 0, []
+    compared, changes, unknown = 0, [], []
     with (
         ThreadPoolExecutor(threads, thread_name_prefix="check") as pool,
         tqdm(total=spec.rows, desc="check images", unit="image", delay=0.5) as bar,
@@ -66,14 +72,19 @@ def check_images(
             planned = now.slice(rows.start, len(rows))
             trusted = None if before is None or shard in whole else before.slice(rows.start, len(rows))
             looked_changed = suspects(planned, trusted)
-            samples = remembered_samples(root, shard, planned) if looked_changed else []
+            samples = remembered_samples(root, shard, planned, expected.get(shard)) if looked_changed else []
             chosen = [samples[place] for place in looked_changed] if samples else []
+            unknown += [shard] if looked_changed and not samples and was_built(root, shard) else []
             for change in pool.map(lambda sample: compare(source, shard, sample), chosen):  # noqa: B023 (used at once)
                 changes += [change] if change else []
                 bar.update()
             compared += len(chosen)
             bar.update(len(rows) - len(chosen))
-    return ImageCheck(compared, changes)
+    return ImageCheck(compared, changes, unknown)
+
+
+def was_built(root: Path, shard: int) -> bool:
+    return (root / commit_file(LATENTS, shard)).exists() or (root / SEAL_FILE).exists()
 
 
 def suspects(planned: pa.Table, before: pa.ChunkedArray | None) -> list[int]:
@@ -84,12 +95,16 @@ def suspects(planned: pa.Table, before: pa.ChunkedArray | None) -> list[int]:
     return [place for place, (was, is_now) in enumerate(zip(before.to_pylist(), now, strict=True)) if was != is_now]
 
 
-def remembered_samples(root: Path, shard: int, planned: pa.Table) -> list[dict[str, Any]]:
-    """A committed shard's samples; none where the shard is not committed, or damaged and built again anyway."""
+def remembered_samples(
+    root: Path, shard: int, planned: pa.Table, expected: Container[str] | None
+) -> list[dict[str, Any]]:
+    """A committed shard's samples; none where the shard is not committed, or its record or table cannot be trusted."""
     columns = ["id", "uri", "content_sha256", "status"]
     try:
         record = read_commit(root, LATENTS, shard)
-        files = record.content.files if record else ()
+        if record is None or (expected is not None and record_digest(record.content) not in expected):
+            return []
+        files = record.content.files
         if not any(file.path == samples_file(shard) and file_finding(root, file, "full") is None for file in files):
             return []
         samples = read_table(root / samples_file(shard), columns)
@@ -110,3 +125,34 @@ def compare(source: Source, shard: int, sample: dict[str, Any]) -> ImageChange |
         return None
     rejected_then = sample["status"] == REJECTED
     return ImageChange(id=sample["id"], shard=shard, rejected=rejected_then, before=remembered, now=now)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherShard:
+    """A shard that came out another one than expected."""
+
+    shard: int
+    digest: str
+    """Of the content that it would have had."""
+    changes: list[Difference]
+    """Samples that are not what they were, as far as the samples table still says."""
+
+
+def other_shard(root: Path, shard: int, error: OtherShardError) -> OtherShard:
+    return OtherShard(shard=shard, digest=error.digest, changes=list(sample_changes(root, shard, error.samples)))
+
+
+def sample_changes(root: Path, shard: int, now: pa.Table) -> Iterator[Difference]:
+    """How samples differ from the table on disk, which may be damaged: it names them, and decides nothing."""
+    columns = ["id", "content_sha256", "status", "reason"]
+    try:
+        before = read_table(root / samples_file(shard), columns)
+    except CacheError:
+        return
+    if before["id"].equals(now["id"]):
+        for was, is_now in zip(before.to_pylist(), now.select(columns).to_pylist(), strict=True):
+            if was["content_sha256"] != is_now["content_sha256"]:
+                digests = (each["content_sha256"] or ABSENT for each in (was, is_now))
+                yield Difference(f"image of {was['id']}", *digests)
+            elif was["status"] != is_now["status"]:
+                yield Difference(f"sample {was['id']}", *(each["reason"] or each["status"] for each in (was, is_now)))

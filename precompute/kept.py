@@ -1,6 +1,6 @@
 """What a build keeps of an existing cache: shards whose records and files fit, and metadata, mended where lost."""
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from cache_store.formats import shard_format
 from cache_store.metadata import read_build, read_seal, write_build
 from cache_store.plan import plan_digest, write_plan
 from cache_store.publish import withdraw, write_file
+from cache_store.record import record_digest
 from cache_store.schema import (
     LATENTS,
     PLAN_FILE,
@@ -35,12 +36,19 @@ class KeptShards:
     damaged: dict[int, str]
 
 
-def find_kept(root: Path, spec: Spec, plan: pa.Table, without: Container[int | None]) -> KeptShards:
-    """Sort the committed shards, those of `without` aside, into what can be kept and what cannot."""
+def find_kept(
+    root: Path, spec: Spec, plan: pa.Table, without: Container[int | None], expected: Mapping[int, Container[str]]
+) -> KeptShards:
+    """Sort the committed shards, those of `without` aside, into what can be kept and what cannot.
+
+    `expected` are the digests of the contents that a shard may have, where anything says it.
+    """
     kept = KeptShards([], {})
     for shard in range(spec.num_shards):
         if shard not in without:
             record, problem = usable_record(root, spec, shard, plan)
+            if record is not None and problem is None and shard in expected:
+                problem = None if record_digest(record.content) in expected[shard] else str(other_record(shard))
             if record is not None and problem is None:
                 kept.records.append(record)
             elif problem is not None:
@@ -59,6 +67,11 @@ def usable_record(root: Path, spec: Spec, shard: int, plan: pa.Table) -> tuple[C
     ):
         problem = str(Finding(shard=shard, file=commit_file(LATENTS, shard), problem="was made for other samples"))
     return record, problem
+
+
+def other_record(shard: int) -> Finding:
+    problem = "is not the record that the cache was sealed with"
+    return Finding(shard=shard, file=commit_file(LATENTS, shard), problem=problem)
 
 
 def sound_seal(root: Path) -> Seal | None:

@@ -10,7 +10,7 @@ import importlib.metadata
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,8 +25,9 @@ import torch
 from cache_store.errors import Interrupted, SourceError
 from cache_store.plan import PlanFile
 from cache_store.schema import LATENTS, CommitRecord, ImageRecipe, Spec
-from cache_store.shard_builder import Outcome, ShardBuilder
+from cache_store.shard_builder import OtherShardError, Outcome, ShardBuilder
 from precompute.encoders.encoder import Encoder
+from precompute.image_changes import OtherShard, other_shard
 from precompute.images import MID_GREY, content_sha256, decode_image, fit_image, to_pixels
 from precompute.rejects import Rejected
 from precompute.sources import Source
@@ -49,6 +50,8 @@ class Progress:
     """Time that the encoder had nothing to do but wait for images."""
     elapsed_s: float = 0.0
     committed: CommitRecord | None = None
+    other: OtherShard | None = None
+    """A shard that is not committed, because it is not the one that was expected."""
 
 
 class Batch:
@@ -107,8 +110,16 @@ class Batch:
 class ShardSink:
     """Receives encoded batches in order, on one thread, and makes shards of them."""
 
-    def __init__(self, root: Path, spec: Spec, device: str, on_commit: Callable[[CommitRecord], None]) -> None:
-        self._root, self._spec, self._device, self._on_commit = root, spec, device, on_commit
+    def __init__(
+        self,
+        root: Path,
+        spec: Spec,
+        device: str,
+        expected: Mapping[int, Collection[str]],
+        on_progress: Callable[[Progress], None],
+    ) -> None:
+        self._root, self._spec, self._device = root, spec, device
+        self._expected, self._on_progress = expected, on_progress
         self._shard = ExitStack()
         self._failed = False
 
@@ -123,18 +134,26 @@ class ShardSink:
     def _write(self, batch: Batch, latent_NCHW: torch.Tensor) -> None:
         if batch.is_first:
             self._started = batch.encoding_since
-            builder = ShardBuilder(self._root, self._spec, LATENTS, batch.shard, batch.planned)
+            expected = self._expected.get(batch.shard, ())
+            builder = ShardBuilder(self._root, self._spec, LATENTS, batch.shard, batch.planned, expected)
             self._builder = self._shard.enter_context(builder)
         rgb = batch.rgb_Nhw3.astype(np.float32) / 255.0
         self._builder.append(latent_NCHW.cpu().numpy(), rgb, batch.wait())
         if batch.is_last:
-            seconds = time.monotonic() - self._started
-            record = self._builder.commit(seconds, self._device, library_versions())
+            done = self._commit(batch.shard)
             self._shard.close()
-            self._on_commit(record)
+            self._on_progress(done)
+
+    def _commit(self, shard: int) -> Progress:
+        """A shard that is not the expected one is told and left out; others may yet be."""
+        seconds = time.monotonic() - self._started
+        try:
+            return Progress(committed=self._builder.commit(seconds, self._device, library_versions()))
+        except OtherShardError as error:
+            return Progress(other=other_shard(self._root, shard, error))
 
     def close(self) -> None:
-        """Withdraw a shard that is not committed."""
+        """Drop a shard that is not committed."""
         self._shard.close()
 
 
@@ -184,17 +203,17 @@ def encode_shards(
     source: Source,
     encoder: Encoder,
     shards: Iterable[int],
+    expected: Mapping[int, Collection[str]],
     *,
     decode_threads: int,
     stop: threading.Event,
     on_progress: Callable[[Progress], None],
 ) -> None:
-    """Build the given shards; Interrupted, with the shard in hand withdrawn, once `stop` is set."""
+    """Build the given shards; Interrupted, with the shard in hand dropped, once `stop` is set.
 
-    def committed(record: CommitRecord) -> None:
-        on_progress(Progress(committed=record))
-
-    sink = ShardSink(root, spec, str(encoder.device), committed)
+    A shard that does not come out as `expected` leaves what was there, and the others are built all the same.
+    """
+    sink = ShardSink(root, spec, str(encoder.device), expected, on_progress)
     writes: deque[Future[None]] = deque()
     decoders = ThreadPoolExecutor(decode_threads, thread_name_prefix="decode")
     writer = ThreadPoolExecutor(1, thread_name_prefix="write")

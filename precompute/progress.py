@@ -11,6 +11,7 @@ from tqdm import tqdm
 from cache_store.errors import EncodeOnceError
 from cache_store.schema import CommitRecord
 from cache_store.staleness import plain
+from precompute.image_changes import OtherShard
 from precompute.pipeline import Progress
 
 
@@ -34,6 +35,8 @@ class BuildProgress:
         self.images = self.shards = 0
         self.rejected: dict[int, int] = {}
         """Samples rejected in each shard that was built."""
+        self.others: list[OtherShard] = []
+        """Shards that are as they were, because they did not come out as expected."""
         for content in contents:
             self._reasons.update(content.reasons)
 
@@ -55,6 +58,8 @@ class BuildProgress:
             self.rejected[content.shard] = content.rejected
             self._reasons.update(content.reasons)
             self.refuse_too_many_rejects()
+        if progress.other is not None:
+            self.others.append(progress.other)
         self._bar.set_postfix_str(
             f"encoder waits {self.waiting_share:.0%}, {self._reasons.total()} rejected", refresh=False
         )

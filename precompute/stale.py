@@ -5,10 +5,12 @@ from pathlib import Path
 
 import msgspec
 
-from cache_store.schema import Spec
+from cache_store.errors import CacheError
+from cache_store.schema import LATENTS, Spec, commit_file
 from cache_store.staleness import ABSENT, Difference, differing, refuse
 from precompute.acts import Acts
-from precompute.image_changes import ImageChange
+from precompute.expected import Expected
+from precompute.image_changes import ImageChange, OtherShard
 from precompute.plan import SHOWN, PlanDifference, some
 
 OF_THE_LIST = ("rows", "plan_digest")
@@ -74,6 +76,17 @@ def refuse_changed_images(root: Path, samples: int, changes: Sequence[ImageChang
         )
 
 
+def refuse_unknown_images(root: Path, shards: Sequence[int]) -> None:
+    """CacheError where nothing that can be trusted remembers the images of shards that were built."""
+    if shards:
+        named = some(list(map(str, shards)))
+        raise CacheError(
+            f"{root}: what the images of {len(shards):,} shards were cannot be told, because their samples tables or "
+            f"records are damaged: {named}; first run precompute repair {root} --shards "
+            f'"{list(shards)}"'
+        )
+
+
 def refuse_changed_rejects(root: Path, changes: Sequence[ImageChange], acts: Acts) -> None:
     """StaleError for rejected samples of shards that are to be built again: the shards would not come out the same."""
     if changes:
@@ -91,3 +104,35 @@ def refuse_changed_rejects(root: Path, changes: Sequence[ImageChange], acts: Act
 
 def as_difference(change: ImageChange) -> Difference:
     return Difference(f"image of {change.id}", change.before or ABSENT, change.now)
+
+
+def refuse_other_shards(root: Path, others: Sequence[OtherShard], expected: Expected, acts: Acts) -> None:
+    """StaleError naming shards that a repair built again and left as they were, and their samples that are others."""
+    if others:
+        others = sorted(others, key=lambda other: other.shard)
+        shards = some([str(other.shard) for other in others])
+        refuse(
+            f"{root}: {len(others):,} shards built again do not come out as they were, so that nothing of them was "
+            f"replaced: {shards}",
+            [each for other in others for each in shard_differences(other, expected)],
+            [
+                f"{culprits(others)}: restore that and run the same repair again",
+                f"to take them as they come out now, as another cache for training: delete {records(others)} in "
+                f"{root}, then {acts.with_options()}",
+            ],
+        )
+
+
+def shard_differences(other: OtherShard, expected: Expected) -> list[Difference]:
+    return [Difference(f"content of shard {other.shard}", min(expected[other.shard]), other.digest), *other.changes]
+
+
+def culprits(others: Sequence[OtherShard]) -> str:
+    """What may be the matter, as far as the samples tables tell."""
+    if all(other.changes for other in others):
+        return "their samples are not the ones encoded"
+    return "an image may have changed unseen, or another machine, library or number of threads made them"
+
+
+def records(others: Sequence[OtherShard]) -> str:
+    return some([commit_file(LATENTS, other.shard) for other in others])

@@ -3,6 +3,7 @@
 import io
 import json
 import zipfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from diffusers import AutoencoderKLWan
 from PIL import Image
 
 from precompute.cli import main
+from precompute.encoders.encoder import Encoder
 
 SAMPLES = 22
 BROKEN = (4, 13)
@@ -103,3 +105,20 @@ def assert_same_as_undisturbed(folder: Path, values: dict[str, Any]) -> None:
     other = write_config(folder / "undisturbed.yaml", {**values, "run": run, "cache": str(folder / "undisturbed")})
     assert main(["build", "--config", str(other)]) == 0
     assert timeless_files(cache) == timeless_files(folder / "undisturbed")
+
+
+@pytest.fixture
+def at_second_batch(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Functions put into this list are called once, when the second batch is to be encoded."""
+    acts: list[Any] = []
+    encode, calls = Encoder.encode, Counter[str]()
+
+    def encode_and_act(self: Encoder, image_NYX3: Any) -> Any:
+        calls["encode"] += 1
+        if calls["encode"] == 2:
+            for act in acts:
+                act()
+        return encode(self, image_NYX3)
+
+    monkeypatch.setattr(Encoder, "encode", encode_and_act)
+    return acts

@@ -5,15 +5,12 @@ that ends in the bytes of an undisturbed build.
 import errno
 import io
 import os
-import resource
 import shutil
 import signal
-import subprocess
 import tarfile
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
@@ -27,8 +24,8 @@ from cache_store.formats import shard_format
 from cache_store.metadata import read_commit, read_spec
 from cache_store.schema import SEAL_FILE, StoreFormat
 from precompute.cli import main
-from precompute.encoders.encoder import Encoder
 from precompute.encoders.registry import load_encoder
+from tests.full_disk import largest_file, make_room, mounted_disk
 from tests.precompute.conftest import (
     BROKEN,
     assert_same_as_undisturbed,
@@ -174,8 +171,12 @@ def disturb_every_step(
     before: Path | None,
     whole: Path,
     program: Callable[[list[str]], int] = main,
+    stays: str | None = None,
 ) -> None:
-    """Make every write, sync and rename of a run fail in turn; run again each time."""
+    """Make every write, sync and rename of a run fail in turn; run again each time.
+
+    The file `stays` is there after each, as it was.
+    """
     start_from(before, cache)
     disk.count.clear()
     assert program(arguments) == 0
@@ -190,6 +191,7 @@ def disturb_every_step(
         problem = "No space left on device" if kind == "write" else "Input/output error"
         assert_said_in_one_line(capsys, f"{problem}: {cache.parent}")
         assert_whole(cache, *wholes)
+        assert stays is None or (cache / stays).read_bytes() == (whole / stays).read_bytes(), (kind, number)
         disk.mend()
         assert program(arguments) == 0, (kind, number)
         assert timeless_files(cache) == timeless_files(whole), (kind, number)
@@ -213,7 +215,8 @@ def test_a_disk_that_fails_at_any_step_of_a_repair_leaves_no_half_file(undisturb
     shutil.copytree(undisturbed / "cache", damaged)
     shard = damaged / shard_format(read_spec(damaged)).shard_file("latents", 0)
     shard.write_bytes(bytes(reversed(shard.read_bytes())))
-    disturb_every_step(disk, capsys, ["repair", str(cache), "--shards", "[0]"], cache, damaged, undisturbed / "cache")
+    repair = ["repair", str(cache), "--shards", "[0]"]
+    disturb_every_step(disk, capsys, repair, cache, damaged, undisturbed / "cache", stays=SEAL_FILE)
 
 
 GROWN = range(SAMPLES + 2)
@@ -256,17 +259,6 @@ def test_a_disk_that_fails_at_any_step_of_a_conversion_leaves_no_half_file(undis
     disturb_every_step(disk, capsys, convert, cache, None, whole, cache_store)
 
 
-@contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """The kernel refuses to let any file of this process grow beyond `size` bytes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 def shard_sized_build(folder: Path, source: Path, vae: Path, name: str) -> tuple[Path, list[str]]:
     """A build whose shards are larger than every other file of its cache."""
     sizes = {"image__height": 128, "image__width": 128, "store__samples_per_shard": 8}
@@ -290,15 +282,8 @@ def test_the_kernel_refusing_to_let_a_shard_grow_stops_the_build_in_its_middle(t
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 96 KiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = shutil.which("mount")
-    options = ["-t", "tmpfs", "-o", "size=96k", "tmpfs", str(folder)]
-    if mount is None or subprocess.run([mount, *options], capture_output=True, check=False).returncode:
-        pytest.skip("this process may not mount a file system; the other tests of full disks stand for it")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with mounted_disk(tmp_path / "disk", "96k") as folder:
+        yield folder
 
 
 def test_a_full_disk_stops_the_build_and_room_on_it_lets_it_go_on(tmp_path, small_disk, source_path, vae_path, capsys):
@@ -309,7 +294,7 @@ def test_a_full_disk_stops_the_build_and_room_on_it_lets_it_go_on(tmp_path, smal
     assert main(arguments) == 1
     assert_said_in_one_line(capsys, f"No space left on device: {cache}/")
     assert_whole(cache, whole)
-    subprocess.run(["mount", "-o", "remount,size=8m", str(small_disk)], check=True)
+    make_room(small_disk)
     assert main(arguments) == 0
     assert timeless_files(cache) == timeless_files(whole)
 
@@ -334,23 +319,6 @@ def test_a_folder_that_turns_read_only_stops_the_build_and_is_named(tmp_path, so
     assert not list((tmp_path / "cache").rglob("*.partial"))
     assert main(arguments) == 0
     assert_same_as_undisturbed(tmp_path, values)
-
-
-@pytest.fixture
-def at_second_batch(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Functions put into this list are called once, when the second batch is to be encoded."""
-    acts: list[Any] = []
-    encode, calls = Encoder.encode, Counter[str]()
-
-    def encode_and_act(self: Encoder, image_NYX3: Any) -> Any:
-        calls["encode"] += 1
-        if calls["encode"] == 2:
-            for act in acts:
-                act()
-        return encode(self, image_NYX3)
-
-    monkeypatch.setattr(Encoder, "encode", encode_and_act)
-    return acts
 
 
 def folder_values(tmp_path: Path, source: Path, vae: Path) -> dict[str, Any]:

@@ -1,13 +1,20 @@
 """`precompute repair`: from a report back to the same bytes."""
 
+import os
+import re
 import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
 from cache_store.cli import main as cache_store
 from cache_store.verify import verify
 from precompute.cli import main as precompute
+from precompute.engines.local import MAX_THREADS
 from tests.precompute.conftest import config_values, image_bytes, timeless_files, write_config, write_source
 
 
@@ -119,21 +126,158 @@ def test_a_cache_that_was_moved_is_repaired_by_the_report_of_its_old_place(cache
     assert timeless_files(moved) == before
 
 
-def test_a_changed_image_behind_a_damaged_samples_table_is_no_repair(cache, tmp_path, source_path, capsys):
-    """Nothing remembers the image any more; the seal still says what the shard was."""
+def edit(path: Path) -> None:
+    """Another digit in a record's time."""
+    seconds = re.compile(rb'(?<="seconds": )\d')
+    path.write_bytes(seconds.sub(lambda digit: b"%d" % (9 - int(digit[0])), path.read_bytes()))
+
+
+HIDING = [
+    ("samples/000001.parquet", flip),
+    ("samples/000001.parquet", Path.unlink),
+    ("commits/latents/000001.json", edit),
+    ("commits/latents/000001.json", Path.unlink),
+]
+"""Damage behind which nothing that can be trusted remembers the images of shard 1."""
+
+ANOTHER = {"sample_009": image_bytes(99)}
+
+
+@pytest.mark.parametrize(("name", "damage"), HIDING)
+def test_a_shard_that_comes_out_another_one_is_left_as_it_was(cache, source_path, capsys, name, damage):
+    """The seal says what it was, and stays."""
     before = timeless_files(cache)
-    write_source(source_path, sample_009=image_bytes(99))
-    flip(cache / "samples/000001.parquet")
+    damage(cache / name)
+    damaged = shard_files(cache, 1)
+    write_source(source_path, **ANOTHER)
     for _ in range(2):
         assert precompute(["repair", str(cache), "--shards", "[0, 1]"]) == 1
-        assert "1 shards built again did not come out as they were sealed" in capsys.readouterr().err
-        now = timeless_files(cache)
-        assert now == {name: data for name, data in before.items() if name in now}
-        assert before.keys() - now.keys() == {"latents/c/1/0/0/0", "samples/000001.parquet"}
-    shutil.copytree(cache, tmp_path / "taken")
-    assert precompute(["build", "--config", str(tmp_path / "build.yaml"), "--cache", str(tmp_path / "taken")]) == 0
-    assert "rebuilt shards have other bytes" in capsys.readouterr().err
+        assert_named(capsys, by_table=damage is not Path.unlink or name.startswith("commits/"))
+        assert shard_files(cache, 1) == damaged
+        assert timeless_files(cache).keys() >= before.keys() - {name}
     write_source(source_path)
+    assert precompute(["repair", str(cache), "--shards", "1"]) == 0
+    assert timeless_files(cache) == before
+
+
+def assert_named(capsys: pytest.CaptureFixture[str], by_table: bool) -> None:
+    """The shard is; the sample is where its samples table can be read."""
+    message = capsys.readouterr().err
+    assert "1 shards built again do not come out as they were, so that nothing of them was replaced: 1\n" in message
+    assert ("image of sample-009" in message) is by_table
+    assert ("an image may have changed unseen" in message) is not by_table
+    assert "Traceback" not in message
+
+
+def shard_files(cache: Path, shard: int) -> dict[str, bytes]:
+    """The shard's files and record, and what the whole cache stands on."""
+    names = (f"latents/c/{shard}/0/0/0", f"shards/{shard:06d}.tar", f"samples/{shard:06d}.parquet")
+    names = (*names, f"commits/latents/{shard:06d}.json", "seal.json", "plan.parquet", "zarr.json")
+    return {name: (cache / name).read_bytes() for name in names if (cache / name).exists()}
+
+
+@contextmanager
+def two_workers() -> Iterator[None]:
+    """Threads enough that a repair on a CPU takes two processes."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2 * MAX_THREADS)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_two_workers_leave_such_a_shard_of_tars_and_repair_the_others(tmp_path, source_path, vae_path, capsys):
+    cache = tmp_path / "cache"
+    values = config_values(cache, source_path, vae_path, store__format="webdataset")
+    assert precompute(["build", "--config", str(write_config(tmp_path / "build.yaml", values))]) == 0
+    before = timeless_files(cache)
+    edit(cache / "commits/latents/000001.json")
+    flip(cache / "shards/000002.tar")
+    damaged = shard_files(cache, 1)
+    write_source(source_path, **ANOTHER)
+    with two_workers():
+        assert precompute(["repair", str(cache), "--shards", "[1, 2]"]) == 1
+    assert_named(capsys, by_table=True)
+    assert shard_files(cache, 1) == damaged
+    assert timeless_files(cache) == before
+    write_source(source_path)
+    assert precompute(["repair", str(cache), "--shards", "1"]) == 0
+    assert not verify(cache, "full").findings
+    assert timeless_files(cache) == before
+
+
+def test_what_a_repair_refused_can_be_taken_as_another_cache(cache, tmp_path, source_path, capsys):
+    """In the way that its message says."""
+    flip(cache / "latents/c/1/0/0/0")
+    (cache / "samples/000001.parquet").unlink()
+    write_source(source_path, **ANOTHER)
+    assert precompute(["repair", str(cache), "--shards", "1"]) == 1
+    assert f"delete commits/latents/000001.json in {cache}, then precompute build" in capsys.readouterr().err
+    (cache / "commits/latents/000001.json").unlink()
+    assert precompute(["build", "--config", str(tmp_path / "build.yaml")]) == 0
+    assert "rebuilt shards have other bytes" in capsys.readouterr().err
+    assert not verify(cache, "full").findings
+
+
+def test_a_repair_that_stops_halfway_has_forgotten_nothing(cache, source_path, at_second_batch, capsys):
+    """The next one refuses another image as this one would have."""
+    before = timeless_files(cache)
+    (cache / "samples/000001.parquet").unlink()
+    damaged = shard_files(cache, 1)
+    at_second_batch.append(lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert precompute(["repair", str(cache), "--shards", "1"]) == 3
+    assert shard_files(cache, 1) == damaged
+    write_source(source_path, **ANOTHER)
+    assert precompute(["repair", str(cache), "--shards", "1"]) == 1
+    assert_named(capsys, by_table=False)
+    write_source(source_path)
+    assert precompute(["repair", str(cache), "--shards", "1"]) == 0
+    assert timeless_files(cache) == before
+
+
+def test_without_a_seal_a_shards_own_record_says_what_it_was(cache, source_path, capsys):
+    before = timeless_files(cache)
+    (cache / "seal.json").unlink()
+    (cache / "samples/000001.parquet").unlink()
+    damaged = shard_files(cache, 1)
+    write_source(source_path, **ANOTHER)
+    assert precompute(["repair", str(cache), "--shards", "1"]) == 1
+    assert_named(capsys, by_table=False)
+    assert shard_files(cache, 1) == damaged
+    write_source(source_path)
+    assert precompute(["repair", str(cache), "--shards", "1"]) == 0
+    assert timeless_files(cache) == before
+
+
+@pytest.fixture
+def foreign(tmp_path: Path, vae_path: Path) -> Path:
+    """A cache of the same spec from another image in each shard, such as another machine would make."""
+    source = write_source(
+        tmp_path / "other-source", **{f"sample_{each:03d}": image_bytes(90 + each) for each in (1, 9, 17)}
+    )
+    values = config_values(tmp_path / "foreign", source, vae_path)
+    assert precompute(["build", "--config", str(write_config(tmp_path / "foreign.yaml", values))]) == 0
+    return tmp_path / "foreign"
+
+
+@pytest.mark.parametrize("shards", ["1", "[0, 1, 2]"])
+def test_a_foreign_seal_is_replaced_and_the_shards_are_not_blamed(cache, foreign, capsys, shards):
+    before = timeless_files(cache)
+    shutil.copy(foreign / "seal.json", cache)
+    assert precompute(["repair", str(cache), "--shards", shards]) == 0
+    message = capsys.readouterr().err
+    assert "the seal was not that of these shards" in message
+    assert "other bytes" not in message
+    assert timeless_files(cache) == before
+
+
+def test_a_foreign_shard_that_nobody_named_is_repaired_rather_than_sealed(cache, foreign):
+    before = timeless_files(cache)
+    for name in shard_files(cache, 2).keys() - {"seal.json", "plan.parquet", "zarr.json"}:
+        shutil.copy(foreign / name, cache / name)
+    write_again = cache / "latents/c/1/0/0/0"
+    flip(write_again)
     assert precompute(["repair", str(cache), "--shards", "1"]) == 0
     assert timeless_files(cache) == before
 
