@@ -73,7 +73,7 @@ def test_the_pages_reader_finds_every_flipped_bit_of_a_shard_and_of_what_vouches
         (cache / "zarr.json", len('{\n "attributes": {\n  "encode_once": {'), spec_bytes - len("\n  }")),
     ):
         good = path.read_bytes()
-        for position in random.integers(start, end or len(good), 40):
+        for position in random.integers(start, end or len(good), 160):
             data = bytearray(good)
             data[position] ^= 1 << random.integers(8)
             path.write_bytes(data)

@@ -115,8 +115,14 @@ class Showcase:
             image, content_sha256 = self.read_image(sample["uri"])
         except SourceError as error:
             return None, str(error)
-        changed = content_sha256 != sample["content_sha256"]
-        return np.asarray(image), "this file has changed since it was encoded" if changed else None
+        return np.asarray(image), difference(sample["content_sha256"], content_sha256)
+
+
+def difference(recorded: str | None, found: str) -> str | None:
+    """What the picture shown is, where it is not what was encoded."""
+    if recorded is None:
+        return "this file could not be read when the cache was built"
+    return None if recorded == found else "this file has changed since it was encoded"
 
 
 def caption(conversations: list[dict[str, str]] | None) -> str:

@@ -112,12 +112,12 @@ def write_sheets(content: PageContent, config: GalleryConfig) -> list[Path]:
         "unusual": [exhibit for exhibit, _ in content.unusual],
         "rejected": content.rejected,
     }
-    written = []
+    image, written = content.cache.spec.arrays[content.array].image, []
     for kind, exhibits in kinds.items():
         path = config.sheet(kind)
         if not exhibits:
             withdraw(path)
             continue
-        write_file(path, contact_sheet(f"{content.cache.root.name}: {kind} rows", exhibits))
+        write_file(path, contact_sheet(f"{content.cache.root.name}: {kind} rows", exhibits, image))
         written.append(path)
     return written

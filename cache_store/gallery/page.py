@@ -10,14 +10,17 @@ from jinja2 import Environment, StrictUndefined, Template
 
 from cache_store.gallery import plots
 from cache_store.gallery.exhibits import Exhibit
-from cache_store.gallery.pictures import STRIP_TILES, jpeg_uri, png_uri
+from cache_store.gallery.pictures import jpeg_uri, png_uri, strip_columns
 from cache_store.gallery.survey import Survey, Unusual
 from cache_store.info import array_lines, spec_lines
 from cache_store.reader import Cache
-from cache_store.schema import CommitRecord
+from cache_store.schema import CommitRecord, ImageRecipe
 
 SHOWN_CHARACTERS = 300
 """Of an id, a uri, a caption or a reason; a data set may hold a novel in any of them."""
+
+FLAT = 2
+"""Pictures this many times as long one way as the other need cards of their own layout."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,22 +51,31 @@ class PageContent:
 def render(content: PageContent) -> str:
     """The page as one HTML text that refers to nothing outside itself."""
     spec, seal = content.cache.spec, content.cache.seal
-    summary = seal.arrays[content.array]
+    summary, array = seal.arrays[content.array], spec.arrays[content.array]
+    channels, columns = array.shape[0], strip_columns(*array.shape[1:])
     return template().render(
         content=content,
         name=content.cache.root.resolve().name,
         seal=seal,
         spec=spec,
         summary=summary,
-        array=spec.arrays[content.array],
-        facts=[*spec_lines(spec), *array_lines(content.array, spec.arrays[content.array])],
+        array=array,
+        layout=layout(array.image),
+        facts=[*spec_lines(spec), *array_lines(content.array, array)],
         reasons=sorted(seal.reasons.items(), key=lambda reason: (-reason[1], reason[0])),
         histograms=plots.plot(partial(plots.histograms, content.survey, summary)),
         throughput=plots.plot(partial(plots.throughput, content.records)) if content.records else None,
         strip_scale=plots.plot(plots.strip_scale),
         error_scale=plots.plot(plots.error_scale) if content.is_decoded else None,
-        strip_width=f"{100 * min(spec.arrays[content.array].shape[0], STRIP_TILES) / STRIP_TILES:.4g}%",
+        strip_width=f"{100 * min(channels, columns) / columns:.4g}%",
     )
+
+
+def layout(image: ImageRecipe) -> str:
+    """How cards are laid out: wide pictures lie one under the other, tall ones stand in narrow cards."""
+    if image.width >= FLAT * image.height:
+        return "wide"
+    return "tall" if image.height >= FLAT * image.width else "square"
 
 
 def template() -> Template:

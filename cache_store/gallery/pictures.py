@@ -16,7 +16,7 @@ THUMBNAIL = 224
 """Longest side of a photograph on the page, in pixels."""
 
 STRIP_TILES = 8
-"""Channels side by side in one line of a strip."""
+"""Channels side by side in one line of a strip, at most; fewer of wide maps, or they would be threads."""
 STRIP_GAP = 2
 STRIP_SPAN = 3.0
 """A strip's colours reach this many of the channel's standard deviations on either side of its mean."""
@@ -45,16 +45,22 @@ def channel_strip(latent_CHW: np.ndarray, summary: ArraySummary) -> Image.Image:
     mean_C, std_C = np.array(summary.channel_mean), np.array(summary.channel_std)
     score_CHW = (latent_CHW - mean_C[:, None, None]) / np.where(std_C > 0, std_C, 1.0)[:, None, None]
     level_CHW = np.rint((np.clip(score_CHW / STRIP_SPAN, -1, 1) + 1) * 127).astype(np.uint8)
-    image = Image.fromarray(tiles(level_CHW, gap=255), "P")
+    image = Image.fromarray(tiles(level_CHW, strip_columns(*level_CHW.shape[1:]), gap=255), "P")
     image.putpalette([*colour_table(STRIP_COLOURS, 255).ravel().tolist(), 255, 255, 255])
     image.info["transparency"] = 255
     return image
 
 
-def tiles(level_CHW: np.ndarray, gap: int) -> np.ndarray:
-    """The maps in lines of `STRIP_TILES`, with a gap between them."""
+def strip_columns(height: int, width: int) -> int:
+    """Maps in a line of a strip: a power of two, so that lines are full; a strip of 16 is 4:1 or flatter."""
+    power = math.ceil(math.log2(STRIP_TILES / math.sqrt(width / height)))
+    return min(STRIP_TILES, 1 << max(0, power))
+
+
+def tiles(level_CHW: np.ndarray, columns: int, gap: int) -> np.ndarray:
+    """The maps in lines of so many columns at most, with a gap between them."""
     channels, height, width = level_CHW.shape
-    columns = min(channels, STRIP_TILES)
+    columns = min(channels, columns)
     lines = math.ceil(channels / columns)
     step_y, step_x = height + STRIP_GAP, width + STRIP_GAP
     sheet = np.full((lines * step_y - STRIP_GAP, columns * step_x - STRIP_GAP), gap, np.uint8)

@@ -119,8 +119,10 @@ def throughput(records: Sequence[CommitRecord], scheme: Scheme) -> Figure:
         )
     median = statistics.median(record.run.images_per_s for record in records)
     axes.axhline(median, color=scheme.mark, linewidth=1, zorder=0, label=f"median {median:,.1f}")
-    axes.set(xlabel="shard", ylabel="images/s, a worker", ylim=(0, None))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    first, last = records[0].content.shard, records[-1].content.shard
+    margin = 0.5 + 0.01 * (last - first)
+    axes.set(xlabel="shard", ylabel="images/s, a worker", xlim=(first - margin, last + margin), ylim=(0, None))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda shard, _: f"{shard:,.0f}"))
     legend = axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
     for text in legend.get_texts():

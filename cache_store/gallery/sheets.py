@@ -4,42 +4,53 @@
 
 import io
 import math
+from bisect import bisect
 from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.textpath import text_to_path
 from PIL import Image
 
 from cache_store.gallery.exhibits import Exhibit
+from cache_store.gallery.page import short
+from cache_store.schema import ImageRecipe
 
 TILE = 160
-"""Pixels of a picture's longest side on a sheet."""
+"""Side of a square picture on a sheet, in pixels; others have its area, but are at most twice as long."""
 GAP = 4
 GROUND = 235
 """Grey of what is not there."""
 DPI = 100
 WIDEST, NARROWEST = 1_360, 480
-TITLE, LABEL, MARGIN = 40, 20, 12
-"""Pixels: bounds of the sheet's width, the heights of its title and of a label, the white around a row's pictures."""
-LABEL_CHARACTERS = 34
+TITLE, MARGIN = 40, 14
+"""Pixels: the height of the sheet's title, the white around a row's pictures."""
+COLUMN = 240
+"""Pixels, at least, for a row: an id and a reason have to fit above its pictures."""
+LABEL_SIZE, LABEL_LINE = 7, 13
+"""Points of a label's letters, pixels from one of its lines to the next."""
+ID_LINES, REASON_LINES = 2, 3
 UNKNOWN_GLYPH = "\N{WHITE SQUARE}"
 
 
-def contact_sheet(title: str, exhibits: Sequence[Exhibit]) -> bytes:
-    """A PNG of all exhibits, each its pictures side by side over its channel strip, under row and id."""
-    pictures = [composed(exhibit) for exhibit in exhibits]
-    step_y = max(picture.shape[0] for picture in pictures) + LABEL + MARGIN
-    step_x = max(picture.shape[1] for picture in pictures) + MARGIN
+def contact_sheet(title: str, exhibits: Sequence[Exhibit], image: ImageRecipe) -> bytes:
+    """A PNG of all exhibits, each its pictures side by side over its channel strip, under row, id and reason."""
+    pictures = [composed(exhibit, *fitted(image)) for exhibit in exhibits]
+    width = max(COLUMN, *(picture.shape[1] for picture in pictures))
+    labels = [label(exhibit, width) for exhibit in exhibits]
+    above, step_x = LABEL_LINE * max(map(len, labels)), width + MARGIN
+    step_y = above + max(picture.shape[0] for picture in pictures) + MARGIN
     columns = max(1, min(len(pictures), (WIDEST - MARGIN) // step_x))
     lines = math.ceil(len(pictures) / columns)
     sheet = np.full((TITLE + lines * step_y, max(NARROWEST, MARGIN + columns * step_x), 3), 255, np.uint8)
     figure = Figure(figsize=(sheet.shape[1] / DPI, sheet.shape[0] / DPI), dpi=DPI)
     write(figure, title, MARGIN, 0.7 * TITLE, size=12)
-    for place, (exhibit, picture) in enumerate(zip(exhibits, pictures, strict=True)):
-        y, x = TITLE + place // columns * step_y + LABEL, MARGIN + place % columns * step_x
+    for place, (text, picture) in enumerate(zip(labels, pictures, strict=True)):
+        y, x = TITLE + place // columns * step_y + above, MARGIN + place % columns * step_x
         sheet[y : y + picture.shape[0], x : x + picture.shape[1]] = picture
-        write(figure, label(exhibit), x, y - 5, size=7)
+        for line, words in enumerate(text):
+            write(figure, words, x, y - 5 - LABEL_LINE * (len(text) - 1 - line), LABEL_SIZE)
     figure.figimage(sheet)
     stream = io.BytesIO()
     figure.savefig(stream, format="png", metadata={"Software": None})
@@ -52,11 +63,29 @@ def write(figure: Figure, text: str, x: float, y: float, size: float) -> None:
     figure.text(x / width, 1 - y / height, printable(text), fontsize=size, parse_math=False)
 
 
-def label(exhibit: Exhibit) -> str:
+def label(exhibit: Exhibit, width: float) -> list[str]:
+    """Lines no wider than that many pixels: row and id, then why there is no latent."""
     decibels = "" if exhibit.psnr is None else f"{exhibit.psnr:.1f} dB · "
-    text = f"row {exhibit.row} · {decibels}{exhibit.reason or exhibit.id}"
-    line = " ".join(text.split())
-    return line if len(line) <= LABEL_CHARACTERS else f"{line[: LABEL_CHARACTERS - 1]}…"
+    lines = wrapped(f"row {exhibit.row} · {decibels}{exhibit.id}", width, ID_LINES)
+    return [*lines, *wrapped(exhibit.reason, width, REASON_LINES)] if exhibit.reason else lines
+
+
+def wrapped(text: str, width: float, most: int) -> list[str]:
+    """Broken between words, inside one only where it is longer than a line; what is beyond `most` lines is cut."""
+    rest, lines = printable(short(text)), list[str]()
+    while rest and len(lines) < most:
+        fits = bisect(range(1, len(rest) + 1), width, key=lambda end: text_width(rest[:end]))
+        space = rest.rfind(" ", 1, fits + 1) if fits < len(rest) else fits
+        end = max(1, fits if space < 0 else space)
+        lines.append(rest[:end])
+        rest = rest[end:].lstrip()
+    return [*lines[:-1], f"{lines[-1][:-1]}…"] if rest else lines
+
+
+def text_width(text: str) -> float:
+    """Pixels that a label's text takes."""
+    points, _, _ = text_to_path.get_text_width_height_descent(text, FontProperties(size=LABEL_SIZE), ismath=False)
+    return float(points) * DPI / 72
 
 
 def printable(text: str) -> str:
@@ -65,10 +94,8 @@ def printable(text: str) -> str:
     return "".join(character if ord(character) in known else UNKNOWN_GLYPH for character in text)
 
 
-def composed(exhibit: Exhibit) -> np.ndarray:
+def composed(exhibit: Exhibit, height: int, width: int) -> np.ndarray:
     """Source, preview, decoded and error side by side; under them the strip, as wide as they are."""
-    shape = exhibit.preview if exhibit.preview is not None else exhibit.source
-    height, width = (TILE, TILE) if shape is None else fitted(shape)
     pictures = [exhibit.source]
     if exhibit.preview is not None:
         pictures += [exhibit.preview, *(each for each in (exhibit.decoded, exhibit.error) if each is not None)]
@@ -88,11 +115,10 @@ def joined(pictures: Sequence[np.ndarray], axis: int) -> np.ndarray:
     return np.concatenate([part for picture in pictures for part in (picture, gap)][:-1], axis=axis)
 
 
-def fitted(picture_YX3: np.ndarray) -> tuple[int, int]:
-    """The picture's height and width with `TILE` as the longer."""
-    height, width = picture_YX3.shape[:2]
-    scale = TILE / max(height, width)
-    return max(1, round(height * scale)), max(1, round(width * scale))
+def fitted(image: ImageRecipe) -> tuple[int, int]:
+    """Height and width of a picture on the sheet."""
+    scale = min(TILE / math.sqrt(image.height * image.width), 2 * TILE / max(image.height, image.width))
+    return max(1, round(image.height * scale)), max(1, round(image.width * scale))
 
 
 def resized(picture_YX3: np.ndarray | None, height: int, width: int) -> np.ndarray:

@@ -14,19 +14,23 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from msgspec import structs
 from PIL import Image
 
 from cache_store.cli import main
 from cache_store.errors import CacheError, ConfigError
-from cache_store.gallery import draw, source_images
+from cache_store.gallery import draw, plots, sheets, source_images
 from cache_store.gallery.config import GalleryConfig
 from cache_store.gallery.draw import draw_rejects, draw_survey, random_numbers
+from cache_store.gallery.exhibits import Exhibit
 from cache_store.gallery.gallery import make_gallery
-from cache_store.gallery.pictures import channel_strip, error_map, preview, psnr
+from cache_store.gallery.pictures import channel_strip, error_map, preview, psnr, strip_columns
+from cache_store.gallery.sheets import contact_sheet
 from cache_store.gallery.survey import most_unusual, survey
-from cache_store.metadata import write_build
+from cache_store.metadata import read_commit, write_build
 from cache_store.reader import open_cache
 from cache_store.schema import ArraySummary, samples_file
+from cache_store.shard_builder import Outcome
 from cache_store.verify import verify
 from tests.make_cache import caption, make_cache
 
@@ -161,6 +165,63 @@ def test_rejected_rows_are_listed_with_their_reasons(page):
     assert "3 of 30 planned rows have no latent" in " ".join(page.text.split())
 
 
+def test_rejected_rows_tell_id_size_caption_and_reason(tmp_path, monkeypatch):
+    def rejected_for_size(row: int, is_rejected: bool) -> Outcome:
+        return Outcome(content_sha256="0" * 64, width=9_000, height=70, reason="too large" if is_rejected else None)
+
+    monkeypatch.setattr("tests.make_cache.outcome", rejected_for_size)
+    page_of(write_cache(tmp_path / "cache"), tmp_path)
+    _, *rejects = (tmp_path / "gallery.html").read_text().split('<article class="card reject">')
+    assert len(rejects) == len(REJECTED)
+    for row, html in zip(REJECTED, rejects, strict=True):
+        text = Elements(html).text
+        for told in ("too large", f"sample-{row:06d}", "70 high × 9,000 wide", f"this is sample-{row:06d}"):
+            assert told in text
+
+
+def test_a_rejected_row_whose_image_can_be_read_now_is_shown_as_such(tmp_path):
+    cache = write_cache(tmp_path / "cache")
+    give_sources(cache, tmp_path / "images", sample_000003=png_bytes((255, 0, 0)))
+    page = page_of(cache, tmp_path)
+    assert len(page.alt("source image of row 3")) == 1
+    assert "this file could not be read when the cache was built" in {
+        attributes.get("title") for _, attributes in page.tags
+    }
+
+
+def test_sizes_are_height_by_width_throughout(page):
+    """The recipe of 6 x 5 cells; images of 48 x 64."""
+    assert "48 × 40image, height × width" in page.text
+    assert "48 x 40, squash" in page.text
+    assert "48 high × 64 wide" in page.text
+    assert "40 × 48" not in page.text
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "expected"), [(64, 64, "square"), (64, 120, "square"), (64, 512, "wide"), (256, 64, "tall")]
+)
+def test_flat_recipes_have_cards_of_their_own_layout(tmp_path, height, width, expected):
+    values = np.random.default_rng(0).standard_normal((4, 2, height // 8, width // 8)).astype(np.float32)
+    page = page_of(make_cache(tmp_path / "cache", values), tmp_path)
+    assert [attributes.get("class") for tag, attributes in page.tags if tag == "main"] == [expected]
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 10, 1_000])
+def test_throughput_is_drawn_over_shard_numbers(shards, cache):
+    """Of one shard the axis read -0, -0, -0, 0, 0, 0, 0."""
+    record = read_commit(cache, "latents", 0)
+    contents = [structs.replace(record.content, shard=shard) for shard in range(shards)]
+    figure = plots.throughput([structs.replace(record, content=content) for content in contents], plots.LIGHT)
+    figure.draw_without_rendering()
+    axes = figure.axes[0]
+    left, right = axes.get_xlim()
+    assert left < 0 <= shards - 1 < right
+    labels = [tick.label1.get_text() for tick in axes.xaxis.get_major_ticks() if left <= tick.get_loc() <= right]
+    assert labels[0] == "0"
+    assert len(set(labels)) == len(labels)
+    assert {int(label.replace(",", "")) for label in labels} <= set(range(shards))
+
+
 def test_of_many_rejects_a_draw_is_shown(cache, tmp_path):
     drawn = draw_rejects(open_cache(cache), 2, seed=1)
     assert len(drawn) == 2
@@ -239,6 +300,14 @@ def summary_of(channels: int) -> ArraySummary:
     )
 
 
+@pytest.mark.parametrize(
+    ("height", "width", "columns"),
+    [(28, 28, 8), (28, 42, 8), (6, 12, 8), (6, 24, 4), (8, 64, 4), (1, 4_096, 1), (32, 8, 8)],
+)
+def test_wide_channel_maps_lie_in_shorter_lines(height, width, columns):
+    assert strip_columns(height, width) == columns
+
+
 @pytest.mark.parametrize(("channels", "size"), [(4, (26, 6)), (16, (54, 14)), (10, (54, 14))])
 def test_a_strip_shows_every_channel_on_one_scale(channels, size):
     latent = np.zeros((channels, 6, 5), np.float32)
@@ -298,6 +367,32 @@ def test_contact_sheets_lie_beside_the_page_or_in_a_folder(cache, tmp_path):
     (tmp_path / "sheets").mkdir()
     config = GalleryConfig(output=str(tmp_path / "a.html"), rows=2, sheets=str(tmp_path / "sheets"))
     assert make_gallery(cache, config).sheets[0] == tmp_path / "sheets" / "a.random.png"
+
+
+LONG_ID = "a_folder/with_a_long_name/" + 12 * "0123456789"
+LONG_REASON = "cannot decode: UnidentifiedImageError: cannot identify image file <_io.BytesIO object at 0x7f6609038050>"
+
+
+@pytest.mark.parametrize(("height", "width"), [(224, 224), (64, 512), (256, 64)])
+def test_labels_of_a_sheet_neither_touch_nor_leave_it(cache, height, width):
+    exhibits = [Exhibit(row=row, id=LONG_ID, uri="", size=None, caption="", reason=LONG_REASON) for row in range(9)]
+    recipe = structs.replace(open_cache(cache).spec.arrays["latents"].image, height=height, width=width)
+    sheet = np.asarray(Image.open(io.BytesIO(contact_sheet("title", exhibits, recipe))).convert("L"))
+    column = max(sheets.COLUMN, sheets.fitted(recipe)[1]) + sheets.MARGIN
+    assert (sheet[:, -1] == 255).all()
+    for right in range(column, sheet.shape[1], column):
+        assert (sheet[:, right + 1 : right + sheets.MARGIN - 1] == 255).all()
+
+
+def test_a_sheets_label_shows_id_and_reason_whole_where_they_fit():
+    exhibit = Exhibit(row=7, id="000123456", uri="", size=None, caption="", reason=LONG_REASON)
+    first, *reason = sheets.label(exhibit, sheets.COLUMN)
+    assert first == "row 7 · 000123456"
+    assert " ".join(reason) == LONG_REASON
+    cut = sheets.wrapped(10 * LONG_ID, sheets.COLUMN, 2)
+    assert len(cut) == 2
+    assert cut[1].endswith("…")
+    assert max(map(sheets.text_width, cut)) <= sheets.COLUMN
 
 
 def test_a_sheet_of_rejects_goes_when_there_are_none(cache, tmp_path):
