@@ -4,6 +4,7 @@ Shard by shard, each whole or absent, so that a converter that was stopped goes 
 one samples table, and the disk of the new cache: a latent is decoded, checked and written before the next is read.
 """
 
+import shlex
 import shutil
 import sys
 from collections.abc import Callable
@@ -135,7 +136,8 @@ def copy_plan(root: Path, out: Path, seal: Seal) -> None:
         shutil.copyfileobj(plan, stream)
     if file_sha256(out / PLAN_FILE) != expected:
         withdraw(out / PLAN_FILE)
-        raise CacheError(f"{root} is damaged: {PLAN_FILE} is not the one sealed; run `cache-store verify {root}`")
+        command = f"cache-store verify {shlex.quote(str(root))}"
+        raise CacheError(f"{root} is damaged: {PLAN_FILE} is not the one sealed; run `{command}`")
 
 
 def write_unless_equal(path: Path, data: bytes) -> None:

@@ -1,5 +1,6 @@
 """The command `convert`: its progress and its last words."""
 
+import shlex
 from pathlib import Path
 
 from tqdm import tqdm
@@ -16,5 +17,5 @@ def run_convert(root: Path, out: Path, config: ConvertConfig) -> int:
     checked = ", every latent checked as it was read and as it was written" if done.shards else ""
     print(f"converted {done.shards:,} shards{checked}{kept}")
     print(f"sealed {out}: {done.seal.cached:,} samples, {size:,} bytes, cache identity {done.seal.identity}")
-    print(f"next: cache-store verify {out} --level full")
+    print(f"next: cache-store verify {shlex.quote(str(out))} --level full")
     return 0

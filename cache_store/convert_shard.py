@@ -3,6 +3,7 @@
 The record is the source's but for its files: what it says of samples, statistics and run is as true of the copy.
 """
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,8 +108,8 @@ class ShardConverter:
             raise CacheError(f"{path} does not read back as it was written: {problem}; is the disk failing?")
 
     def _damaged(self, problem: str) -> CacheError:
-        root = self._source.root
-        return CacheError(f"{root} is damaged: {problem}; run `cache-store verify {root} --level full`")
+        root = str(self._source.root)
+        return CacheError(f"{root} is damaged: {problem}; run `cache-store verify {shlex.quote(root)} --level full`")
 
 
 class Recoder:

@@ -1,5 +1,6 @@
 """What a verification reports, and what to do about it."""
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Literal
@@ -13,8 +14,11 @@ Level = Literal["quick", "full"]
 SHOWN = 5
 
 UNCOMMITTED = "is missing: the shard is not committed"
+UNSEALED = "is missing: the cache is not sealed"
 STRAY = "does not belong here"
 LEFTOVER = "left by a build that died"
+
+MADE_BY = "`precompute build` or `cache-store convert`"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +65,7 @@ class Report:
             more = f"\n  and {len(self.findings) - SHOWN} more" if len(self.findings) > SHOWN else ""
             raise CacheError(
                 f"{self.cache} is damaged, {len(self.findings)} findings:\n{shown}{more}\n"
-                f"  see all with `cache-store verify {self.cache} --level full`"
+                f"  see all with `cache-store verify {shlex.quote(self.cache)} --level full`"
             )
 
     def as_dict(self, report_file: str) -> dict[str, object]:
@@ -71,28 +75,32 @@ class Report:
     def next_steps(self, report_file: str) -> Iterator[str]:
         """What mends the findings, first things first."""
         others = [finding for finding in self.findings if finding.problem not in (STRAY, LEFTOVER)]
-        damaged = {finding.file for finding in others}
+        problems, damaged = {finding.problem for finding in others}, {finding.file for finding in others}
         yield from self._in_the_way(sorted(finding.file for finding in others if finding.problem == NOT_A_FILE))
-        if BUILD_FILE in damaged:
-            yield f"rerun the `precompute build` that made the cache: it writes {BUILD_FILE} again, which repair needs"
-            damaged.remove(BUILD_FILE)
+        reasons = [f"writes {BUILD_FILE} again, which repair needs"] if BUILD_FILE in damaged else []
+        reasons += ["builds what is missing"] if UNCOMMITTED in problems else []
+        if reasons:  # before the repair, which would build what is missing without the build's limits and workers
+            yield f"rerun the {MADE_BY} that made the cache: it {' and '.join(reasons)}"
+            mended = {finding.file for finding in others if finding.problem in (UNCOMMITTED, UNSEALED)}
+            damaged -= {BUILD_FILE, *mended}
+        if damaged:
+            yield f"precompute repair {shlex.quote(self.cache)} --report {shlex.quote(report_file)}"
         if SPEC_FILE in damaged:
-            yield f"precompute repair {self.cache} --report {report_file}"
             yield f"verify again: without {SPEC_FILE} nothing else could be checked"
-        elif any(finding.problem == UNCOMMITTED for finding in others):
-            yield "rerun the `precompute build` that made the cache: it builds what is missing"
-        elif damaged:
-            yield f"precompute repair {self.cache} --report {report_file}"
 
     def _in_the_way(self, replaced: list[str]) -> Iterator[str]:
         """What lies where a file or a folder of the cache belongs, and what belongs nowhere."""
         if replaced:
-            yield f"move {self.cache}/{replaced[0]}{and_more(replaced)} away: a file of the cache belongs there"
+            yield f"move {self._path(replaced[0])}{and_more(replaced)} away: a file of the cache belongs there"
         below = tuple(f"{name}/" for name in replaced)
         strays = [finding.file for finding in self.findings if finding.problem in (STRAY, LEFTOVER)]
         strays = [name for name in strays if not name.startswith(below)]
         if strays:
-            yield f"delete {self.cache}/{strays[0]}{and_more(strays)}, unless a build is running"
+            yield f"delete {self._path(strays[0])}{and_more(strays)}, unless a build is running"
+
+    def _path(self, name: str) -> str:
+        """As a shell reads it."""
+        return shlex.quote(f"{self.cache}/{name}")
 
 
 def and_more(names: list[str]) -> str:

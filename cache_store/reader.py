@@ -6,6 +6,7 @@ A *sample number* is dense over the cached samples, in row order; rows of reject
 import mmap
 import os
 import resource
+import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -40,7 +41,7 @@ def open_cache(path: str | Path) -> "Cache":
     seal = read_seal(root)
     refuse_other_seal(root, seal, spec)
     if problem := seal_problem(spec, seal):
-        raise CacheError(f"{root}: {problem}; run `cache-store verify {root}`")
+        raise CacheError(f"{root}: {problem}; run `cache-store verify {shlex.quote(str(root))}`")
     return Cache(root, spec, seal)
 
 
@@ -205,7 +206,7 @@ class Cache:
         row = int(mapped.row[index])
         return CacheError(
             f"row {row} in shard {row // self.spec.samples_per_shard} ({mapped.file}) {problem}; "
-            f"run `cache-store verify {self.root} --level full`"
+            f"run `cache-store verify {shlex.quote(str(self.root))} --level full`"
         )
 
     def _map_shard(self, array: str, shard: int) -> MappedShard:
@@ -237,7 +238,7 @@ class Cache:
         return cached
 
     def _broken(self, problem: str) -> CacheError:
-        return CacheError(f"{self.root}: {problem}; run `cache-store verify {self.root}`")
+        return CacheError(f"{self.root}: {problem}; run `cache-store verify {shlex.quote(str(self.root))}`")
 
 
 def mappable_shards() -> int:

@@ -4,13 +4,14 @@
 sample's crc32c and values, each id against the plan. A subset is read in full, the rest quickly.
 """
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from cache_store.errors import CacheError, NewerFormatError
-from cache_store.findings import Finding, Level, Report, in_reading_order
+from cache_store.findings import UNSEALED, Finding, Level, Report, in_reading_order
 from cache_store.formats import shard_format
 from cache_store.metadata import has_cache, read_build, read_commit, read_seal, read_spec
 from cache_store.plan import PlanFile
@@ -190,7 +191,8 @@ def read_seal_and_build(root: Path) -> tuple[Seal | None, list[Finding]]:
     try:
         seal = read_seal(root)
     except (CacheError, OSError) as error:
-        findings.append(Finding(file=SEAL_FILE, problem=unreadable(error, root / SEAL_FILE)))
+        problem = unreadable(error, root / SEAL_FILE) if os.path.lexists(root / SEAL_FILE) else UNSEALED
+        findings.append(Finding(file=SEAL_FILE, problem=problem))
     try:
         read_build(root)
     except (CacheError, OSError) as error:

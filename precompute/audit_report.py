@@ -1,5 +1,6 @@
 """What an audit found, and what may be said of the samples that it did not look at."""
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -155,7 +156,7 @@ def described(report: AuditReport) -> Iterator[tuple[str, str]]:
 
 def advice(report: AuditReport) -> Iterator[str]:
     """What to do about the findings."""
-    cache = report.conditions.cache
+    cache = shlex.quote(report.conditions.cache)
     if shards := sorted({each.shard for each in report.findings if each.difference is not None}):
         yield f"next: precompute repair {cache} --shards '{shards}', if the encoder and the sources are the right ones"
     if any(each.difference is None for each in report.findings):

@@ -1,6 +1,7 @@
 """`precompute`: from images to a sealed cache of latents."""
 
 import argparse
+import shlex
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -154,7 +155,7 @@ def show(summary: Any, cache: str) -> None:
     console.print(f"{seal.planned:,} planned = {seal.cached:,} cached + {seal.rejected:,} rejected{why}")
     size = sum(array.bytes for array in seal.arrays.values())
     console.print(f"sealed {cache}: {size:,} bytes of latents, cache identity {seal.identity}")
-    console.print(f"next: cache-store verify {cache} --level full")
+    console.print(f"next: cache-store verify {shlex.quote(cache)} --level full")
 
 
 COMMANDS = {"build": build_command, "repair": repair_command, "audit": audit_command, "gallery": gallery_command}

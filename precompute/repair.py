@@ -1,11 +1,12 @@
 """`precompute repair`: build again what a verification named, and nothing else."""
 
+import shlex
 from pathlib import Path
 
 import msgspec
 
 from cache_store.errors import CacheError, ConfigError
-from cache_store.findings import Report
+from cache_store.findings import UNCOMMITTED, Report
 from cache_store.metadata import has_cache
 from cache_store.staleness import differing, refuse
 from precompute.acts import Acts
@@ -29,13 +30,14 @@ def repair(root: Path, config: RepairConfig) -> Summary:
 
 
 def shards_of(path: Path, root: Path) -> set[int]:
-    """The shards that a report names; what it names of the whole cache is mended by any build."""
+    """The damaged shards that a report names; what lacks, of shards and of the whole cache, is mended by any build."""
     try:
         report = msgspec.json.decode(path.read_bytes(), type=Report)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"--report {path} is not a report of `cache-store verify --report`: {error}") from None
     refuse_other_report(path, report, root)
-    return {finding.shard for finding in report.findings if finding.shard is not None}
+    damaged = (finding for finding in report.findings if finding.problem != UNCOMMITTED)
+    return {finding.shard for finding in damaged if finding.shard is not None}
 
 
 def refuse_other_report(path: Path, report: Report, root: Path) -> None:
@@ -45,5 +47,5 @@ def refuse_other_report(path: Path, report: Report, root: Path) -> None:
         return
     before = {"folder": report.cache, "cache identity": report.identity}
     differences = differing(before, {"folder": str(root), "cache identity": seal.identity})
-    remedy = f"verify the cache as it is now: cache-store verify {root} --level full --report FILE"
+    remedy = f"verify the cache as it is now: cache-store verify {shlex.quote(str(root))} --level full --report FILE"
     refuse(f"{path} is not a report of {root} as it is; it is untouched", differences, [remedy], held="in the report")

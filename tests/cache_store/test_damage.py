@@ -575,5 +575,7 @@ def test_a_damaged_build_record_is_mended_by_a_build_before_any_repair(cache):
     (cache / "build.json").write_bytes(b"{")
     (cache / "samples/000001.parquet").unlink()
     first, second = verify(cache, "full").next_steps("report.json")
-    assert first.startswith("rerun the `precompute build` that made the cache: it writes build.json again")
+    assert first.startswith(
+        "rerun the `precompute build` or `cache-store convert` that made the cache: it writes build.json again"
+    )
     assert second.startswith("precompute repair")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -185,6 +186,17 @@ def test_the_exit_code_and_the_report_say_what_was_found_and_what_to_run(cache, 
     assert report["next"] == [f"precompute repair {cache} --report {path}"]
 
 
+def test_every_step_can_be_pasted_into_a_shell(cache, tmp_path, capsys):
+    folder = cache.rename(tmp_path / "my cache; really")
+    flip(folder / shard_name(folder, SHARD), 700)
+    (folder / "samples/.left over.partial").touch()
+    report = tmp_path / "my report.json"
+    assert main(["verify", str(folder), "--level", "full", "--report", str(report)]) == 1
+    delete, repair = (line for line in capsys.readouterr().out.splitlines() if line.startswith("next: "))
+    assert shlex.split(delete)[:3] == ["next:", "delete", f"{folder}/samples/.left over.partial,"]
+    assert shlex.split(repair)[1:] == ["precompute", "repair", str(folder), "--report", str(report)]
+
+
 def test_findings_are_sorted_whole_cache_first_then_by_shard_file_and_row(cache):
     for shard in (3, 0, 2):
         flip(cache / shard_name(cache, shard), 700)
@@ -220,9 +232,19 @@ def test_what_died_in_a_build_is_to_be_deleted_and_what_is_unfinished_to_be_buil
         (cache / name).unlink()
     assert main(["verify", str(cache)]) == 1
     out = capsys.readouterr().out
+    assert "is missing: the cache is not sealed" in out
     assert "unfinished: 1 of 4 shards are not committed" in out
     assert "rerun the `precompute build`" in out
     assert "precompute repair" not in out
+
+
+def test_a_cache_that_only_lacks_its_seal_is_repaired_as_finding_and_step_agree(cache, capsys):
+    (cache / "seal.json").unlink()
+    assert main(["verify", str(cache)]) == 1
+    out = capsys.readouterr().out
+    assert "is missing: the cache is not sealed" in out
+    assert "precompute build" not in out
+    assert f"next: write the findings down with --report FILE, then precompute repair {cache}" in out
 
 
 def test_a_lost_record_of_a_sealed_cache_is_damage_to_repair(cache, capsys):
