@@ -1,25 +1,85 @@
-"""Every config in the repository is one that its program accepts (the training configs: tests/trainer/test_cli.py)."""
+"""Every config in the repository, and every command line in the comments of one, is what its program accepts."""
 
+import re
+import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import precompute.cli
+import trainer.cli
 from cache_store.command_line import to_config
-from precompute.cli import build_parsers
 from precompute.config import BuildConfig
+from trainer.config import TrainConfig
 
 ROOT = Path(__file__).parent.parent
-BUILDS = ["llava_cc3m.yaml", "demo.yaml"]
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+
+PROGRAMS = {
+    "precompute": (precompute.cli.build_parsers, BuildConfig),
+    "trainer": (trainer.cli.build_parser, TrainConfig),
+}
 
 
-@pytest.mark.parametrize("name", BUILDS)
-def test_a_build_config_parses(name):
-    parser, commands = build_parsers()
-    arguments = parser.parse_args(["build", "--config", str(ROOT / "configs" / name)])
-    assert to_config(BuildConfig, commands["build"], arguments.build).image.range == "signed"
+def parse(arguments: list[str]) -> Any:
+    """The config that `PROGRAM COMMAND OPTIONS…` stands for."""
+    program, command, *options = arguments
+    parsers, config_class = PROGRAMS[program]
+    parser, commands = parsers()
+    parsed = parser.parse_args([command, *options])
+    return to_config(config_class, commands[command], parsed[command])
 
 
-def test_no_config_is_forgotten():
-    assert {path.name for path in (ROOT / "configs").glob("*.yaml")} == {
-        name for build in BUILDS for name in (build, f"train_{build}")
-    }
+def command_lines(config: Path) -> list[list[str]]:
+    """Those in its comments: three spaces in, up to what is said of them further right; launchers left out."""
+    comments = "\n".join(line for line in config.read_text().splitlines() if line.startswith("#"))
+    joined = re.sub(r" \\\n#\s+", " ", comments)
+    lines = re.findall(r"^#   (?:torchrun .* -m )?((?:precompute|trainer) .+?)(?:   .*)?$", joined, re.MULTILINE)
+    return [shlex.split(line) for line in lines]
+
+
+def variant(config: str, word: str) -> Any:
+    (line,) = [line for line in command_lines(ROOT / "configs" / config) if any(word in part for part in line)]
+    return parse(line)
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the comments' command lines are meant to be run."""
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.name)
+def test_a_config_and_each_command_line_in_its_comments_parse(config: Path) -> None:
+    program = ["trainer", "train"] if config.name.startswith("train_") else ["precompute", "build"]
+    parse([*program, "--config", str(config)])
+    lines = command_lines(config)
+    assert lines
+    for line in lines:
+        assert f"configs/{config.name}" in line
+        parse(line)
+
+
+def test_a_training_config_reads_the_cache_that_its_build_config_writes() -> None:
+    for build in (path for path in CONFIGS if not path.name.startswith("train_")):
+        written = parse(["precompute", "build", "--config", str(build)]).cache
+        assert parse(["trainer", "train", "--config", f"configs/train_{build.name}"]).cache == written
+
+
+def test_the_512_variants_belong_together() -> None:
+    build, train = variant("llava_cc3m.yaml", "cache-512"), variant("train_llava_cc3m.yaml", "cache-512")
+    assert (build.image.height, build.image.width) == (512, 512)
+    assert train.cache == build.cache
+    assert train.run.output != parse(["trainer", "train", "--config", "configs/train_llava_cc3m.yaml"]).run.output
+    assert train.run.gradient_checkpointing
+
+
+def test_the_global_batch_divides_as_the_comments_say() -> None:
+    on_eight = variant("train_llava_cc3m.yaml", "--data.accumulate=1")
+    on_eight.data.refuse_undivided(world_size=8)
+    for config in (
+        variant("train_llava_cc3m.yaml", "cache-512"),
+        parse(["trainer", "train", "--config", "configs/train_llava_cc3m.yaml"]),
+    ):
+        config.data.refuse_undivided(world_size=1)

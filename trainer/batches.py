@@ -40,7 +40,8 @@ class StepLoader:
     train: np.ndarray
     """Sample numbers of the training split; `order` permutes this array's indices."""
     batch_size: int
-    micro_batch_size: int
+    accumulate: int
+    """Forward and backward passes that a rank's share is cut into."""
     rank: int
     world_size: int
     pin: bool
@@ -53,7 +54,7 @@ class StepLoader:
     def __call__(self, step: int) -> StepBatch:
         numbers = self.numbers(step)
         mine = numbers[rank_slice(self.batch_size, self.rank, self.world_size)]
-        parts = mine.reshape(-1, self.micro_batch_size)
+        parts = mine.reshape(self.accumulate, -1)
         return StepBatch(numbers, self.text.label_tokens(numbers), [self.load(part, part) for part in parts])
 
     def load(self, numbers: np.ndarray, latents_of: np.ndarray) -> ModelInput:

@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,18 @@ import numpy as np
 from jinja2 import TemplateError
 
 from cache_store.errors import ConfigError, ModelError, SourceError
-from trainer.pretrained import first_line, pretrained_name
+from trainer.pretrained import UNREADABLE_MODEL, first_line, pretrained_name
 
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 
 IMAGE_MARKER = re.compile(r"[ \t]*<image>\n?")
 """LLaVA's place for the image; here world tokens always come first."""
+
+TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, ArithmeticError)
+"""What a template raises by itself, and what the code in it can."""
+
+TOKENIZER_FILES = ("tokenizer*", "vocab*", "spiece*")
+"""A folder without any such file has no tokenizer, though transformers would make an empty one."""
 
 Message = dict[str, str]
 Span = tuple[int, int]
@@ -35,16 +41,32 @@ class TokenizedText:
     """int32 [tokens]"""
     is_label: np.ndarray
     """bool [tokens]"""
+    problem: str = ""
+    """Why a text that says something is empty: nobody can tell what the assistant says in it."""
 
 
-def to_messages(sample_id: str, conversation: Sequence[Message]) -> list[Message]:
-    """LLaVA's turns as chat messages, without image markers; SourceError names a role that nobody knows."""
+@dataclass(frozen=True)
+class Rendered:
+    """A sample's whole text, and where in it the assistant speaks."""
+
+    text: str = ""
+    spans: Sequence[Span] = ()
+    problem: str = ""
+
+
+def to_messages(conversation: Sequence[Message]) -> list[Message]:
+    """LLaVA's turns as chat messages, without image markers; SourceError names a role that nobody knows.
+
+    Where the assistant begins, a user's empty turn comes first: what it answers then is the image.
+    """
     messages = []
     for turn in conversation:
         if turn["from"] not in ROLES:
-            raise SourceError(f"sample {sample_id!r}: unknown role {turn['from']!r}; known are {', '.join(ROLES)}")
+            raise SourceError(f"unknown role {turn['from']!r}; known are {', '.join(ROLES)}")
         content = IMAGE_MARKER.sub("", turn["value"] or "").strip()
         messages.append({"role": ROLES[turn["from"]], "content": content})
+    if messages and messages[0]["role"] == "assistant":
+        messages.insert(0, {"role": "user", "content": ""})
     return messages
 
 
@@ -62,37 +84,37 @@ class ChatTokenizer:
     @property
     def digest(self) -> str:
         """SHA-256 over everything that decides a text's tokens and labels."""
-        parts = [self.tokenizer.backend_tokenizer.to_str(), self.template, self.tokenizer.bos_token, self.max_tokens]
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+        special = {name: str(token) for name, token in self.tokenizer.special_tokens_map.items()}  # templates see them
+        parts = [self.tokenizer.backend_tokenizer.to_str(), self.template, special, self.max_tokens]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     def __call__(self, ids: Sequence[str], conversations: Sequence[Sequence[Message]]) -> list[TokenizedText]:
         """Tokens and labels of each conversation, `max_tokens` at most."""
         rendered = [self._render_sample(*sample) for sample in zip(ids, conversations, strict=True)]
         encoded = self.tokenizer(
-            [text for text, _ in rendered],
+            [each.text for each in rendered],
             add_special_tokens=False,
             return_offsets_mapping=True,
             return_attention_mask=False,
         )
         return [
-            self._label(tokens, offsets, spans)
-            for tokens, offsets, (_, spans) in zip(
-                encoded["input_ids"], encoded["offset_mapping"], rendered, strict=True
-            )
+            self._label(tokens, offsets, each)
+            for tokens, offsets, each in zip(encoded["input_ids"], encoded["offset_mapping"], rendered, strict=True)
         ]
 
-    def _render_sample(self, sample_id: str, conversation: Sequence[Message]) -> tuple[str, list[Span]]:
-        """The whole text and where in it the assistant speaks; nothing where it never does."""
-        messages = to_messages(sample_id, conversation)
-        turns = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
-        if not turns:
-            return "", []
+    def _render_sample(self, sample_id: str, conversation: Sequence[Message]) -> Rendered:
+        """Empty where the assistant never speaks, or where that cannot be told, which is said."""
         try:
+            messages = to_messages(conversation)
+            turns = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
+            if not turns:
+                return Rendered()
             text = self._render(messages[: turns[-1] + 1])
-            spans = [self._span(messages, turn, text) for turn in turns]
-        except TemplateError as error:
-            raise SourceError(f"sample {sample_id!r}: the chat template refuses it: {error}") from None
-        return text, spans
+            return Rendered(text, [self._span(messages, turn, text) for turn in turns])
+        except SourceError as error:
+            return Rendered(problem=f"sample {sample_id!r}: {error}")
+        except TEMPLATE_ERRORS as error:
+            return Rendered(problem=f"sample {sample_id!r}: the chat template refuses it: {first_line(error)}")
 
     def _span(self, messages: list[Message], turn: int, text: str) -> Span:
         """Where `messages[turn]` stands in `text`, with its end of turn but not the white space after that."""
@@ -111,14 +133,14 @@ class ChatTokenizer:
         )
         return text
 
-    def _label(self, tokens: list[int], offsets: list[Span], spans: list[Span]) -> TokenizedText:
+    def _label(self, tokens: list[int], offsets: list[Span], rendered: Rendered) -> TokenizedText:
         begins = np.array([begin for begin, end in offsets], np.int64)
         is_label = np.zeros(len(tokens), bool)
-        for begin, end in spans:
+        for begin, end in rendered.spans:
             is_label |= (begins >= begin) & (begins < end)
         if self.begins_with_bos and tokens[:1] != [self.tokenizer.bos_token_id]:
             tokens, is_label = [self.tokenizer.bos_token_id, *tokens], np.concatenate([[False], is_label])
-        return cut(np.array(tokens, np.int32), is_label, self.max_tokens)
+        return replace(cut(np.array(tokens, np.int32), is_label, self.max_tokens), problem=rendered.problem)
 
 
 def cut(tokens: np.ndarray, is_label: np.ndarray, max_tokens: int) -> TokenizedText:
@@ -132,9 +154,12 @@ def load_chat_tokenizer(model: str, template_file: str | None, max_tokens: int) 
     """The tokenizer of a hub id or folder; needs a fast one and a template, its own or from `template_file`."""
     from transformers import AutoTokenizer
 
+    name = pretrained_name(model)
+    if Path(name).is_dir() and not any(any(Path(name).glob(files)) for files in TOKENIZER_FILES):
+        raise ModelError(f"no tokenizer can be loaded from {model!r}: no file there is a tokenizer's")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(pretrained_name(model))
-    except (OSError, ValueError) as error:
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    except UNREADABLE_MODEL as error:
         raise ModelError(f"no tokenizer can be loaded from {model!r}: {first_line(error)}") from None
     if not tokenizer.is_fast:
         raise ModelError(f"the tokenizer of {model!r} is not a fast one (tokenizer.json), which labels need")

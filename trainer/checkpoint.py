@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from cache_store.errors import CacheError, ConfigError
-from cache_store.publish import file_sha256
+from cache_store.publish import file_sha256, naming
 from cache_store.record import Record, canonical_json, parse_record
 from cache_store.staleness import differing, refuse
 from trainer.folder import clear_folders, publish_folder, remove_folder
@@ -28,6 +28,9 @@ TENSOR_FILES = (PROJECTOR_FILE, OPTIMIZER_FILE)
 
 CACHE_IDENTITY = "cache identity"
 """Under this name a run's cache is among what must match."""
+
+ORDER = ("data.batch_size", "data.seed")
+"""Of what must match, what decides the order of training alone."""
 
 
 class CheckpointState(Record, frozen=True):
@@ -75,15 +78,21 @@ class CheckpointFolder:
         clear_folders(self.root, "step-*")
         if not self.path(step).exists():
             with publish_folder(self.path(step)) as scratch:
-                save_file(projector_tensors(projector), scratch / PROJECTOR_FILE)
-                save_file(optimizer_tensors(optimizer), scratch / OPTIMIZER_FILE)
+                write_part(scratch, PROJECTOR_FILE, save(projector_tensors(projector)))
+                write_part(scratch, OPTIMIZER_FILE, save(optimizer_tensors(optimizer)))
                 hashes = {name: file_sha256(scratch / name) for name in TENSOR_FILES}
                 state = CheckpointState(
                     step=step, position=position, must_match=must_match, config=config, sha256=hashes
                 )
-                (scratch / STATE_FILE).write_bytes(canonical_json(state))
+                write_part(scratch, STATE_FILE, canonical_json(state))
         for old in self.steps()[: -self.keep_last]:
             remove_folder(self.path(old))
+
+
+def write_part(scratch: Path, name: str, data: bytes) -> None:
+    """One file of a checkpoint; safetensors' own writer would tell of a full disk in an exception of its own."""
+    with naming(scratch / name):
+        (scratch / name).write_bytes(data)
 
 
 def find_checkpoint(folder: CheckpointFolder, resume: str) -> Path | None:
@@ -128,6 +137,16 @@ def refuse_other_run(path: Path, state: CheckpointState, now: Mapping[str, str])
         else:
             remedies.append("to go on from here, restore what it was trained with")
         refuse(f"checkpoint {path} is of another run", differences, remedies, held="in the checkpoint")
+
+
+def refuse_other_projector(path: Path, state: CheckpointState, now: Mapping[str, str]) -> None:
+    """StaleError where an evaluation would be of another projector or split; the order of training may be any."""
+    if differences := [each for each in differing(state.must_match, now) if each.field not in ORDER]:
+        remedies = [f"to evaluate it, set these as it was trained; {path / STATE_FILE} holds its whole config"]
+        if CACHE_IDENTITY in {each.field for each in differences}:
+            remedies.append("the cache was extended, rebuilt or replaced since; name the one that it was trained from")
+        remedies.append("to evaluate another checkpoint: --checkpoint FOLDER")
+        refuse(f"checkpoint {path} was not trained like this", differences, remedies, held="in the checkpoint")
 
 
 def load_projector(path: Path, projector: Projector) -> None:

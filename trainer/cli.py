@@ -60,7 +60,7 @@ def train_command(config: TrainConfig, options: Any) -> None:
 
 
 def eval_command(config: TrainConfig, options: Any) -> None:
-    from trainer.checkpoint import CheckpointFolder, load_projector, read_state, refuse_other_run
+    from trainer.checkpoint import CheckpointFolder, load_projector, read_state, refuse_other_projector
     from trainer.evaluate import compare
     from trainer.parallel import join_world
     from trainer.session import open_session
@@ -75,7 +75,7 @@ def eval_command(config: TrainConfig, options: Any) -> None:
     state = read_state(checkpoint)
     with join_world() as world:
         session = open_session(config, world)
-        refuse_other_run(checkpoint, state, session.must_match)
+        refuse_other_projector(checkpoint, state, session.must_match)
         load_projector(checkpoint, session.model.projector)
         comparison = compare(session)
         if comparison is not None and world.is_main:

@@ -54,15 +54,14 @@ class DataConfig:
         require(self.max_text_tokens >= 2, "data.max_text_tokens", "at least 2", self.max_text_tokens)
         require(0 <= self.val_fraction < 1, "data.val_fraction", "in [0, 1)", self.val_fraction)
 
-    def micro_batch_size(self, world_size: int) -> int:
-        """Samples per forward pass on one rank; ConfigError where the global batch does not divide."""
+    def refuse_undivided(self, world_size: int) -> None:
+        """ConfigError where the global batch does not divide among the forward passes of all ranks."""
         parts = world_size * self.accumulate
         if self.batch_size % parts:
             raise ConfigError(
                 f"data.batch_size {self.batch_size} is the global batch and must divide by world size × "
                 f"data.accumulate = {world_size} × {self.accumulate} = {parts}"
             )
-        return self.batch_size // parts
 
 
 @dataclass(frozen=True, kw_only=True)

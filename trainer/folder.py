@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cache_store.publish import SCRATCH_SUFFIX, make_folder, scratch_path, sync_folder
+from cache_store.publish import SCRATCH_SUFFIX, make_folder, naming, scratch_path, sync_folder
 
 
 @contextmanager
@@ -21,9 +21,10 @@ def publish_folder(path: Path) -> Iterator[Path]:
     scratch = scratch_path(path)
     scratch.mkdir()
     try:
-        yield scratch
-        for file in scratch.iterdir():
-            sync_file(file)
+        with naming(path):
+            yield scratch
+            for file in scratch.iterdir():
+                sync_file(file)
         sync_folder(scratch)
         scratch.rename(path)
     finally:

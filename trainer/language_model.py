@@ -12,14 +12,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from cache_store.errors import ConfigError, ModelError
-from trainer.pretrained import first_line, pretrained_name
+from trainer.pretrained import UNREADABLE_MODEL, first_line, pretrained_name
 
 VOCABULARY_CHUNK = 8_192
 FINGERPRINT_VALUES = 4_096
@@ -107,9 +106,9 @@ def load_language_model(name: str, dtype: torch.dtype, device: torch.device) -> 
     """The text model of a hub id or folder, frozen; a multimodal checkpoint's other parts are dropped."""
     try:
         full, loaded = AutoModelForCausalLM.from_pretrained(
-            pretrained_name(name), dtype=dtype, output_loading_info=True, use_safetensors=True
+            pretrained_name(name), dtype=dtype, output_loading_info=True, use_safetensors=True, trust_remote_code=False
         )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+    except UNREADABLE_MODEL as error:
         raise ModelError(f"model.language_model {name!r} cannot be loaded: {first_line(error)}") from None
     refuse_random_weights(name, loaded)
     head = full.get_output_embeddings()

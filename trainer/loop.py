@@ -3,7 +3,7 @@
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -45,19 +45,31 @@ LOG_REFRESH_S = 30.0
 
 def train(config: TrainConfig, world: World, source: LatentSource | None = None) -> None:
     """Train to the last step, or raise Interrupted after a checkpoint; `source` stands in for the cache."""
+    config.data.refuse_undivided(world.size)
     checkpoints = CheckpointFolder(config.run.folder / "checkpoints", config.run.keep_last)
     start = find_checkpoint(checkpoints, config.run.resume)
-    loop = TrainingLoop(open_session(config, world, source), checkpoints)
+    session = open_session(config, world, source)
+    announce_large_batch(session)
+    loop = TrainingLoop(session, checkpoints)
     if start is not None:
         loop.resume(start)
     loop.run()
 
 
+def announce_large_batch(session: Session) -> None:
+    batch_size = session.config.data.batch_size
+    if len(session.split.train) < batch_size:
+        session.world.say(f"data.batch_size {batch_size} is more than that: every batch holds samples twice")
+
+
 class TrainingLoop:
     """The state of a run between two steps, and the step."""
 
-    def __init__(self, session: Session, checkpoints: CheckpointFolder) -> None:
-        self.session, self.checkpoints = session, checkpoints
+    def __init__(
+        self, session: Session, checkpoints: CheckpointFolder, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        """`clock` gives seconds: of the figures in the log, and of nothing else."""
+        self.session, self.checkpoints, self.clock = session, checkpoints, clock
         self.config, self.world = session.config, session.world
         self.output = self.config.run.folder
         self.model = session.model
@@ -90,7 +102,13 @@ class TrainingLoop:
         """All remaining steps; then the projector alone, ready for use."""
         if self.completed >= self.total_steps:
             self.world.say(f"nothing to do: step {self.completed:,} is done, and {self.total_steps:,} are asked for")
-            return
+        else:
+            self.remaining_steps()
+        if self.world.is_main:
+            self.publish_projector()
+        self.world.say(f"trained {self.completed:,} steps: {self.output / PROJECTOR_FILE}")
+
+    def remaining_steps(self) -> None:
         if self.world.is_main:
             write_file(self.output / "config.yaml", yaml.safe_dump(asdict(self.config), sort_keys=False).encode())
         with stop_on_signals(self.request_stop), self.metrics_log() as log, self.progress() as bar:
@@ -98,17 +116,20 @@ class TrainingLoop:
             with closing(prefetched(self.session.loader, steps)) as batches:
                 for _ in steps:
                     self.one_step(batches, log, bar)
-        if self.world.is_main:
-            write_file(self.output / PROJECTOR_FILE, save(projector_tensors(self.model.projector)))
-        self.world.say(f"trained {self.completed:,} steps: {self.output / PROJECTOR_FILE}")
+
+    def publish_projector(self) -> None:
+        """Unless it is there: a run may have ended after its last checkpoint and before this."""
+        path, data = self.output / PROJECTOR_FILE, save(projector_tensors(self.model.projector))
+        if not (path.is_file() and path.read_bytes() == data):
+            write_file(path, data)
 
     def one_step(self, batches: Iterator[StepBatch], log: MetricsLog | None, bar: "tqdm[Any]") -> None:
         """A step and all that is due after it, in the order in which a kill in between loses nothing."""
-        began = time.perf_counter()
+        began = self.clock()
         batch = next(batches)
-        waited = time.perf_counter() - began
+        waited = self.clock() - began
         metrics = self.update(batch)
-        elapsed = time.perf_counter() - began
+        elapsed = self.clock() - began
         metrics["samples_per_s"] = self.config.data.batch_size / elapsed
         metrics["data_wait_share"] = waited / elapsed
         bar.set_postfix(loss=f"{metrics['loss']:.3f}", samples_s=f"{metrics['samples_per_s']:.1f}", refresh=False)

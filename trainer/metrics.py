@@ -1,11 +1,13 @@
 """What a run tells of itself: one JSON line a step, and the same in TensorBoard."""
 
 import json
+import math
+from contextlib import closing
 from pathlib import Path
 
 from torch.utils.tensorboard import SummaryWriter
 
-from cache_store.publish import write_file
+from cache_store.publish import naming, write_file
 
 Metrics = dict[str, float | int]
 
@@ -17,30 +19,37 @@ class MetricsLog:
         self.path = folder / "metrics.jsonl"
         drop_later_steps(self.path, completed_steps)
         self._lines = self.path.open("a", encoding="utf-8")
-        self._events = SummaryWriter(str(folder / "tensorboard"), purge_step=completed_steps + 1)
+        self._events_path = folder / "tensorboard"
+        with naming(self._events_path):
+            self._events = SummaryWriter(str(self._events_path), purge_step=completed_steps + 1)
 
     def write(self, metrics: Metrics) -> None:
-        self._lines.write(json.dumps(metrics) + "\n")
-        self._lines.flush()
-        for name, value in metrics.items():
-            if name != "step":
-                self._events.add_scalar(name, value, int(metrics["step"]))
+        with naming(self.path):
+            self._lines.write(json.dumps(metrics) + "\n")
+            self._lines.flush()
+        with naming(self._events_path):
+            for name, value in metrics.items():
+                if name != "step":
+                    self._events.add_scalar(name, value, int(metrics["step"]))
 
     def close(self) -> None:
-        self._lines.close()
-        self._events.close()
+        with naming(self._events_path), closing(self._events), naming(self.path):
+            self._lines.close()
 
 
 def drop_later_steps(path: Path, completed_steps: int) -> None:
-    """Forget what ran beyond the checkpoint, and a line that a kill cut short: no step may appear twice."""
+    """Forget what ran beyond the checkpoint, so that no step appears twice, and lines that a kill or disk spoilt."""
     if not path.exists():
         return
-    kept = [line for line in path.read_text(encoding="utf-8").splitlines() if step_of(line) <= completed_steps]
-    write_file(path, "".join(f"{line}\n" for line in kept).encode())
+    kept = [line for line in path.read_bytes().split(b"\n") if step_of(line) <= completed_steps]
+    write_file(path, b"".join(line + b"\n" for line in kept))
 
 
-def step_of(line: str) -> float:
+def step_of(line: bytes) -> float:
+    """Infinity for what is no record of a step."""
     try:
-        return int(json.loads(line)["step"])
-    except json.JSONDecodeError:
-        return float("inf")
+        record = json.loads(line.decode())
+    except ValueError:  # no UTF-8, or no JSON
+        return math.inf
+    step = record.get("step") if isinstance(record, dict) else None
+    return step if isinstance(step, int) else math.inf

@@ -2,7 +2,16 @@
 
 from pathlib import Path
 
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+
 from cache_store.errors import ModelError
+
+UNREADABLE_MODEL = (
+    *(OSError, ValueError, RuntimeError, TypeError, KeyError, AttributeError),
+    *(SafetensorError, StrictDataclassError),
+)
+"""What transformers raises, and lets through, where a model's files are not what they should be."""
 
 
 def pretrained_name(name: str) -> str:
@@ -17,4 +26,6 @@ def pretrained_name(name: str) -> str:
 
 
 def first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0]
+    """Of a KeyError, which says nothing but the key, with its name."""
+    line = str(error).strip().split("\n")[0]
+    return f"{type(error).__name__} {line}" if isinstance(error, KeyError | AttributeError) else line

@@ -44,7 +44,6 @@ class Session:
 
 def open_session(config: TrainConfig, world: World, source: LatentSource | None = None) -> Session:
     """Open and check all inputs; `source` stands in for the cache where latents come from elsewhere."""
-    micro_batch_size = config.data.micro_batch_size(world.size)
     cache = open_sound_cache(config.cache, world)
     refuse_inside("run.output", config.run.folder, cache.root)
     text = open_text(config, cache, world)
@@ -57,7 +56,7 @@ def open_session(config: TrainConfig, world: World, source: LatentSource | None 
         order=SampleOrder(cache.seal.identity, config.data.seed, len(split.train)),
         train=split.train,
         batch_size=config.data.batch_size,
-        micro_batch_size=micro_batch_size,
+        accumulate=config.data.accumulate,
         rank=world.rank,
         world_size=world.size,
         pin=world.device.type == "cuda",
@@ -111,8 +110,6 @@ def announce_split(split: Split, config: TrainConfig, world: World) -> None:
         )
     left_out = f", {split.unlabelled:,} without assistant's words left out" if split.unlabelled else ""
     world.say(f"samples: {len(split.train):,} to train on, {len(split.validation):,} held out{left_out}")
-    if len(split.train) < config.data.batch_size:
-        world.say(f"data.batch_size {config.data.batch_size} is more than that: every batch holds samples twice")
 
 
 def make_projector(config: TrainConfig, cache: Cache, language: LanguageModel, loader: StepLoader) -> Projector:

@@ -1,6 +1,7 @@
 """Making the tokenised text of a cache: shard by shard, in bounded memory, published whole."""
 
 import hashlib
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,12 +10,15 @@ import numpy as np
 from tqdm import tqdm
 
 from cache_store import Cache
-from cache_store.errors import ConfigError
-from cache_store.publish import make_folder
-from cache_store.record import canonical_json
+from cache_store.errors import ConfigError, SourceError
+from cache_store.publish import make_folder, naming
+from cache_store.record import FORMAT_VERSION, canonical_json, signed
 from trainer.chat import ChatTokenizer
 from trainer.folder import one_at_a_time, publish_folder
-from trainer.text_store import ARRAYS, META_FILE, TextMeta
+from trainer.text_store import ARRAYS, META_FILE, TextMeta, file_crc32c
+
+SHOWN = 3
+"""Of the samples left out, those that are named."""
 
 CHUNK_SAMPLES = 2_048
 """Samples tokenised together, at most; bounds memory."""
@@ -35,14 +39,23 @@ def make_text(folder: Path, cache: Cache, chat: ChatTokenizer) -> None:
 
 def publish_text(folder: Path, cache: Cache, chat: ChatTokenizer) -> None:
     with publish_folder(folder) as scratch:
-        num_tokens = write_arrays(scratch, cache, chat)
-        meta = TextMeta(key=folder.name, samples=len(cache), tokens=num_tokens, begins_with_bos=chat.begins_with_bos)
-        (scratch / META_FILE).write_bytes(canonical_json(meta))
+        num_tokens, largest = write_arrays(scratch, cache, chat)
+        meta = TextMeta(
+            format_version=FORMAT_VERSION,
+            key=folder.name,
+            samples=len(cache),
+            tokens=num_tokens,
+            largest_token=largest,
+            begins_with_bos=chat.begins_with_bos,
+            crc32c={name: file_crc32c(scratch / f"{name}.npy") for name in ARRAYS},
+            sha256="",
+        )
+        (scratch / META_FILE).write_bytes(canonical_json(signed(meta)))
 
 
-def write_arrays(folder: Path, cache: Cache, chat: ChatTokenizer) -> int:
-    """Write every array of the store; returns the number of tokens."""
-    num_tokens = 0
+def write_arrays(folder: Path, cache: Cache, chat: ChatTokenizer) -> tuple[int, int]:
+    """Write every array of the store; returns the number of tokens and the largest of them."""
+    num_tokens, largest, problems = 0, 0, list[str]()
     with ExitStack() as stack:
         files = {name: stack.enter_context(NpyWriter(folder / f"{name}.npy", ARRAYS[name])) for name in ARRAYS}
         files["offsets"].append([0])
@@ -50,6 +63,8 @@ def write_arrays(folder: Path, cache: Cache, chat: ChatTokenizer) -> int:
         for numbers in chunks(cache.seal.cached_per_shard):
             samples = cache.samples(numbers, columns=["id", "conversations"]).to_pydict()
             texts = chat(samples["id"], samples["conversations"])
+            problems += [text.problem for text in texts if text.problem]
+            largest = max(largest, *(int(text.tokens.max(initial=0)) for text in texts))
             ends = num_tokens + np.cumsum([len(text.tokens) for text in texts])
             num_tokens = int(ends[-1])
             files["offsets"].append(ends)
@@ -58,7 +73,16 @@ def write_arrays(folder: Path, cache: Cache, chat: ChatTokenizer) -> int:
             files["num_labels"].append([text.is_label.sum() for text in texts])
             files["id_hash"].append([id_hash(sample_id) for sample_id in samples["id"]])
             progress.update(len(numbers))
-    return num_tokens
+    say_left_out(problems, len(cache))
+    return num_tokens, largest
+
+
+def say_left_out(problems: Sequence[str], samples: int) -> None:
+    """Name samples that nothing can be learned from, though they say something; SourceError where all are such."""
+    if len(problems) == samples:
+        raise SourceError(f"{problems[0]}; so it is with every sample")
+    if problems:
+        print(f"trainer: {len(problems):,} samples are left out: {'; '.join(problems[:SHOWN])}", file=sys.stderr)
 
 
 def chunks(cached_per_shard: Sequence[int]) -> Iterator[np.ndarray]:
@@ -79,13 +103,14 @@ class NpyWriter:
     """A one-dimensional .npy file that grows; numpy leaves room in the header for its final length."""
 
     def __init__(self, path: Path, dtype: str) -> None:
-        self.dtype, self.length = np.dtype(dtype), 0
+        self.path, self.dtype, self.length = path, np.dtype(dtype), 0
         self._stream = path.open("w+b")
         self._header_bytes = self._write_header()
 
     def append(self, values: Sequence[int] | np.ndarray) -> None:
         array = np.asarray(values, self.dtype)
-        self._stream.write(array.tobytes())
+        with naming(self.path):
+            self._stream.write(array.tobytes())
         self.length += len(array)
 
     def _write_header(self) -> int:
@@ -97,7 +122,8 @@ class NpyWriter:
     def __enter__(self) -> "NpyWriter":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        grown = self._write_header()
-        assert grown == self._header_bytes, "numpy reserves room for 21 digits of length"
-        self._stream.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with naming(self.path), self._stream:
+            if kind is None:
+                grown = self._write_header()
+                assert grown == self._header_bytes, "numpy reserves room for 21 digits of length"

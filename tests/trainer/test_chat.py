@@ -61,7 +61,7 @@ def test_a_text_cut_before_the_assistant_speaks_is_empty() -> None:
     ],
 )
 def test_image_markers_vanish_wherever_they_stand(value: str, content: str) -> None:
-    assert to_messages("sample", [{"from": "human", "value": value}]) == [{"role": "user", "content": content}]
+    assert to_messages([{"from": "human", "value": value}]) == [{"role": "user", "content": content}]
 
 
 def test_an_unknown_role_names_its_sample() -> None:

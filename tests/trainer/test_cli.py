@@ -5,11 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 
 from tests.make_cache import make_cache
 from tests.trainer.conftest import describe
-from tests.trainer.runs import ROOT, command, make_config, metrics, start_process
+from tests.trainer.runs import command, make_config, metrics, start_process
 from trainer.cli import main
+from trainer.config import TrainConfig
 
 
 @pytest.fixture(scope="module")
@@ -151,16 +153,83 @@ def test_evaluation_without_checkpoint_or_held_out_samples_is_refused(
     assert "holds out 0 of 37 samples" in failure(capsys, 2, command(config, "eval"))
 
 
-def test_a_run_of_another_seed_layout_or_batch_is_refused_with_what_differs(
-    cache_path: Path, language_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.fixture(scope="module")
+def one_step(cache_path: Path, language_model: Path, home: Path) -> Path:
+    """The output of a run of one step."""
+    assert main(command(make_config(cache_path, language_model, home / "one-step", max_steps=1))) == 0
+    return home / "one-step"
+
+
+@pytest.fixture(scope="module")
+def other_language_model(language_model: Path, home: Path) -> Path:
+    """Of the same shape and tokenizer, with one weight changed."""
+    other = shutil.copytree(language_model, home / "other")
+    weights = load_file(other / "model.safetensors")
+    weights["model.norm.weight"][0] += 1
+    save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
+    return other
+
+
+MUST_MATCH = {
+    "data.batch_size": {"batch_size": 4},
+    "data.seed": {"seed": 5},
+    "data.val_fraction": {"val_fraction": 0.3},
+    "model.layout": {"layout": "channel"},
+    "model.projector": {"projector": "linear"},
+    "tokenised text": {"max_text_tokens": 48},
+    "language model": {},
+}
+"""What decides the batches or the projector, and a change of it."""
+
+OF_TRAINING_ALONE = ("data.batch_size", "data.seed")
+
+
+def changed_run(
+    field: str, one_step: Path, cache_path: Path, language_model: Path, other_language_model: Path, **more: Any
+) -> TrainConfig:
+    model = other_language_model if field == "language model" else language_model
+    return make_config(cache_path, model, one_step, **MUST_MATCH[field], **more)
+
+
+def named_fields(error: str) -> set[str]:
+    """Of the table in a message: what stands before two spaces in each of its rows."""
+    rows = [line.strip().split("  ") for line in error.splitlines() if line.startswith("  ")]
+    return {row[0] for row in rows if len(row) > 1} - {"field"}
+
+
+@pytest.mark.parametrize("field", MUST_MATCH)
+def test_a_run_of_other_batches_or_another_projector_is_refused_by_the_name_of_what_differs(
+    one_step: Path, cache_path: Path, language_model: Path, other_language_model: Path,
+    capsys: pytest.CaptureFixture[str], field: str,
+) -> None:  # fmt: skip
+    config = changed_run(field, one_step, cache_path, language_model, other_language_model, max_steps=2)
+    error = failure(capsys, 1, command(config))
+    assert named_fields(error) == {field}
+    assert "--run.output NEW" in error
+
+
+@pytest.mark.parametrize("field", MUST_MATCH)
+def test_an_evaluation_asks_only_for_what_decides_the_projector_and_the_split(
+    one_step: Path, cache_path: Path, language_model: Path, other_language_model: Path,
+    capsys: pytest.CaptureFixture[str], field: str,
+) -> None:  # fmt: skip
+    arguments = command(changed_run(field, one_step, cache_path, language_model, other_language_model), "eval")
+    if field in OF_TRAINING_ALONE:
+        assert main(arguments) == 0
+        return
+    error = failure(capsys, 1, arguments)
+    assert named_fields(error) == {field}
+    assert "train anew" not in error
+    assert f"{one_step}/checkpoints/step-00000001/state.json holds its whole config" in error
+
+
+def test_an_evaluation_does_not_mind_a_training_batch_that_does_not_divide(
+    one_step: Path, cache_path: Path, language_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(command(make_config(cache_path, language_model, tmp_path / "run", max_steps=1))) == 0
-    changes = {"seed": 5, "layout": "channel", "batch_size": 4}
-    other = make_config(cache_path, language_model, tmp_path / "run", max_steps=2, **changes)
-    error = failure(capsys, 1, command(other))
-    for line in ("data.seed", "model.layout", "data.batch_size"):
-        assert line in error
-    assert "model.projector" not in error
+    config = make_config(cache_path, language_model, one_step, max_steps=2, batch_size=32, accumulate=5)
+    assert "must divide by" in failure(capsys, 2, command(config))
+    assert main(command(config, "eval")) == 0
+    assert "every batch holds samples twice" not in capsys.readouterr().out
 
 
 def test_a_run_whose_cache_was_extended_is_refused_and_says_what_to_do(
@@ -178,6 +247,8 @@ def test_a_run_whose_cache_was_extended_is_refused_and_says_what_to_do(
     assert "cache identity" in error
     assert "the cache was extended" in error
     assert "--run.output NEW" in error
+    error = failure(capsys, 1, command(config, "eval"))
+    assert "the cache was extended, rebuilt or replaced since; name the one that it was trained from" in error
 
 
 def test_an_unsealed_or_damaged_cache_is_refused(
@@ -196,14 +267,3 @@ def test_an_unsealed_or_damaged_cache_is_refused(
     assert "shard 1" in error
     error = failure(capsys, 1, command(make_config(tmp_path / "nothing", language_model, tmp_path / "run")))
     assert "holds no cache" in error
-
-
-def test_the_shipped_config_is_valid(capsys: pytest.CaptureFixture[str]) -> None:
-    from cache_store.command_line import to_config
-    from trainer.cli import build_parser
-    from trainer.config import TrainConfig
-
-    parser, commands = build_parser()
-    arguments = parser.parse_args(["train", f"--config={ROOT}/configs/train_llava_cc3m.yaml"])
-    config = to_config(TrainConfig, commands["train"], arguments["train"])
-    assert config.data.micro_batch_size(world_size=8) >= 1

@@ -148,14 +148,14 @@ def test_any_world_size_and_accumulation_sees_the_same_global_batches(uninterrup
     session = open_session(uninterrupted, ALONE)
     whole = session.loader(7)
     for world_size in (1, 2, 4):
-        for micro_batch_size in (1, 2):
-            options = {**vars(session.loader), "world_size": world_size, "micro_batch_size": micro_batch_size}
+        for accumulate in (1, 2):
+            options = {**vars(session.loader), "world_size": world_size, "accumulate": accumulate}
             loaders = [StepLoader(**{**options, "rank": rank}) for rank in range(world_size)]
             batches = [loader(7) for loader in loaders]
             parts = [part.latents_NCHW for batch in batches for part in batch.micro_batches]
             assert torch.equal(torch.cat(parts), whole.micro_batches[0].latents_NCHW)
             assert {batch.label_tokens for batch in batches} == {whole.label_tokens}
-            assert {len(part) for part in parts} == {micro_batch_size}
+            assert {len(part) for part in parts} == {8 // (world_size * accumulate)}
 
 
 def test_training_leaves_the_language_model_bit_identical(

@@ -1,6 +1,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from trainer.metrics import MetricsLog
 
 
@@ -21,10 +23,23 @@ def test_no_step_appears_twice_after_a_resume(tmp_path: Path) -> None:
     assert steps(tmp_path) == list(range(1, 10))
 
 
-def test_a_line_that_a_kill_cut_short_is_dropped(tmp_path: Path) -> None:
+NO_RECORDS = {
+    "cut short": b'{"step": 4, "lo',
+    "a list": b"[1]",
+    "a number": b"7",
+    "without a step": b'{"loss": 1}',
+    "a step in words": b'{"step": "2"}',
+    "not UTF-8": b'{"step": 2, "x": "\xff"}',
+    "zeros": b"\0\0\0",
+}
+
+
+@pytest.mark.parametrize("line", NO_RECORDS.values(), ids=NO_RECORDS)
+def test_a_line_that_is_no_record_is_dropped_and_the_others_stay(tmp_path: Path, line: bytes) -> None:
     write_steps(tmp_path, 0, 3)
-    with (tmp_path / "metrics.jsonl").open("a") as lines:
-        lines.write('{"step": 4, "lo')
+    path = tmp_path / "metrics.jsonl"
+    first, *others = path.read_bytes().splitlines()
+    path.write_bytes(b"\n".join([first, line, *others, line]))
     write_steps(tmp_path, 3, 4)
     assert steps(tmp_path) == [1, 2, 3, 4]
 

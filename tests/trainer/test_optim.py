@@ -33,9 +33,9 @@ def test_only_matrices_decay() -> None:
 
 
 def test_the_global_batch_divides_or_the_error_names_the_numbers() -> None:
-    assert DataConfig(batch_size=24, accumulate=2).micro_batch_size(world_size=3) == 4
+    DataConfig(batch_size=24, accumulate=2).refuse_undivided(world_size=3)
     with pytest.raises(ConfigError, match=r"data.batch_size 24 .* world size × data.accumulate = 5 × 2 = 10"):
-        DataConfig(batch_size=24, accumulate=2).micro_batch_size(world_size=5)
+        DataConfig(batch_size=24, accumulate=2).refuse_undivided(world_size=5)
 
 
 @pytest.mark.parametrize(("epochs", "max_steps", "steps"), [(1, None, 4), (0.5, None, 2), (2, None, 7), (2, 3, 3)])

@@ -1,0 +1,138 @@
+"""Kills and disks without room while a run writes: one line, nothing half-written, and a rerun that loses nothing."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.full_disk import largest_file, make_room, mounted_disk
+from tests.trainer.runs import ALONE, ROOT, command, make_config, metrics
+from trainer.checkpoint import OPTIMIZER_FILE, PROJECTOR_FILE, CheckpointFolder
+from trainer.cli import main
+from trainer.config import TrainConfig
+from trainer.loop import train
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cache_path: Path, language_model: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
+    home = tmp_path_factory.mktemp("undisturbed")
+    config = make_config(cache_path, language_model, home / "run", save_every=1, max_steps=6)
+    train(config, ALONE)
+    return config
+
+
+def projector(config: TrainConfig) -> bytes:
+    return (config.run.folder / PROJECTOR_FILE).read_bytes()
+
+
+def assert_same_run(config: TrainConfig, undisturbed: TrainConfig) -> None:
+    for key in ("loss", "grad_norm", "val_loss"):
+        assert metrics(config.run.folder, key) == metrics(undisturbed.run.folder, key)
+    assert projector(config) == projector(undisturbed)
+
+
+def said_in_one_line(capsys: pytest.CaptureFixture[str]) -> str:
+    error = capsys.readouterr().err
+    assert "Traceback" not in error
+    (line,) = [line for line in error.splitlines() if line.startswith("trainer: ")]
+    return line
+
+
+KILLED_BEFORE_THE_PROJECTOR = """
+import os, signal, sys
+from trainer.cli import main
+from trainer.loop import TrainingLoop
+
+TrainingLoop.publish_projector = lambda loop: os.kill(os.getpid(), signal.SIGKILL)
+main(sys.argv[1:])
+"""
+
+
+def test_a_run_killed_after_its_last_checkpoint_gives_its_projector_when_run_again(
+    undisturbed: TrainConfig, cache_path: Path, language_model: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    config = make_config(cache_path, language_model, tmp_path / "run", save_every=1, max_steps=6)
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED_BEFORE_THE_PROJECTOR, *command(config)], cwd=ROOT, check=False
+    )
+    assert killed.returncode == -9
+    assert CheckpointFolder(config.run.folder / "checkpoints", 3).steps()[-1] == 6
+    assert not (config.run.folder / PROJECTOR_FILE).exists()
+    assert main(command(config)) == 0
+    assert f"trained 6 steps: {config.run.folder}/projector.safetensors" in capsys.readouterr().out
+    assert_same_run(config, undisturbed)
+
+
+def test_a_projector_other_than_the_last_checkpoints_is_replaced_and_its_own_left_alone(
+    undisturbed: TrainConfig,
+) -> None:
+    path, whole = undisturbed.run.folder / PROJECTOR_FILE, projector(undisturbed)
+    path.write_bytes(b"of an earlier end of this run")
+    train(undisturbed, ALONE)
+    assert path.read_bytes() == whole
+    written = path.stat().st_mtime_ns
+    train(undisturbed, ALONE)
+    assert path.stat().st_mtime_ns == written
+
+
+@pytest.mark.parametrize("name", [PROJECTOR_FILE, OPTIMIZER_FILE])
+def test_a_checkpoint_that_does_not_fit_names_its_file_and_leaves_nothing_of_itself(
+    undisturbed: TrainConfig, cache_path: Path, language_model: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], name: str,
+) -> None:  # fmt: skip
+    size = (CheckpointFolder(undisturbed.run.folder / "checkpoints", 3).path(6) / name).stat().st_size
+    config = make_config(cache_path, language_model, tmp_path / "run", save_every=1, max_steps=6)
+    with largest_file(size - 1):
+        assert main(command(config)) == 1
+    line = said_in_one_line(capsys)
+    assert line.startswith("trainer: error: File too large: ")
+    assert line.endswith(f"/{name}")
+    assert list((config.run.folder / "checkpoints").iterdir()) == []
+    assert main(command(config)) == 0
+    assert_same_run(config, undisturbed)
+
+
+@pytest.mark.parametrize(
+    ("size", "where"),
+    [("8k", "metrics.jsonl"), ("16k", "checkpoints/.step-00000001."), ("96k", "checkpoints/.step-0000000")],
+)
+def test_a_full_disk_stops_the_run_and_room_on_it_lets_it_go_on(
+    undisturbed: TrainConfig, cache_path: Path, language_model: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], size: str, where: str,
+) -> None:  # fmt: skip
+    """Full at the log, at the first checkpoint, at a later one."""
+    with mounted_disk(tmp_path / "disk", size) as disk:
+        texts = str(tmp_path / "text")
+        config = make_config(cache_path, language_model, disk / "run", save_every=1, max_steps=6, text_dir=texts)
+        assert main(command(config)) == 1
+        line = said_in_one_line(capsys)
+        assert line.startswith(f"trainer: error: No space left on device: {disk}/run/{where}")
+        make_room(disk)
+        assert main(command(config)) == 0
+        assert_same_run(config, undisturbed)
+
+
+def test_a_full_text_dir_is_named_and_left_empty(
+    cache_path: Path, language_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with mounted_disk(tmp_path / "disk", "16k") as disk:
+        config = make_config(cache_path, language_model, tmp_path / "run", max_steps=1, text_dir=str(disk / "text"))
+        assert main(command(config)) == 1
+        assert said_in_one_line(capsys).startswith(f"trainer: error: No space left on device: {disk}/text/")
+        assert list((disk / "text").iterdir()) == [disk / "text/.lock"]
+        make_room(disk)
+        assert main(command(config)) == 0
+
+
+def test_text_that_does_not_fit_names_its_file(
+    cache_path: Path, language_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = make_config(cache_path, language_model, tmp_path / "run", max_steps=1)
+    with largest_file(1_000):
+        assert main(command(config)) == 1
+    line = said_in_one_line(capsys)
+    assert line.startswith("trainer: error: File too large: ")
+    assert line.endswith("/tokens.npy")
+    assert list((tmp_path / "text").iterdir()) == [tmp_path / "text/.lock"]
