@@ -30,7 +30,7 @@ def make_tokenizer(conversations: Sequence[Sequence[Turn]]) -> PreTrainedTokeniz
     tokenizer = Tokenizer(models.WordLevel(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r" ?\w+| ?[^\w\s]|\s"), "isolated")
     tokenizer.decoder = decoders.Fuse()
-    messages = (message for conversation in conversations for message in to_messages("", conversation))
+    messages = (message for conversation in conversations for message in to_messages(conversation))
     texts = (message["content"] for message in messages)
     words = trainers.WordLevelTrainer(special_tokens=SPECIAL_TOKENS, show_progress=False)
     tokenizer.train_from_iterator(["user\nmodel\n", *texts], words)

@@ -45,6 +45,11 @@ class LanguageModel(nn.Module):
         return int(self.embed.embedding_dim)  # type: ignore[arg-type]
 
     @property
+    def vocabulary(self) -> int:
+        """Tokens that it embeds."""
+        return int(self.embed.num_embeddings)  # type: ignore[arg-type]
+
+    @property
     def dtype(self) -> torch.dtype:
         return next(self.decoder.parameters()).dtype
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from cache_store import Cache, CacheError, open_cache
-from cache_store.errors import ConfigError
+from cache_store.errors import ConfigError, ModelError
 from cache_store.output_file import refuse_inside
 from cache_store.schema import LATENTS
 from cache_store.verify import verify
@@ -64,6 +64,7 @@ def open_session(config: TrainConfig, world: World, source: LatentSource | None 
     projector = make_projector(config, cache, language, loader).to(world.device)
     world.share(projector)
     check_length(config, language, projector)
+    check_vocabulary(config, language, text)
     must_match = what_must_match(config, cache, text, language)
     prepare(language, config)
     model = WorldModel(language, projector, begins_with_bos=text.meta.begins_with_bos)
@@ -77,9 +78,7 @@ def open_sound_cache(path: str, world: World) -> Cache:
     if "://" in path:
         raise ConfigError(f"cache: {path} is a URL; the trainer reads local folders")
     cache = open_cache(path)
-    if world.is_main:
-        verify(path, level="quick").raise_if_damaged()
-    world.barrier()
+    world.on_main(lambda: verify(path, level="quick").raise_if_damaged())
     return cache
 
 
@@ -88,9 +87,7 @@ def open_text(config: TrainConfig, cache: Cache, world: World) -> TextStore:
     chat = load_chat_tokenizer(config.model.language_model, config.model.chat_template, config.data.max_text_tokens)
     folder = text_folder(cache, chat, config.data.text_dir)
     refuse_inside("data.text_dir", folder, cache.root)
-    if world.is_main:
-        make_text(folder, cache, chat)
-    world.barrier()
+    world.on_main(lambda: make_text(folder, cache, chat))
     store = TextStore(folder)
     refuse_other_text(folder, store.meta, cache)
     return store
@@ -145,6 +142,14 @@ def check_length(config: TrainConfig, language: LanguageModel, projector: Projec
         raise ConfigError(
             f"{projector.num_tokens} world tokens and data.max_text_tokens {config.data.max_text_tokens} make "
             f"{needed}; {config.model.language_model} knows {known} positions"
+        )
+
+
+def check_vocabulary(config: TrainConfig, language: LanguageModel, text: TextStore) -> None:
+    if text.meta.largest_token >= language.vocabulary:
+        raise ModelError(
+            f"model.language_model {config.model.language_model}: its tokenizer gives token {text.meta.largest_token}, "
+            f"and the model embeds {language.vocabulary} tokens; the two do not belong together"
         )
 
 

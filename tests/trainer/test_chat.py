@@ -1,9 +1,12 @@
+import contextlib
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cache_store.errors import ConfigError, ModelError, SourceError
+from cache_store.errors import ConfigError, ModelError
 from tests.trainer.conftest import GEMMA_TEMPLATE, make_tokenizer
 from trainer.chat import ChatTokenizer, load_chat_tokenizer, to_messages
 
@@ -64,9 +67,22 @@ def test_image_markers_vanish_wherever_they_stand(value: str, content: str) -> N
     assert to_messages([{"from": "human", "value": value}]) == [{"role": "user", "content": content}]
 
 
-def test_an_unknown_role_names_its_sample() -> None:
-    with pytest.raises(SourceError, match=r"sample 'x7': unknown role 'robot'"):
-        to_messages("x7", [{"from": "robot", "value": ""}])
+def test_what_the_assistant_says_first_is_learned_as_an_answer_to_the_image() -> None:
+    words, labels = labelled([{"from": "gpt", "value": "<image>\na red square"}])
+    assert words[:6] == ["<bos>", "<start_of_turn>", "user", "\n", "<end_of_turn>", "\n"]
+    assert labels == ["a", "red", "square", "<end_of_turn>"]
+
+
+def problem_of(conversation: list[dict[str, str]], template: str = GEMMA_TEMPLATE) -> str:
+    texts = ChatTokenizer(make_tokenizer(template), template, 64)(["x7", "sound"], [conversation, TWO_TURNS])
+    assert len(texts[0].tokens) == 0
+    return texts[0].problem
+
+
+def test_an_unknown_role_leaves_its_sample_out_and_names_it() -> None:
+    assert problem_of([{"from": "robot", "value": ""}]).startswith(
+        "sample 'x7': unknown role 'robot'; known are human,"
+    )
 
 
 def test_a_template_that_rewrites_earlier_turns_is_refused() -> None:
@@ -75,9 +91,17 @@ def test_a_template_that_rewrites_earlier_turns_is_refused() -> None:
         labelled(TWO_TURNS, template=last_only)
 
 
-def test_a_conversation_that_the_template_refuses_names_its_sample() -> None:
-    with pytest.raises(SourceError, match="sample 'sample': the chat template refuses it: no two in a row"):
-        labelled(TWO_TURNS, template="{{ raise_exception('no two in a row') }}")
+@pytest.mark.parametrize(
+    ("template", "problem"),
+    [
+        ("{{ raise_exception('no two in a row') }}", "no two in a row"),
+        ("{{ 1 // 0 }}", "integer division or modulo by zero"),
+        ("{{ messages + 1 }}", "can only concatenate list"),
+    ],
+)
+def test_a_conversation_that_the_template_refuses_is_left_out_and_named(template: str, problem: str) -> None:
+    said = problem_of(TWO_TURNS, template)
+    assert said.startswith(f"sample 'x7': the chat template refuses it: {problem}")
 
 
 def test_the_digest_follows_all_that_decides_tokens_and_labels() -> None:
@@ -86,6 +110,10 @@ def test_the_digest_follows_all_that_decides_tokens_and_labels() -> None:
     assert digest == ChatTokenizer(make_tokenizer(), GEMMA_TEMPLATE, 64).digest
     assert digest != ChatTokenizer(tokenizer, GEMMA_TEMPLATE, 65).digest
     assert digest != ChatTokenizer(tokenizer, GEMMA_TEMPLATE + " ", 64).digest
+    tokenizer.eos_token = "<end_of_turn>"  # a template may write it
+    assert digest != ChatTokenizer(tokenizer, GEMMA_TEMPLATE, 64).digest
+    tokenizer.eos_token = "<eos>"
+    assert digest == ChatTokenizer(tokenizer, GEMMA_TEMPLATE, 64).digest
     tokenizer.add_tokens(["purple"])
     assert digest != ChatTokenizer(tokenizer, GEMMA_TEMPLATE, 64).digest
 
@@ -101,6 +129,25 @@ def test_a_tokenizer_without_template_needs_one_in_the_config(tmp_path: Path) ->
         load_chat_tokenizer(folder, None, 64)
     (tmp_path / "template.jinja").write_text(GEMMA_TEMPLATE)
     assert load_chat_tokenizer(folder, str(tmp_path / "template.jinja"), 64).template == GEMMA_TEMPLATE
+
+
+def test_a_folder_of_a_model_alone_is_refused_and_not_taken_for_an_empty_tokenizer(
+    language_model: Path, tmp_path: Path
+) -> None:
+    alone = shutil.copytree(language_model, tmp_path / "alone", ignore=shutil.ignore_patterns("*token*", "chat*"))
+    with pytest.raises(ModelError, match="no file there is a tokenizer's"):
+        load_chat_tokenizer(str(alone), None, 64)
+
+
+def test_code_that_a_folder_brings_is_never_run(tmp_path: Path) -> None:
+    folder = Path(save(make_tokenizer(), tmp_path / "model"))
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config |= {"tokenizer_class": "Theirs", "auto_map": {"AutoTokenizer": [None, "theirs.Theirs"]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "theirs.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    with contextlib.suppress(ModelError):
+        load_chat_tokenizer(str(folder), None, 64)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_folder_without_tokenizer_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from tests.make_cache import make_cache
-from tests.trainer.conftest import describe
+from tests.trainer.conftest import describe, save_language_model
 from tests.trainer.runs import command, make_config, metrics, start_process
 from trainer.cli import main
 from trainer.config import TrainConfig
@@ -142,6 +142,35 @@ def test_a_path_may_begin_at_home(
     arguments = ["--checkpoint=~/run/checkpoints/step-00000001", "--report=~/eval.json"]
     assert main([*command(config, "eval"), *arguments]) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["eval.json", "lm", "run", "text"]
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_embeds_is_refused(
+    cache_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = save_language_model(tmp_path / "lm", vocab_size=10)
+    error = failure(capsys, 1, command(make_config(cache_path, model, tmp_path / "run")))
+    assert "and the model embeds 10 tokens; the two do not belong together" in error
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("config.json", "[]"),
+        ("config.json", '{"model_type": "gemma3_text", "hidden_size": "wide"}'),
+        ("config.json", '{"model_type": "gemma3_text", "layer_types": ["none"]}'),
+        ("tokenizer.json", "{}"),
+        ("tokenizer.json", "[1]"),
+        ("tokenizer_config.json", "[1]"),
+    ],
+)
+def test_a_model_folder_with_a_broken_file_is_one_line(
+    cache_path: Path, language_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, text: str
+) -> None:
+    broken = shutil.copytree(language_model, tmp_path / "lm")
+    (broken / file).write_text(text)
+    (line,) = failure(capsys, 1, command(make_config(cache_path, broken, tmp_path / "run"))).strip().splitlines()[-1:]
+    assert line.startswith("trainer: error: ")
+    assert str(broken) in line
 
 
 def test_evaluation_without_checkpoint_or_held_out_samples_is_refused(

@@ -127,6 +127,33 @@ def test_a_damaged_array_is_named(tmp_path: Path, folder: Path, name: str, damag
         TextStore(damaged)
 
 
+def test_any_flipped_bit_is_found(tmp_path: Path, folder: Path) -> None:
+    random = np.random.default_rng(0)
+    damaged = shutil.copytree(folder, tmp_path / "damaged")
+    for path in sorted(damaged.iterdir()):
+        data = path.read_bytes()
+        for place in random.integers(0, 8 * len(data), 40).tolist():
+            flipped = bytearray(data)
+            flipped[place // 8] ^= 1 << place % 8
+            path.write_bytes(flipped)
+            with pytest.raises(CacheError, match=rf"is damaged: {path.name}"):
+                TextStore(damaged)
+        path.write_bytes(data)
+
+
+def test_a_sample_that_nobody_can_read_is_left_out_and_named(
+    tmp_path: Path, chat: ChatTokenizer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = [{"from": "robot", "value": "beep"}]
+    latents = np.zeros((4, 1, 2, 2), np.float32)
+    path = make_cache(tmp_path / "cache", latents, conversations=[describe(0), odd, describe(2), describe(3)])
+    cache = open_cache(path)
+    folder = text_folder(cache, chat, str(tmp_path / "text"))
+    make_text(folder, cache, chat)
+    assert "1 samples are left out: sample 'sample-000001': unknown role 'robot'" in capsys.readouterr().err
+    assert TextStore(folder).split(0.0).train.tolist() == [0, 2, 3]
+
+
 @pytest.mark.parametrize("damage", [Path.unlink, cut_short])
 def test_a_lost_or_damaged_meta_file_is_named(tmp_path: Path, folder: Path, damage: Callable[[Path], None]) -> None:
     damaged = shutil.copytree(folder, tmp_path / "damaged")
