@@ -8,13 +8,14 @@ samples drawn, each as likely as any other, enter the confidence bound: those of
 # Axes: N images of a batch, C latent channels, H W latent cells.
 
 import secrets
+import shlex
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import lru_cache
-from itertools import takewhile
+from itertools import islice, tee
 from math import inf
 from pathlib import Path
 
@@ -46,11 +47,16 @@ SHARDS_HELD = 16
 SEEDS = 2**32
 
 
-def audit(root: Path, config: AuditConfig, stop: threading.Event, on_drawn: Callable[[int], object]) -> AuditReport:
+OnDrawn = Callable[[int, int, float], object]
+"""Hears, after each batch, how many samples were drawn and compared, of how many that are to be, in how many seconds.
+"""
+
+
+def audit(root: Path, config: AuditConfig, stop: threading.Event, on_drawn: OnDrawn) -> AuditReport:
     """Compare a random draw; ends early, with what it has, once `stop` is set or time is up.
 
     Raises StaleError where the encoder is not the one that the cache was made with; CacheError where the cache is
-    damaged or not sealed. `on_drawn` hears, after each batch, how many of the samples drawn have been compared.
+    damaged or not sealed.
     """
     ignore_decoder_warnings()
     cache = open_cache(root)
@@ -77,17 +83,16 @@ def refuse_other_encoder(cache: Cache, built: BuildConfig, encoder: Encoder) -> 
         )
 
 
-def draw(total: int, samples: int, seed: int) -> list[int]:
-    """Sample numbers in random order, none twice; a larger draw of one seed begins with the smaller one.
+def draw(total: int, seed: int) -> Iterator[int]:
+    """All sample numbers in random order, none twice, as they are asked for.
 
-    The first steps of a Fisher-Yates shuffle, of which only what has moved is held: the cache may be far larger.
+    A Fisher-Yates shuffle, of which only what has moved is held: the cache may be far larger than the draw.
     """
-    generator, moved, chosen = np.random.default_rng(seed), dict[int, int](), list[int]()
-    for place in range(min(samples, total)):
+    generator, moved = np.random.default_rng(seed), dict[int, int]()
+    for place in range(total):
         taken = int(generator.integers(place, total))
-        chosen.append(moved.get(taken, taken))
+        yield moved.get(taken, taken)
         moved[taken] = moved.pop(place, place)
-    return chosen
 
 
 class Auditor:
@@ -102,39 +107,40 @@ class Auditor:
         self._runs: dict[int, CommitRun] = {}
         """How the shards that were looked at came to be."""
 
-    def run(self, config: AuditConfig, stop: threading.Event, on_drawn: Callable[[int], object]) -> AuditReport:
-        started = time.monotonic()
+    def run(self, config: AuditConfig, stop: threading.Event, on_drawn: OnDrawn) -> AuditReport:
+        started, total = time.monotonic(), len(self._cache)
         seed = secrets.randbelow(SEEDS) if config.seed is None else config.seed
-        drawn = draw(len(self._cache), config.samples, seed)
-        waiting, compared = set(drawn), dict[int, Comparison]()
-        for batch in decoded_batches(self._batches(drawn), self._pool, self._source, self._array.image):
-            found = {each.number: each for each in self._compare(batch)}
-            compared.update(found)
-            waiting.difference_update(found)
-            on_drawn(len(drawn) - len(waiting))
-            if stop.is_set() or time.monotonic() - started > (config.seconds or inf):
+        asked = min(config.num_samples or total, total)
+        order, ahead = tee(islice(draw(total, seed), asked))
+        drawn, compared, upcoming = list[Comparison](), dict[int, Comparison](), next(order, None)
+        for batch in decoded_batches(self._batches(ahead), self._pool, self._source, self._array.image):
+            compared.update({each.number: each for each in self._compare(batch)})
+            while upcoming in compared:  # in the order of the draw: what was compared as a neighbour was not drawn
+                drawn.append(compared[upcoming])
+                upcoming = next(order, None)
+            on_drawn(len(drawn), asked, seconds := time.monotonic() - started)
+            if stop.is_set() or seconds > (config.seconds or inf):
                 self._pool.shutdown(cancel_futures=True)
                 break
         return AuditReport(
             conditions=self._conditions(seed, time.monotonic() - started),
-            samples=len(self._cache),
-            asked=len(drawn),
-            # As far as the draw got, in its order: what comes later and was compared as a neighbour was not drawn.
-            drawn=tuple(compared[number] for number in takewhile(compared.__contains__, drawn)),
+            samples=total,
+            asked=asked,
+            drawn=tuple(drawn),
             compared=tuple(compared.values()),
         )
 
-    def _batches(self, drawn: Sequence[int]) -> Iterator[Batch]:
+    def _batches(self, drawn: Iterable[int]) -> Iterator[Batch]:
         """The planned batches of the samples drawn, each once, in the order of the draw."""
         size = self._array.encoder.batch_size
-        seen: set[tuple[int, int]] = set()
-        for number in drawn:
+        batched = set[int]()
+        for number in (number for number in drawn if number not in batched):
             shard = int(np.searchsorted(self._ends, number, side="right"))
             planned, numbers = self._planned(shard)
             start = int(np.flatnonzero(numbers == number)[0]) // size * size
-            if (shard, start) not in seen:
-                seen.add((shard, start))
-                yield Batch(self._cache.spec, planned, shard, start, min(start + size, planned.num_rows))
+            stop = min(start + size, planned.num_rows)
+            batched.update(numbers[start:stop].tolist())
+            yield Batch(self._cache.spec, planned, shard, start, stop)
 
     def _read_planned(self, shard: int) -> tuple[pa.Table, np.ndarray]:
         """A shard's planned samples, and each one's sample number, -1 where it was rejected."""
@@ -142,7 +148,7 @@ class Auditor:
         table = read_table(self._cache.root / file, ["row", "id", "uri", "content_sha256", "status"])
         cached = np.array(table["status"].to_pylist()) == CACHED
         if table["row"].to_pylist() != list(self._cache.spec.shard_rows(shard)) or cached.sum() != count:
-            raise CacheError(f"{file} is damaged; run `cache-store verify {self._cache.root}`")
+            raise CacheError(f"{file} is damaged; run `cache-store verify {shlex.quote(str(self._cache.root))}`")
         numbers = np.full(table.num_rows, -1, np.int64)
         numbers[cached] = np.arange(self._ends[shard] - count, self._ends[shard])
         return table, numbers
@@ -172,9 +178,8 @@ class Auditor:
         if shard not in self._runs:
             record = read_commit(self._cache.root, LATENTS, shard)
             if record is None:
-                raise CacheError(
-                    f"{commit_file(LATENTS, shard)} is missing; run `cache-store verify {self._cache.root}`"
-                )
+                command = f"cache-store verify {shlex.quote(str(self._cache.root))}"
+                raise CacheError(f"{commit_file(LATENTS, shard)} is missing; run `{command}`")
             self._runs[shard] = record.run
         devices = device_class(self._runs[shard].device, str(self._encoder.device))
         return RELATIVE_TOLERANCE[self._array.encoder.compute_dtype, devices]
@@ -192,6 +197,7 @@ class Auditor:
             versions=library_versions(),
             built_on=tuple(sorted({run.device for run in runs})),
             built_with=tuple(versions),
+            device_class=device_class(*(run.device for run in runs), str(self._encoder.device)),
             compute_dtype=self._array.encoder.compute_dtype,
             store_dtype=self._array.dtype,
             relative_tolerance=max(map(self._relative_tolerance, self._runs)),

@@ -8,7 +8,9 @@ from math import ceil
 
 from scipy.special import betaincinv
 
+from cache_store.schema import LATENTS, commit_file
 from precompute.comparison import Comparison
+from precompute.tolerance import DeviceClass
 
 CONFIDENCE = 0.95
 
@@ -29,6 +31,8 @@ class Conditions:
     """Devices that encoded the shards that were looked at."""
     built_with: tuple[dict[str, str], ...]
     """Versions of libraries in those shards' records."""
+    device_class: DeviceClass
+    """Of all these devices: with the compute dtype, the entry of the table of tolerances."""
     compute_dtype: str
     store_dtype: str
     relative_tolerance: float
@@ -151,13 +155,18 @@ def described(report: AuditReport) -> Iterator[tuple[str, str]]:
         yield "worst", f"{difference:.3g} (row {worst.row}, {worst.id})"
         yield "typical", f"median {report.quantile(0.5):.3g}, 99th percentile {report.quantile(0.99):.3g}"
     scale = f"{conditions.relative_tolerance:g} of the latents' root mean square, {conditions.root_mean_square:.3g}"
-    yield "tolerance", f"{conditions.tolerance:.3g}: {scale} ({conditions.compute_dtype})"
+    entry = f"{conditions.compute_dtype}, {conditions.device_class}"
+    yield "tolerance", f"{conditions.tolerance:.3g}: {scale} ({entry})"
 
 
 def advice(report: AuditReport) -> Iterator[str]:
     """What to do about the findings."""
-    cache = shlex.quote(report.conditions.cache)
     if shards := sorted({each.shard for each in report.findings if each.difference is not None}):
-        yield f"next: precompute repair {cache} --shards '{shards}', if the encoder and the sources are the right ones"
+        records = [f"{report.conditions.cache}/{commit_file(LATENTS, shard)}" for shard in shards]
+        yield f"next: rm {shlex.join(records)}, if the encoder and the sources are the right ones"
+        yield (
+            "next: rerun the `precompute build` that made the cache: it encodes these shards again, and the cache is "
+            "another one for training; a repair keeps to the bytes that were sealed"
+        )
     if any(each.difference is None for each in report.findings):
         yield "next: restore the images as they were, or build into a new cache; this one cannot be built again"

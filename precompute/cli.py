@@ -10,13 +10,13 @@ from typing import Any
 import msgspec
 from jsonargparse import ArgumentParser
 from rich.console import Console
-from tqdm import tqdm
 
 from cache_store.command_line import command_parser, program_parser, run_program, stop_on_signals, to_config
 from cache_store.errors import ConfigError, Interrupted
 from cache_store.gallery.command import gallery_parser, show_gallery
 from cache_store.output_file import refuse_output, write_output
 from precompute.acts import Acts
+from precompute.audit_bar import AuditBar
 from precompute.config import AuditConfig, BuildConfig, DecodedGalleryConfig, RepairConfig
 
 EXAMPLES = """\
@@ -116,8 +116,8 @@ def audit_command(parser: ArgumentParser, options: Any, argv: Sequence[str]) -> 
     if config.report:
         refuse_output("report", Path(config.report).expanduser(), Path(options.cache).expanduser())
     stop = threading.Event()
-    with stop_on_signals(stop.set), tqdm(total=config.samples, desc="audit", unit="sample", delay=0.5) as bar:
-        report = audit(Path(options.cache).expanduser(), config, stop, lambda drawn: bar.update(drawn - bar.n))
+    with stop_on_signals(stop.set), AuditBar(config) as bar:
+        report = audit(Path(options.cache).expanduser(), config, stop, bar)
     try:
         print(*report_lines(report), sep="\n")
     finally:  # also where the reader of our output has gone, as `| head` does

@@ -152,14 +152,20 @@ class RepairConfig:
         return [self.shards] if isinstance(self.shards, int) else self.shards or []
 
 
+SAMPLES_DRAWN = 300
+"""By an audit that is told neither a number nor a time; 299 without a fault bound the faulty share below 1 %."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class AuditConfig:
     """Encode a random draw of a cache's samples again and compare; exits 1 if any differs or its image changed."""
 
-    samples: int = 300
-    """How many to draw; 299 without a fault bound the faulty share below 1 %. Each takes its whole planned batch."""
+    samples: int | None = None
+    """How many to draw; 300 where no time is given either, which without a fault bound the faulty share below 1 %.
+    Each takes its whole planned batch."""
     seconds: float | None = None
-    """Stop drawing after so long, with the statement that the samples drawn until then allow."""
+    """Draw for so long, or until all samples are drawn, and state what those allow; with samples, whichever is first.
+    """
     seed: int | None = None
     """Repeats a draw; chosen at random, and shown, when not given."""
     device: str | None = None
@@ -173,6 +179,11 @@ class AuditConfig:
                 raise ConfigError(f"{name} must be at least {smallest}, got {value}")
         if self.seconds is not None and not self.seconds > 0:
             raise ConfigError(f"seconds must be more than 0, got {self.seconds}")
+
+    @property
+    def num_samples(self) -> int | None:
+        """How many to draw, where time is not all that ends the draw."""
+        return SAMPLES_DRAWN if self.samples is None and self.seconds is None else self.samples
 
 
 @dataclass(frozen=True, kw_only=True)

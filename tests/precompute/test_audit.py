@@ -2,8 +2,12 @@
 
 import json
 import math
+import re
+import shlex
 import shutil
 import signal
+import threading
+from itertools import islice
 from pathlib import Path
 from typing import get_args
 
@@ -18,10 +22,13 @@ from cache_store.seal import seal_cache
 from cache_store.shard_builder import Outcome, ShardBuilder
 from cache_store.tables import read_table
 from cache_store.verify import verify
+from precompute.audit import audit as audit_cache
 from precompute.audit import draw
+from precompute.audit_bar import AuditBar
 from precompute.audit_report import upper_bound
 from precompute.cli import main
 from precompute.comparison import differences
+from precompute.config import AuditConfig
 from precompute.encoders.encoder import Encoder
 from precompute.tolerance import RELATIVE_TOLERANCE, device_class
 from tests.precompute.conftest import (
@@ -124,8 +131,11 @@ def test_a_latent_of_no_image_is_found_and_named_though_every_checksum_is_right(
     assert "row 9, sample-009 (shard 1): its latent differs by 0.25" in own.out
     assert f"all {CACHED_SAMPLES} cached samples were compared: 1 differ by more than" in own.out
     assert own.report["equal_bits"] == CACHED_SAMPLES - 1
-    assert "--shards '[1]'" in own.out
-    assert main(["repair", str(tmp_path / "cache"), "--shards", "[1]"]) == 0
+    remove = next(line for line in own.out.splitlines() if line.startswith("next: rm "))
+    for name in shlex.split(remove.removeprefix("next: rm ").partition(", if ")[0]):
+        Path(name).unlink()
+    assert "next: rerun the `precompute build`" in own.out
+    assert main(["build", "--config", str(tmp_path / "build.yaml")]) == 0
     assert own() == 0
 
 
@@ -162,10 +172,14 @@ def test_a_wrong_neighbour_is_a_finding_and_does_not_enter_the_bound(own, tmp_pa
     """Drawn or not, what is wrong is named; but only what was drawn says something of the rest."""
     alter(tmp_path / "cache", row=9)
     batch = [8, 9, 10]
-    seed = next(seed for seed in range(1000) if number_to_row(draw(CACHED_SAMPLES, 1, seed)[0]) in (8, 10))
+    seed = next(seed for seed in range(1000) if number_to_row(first_drawn(CACHED_SAMPLES, 1, seed)[0]) in (8, 10))
     assert own("--samples", "1", "--seed", str(seed)) == 1
     assert own.report["compared"] == len(batch)
     assert own.report["bound"] == pytest.approx(0.95)
+
+
+def first_drawn(total: int, samples: int, seed: int) -> list[int]:
+    return list(islice(draw(total, seed), samples))
 
 
 def number_to_row(number: int) -> int:
@@ -173,8 +187,8 @@ def number_to_row(number: int) -> int:
 
 
 def test_a_seed_repeats_the_draw_and_a_larger_draw_begins_with_it(audit):
-    assert draw(1000, 20, 5) == draw(1000, 50, 5)[:20] != draw(1000, 20, 6)
-    assert sorted(draw(1000, 2000, 5)) == list(range(1000))
+    assert first_drawn(1000, 20, 5) != first_drawn(1000, 20, 6)
+    assert sorted(draw(1000, 5)) == list(range(1000))
     assert audit("--samples", "2") == 0
     first = audit.report
     assert f"seed        {first['seed']}" in audit.out
@@ -183,7 +197,7 @@ def test_a_seed_repeats_the_draw_and_a_larger_draw_begins_with_it(audit):
 
 
 def test_every_sample_is_drawn_equally_often():
-    counts = np.bincount([draw(5, 2, seed)[place] for seed in range(2000) for place in (0, 1)], minlength=5)
+    counts = np.bincount([number for seed in range(2000) for number in first_drawn(5, 2, seed)], minlength=5)
     assert (np.abs(counts - 800) < 120).all()  # six standard deviations, and the seeds are fixed
 
 
@@ -191,6 +205,47 @@ def test_a_time_budget_stops_the_draw_and_weakens_the_statement(audit):
     assert audit("--seconds", "1e-9") == 0
     assert 1 <= audit.report["drawn"] < audit.report["asked"] == CACHED_SAMPLES
     assert audit.report["bound"] == upper_bound(0, audit.report["drawn"])
+
+
+@pytest.mark.parametrize(
+    ("options", "drawn"),
+    [
+        ([], 7),
+        (["--seconds", "3600"], CACHED_SAMPLES),
+        (["--samples", "5"], 5),
+        (["--samples", "5", "--seconds", "3600"], 5),
+        (["--samples", "1000"], CACHED_SAMPLES),
+    ],
+)
+def test_time_alone_draws_on_to_the_end_and_with_a_number_the_first_to_come_ends_it(audit, monkeypatch, options, drawn):
+    """Of 20 cached samples, where a draw that is told neither takes 7."""
+    monkeypatch.setattr("precompute.config.SAMPLES_DRAWN", 7)
+    assert audit(*options) == 0
+    assert audit.report["drawn"] == audit.report["asked"] == drawn
+
+
+@pytest.mark.parametrize(
+    ("config", "total"),
+    [(AuditConfig(), CACHED_SAMPLES), (AuditConfig(samples=2), 2), (AuditConfig(samples=2, seconds=3600), 2)],
+)
+def test_the_bar_runs_to_the_samples_that_there_are_to_draw(built, config, total):
+    with AuditBar(config) as shown:
+        audit_cache(built / "cache", config, threading.Event(), shown)
+        assert (shown.bar.total, shown.bar.n) == (total, total)
+
+
+def test_the_bar_runs_to_the_seconds_where_they_alone_end_the_audit():
+    with AuditBar(AuditConfig(seconds=600)) as shown:
+        for seconds, end in ((12.34, 12.3), (599.0, 599.0), (601.0, 600.0)):
+            shown(drawn=1, asked=10**6, seconds=seconds)
+            assert (shown.bar.total, shown.bar.n) == (600, end)
+
+
+def test_the_tolerance_names_its_entry_of_the_table(audit):
+    assert audit("--samples", "1") == 0
+    assert audit.report["device_class"] == "cpu"
+    assert audit.report["relative_tolerance"] == RELATIVE_TOLERANCE["float32", "cpu"]
+    assert re.search(r"^tolerance   .* \(float32, cpu\)$", audit.out, re.MULTILINE)
 
 
 def test_a_full_disk_at_the_end_loses_the_file_alone_and_names_it(built, capsys):
