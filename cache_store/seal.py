@@ -67,6 +67,6 @@ def make_seal(spec: Spec, contents: dict[str, list[CommitContent]], plan_file: F
 def summarise_array(contents: list[CommitContent]) -> ArraySummary:
     statistics = [each.statistics for each in contents if each.statistics is not None]
     if not statistics:
-        raise CacheError("no sample could be cached, so there is nothing to seal; see the reasons above")
+        raise CacheError("no sample could be cached, so there is nothing to seal")
     previews = [each.preview for each in contents if each.preview is not None]
     return summarise(statistics, previews, sum(each.files[0].bytes for each in contents))

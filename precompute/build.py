@@ -21,6 +21,7 @@ from cache_store.record import FORMAT_VERSION
 from cache_store.schema import LATENTS, PLAN_FILE, ArraySpec, CommitRecord, Seal, Spec
 from cache_store.seal import seal_cache
 from precompute.acts import Acts
+from precompute.all_rejected import refuse_all_rejected
 from precompute.config import BuildConfig
 from precompute.encoders.encoder import Encoder
 from precompute.encoders.registry import load_encoder
@@ -100,6 +101,8 @@ def build(config: BuildConfig, acts: Acts | None = None) -> Summary:
             work = begin(config, make_spec(found), found)
         del found  # the plan is on disk now; nothing below grows with the data set
         progress = build_missing(config, work, source, encoder, acts)
+        if progress.all_rejected:
+            refuse_all_rejected(root, work.spec, acts)
         seal = seal_cache(root, work.spec)
         announce_identity(work, seal)
         return summarise(work, progress, seal)
@@ -116,7 +119,7 @@ def begin(config: BuildConfig, spec: Spec, found: pa.Table) -> Work:
 def go_on(config: BuildConfig, make_spec: MakeSpec, source: Source, found: pa.Table, acts: Acts) -> Work:
     """Compare the cache with what is asked, all of it, before its metadata is mended or extended."""
     root, threads = config.root, config.run.threads(1)
-    samples = arrange(root, found, make_spec, acts)
+    samples = arrange(config, found, make_spec, acts)
     spec = make_spec(samples.plan)
     refuse_other_spec(root, samples.cached, spec, acts)
     refuse_unknown_shards(root, spec, acts.rebuild)

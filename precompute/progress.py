@@ -73,6 +73,10 @@ class BuildProgress:
     def images_per_s(self) -> float:
         return self.images / max(time.monotonic() - self._started, 1e-9)
 
+    @property
+    def all_rejected(self) -> bool:
+        return self._reasons.total() == self._planned
+
     def refuse_too_many_rejects(self) -> None:
         rejected = self._reasons.total()
         if rejected > self._allowed * self._planned:

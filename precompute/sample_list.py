@@ -10,10 +10,12 @@ import pyarrow as pa
 from cache_store.errors import CacheError, NewerFormatError
 from cache_store.metadata import read_commit, read_seal, read_spec
 from cache_store.plan import DIGESTED, plan_digest, read_plan
-from cache_store.schema import BUILD_FILE, LATENTS, PLAN_FILE, SEAL_FILE, SPEC_FILE, Spec, samples_file
+from cache_store.schema import LATENTS, SEAL_FILE, SPEC_FILE, Spec, samples_file
 from cache_store.tables import read_table
 from cache_store.verify_shard import file_finding
 from precompute.acts import Acts
+from precompute.config import BuildConfig
+from precompute.lost import refuse_unplanned, refuse_without_spec
 from precompute.plan import compare_plans, in_order_of
 from precompute.progress import say
 from precompute.stale import refuse_grown_list, refuse_other_list
@@ -55,18 +57,16 @@ class SampleList:
         return self.plan.set_column(self.plan.column_names.index("fingerprint"), "fingerprint", kept)
 
 
-def arrange(root: Path, found: pa.Table, make_spec: MakeSpec, acts: Acts) -> SampleList:
+def arrange(config: BuildConfig, found: pa.Table, make_spec: MakeSpec, acts: Acts) -> SampleList:
     """Bring `found` into the cache's rows; StaleError where samples are gone or changed, or new and not asked for."""
-    cached = read_or_infer_spec(root, found, make_spec)
+    root = config.root
+    cached = read_or_infer_spec(config, found, make_spec)
     planned, begun = planned_before(root, cached)
     plan = in_order_of(found, planned["id"] if planned is not None else remembered_ids(root, cached, found))
     if not as_planned(plan.slice(0, cached.rows), planned, cached):
         if planned is None:
-            raise CacheError(
-                f"{root / PLAN_FILE} is lost, and the source's samples are not those it was made from; "
-                "restore the source and run the same command again"
-            )
-        refuse_other_list(root, cached.rows, compare_plans(planned, found), acts)
+            refuse_unplanned(root, cached, found)
+        refuse_other_list(root, cached.rows, found.num_rows, compare_plans(planned, found), acts)
     if plan.num_rows > cached.rows and not same_samples(begun, plan):
         plan = with_new_samples(root, cached, plan, acts)
     fingerprints = sound_fingerprints(root, planned, begun)
@@ -90,33 +90,27 @@ def with_new_samples(root: Path, cached: Spec, plan: pa.Table, acts: Acts) -> pa
     return plan.slice(0, cached.rows)
 
 
-def read_or_infer_spec(root: Path, found: pa.Table, make_spec: MakeSpec) -> Spec:
+def read_or_infer_spec(config: BuildConfig, found: pa.Table, make_spec: MakeSpec) -> Spec:
     """The cache's spec; where its file is lost or damaged, the one asked for, if the cache vouches for that."""
+    root = config.root
     try:
         spec = read_spec(root)
     except NewerFormatError:
         raise
     except CacheError as error:
-        if inferred := infer_spec(root, found, make_spec):
-            return inferred
-        raise spec_lost(root, error) from None
-    damaged = (root / SEAL_FILE).exists() and not vouches_for(root, spec)
-    return (infer_spec(root, found, make_spec) if damaged else None) or spec
+        asked = asked_spec(root, found, make_spec)
+        if vouches_for(root, asked):
+            return asked
+        path = root / SPEC_FILE
+        refuse_without_spec(config, str(error) if path.exists() else f"{path} is missing", asked, found)
+    if not (root / SEAL_FILE).exists() or vouches_for(root, spec):
+        return spec
+    asked = asked_spec(root, found, make_spec)
+    return asked if vouches_for(root, asked) else spec
 
 
-def spec_lost(root: Path, error: CacheError) -> CacheError:
-    """Without a spec nothing can say, field by field, what differs; `build.json` is for a person to read."""
-    path = root / SPEC_FILE
-    problem = error if path.exists() else f"{path} is missing"
-    return CacheError(
-        f"{problem}; it cannot be made again from this config and source, which are not those that the cache was made "
-        f"from: run `precompute build` with what {root / BUILD_FILE} remembers, and the file is restored"
-    )
-
-
-def infer_spec(root: Path, found: pa.Table, make_spec: MakeSpec) -> Spec | None:
-    asked = make_spec(in_order_of(found, remembered_ids(root, None, found)))
-    return asked if vouches_for(root, asked) else None
+def asked_spec(root: Path, found: pa.Table, make_spec: MakeSpec) -> Spec:
+    return make_spec(in_order_of(found, remembered_ids(root, None, found)))
 
 
 def vouches_for(root: Path, spec: Spec) -> bool:

@@ -36,22 +36,21 @@ def refuse_grown_list(root: Path, rows: int, added: list[str], acts: Acts) -> No
     """StaleError for a list that has only gained samples."""
     refuse(
         f"{root} was planned from fewer samples than the source has now; it is untouched",
-        list_differences(rows, PlanDifference(added=added, removed=[], changed=[])),
+        list_differences(rows, rows + len(added), PlanDifference(added=added, removed=[], changed=[])),
         [f"to add them, keeping all that is encoded: {acts.with_options('--extend')}"],
     )
 
 
-def refuse_other_list(root: Path, rows: int, difference: PlanDifference, acts: Acts) -> None:
+def refuse_other_list(root: Path, rows: int, now: int, difference: PlanDifference, acts: Acts) -> None:
     """StaleError for a list that has lost samples or changed some."""
     refuse(
         f"{root} was planned from another sample list: {difference}; it is untouched",
-        list_differences(rows, difference),
+        list_differences(rows, now, difference),
         keep_both(acts),
     )
 
 
-def list_differences(rows: int, difference: PlanDifference) -> list[Difference]:
-    now = rows + len(difference.added) - len(difference.removed)
+def list_differences(rows: int, now: int, difference: PlanDifference) -> list[Difference]:
     table = [Difference("samples", f"{rows:,}", f"{now:,}")]
     for name in difference.added[:SHOWN]:
         table.append(Difference("new sample", "", name))

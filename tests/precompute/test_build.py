@@ -356,8 +356,62 @@ def test_a_missing_spec_of_another_recipe_is_not_made_up(build, tmp_path, capsys
     (tmp_path / "cache/zarr.json").unlink()
     before = timeless_files(tmp_path / "cache")
     assert build(image__height=40) == 1
-    assert "zarr.json" in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert "zarr.json is missing" in message
+    assert table_rows(message) == ["field in the cache now", "image.height 32 40"]
     assert timeless_files(tmp_path / "cache") == before
+
+
+def table_rows(message: str) -> list[str]:
+    """The table of a refusal, each row's cells one space apart; what follows it are sentences."""
+    lines = [" ".join(line.split()) for line in message.splitlines()]
+    start = lines.index("field in the cache now")
+    return [line for line in lines[start:] if "precompute" not in line and "command" not in line]
+
+
+def with_another_caption(source: Path, name: str) -> None:
+    records = json.loads((source / "chat.json").read_text())
+    (record,) = [each for each in records if each["id"] == name]
+    record["conversations"][1]["value"] = "Another text."
+    (source / "chat.json").write_text(json.dumps(records))
+
+
+@pytest.mark.parametrize("lost", [["plan.parquet"], ["zarr.json"], ["zarr.json", "plan.parquet"]])
+def test_another_caption_is_named_though_plan_or_spec_are_lost(build, tmp_path, source_path, capsys, lost):
+    """The samples tables hold every sample's text, too."""
+    assert build() == 0
+    for name in lost:
+        (tmp_path / "cache" / name).unlink()
+    before = timeless_files(tmp_path / "cache")
+    with_another_caption(source_path, sample_name(9))
+    assert build() == 1
+    message = capsys.readouterr().err
+    assert table_rows(message)[1:] == ["samples 22 22", f"image name or text {sample_name(9)} changed"]
+    assert timeless_files(tmp_path / "cache") == before
+
+
+def test_samples_that_no_table_holds_are_not_called_new(build, tmp_path, source_path, capsys):
+    assert build() == 0
+    for name in ("plan.parquet", "samples/000000.parquet"):
+        (tmp_path / "cache" / name).unlink()
+    with_another_caption(source_path, sample_name(9))
+    assert build() == 1
+    message = capsys.readouterr().err
+    assert f"1 with another image name or text ({sample_name(9)})" in message
+    assert " new " not in message
+
+
+def test_a_build_that_caches_nothing_says_why_with_an_example_of_each_reason(build, tmp_path, capsys):
+    nothing = {sample_name(number).replace("-", "_"): b"no image" for number in range(SAMPLES)}
+    nothing["sample_001"] = image_bytes(1)[:60]
+    source = write_source(tmp_path / "broken", **nothing)
+    for _ in range(2):
+        assert build(source=source, run__max_reject_fraction=1.0) == 1
+        message = capsys.readouterr().err
+        assert "none of 22 samples could be cached, so there is nothing to seal" in message
+        assert "cannot decode  22       sample-000: cannot decode: " in message
+        assert "--retry-rejected" in message
+        assert "Traceback" not in message
 
 
 def test_the_cache_remembers_what_it_was_built_from(build, tmp_path, vae_path):

@@ -241,6 +241,25 @@ def test_a_check_precedes_the_work_that_is_left(build, tmp_path, images, capsys)
     assert "16 images were read again" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["samples/000001.parquet", "commits/latents/000001.json"])
+@pytest.mark.parametrize("sealed", [True, False])
+def test_a_check_names_shards_whose_images_nothing_remembers(build, tmp_path, images, capsys, name, sealed):
+    assert build() == 0
+    cache = tmp_path / "cache"
+    if not sealed:
+        (cache / "seal.json").unlink()
+    (cache / name).write_bytes(bytes(reversed((cache / name).read_bytes())))
+    before = times(cache)
+    assert build("--check-sources") == 1
+    message = capsys.readouterr().err
+    assert "what the images of 1 shards were cannot be told" in message
+    assert f'first run precompute repair {cache} --shards "[1]"' in message
+    assert times(cache) == before
+    assert main(["repair", str(cache), "--shards", "[1]"]) == 0
+    assert build("--check-sources") == 0
+    assert "22 images were read again" in capsys.readouterr().err
+
+
 def test_an_image_that_is_gone_is_found_by_a_check(build, images, capsys):
     assert build() == 0
     image(images, 7).unlink()

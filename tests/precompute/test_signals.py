@@ -42,7 +42,7 @@ BUILD_PHASES = {
     "planning": Place("precompute.build:make_plan"),
     "planned": Place("precompute.build:write_spec"),
     "encoding": Place("precompute.encoders.encoder:Encoder.encode", 3),
-    "writing": Place("cache_store.shard_builder:write_samples", 2),
+    "writing": Place("cache_store.shard_builder:write_rows", 2),
     "sealing": Place("cache_store.seal:make_seal"),
     "writing the seal": Place("cache_store.seal:write_file"),
 }

@@ -1,0 +1,94 @@
+"""Refusals where the plan or the spec is lost: samples tables and build.json still tell what differs."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
+
+import pyarrow as pa
+
+from cache_store.errors import CacheError
+from cache_store.metadata import read_build, read_commit
+from cache_store.plan import DIGESTED, read_plan
+from cache_store.schema import BUILD_FILE, LATENTS, PLAN_FILE, PLAN_SCHEMA, Spec, samples_file
+from cache_store.staleness import Difference, differing, refuse
+from cache_store.tables import read_table
+from cache_store.verify_shard import file_finding
+from precompute.config import BuildConfig
+from precompute.kept import sound_seal
+from precompute.plan import PlanDifference, compare_plans
+from precompute.stale import list_differences
+
+NOT_OF_THE_SPEC = ("encoder.device",)
+"""Fields of a build's config that may differ from run to run."""
+
+
+def remembered_plan(root: Path) -> pa.Table:
+    """The planned samples that samples tables hold, of shards whose records vouch for the table."""
+    schema = pa.schema([PLAN_SCHEMA.field(name) for name in DIGESTED])
+    return pa.concat_tables([schema.empty_table(), *(table.cast(schema) for table in sound_tables(root))])
+
+
+def sound_tables(root: Path) -> Iterator[pa.Table]:
+    for path in sorted((root / samples_file(0)).parent.glob("*.parquet")):
+        try:
+            record = read_commit(root, LATENTS, int(path.stem)) if path.stem.isdecimal() else None
+            files = [file for file in record.content.files if root / file.path == path] if record else []
+            if files and file_finding(root, files[0], "full") is None:
+                yield read_table(path, list(DIGESTED))
+        except CacheError:
+            continue  # it can tell nothing
+
+
+def refuse_unplanned(root: Path, cached: Spec, found: pa.Table) -> NoReturn:
+    """StaleError where the plan file is lost and the source's samples are not the planned ones."""
+    held = remembered_plan(root)
+    difference = what_differs(held, found, whole=held.num_rows == cached.rows)
+    named = f": {difference}" if str(difference) else ""
+    refuse(
+        f"{root / PLAN_FILE} is lost, and the source's samples are not those it was made from{named}; the cache is "
+        "untouched",
+        list_differences(cached.rows, found.num_rows, difference),
+        ["restore the source and run the same command again, and the file is restored"],
+    )
+
+
+def what_differs(held: pa.Table, found: pa.Table, whole: bool) -> PlanDifference:
+    """Of a part of the plan, no sample can be called new."""
+    difference = compare_plans(held, found)
+    return difference if whole else replace(difference, added=[])
+
+
+def refuse_without_spec(config: BuildConfig, problem: str, asked: Spec, found: pa.Table) -> NoReturn:
+    """StaleError where the spec is lost, and what is asked for is not what the cache was made from."""
+    root = config.root
+    differences = [*config_differences(config), *sample_differences(root, found)]
+    refuse(
+        f"{problem}; it cannot be made again from this config and source, which are not those that the cache was made "
+        "from; the cache is untouched",
+        differences or digest_difference(root, asked),
+        [f"run `precompute build` with what {root / BUILD_FILE} remembers, and the file is restored"],
+    )
+
+
+def config_differences(config: BuildConfig) -> list[Difference]:
+    try:
+        before = read_build(config.root).config
+    except CacheError:
+        return []
+    return [each for each in differing(before, config.recorded()) if each.field not in NOT_OF_THE_SPEC]
+
+
+def sample_differences(root: Path, found: pa.Table) -> list[Difference]:
+    try:
+        held, whole = read_plan(root), True
+    except CacheError:
+        held, whole = remembered_plan(root), False
+    difference = what_differs(held, found, whole)
+    return list_differences(held.num_rows, found.num_rows, difference) if str(difference) else []
+
+
+def digest_difference(root: Path, asked: Spec) -> list[Difference]:
+    """All that is left to say, such as where other weights lie at the same place."""
+    seal = sound_seal(root)
+    return [Difference("spec digest", seal.spec_digest if seal else "lost", asked.digest)]
