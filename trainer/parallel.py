@@ -1,12 +1,13 @@
 """Data parallelism, as far as a projector needs it: each rank holds the model, gradients are summed once a step.
 
 The gradients travel in one flat tensor together with the loss and the wish to stop, so that every rank knows all
-three from one all-reduce, and a signal to any of them stops all of them after the same step.
+three from one all-reduce, and a signal to any of them stops all of them after the same step. Whatever ends one rank
+is said by that rank alone; the others end with one line that points to it.
 """
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -14,8 +15,29 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from cache_store.errors import ConfigError, EncodeOnceError
+
 TIMEOUT = timedelta(hours=2)
 """Rank 0 tokenises a new data set while the others wait."""
+
+TORCHRUN = "torchrun sets what the ranks need; to train in one process, unset WORLD_SIZE"
+
+
+class OtherRankError(EncodeOnceError):
+    """Another rank ended, and with it the work of this one."""
+
+    def __init__(self, exit_code: int = 1, detail: str = "") -> None:
+        super().__init__(f"another rank ended: its message says why{detail and f' ({detail})'}")
+        self.exit_code = exit_code
+
+
+@contextmanager
+def collective() -> Iterator[None]:
+    """Around what needs all ranks: it fails where one of them is gone."""
+    try:
+        yield
+    except RuntimeError as error:  # gloo raises just that; torch's own DistError is one too
+        raise OtherRankError(detail=str(error).partition("\n")[0]) from error
 
 
 @dataclass(frozen=True)
@@ -34,21 +56,35 @@ class World:
         if self.is_main:
             print(message, flush=True)
 
-    def barrier(self) -> None:
-        if self.size > 1:
-            dist.barrier()
+    def on_main(self, work: Callable[[], object]) -> None:
+        """Rank 0 does the work while the others wait; where it fails, they end with its exit code."""
+        try:
+            if self.is_main:
+                work()
+        except (EncodeOnceError, OSError) as error:
+            with suppress(OtherRankError):  # our own error is the one to show
+                self._exit_code_of_main(error.exit_code if isinstance(error, EncodeOnceError) else 1)
+            raise
+        if exit_code := self._exit_code_of_main(0):
+            raise OtherRankError(exit_code)
+
+    def _exit_code_of_main(self, mine: int) -> int:
+        """The others give 0, so that the sum is rank 0's."""
+        return int(self.sum(torch.tensor(mine, device=self.device)))
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Sum over ranks, in place."""
         if self.size > 1:
-            dist.all_reduce(tensor)
+            with collective():
+                dist.all_reduce(tensor)
         return tensor
 
     def share(self, module: nn.Module) -> None:
         """Give every rank rank 0's parameters."""
         if self.size > 1:
-            for parameter in module.parameters():
-                dist.broadcast(parameter.data, src=0)
+            with collective():
+                for parameter in module.parameters():
+                    dist.broadcast(parameter.data, src=0)
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter], extras: Tensor) -> Tensor:
         """Sum the gradients over ranks, in place, and `extras` with them; returns the summed extras."""
@@ -71,23 +107,46 @@ def gradient_of(parameter: nn.Parameter) -> Tensor:
 @contextmanager
 def join_world() -> Iterator[World]:
     """The process group that torchrun's environment describes, or this process alone."""
-    rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    device = local_device(int(os.environ.get("LOCAL_RANK", 0)))
+    size = environment_number("WORLD_SIZE", 1, at_least=1)
+    rank, local_rank = environment_number("RANK", 0), environment_number("LOCAL_RANK", 0)
+    device = local_device(local_rank)
     if size == 1:
         yield World(rank=0, size=1, device=device)
         return
-    if device.type == "cuda":
-        dist.init_process_group("nccl", timeout=TIMEOUT, device_id=device)
-    else:
-        dist.init_process_group("gloo", timeout=TIMEOUT)
+    if rank >= size:
+        raise ConfigError(f"RANK is {rank}, of WORLD_SIZE {size}; {TORCHRUN}")
+    join_group(device)
     try:
         yield World(rank=rank, size=size, device=device)
     finally:
         dist.destroy_process_group()
 
 
+def join_group(device: torch.device) -> None:
+    address, port = os.environ.get("MASTER_ADDR"), environment_number("MASTER_PORT", 0)
+    if not address or not port:
+        raise ConfigError(f"WORLD_SIZE asks for several ranks, MASTER_ADDR or MASTER_PORT is not set; {TORCHRUN}")
+    try:
+        if device.type == "cuda":
+            dist.init_process_group("nccl", timeout=TIMEOUT, device_id=device)
+        else:
+            dist.init_process_group("gloo", timeout=TIMEOUT)
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise EncodeOnceError(f"the ranks did not meet at {address}:{port}: {reason}") from error
+
+
+def environment_number(name: str, default: int, at_least: int = 0) -> int:
+    text = os.environ.get(name, str(default))
+    if not text.isdecimal() or int(text) < at_least:
+        raise ConfigError(f"{name} must be a whole number of at least {at_least}, got {text!r}; {TORCHRUN}")
+    return int(text)
+
+
 def local_device(local_rank: int) -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
+    if local_rank >= torch.cuda.device_count():
+        raise ConfigError(f"LOCAL_RANK is {local_rank}, this host has {torch.cuda.device_count()} GPUs; start no more")
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)
