@@ -1,0 +1,34 @@
+"""What a run starts with."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.trainer.runs import ALONE, make_config
+from trainer.projector import rms
+from trainer.session import open_session
+from trainer.stream import as_tensor
+
+
+def test_a_session_standardises_with_its_caches_statistics_and_matches_the_embeddings(
+    cache_path: Path, language_model: Path, tmp_path: Path
+) -> None:
+    session = open_session(make_config(cache_path, language_model, tmp_path / "run"), ALONE)
+    projector, encoder = session.model.projector, session.cache.spec.arrays["latents"].encoder
+    assert tuple(projector.mean_C11.flatten().tolist()) == pytest.approx(encoder.latents_mean)
+    assert tuple(projector.std_C11.flatten().tolist()) == pytest.approx(encoder.latents_std)
+    latents = as_tensor(session.cache.read(session.split.train))
+    assert latents.std((0, 2, 3)).max() > 2
+    assert projector.features(latents).std((0, 1)).sub(1).abs().max() < 0.2
+    assert projector.features(latents).mean((0, 1)).abs().max() < 0.2
+    assert rms(projector(latents)) == pytest.approx(session.model.language.embedding_rms(), rel=0.02)
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16", torch.bfloat16), ("fp32", torch.float32)])
+def test_the_language_model_has_the_runs_precision_and_the_projector_float32(
+    cache_path: Path, language_model: Path, tmp_path: Path, precision: str, dtype: torch.dtype
+) -> None:
+    session = open_session(make_config(cache_path, language_model, tmp_path / "run", precision=precision), ALONE)
+    assert {each.dtype for each in session.model.language.parameters()} == {dtype}
+    assert {each.dtype for each in session.model.projector.parameters()} == {torch.float32}
