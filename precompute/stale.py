@@ -1,5 +1,6 @@
 """What a build refuses: other inputs, another sample list, other images. Nothing here touches the cache."""
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -78,11 +79,10 @@ def refuse_changed_images(root: Path, samples: int, changes: Sequence[ImageChang
 def refuse_unknown_images(root: Path, shards: Sequence[int]) -> None:
     """CacheError where nothing that can be trusted remembers the images of shards that were built."""
     if shards:
-        named = some(list(map(str, shards)))
+        first = shlex.join(["precompute", "repair", str(root), "--shards", str(list(shards))])
         raise CacheError(
             f"{root}: what the images of {len(shards):,} shards were cannot be told, because their samples tables or "
-            f"records are damaged: {named}; first run precompute repair {root} --shards "
-            f'"{list(shards)}"'
+            f"records are damaged; first run {first}"
         )
 
 
@@ -129,7 +129,7 @@ def shard_differences(other: OtherShard, expected: Expected) -> list[Difference]
 def culprits(others: Sequence[OtherShard]) -> str:
     """What may be the matter, as far as the samples tables tell."""
     if all(other.changes for other in others):
-        return "their samples are not the ones encoded"
+        return "samples are not the ones encoded"
     return "an image may have changed unseen, or another machine, library or number of threads made them"
 
 

@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+import signal
 import zipfile
 from pathlib import Path
 
@@ -241,6 +242,18 @@ def test_a_check_precedes_the_work_that_is_left(build, tmp_path, images, capsys)
     assert "16 images were read again" in capsys.readouterr().err
 
 
+def test_a_retry_that_stops_halfway_has_lost_no_shard(build, tmp_path, images, request):
+    """The shard that it was encoding again stays as it was until there is another."""
+    assert build() == 0
+    before = timeless_files(tmp_path / "cache")
+    mend(images, BROKEN[0])
+    request.getfixturevalue("at_second_batch").append(lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert build("--retry-rejected") == 3
+    assert len(list((tmp_path / "cache/commits/latents").iterdir())) == 3
+    assert build() == 0
+    assert timeless_files(tmp_path / "cache") == before
+
+
 @pytest.mark.parametrize("name", ["samples/000001.parquet", "commits/latents/000001.json"])
 @pytest.mark.parametrize("sealed", [True, False])
 def test_a_check_names_shards_whose_images_nothing_remembers(build, tmp_path, images, capsys, name, sealed):
@@ -253,7 +266,7 @@ def test_a_check_names_shards_whose_images_nothing_remembers(build, tmp_path, im
     assert build("--check-sources") == 1
     message = capsys.readouterr().err
     assert "what the images of 1 shards were cannot be told" in message
-    assert f'first run precompute repair {cache} --shards "[1]"' in message
+    assert f"first run precompute repair {cache} --shards '[1]'" in message
     assert times(cache) == before
     assert main(["repair", str(cache), "--shards", "[1]"]) == 0
     assert build("--check-sources") == 0
