@@ -3,6 +3,7 @@
 The shuffle gives every sample the latents of the next one in validation order, so none keeps its own.
 """
 
+import shlex
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
@@ -10,13 +11,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from cache_store.errors import ConfigError
+from cache_store.errors import ConfigError, EncodeOnceError
 from trainer.parallel import World
 from trainer.prefetch import prefetched
 from trainer.session import Session
 
 SURE = 2.0
 """Standard errors beyond which a difference counts."""
+
+NAMED_SAMPLES = 16
+"""In a message, at most."""
 
 
 def never() -> bool:
@@ -93,7 +97,10 @@ def validation_loss(session: Session, stopped: Callable[[], bool] = never) -> fl
 
 @torch.no_grad()
 def sample_losses(session: Session, latents_of: np.ndarray, stopped: Callable[[], bool] = never) -> np.ndarray | None:
-    """Each validation sample's summed loss, in float64, with the latents of `latents_of`; ranks share the work."""
+    """Each validation sample's summed loss, in float64, with the latents of `latents_of`; ranks share the work.
+
+    None where a rank was stopped.
+    """
     numbers, world = session.split.validation, session.world
     # The last value counts the ranks that were stopped.
     sums = torch.zeros(len(numbers) + 1, dtype=torch.float64, device=world.device)
@@ -107,7 +114,29 @@ def sample_losses(session: Session, latents_of: np.ndarray, stopped: Callable[[]
             on_device = batch.to(world.device)
             sums[part.start : part.stop].index_add_(0, on_device.sample_L, session.model(on_device).double())
     world.sum(sums)
-    return None if sums[-1] > 0 else sums[:-1].cpu().numpy()
+    if sums[-1] > 0:
+        return None
+    losses = sums[:-1].cpu().numpy()
+    refuse_not_finite(session, losses)
+    return losses
+
+
+def refuse_not_finite(session: Session, losses: np.ndarray) -> None:
+    """EncodeOnceError that names the validation samples whose loss is NaN or infinite."""
+    spoilt = session.split.validation[~np.isfinite(losses)]
+    if not len(spoilt):
+        return
+    raise EncodeOnceError(
+        f"validation: the loss of {len(spoilt):,} of {len(losses):,} held-out samples is not finite\n"
+        f"  samples  {sample_names(session, spoilt)}\n"
+        f"  run `cache-store verify {shlex.quote(session.config.cache)} --level full`; where it finds nothing, "
+        "the projector has diverged: try a lower optim.lr"
+    )
+
+
+def sample_names(session: Session, numbers: np.ndarray) -> str:
+    ids = session.cache.samples(numbers[:NAMED_SAMPLES], columns=["id"])["id"].to_pylist()
+    return ", ".join(ids) + (f" and {len(numbers) - len(ids):,} more" if len(numbers) > len(ids) else "")
 
 
 def rank_parts(count: int, batch_size: int, world: World) -> list[slice]:

@@ -1,13 +1,16 @@
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from cache_store.errors import EncodeOnceError
 from tests.make_cache import caption, make_cache
 from tests.trainer.runs import ALONE, make_config
 from trainer.checkpoint import CheckpointFolder
-from trainer.evaluate import compare, make_comparison, rank_parts, sample_losses
+from trainer.evaluate import compare, make_comparison, rank_parts, sample_losses, validation_loss
 from trainer.loop import TrainingLoop
 from trainer.parallel import World
 from trainer.session import open_session
@@ -51,6 +54,27 @@ def test_each_sample_keeps_its_own_loss_whatever_its_batch(
 def test_a_stopped_evaluation_says_nothing(cache_path: Path, language_model: Path, tmp_path: Path) -> None:
     session = open_session(make_config(cache_path, language_model, tmp_path / "run"), ALONE)
     assert compare(session, stopped=lambda: True) is None
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_loss_that_is_not_finite_is_no_result_and_names_its_sample(
+    tmp_path: Path, language_model: Path, value: float
+) -> None:
+    latents = np.random.default_rng(0).standard_normal((20, 4, 2, 2), np.float32)
+    cache = make_cache(tmp_path / "cache", latents, dtype="float32", conversations=[caption("red")] * 20)
+    session = open_session(make_config(cache, language_model, tmp_path / "run"), ALONE)
+    spoilt = session.split.validation[1]
+
+    def read(numbers: np.ndarray) -> np.ndarray:
+        read_latents = session.cache.read(numbers)
+        read_latents[numbers == spoilt] = value
+        return read_latents
+
+    loader = replace(session.loader, source=SimpleNamespace(read=read))
+    (name,) = session.cache.samples(np.array([spoilt]), ["id"])["id"].to_pylist()
+    for judge in (compare, validation_loss):
+        with pytest.raises(EncodeOnceError, match=rf"loss of 1 of \d held-out samples[^§]*samples  {name}\n"):
+            judge(replace(session, loader=loader))
 
 
 @pytest.mark.parametrize(("count", "size", "batch_size"), [(7, 1, 3), (7, 2, 2), (7, 4, 8), (1, 3, 8)])
