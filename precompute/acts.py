@@ -19,7 +19,7 @@ class Acts:
     rebuild: Collection[int] = ()
     """Shards to build again though they seem to fit."""
     as_sealed: bool = False
-    """Shards of whose images nothing is remembered have to come out as the cache's seal says they were."""
+    """Every shard has to come out as the cache's seal, or its own record, says it was, or stays as it is."""
     command: tuple[str, ...] = ("precompute", "build", "--config", "CONFIG")
     """What was typed, so that messages can name the very command that fits."""
 

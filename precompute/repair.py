@@ -18,9 +18,9 @@ from precompute.kept import sound_seal
 def repair(root: Path, config: RepairConfig) -> Summary:
     """Build the named shards again, from the sources and with the encoder that the cache remembers, and reseal.
 
-    Raises StaleError where those have changed since, or the report is another cache's, with nothing touched; CacheError
-    where shards do not come out as they were; Interrupted where a signal came, after which `precompute build` or
-    another repair goes on.
+    Raises StaleError where those have changed since, or the report is another cache's, with nothing touched; or where
+    shards do not come out as they were, which are left as they are; Interrupted where a signal came, after which
+    the same repair goes on.
     """
     if not has_cache(root):
         raise CacheError(f"{root} holds no cache; make one with `precompute build`")
