@@ -1,4 +1,3 @@
-import json
 import os
 import shutil
 import subprocess
@@ -7,8 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from cache_store.errors import CacheError, ConfigError, StaleError
+from cache_store.record import canonical_json, signed
 from tests.trainer.test_projector import make_latents, make_projector
 from trainer.checkpoint import (
     CheckpointFolder,
@@ -110,21 +111,44 @@ def test_a_flipped_bit_names_its_file(tmp_path: Path, name: str) -> None:
 
 def test_a_state_that_vouches_for_other_files_is_refused(tmp_path: Path) -> None:
     path = save_steps(tmp_path, 5).path(5)
-    state = json.loads((path / "state.json").read_text())
-    state["sha256"]["../../secret"] = state["sha256"].pop("projector.safetensors")
-    (path / "state.json").write_text(json.dumps(state))
+    state = read_state(path)
+    files = {"../../secret": state.files["projector.safetensors"], "optimizer.safetensors": "0"}
+    (path / "state.json").write_bytes(canonical_json(signed(replace(state, files=files))))
     with pytest.raises(CacheError, match="does not vouch for projector.safetensors"):
         read_state(path)
 
 
+def test_any_flipped_bit_of_a_state_is_found(tmp_path: Path) -> None:
+    path = save_steps(tmp_path, 5).path(5) / "state.json"
+    sound = path.read_bytes()
+    for place in range(8 * len(sound)):
+        flipped = bytearray(sound)
+        flipped[place // 8] ^= 1 << place % 8
+        path.write_bytes(flipped)
+        with pytest.raises(CacheError):
+            read_state(path.parent)
+
+
+def test_a_checkpoint_under_the_name_of_another_step_is_refused(tmp_path: Path) -> None:
+    folder = save_steps(tmp_path, 5)
+    shutil.copytree(folder.path(5), folder.path(10))
+    with pytest.raises(CacheError, match="step-00000010 holds step 5: it was renamed, or copied there"):
+        find_checkpoint(folder, "auto")
+
+
+def found(folder: CheckpointFolder, resume: str) -> Path | None:
+    start = find_checkpoint(folder, resume)
+    return start and start[0]
+
+
 def test_resume_finds_the_newest_the_named_or_none(tmp_path: Path) -> None:
     folder = save_steps(tmp_path / "run", 5, 10)
-    assert find_checkpoint(folder, "auto") == folder.path(10)
-    assert find_checkpoint(folder, str(folder.path(10))) == folder.path(10)
+    assert found(folder, "auto") == folder.path(10)
+    assert found(folder, str(folder.path(10))) == folder.path(10)
     empty = CheckpointFolder(tmp_path / "empty", 3)
-    assert find_checkpoint(empty, "auto") is None
-    assert find_checkpoint(empty, "never") is None
-    assert find_checkpoint(empty, str(folder.path(5))) == folder.path(5)
+    assert found(empty, "auto") is None
+    assert found(empty, "never") is None
+    assert found(empty, str(folder.path(5))) == folder.path(5)
 
 
 def test_two_runs_are_never_mixed_in_one_folder(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cache_store import Cache, open_cache
-from cache_store.errors import EncodeOnceError, Interrupted
+from cache_store.errors import CacheError, EncodeOnceError, Interrupted
 from tests.trainer.runs import ALONE, make_config, metrics, start_ranks
 from trainer.batches import StepLoader
 from trainer.checkpoint import PROJECTOR_FILE, CheckpointFolder
@@ -79,6 +79,39 @@ def test_a_run_stopped_twice_gives_the_losses_of_one_never_stopped(
     assert metrics(output(config), "grad_norm") == metrics(output(uninterrupted), "grad_norm")
     projectors = [(output(each) / PROJECTOR_FILE).read_bytes() for each in (config, uninterrupted)]
     assert projectors[0] == projectors[1]
+
+
+@pytest.mark.parametrize("read", [5, 6, 7, 14, 15, 16, 17])
+def test_a_validation_that_a_stop_came_before_is_made_up_for(
+    uninterrupted: TrainConfig, cache_path: Path, language_model: Path, text_home: Path, read: int
+) -> None:
+    """Reads around the steps that are due one: the 5th, the 10th and the last, and within the validations."""
+    config = make_config(cache_path, language_model, text_home / f"owing-{read}")
+
+    def stop(count: int, _: np.ndarray) -> None:
+        if count == read:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted, match="run the same command to go on"):
+        train(config, ALONE, Watched(open_cache(cache_path), stop))
+    train(config, ALONE)
+    for key in ("loss", "val_loss", "val_loss_shuffled"):
+        assert metrics(output(config), key) == metrics(output(uninterrupted), key)
+    assert list(metrics(output(config))) == list(range(1, 13))
+
+
+def test_a_second_training_in_one_folder_is_refused_and_names_the_first(
+    cache_path: Path, language_model: Path, text_home: Path
+) -> None:
+    config = make_config(cache_path, language_model, text_home / "claimed")
+
+    def start_another(count: int, _: np.ndarray) -> None:
+        if count == 3:
+            with pytest.raises(CacheError, match=rf"is being written by process {os.getpid()} on "):
+                train(config, ALONE)
+
+    train(config, ALONE, Watched(open_cache(cache_path), start_another))
+    assert list(metrics(output(config))) == list(range(1, 13))
 
 
 def test_a_run_that_died_goes_on_from_its_last_checkpoint(
@@ -181,7 +214,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_its_samples(
         if count == 6:
             latents[0] = np.nan
 
-    with pytest.raises(EncodeOnceError, match=r"step 5: loss nan[^§]*samples  sample-0000[^§]*up to step 4 are sound"):
+    with pytest.raises(EncodeOnceError, match=r"step 5: loss nan[^§]*samples  sample-0000[^§]*up to step 4 were saved"):
         train(config, ALONE, Watched(open_cache(cache_path), spoil))
     assert CheckpointFolder(output(config) / "checkpoints", 3).steps() == [2, 4]
 
