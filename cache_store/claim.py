@@ -1,4 +1,4 @@
-"""Taking a folder for a cache: never one that holds something else, and one writer at a time.
+"""Taking a folder for a cache, or a run: never one that holds something else, and one writer at a time.
 
 The claim is a lock that the kernel drops when its holder dies.
 """
@@ -34,7 +34,7 @@ def refuse_foreign_folder(root: Path, arrays: Iterable[str], option: str) -> Non
 
 @contextmanager
 def claim(root: Path) -> Iterator[None]:
-    """Hold the cache for this process; CacheError naming host and process of whoever holds it already.
+    """Hold the folder for this process; CacheError naming host and process of whoever holds it already.
 
     Folders that were made for a build that then left nothing in them go again.
     """

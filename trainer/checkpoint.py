@@ -3,7 +3,7 @@
 OUTPUT/checkpoints/step-00000500/
     projector.safetensors    the projector's parameters and the latents' mean and std
     optimizer.safetensors    AdamW's moments
-    state.json               step, position, what must match, the resolved config, SHA-256 of both files
+    state.json               step, position, what must match, the resolved config, SHA-256 of both files; signed
 """
 
 import re
@@ -16,9 +16,9 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from cache_store.errors import CacheError, ConfigError
+from cache_store.errors import CacheError, ConfigError, NewerFormatError
 from cache_store.publish import file_sha256, naming
-from cache_store.record import Record, canonical_json, parse_record
+from cache_store.record import FORMAT_VERSION, Record, canonical_json, parse_signed, signed
 from cache_store.staleness import differing, refuse
 from trainer.folder import clear_folders, publish_folder, remove_folder
 from trainer.projector import Projector
@@ -36,6 +36,7 @@ ORDER = ("data.batch_size", "data.seed")
 class CheckpointState(Record, frozen=True):
     """All of a checkpoint but its tensors."""
 
+    format_version: int
     step: int
     """Optimizer steps completed."""
     position: int
@@ -43,7 +44,9 @@ class CheckpointState(Record, frozen=True):
     must_match: dict[str, str]
     """What a run that goes on from here must have the same."""
     config: dict[str, Any]
-    sha256: dict[str, str]
+    files: dict[str, str]
+    """Their SHA-256."""
+    sha256: str
 
 
 @dataclass(frozen=True)
@@ -82,9 +85,15 @@ class CheckpointFolder:
                 write_part(scratch, OPTIMIZER_FILE, save(optimizer_tensors(optimizer)))
                 hashes = {name: file_sha256(scratch / name) for name in TENSOR_FILES}
                 state = CheckpointState(
-                    step=step, position=position, must_match=must_match, config=config, sha256=hashes
+                    format_version=FORMAT_VERSION,
+                    step=step,
+                    position=position,
+                    must_match=must_match,
+                    config=config,
+                    files=hashes,
+                    sha256="",
                 )
-                write_part(scratch, STATE_FILE, canonical_json(state))
+                write_part(scratch, STATE_FILE, canonical_json(signed(state)))
         for old in self.steps()[: -self.keep_last]:
             remove_folder(self.path(old))
 
@@ -95,37 +104,46 @@ def write_part(scratch: Path, name: str, data: bytes) -> None:
         (scratch / name).write_bytes(data)
 
 
-def find_checkpoint(folder: CheckpointFolder, resume: str) -> Path | None:
+def find_checkpoint(folder: CheckpointFolder, resume: str) -> tuple[Path, CheckpointState] | None:
     """The checkpoint to go on from, as `run.resume` says; None starts anew.
 
-    A run that would write over the later checkpoints of another one is refused.
+    A run that would write over the later checkpoints of another one is refused, and a folder named for another step.
     """
     start = folder.newest() if resume == "auto" else None if resume == "never" else Path(resume).expanduser()
-    start_step = -1 if start is None else read_state(start).step
-    later = [step for step in folder.steps() if step > start_step]
+    state = None if start is None else read_state(start)
+    if state is not None and start == folder.newest() != folder.path(state.step):
+        raise CacheError(f"{start} holds step {state.step}: it was renamed, or copied there; delete it or name it so")
+    later = [step for step in folder.steps() if state is None or step > state.step]
     if later:
         raise ConfigError(
             f"run.resume: {resume} would mix two runs: {folder.root} already holds step {later[-1]}; "
             "set another run.output, or run.resume: auto to go on from there"
         )
-    return start
+    return None if start is None or state is None else (start, state)
 
 
 def read_state(path: Path) -> CheckpointState:
-    """The state of a checkpoint whose tensors are what was saved."""
+    """The state of a checkpoint all of which is what was saved."""
     try:
-        state = parse_record(CheckpointState, (path / STATE_FILE).read_bytes(), str(path / STATE_FILE))
+        state = parse_signed(CheckpointState, (path / STATE_FILE).read_bytes(), STATE_FILE)
     except (FileNotFoundError, NotADirectoryError):
         raise ConfigError(f"{path} is no checkpoint (no {STATE_FILE})") from None
-    if set(state.sha256) != set(TENSOR_FILES):
-        raise CacheError(f"{path / STATE_FILE} does not vouch for {' and '.join(TENSOR_FILES)}")
-    for name, expected in state.sha256.items():
+    except NewerFormatError:
+        raise
+    except CacheError as error:
+        raise damaged(path, str(error)) from None
+    if set(state.files) != set(TENSOR_FILES):
+        raise damaged(path, f"{STATE_FILE} does not vouch for {' and '.join(TENSOR_FILES)}")
+    for name, expected in state.files.items():
         if not (path / name).is_file() or file_sha256(path / name) != expected:
-            raise CacheError(
-                f"checkpoint {path} is damaged: {name} does not match its sha256; "
-                "delete the folder to go on from the checkpoint before it"
-            )
+            raise damaged(path, f"{name} does not match its sha256")
     return state
+
+
+def damaged(path: Path, problem: str) -> CacheError:
+    return CacheError(
+        f"checkpoint {path} is damaged: {problem}; delete the folder to go on from the checkpoint before it"
+    )
 
 
 def refuse_other_run(path: Path, state: CheckpointState, now: Mapping[str, str]) -> None:

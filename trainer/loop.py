@@ -4,7 +4,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,24 +14,26 @@ import yaml
 from safetensors.torch import save
 from tqdm import tqdm
 
+from cache_store.claim import claim
 from cache_store.command_line import stop_on_signals
 from cache_store.errors import EncodeOnceError, Interrupted
+from cache_store.output_file import refuse_inside
 from cache_store.publish import write_file
 from cache_store.staleness import differing
 from trainer.batches import LatentSource, StepBatch
 from trainer.checkpoint import (
     PROJECTOR_FILE,
     CheckpointFolder,
+    CheckpointState,
     find_checkpoint,
     load_optimizer,
     load_projector,
     projector_tensors,
-    read_state,
     refuse_other_run,
 )
 from trainer.config import TrainConfig
 from trainer.evaluate import Comparison, compare, validation_loss
-from trainer.metrics import Metrics, MetricsLog
+from trainer.metrics import Metrics, MetricsLog, metrics_of
 from trainer.optim import learning_rate, make_optimizer
 from trainer.parallel import World
 from trainer.prefetch import prefetched
@@ -46,14 +48,16 @@ LOG_REFRESH_S = 30.0
 def train(config: TrainConfig, world: World, source: LatentSource | None = None) -> None:
     """Train to the last step, or raise Interrupted after a checkpoint; `source` stands in for the cache."""
     config.data.refuse_undivided(world.size)
-    checkpoints = CheckpointFolder(config.run.folder / "checkpoints", config.run.keep_last)
-    start = find_checkpoint(checkpoints, config.run.resume)
-    session = open_session(config, world, source)
-    announce_large_batch(session)
-    loop = TrainingLoop(session, checkpoints)
-    if start is not None:
-        loop.resume(start)
-    loop.run()
+    refuse_inside("run.output", config.run.folder, Path(config.cache).expanduser())
+    with claim(config.run.folder) if world.is_main else nullcontext():
+        checkpoints = CheckpointFolder(config.run.folder / "checkpoints", config.run.keep_last)
+        start = find_checkpoint(checkpoints, config.run.resume)
+        session = open_session(config, world, source)
+        announce_large_batch(session)
+        loop = TrainingLoop(session, checkpoints)
+        if start is not None:
+            loop.resume(*start)
+        loop.run()
 
 
 def announce_large_batch(session: Session) -> None:
@@ -88,8 +92,7 @@ class TrainingLoop:
         """Samples consumed."""
         return self.completed * self.config.data.batch_size
 
-    def resume(self, path: Path) -> None:
-        state = read_state(path)
+    def resume(self, path: Path, state: CheckpointState) -> None:
         refuse_other_run(path, state, self.session.must_match)
         load_projector(path, self.model.projector)
         load_optimizer(path, self.optimizer)
@@ -100,18 +103,21 @@ class TrainingLoop:
 
     def run(self) -> None:
         """All remaining steps; then the projector alone, ready for use."""
-        if self.completed >= self.total_steps:
+        owed = self.owes_validation()
+        if self.completed >= self.total_steps and not owed:
             self.world.say(f"nothing to do: step {self.completed:,} is done, and {self.total_steps:,} are asked for")
         else:
-            self.remaining_steps()
+            self.remaining_steps(owed)
         if self.world.is_main:
             self.publish_projector()
         self.world.say(f"trained {self.completed:,} steps: {self.output / PROJECTOR_FILE}")
 
-    def remaining_steps(self) -> None:
+    def remaining_steps(self, owed: bool) -> None:
         if self.world.is_main:
             write_file(self.output / "config.yaml", yaml.safe_dump(asdict(self.config), sort_keys=False).encode())
         with stop_on_signals(self.request_stop), self.metrics_log() as log, self.progress() as bar:
+            if owed:
+                self.catch_up(log, bar)
             steps = range(self.completed, self.total_steps)
             with closing(prefetched(self.session.loader, steps)) as batches:
                 for _ in steps:
@@ -134,12 +140,32 @@ class TrainingLoop:
         metrics["data_wait_share"] = waited / elapsed
         bar.set_postfix(loss=f"{metrics['loss']:.3f}", samples_s=f"{metrics['samples_per_s']:.1f}", refresh=False)
         bar.update()
-        metrics |= self.validate(bar)
+        validation = self.validate(bar)
+        self.stopping |= validation is None
         if log is not None:
-            log.write(metrics)
+            log.write(metrics | (validation or {}))
         self.save_if_due()
-        if self.stopping and self.completed < self.total_steps:
-            raise Interrupted(f"after step {self.completed:,} of {self.total_steps:,}; run the same command to go on")
+        if validation is None or (self.stopping and self.completed < self.total_steps):
+            raise self.interrupted()
+
+    def interrupted(self) -> Interrupted:
+        return Interrupted(f"after step {self.completed:,} of {self.total_steps:,}; run the same command to go on")
+
+    def owes_validation(self) -> bool:
+        """Whether a stop came before a validation that the last step was due; rank 0 sees it in its log."""
+        owed = 0.0
+        if self.world.is_main and self.validation_due:
+            metrics = metrics_of(self.output, self.completed)
+            owed = float(bool(metrics) and "val_loss" not in metrics)
+        return bool(self.world.sum(torch.tensor(owed, device=self.world.device)))
+
+    def catch_up(self, log: MetricsLog | None, bar: "tqdm[Any]") -> None:
+        """The validation that is owed, into the line of its step."""
+        validation = self.validate(bar)
+        if validation is None:
+            raise self.interrupted()
+        if log is not None:
+            log.amend({"step": self.completed, **validation})
 
     def update(self, batch: StepBatch) -> Metrics:
         """One optimizer step; the loss is per label token of the global batch, whatever its share out."""
@@ -173,19 +199,26 @@ class TrainingLoop:
         return EncodeOnceError(
             f"step {self.completed + 1}: loss {loss}, gradient norm {grad_norm}; the projector was not updated\n"
             f"  samples  {', '.join(ids)}{more}\n"
-            f"  checkpoints up to step {max(self.checkpoints.steps(), default=0)} are sound; try a lower optim.lr"
+            f"  checkpoints up to step {max(self.checkpoints.steps(), default=0)} were saved before; "
+            "try a lower optim.lr, and where it fails again, delete the newest"
         )
 
-    def validate(self, bar: "tqdm[Any]") -> Metrics:
-        """What validation says where it is due: own latents, at the last step shuffled ones too."""
-        last = self.completed == self.total_steps
-        if self.stopping or not (last or self.completed % self.config.run.eval_every == 0):
+    @property
+    def validation_due(self) -> bool:
+        last, regular = self.completed == self.total_steps, self.completed % self.config.run.eval_every == 0
+        return self.completed > 0 and (last or regular) and len(self.session.split.validation) > 0
+
+    def validate(self, bar: "tqdm[Any]") -> Metrics | None:
+        """What validation says where it is due: own latents, at the last step shuffled ones too; None once stopped."""
+        if not self.validation_due:
             return {}
-        if last and len(self.session.split.validation) >= 2:
+        if self.stopping:
+            return None
+        if self.completed == self.total_steps and len(self.session.split.validation) >= 2:
             comparison = compare(self.session, self.has_stop_request)
-            return self.report(comparison, bar) if comparison else {}
+            return self.report(comparison, bar) if comparison else None
         loss = validation_loss(self.session, self.has_stop_request)
-        return {} if loss is None else {"val_loss": loss}
+        return None if loss is None else {"val_loss": loss}
 
     def report(self, comparison: Comparison, bar: "tqdm[Any]") -> Metrics:
         if self.world.is_main:

@@ -9,6 +9,8 @@ from torch.utils.tensorboard import SummaryWriter
 
 from cache_store.publish import naming, write_file
 
+METRICS_FILE = "metrics.jsonl"
+
 Metrics = dict[str, float | int]
 
 
@@ -16,7 +18,7 @@ class MetricsLog:
     """`metrics.jsonl` and TensorBoard events under `folder`, continued after `completed_steps`."""
 
     def __init__(self, folder: Path, completed_steps: int) -> None:
-        self.path = folder / "metrics.jsonl"
+        self.path = folder / METRICS_FILE
         drop_later_steps(self.path, completed_steps)
         self._lines = self.path.open("a", encoding="utf-8")
         self._events_path = folder / "tensorboard"
@@ -27,14 +29,32 @@ class MetricsLog:
         with naming(self.path):
             self._lines.write(json.dumps(metrics) + "\n")
             self._lines.flush()
+        self._scalars(metrics)
+
+    def _scalars(self, metrics: Metrics) -> None:
         with naming(self._events_path):
             for name, value in metrics.items():
                 if name != "step":
                     self._events.add_scalar(name, value, int(metrics["step"]))
 
+    def amend(self, metrics: Metrics) -> None:
+        """Add to the last line what its step still owed."""
+        *before, last = self.path.read_bytes().splitlines(keepends=True)
+        write_file(self.path, b"".join([*before, json.dumps(json.loads(last) | metrics).encode() + b"\n"]))
+        self._lines.close()
+        self._lines = self.path.open("a", encoding="utf-8")
+        self._scalars(metrics)
+
     def close(self) -> None:
         with naming(self._events_path), closing(self._events), naming(self.path):
             self._lines.close()
+
+
+def metrics_of(folder: Path, step: int) -> Metrics:
+    """What the log says of a step; nothing where it has no line of it."""
+    path = folder / METRICS_FILE
+    lines = path.read_bytes().split(b"\n") if path.exists() else []
+    return next((json.loads(line) for line in reversed(lines) if step_of(line) == step), {})
 
 
 def drop_later_steps(path: Path, completed_steps: int) -> None:

@@ -45,7 +45,6 @@ class Session:
 def open_session(config: TrainConfig, world: World, source: LatentSource | None = None) -> Session:
     """Open and check all inputs; `source` stands in for the cache where latents come from elsewhere."""
     cache = open_sound_cache(config.cache, world)
-    refuse_inside("run.output", config.run.folder, cache.root)
     text = open_text(config, cache, world)
     split = text.split(config.data.val_fraction)
     announce_split(split, config, world)
