@@ -4,6 +4,7 @@
 sample's crc32c and values, each id against the plan. A subset is read in full, the rest quickly.
 """
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -60,8 +61,8 @@ def verify(
             raise
         return report_of_spec(root, level, subset, unreadable(error, root / SPEC_FILE))
     seal, findings = read_seal_and_build(root)
-    if seal is not None and seal.spec_digest != spec.digest and not is_borne_out(root, spec):
-        return report_of_spec(root, level, subset, "is not the spec that seal, plan and records were made with")
+    if is_contradicted(root, spec, seal):
+        return report_of_spec(root, level, subset, "is not the spec that records, seal and plan were made with")
     findings += [*metadata_findings(root, spec), *stray_findings(root, spec)]
     shards = shard_tasks(spec, level, subset)
     tasks: list[PlanTask | ShardTask] = [plan_task(shards), *shards]
@@ -135,6 +136,14 @@ def shard_tasks(spec: Spec, level: Level, subset: Subset | None) -> list[ShardTa
     ]
 
 
+def is_contradicted(root: Path, spec: Spec, seal: Seal | None) -> bool:
+    """Whether the rest of the cache agrees on another spec, which is then at fault itself."""
+    if seal is not None:
+        return seal.spec_digest != spec.digest and not is_borne_out(root, spec)
+    recipes = [record.content.recipe_digest for record in readable_records(root, spec)]
+    return len(recipes) > 1 == len({*recipes}) and recipes[0] != spec.recipe_digest
+
+
 def is_borne_out(root: Path, spec: Spec) -> bool:
     """Whether plan and records speak for the spec, where the seal speaks against it."""
     try:
@@ -143,16 +152,16 @@ def is_borne_out(root: Path, spec: Spec) -> bool:
             return False
     except CacheError:
         pass  # then it says nothing
-    records = (readable_record(root, array, shard) for array in spec.arrays for shard in range(spec.num_shards))
-    first = next(filter(None, records), None)
+    first = next(readable_records(root, spec), None)
     return first is not None and first.content.recipe_digest == spec.recipe_digest
 
 
-def readable_record(root: Path, array: str, shard: int) -> CommitRecord | None:
-    try:
-        return read_commit(root, array, shard)
-    except (CacheError, OSError):
-        return None
+def readable_records(root: Path, spec: Spec) -> Iterator[CommitRecord]:
+    for array in spec.arrays:
+        for shard in range(spec.num_shards):
+            with contextlib.suppress(CacheError, OSError):
+                if record := read_commit(root, array, shard):
+                    yield record
 
 
 def report_of_spec(root: Path, level: Level, subset: Subset | None, problem: str) -> Report:

@@ -218,9 +218,11 @@ def test_a_lost_or_damaged_spec_is_a_finding_and_no_cache_at_all_is_an_error(cac
     assert "holds no cache" in capsys.readouterr().err
 
 
-def test_a_spec_that_parses_but_is_not_the_sealed_one_blames_no_shard(cache):
+def test_a_spec_that_parses_but_is_not_the_one_of_seal_and_records_blames_no_shard(cache):
     spec = cache / "zarr.json"
     spec.write_bytes(spec.read_bytes().replace(b'"fit": "squash"', b'"fit": "squasH"'))
+    assert [finding.file for finding in verify(cache, "full").findings] == ["zarr.json"]
+    (cache / "seal.json").unlink()
     assert [finding.file for finding in verify(cache, "full").findings] == ["zarr.json"]
 
 
