@@ -5,13 +5,15 @@ code that they configure.
 """
 
 import argparse
+import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace, set_parsing_settings
 from jsonargparse._actions import ActionConfigFile  # public, but not said to be
@@ -25,6 +27,10 @@ ConfigT = TypeVar("ConfigT")
 
 OUR_PACKAGES = ("cache_store", "precompute", "trainer")
 """A module of theirs that is missing is our mistake, not an extra that was left out."""
+
+FORWARDED_S = 5.0
+"""A SIGTERM this soon after the first signal is the same request: schedulers send theirs to every process of a job,
+and torchrun then forwards its own to the ranks."""
 
 
 class ConfigFile(ActionConfigFile):  # what action="config" stands for
@@ -70,8 +76,19 @@ def to_config(config_class: type[ConfigT], parser: ArgumentParser, arguments: Na
         if is_dataclass(field.type) and not isinstance(value, Namespace):
             found = "nothing" if value is None else repr(value)
             raise ConfigError(f"{field.name} is a section of fields, got {found}; give it fields or leave it out")
+    refuse_null(config_class, arguments)
     values = parser.instantiate(arguments)
     return config_class(**{field.name: values[field.name] for field in fields(config_class)})  # type: ignore[arg-type]
+
+
+def refuse_null(config_class: type, values: Namespace, section: str = "") -> None:
+    """ConfigError for a field that a file sets to null and that cannot be; jsonargparse lets that pass."""
+    for name, kind in get_type_hints(config_class).items():
+        value = values.get(name)
+        if is_dataclass(kind) and isinstance(value, Namespace):
+            refuse_null(kind, value, f"{section}{name}.")  # type: ignore[arg-type]
+        elif value is None and type(None) not in get_args(kind):
+            raise ConfigError(f"{section}{name} cannot be null; give it a value, or leave it out for its default")
 
 
 def run_program(program: str, run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:
@@ -80,10 +97,14 @@ def run_program(program: str, run: Callable[[Sequence[str]], int], argv: Sequenc
     # threads that decode images: one tenth of the speed was measured on a busy machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     given = sys.argv[1:] if argv is None else argv
+    with unwound_by_sigterm():
+        return exit_code_of(program, run, given)
+
+
+def exit_code_of(program: str, run: Callable[[Sequence[str]], int], given: Sequence[str]) -> int:
     try:
         refuse_other_than_utf8(given)
-        with unwound_by_sigterm():
-            return run(given)
+        return run(given)
     except argparse.ArgumentError as error:
         command = " ".join([program, *[word for word in given[:1] if not word.startswith("-")]])
         message = plain_words(str(error))
@@ -123,14 +144,17 @@ def refuse_other_than_utf8(words: Sequence[str]) -> None:
 @contextmanager
 def unwound_by_sigterm() -> Iterator[None]:
     """SIGTERM ends the block as Ctrl-C does, so that scratch files go and the exit code is that of a stop."""
+    ours, asked = os.getpid(), -math.inf
 
     def unwind(number: int, frame: object) -> None:
-        if os.getpid() == ours:
+        nonlocal asked
+        if os.getpid() != ours:
+            signal.signal(number, signal.SIG_DFL)  # a forked child dies of it, as its parent expects
+            os.kill(os.getpid(), number)
+        elif time.monotonic() - asked > FORWARDED_S:
+            asked = time.monotonic()
             raise KeyboardInterrupt
-        signal.signal(number, signal.SIG_DFL)  # a forked child dies of it, as its parent expects
-        os.kill(os.getpid(), number)
 
-    ours = os.getpid()
     previous = signal.signal(signal.SIGTERM, unwind)
     try:
         yield
@@ -139,14 +163,20 @@ def unwound_by_sigterm() -> Iterator[None]:
 
 
 @contextmanager
-def stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Call `stop` at the first SIGTERM or SIGINT; a second one acts as it would without us."""
+def stop_on_signals(stop: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
+    """Call `stop` at the first SIGTERM or SIGINT; a second SIGINT, or a SIGTERM that is no echo, acts without us."""
     previous: dict[signal.Signals, Any] = {}
+    asked: float | None = None
 
     def handle(number: int, frame: object) -> None:
-        restore()
-        print("\nstopping; once more to stop at once", file=sys.stderr)
-        stop()
+        nonlocal asked
+        if asked is None:
+            asked = clock()
+            print("\nstopping; another Ctrl-C stops at once", file=sys.stderr)
+            stop()
+        elif number == signal.SIGINT or clock() - asked > FORWARDED_S:
+            restore()
+            signal.raise_signal(number)
 
     def restore() -> None:
         for number, handler in previous.items():
