@@ -81,7 +81,7 @@ def eval_command(config: TrainConfig, options: Any) -> None:
         if comparison is not None and world.is_main:
             record = {"checkpoint": str(checkpoint), "step": state.step, **asdict(comparison)}
             record |= {"difference": comparison.difference, "verdict": comparison.verdict}
-            print(comparison, json.dumps(record), sep="\n")
+            print(comparison, json.dumps(record, allow_nan=False), sep="\n")
             if report:
                 write_output(report, json.dumps(record, indent=1).encode() + b"\n")
 
