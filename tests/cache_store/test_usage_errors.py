@@ -59,6 +59,15 @@ def test_a_section_that_is_no_section_is_named(section, tmp_path, capsys):
     assert len(error.splitlines()) <= 2
 
 
+@pytest.mark.parametrize("name", ["codec", "shards", "workers"])
+def test_null_is_no_value_of_a_field_that_needs_one(name, tmp_path, capsys):
+    (tmp_path / "c.yaml").write_text(f"cache: x\nstore: {{{name}: null}}\n")
+    assert run_program("program", run, ["--config", str(tmp_path / "c.yaml")]) == 2
+    assert f"store.{name} cannot be null; give it a value, or leave it out" in capsys.readouterr().err
+    (tmp_path / "c.yaml").write_text("cache: x\nstore: {some: null}\n")
+    assert run_program("program", run, ["--config", str(tmp_path / "c.yaml")]) == 0
+
+
 def test_a_word_that_is_no_utf8_is_refused_in_one_line(capsys):
     assert run_program("program", run, ["--cache", os.fsdecode(b"caf\xe9")]) == 2
     assert capsys.readouterr().err == (
