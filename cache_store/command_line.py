@@ -17,10 +17,13 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace, set_parsing_settings
 from jsonargparse._actions import ActionConfigFile  # public, but not said to be
+from yaml import YAMLError
 
 from cache_store.errors import ConfigError, EncodeOnceError
 from cache_store.usage_errors import plain_words
+from cache_store.yaml_text import use_for_configs
 
+use_for_configs()
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 ConfigT = TypeVar("ConfigT")
@@ -40,6 +43,17 @@ class ConfigFile(ActionConfigFile):  # what action="config" stands for
     def apply_config(parser: ArgumentParser, cfg: Namespace, dest: str, value: str) -> None:
         try:
             ActionConfigFile.apply_config(parser, cfg, dest, value)
+        except UnicodeDecodeError as error:
+            place = f"byte {error.start} is {error.object[error.start]:#04x}"
+            raise ConfigError(f"{value} is not UTF-8: {place}; save the file as UTF-8") from None
+        except RecursionError:
+            raise ConfigError(f"{value} is nested too deeply for a config") from None
+        except argparse.ArgumentError as error:
+            fault = getattr(error.__cause__, "__cause__", None)
+            if isinstance(fault, YAMLError):
+                words = " ".join(str(fault).replace('in "<unicode string>", ', "at ").split())
+                raise ConfigError(f"{value} cannot be read as a config: {words}") from None
+            raise
         except AttributeError:
             if isinstance(cfg.get(dest), list):
                 raise

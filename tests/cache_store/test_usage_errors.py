@@ -76,6 +76,37 @@ def test_a_word_that_is_no_utf8_is_refused_in_one_line(capsys):
     assert run_program("program", run, ["--cache", "café 漢字"]) == 0
 
 
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"cache: caf\xe9\n", "is not UTF-8: byte 10 is 0xe9"),
+        ("cache: café\n".encode("utf-16-le"), "is not UTF-8: byte 20 is 0xe9"),
+        ("cache: x\n".encode("utf-16"), "is not UTF-8: byte 0 is 0xff"),
+        (b"[" * 10_000, "is nested too deeply"),
+        (
+            b"cache: x\nstore: {shards: 1}\ncache: y\n",
+            "'cache' is given twice at line 3, column 1",
+        ),
+        (b"cache: x\nstore:\n  shards: 1\n  shards: 2\n", "'shards' is given twice"),
+        (b"cache: [1\nstore: 2", "expected ',' or ']'"),
+    ],
+)
+def test_a_config_file_that_says_nothing_certain_is_refused_with_the_place(data, message, tmp_path, capsys):
+    path = tmp_path / "config.yaml"
+    path.write_bytes(data)
+    assert run_program("program", run, ["--config", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert str(path) in error
+    assert len(error.splitlines()) <= 2
+
+
+def test_an_alias_is_no_repetition(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("cache: &name x\nstore: {codec: none, shards: 2}\n")
+    assert run_program("program", run, ["--config", str(path)]) == 0
+
+
 def test_a_config_file_with_a_field_config_is_refused_in_one_line(tmp_path, capsys):
     (tmp_path / "build.json").write_text('{"config": {"cache": "c"}}')
     assert run_program("program", run, ["--config", str(tmp_path / "build.json")]) == 2
