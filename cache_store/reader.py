@@ -20,7 +20,8 @@ from cache_store.checksum import crc32c
 from cache_store.codec import decode_sample
 from cache_store.errors import CacheError
 from cache_store.formats import shard_format
-from cache_store.metadata import read_seal, read_spec
+from cache_store.metadata import read_commit, read_seal, read_spec
+from cache_store.record import record_digest
 from cache_store.regular_file import refuse_irregular
 from cache_store.schema import CACHED, LATENTS, SAMPLES_SCHEMA, ArraySpec, Seal, Spec, samples_file
 from cache_store.staleness import refuse_other_seal, refuse_unsealed
@@ -52,6 +53,8 @@ def seal_problem(spec: Spec, seal: Seal) -> str | None:
         return "the seal's counts do not add up"
     if any(count > len(spec.shard_rows(shard)) for shard, count in enumerate(counts)):
         return "the seal counts more samples in a shard than it has rows"
+    if {name: len(digests) for name, digests in seal.commits.items()} != dict.fromkeys(spec.arrays, spec.num_shards):
+        return "the seal names other shards than the spec's"
     channels = {name: array.shape[0] for name, array in spec.arrays.items()}
     if {name: summary.channels for name, summary in seal.arrays.items()} != channels:
         return "the seal sums up other arrays than the spec's"
@@ -88,7 +91,7 @@ class Cache:
         self._ends = np.cumsum(seal.cached_per_shard)
         self._starts = self._ends - seal.cached_per_shard
         self._mapped = lru_cache(maxsize=mappable_shards())(self._map_shard)
-        self._samples_table = lru_cache(maxsize=SAMPLE_TABLES)(self._read_samples)
+        self._samples_table = lru_cache(maxsize=SAMPLE_TABLES)(self._read_texts)
 
     def __len__(self) -> int:
         """Number of cached samples."""
@@ -211,11 +214,12 @@ class Cache:
 
     def _map_shard(self, array: str, shard: int) -> MappedShard:
         file = self._format.shard_file(array, shard)
-        table = self._read_samples(shard, ["row", "status", "offset", "length", "crc32c"])
         try:
             data = map_file(self.root / file)
         except OSError as error:
             raise self._broken(f"{file} cannot be read ({error.strerror})") from None
+        table = self._read_samples(shard, ["row", "status", "offset", "length", "crc32c"])
+        self._refuse_replaced(array, shard)
         columns = {name: table[name].to_numpy() for name in ("row", "offset", "length", "crc32c")}
         within = (columns["offset"] >= 0) & (columns["length"] > 0)
         if not (within & (columns["length"] <= len(data) - columns["offset"])).all():
@@ -224,6 +228,21 @@ class Cache:
         if spec.codec == "none" and (columns["length"] != spec.sample_bytes).any():
             raise self._broken(f"{file} holds samples of other sizes than {spec.sample_bytes} bytes")
         return MappedShard(file=file, data=data, **{name: values.data for name, values in columns.items()})
+
+    def _read_texts(self, shard: int) -> pa.Table:
+        table = self._read_samples(shard)
+        self._refuse_replaced(next(iter(self.spec.arrays)), shard)
+        return table
+
+    def _refuse_replaced(self, array: str, shard: int) -> None:
+        """CacheError where a shard, whose files are open by now, is another than was sealed.
+
+        Its samples would pass their own checksums: a cache that is put in this one's place while it is read may have
+        the same shape, and other latents and texts.
+        """
+        record = read_commit(self.root, array, shard)
+        if record is None or record_digest(record.content) != self.seal.commits[array][shard]:
+            raise self._broken(f"shard {shard} is not as sealed: the cache was replaced or changed since it was opened")
 
     def _read_samples(self, shard: int, columns: list[str] | None = None) -> pa.Table:
         """A shard's cached samples, in row order."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cache_store import CacheError, open_cache
-from cache_store.schema import SAMPLES_SCHEMA, SEAL_FILE
+from cache_store.schema import SAMPLES_SCHEMA, SEAL_FILE, commit_file
 from tests.cache_store.conftest import CACHED_ROWS, REJECTED, shard_name
 from tests.make_cache import make_cache
 
@@ -107,6 +107,26 @@ def test_a_cut_shard_file_is_named(cache):
     file.write_bytes(file.read_bytes()[:700])
     with pytest.raises(CacheError, match=f"{shard_name(cache, 0)} is shorter"):
         open_cache(cache).read(np.array([0]))
+
+
+def test_a_cache_put_in_the_place_of_one_that_is_open_is_never_mixed_in(cache, latents, store_format, tmp_path):
+    opened = open_cache(cache)
+    opened.read(np.array([0]))
+    opened.samples(np.array([0]), ["id"])
+    other = make_cache(tmp_path / "other", latents + 1, rejected=REJECTED, store_format=store_format)
+    cache.rename(tmp_path / "moved")
+    other.rename(cache)
+    for read in (opened.read, opened.samples):
+        read(np.array([0]))  # of the cache that was opened, whose files are mapped
+        with pytest.raises(CacheError, match="shard 3 is not as sealed: the cache was replaced.*cache-store verify"):
+            read(np.array([0, 26]))
+
+
+def test_a_shard_whose_record_is_gone_is_not_read(cache):
+    opened = open_cache(cache)
+    (cache / commit_file("latents", 1)).unlink()
+    with pytest.raises(CacheError, match="shard 1 is not as sealed"):
+        opened.read(np.arange(27))
 
 
 def test_threads_and_processes_share_a_cache(cache, latents):
