@@ -35,7 +35,7 @@ from precompute.comparison import Comparison, differences, source_problem
 from precompute.config import AuditConfig, BuildConfig
 from precompute.encoders.encoder import Encoder
 from precompute.encoders.registry import load_encoder
-from precompute.engines.local import threads_each
+from precompute.engines.local import ENCODER_THREADS
 from precompute.images import ignore_decoder_warnings
 from precompute.pipeline import Batch, decoded_batches, library_versions
 from precompute.sources import Source, open_source
@@ -66,7 +66,7 @@ def audit(root: Path, config: AuditConfig, stop: threading.Event, on_drawn: OnDr
     source = open_source(built.source)
     encoder = load_encoder(replace(built.encoder, device=config.device or built.encoder.device), built.image.range)
     refuse_other_encoder(cache, built, encoder)
-    torch.set_num_threads(threads_each(1))
+    torch.set_num_threads(ENCODER_THREADS)
     with ThreadPoolExecutor(built.run.threads(1), thread_name_prefix="decode") as pool:
         return Auditor(cache, source, encoder, pool).run(config, stop, on_drawn)
 

@@ -54,7 +54,7 @@ class RunConfig:
     engine: Literal["local"] = "local"
     """local: worker processes on this machine."""
     workers: int | Literal["auto"] = "auto"
-    """Processes, each with its own encoder; auto is one per GPU, or one for every four cores of a CPU."""
+    """Processes, each with its own encoder; auto is one per GPU, or one for every two cores of a CPU."""
     decode_threads: int | Literal["auto"] = "auto"
     """Threads that decode images in each worker; auto shares the machine's cores among the workers."""
     max_reject_fraction: float = 0.01

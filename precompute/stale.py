@@ -130,7 +130,7 @@ def culprits(others: Sequence[OtherShard]) -> str:
     """What may be the matter, as far as the samples tables tell."""
     if all(other.changes for other in others):
         return "samples are not the ones encoded"
-    return "an image may have changed unseen, or another machine, library or number of threads made them"
+    return "an image may have changed unseen, or another machine or library made them"
 
 
 def records(others: Sequence[OtherShard]) -> str:

@@ -4,8 +4,9 @@ Wan's causal convolutions left-pad time with zeros, so on a single frame only th
 zeros: a `Conv3d` is the `Conv2d` of `W[:, :, -1]`, temporal resampling is skipped on the first frame, and
 attention is per frame. What is left runs channels-last, with normalisation and SiLU in float32.
 
-On a CPU a latent has the same bits for every number of threads that was tried in bfloat16 (1 to 8), and in float32 for
-fewer than 8, beyond which oneDNN may block a convolution in another way.
+On a CPU a latent of 224x224 pixels has the same bits for every number of threads that was tried (1 to 8); at some
+smaller sizes oneDNN blocks a convolution by that number (32x40 pixels: 1 differs from 2 or 4), so a build has a fixed
+one.
 
 Measured and left out, each under 3 %: oneDNN-packed weights, the residual sum fused into the convolution, an
 asymmetric padding in place of pad and convolve.

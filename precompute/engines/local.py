@@ -31,9 +31,10 @@ from precompute.sources import Source, open_source
 
 POLL_S = 0.2
 
-MAX_THREADS = 4
-"""Of one worker's encoder on a CPU: a larger machine has more workers. From 8 threads on, oneDNN computes some
-float32 convolutions in another order (torch 2.13), and bytes must not depend on how many workers share the cores.
+ENCODER_THREADS = 2
+"""Of each worker's encoder on a CPU, always: a larger machine has more workers. oneDNN orders some convolutions by the
+number of threads (torch 2.13: images of 32 x 40 pixels differ between 1, 2 and 4 threads, of 64 x 128 between 4 and 8),
+and bytes must not depend on how many workers share how many cores.
 """
 
 GRACE_S = 10.0
@@ -47,12 +48,7 @@ def num_workers(config: BuildConfig, shards: int) -> int:
     if config.encoder.torch_device.type == "cuda":
         gpus = torch.cuda.device_count() if config.encoder.device in ("auto", "cuda") else 1
         return min(gpus, shards)
-    return max(1, min(torch.get_num_threads() // MAX_THREADS, shards))
-
-
-def threads_each(workers: int) -> int:
-    """Threads with which each worker computes on a CPU."""
-    return max(1, min(torch.get_num_threads() // workers, MAX_THREADS))
+    return max(1, min(torch.get_num_threads() // ENCODER_THREADS, shards))
 
 
 def run_local(
@@ -68,7 +64,7 @@ def run_local(
     """Build the shards, each as `expected` where anything is; Interrupted once `stop` is set."""
     workers = num_workers(config, len(shards))
     if workers == 1:
-        torch.set_num_threads(threads_each(1))
+        torch.set_num_threads(ENCODER_THREADS)
         threads = config.run.threads(1)
         encode_shards(
             config.root,
@@ -168,7 +164,7 @@ def work(
 ) -> None:
     """A worker process's body; ends when no shard is left, when told to stop, or when its parent is gone."""
     obey_parent_alone()
-    torch.set_num_threads(threads_each(workers))
+    torch.set_num_threads(ENCODER_THREADS)
     ignore_decoder_warnings()
     try:
         encoder = load_encoder(worker_encoder(config.encoder, index), config.image.range)

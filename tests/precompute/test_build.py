@@ -89,6 +89,18 @@ def test_a_second_build_of_the_same_inputs_has_the_same_bytes_and_identity(build
     assert timeless_files(tmp_path / "cache") == timeless_files(tmp_path / "other")
 
 
+def test_the_threads_that_torch_was_given_change_no_byte(build, tmp_path):
+    """As OMP_NUM_THREADS gives them, or the machine: at this size 1 and 4 threads compute other last bits."""
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 4):
+            torch.set_num_threads(threads)
+            assert build(cache=tmp_path / f"{threads}", run__workers=1) == 0
+    finally:
+        torch.set_num_threads(before)
+    assert timeless_files(tmp_path / "1") == timeless_files(tmp_path / "4")
+
+
 def test_one_and_three_workers_write_the_same_bytes(build, tmp_path):
     assert build() == 0
     assert build(cache=tmp_path / "three", run__workers=3) == 0

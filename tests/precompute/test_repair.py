@@ -14,7 +14,7 @@ import torch
 from cache_store.cli import main as cache_store
 from cache_store.verify import verify
 from precompute.cli import main as precompute
-from precompute.engines.local import MAX_THREADS
+from precompute.engines.local import ENCODER_THREADS
 from tests.precompute.conftest import config_values, image_bytes, timeless_files, write_config, write_source
 
 
@@ -180,7 +180,7 @@ def shard_files(cache: Path, shard: int) -> dict[str, bytes]:
 def two_workers() -> Iterator[None]:
     """Threads enough that a repair on a CPU takes two processes."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(2 * MAX_THREADS)
+    torch.set_num_threads(2 * ENCODER_THREADS)
     try:
         yield
     finally:
