@@ -32,7 +32,7 @@ from cache_store.staleness import differing, refuse
 from cache_store.tables import read_table
 from precompute.audit_report import AuditReport, Conditions
 from precompute.comparison import Comparison, differences, source_problem
-from precompute.config import AuditConfig, BuildConfig
+from precompute.config import AuditConfig, BuildConfig, where_remembered
 from precompute.encoders.encoder import Encoder
 from precompute.encoders.registry import load_encoder
 from precompute.engines.local import ENCODER_THREADS
@@ -63,8 +63,9 @@ def audit(root: Path, config: AuditConfig, stop: threading.Event, on_drawn: OnDr
     if not len(cache):
         raise CacheError(f"{root} holds no cached sample; there is nothing to audit")
     built = BuildConfig.of_cache(root)
-    source = open_source(built.source)
-    encoder = load_encoder(replace(built.encoder, device=config.device or built.encoder.device), built.image.range)
+    with where_remembered(root):
+        source = open_source(built.source)
+        encoder = load_encoder(replace(built.encoder, device=config.device or built.encoder.device), built.image.range)
     refuse_other_encoder(cache, built, encoder)
     torch.set_num_threads(ENCODER_THREADS)
     with ThreadPoolExecutor(built.run.threads(1), thread_name_prefix="decode") as pool:

@@ -21,7 +21,6 @@ from cache_store.record import FORMAT_VERSION
 from cache_store.schema import LATENTS, PLAN_FILE, ArraySpec, CommitRecord, Seal, Spec
 from cache_store.seal import seal_cache
 from precompute.acts import Acts
-from precompute.all_rejected import refuse_all_rejected
 from precompute.config import BuildConfig
 from precompute.encoders.encoder import Encoder
 from precompute.encoders.registry import load_encoder
@@ -33,9 +32,11 @@ from precompute.images import ignore_decoder_warnings
 from precompute.kept import find_kept, restore_metadata, sound_seal, unseal, write_plan_of
 from precompute.plan import make_plan, some
 from precompute.progress import BuildProgress, say
+from precompute.rejections import refuse_all_rejected, too_many
+from precompute.rejects import TooManyRejectsError
 from precompute.retry import Retry, try_rejected
 from precompute.sample_list import MakeSpec, SampleList, arrange
-from precompute.sources import Source, open_source
+from precompute.sources import Source, SourceConfig, open_source
 from precompute.sources.archive import MISSING
 from precompute.stale import refuse_other_shards, refuse_other_spec
 
@@ -92,7 +93,7 @@ def build(config: BuildConfig, acts: Acts | None = None) -> Summary:
     encoder = load_encoder(config.encoder, config.image.range)
     found = make_plan(source.samples())
     make_spec = partial(spec_of, config, array_spec(config, encoder))
-    refuse_missing_images(found, config.run.max_reject_fraction)
+    refuse_missing_images(found, config.source, config.run.max_reject_fraction)
     with claim(root):
         clear_dead_scratch(root)
         if has_cache(root):
@@ -100,7 +101,10 @@ def build(config: BuildConfig, acts: Acts | None = None) -> Summary:
         else:
             work = begin(config, make_spec(found), found)
         del found  # the plan is on disk now; nothing below grows with the data set
-        progress = build_missing(config, work, source, encoder, acts)
+        try:
+            progress = build_missing(config, work, source, encoder, acts)
+        except TooManyRejectsError as error:
+            raise too_many(error, root, work.spec, acts) from None
         if progress.all_rejected:
             refuse_all_rejected(root, work.spec, acts)
         seal = seal_cache(root, work.spec)
@@ -219,13 +223,15 @@ def refuse_unknown_shards(root: Path, spec: Spec, shards: Collection[int]) -> No
         raise ConfigError(f"{root} has shards [0, {spec.num_shards}); it has no shard {beyond[0]}")
 
 
-def refuse_missing_images(found: pa.Table, allowed: float) -> None:
+def refuse_missing_images(found: pa.Table, source: SourceConfig, allowed: float) -> None:
     """Known before anything is encoded: a wrong folder should not cost an hour."""
-    missing = found.filter(pc.equal(found["fingerprint"], MISSING))["id"]
-    if len(missing) > allowed * found.num_rows:
+    missing = found.filter(pc.equal(found["fingerprint"], MISSING))
+    if missing.num_rows > allowed * found.num_rows:
+        where = source.images or (Path(source.path).parent if source.kind == "llava" else source.path)
+        names = some([uri or "(the record names none)" for uri in missing["uri"].to_pylist()])
         raise SourceError(
-            f"{len(missing)} of {found.num_rows} samples have no image where the source says they are "
-            f"({some(missing.to_pylist())}), more than run.max_reject_fraction {allowed:g} allows; nothing was encoded"
+            f"{missing.num_rows} of {found.num_rows} samples have no image: {names}; looked in {where}. That is more "
+            f"than run.max_reject_fraction {allowed:g} allows; nothing was encoded. Set source.images, or mend it"
         )
 
 

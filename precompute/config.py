@@ -3,14 +3,15 @@
 The commands' own sections stand together here, without torch, so that `--help` and a config error take no time.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import msgspec
 
-from cache_store.errors import CacheError, ConfigError
+from cache_store.errors import CacheError, ConfigError, ModelError, SourceError
 from cache_store.formats import format_named
 from cache_store.gallery.config import GalleryConfig
 from cache_store.metadata import read_build
@@ -131,6 +132,18 @@ class BuildConfig:
             if value is not None and Path(value).expanduser().exists():  # a model may be a hub id
                 record[section][name] = str(Path(value).expanduser().absolute())
         return record
+
+
+@contextmanager
+def where_remembered(root: Path) -> Iterator[None]:
+    """Around the opening of sources and encoder that only `build.json` names: says what to do where they have moved."""
+    try:
+        yield
+    except (SourceError, ModelError) as error:
+        raise type(error)(
+            f"{error}. So {root / BUILD_FILE} remembers it; if it has moved, run the `precompute build` of this cache "
+            "with its new place: nothing that fits is encoded again, and the new place is remembered"
+        ) from None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 from cache_store.reader import open_cache
 from cache_store.schema import EncoderIdentity
 from cache_store.staleness import Difference, refuse
-from precompute.config import BuildConfig, DecodedGalleryConfig
+from precompute.config import BuildConfig, DecodedGalleryConfig, where_remembered
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.registry import load_decoder
 
@@ -35,7 +35,8 @@ def open_decoder(root: Path, config: DecodedGalleryConfig) -> "Decode":
     identity = open_cache(root).array_spec(config.array).encoder
     recorded = BuildConfig.of_cache(root).encoder
     encoder = replace(recorded, model=config.model or recorded.model, device=config.device)
-    decode = matching_decoder(encoder, identity)
+    with where_remembered(root):
+        decode = matching_decoder(encoder, identity)
 
     def pictures(latent_NCHW: np.ndarray) -> np.ndarray:
         latents = torch.from_numpy(latent_NCHW.astype(np.float32))

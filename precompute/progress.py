@@ -8,11 +8,11 @@ from typing import Self
 
 from tqdm import tqdm
 
-from cache_store.errors import EncodeOnceError
 from cache_store.schema import CommitRecord
 from cache_store.staleness import plain
 from precompute.image_changes import OtherShard
 from precompute.pipeline import Progress
+from precompute.rejects import TooManyRejectsError
 
 
 def say(message: str) -> None:
@@ -81,7 +81,7 @@ class BuildProgress:
         rejected = self._reasons.total()
         if rejected > self._allowed * self._planned:
             why = ", ".join(f"{count} {reason}" for reason, count in self._reasons.most_common())
-            raise EncodeOnceError(
+            raise TooManyRejectsError(
                 f"{rejected} of {self._planned} samples are rejected ({why}), more than run.max_reject_fraction "
-                f"{self._allowed:g} allows; mend the source and rerun with --retry-rejected, or allow more and rerun"
+                f"{self._allowed:g} allows"
             )

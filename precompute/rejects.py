@@ -1,4 +1,6 @@
-"""Why a sample could not be cached."""
+"""Why a sample could not be cached, and when that ends a build."""
+
+from cache_store.errors import EncodeOnceError
 
 
 class Rejected(Exception):  # noqa: N818 (an outcome of one sample, recorded, never a crash)
@@ -7,3 +9,7 @@ class Rejected(Exception):  # noqa: N818 (an outcome of one sample, recorded, ne
     def __init__(self, kind: str, detail: str) -> None:
         super().__init__(f"{kind}: {detail}")
         self.reason = str(self)
+
+
+class TooManyRejectsError(EncodeOnceError):
+    """More samples are rejected than the config allows."""

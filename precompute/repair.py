@@ -11,7 +11,7 @@ from cache_store.metadata import has_cache
 from cache_store.staleness import differing, refuse
 from precompute.acts import Acts
 from precompute.build import Summary, build
-from precompute.config import BuildConfig, RepairConfig
+from precompute.config import BuildConfig, RepairConfig, where_remembered
 from precompute.kept import sound_seal
 
 
@@ -26,7 +26,8 @@ def repair(root: Path, config: RepairConfig) -> Summary:
         raise CacheError(f"{root} holds no cache; make one with `precompute build`")
     rebuild = {*config.named, *(shards_of(Path(config.report).expanduser(), root) if config.report else ())}
     build_config = BuildConfig.of_cache(root)
-    return build(build_config, Acts(rebuild=rebuild, as_sealed=True, new_samples="leave out"))
+    with where_remembered(root):
+        return build(build_config, Acts(rebuild=rebuild, as_sealed=True, new_samples="leave out"))
 
 
 def shards_of(path: Path, root: Path) -> set[int]:

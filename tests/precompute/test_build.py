@@ -211,6 +211,9 @@ def test_too_many_rejects_fail_the_build_and_say_why(build, tmp_path, capsys):
     assert build(run__max_reject_fraction=0.01) == 1
     message = capsys.readouterr().err
     assert "1 of 22 samples are rejected (1 cannot decode), more than run.max_reject_fraction 0.01" in message
+    assert "cannot decode  1        sample-004: cannot decode: " in message
+    assert "mend the images or source.images, then: precompute build" in message
+    assert "--run.max_reject_fraction" in message
     assert not (tmp_path / "cache/seal.json").exists()
     assert build(run__max_reject_fraction=0.5) == 0
 
@@ -218,7 +221,9 @@ def test_too_many_rejects_fail_the_build_and_say_why(build, tmp_path, capsys):
 def test_missing_images_fail_the_build_before_anything_is_encoded(build, tmp_path, capsys):
     few = write_source(tmp_path / "few", [0, 1])
     assert build(source__images=str(few / "images.zip")) == 1
-    assert "20 of 22 samples have no image" in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert "20 of 22 samples have no image: " in message
+    assert f"looked in {few / 'images.zip'}" in message
     assert not list((tmp_path / "cache").rglob("*.parquet"))
 
 

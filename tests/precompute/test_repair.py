@@ -296,3 +296,19 @@ def test_a_mistake_is_one_line(cache, capsys, options, message):
     error = capsys.readouterr().err
     assert message in error
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("program", [["repair", "--shards", "1"], ["audit"]])
+def test_what_lies_elsewhere_now_is_told_with_the_way_to_say_so(
+    cache, source_path, vae_path, tmp_path, capsys, program
+):
+    name, *options = program
+    source_path.rename(tmp_path / "elsewhere")
+    assert precompute([name, str(cache), *options]) == 1
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("precompute: error")]
+    assert (
+        f"does not exist. So {cache / 'build.json'} remembers it; if it has moved, run the `precompute build`" in line
+    )
+    values = config_values(cache, tmp_path / "elsewhere", vae_path)
+    assert precompute(["build", "--config", str(write_config(tmp_path / "moved.yaml", values))]) == 0
+    assert precompute([name, str(cache), *options]) == 0
