@@ -28,6 +28,7 @@ from benchmarks.record import print_record
 from benchmarks.timing import interleaved_seconds, rates, speedups, spread
 from cache_store import open_cache
 from cache_store.command_line import run_program
+from cache_store.errors import ConfigError
 from cache_store.schema import CodecName
 from tests.make_cache import make_cache
 
@@ -53,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(argv: Sequence[str]) -> int:
     options = option_parser().parse_args(argv)
+    if not 1 <= options.batch_size <= options.samples:
+        raise ConfigError(f"--batch-size must be in [1, {options.samples}], the number of samples")
     datasets.disable_progress_bars()
     with work_folder(options.folder) as folder:
         loaders = prepare(folder, make_latents(options), options.batch_size, options.samples_per_shard)

@@ -120,7 +120,8 @@ def exit_code_of(program: str, run: Callable[[Sequence[str]], int], given: Seque
         refuse_other_than_utf8(given)
         return run(given)
     except argparse.ArgumentError as error:
-        command = " ".join([program, *[word for word in given[:1] if not word.startswith("-")]])
+        known = "invalid choice" not in str(error)  # else the first word is no command
+        command = " ".join([program, *[word for word in given[:1] if known and not word.startswith("-")]])
         message = plain_words(str(error))
         print(f"{program}: error: {message}\n{program}: run `{command} --help` for usage", file=sys.stderr)
         return 2

@@ -26,6 +26,7 @@ def pretrained_name(name: str) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """Of a KeyError, which says nothing but the key, with its name."""
-    line = str(error).strip().split("\n")[0]
+    """Of a KeyError, which says nothing but the key, with its name; a line that ends in a colon, with the next one."""
+    line, *more = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    line = f"{line} {more[0]}" if line.endswith(":") and more else line
     return f"{type(error).__name__} {line}" if isinstance(error, KeyError | AttributeError) else line

@@ -140,7 +140,8 @@ def check_length(config: TrainConfig, language: LanguageModel, projector: Projec
     if known is not None and needed > known:
         raise ConfigError(
             f"{projector.num_tokens} world tokens and data.max_text_tokens {config.data.max_text_tokens} make "
-            f"{needed}; {config.model.language_model} knows {known} positions"
+            f"{needed}; {config.model.language_model} knows {known} positions: set data.max_text_tokens to "
+            f"{known - projector.num_tokens} or less, or take another model.layout or model"
         )
 
 
