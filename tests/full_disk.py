@@ -32,7 +32,8 @@ def mounted_disk(folder: Path, size: str) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        subprocess.run(["umount", str(folder)], check=True)
+        # Lazily: the frames of a failed test hold files open.
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def make_room(disk: Path) -> None:

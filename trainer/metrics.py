@@ -2,12 +2,10 @@
 
 import json
 import math
-from contextlib import closing
 from pathlib import Path
 
-from torch.utils.tensorboard import SummaryWriter
-
 from cache_store.publish import naming, write_file
+from trainer.event_file import EventFile
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -20,10 +18,8 @@ class MetricsLog:
     def __init__(self, folder: Path, completed_steps: int) -> None:
         self.path = folder / METRICS_FILE
         drop_later_steps(self.path, completed_steps)
+        self._events = EventFile(folder / "tensorboard", purge_step=completed_steps + 1)
         self._lines = self.path.open("a", encoding="utf-8")
-        self._events_path = folder / "tensorboard"
-        with naming(self._events_path):
-            self._events = SummaryWriter(str(self._events_path), purge_step=completed_steps + 1)
 
     def write(self, metrics: Metrics) -> None:
         with naming(self.path):
@@ -32,10 +28,8 @@ class MetricsLog:
         self._scalars(metrics)
 
     def _scalars(self, metrics: Metrics) -> None:
-        with naming(self._events_path):
-            for name, value in metrics.items():
-                if name != "step":
-                    self._events.add_scalar(name, value, int(metrics["step"]))
+        values = {name: value for name, value in metrics.items() if name != "step"}
+        self._events.add_scalars(int(metrics["step"]), values)
 
     def amend(self, metrics: Metrics) -> None:
         """Add to the last line what its step still owed."""
@@ -46,7 +40,7 @@ class MetricsLog:
         self._scalars(metrics)
 
     def close(self) -> None:
-        with naming(self._events_path), closing(self._events), naming(self.path):
+        with naming(self.path):
             self._lines.close()
 
 

@@ -94,21 +94,18 @@ def test_a_checkpoint_that_does_not_fit_names_its_file_and_leaves_nothing_of_its
     assert_same_run(config, undisturbed)
 
 
-@pytest.mark.parametrize(
-    ("size", "where"),
-    [("8k", "metrics.jsonl"), ("16k", "checkpoints/.step-00000001."), ("96k", "checkpoints/.step-0000000")],
-)
+@pytest.mark.parametrize("size", ["8k", "12k", "20k", "96k"])
 def test_a_full_disk_stops_the_run_and_room_on_it_lets_it_go_on(
     undisturbed: TrainConfig, cache_path: Path, language_model: Path, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str], size: str, where: str,
+    capsys: pytest.CaptureFixture[str], size: str,
 ) -> None:  # fmt: skip
-    """Full at the log, at the first checkpoint, at a later one."""
+    """Full at TensorBoard's events, at the log, at the first checkpoint, at a later one."""
     with mounted_disk(tmp_path / "disk", size) as disk:
         texts = str(tmp_path / "text")
         config = make_config(cache_path, language_model, disk / "run", save_every=1, max_steps=6, text_dir=texts)
         assert main(command(config)) == 1
         line = said_in_one_line(capsys)
-        assert line.startswith(f"trainer: error: No space left on device: {disk}/run/{where}")
+        assert line.startswith(f"trainer: error: No space left on device: {disk}/run/")
         make_room(disk)
         assert main(command(config)) == 0
         assert_same_run(config, undisturbed)

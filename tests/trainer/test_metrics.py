@@ -44,10 +44,11 @@ def test_a_line_that_is_no_record_is_dropped_and_the_others_stay(tmp_path: Path,
     assert steps(tmp_path) == [1, 2, 3, 4]
 
 
-def test_tensorboard_holds_the_same_numbers(tmp_path: Path) -> None:
+def test_tensorboard_holds_the_same_numbers_each_step_once_after_a_resume_too(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    write_steps(tmp_path, 0, 3)
+    write_steps(tmp_path, 0, 5)
+    write_steps(tmp_path, 2, 4)
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
-    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(1, 1.5), (2, 1.5), (3, 1.5)]
+    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(step, 1.5) for step in range(1, 5)]
