@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, get_worker_info
 
 from cache_store import open_cache
 from cache_store.errors import ConfigError, StaleError
@@ -21,6 +21,13 @@ def cache_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     latents = np.random.default_rng(0).standard_normal((COUNT + 2, 4, 3, 3), np.float32)
     path = tmp_path_factory.mktemp(request.param) / "cache"
     return make_cache(path, latents, rejected=[2, 9], dtype=request.param)
+
+
+@pytest.fixture(scope="module")
+def one_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For what has nothing to do with the dtype."""
+    latents = np.random.default_rng(0).standard_normal((COUNT, 4, 3, 3), np.float32)
+    return make_cache(tmp_path_factory.mktemp("one") / "cache", latents)
 
 
 def numbers_of(batches: Any) -> list[list[int]]:
@@ -53,6 +60,64 @@ def test_any_number_of_workers_gives_the_same_batches(cache_path: Path, workers:
         assert torch.equal(alone["latents"], loaded["latents"])
 
 
+LOADERS = {
+    "no workers": {},
+    "2 workers": {"num_workers": 2},
+    "3 workers": {"num_workers": 3},
+    "kept workers": {"num_workers": 2, "persistent_workers": True},
+    "spawned workers": {"num_workers": 2, "multiprocessing_context": "spawn"},
+}
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("options", LOADERS.values(), ids=LOADERS)
+def test_pass_after_pass_goes_on_through_the_epochs_also_after_a_resume(
+    one_cache: Path, options: dict[str, Any]
+) -> None:
+    """Without workers, and with workers that are made anew for each pass, or stay."""
+    whole = numbers_of(LatentStream(one_cache, BATCH, epochs=3))
+    loader = DataLoader(LatentStream(one_cache, BATCH), batch_size=None, **options)
+    passes = [numbers_of(loader) for _ in range(3)]
+    assert passes[0] + passes[1] + passes[2] == whole
+    assert [len(each) for each in passes] == [6, 5, 5]
+    resumed = LatentStream(one_cache, BATCH)
+    loader = DataLoader(resumed, batch_size=None, **options)
+    resumed.load_state_dict({"cursor": 8 * BATCH})
+    assert [numbers_of(loader), numbers_of(loader)] == [whole[8:11], whole[11:16]]
+
+
+def test_a_pass_that_is_left_begins_again_where_it_began(one_cache: Path) -> None:
+    stream = LatentStream(one_cache, BATCH)
+    first = next(iter(stream))
+    state = stream.state_dict()
+    whole = numbers_of(stream)
+    assert whole[0] == first["numbers"].tolist()
+    stream.load_state_dict(state)
+    assert numbers_of(stream) == whole[1:]
+
+
+def test_passes_of_a_part_of_an_epoch_are_that_long_pass_cut_up(one_cache: Path) -> None:
+    stream = LatentStream(one_cache, BATCH, epochs=0.1)
+    passes = [numbers_of(stream) for _ in range(30)]
+    assert all(passes)
+    batches = list(chain.from_iterable(passes))
+    assert batches == numbers_of(LatentStream(one_cache, BATCH, epochs=9))[: len(batches)]
+
+
+def test_workers_that_resume_alone_go_on_together(one_cache: Path) -> None:
+    """As loaders do that keep the state of each worker: here, of two, after four and after all batches but one."""
+    whole = numbers_of(LatentStream(one_cache, BATCH))
+    for consumed, cursors in ((4, (16, 16)), (5, (24, 16))):
+        states = [{"cursor": cursor, "end": 24} for cursor in cursors]
+        loader = DataLoader(
+            LatentStream(one_cache, BATCH),
+            batch_size=None,
+            num_workers=2,
+            worker_init_fn=lambda worker, states=states: get_worker_info().dataset.load_state_dict(states[worker]),
+        )
+        assert sorted(numbers_of(loader)) == sorted(whole[consumed:])
+
+
 def test_ranks_together_see_the_global_batches(cache_path: Path) -> None:
     whole = numbers_of(LatentStream(cache_path, BATCH, epochs=2))
     halves = [numbers_of(LatentStream(cache_path, BATCH, epochs=2, rank=rank, world_size=2)) for rank in (0, 1)]
@@ -61,7 +126,8 @@ def test_ranks_together_see_the_global_batches(cache_path: Path) -> None:
 
 def test_the_cursor_of_any_batch_is_enough_to_go_on_after_it(cache_path: Path) -> None:
     stream = LatentStream(cache_path, BATCH, epochs=3)
-    whole, cursors = numbers_of(stream), [batch["cursor"] for batch in stream]
+    batches = list(stream)
+    whole, cursors = numbers_of(batches), [batch["cursor"] for batch in batches]
     for consumed, cursor in enumerate(cursors, 1):
         resumed = LatentStream(cache_path, BATCH, epochs=3)
         resumed.load_state_dict({"cursor": cursor})
@@ -87,6 +153,20 @@ def test_a_state_of_another_seed_or_batch_is_refused(cache_path: Path) -> None:
         LatentStream(cache_path, BATCH).load_state_dict({"cursor": 3})
 
 
+@pytest.mark.parametrize("state", [{}, {"cursor": None}, {"cursor": "8"}, {"cursor": -4}])
+def test_a_state_without_a_cursor_is_refused(one_cache: Path, state: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"cursor .* is no multiple"):
+        LatentStream(one_cache, BATCH).load_state_dict(state)
+
+
+@pytest.mark.parametrize("epochs", [0, -1, float("nan"), float("inf")])
+def test_a_pass_of_nothing_is_refused(one_cache: Path, epochs: float) -> None:
+    with pytest.raises(ConfigError, match="epochs must be above 0"):
+        LatentStream(one_cache, BATCH, epochs=epochs)
+
+
 def test_a_batch_that_does_not_divide_among_ranks_is_refused(cache_path: Path) -> None:
     with pytest.raises(ConfigError, match="must divide"):
         LatentStream(cache_path, BATCH, world_size=3)
+    with pytest.raises(ConfigError, match="must divide"):
+        LatentStream(cache_path, BATCH, world_size=0)
