@@ -5,6 +5,7 @@ normalises what enters, so tokens much smaller than it expects would make gradie
 """
 # Axes: N samples, C latent channels, H W latent cells, S world tokens, F values of a world token, D model width.
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -85,6 +86,8 @@ class Projector(nn.Module):
     @torch.no_grad()
     def match_rms(self, latents_NCHW: Tensor, target: float) -> None:
         """Scale the last matrix and the ends so that what comes out has this root mean square."""
+        self.refuse_statistics()
+        refuse_not_finite(latents_NCHW[:, : len(self.mean_C11)])
         features_SF = self.features(latents_NCHW).flatten(0, 1)
         features_SF = features_SF[:: -(-len(features_SF) // CALIBRATION_TOKENS)]
         last = max(index for index, layer in enumerate(self.layers) if isinstance(layer, nn.Linear))
@@ -95,6 +98,26 @@ class Projector(nn.Module):
         assert isinstance(matrix, nn.Linear)
         matrix.weight.mul_(find_scale(lambda scale: rms(after(scale * before)), target))
         self.ends_2D.mul_(target / rms(self.ends_2D))
+
+    def refuse_statistics(self) -> None:
+        """CacheError for channels that cannot be standardised."""
+        statistics = zip(self.mean_C11.flatten().tolist(), self.std_C11.flatten().tolist(), strict=True)
+        for channel, (mean, std) in enumerate(statistics):
+            if not (math.isfinite(mean) and math.isfinite(std) and std > 0):
+                raise CacheError(
+                    f"latent channel {channel} cannot be standardised: its mean is {mean}, its standard deviation "
+                    f"{std}; both are the encoder's own where its config states them, else measured over the cache"
+                )
+
+
+def refuse_not_finite(latents_NCHW: Tensor) -> None:
+    """Told apart from latents that are all equal, whose root mean square is not above 0 either."""
+    spoilt = int((~latents_NCHW.isfinite()).flatten(1).any(1).sum())
+    if spoilt:
+        raise CacheError(
+            f"{spoilt} of the {len(latents_NCHW)} samples that set the projector's scale hold NaN or infinity; "
+            "`cache-store verify CACHE --level full` names all such samples"
+        )
 
 
 def rms(values: Tensor) -> float:

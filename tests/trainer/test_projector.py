@@ -1,4 +1,5 @@
 import itertools
+import math
 
 import pytest
 import torch
@@ -66,3 +67,19 @@ def test_equal_seeds_give_equal_weights() -> None:
 def test_latents_that_all_equal_their_mean_are_refused() -> None:
     with pytest.raises(CacheError, match="nothing to learn"):
         make_projector().match_rms(torch.tensor(MEAN)[:, None, None].expand(8, 4, 3, 2), 1.0)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_latents_that_are_not_finite_are_not_called_equal(value: float) -> None:
+    latents = make_latents()
+    latents[[3, 9], 1, 2, 0] = value
+    with pytest.raises(CacheError, match="2 of the 64 samples .* hold NaN or infinity"):
+        make_projector().match_rms(latents, 1.0)
+
+
+@pytest.mark.parametrize("std", [0.0, -1.0, math.nan, math.inf])
+def test_a_channel_that_cannot_be_standardised_is_named(std: float) -> None:
+    projector = make_projector()
+    projector.std_C11[2] = std
+    with pytest.raises(CacheError, match=f"latent channel 2 cannot be standardised: .* deviation {std}"):
+        projector.match_rms(make_latents(), 1.0)
