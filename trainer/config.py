@@ -11,6 +11,12 @@ from typing import Literal
 
 from cache_store.errors import ConfigError
 
+MAX_BATCH_SIZE = 1_000_000
+"""A slip of the keyboard is refused before memory runs out."""
+
+MAX_LR = 1e3
+"""Far above any that trains, far below those that overflow float32."""
+
 
 def require(condition: bool, key: str, expected: str, found: object) -> None:
     if not condition:
@@ -49,10 +55,12 @@ class DataConfig:
     """Where tokenised text is kept; default: CACHE.text beside the cache."""
 
     def __post_init__(self) -> None:
-        require(self.batch_size >= 1, "data.batch_size", "at least 1", self.batch_size)
+        size = self.batch_size
+        require(1 <= size <= MAX_BATCH_SIZE, "data.batch_size", f"in [1, {MAX_BATCH_SIZE:,}]", size)
         require(self.accumulate >= 1, "data.accumulate", "at least 1", self.accumulate)
         require(self.max_text_tokens >= 2, "data.max_text_tokens", "at least 2", self.max_text_tokens)
         require(0 <= self.val_fraction < 1, "data.val_fraction", "in [0, 1)", self.val_fraction)
+        require(0 <= self.seed < 2**63, "data.seed", "in [0, 2^63)", self.seed)
 
     def refuse_undivided(self, world_size: int) -> None:
         """ConfigError where the global batch does not divide among the forward passes of all ranks."""
@@ -80,8 +88,9 @@ class OptimConfig:
     """Gradients are scaled down to this norm; null: never."""
 
     def __post_init__(self) -> None:
-        require(self.lr > 0 and math.isfinite(self.lr), "optim.lr", "above 0", self.lr)
-        require(self.weight_decay >= 0, "optim.weight_decay", "at least 0", self.weight_decay)
+        require(0 < self.lr <= MAX_LR, "optim.lr", f"above 0 and at most {MAX_LR:g}", self.lr)
+        decay = self.weight_decay
+        require(decay >= 0 and math.isfinite(decay), "optim.weight_decay", "at least 0 and finite", decay)
         require(self.warmup_steps >= 0, "optim.warmup_steps", "at least 0", self.warmup_steps)
         norm = self.max_grad_norm
         require(norm is None or norm > 0, "optim.max_grad_norm", "above 0 or null", norm)

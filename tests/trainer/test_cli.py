@@ -104,6 +104,12 @@ def test_a_config_that_cannot_run_is_one_line(
     [
         ("--run.epochs=0", "run.epochs must be above 0"),
         ("--data.val_fraction=1.5", "data.val_fraction must be in [0, 1)"),
+        ("--data.seed=99999999999999999999999", "data.seed must be in [0, 2^63)"),
+        ("--data.batch_size=1000000000000", "data.batch_size must be in [1, 1,000,000]"),
+        ("--optim.lr=1e300", "optim.lr must be above 0 and at most 1000"),
+        ("--optim.lr=1e38", "optim.lr must be above 0 and at most 1000"),
+        ("--optim.lr=.nan", "optim.lr must be above 0 and at most 1000"),
+        ("--optim.weight_decay=.inf", "optim.weight_decay must be at least 0 and finite"),
         ("--model.layout=diagonal", "model.layout"),
         ("--optim.momentum=1", "optim.momentum"),
         ("--optim.lr=fast", "optim.lr"),
