@@ -32,14 +32,12 @@ from trainer.checkpoint import (
     refuse_other_run,
 )
 from trainer.config import TrainConfig
-from trainer.evaluate import Comparison, compare, validation_loss
+from trainer.evaluate import Comparison, compare, sample_names, validation_loss
 from trainer.metrics import Metrics, MetricsLog, metrics_of
 from trainer.optim import learning_rate, make_optimizer
 from trainer.parallel import World
 from trainer.prefetch import prefetched
 from trainer.session import Session, open_session
-
-NAMED_SAMPLES = 16
 
 LOG_REFRESH_S = 30.0
 """Between lines of progress where standard error is a file."""
@@ -194,11 +192,9 @@ class TrainingLoop:
         }  # fmt: skip
 
     def not_finite(self, batch: StepBatch, loss: float, grad_norm: float) -> EncodeOnceError:
-        ids = self.session.cache.samples(batch.numbers[:NAMED_SAMPLES], columns=["id"])["id"].to_pylist()
-        more = f" and {len(batch.numbers) - len(ids)} more" if len(batch.numbers) > len(ids) else ""
         return EncodeOnceError(
             f"step {self.completed + 1}: loss {loss}, gradient norm {grad_norm}; the projector was not updated\n"
-            f"  samples  {', '.join(ids)}{more}\n"
+            f"  samples  {sample_names(self.session, batch.numbers)}\n"
             f"  checkpoints up to step {max(self.checkpoints.steps(), default=0)} were saved before; "
             "try a lower optim.lr, and where it fails again, delete the newest"
         )
