@@ -10,11 +10,11 @@ import pyarrow as pa
 
 from cache_store.errors import CacheError
 from cache_store.metadata import read_commit
-from cache_store.plan import plan_digest
 from cache_store.record import record_digest
 from cache_store.schema import LATENTS, CommitContent, Seal, Spec
 from cache_store.seal import cache_identity
 from cache_store.verify_shard import content_findings
+from precompute.kept import is_planned
 
 Expected = dict[int, frozenset[str]]
 """By shard, digests of the contents that it may have; nothing of a shard of which nothing sound is left."""
@@ -34,12 +34,11 @@ def sound_contents(root: Path, spec: Spec, plan: pa.Table) -> dict[int, CommitCo
     """What records say that are whole and of the plan's samples, whatever became of their files."""
     contents = {}
     for shard in range(spec.num_shards):
-        rows = spec.shard_rows(shard)
         with contextlib.suppress(CacheError):
             record = read_commit(root, LATENTS, shard)
             if record is None or any(content_findings(spec, LATENTS, shard, record.content)):
                 continue
-            if record.content.plan_digest == plan_digest([plan.slice(rows.start, len(rows))]):
+            if is_planned(record.content, spec, plan):
                 contents[shard] = record.content
     return contents
 

@@ -17,6 +17,7 @@ from cache_store.schema import (
     LATENTS,
     PLAN_FILE,
     SEAL_FILE,
+    CommitContent,
     CommitRecord,
     Seal,
     Spec,
@@ -59,14 +60,15 @@ def find_kept(
 def usable_record(root: Path, spec: Spec, shard: int, plan: pa.Table) -> tuple[CommitRecord | None, str | None]:
     """A shard's record, and why the shard cannot be kept: its samples must be the plan's, too."""
     record, problem = kept_record(root, spec, LATENTS, shard)
-    rows = spec.shard_rows(shard)
-    if (
-        record is not None
-        and problem is None
-        and record.content.plan_digest != plan_digest([plan.slice(rows.start, len(rows))])
-    ):
+    if record is not None and problem is None and not is_planned(record.content, spec, plan):
         problem = str(Finding(shard=shard, file=commit_file(LATENTS, shard), problem="was made for other samples"))
     return record, problem
+
+
+def is_planned(content: CommitContent, spec: Spec, plan: pa.Table) -> bool:
+    """Whether a shard was made for the samples that the plan has in its rows."""
+    rows = spec.shard_rows(content.shard)
+    return content.plan_digest == plan_digest([plan.slice(rows.start, len(rows))])
 
 
 def other_record(shard: int) -> Finding:

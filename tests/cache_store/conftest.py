@@ -31,5 +31,12 @@ def cache(tmp_path: Path, latents: np.ndarray, store_format: StoreFormat) -> Pat
     return make_cache(tmp_path / "cache", latents, rejected=REJECTED, store_format=store_format)
 
 
+def flip(path: Path, position: int) -> None:
+    """The lowest bit of a byte."""
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
+
+
 def shard_name(cache: Path, shard: int) -> str:
     return shard_format(read_spec(cache)).shard_file("latents", shard)

@@ -18,7 +18,7 @@ from cache_store.publish import write_file
 from cache_store.record import canonical_json, signed
 from cache_store.schema import SAMPLES_SCHEMA, BuildRecord
 from cache_store.verify import verify
-from tests.cache_store.conftest import REJECTED, shard_name
+from tests.cache_store.conftest import REJECTED, flip, shard_name
 from tests.make_cache import caption, make_cache
 
 OTHER = {"zarr": "webdataset", "webdataset": "zarr"}
@@ -139,12 +139,6 @@ def test_what_the_copy_lost_is_converted_again(cache, tmp_path, store_format, na
     damaged.write_bytes(damaged.read_bytes()[:-1])
     assert convert(cache, out, OTHER[store_format]) == 0
     assert contents(out) == before
-
-
-def flip(path: Path, position: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[position] ^= 1
-    path.write_bytes(data)
 
 
 def test_a_damaged_latent_is_never_copied_and_names_its_row(cache, tmp_path, store_format, capsys):

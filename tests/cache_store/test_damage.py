@@ -27,6 +27,7 @@ from cache_store.record import canonical_json, signed
 from cache_store.schema import Seal, commit_file, samples_file
 from cache_store.shard_builder import file_record
 from cache_store.verify import verify
+from tests.cache_store.conftest import flip
 from tests.make_cache import make_cache
 
 ROWS, ROWS_PER_SHARD, REJECTED = 14, 6, (2, 9)
@@ -298,18 +299,12 @@ def fit_record(cache: Path) -> None:
     write_commit(cache, signed(replace(record, content=replace(record.content, files=files))))
 
 
-def flip_bit(path: Path, position: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[position] ^= 1
-    path.write_bytes(data)
-
-
 def test_a_damaged_plan_of_an_unsealed_cache_blames_no_shard(cache):
     """No hash of it is known then, and no row of a shard is wrong for it."""
     (cache / "seal.json").unlink()
     data, found = (cache / "plan.parquet").read_bytes(), 0
     for position in range(0, len(data), 7):
-        flip_bit(cache / "plan.parquet", position)
+        flip(cache / "plan.parquet", position)
         blamed = named(verify(cache, "full").findings) - {"seal.json"}
         (cache / "plan.parquet").write_bytes(data)
         assert blamed <= {"plan.parquet"}, f"byte {position}: {blamed}"
@@ -344,7 +339,7 @@ def test_a_shard_file_and_a_table_that_differ_are_found_though_each_has_the_hash
 @pytest.mark.parametrize("lose", [Path.unlink, cut_in_half])
 def test_a_flipped_latent_beside_a_lost_record_is_named_by_its_row(cache, lose):
     sample = samples_in(cache, SHARD)[1]
-    flip_bit(cache / data_file(cache, SHARD), sample.offset)
+    flip(cache / data_file(cache, SHARD), sample.offset)
     lose(cache / record_file(cache, SHARD))
     findings = verify(cache, "full").findings
     assert named(findings) == {record_file(cache, SHARD), data_file(cache, SHARD)}
@@ -353,7 +348,7 @@ def test_a_flipped_latent_beside_a_lost_record_is_named_by_its_row(cache, lose):
 
 def test_a_record_of_other_files_does_not_keep_its_shard_from_being_looked_at(cache):
     sample = samples_in(cache, SHARD)[1]
-    flip_bit(cache / data_file(cache, SHARD), sample.offset)
+    flip(cache / data_file(cache, SHARD), sample.offset)
     shutil.copy(cache / record_file(cache, 0), cache / record_file(cache, SHARD))
     findings = verify(cache, "full").findings
     assert named(findings) == {record_file(cache, SHARD), data_file(cache, SHARD)}
@@ -361,7 +356,7 @@ def test_a_record_of_other_files_does_not_keep_its_shard_from_being_looked_at(ca
 
 
 def test_what_can_not_be_checked_without_record_and_table_is_said(cache):
-    flip_bit(cache / data_file(cache, SHARD), samples_in(cache, SHARD)[1].offset)
+    flip(cache / data_file(cache, SHARD), samples_in(cache, SHARD)[1].offset)
     for name in (record_file(cache, SHARD), table_file(cache, SHARD)):
         cut_in_half(cache / name)
     findings = verify(cache, "full").findings

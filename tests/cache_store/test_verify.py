@@ -17,16 +17,10 @@ from cache_store.cli import main
 from cache_store.errors import ConfigError
 from cache_store.subset import parse_subset
 from cache_store.verify import verify
-from tests.cache_store.conftest import shard_name
+from tests.cache_store.conftest import flip, shard_name
 from tests.make_cache import make_cache
 
 SHARD = 1
-
-
-def flip(path: Path, position: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[position] ^= 1
-    path.write_bytes(data)
 
 
 @pytest.mark.parametrize("level", ["quick", "full"])

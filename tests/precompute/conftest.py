@@ -89,6 +89,13 @@ def write_config(path: Path, values: dict[str, Any]) -> Path:
     return path
 
 
+def flip(path: Path) -> None:
+    """One bit in the middle of a file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
 def timeless_files(cache: Path) -> dict[str, bytes]:
     """Every file that has no clock in it: all but the commit records and the claim."""
     return {

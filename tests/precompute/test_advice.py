@@ -10,7 +10,7 @@ from cache_store.cli import main as cache_store
 from cache_store.metadata import read_commit
 from cache_store.verify import verify
 from precompute.cli import main as precompute
-from tests.precompute.conftest import config_values, timeless_files, write_config
+from tests.precompute.conftest import config_values, flip, timeless_files, write_config
 
 
 @pytest.fixture
@@ -19,12 +19,6 @@ def cache(tmp_path: Path, source_path: Path, vae_path: Path) -> Path:
     values = config_values(tmp_path / "my cache", source_path, vae_path)
     assert precompute(["build", "--config", str(write_config(tmp_path / "build.yaml", values))]) == 0
     return tmp_path / "my cache"
-
-
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
 
 
 def unfinish(cache: Path, shard: int) -> None:

@@ -15,7 +15,7 @@ from cache_store.cli import main as cache_store
 from cache_store.verify import verify
 from precompute.cli import main as precompute
 from precompute.engines.local import ENCODER_THREADS
-from tests.precompute.conftest import config_values, image_bytes, timeless_files, write_config, write_source
+from tests.precompute.conftest import config_values, flip, image_bytes, timeless_files, write_config, write_source
 
 
 @pytest.fixture
@@ -23,12 +23,6 @@ def cache(tmp_path: Path, source_path: Path, vae_path: Path) -> Path:
     values = config_values(tmp_path / "cache", source_path, vae_path)
     assert precompute(["build", "--config", str(write_config(tmp_path / "build.yaml", values))]) == 0
     return tmp_path / "cache"
-
-
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
 
 
 DAMAGED = (
