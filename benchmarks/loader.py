@@ -4,8 +4,8 @@ Every side delivers the same thing: batches of 256 float16 latents [256, 16, 28,
 order each pass, from the page cache. webdataset shuffles in a buffer, the others globally. The rivals check nothing;
 `cache.read` is timed with and without its crc32c.
 
-Rivals are read as their documentation reads them. Beside them stand two ways to take a whole batch of raw bytes out of
-Arrow and decode it by hand, which no loader of the library does: they show how far a file of plain bytes goes.
+Rivals are read as their documentation reads them. Beside them stand two ways to take raw bytes out of Arrow a whole
+batch at a time and decode them by hand, as a collate function of one's own can: a memory gather, without any check.
 """
 
 import argparse
