@@ -6,7 +6,7 @@ from typing import Any
 
 from jsonargparse import ArgumentParser
 
-from cache_store.command_line import program_parser, run_program, to_config
+from cache_store.command_line import add_commands, add_fields, cache_parser, program_parser, run_program, to_config
 from cache_store.convert import ConvertConfig
 from cache_store.convert_command import run_convert
 from cache_store.gallery.command import gallery_parser, show_gallery
@@ -15,12 +15,12 @@ from cache_store.info import describe
 from cache_store.verify_command import VerifyConfig, run_verify
 
 EXAMPLES = """\
-  cache-store info data/cc3m/cache
-  cache-store verify data/cc3m/cache                 records, sizes, coverage, seal: seconds
-  cache-store verify data/cc3m/cache --level full    every byte
-  cache-store verify data/cc3m/cache --subset 3/20   every byte of the third of twenty slices: one a night
-  cache-store gallery data/cc3m/cache -o cc3m.html   look at it
-  cache-store convert data/cc3m/cache data/cc3m/tars --format webdataset
+  cache-store info data/cc3m
+  cache-store verify data/cc3m                  records, sizes, seal: seconds
+  cache-store verify data/cc3m --level full     every byte
+  cache-store verify data/cc3m --subset 3/20    every byte of a slice: one a night
+  cache-store gallery data/cc3m -o cc3m.html    look at it
+  cache-store convert data/cc3m data/tars --format webdataset
 """
 
 
@@ -37,29 +37,26 @@ def run(argv: Sequence[str]) -> int:
 
 def build_parser() -> ArgumentParser:
     parser = program_parser("cache-store", "Look into a cache of latents and verify it; needs no torch.", EXAMPLES)
-    commands = parser.add_subcommands(dest="command", title="commands", metavar="COMMAND")
-    info = ArgumentParser(exit_on_error=False, description="Show what a cache holds and how it was made.")
-    info.add_argument("cache", type=str, help="the cache's folder")
-    commands.add_subcommand("info", info, help="the spec, counts, sizes and throughput, in a table")
-    commands.add_subcommand("verify", verify_parser(), help="is every byte right? exit 1 if not")
-    commands.add_subcommand("convert", convert_parser(), help="the same cache as tars, as Zarr or with another codec")
+    commands = add_commands(parser)
+    info = cache_parser("Show what a cache holds and how it was made.")
+    commands.add_subcommand("info", info, help="The spec, counts, sizes and throughput, in a table.")
+    commands.add_subcommand("verify", verify_parser(), help="Is every byte right? Exits 1 if not.")
+    commands.add_subcommand("convert", convert_parser(), help="The same cache as tars, as Zarr or with another codec.")
     gallery = gallery_parser(GalleryConfig)
-    commands.add_subcommand("gallery", gallery, help="rows of the cache on an HTML page: random, unusual, rejected")
+    commands.add_subcommand("gallery", gallery, help="Rows of the cache on an HTML page: random, unusual, rejected.")
     return parser
 
 
 def convert_parser() -> ArgumentParser:
-    parser = ArgumentParser(exit_on_error=False, description=ConvertConfig.__doc__)
-    parser.add_argument("cache", type=str, help="the cache's folder; it is read only")
-    parser.add_argument("out", type=str, help="the new cache's folder; made if it does not exist")
-    parser.add_class_arguments(ConvertConfig, None)
+    operands = {"cache": "The cache's folder; it is read only.", "out": "The new cache's folder; made if need be."}
+    parser = cache_parser(ConvertConfig.__doc__, **operands)
+    add_fields(parser, ConvertConfig)
     return parser
 
 
 def verify_parser() -> ArgumentParser:
-    parser = ArgumentParser(exit_on_error=False, description=VerifyConfig.__doc__)
-    parser.add_argument("cache", type=str, help="the cache's folder")
-    parser.add_class_arguments(VerifyConfig, None)
+    parser = cache_parser(VerifyConfig.__doc__)
+    add_fields(parser, VerifyConfig)
     return parser
 
 

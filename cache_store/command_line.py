@@ -10,16 +10,17 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar, get_args, get_type_hints
 
-from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace, set_parsing_settings
+from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 from jsonargparse._actions import ActionConfigFile  # public, but not said to be
 from yaml import YAMLError
 
 from cache_store.errors import ConfigError, EncodeOnceError
+from cache_store.help_text import HelpFormatter
 from cache_store.usage_errors import plain_words
 from cache_store.yaml_text import use_for_configs
 
@@ -60,12 +61,8 @@ class ConfigFile(ActionConfigFile):  # what action="config" stands for
             raise TypeError(f"{value} has a field {dest!r}, which no config has") from None  # it took the list's place
 
 
-class HelpFormatter(argparse.RawDescriptionHelpFormatter, DefaultHelpFormatter):
-    """jsonargparse's help, with descriptions and examples laid out as written."""
-
-
 def program_parser(program: str, description: str, examples: str) -> ArgumentParser:
-    """The parser of a program whose commands are added with `add_subcommands`."""
+    """The parser of a program whose commands `add_commands` adds."""
     return ArgumentParser(
         prog=program,
         exit_on_error=False,
@@ -78,9 +75,29 @@ def program_parser(program: str, description: str, examples: str) -> ArgumentPar
 def command_parser(config_class: type, description: str) -> ArgumentParser:
     """A parser of `--config FILE` and one option per field of `config_class`."""
     parser = ArgumentParser(exit_on_error=False, description=description)
-    parser.add_argument("--config", action=ConfigFile, help="YAML file; options after it override its fields")
-    parser.add_class_arguments(config_class, None, fail_untyped=True)
+    text = "YAML file; options after it override its fields."
+    parser.add_argument("--config", action=ConfigFile, metavar="FILE", help=text)
+    add_fields(parser, config_class)
     return parser
+
+
+def cache_parser(description: str | None, cache: str = "The cache's folder.", **operands: str) -> ArgumentParser:
+    """A parser of the operand CACHE, and of further ones by name and text."""
+    parser = ArgumentParser(exit_on_error=False, description=description)
+    for name, text in {"cache": cache, **operands}.items():
+        parser.add_argument(name, type=str, help=text)
+    return parser
+
+
+def add_fields(parser: ArgumentParser, config_class: type, skip: Collection[str] = ()) -> None:
+    """One option per field of `config_class`, without a heading that says the command's description again."""
+    parser.add_class_arguments(config_class, None, as_group=False, skip=set(skip))
+
+
+def add_commands(parser: ArgumentParser) -> Any:
+    """What the program's commands are added to."""
+    more = f"`{parser.prog} COMMAND --help` explains every option."
+    return parser.add_subcommands(dest="command", title="commands", description=more, metavar="COMMAND")
 
 
 def to_config(config_class: type[ConfigT], parser: ArgumentParser, arguments: Namespace) -> ConfigT:

@@ -6,15 +6,16 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from cache_store.command_line import HelpFormatter, command_parser, run_program, to_config
+from cache_store.command_line import command_parser, run_program, to_config
 from cache_store.errors import Interrupted
+from cache_store.help_text import HelpFormatter
 from demo.config import DemoConfig
 
 EXAMPLES = """\
 examples:
-  python -m demo                                        everything, into demo-run/
-  python -m demo --scenes 500 --train_steps 100         quicker, and it learns less
-  python -m demo --output /tmp/demo-two --seed 2        other scenes and models, elsewhere
+  python -m demo                                    everything, into demo-run/
+  python -m demo --scenes 500 --train_steps 100     quicker, and it learns less
+  python -m demo --output /tmp/demo-two --seed 2    other scenes and models
 
 afterwards:
   python -m cache_store info demo-run/cache

@@ -11,7 +11,16 @@ import msgspec
 from jsonargparse import ArgumentParser
 from rich.console import Console
 
-from cache_store.command_line import command_parser, program_parser, run_program, stop_on_signals, to_config
+from cache_store.command_line import (
+    add_commands,
+    add_fields,
+    cache_parser,
+    command_parser,
+    program_parser,
+    run_program,
+    stop_on_signals,
+    to_config,
+)
 from cache_store.errors import ConfigError, Interrupted
 from cache_store.gallery.command import gallery_parser, show_gallery
 from cache_store.output_file import refuse_output, write_output
@@ -20,28 +29,28 @@ from precompute.audit_bar import AuditBar
 from precompute.config import AuditConfig, BuildConfig, DecodedGalleryConfig, RepairConfig
 
 EXAMPLES = """\
-  precompute build --config configs/llava_cc3m.yaml
-  precompute build --config configs/llava_cc3m.yaml --store.codec zstd --cache data/llava-cc3m/cache-zstd
-  precompute build --config configs/llava_cc3m.yaml --extend            the sample list has grown
-  precompute build --config configs/llava_cc3m.yaml --retry-rejected    missing or broken images were restored
-  precompute build --config configs/llava_cc3m.yaml --check-sources     are the images still the ones encoded?
-  precompute repair data/llava-cc3m/cache --report report.json
-  precompute audit data/llava-cc3m/cache --seconds 600
-  precompute gallery data/llava-cc3m/cache --decode     look at it
-  precompute build --print_config > my.yaml          a complete config to edit
+  precompute build --config configs/llava_cc3m.yaml   run again to resume
+  precompute build --print_config > my.yaml           a complete config to edit
+  precompute build --config my.yaml --store.codec zstd --cache data/cc3m-zstd
+  precompute build --config my.yaml --extend          the sample list has grown
+  precompute build --config my.yaml --retry-rejected  images are back, or mended
+  precompute build --config my.yaml --check-sources   are they those encoded?
+  precompute repair data/cc3m --report report.json    what verify has named
+  precompute audit data/cc3m --seconds 600            encode some again, compare
+  precompute gallery data/cc3m --decode               look at it
 """
 
 
 FLAGS = {
-    "--extend": "add the samples that the source's list has gained; of the shards, only a partly filled last one is "
-    "written again",
-    "--retry-rejected": "try rejected samples again; shards in which one can be read now are built again",
-    "--check-sources": "read every image again and compare it with what was encoded, not only those that look changed",
+    "--extend": "Add the samples that the source's list has gained; of the shards, only a partly filled last one is "
+    "written again.",
+    "--retry-rejected": "Try rejected samples again; shards in which one can be read now are built again.",
+    "--check-sources": "Read every image again and compare it with what was encoded, not only those that look changed.",
 }
 """Acts of one run of `build`, which no config holds."""
 
 
-DECODE = "add decoded images, error maps and PSNR; a full-size VAE takes seconds an image on a CPU"
+DECODE = "Add decoded images, error maps and PSNR; a full-size VAE takes seconds an image on a CPU."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,19 +70,16 @@ def build_parsers() -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
     build = command_parser(BuildConfig, "Plan, encode and seal a cache; run again to resume.")
     for flag, meaning in FLAGS.items():
         build.add_argument(flag, action="store_true", default=argparse.SUPPRESS, help=meaning)
-    repair = ArgumentParser(exit_on_error=False, description="Build damaged shards again, to the same bytes; reseal.")
-    repair.add_argument("cache", type=str, help="the cache's folder")
-    repair.add_class_arguments(RepairConfig, None)
-    audit = ArgumentParser(exit_on_error=False, description=AuditConfig.__doc__)
-    audit.add_argument("cache", type=str, help="the cache's folder")
-    audit.add_class_arguments(AuditConfig, None)
+    repair, audit = cache_parser(RepairConfig.__doc__), cache_parser(AuditConfig.__doc__)
+    add_fields(repair, RepairConfig)
+    add_fields(audit, AuditConfig)
     commands = {
         "build": build,
         "repair": repair,
         "audit": audit,
         "gallery": gallery_parser(DecodedGalleryConfig, decode=DECODE),
     }
-    subcommands = parser.add_subcommands(dest="command", title="commands", metavar="COMMAND")
+    subcommands = add_commands(parser)
     for name, command in commands.items():
         subcommands.add_subcommand(name, command, help=command.description)
     return parser, commands

@@ -148,7 +148,7 @@ def where_remembered(root: Path) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class RepairConfig:
-    """What to build again."""
+    """Build damaged shards again, to the same bytes, and reseal."""
 
     report: str | None = None
     """A report that `cache-store verify --report` wrote; every shard it names is built again."""

@@ -8,15 +8,16 @@ from typing import Any
 
 from jsonargparse import ArgumentParser
 
-from cache_store.command_line import command_parser, program_parser, run_program, to_config
+from cache_store.command_line import add_commands, command_parser, program_parser, run_program, to_config
 from cache_store.errors import ConfigError
 from cache_store.output_file import refuse_output, write_output
 from trainer.config import TrainConfig
 
 EXAMPLES = """\
-  trainer train --config configs/train_llava_cc3m.yaml                     rerun to resume
-  torchrun --nproc-per-node 8 -m trainer train --config configs/train_llava_cc3m.yaml
-  trainer eval --config configs/train_llava_cc3m.yaml --report eval.json   the newest checkpoint
+  trainer train --config configs/train_llava_cc3m.yaml    rerun to resume
+  trainer train --print_config > my.yaml                  a config to edit
+  torchrun --nproc-per-node 8 -m trainer train --config my.yaml
+  trainer eval --config my.yaml --report eval.json        the newest checkpoint
 """
 
 TRAIN = "Train the projector; rerun to go on where it stopped. Exits 3 when stopped by a signal."
@@ -40,11 +41,13 @@ def run(argv: Sequence[str]) -> int:
 def build_parser() -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
     parser = program_parser("trainer", "Train a projector from a cache of latents into a frozen model.", EXAMPLES)
     commands = {"train": command_parser(TrainConfig, TRAIN), "eval": command_parser(TrainConfig, EVAL)}
-    commands["eval"].add_argument("--checkpoint", type=str | None, help="its folder; default: the newest of run.output")
-    commands["eval"].add_argument("--report", type=str | None, help="also write the result to this JSON file")
-    subcommands = parser.add_subcommands(dest="command", title="commands", metavar="COMMAND")
-    subcommands.add_subcommand("train", commands["train"], help="train the projector, or go on training it")
-    subcommands.add_subcommand("eval", commands["eval"], help="does the projector use the image?")
+    commands["eval"].add_argument(
+        "--checkpoint", type=str | None, help="Its folder; by default the newest of run.output."
+    )
+    commands["eval"].add_argument("--report", type=str | None, help="Also write the result to this JSON file.")
+    subcommands = add_commands(parser)
+    subcommands.add_subcommand("train", commands["train"], help="Train the projector, or go on training it.")
+    subcommands.add_subcommand("eval", commands["eval"], help="Does the projector use the image?")
     return parser, commands
 
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from jsonargparse import ArgumentParser
 
+from cache_store.command_line import add_fields, cache_parser
 from cache_store.gallery.config import GalleryConfig
 
 if TYPE_CHECKING:
@@ -13,18 +14,17 @@ if TYPE_CHECKING:
 
 def gallery_parser(config_class: type[GalleryConfig], **flags: str) -> ArgumentParser:
     """The options of a gallery; `flags` are fields that are switched on by naming them, and what they do."""
-    parser = ArgumentParser(exit_on_error=False, description=config_class.__doc__)
-    parser.add_argument("cache", type=str, help="the cache's folder")
+    parser = cache_parser(config_class.__doc__)
     parser.add_argument(
         "-o",
         "--output",
         type=str,
         default=GalleryConfig.output,
-        help="the page; an older one is replaced whole, its folder must exist",
+        help="The page; an older one is replaced whole, its folder must exist.",
     )
     for flag, meaning in flags.items():
         parser.add_argument(f"--{flag}", action="store_true", help=meaning)
-    parser.add_class_arguments(config_class, None, skip={"output", *flags})
+    add_fields(parser, config_class, skip={"output", *flags})
     return parser
 
 
