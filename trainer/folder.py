@@ -19,17 +19,28 @@ def publish_folder(path: Path) -> Iterator[Path]:
     make_folder(path.parent)
     clear_folders(path.parent, path.name)
     scratch = scratch_path(path)
-    scratch.mkdir()
     try:
-        with naming(path):
+        with naming_published(path, scratch):
+            scratch.mkdir()
             yield scratch
             for file in scratch.iterdir():
                 sync_file(file)
-        sync_folder(scratch)
-        scratch.rename(path)
+            sync_folder(scratch)
+            scratch.rename(path)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     sync_folder(path.parent)
+
+
+@contextmanager
+def naming_published(path: Path, scratch: Path) -> Iterator[None]:
+    """Name `path`, or what was to be in it, in the system's errors: nobody knows the scratch, and it is gone."""
+    try:
+        with naming(path):
+            yield
+    except OSError as error:
+        error.filename = str(error.filename).replace(str(scratch), str(path))
+        raise
 
 
 def clear_folders(parent: Path, name: str) -> None:
