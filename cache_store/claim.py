@@ -6,7 +6,7 @@ The claim is a lock that the kernel drops when its holder dies.
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -18,18 +18,24 @@ from cache_store.schema import BUILD_FILE, PLAN_FILE
 
 CLAIM_FILE = ".claim"
 
-BEFORE_THE_SPEC = {CLAIM_FILE, BUILD_FILE, PLAN_FILE}
-"""What a writer that died before the spec may leave, scratch files and the arrays' folders aside."""
+BEFORE_THE_SPEC = {BUILD_FILE, PLAN_FILE}
+"""What a writer that died before the spec may leave: claim, scratch files and the arrays' folders aside."""
 
 
 def refuse_foreign_folder(root: Path, arrays: Iterable[str], option: str) -> None:
     """ConfigError, naming the option, where `root` is no folder or holds something else than a cache of `arrays`."""
+    if not has_cache(root):
+        refuse_foreign_names(root, BEFORE_THE_SPEC | set(arrays), option, "cache")
+
+
+def refuse_foreign_names(root: Path, ours: Collection[str], option: str, kind: str) -> None:
+    """ConfigError, naming the option, where `root` is no folder or holds, without a `kind` of ours, other names."""
     if root.exists() and not root.is_dir():
         raise ConfigError(f"{option}: {root} is not a folder")
-    if root.is_dir() and not has_cache(root):
+    if root.is_dir():
         names = {path.name for path in root.iterdir() if not path.name.endswith(SCRATCH_SUFFIX)}
-        if foreign := sorted(names - BEFORE_THE_SPEC - set(arrays)):
-            raise ConfigError(f"{option}: {root} holds {foreign[0]!r} but no cache; name an empty or a new folder")
+        if foreign := sorted(names - {CLAIM_FILE, *ours}):
+            raise ConfigError(f"{option}: {root} holds {foreign[0]!r} but no {kind}; name an empty or a new folder")
 
 
 @contextmanager

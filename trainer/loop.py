@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from safetensors.torch import save
 from tqdm import tqdm
 
@@ -37,6 +36,7 @@ from trainer.metrics import Metrics, MetricsLog, metrics_of
 from trainer.optim import learning_rate, make_optimizer
 from trainer.parallel import World
 from trainer.prefetch import prefetched
+from trainer.run_folder import checkpoints_of, has_run, refuse_other_than_a_run, write_config
 from trainer.session import Session, open_session
 
 LOG_REFRESH_S = 30.0
@@ -47,8 +47,9 @@ def train(config: TrainConfig, world: World, source: LatentSource | None = None)
     """Train to the last step, or raise Interrupted after a checkpoint; `source` stands in for the cache."""
     config.data.refuse_undivided(world.size)
     refuse_inside("run.output", config.run.folder, Path(config.cache).expanduser())
+    refuse_other_than_a_run(config)
     with claim(config.run.folder) if world.is_main else nullcontext():
-        checkpoints = CheckpointFolder(config.run.folder / "checkpoints", config.run.keep_last)
+        checkpoints = checkpoints_of(config.run)
         start = find_checkpoint(checkpoints, config.run.resume)
         session = open_session(config, world, source)
         announce_large_batch(session)
@@ -102,17 +103,18 @@ class TrainingLoop:
     def run(self) -> None:
         """All remaining steps; then the projector alone, ready for use."""
         owed = self.owes_validation()
-        if self.completed >= self.total_steps and not owed:
-            self.world.say(f"nothing to do: step {self.completed:,} is done, and {self.total_steps:,} are asked for")
-        else:
+        remaining = self.completed < self.total_steps or owed
+        if self.world.is_main and (remaining or not has_run(self.config.run)):
+            write_config(self.config)
+        if remaining:
             self.remaining_steps(owed)
+        else:
+            self.world.say(f"nothing to do: step {self.completed:,} is done, and {self.total_steps:,} are asked for")
         if self.world.is_main:
             self.publish_projector()
         self.world.say(f"trained {self.completed:,} steps: {self.output / PROJECTOR_FILE}")
 
     def remaining_steps(self, owed: bool) -> None:
-        if self.world.is_main:
-            write_file(self.output / "config.yaml", yaml.safe_dump(asdict(self.config), sort_keys=False).encode())
         with stop_on_signals(self.request_stop), self.metrics_log() as log, self.progress() as bar:
             if owed:
                 self.catch_up(log, bar)

@@ -12,6 +12,7 @@ from tests.trainer.conftest import describe
 from tests.trainer.runs import make_config, start_ranks
 from trainer.config import TrainConfig
 from trainer.parallel import join_world
+from trainer.run_folder import write_config
 
 
 @pytest.fixture
@@ -47,8 +48,10 @@ def test_a_rank_that_fails_between_steps_ends_the_others_in_one_line(
     own_cache: Path, language_model: Path, tmp_path: Path
 ) -> None:
     """Only rank 0 logs, and cannot."""
-    (tmp_path / "run" / "metrics.jsonl").mkdir(parents=True)
-    first, second = ends(make_config(own_cache, language_model, tmp_path / "run"))
+    config = make_config(own_cache, language_model, tmp_path / "run")
+    write_config(config)
+    (tmp_path / "run" / "metrics.jsonl").mkdir()
+    first, second = ends(config)
     assert "metrics.jsonl" in first
     assert second.startswith("trainer: error: another rank ended: its message says why (")
 
