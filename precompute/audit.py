@@ -33,10 +33,10 @@ from cache_store.tables import read_table
 from precompute.audit_report import AuditReport, Conditions
 from precompute.comparison import Comparison, differences, source_problem
 from precompute.config import AuditConfig, BuildConfig, where_remembered
+from precompute.decoder_messages import silence_decoders
 from precompute.encoders.encoder import Encoder
 from precompute.encoders.registry import load_encoder
 from precompute.engines.local import ENCODER_THREADS
-from precompute.images import ignore_decoder_warnings
 from precompute.pipeline import Batch, decoded_batches, library_versions
 from precompute.sources import Source, open_source
 from precompute.tolerance import RELATIVE_TOLERANCE, device_class, root_mean_square
@@ -58,7 +58,7 @@ def audit(root: Path, config: AuditConfig, stop: threading.Event, on_drawn: OnDr
     Raises StaleError where the encoder is not the one that the cache was made with; CacheError where the cache is
     damaged or not sealed.
     """
-    ignore_decoder_warnings()
+    silence_decoders()
     cache = open_cache(root)
     if not len(cache):
         raise CacheError(f"{root} holds no cached sample; there is nothing to audit")

@@ -22,13 +22,13 @@ from cache_store.schema import LATENTS, PLAN_FILE, ArraySpec, CommitRecord, Seal
 from cache_store.seal import seal_cache
 from precompute.acts import Acts
 from precompute.config import BuildConfig
+from precompute.decoder_messages import silence_decoders
 from precompute.encoders.encoder import Encoder
 from precompute.encoders.registry import load_encoder
 from precompute.engines.local import run_local
 from precompute.examine import examine_images
 from precompute.expected import Expected, expected_shards
 from precompute.extend import extend
-from precompute.images import ignore_decoder_warnings
 from precompute.kept import find_kept, restore_metadata, sound_seal, unseal, write_plan_of
 from precompute.plan import make_plan, some
 from precompute.progress import BuildProgress, say
@@ -86,7 +86,7 @@ def build(config: BuildConfig, acts: Acts | None = None) -> Summary:
     Raises StaleError, with nothing touched, where the cache was made from other inputs; Interrupted where a signal
     came while encoding; EncodeOnceError where too many samples are rejected.
     """
-    ignore_decoder_warnings()
+    silence_decoders()
     root, acts = config.root, acts or Acts()
     refuse_foreign_folder(root, [LATENTS], "cache")
     source = open_source(config.source)

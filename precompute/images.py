@@ -11,7 +11,6 @@ file's size and MEMORY_AT_LEAST; each decode thread has one image in hand.
 import hashlib
 import io
 import struct
-import warnings
 from dataclasses import dataclass
 from typing import Literal
 
@@ -119,14 +118,6 @@ def decode_image(data: bytes, max_pixels: int) -> Image.Image:
 
 DECODER_ERRORS = (OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, ArithmeticError, struct.error)
 """What Pillow's decoders raise on broken input; anything else, want of memory too, stops the build."""
-
-
-def ignore_decoder_warnings() -> None:
-    """Pillow warns of odd metadata (corrupt EXIF, say) that does not touch the pixels.
-
-    Once for the process: to switch warnings off and on around each image is not safe between threads.
-    """
-    warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 def describe(error: BaseException) -> str:

@@ -10,7 +10,8 @@ from PIL import Image
 from cache_store.errors import SourceError
 from cache_store.gallery.source_images import ReadImage
 from precompute.config import BuildConfig
-from precompute.images import content_sha256, decode_image, fit_image, ignore_decoder_warnings
+from precompute.decoder_messages import silence_decoders
+from precompute.images import content_sha256, decode_image, fit_image
 from precompute.rejects import Rejected
 from precompute.sources import open_source
 
@@ -22,7 +23,7 @@ def open_source_images(root: Path) -> ReadImage:
     """
     built = BuildConfig.of_cache(root)
     source, recipe = open_source(built.source), built.image.recipe
-    ignore_decoder_warnings()
+    silence_decoders()
 
     def read(uri: str) -> tuple[Image.Image, str]:
         try:

@@ -22,10 +22,10 @@ from cache_store.processes import obey_parent_alone, stop_signals_held
 from cache_store.schema import LATENTS, Spec
 from cache_store.staleness import differing, refuse
 from precompute.config import BuildConfig
+from precompute.decoder_messages import silence_decoders
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import Encoder
 from precompute.encoders.registry import load_encoder
-from precompute.images import ignore_decoder_warnings
 from precompute.pipeline import Progress, encode_shards
 from precompute.sources import Source, open_source
 
@@ -165,7 +165,7 @@ def work(
     """A worker process's body; ends when no shard is left, when told to stop, or when its parent is gone."""
     obey_parent_alone()
     torch.set_num_threads(ENCODER_THREADS)
-    ignore_decoder_warnings()
+    silence_decoders()
     try:
         encoder = load_encoder(worker_encoder(config.encoder, index), config.image.range)
         refuse_other_encoder(encoder, spec)

@@ -14,7 +14,7 @@ from precompute.rejects import Rejected
 
 LIMIT = 10**6
 
-pytestmark = pytest.mark.filterwarnings("ignore:::PIL")  # as `ignore_decoder_warnings` does in a build
+pytestmark = pytest.mark.filterwarnings("ignore:::PIL")  # as `silence_decoders` does in a build
 
 
 def save(image: Image.Image, format_: str, **options: object) -> bytes:
