@@ -17,6 +17,7 @@ from jinja2 import TemplateError
 
 from cache_store.errors import ConfigError, ModelError, SourceError
 from trainer.pretrained import UNREADABLE_MODEL, first_line, pretrained_name
+from trainer.special_text import Span, SpecialText
 
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 
@@ -30,7 +31,6 @@ TOKENIZER_FILES = ("tokenizer*", "vocab*", "spiece*")
 """A folder without any such file has no tokenizer, though transformers would make an empty one."""
 
 Message = dict[str, str]
-Span = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,8 @@ class Rendered:
     """A sample's whole text, and where in it the assistant speaks."""
 
     text: str = ""
+    masked: str = ""
+    """`text`, with what conversations say in the words of special tokens masked at equal length."""
     spans: Sequence[Span] = ()
     problem: str = ""
 
@@ -75,6 +77,7 @@ class ChatTokenizer:
 
     def __init__(self, tokenizer: Any, template: str, max_tokens: int) -> None:
         self.tokenizer, self.template, self.max_tokens = tokenizer, template, max_tokens
+        self.special = SpecialText(tokenizer)
 
     @property
     def begins_with_bos(self) -> bool:
@@ -109,12 +112,21 @@ class ChatTokenizer:
             turns = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
             if not turns:
                 return Rendered()
-            text = self._render(messages[: turns[-1] + 1])
-            return Rendered(text, [self._span(messages, turn, text) for turn in turns])
+            text, masked = self._render_masked(messages[: turns[-1] + 1])
+            return Rendered(text, masked, [self._span(messages, turn, text) for turn in turns])
         except SourceError as error:
             return Rendered(problem=f"sample {sample_id!r}: {error}")
         except TEMPLATE_ERRORS as error:
             return Rendered(problem=f"sample {sample_id!r}: the chat template refuses it: {first_line(error)}")
+
+    def _render_masked(self, messages: list[Message]) -> tuple[str, str]:
+        """The text as it is, and as its special words would be masked."""
+        masked_messages = [{**message, "content": self.special.mask(message["content"])} for message in messages]
+        text = self._render(messages)
+        masked = text if masked_messages == messages else self._render(masked_messages)
+        if len(masked) != len(text):
+            raise SourceError("the chat template acts on a special token's text in it")
+        return text, masked
 
     def _span(self, messages: list[Message], turn: int, text: str) -> Span:
         """Where `messages[turn]` stands in `text`, with its end of turn but not the white space after that."""
@@ -134,6 +146,9 @@ class ChatTokenizer:
         return text
 
     def _label(self, tokens: list[int], offsets: list[Span], rendered: Rendered) -> TokenizedText:
+        if rendered.masked != rendered.text:
+            placed = self.special.spell_masked(tokens, offsets, rendered.text, rendered.masked)
+            tokens, offsets = [token for token, _ in placed], [span for _, span in placed]
         begins = np.array([begin for begin, end in offsets], np.int64)
         is_label = np.zeros(len(tokens), bool)
         for begin, end in rendered.spans:
