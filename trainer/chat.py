@@ -16,7 +16,7 @@ import numpy as np
 from jinja2 import TemplateError
 
 from cache_store.errors import ConfigError, ModelError, SourceError
-from trainer.pretrained import UNREADABLE_MODEL, first_line, pretrained_name
+from trainer.pretrained import UNREADABLE_MODEL, first_line, pretrained_name, why_unreadable
 from trainer.special_text import Span, SpecialText
 
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
@@ -175,7 +175,7 @@ def load_chat_tokenizer(model: str, template_file: str | None, max_tokens: int) 
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except UNREADABLE_MODEL as error:
-        raise ModelError(f"no tokenizer can be loaded from {model!r}: {first_line(error)}") from None
+        raise ModelError(f"no tokenizer can be loaded from {model!r}: {why_unreadable(error)}") from None
     if not tokenizer.is_fast:
         raise ModelError(f"the tokenizer of {model!r} is not a fast one (tokenizer.json), which labels need")
     template = tokenizer.chat_template if template_file is None else read_template(template_file)

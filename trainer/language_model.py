@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from cache_store.errors import ConfigError, ModelError
-from trainer.pretrained import UNREADABLE_MODEL, first_line, pretrained_name
+from trainer.pretrained import UNREADABLE_MODEL, first_line, pretrained_name, why_unreadable
 
 VOCABULARY_CHUNK = 8_192
 FINGERPRINT_VALUES = 4_096
@@ -114,7 +114,7 @@ def load_language_model(name: str, dtype: torch.dtype, device: torch.device) -> 
             pretrained_name(name), dtype=dtype, output_loading_info=True, use_safetensors=True, trust_remote_code=False
         )
     except UNREADABLE_MODEL as error:
-        raise ModelError(f"model.language_model {name!r} cannot be loaded: {first_line(error)}") from None
+        raise ModelError(f"model.language_model {name!r} cannot be loaded: {why_unreadable(error)}") from None
     refuse_random_weights(name, loaded)
     head = full.get_output_embeddings()
     if head is None:

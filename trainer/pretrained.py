@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from huggingface_hub.errors import StrictDataclassError
+from huggingface_hub.errors import LocalEntryNotFoundError, StrictDataclassError
 from safetensors import SafetensorError
 
 from cache_store.errors import ModelError
@@ -23,6 +23,16 @@ def pretrained_name(name: str) -> str:
     if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not path.is_dir():
         raise ModelError(f"model.language_model: no folder {name}")
     return str(path) if name.startswith("~") else name
+
+
+def why_unreadable(error: Exception) -> str:
+    """What transformers says of a model, and how to do without the Hub where that was not reached."""
+    if not isinstance(error.__cause__, LocalEntryNotFoundError):
+        return first_line(error)
+    remedy = (
+        "download it where there is a network and name its folder, or copy the Hub's cache and set HF_HUB_OFFLINE=1"
+    )
+    return f"{first_line(error).rstrip('.')}; {remedy}"
 
 
 def first_line(error: Exception) -> str:

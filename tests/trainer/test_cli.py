@@ -78,6 +78,16 @@ def test_a_host_without_a_compiler_is_told_so_before_the_first_step(
     assert not (home / "uncompiled").exists()
 
 
+def test_a_model_that_the_hub_cannot_give_is_one_line_with_the_offline_ways(cache_path: Path, tmp_path: Path) -> None:
+    config = make_config(cache_path, Path("nobody/nothing"), tmp_path / "run")
+    process = start_process(config, {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hub")})
+    _, error = process.communicate()
+    assert process.returncode == 1
+    (line,) = error.splitlines()
+    assert line.startswith("trainer: error: no tokenizer can be loaded from 'nobody/nothing': ")
+    assert line.endswith("name its folder, or copy the Hub's cache and set HF_HUB_OFFLINE=1")
+
+
 @pytest.mark.parametrize(
     ("changes", "code", "message"),
     [
