@@ -37,7 +37,7 @@ from cache_store.schema import (
 from cache_store.seal import make_seal, read_contents
 from cache_store.staleness import differing, refuse
 from cache_store.verify import verify
-from cache_store.verify_shard import kept_record
+from cache_store.verify_record import kept_record
 
 OTHER_FOLDER = "name another folder for OUT; this one is untouched"
 

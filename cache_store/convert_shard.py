@@ -16,7 +16,7 @@ import pyarrow as pa
 from cache_store.checksum import crc32c
 from cache_store.codec import decode_sample, encode_sample
 from cache_store.errors import CacheError
-from cache_store.formats import Location, shard_format
+from cache_store.formats import Location, ShardSamples, shard_format
 from cache_store.metadata import write_commit
 from cache_store.publish import clear_scratch, publish, withdraw
 from cache_store.reader import map_file
@@ -24,8 +24,7 @@ from cache_store.record import signed
 from cache_store.schema import SAMPLES_SCHEMA, ArraySpec, CodecName, CommitRecord, Spec, commit_file, samples_file
 from cache_store.shard_builder import file_record, write_samples
 from cache_store.tables import read_table
-from cache_store.verify_samples import read_locations
-from cache_store.verify_shard import file_finding
+from cache_store.verify_file import file_finding
 
 REPORTED_EVERY = 256
 """Samples between two reports of progress."""
@@ -56,30 +55,30 @@ class ShardConverter:
         attempt = clear_scratch(path)
         clear_scratch(samples_path)
         with publish(path, attempt) as stream:
-            locations = self._copy(shard, samples, stream)
-        samples = relocated(samples, locations)
-        self._read_back(path, shard, samples, locations)
-        write_samples(samples_path, samples)
+            locations = self._copy(samples, stream)
+        table = relocated(samples.table, locations)
+        self._read_back(path, ShardSamples(target.spec, self._array, shard, table))
+        write_samples(samples_path, table)
         files = tuple(file_record(target.root, each) for each in (path, samples_path))
         content = msgspec.structs.replace(record.content, recipe_digest=target.spec.recipe_digest, files=files)
         write_commit(target.root, signed(msgspec.structs.replace(record, content=content)))
 
-    def _read_samples(self, record: CommitRecord) -> pa.Table:
-        """The shard's samples table, to the bit as it was committed: it vouches for the latents."""
-        file = record.content.files[1]
-        if finding := file_finding(self._source.root, file, "full", record.content.shard):
+    def _read_samples(self, record: CommitRecord) -> ShardSamples:
+        """By the shard's samples table, to the bit as it was committed: it vouches for the latents."""
+        shard, file = record.content.shard, record.content.files[1]
+        if finding := file_finding(self._source.root, file, "full", shard):
             raise self._damaged(str(finding))
-        samples = read_table(self._source.root / file.path)
-        if samples.schema != SAMPLES_SCHEMA:
+        table = read_table(self._source.root / file.path)
+        if table.schema != SAMPLES_SCHEMA:
             raise self._damaged(f"{file.path} has other columns than the format's")
-        return samples
+        return ShardSamples(self._source.spec, self._array, shard, table)
 
-    def _copy(self, shard: int, samples: pa.Table, stream: BinaryIO) -> list[Location | None]:
+    def _copy(self, samples: ShardSamples, stream: BinaryIO) -> list[Location | None]:
         """Every sample, checked, into the new shard file; where each lies there."""
-        source, target = self._source, self._target
+        source, target, shard, found = self._source, self._target, samples.shard, samples.locations
         file = shard_format(source.spec).shard_file(self._array, shard)
-        writer = shard_format(target.spec).writer(stream, target.spec, self._array, samples)
-        contents, found = samples["content_sha256"].to_pylist(), read_locations(samples)
+        writer = shard_format(target.spec).writer(stream, target.spec, self._array, samples.table)
+        contents = samples.table["content_sha256"].to_pylist()
         data, locations = map_file(source.root / file), list[Location | None]()
         for slot, (location, content) in enumerate(zip(found, contents, strict=True)):
             if location is None:
@@ -87,7 +86,7 @@ class ShardConverter:
             else:
                 payload = data[location.offset : location.offset + location.length]
                 if crc32c(payload) != location.crc32c:
-                    row = source.spec.shard_rows(shard).start + slot
+                    row = samples.rows.start + slot
                     raise self._damaged(f"row {row} in shard {shard} ({file}) does not match its crc32c")
                 locations.append(writer.append(self._recoded(payload), content))
             if (slot + 1) % REPORTED_EVERY == 0:
@@ -96,15 +95,15 @@ class ShardConverter:
         writer.finish()
         return locations
 
-    def _read_back(self, path: Path, shard: int, samples: pa.Table, locations: list[Location | None]) -> None:
+    def _read_back(self, path: Path, samples: ShardSamples) -> None:
         """CacheError where the file is not what was written, sample by sample and around them."""
-        data, spec = map_file(path), self._target.spec
-        for location in locations:
+        data = map_file(path)
+        for location in samples.locations:
             if location is not None:
                 offset, length, checksum = location
                 if crc32c(data[offset : offset + length]) != checksum:
                     raise CacheError(f"{path} does not read back as it was written; is the disk failing?")
-        for _, problem in shard_format(spec).structure_problems(data, spec, self._array, shard, samples, locations):
+        for _, problem in shard_format(samples.spec).structure_problems(data, samples):
             raise CacheError(f"{path} does not read back as it was written: {problem}; is the disk failing?")
 
     def _damaged(self, problem: str) -> CacheError:

@@ -25,6 +25,10 @@ class CacheError(EncodeOnceError):
     """A cache that is absent, unfinished or damaged."""
 
 
+class NotAFileError(CacheError):
+    """Something else than a file lies where a cache's file belongs."""
+
+
 class NewerFormatError(CacheError):
     """A cache of a format version that this program does not know."""
 

@@ -6,17 +6,15 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from cache_store.errors import CacheError
-from cache_store.regular_file import NOT_A_FILE
 from cache_store.schema import BUILD_FILE, SPEC_FILE
 
 Level = Literal["quick", "full"]
 
-SHOWN = 5
+Kind = Literal["damaged", "replaced", "uncommitted", "unsealed", "stray"]
+"""What tells findings apart that are mended in different ways: `replaced` is a file in whose place something else lies,
+`uncommitted` a shard and `unsealed` a cache that a build has not finished, `stray` what belongs nowhere."""
 
-UNCOMMITTED = "is missing: the shard is not committed"
-UNSEALED = "is missing: the cache is not sealed"
-STRAY = "does not belong here"
-LEFTOVER = "left by a build that died"
+SHOWN = 5
 
 MADE_BY = "`precompute build` or `cache-store convert`"
 
@@ -27,8 +25,10 @@ class Finding:
 
     file: str
     problem: str
+    """For people; what a program does about it hangs on `kind`."""
     shard: int | None = None
     row: int | None = None
+    kind: Kind = "damaged"
 
     def __str__(self) -> str:
         shard = "" if self.shard is None else f"shard {self.shard}, "
@@ -74,29 +74,30 @@ class Report:
 
     def next_steps(self, report_file: str) -> Iterator[str]:
         """What mends the findings, first things first."""
-        others = [finding for finding in self.findings if finding.problem not in (STRAY, LEFTOVER)]
-        problems, damaged = {finding.problem for finding in others}, {finding.file for finding in others}
-        yield from self._in_the_way(sorted(finding.file for finding in others if finding.problem == NOT_A_FILE))
+        damaged = {finding.file for finding in self.findings if finding.kind != "stray"}
+        yield from self._in_the_way()
         reasons = [f"writes {BUILD_FILE} again, which repair needs"] if BUILD_FILE in damaged else []
-        reasons += ["builds what is missing"] if UNCOMMITTED in problems else []
+        reasons += ["builds what is missing"] if self._files("uncommitted") else []
         if reasons:  # before the repair, which would build what is missing without the build's limits and workers
             yield f"rerun the {MADE_BY} that made the cache: it {' and '.join(reasons)}"
-            mended = {finding.file for finding in others if finding.problem in (UNCOMMITTED, UNSEALED)}
-            damaged -= {BUILD_FILE, *mended}
+            damaged -= {BUILD_FILE, *self._files("uncommitted"), *self._files("unsealed")}
         if damaged:
             yield f"precompute repair {shlex.quote(self.cache)} --report {shlex.quote(report_file)}"
         if SPEC_FILE in damaged:
             yield f"verify again: without {SPEC_FILE} nothing else could be checked"
 
-    def _in_the_way(self, replaced: list[str]) -> Iterator[str]:
+    def _in_the_way(self) -> Iterator[str]:
         """What lies where a file or a folder of the cache belongs, and what belongs nowhere."""
+        replaced = self._files("replaced")
         if replaced:
             yield f"move {self._path(replaced[0])}{and_more(replaced)} away: a file of the cache belongs there"
         below = tuple(f"{name}/" for name in replaced)
-        strays = [finding.file for finding in self.findings if finding.problem in (STRAY, LEFTOVER)]
-        strays = [name for name in strays if not name.startswith(below)]
+        strays = [name for name in self._files("stray") if not name.startswith(below)]
         if strays:
             yield f"delete {self._path(strays[0])}{and_more(strays)}, unless a build is running"
+
+    def _files(self, kind: Kind) -> list[str]:
+        return sorted(finding.file for finding in self.findings if finding.kind == kind)
 
     def _path(self, name: str) -> str:
         """As a shell reads it."""

@@ -1,6 +1,8 @@
 """What a shard format must do: lay out bytes. Naming, hashing and publishing happen outside it."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from typing import BinaryIO, NamedTuple, Protocol
 
 import pyarrow as pa
@@ -14,6 +16,26 @@ class Location(NamedTuple):
     offset: int
     length: int
     crc32c: int
+
+
+@dataclass(frozen=True)
+class ShardSamples:
+    """The samples of one shard, as its samples table has them."""
+
+    spec: Spec
+    array: str
+    shard: int
+    table: pa.Table
+
+    @property
+    def rows(self) -> range:
+        """The rows that the table must have."""
+        return self.spec.shard_rows(self.shard)
+
+    @cached_property
+    def locations(self) -> list[Location | None]:
+        columns = [self.table[name].to_pylist() for name in Location._fields]
+        return [None if None in values else Location(*values) for values in zip(*columns, strict=True)]
 
 
 class ShardWriter(Protocol):
@@ -37,15 +59,7 @@ class ShardFormat(Protocol):
     def metadata(self, spec: Spec) -> dict[str, bytes]:
         """Contents of every metadata file by name, as functions of the spec alone."""
 
-    def structure_problems(
-        self,
-        data: memoryview,
-        spec: Spec,
-        array: str,
-        shard: int,
-        samples: pa.Table,
-        locations: list[Location | None],
-    ) -> Iterator[tuple[int | None, str]]:
+    def structure_problems(self, data: memoryview, samples: ShardSamples) -> Iterator[tuple[int | None, str]]:
         """Disagreements between a shard file's own structure and its samples table: (slot or None, problem)."""
 
 

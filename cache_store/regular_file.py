@@ -4,19 +4,19 @@ import errno
 import stat
 from pathlib import Path
 
-from cache_store.errors import CacheError
+from cache_store.errors import NotAFileError
 
 NOT_A_FILE = "is no file: a folder, a pipe or a link to itself lies in its place"
 
 
 def refuse_irregular(path: Path) -> None:
-    """CacheError where something else than a file lies; a path at which nothing lies passes."""
+    """NotAFileError where something else than a file lies; a path at which nothing lies passes."""
     try:
         regular = stat.S_ISREG(path.stat().st_mode)
     except OSError as error:
         regular = error.errno != errno.ELOOP  # a link to itself; whoever opens it names any other error
     if not regular:
-        raise CacheError(f"{path} {NOT_A_FILE}")
+        raise NotAFileError(f"{path} {NOT_A_FILE}")
 
 
 def read_regular(path: Path) -> bytes:

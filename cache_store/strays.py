@@ -4,10 +4,16 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from cache_store.findings import LEFTOVER, STRAY, Finding
+from cache_store.findings import Finding
 from cache_store.formats import shard_format
 from cache_store.publish import SCRATCH_SUFFIX
 from cache_store.schema import Spec, commit_file, samples_file
+
+STRAY, LEFTOVER = "does not belong here", "left by a build that died"
+
+
+def stray(file: str, problem: str = STRAY) -> Finding:
+    return Finding(file=file, problem=problem, kind="stray")
 
 
 def stray_findings(root: Path, spec: Spec) -> Iterator[Finding]:
@@ -19,7 +25,7 @@ def stray_findings(root: Path, spec: Spec) -> Iterator[Finding]:
         known.update(commit_file(array, shard) for shard in shards)
         known.update(layout.shard_file(array, shard) for shard in shards)
     for path in sorted(root.glob(f".*{SCRATCH_SUFFIX}")):
-        yield Finding(file=path.name, problem=LEFTOVER)
+        yield stray(path.name, LEFTOVER)
     folders = {folder for name in known for folder in folders_above(name)}
     for top in sorted(name for name in folders if "/" not in name):
         yield from strays_below(root, top, known, folders)
@@ -35,7 +41,7 @@ def strays_below(root: Path, folder: str, known: set[str], folders: set[str]) ->
     try:
         entries = sorted(os.scandir(root / folder), key=lambda entry: entry.name)
     except NotADirectoryError:
-        yield Finding(file=folder, problem=STRAY)
+        yield stray(folder)
         return
     except FileNotFoundError:
         return  # the files that should be in it are missed one by one
@@ -43,6 +49,6 @@ def strays_below(root: Path, folder: str, known: set[str], folders: set[str]) ->
         name = f"{folder}/{entry.name}"
         if entry.is_dir(follow_symlinks=False):
             inner = [*strays_below(root, name, known, folders)]
-            yield from inner or ([] if name in folders or name in known else [Finding(file=name, problem=STRAY)])
+            yield from inner or ([] if name in folders or name in known else [stray(name)])
         elif name not in known:
-            yield Finding(file=name, problem=LEFTOVER if name.endswith(SCRATCH_SUFFIX) else STRAY)
+            yield stray(name, LEFTOVER if name.endswith(SCRATCH_SUFFIX) else STRAY)

@@ -18,7 +18,7 @@ import msgspec
 import pyarrow as pa
 
 from cache_store.checksum import crc32c
-from cache_store.formats import Location
+from cache_store.formats import Location, ShardSamples
 from cache_store.record import canonical_json
 from cache_store.schema import SPEC_ATTRIBUTE, SPEC_FILE, ArraySpec, CodecName, Spec, StoreDtype
 
@@ -94,20 +94,12 @@ class TarFormat:
         group = {"zarr_format": 3, "node_type": "group", "attributes": {SPEC_ATTRIBUTE: spec}}
         return {SPEC_FILE: canonical_json(group)}
 
-    def structure_problems(
-        self,
-        data: memoryview,
-        spec: Spec,
-        array: str,
-        shard: int,
-        samples: pa.Table,
-        locations: list[Location | None],
-    ) -> Iterator[tuple[int | None, str]]:
+    def structure_problems(self, data: memoryview, samples: ShardSamples) -> Iterator[tuple[int | None, str]]:
         """Every byte but the latents' own is a function of the samples table: (slot or None, what differs from it)."""
-        first_row, layout = spec.shard_rows(shard).start, RowLayout(spec.arrays[array])
-        contents, position = samples["content_sha256"].to_pylist(), 0
-        for slot, (_, name, uri, conversations) in enumerate(iterate_samples(samples)):
-            location = locations[slot]
+        first_row, layout = samples.rows.start, RowLayout(samples.spec.arrays[samples.array])
+        contents, position = samples.table["content_sha256"].to_pylist(), 0
+        for slot, (_, name, uri, conversations) in enumerate(iterate_samples(samples.table)):
+            location = samples.locations[slot]
             if location is None:
                 continue
             text = sample_json(name, uri, conversations, contents[slot])

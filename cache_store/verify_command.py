@@ -17,7 +17,7 @@ from rich.text import Text
 from tqdm import tqdm
 
 from cache_store.errors import CacheError, ConfigError, Interrupted
-from cache_store.findings import UNCOMMITTED, Finding, Level, Report
+from cache_store.findings import Finding, Level, Report
 from cache_store.metadata import read_spec
 from cache_store.output_file import refuse_output, write_output
 from cache_store.processes import usable_cores
@@ -132,8 +132,8 @@ def show_report(report: Report, report_file: str | None) -> None:
     if not report.findings:
         print(f"sound ({level}): {checked}\ncache identity {report.identity}")
         return
-    uncommitted = [finding for finding in report.findings if finding.problem == UNCOMMITTED]
-    show_findings([finding for finding in report.findings if finding.problem != UNCOMMITTED])
+    uncommitted = [finding for finding in report.findings if finding.kind == "uncommitted"]
+    show_findings([finding for finding in report.findings if finding.kind != "uncommitted"])
     if uncommitted:
         print(f"unfinished: {len(uncommitted):,} of {report.shards:,} shards are not committed")
     print(f"not sound ({level}): {summary(report.findings)} in {checked}")

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from cache_store.checksum import crc32c
 from cache_store.codec import zarr_codecs
-from cache_store.formats import Location
+from cache_store.formats import Location, ShardSamples
 from cache_store.record import canonical_json
 from cache_store.schema import SPEC_ATTRIBUTE, SPEC_FILE, ArraySpec, CodecName, Spec, StoreDtype
 
@@ -83,25 +83,18 @@ class ZarrFormat:
         files = {f"{name}/zarr.json": canonical_json(metadata) for name, metadata in arrays.items()}
         return {SPEC_FILE: canonical_json(group), **files}
 
-    def structure_problems(
-        self,
-        data: memoryview,
-        spec: Spec,
-        array: str,
-        shard: int,
-        samples: pa.Table,
-        locations: list[Location | None],
-    ) -> Iterator[tuple[int | None, str]]:
+    def structure_problems(self, data: memoryview, samples: ShardSamples) -> Iterator[tuple[int | None, str]]:
         """Every byte but the latents' own is a function of the samples table: (slot or None, what differs from it)."""
-        size = spec.samples_per_shard * 16 + CRC.size
+        capacity = samples.spec.samples_per_shard
+        size = capacity * 16 + CRC.size
         if len(data) < size:
             yield None, f"shard is {len(data)} bytes, too short for its index of {size}"
             return
         raw = data[-size : -CRC.size]
         if CRC.unpack(data[-CRC.size :])[0] != crc32c(raw):
             yield None, "shard index does not match its crc32c"
-        places = np.full((spec.samples_per_shard, 3), NOWHERE)
-        places[: len(locations)] = place_arrays(locations)
+        places = np.full((capacity, 3), NOWHERE)
+        places[: len(samples.locations)] = place_arrays(samples.locations)
         yield from index_problems(np.frombuffer(raw, "<u8").reshape(-1, 2), places)
         yield from position_problems(data[:-size], places)
 

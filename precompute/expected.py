@@ -13,7 +13,7 @@ from cache_store.metadata import read_commit
 from cache_store.record import record_digest
 from cache_store.schema import LATENTS, CommitContent, Seal, Spec
 from cache_store.seal import cache_identity
-from cache_store.verify_shard import content_findings
+from cache_store.verify_record import content_findings
 from precompute.kept import is_planned
 
 Expected = dict[int, frozenset[str]]

@@ -16,7 +16,7 @@ from cache_store.schema import LATENTS, REJECTED, SEAL_FILE, Spec, commit_file, 
 from cache_store.shard_builder import OtherShardError
 from cache_store.staleness import ABSENT, Difference
 from cache_store.tables import read_table
-from cache_store.verify_shard import file_finding
+from cache_store.verify_file import file_finding
 from precompute.images import content_sha256
 from precompute.rejects import Rejected
 from precompute.sources import Source

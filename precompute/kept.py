@@ -23,8 +23,8 @@ from cache_store.schema import (
     Spec,
     commit_file,
 )
-from cache_store.verify import metadata_findings
-from cache_store.verify_shard import kept_record
+from cache_store.verify_record import kept_record
+from cache_store.verify_spec import metadata_findings
 from precompute.config import BuildConfig
 from precompute.progress import say
 

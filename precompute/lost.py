@@ -13,7 +13,7 @@ from cache_store.plan import DIGESTED, read_plan
 from cache_store.schema import BUILD_FILE, LATENTS, PLAN_FILE, PLAN_SCHEMA, Spec, samples_file
 from cache_store.staleness import Difference, differing, refuse
 from cache_store.tables import read_table
-from cache_store.verify_shard import file_finding
+from cache_store.verify_file import file_finding
 from precompute.config import BuildConfig
 from precompute.kept import sound_seal
 from precompute.plan import PlanDifference, compare_plans

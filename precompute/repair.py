@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from cache_store.errors import CacheError, ConfigError
-from cache_store.findings import UNCOMMITTED, Report
+from cache_store.findings import Report
 from cache_store.metadata import has_cache
 from cache_store.staleness import differing, refuse
 from precompute.acts import Acts
@@ -37,7 +37,7 @@ def shards_of(path: Path, root: Path) -> set[int]:
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"--report {path} is not a report of `cache-store verify --report`: {error}") from None
     refuse_other_report(path, report, root)
-    damaged = (finding for finding in report.findings if finding.problem != UNCOMMITTED)
+    damaged = (finding for finding in report.findings if finding.kind != "uncommitted")
     return {finding.shard for finding in damaged if finding.shard is not None}
 
 

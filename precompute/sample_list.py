@@ -12,7 +12,7 @@ from cache_store.metadata import read_commit, read_seal, read_spec
 from cache_store.plan import DIGESTED, plan_digest, read_plan
 from cache_store.schema import LATENTS, SEAL_FILE, SPEC_FILE, Spec, samples_file
 from cache_store.tables import read_table
-from cache_store.verify_shard import file_finding
+from cache_store.verify_file import file_finding
 from precompute.acts import Acts
 from precompute.config import BuildConfig
 from precompute.lost import refuse_unplanned, refuse_without_spec
