@@ -83,14 +83,13 @@ class CheckpointFolder:
             with publish_folder(self.path(step)) as scratch:
                 write_part(scratch, PROJECTOR_FILE, save(projector_tensors(projector)))
                 write_part(scratch, OPTIMIZER_FILE, save(optimizer_tensors(optimizer)))
-                hashes = {name: file_sha256(scratch / name) for name in TENSOR_FILES}
                 state = CheckpointState(
                     format_version=FORMAT_VERSION,
                     step=step,
                     position=position,
                     must_match=must_match,
                     config=config,
-                    files=hashes,
+                    files={name: file_sha256(scratch / name) for name in TENSOR_FILES},
                     sha256="",
                 )
                 write_part(scratch, STATE_FILE, canonical_json(signed(state)))

@@ -4,9 +4,10 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import torch
@@ -81,7 +82,7 @@ class TrainingLoop:
         self.total_steps = self.config.run.total_steps(len(session.split.train), self.config.data.batch_size)
         self.completed = 0
         """Optimizer steps done; the position is this many global batches."""
-        self.stop_requested = False
+        self.stop_request = Event()
         """This rank was asked to stop."""
         self.stopping = False
         """All ranks know that one of them was."""
@@ -115,7 +116,7 @@ class TrainingLoop:
         self.world.say(f"trained {self.completed:,} steps: {self.output / PROJECTOR_FILE}")
 
     def remaining_steps(self, owed: bool) -> None:
-        with stop_on_signals(self.request_stop), self.metrics_log() as log, self.progress() as bar:
+        with stop_on_signals(self.stop_request.set), self.metrics_log() as log, self.progress() as bar:
             if owed:
                 self.catch_up(log, bar)
             steps = range(self.completed, self.total_steps)
@@ -168,30 +169,38 @@ class TrainingLoop:
             log.amend({"step": self.completed, **validation})
 
     def update(self, batch: StepBatch) -> Metrics:
-        """One optimizer step; the loss is per label token of the global batch, whatever its share out."""
-        loss = torch.zeros((), device=self.world.device)
-        for micro_batch in batch.micro_batches:
-            part = self.model(micro_batch.to(self.world.device)).sum() / batch.label_tokens
-            part.backward()
-            loss += part.detach()
-        wish_to_stop = torch.tensor(float(self.stop_requested), device=self.world.device)
-        sums = self.world.sum_gradients(self.parameters, torch.stack([loss, wish_to_stop]))
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.config.optim.max_grad_norm or math.inf)
-        total_loss, stops, grad_norm = [*sums.tolist(), norm.item()]
-        if not (math.isfinite(total_loss) and math.isfinite(grad_norm)):
-            raise self.not_finite(batch, total_loss, grad_norm)
+        """One optimizer step, or EncodeOnceError with the projector as it was."""
+        loss, grad_norm = self.find_gradients(batch)
+        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+            raise self.not_finite(batch, loss, grad_norm)
         lr = learning_rate(self.config.optim, self.completed, self.total_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.completed += 1
-        self.stopping = stops > 0
         epoch = self.position / len(self.session.split.train)
         return {
-            "step": self.completed, "loss": total_loss, "grad_norm": grad_norm, "lr": lr,
+            "step": self.completed, "loss": loss, "grad_norm": grad_norm, "lr": lr,
             "epoch": epoch, "position": self.position,
         }  # fmt: skip
+
+    def find_gradients(self, batch: StepBatch) -> tuple[float, float]:
+        """Gradients of the global batch, clipped; gives its loss per label token and their norm before that.
+
+        Both are the same whatever share each rank has. Here ranks also learn whether one of them was asked to stop.
+        """
+        loss = torch.zeros((), device=self.world.device)
+        for micro_batch in batch.micro_batches:
+            part = self.model(micro_batch.to(self.world.device)).sum() / batch.label_tokens
+            part.backward()
+            loss += part.detach()
+        wish_to_stop = torch.tensor(float(self.stop_request.is_set()), device=self.world.device)
+        sums = self.world.sum_gradients(self.parameters, torch.stack([loss, wish_to_stop]))
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.config.optim.max_grad_norm or math.inf)
+        total_loss, stops = sums.tolist()
+        self.stopping = stops > 0
+        return total_loss, norm.item()
 
     def not_finite(self, batch: StepBatch, loss: float, grad_norm: float) -> EncodeOnceError:
         return EncodeOnceError(
@@ -213,9 +222,9 @@ class TrainingLoop:
         if self.stopping:
             return None
         if self.completed == self.total_steps and len(self.session.split.validation) >= 2:
-            comparison = compare(self.session, self.has_stop_request)
+            comparison = compare(self.session, self.stop_request.is_set)
             return self.report(comparison, bar) if comparison else None
-        loss = validation_loss(self.session, self.has_stop_request)
+        loss = validation_loss(self.session, self.stop_request.is_set)
         return None if loss is None else {"val_loss": loss}
 
     def report(self, comparison: Comparison, bar: "tqdm[Any]") -> Metrics:
@@ -235,26 +244,10 @@ class TrainingLoop:
                 asdict(self.config),
             )
 
-    def request_stop(self) -> None:
-        self.stop_requested = True
+    def metrics_log(self) -> AbstractContextManager[MetricsLog | None]:
+        return closing(MetricsLog(self.output, self.completed)) if self.world.is_main else nullcontext()
 
-    def has_stop_request(self) -> bool:
-        return self.stop_requested
-
-    @contextmanager
-    def metrics_log(self) -> Iterator[MetricsLog | None]:
-        if not self.world.is_main:
-            yield None
-            return
-        log = MetricsLog(self.output, self.completed)
-        try:
-            yield log
-        finally:
-            log.close()
-
-    @contextmanager
-    def progress(self) -> "Iterator[tqdm[Any]]":
+    def progress(self) -> "tqdm[Any]":
         options: dict[str, Any] = {"desc": "train", "unit": "step", "disable": not self.world.is_main}
         refresh_s = 0.2 if sys.stderr.isatty() else LOG_REFRESH_S
-        with tqdm(total=self.total_steps, initial=self.completed, mininterval=refresh_s, **options) as bar:
-            yield bar
+        return tqdm(total=self.total_steps, initial=self.completed, mininterval=refresh_s, **options)

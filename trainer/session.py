@@ -49,17 +49,7 @@ def open_session(config: TrainConfig, world: World, source: LatentSource | None 
     split = text.split(config.data.val_fraction)
     announce_split(split, config, world)
     language = load_language_model(config.model.language_model, PRECISIONS[config.run.precision], world.device)
-    loader = StepLoader(
-        source=source or cache,
-        text=text,
-        order=SampleOrder(cache.seal.identity, config.data.seed, len(split.train)),
-        train=split.train,
-        batch_size=config.data.batch_size,
-        accumulate=config.data.accumulate,
-        rank=world.rank,
-        world_size=world.size,
-        pin=world.device.type == "cuda",
-    )
+    loader = make_loader(config, world, source or cache, text, split.train, cache.seal.identity)
     projector = make_projector(config, cache, language, loader).to(world.device)
     world.share(projector)
     check_length(config, language, projector)
@@ -106,6 +96,23 @@ def announce_split(split: Split, config: TrainConfig, world: World) -> None:
         )
     left_out = f", {split.unlabelled:,} without assistant's words left out" if split.unlabelled else ""
     world.say(f"samples: {len(split.train):,} to train on, {len(split.validation):,} held out{left_out}")
+
+
+def make_loader(
+    config: TrainConfig, world: World, source: LatentSource, text: TextStore, train: np.ndarray, identity: str
+) -> StepLoader:
+    """Of this rank; the cache's identity is part of the order."""
+    return StepLoader(
+        source=source,
+        text=text,
+        order=SampleOrder(identity, config.data.seed, len(train)),
+        train=train,
+        batch_size=config.data.batch_size,
+        accumulate=config.data.accumulate,
+        rank=world.rank,
+        world_size=world.size,
+        pin=world.device.type == "cuda",
+    )
 
 
 def make_projector(config: TrainConfig, cache: Cache, language: LanguageModel, loader: StepLoader) -> Projector:
