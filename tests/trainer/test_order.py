@@ -7,6 +7,8 @@ from trainer.order import SampleOrder, epoch_key, permute
 
 KEY = epoch_key("cache", 0, 0)
 GOLDEN_8 = [1, 5, 7, 6, 0, 3, 2, 4]
+GOLDEN_16 = [10, 14, 7, 6, 0, 3, 2, 4, 12, 9, 1, 15, 13, 8, 5, 11]
+"""A power of four fills its domain."""
 GOLDEN_595_000 = [529365, 12586, 475385]
 
 
@@ -23,6 +25,7 @@ def test_positions_may_be_asked_one_by_one() -> None:
 
 def test_the_order_never_changes_between_versions() -> None:
     assert permute(np.arange(8), 8, KEY).tolist() == GOLDEN_8
+    assert permute(np.arange(16), 16, KEY).tolist() == GOLDEN_16
     assert permute(np.array([0, 1, 594_999]), 595_000, epoch_key("cache", 7, 3)).tolist() == GOLDEN_595_000
 
 

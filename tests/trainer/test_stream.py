@@ -1,5 +1,6 @@
 import copy
-from itertools import chain
+import time
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -104,18 +105,59 @@ def test_passes_of_a_part_of_an_epoch_are_that_long_pass_cut_up(one_cache: Path)
     assert batches == numbers_of(LatentStream(one_cache, BATCH, epochs=9))[: len(batches)]
 
 
-def test_workers_that_resume_alone_go_on_together(one_cache: Path) -> None:
-    """As loaders do that keep the state of each worker: here, of two, after four and after all batches but one."""
-    whole = numbers_of(LatentStream(one_cache, BATCH))
-    for consumed, cursors in ((4, (16, 16)), (5, (24, 16))):
-        states = [{"cursor": cursor, "end": 24} for cursor in cursors]
-        loader = DataLoader(
-            LatentStream(one_cache, BATCH),
-            batch_size=None,
-            num_workers=2,
-            worker_init_fn=lambda worker, states=states: get_worker_info().dataset.load_state_dict(states[worker]),
-        )
-        assert sorted(numbers_of(loader)) == sorted(whole[consumed:])
+def test_a_pass_of_a_tenth_is_a_tenth_though_no_float_is(tmp_path: Path) -> None:
+    """Ten passes of a tenth of 40 samples are of 4 samples each, and one epoch."""
+    cache = make_cache(tmp_path / "cache", np.random.default_rng(0).standard_normal((40, 4, 1, 1), np.float32))
+    stream = LatentStream(cache, BATCH, epochs=0.1)
+    passes = [numbers_of(stream) for _ in range(10)]
+    assert [len(each) for each in passes] == [1] * 10
+    assert list(chain.from_iterable(passes)) == numbers_of(LatentStream(cache, BATCH))
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_passes_with_another_number_of_workers_each_go_on_too(one_cache: Path) -> None:
+    stream = LatentStream(one_cache, BATCH)
+    loaders = [DataLoader(stream, batch_size=None, num_workers=workers) for workers in (0, 3, 1, 2)]
+    passes = [numbers_of(loader) for loader in loaders]
+    assert list(chain.from_iterable(passes)) == numbers_of(LatentStream(one_cache, BATCH, epochs=4))
+
+
+def with_state(batch: dict[str, Any]) -> tuple[int, dict[str, Any], list[int]]:
+    """In a worker: which one it is, its own state after the batch, and the batch."""
+    worker = get_worker_info()
+    return worker.id, worker.dataset.state_dict(), batch["numbers"].tolist()
+
+
+@pytest.mark.parametrize(("consumed", "end"), [(4, 6), (5, 6), (6, 6), (10, 11), (11, 11)])
+def test_workers_that_resume_alone_go_on_together(one_cache: Path, consumed: int, end: int) -> None:
+    """As loaders do that keep the state of each worker; workers that stay then give the next pass too."""
+    whole = numbers_of(LatentStream(one_cache, BATCH, epochs=3))
+    loader = DataLoader(LatentStream(one_cache, BATCH), batch_size=None, num_workers=2, collate_fn=with_state)
+    taken = [*loader, *loader][:consumed]
+    assert [numbers for _, _, numbers in taken] == whole[:consumed]
+    states = {worker: state for worker, state, _ in taken}
+    resumed = DataLoader(
+        LatentStream(one_cache, BATCH),
+        batch_size=None,
+        num_workers=2,
+        persistent_workers=True,
+        worker_init_fn=lambda worker: get_worker_info().dataset.load_state_dict(states[worker]),
+    )
+    assert sorted(numbers_of(resumed)) == sorted(whole[consumed:end])
+    assert numbers_of(resumed) == whole[end : end + 5]
+
+
+def begin_last(worker: int) -> None:
+    """The second worker begins once the first has ended the pass, and has said so in the memory they share."""
+    while worker == 1 and get_worker_info().dataset._passes_2W[0, 0] == 0:
+        time.sleep(0.01)
+
+
+def test_a_worker_that_begins_when_another_has_ended_the_pass_skips_nothing(one_cache: Path) -> None:
+    loader = DataLoader(
+        LatentStream(one_cache, BATCH), batch_size=None, num_workers=2, prefetch_factor=8, worker_init_fn=begin_last
+    )
+    assert numbers_of(loader) == numbers_of(LatentStream(one_cache, BATCH))
 
 
 def test_ranks_together_see_the_global_batches(cache_path: Path) -> None:
@@ -145,15 +187,21 @@ def test_the_state_counts_the_batch_in_hand_as_consumed(cache_path: Path) -> Non
     assert numbers_of(resumed) == whole[3:]
 
 
-def test_a_state_of_another_seed_or_batch_is_refused(cache_path: Path) -> None:
-    state = LatentStream(cache_path, BATCH, seed=1).state_dict()
-    with pytest.raises(StaleError, match=r"seed +1 +0"):
-        LatentStream(cache_path, BATCH).load_state_dict(state)
-    with pytest.raises(ConfigError, match="no multiple"):
-        LatentStream(cache_path, BATCH).load_state_dict({"cursor": 3})
+@pytest.mark.parametrize(("field", "before", "now"), [("seed", 1, 0), ("batch_size", 2, BATCH), ("cache", "ab", "")])
+def test_a_state_of_another_seed_batch_or_cache_is_refused(
+    one_cache: Path, field: str, before: int | str, now: int | str
+) -> None:
+    stream = LatentStream(one_cache, BATCH)
+    with pytest.raises(StaleError, match=rf"{field} +{before} +{now}"):
+        stream.load_state_dict({**stream.state_dict(), field: before})
 
 
-@pytest.mark.parametrize("state", [{}, {"cursor": None}, {"cursor": "8"}, {"cursor": -4}])
+def test_a_pass_without_end_goes_on_through_the_epochs(one_cache: Path) -> None:
+    endless = islice(LatentStream(one_cache, BATCH, epochs=None), 14)
+    assert numbers_of(endless) == numbers_of(LatentStream(one_cache, BATCH, epochs=3))[:14]
+
+
+@pytest.mark.parametrize("state", [{}, {"cursor": None}, {"cursor": "8"}, {"cursor": -4}, {"cursor": 3}])
 def test_a_state_without_a_cursor_is_refused(one_cache: Path, state: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"cursor .* is no multiple"):
         LatentStream(one_cache, BATCH).load_state_dict(state)
@@ -165,8 +213,13 @@ def test_a_pass_of_nothing_is_refused(one_cache: Path, epochs: float) -> None:
         LatentStream(one_cache, BATCH, epochs=epochs)
 
 
-def test_a_batch_that_does_not_divide_among_ranks_is_refused(cache_path: Path) -> None:
-    with pytest.raises(ConfigError, match="must divide"):
-        LatentStream(cache_path, BATCH, world_size=3)
-    with pytest.raises(ConfigError, match="must divide"):
-        LatentStream(cache_path, BATCH, world_size=0)
+@pytest.mark.parametrize(
+    "ranks",
+    [{"world_size": 3}, {"world_size": 0}, {"rank": 2, "world_size": 2}, {"rank": -1}],
+    ids=str,
+)
+def test_a_batch_that_does_not_divide_among_ranks_and_a_rank_beyond_them_are_refused(
+    one_cache: Path, ranks: dict[str, int]
+) -> None:
+    with pytest.raises(ConfigError, match="must divide among ranks"):
+        LatentStream(one_cache, BATCH, **ranks)
