@@ -19,7 +19,7 @@ class Acts:
     rebuild: Collection[int] = ()
     """Shards to build again though they seem to fit."""
     as_sealed: bool = False
-    """Every shard has to come out as the cache's seal, or its own record, says it was, or stays as it is."""
+    """Shards have to come out as they were, or stay as they are, also where no seal but only their record says it."""
     command: tuple[str, ...] = ("precompute", "build", "--config", "CONFIG")
     """What was typed, so that messages can name the very command that fits."""
 

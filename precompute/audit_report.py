@@ -8,7 +8,7 @@ from math import ceil
 
 from scipy.special import betaincinv
 
-from cache_store.schema import LATENTS, commit_file
+from cache_store.schema import LATENTS, SEAL_FILE, commit_file
 from precompute.comparison import Comparison
 from precompute.tolerance import DeviceClass
 
@@ -162,11 +162,14 @@ def described(report: AuditReport) -> Iterator[tuple[str, str]]:
 def advice(report: AuditReport) -> Iterator[str]:
     """What to do about the findings."""
     if shards := sorted({each.shard for each in report.findings if each.difference is not None}):
-        records = [f"{report.conditions.cache}/{commit_file(LATENTS, shard)}" for shard in shards]
-        yield f"next: rm {shlex.join(records)}, if the encoder and the sources are the right ones"
+        names = [
+            f"{report.conditions.cache}/{name}"
+            for name in (SEAL_FILE, *(commit_file(LATENTS, shard) for shard in shards))
+        ]
+        yield f"next: rm {shlex.join(names)}, if the encoder and the sources are the right ones"
         yield (
             "next: rerun the `precompute build` that made the cache: it encodes these shards again, and the cache is "
-            "another one for training; a repair keeps to the bytes that were sealed"
+            "another one for training; with the seal in place, it would keep to the bytes that were sealed"
         )
     if any(each.difference is None for each in report.findings):
         yield "next: restore the images as they were, or build into a new cache; this one cannot be built again"

@@ -10,15 +10,13 @@ import pyarrow as pa
 from tqdm import tqdm
 
 from cache_store.errors import CacheError
-from cache_store.metadata import read_commit
-from cache_store.record import record_digest
 from cache_store.schema import LATENTS, REJECTED, SEAL_FILE, Spec, commit_file, reason_kind, samples_file
 from cache_store.shard_builder import OtherShardError
 from cache_store.staleness import ABSENT, Difference
 from cache_store.tables import read_table
-from cache_store.verify_file import file_finding
 from precompute.images import content_sha256
 from precompute.rejects import Rejected
+from precompute.remembered import remembered_samples
 from precompute.sources import Source
 
 
@@ -72,7 +70,7 @@ def check_images(
             planned = now.slice(rows.start, len(rows))
             trusted = None if before is None or shard in whole else before.slice(rows.start, len(rows))
             looked_changed = suspects(planned, trusted)
-            samples = remembered_samples(root, shard, planned, expected.get(shard)) if looked_changed else []
+            samples = encoded_samples(root, shard, planned, expected.get(shard)) if looked_changed else []
             chosen = [samples[place] for place in looked_changed] if samples else []
             unknown += [shard] if looked_changed and not samples and was_built(root, shard) else []
             for change in pool.map(lambda sample: compare(source, shard, sample), chosen):  # noqa: B023 (used at once)
@@ -95,22 +93,10 @@ def suspects(planned: pa.Table, before: pa.ChunkedArray | None) -> list[int]:
     return [place for place, (was, is_now) in enumerate(zip(before.to_pylist(), now, strict=True)) if was != is_now]
 
 
-def remembered_samples(
-    root: Path, shard: int, planned: pa.Table, expected: Container[str] | None
-) -> list[dict[str, Any]]:
-    """A committed shard's samples; none where the shard is not committed, or its record or table cannot be trusted."""
-    columns = ["id", "uri", "content_sha256", "status"]
-    try:
-        record = read_commit(root, LATENTS, shard)
-        if record is None or (expected is not None and record_digest(record.content) not in expected):
-            return []
-        files = record.content.files
-        if not any(file.path == samples_file(shard) and file_finding(root, file, "full") is None for file in files):
-            return []
-        samples = read_table(root / samples_file(shard), columns)
-    except CacheError:
-        return []
-    return samples.to_pylist() if samples["id"].equals(planned["id"]) else []
+def encoded_samples(root: Path, shard: int, planned: pa.Table, expected: Container[str] | None) -> list[dict[str, Any]]:
+    """The planned samples of a shard, with what was encoded; none where nothing that can be trusted remembers it."""
+    samples = remembered_samples(root, shard, ["id", "uri", "content_sha256", "status"], expected)
+    return samples.to_pylist() if samples is not None and samples["id"].equals(planned["id"]) else []
 
 
 def compare(source: Source, shard: int, sample: dict[str, Any]) -> ImageChange | None:

@@ -17,16 +17,41 @@ from cache_store.schema import (
     LATENTS,
     PLAN_FILE,
     SEAL_FILE,
-    CommitContent,
     CommitRecord,
     Seal,
     Spec,
     commit_file,
 )
-from cache_store.verify_record import kept_record
+from cache_store.verify_record import content_findings, kept_record
 from cache_store.verify_spec import metadata_findings
 from precompute.config import BuildConfig
 from precompute.progress import say
+
+
+@dataclass(frozen=True)
+class FoundShard:
+    """What lies in the place of one shard."""
+
+    shard: int
+    record: CommitRecord | None
+    """Where it is whole, of the spec and of the plan's samples, whatever became of the shard's files."""
+    problem: str | None
+    """Why the shard, which was committed once, cannot be kept."""
+
+
+def find_shards(root: Path, spec: Spec, plan: pa.Table, without: int | None) -> list[FoundShard]:
+    """Every shard that a cache can have, but for the one `without`."""
+    return [find_shard(root, spec, shard, plan) for shard in range(spec.num_shards) if shard != without]
+
+
+def find_shard(root: Path, spec: Spec, shard: int, plan: pa.Table) -> FoundShard:
+    record, problem = kept_record(root, spec, LATENTS, shard)
+    if record is None or any(content_findings(spec, LATENTS, shard, record.content)):
+        return FoundShard(shard, None, problem)
+    rows = spec.shard_rows(shard)
+    if record.content.plan_digest != plan_digest([plan.slice(rows.start, len(rows))]):
+        return FoundShard(shard, None, problem or record_problem(shard, "was made for other samples"))
+    return FoundShard(shard, record, problem)
 
 
 @dataclass(frozen=True)
@@ -37,43 +62,23 @@ class KeptShards:
     damaged: dict[int, str]
 
 
-def find_kept(
-    root: Path, spec: Spec, plan: pa.Table, without: Container[int | None], expected: Mapping[int, Container[str]]
-) -> KeptShards:
-    """Sort the committed shards, those of `without` aside, into what can be kept and what cannot.
-
-    `expected` are the digests of the contents that a shard may have, where anything says it.
-    """
-    kept = KeptShards([], {})
-    for shard in range(spec.num_shards):
-        if shard not in without:
-            record, problem = usable_record(root, spec, shard, plan)
-            if record is not None and problem is None and shard in expected:
-                problem = None if record_digest(record.content) in expected[shard] else str(other_record(shard))
-            if record is not None and problem is None:
-                kept.records.append(record)
-            elif problem is not None:
-                kept.damaged[shard] = problem
-    return kept
+def sort_shards(found: list[FoundShard], expected: Mapping[int, Container[str]]) -> KeptShards:
+    """What can be kept and what cannot; `expected` are the digests of the contents that a shard may have, if any."""
+    problems = {each.shard: each.problem or other_than_expected(each, expected) for each in found}
+    records = [each.record for each in found if each.record is not None and problems[each.shard] is None]
+    return KeptShards(records, {shard: problem for shard, problem in problems.items() if problem is not None})
 
 
-def usable_record(root: Path, spec: Spec, shard: int, plan: pa.Table) -> tuple[CommitRecord | None, str | None]:
-    """A shard's record, and why the shard cannot be kept: its samples must be the plan's, too."""
-    record, problem = kept_record(root, spec, LATENTS, shard)
-    if record is not None and problem is None and not is_planned(record.content, spec, plan):
-        problem = str(Finding(shard=shard, file=commit_file(LATENTS, shard), problem="was made for other samples"))
-    return record, problem
+def other_than_expected(found: FoundShard, expected: Mapping[int, Container[str]]) -> str | None:
+    if found.record is None or found.shard not in expected:
+        return None
+    if record_digest(found.record.content) in expected[found.shard]:
+        return None
+    return record_problem(found.shard, "is not the record that the cache was sealed with")
 
 
-def is_planned(content: CommitContent, spec: Spec, plan: pa.Table) -> bool:
-    """Whether a shard was made for the samples that the plan has in its rows."""
-    rows = spec.shard_rows(content.shard)
-    return content.plan_digest == plan_digest([plan.slice(rows.start, len(rows))])
-
-
-def other_record(shard: int) -> Finding:
-    problem = "is not the record that the cache was sealed with"
-    return Finding(shard=shard, file=commit_file(LATENTS, shard), problem=problem)
+def record_problem(shard: int, problem: str) -> str:
+    return str(Finding(shard=shard, file=commit_file(LATENTS, shard), problem=problem))
 
 
 def sound_seal(root: Path) -> Seal | None:

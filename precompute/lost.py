@@ -1,6 +1,5 @@
 """Refusals where the plan or the spec is lost: samples tables and build.json still tell what differs."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -8,15 +7,14 @@ from typing import NoReturn
 import pyarrow as pa
 
 from cache_store.errors import CacheError
-from cache_store.metadata import read_build, read_commit
+from cache_store.metadata import read_build
 from cache_store.plan import DIGESTED, read_plan
-from cache_store.schema import BUILD_FILE, LATENTS, PLAN_FILE, PLAN_SCHEMA, Spec, samples_file
+from cache_store.schema import BUILD_FILE, PLAN_FILE, PLAN_SCHEMA, Spec
 from cache_store.staleness import Difference, differing, refuse
-from cache_store.tables import read_table
-from cache_store.verify_file import file_finding
 from precompute.config import BuildConfig
 from precompute.kept import sound_seal
 from precompute.plan import PlanDifference, compare_plans
+from precompute.remembered import remembered_samples, shards_with_tables
 from precompute.stale import list_differences
 
 NOT_OF_THE_SPEC = ("encoder.device",)
@@ -26,18 +24,8 @@ NOT_OF_THE_SPEC = ("encoder.device",)
 def remembered_plan(root: Path) -> pa.Table:
     """The planned samples that samples tables hold, of shards whose records vouch for the table."""
     schema = pa.schema([PLAN_SCHEMA.field(name) for name in DIGESTED])
-    return pa.concat_tables([schema.empty_table(), *(table.cast(schema) for table in sound_tables(root))])
-
-
-def sound_tables(root: Path) -> Iterator[pa.Table]:
-    for path in sorted((root / samples_file(0)).parent.glob("*.parquet")):
-        try:
-            record = read_commit(root, LATENTS, int(path.stem)) if path.stem.isdecimal() else None
-            files = [file for file in record.content.files if root / file.path == path] if record else []
-            if files and file_finding(root, files[0], "full") is None:
-                yield read_table(path, list(DIGESTED))
-        except CacheError:
-            continue  # it can tell nothing
+    tables = (remembered_samples(root, shard, DIGESTED) for shard in shards_with_tables(root))
+    return pa.concat_tables([schema.empty_table(), *(table.cast(schema) for table in tables if table is not None)])
 
 
 def refuse_unplanned(root: Path, cached: Spec, found: pa.Table) -> NoReturn:

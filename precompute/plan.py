@@ -7,6 +7,7 @@ sample list is always brought into the cache's own order: equal sets of samples 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -15,6 +16,8 @@ import pyarrow.compute as pc
 
 from cache_store.errors import SourceError
 from cache_store.schema import PLAN_SCHEMA
+from precompute.sources import SourceConfig
+from precompute.sources.archive import MISSING
 
 T = TypeVar("T")
 
@@ -61,6 +64,18 @@ def refuse_duplicates(ids: pa.ChunkedArray) -> None:
     if pc.any(repeated).as_py():
         names = sorted(set(ids[1:].filter(repeated).to_pylist()))
         raise SourceError(f"sample ids must be unique; {len(names)} occur more than once: {some(names)}")
+
+
+def refuse_missing_images(found: pa.Table, source: SourceConfig, allowed: float) -> None:
+    """Known before anything is encoded: a wrong folder should not cost an hour."""
+    missing = found.filter(pc.equal(found["fingerprint"], MISSING))
+    if missing.num_rows > allowed * found.num_rows:
+        where = source.images or (Path(source.path).parent if source.kind == "llava" else source.path)
+        names = some([uri or "(the record names none)" for uri in missing["uri"].to_pylist()])
+        raise SourceError(
+            f"{missing.num_rows} of {found.num_rows} samples have no image: {names}; looked in {where}. That is more "
+            f"than run.max_reject_fraction {allowed:g} allows; nothing was encoded. Set source.images, or mend it"
+        )
 
 
 def some(names: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from cache_store.errors import CacheError
-from cache_store.schema import LATENTS, Spec, commit_file
+from cache_store.schema import LATENTS, SEAL_FILE, Spec, commit_file
 from cache_store.staleness import ABSENT, Difference, differing, refuse
 from precompute.acts import Acts
 from precompute.expected import Expected
@@ -106,7 +106,7 @@ def as_difference(change: ImageChange) -> Difference:
 
 
 def refuse_other_shards(root: Path, others: Sequence[OtherShard], expected: Expected, acts: Acts) -> None:
-    """StaleError naming shards that a repair built again and left as they were, and their samples that are others."""
+    """StaleError naming shards that were built again and left as they were, and their samples that are others."""
     if others:
         others = sorted(others, key=lambda other: other.shard)
         shards = some([str(other.shard) for other in others])
@@ -115,9 +115,9 @@ def refuse_other_shards(root: Path, others: Sequence[OtherShard], expected: Expe
             f"replaced: {shards}",
             [each for other in others for each in shard_differences(other, expected)],
             [
-                f"{culprits(others)}: restore that and run the same repair again",
-                f"to take them as they come out now, as another cache for training: delete {records(others)} in "
-                f"{root}, then {acts.with_options()}",
+                f"{culprits(others)}: restore that and run the same command again",
+                f"to take them as they come out now, as another cache for training: delete {stands_for(root, others)} "
+                f"in {root}, then {acts.with_options()}",
             ],
         )
 
@@ -133,5 +133,7 @@ def culprits(others: Sequence[OtherShard]) -> str:
     return "an image may have changed unseen, or another machine or library made them"
 
 
-def records(others: Sequence[OtherShard]) -> str:
-    return some([commit_file(LATENTS, other.shard) for other in others])
+def stands_for(root: Path, others: Sequence[OtherShard]) -> str:
+    """The files that say what the shards were."""
+    names = [SEAL_FILE, *(commit_file(LATENTS, other.shard) for other in others)]
+    return some([name for name in names if (root / name).exists()])

@@ -201,16 +201,52 @@ def test_two_workers_leave_such_a_shard_of_tars_and_repair_the_others(tmp_path, 
     assert timeless_files(cache) == before
 
 
-def test_what_a_repair_refused_can_be_taken_as_another_cache(cache, tmp_path, source_path, capsys):
-    """In the way that its message says."""
+def rerun(tmp_path: Path, *options: str) -> list[str]:
+    """The build that made the cache, again."""
+    return ["build", "--config", str(tmp_path / "build.yaml"), *options]
+
+
+@pytest.mark.parametrize("options", [(), ("--retry-rejected",), ("--extend",)])
+@pytest.mark.parametrize(("name", "damage"), [each for each in HIDING if each[1] is not flip])
+def test_a_build_that_is_run_again_holds_a_sealed_cache_to_its_seal(
+    cache, tmp_path, source_path, capsys, name, damage, options
+):
+    """Damage is no change of inputs: the cache stays the one that it was, for a rerun every night too."""
+    before = timeless_files(cache)
+    damage(cache / name)
+    damaged = shard_files(cache, 1)
+    write_source(source_path, **ANOTHER)
+    for _ in range(2):
+        assert precompute(rerun(tmp_path, *options)) == 1
+        assert_named(capsys, by_table=damage is not Path.unlink or name.startswith("commits/"))
+        assert shard_files(cache, 1) == damaged
+    write_source(source_path)
+    assert precompute(rerun(tmp_path, *options)) == 0
+    assert "identity was" not in capsys.readouterr().err
+    assert timeless_files(cache) == before
+
+
+def test_a_build_of_a_cache_without_a_seal_takes_what_comes_out(cache, tmp_path, source_path):
+    """No training knows it yet."""
+    (cache / "seal.json").unlink()
+    (cache / "samples/000001.parquet").unlink()
+    write_source(source_path, **ANOTHER)
+    assert precompute(rerun(tmp_path)) == 0
+    assert not verify(cache, "full").findings
+
+
+@pytest.mark.parametrize("command", ["repair", "build"])
+def test_what_was_refused_can_be_taken_as_another_cache(cache, tmp_path, source_path, capsys, command):
+    """In the way that the message says."""
     flip(cache / "latents/c/1/0/0/0")
     (cache / "samples/000001.parquet").unlink()
     write_source(source_path, **ANOTHER)
-    assert precompute(["repair", str(cache), "--shards", "1"]) == 1
-    assert f"delete commits/latents/000001.json in {cache}, then precompute build" in capsys.readouterr().err
-    (cache / "commits/latents/000001.json").unlink()
-    assert precompute(["build", "--config", str(tmp_path / "build.yaml")]) == 0
-    assert "rebuilt shards have other bytes" in capsys.readouterr().err
+    assert precompute(["repair", str(cache), "--shards", "1"] if command == "repair" else rerun(tmp_path)) == 1
+    names = ("seal.json", "commits/latents/000001.json")
+    assert f"delete {', '.join(names)} in {cache}, then precompute build --config" in capsys.readouterr().err
+    for name in names:
+        (cache / name).unlink()
+    assert precompute(rerun(tmp_path)) == 0
     assert not verify(cache, "full").findings
 
 

@@ -40,14 +40,14 @@ class Place(NamedTuple):
 
 BUILD_PHASES = {
     "planning": Place("precompute.build:make_plan"),
-    "planned": Place("precompute.build:write_spec"),
+    "planned": Place("precompute.work:write_spec"),
     "encoding": Place("precompute.encoders.encoder:Encoder.encode", 3),
     "writing": Place("cache_store.shard_builder:write_rows", 2),
     "sealing": Place("cache_store.seal:make_seal"),
     "writing the seal": Place("cache_store.seal:write_file"),
 }
 REPAIR_PHASES = {
-    "examining": Place("precompute.build:examine_images"),
+    "examining": Place("precompute.work:examine_images"),
     "encoding": Place("precompute.encoders.encoder:Encoder.encode"),
     "sealing": Place("cache_store.seal:make_seal"),
 }
