@@ -31,13 +31,14 @@ from cache_store.schema import CACHED, LATENTS, CommitRun, commit_file, samples_
 from cache_store.staleness import differing, refuse
 from cache_store.tables import read_table
 from precompute.audit_report import AuditReport, Conditions
+from precompute.batches import Batch, decoded_batches
 from precompute.comparison import Comparison, differences, source_problem
 from precompute.config import AuditConfig, BuildConfig, where_remembered
 from precompute.decoder_messages import silence_decoders
 from precompute.encoders.encoder import Encoder
 from precompute.encoders.registry import load_encoder
 from precompute.engines.local import ENCODER_THREADS
-from precompute.pipeline import Batch, decoded_batches, library_versions
+from precompute.pipeline import library_versions
 from precompute.sources import Source, open_source
 from precompute.tolerance import RELATIVE_TOLERANCE, device_class, root_mean_square
 

@@ -7,7 +7,7 @@ import zlib
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 from precompute.images import MID_GREY, ImageConfig, decode_image, fit_image, to_pixels
 from precompute.rejects import Rejected
@@ -45,6 +45,14 @@ def test_exif_orientation_is_applied():
     exif[0x0112] = 6  # stored turned by 90 degrees counter-clockwise
     turned = Image.fromarray(np.rot90(pixels).copy())
     np.testing.assert_array_equal(decode(save(turned, "PNG", exif=exif)), pixels)
+
+
+@pytest.mark.parametrize("orientation", range(10))
+def test_every_exif_orientation_is_applied_as_pillow_does(orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = save(Image.fromarray(gradient()), "PNG", exif=exif)
+    np.testing.assert_array_equal(decode(data), to_pixels(ImageOps.exif_transpose(Image.open(io.BytesIO(data)))))
 
 
 def test_sixteen_bit_grey_keeps_256_levels():
@@ -134,6 +142,13 @@ def test_a_decompression_bomb_is_rejected_from_its_header():
     data += struct.pack(">I", 0) + b"IDAT" + struct.pack(">I", zlib.crc32(b"IDAT"))
     with pytest.raises(Rejected, match="too large: 100000 x 100000 pixels"):
         decode_image(data, ImageConfig().max_pixels)
+
+
+@pytest.mark.parametrize("value", [-1, 65_536])
+def test_integers_beyond_sixteen_bits_are_rejected(value):
+    data = save(Image.fromarray(np.array([[0, value]], np.int32)), "TIFF")
+    with pytest.raises(Rejected, match="32-bit integer pixels have no agreed range"):
+        decode(data)
 
 
 def test_floating_point_pixels_are_rejected():

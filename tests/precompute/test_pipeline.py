@@ -13,8 +13,9 @@ import torch
 import precompute.pipeline as pipeline
 from cache_store.metadata import read_spec
 from cache_store.schema import Spec
+from precompute.batches import BATCHES_AHEAD, Batch, decoded_batches, planned_batches
 from precompute.cli import main
-from precompute.pipeline import BATCHES_AHEAD, WRITES_BEHIND, Batch, decoded_batches, encode_shards, planned_batches
+from precompute.pipeline import WRITES_BEHIND, encode_shards
 from precompute.progress import BuildProgress
 from precompute.sources import Source, SourceConfig, open_source
 from tests.precompute.conftest import SAMPLES, config_values, write_config

@@ -12,12 +12,12 @@ from PIL import Image
 
 from cache_store import open_cache
 from cache_store.plan import PlanFile
+from precompute.batches import Batch
 from precompute.build import build
 from precompute.config import BuildConfig, RunConfig, StoreConfig
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.registry import load_encoder
 from precompute.images import ImageConfig
-from precompute.pipeline import Batch
 from precompute.sources import SourceConfig, open_source
 from tests.trainer.conftest import describe
 from tests.trainer.runs import ALONE, make_config, metrics
