@@ -79,20 +79,19 @@ class CheckpointFolder:
     ) -> None:
         """Publish a checkpoint, then delete all but the newest `keep_last`, and what a killed run left of others."""
         clear_folders(self.root, "step-*")
-        if not self.path(step).exists():
-            with publish_folder(self.path(step)) as scratch:
-                write_part(scratch, PROJECTOR_FILE, save(projector_tensors(projector)))
-                write_part(scratch, OPTIMIZER_FILE, save(optimizer_tensors(optimizer)))
-                state = CheckpointState(
-                    format_version=FORMAT_VERSION,
-                    step=step,
-                    position=position,
-                    must_match=must_match,
-                    config=config,
-                    files={name: file_sha256(scratch / name) for name in TENSOR_FILES},
-                    sha256="",
-                )
-                write_part(scratch, STATE_FILE, canonical_json(signed(state)))
+        with publish_folder(self.path(step)) as scratch:
+            write_part(scratch, PROJECTOR_FILE, save(projector_tensors(projector)))
+            write_part(scratch, OPTIMIZER_FILE, save(optimizer_tensors(optimizer)))
+            state = CheckpointState(
+                format_version=FORMAT_VERSION,
+                step=step,
+                position=position,
+                must_match=must_match,
+                config=config,
+                files={name: file_sha256(scratch / name) for name in TENSOR_FILES},
+                sha256="",
+            )
+            write_part(scratch, STATE_FILE, canonical_json(signed(state)))
         for old in self.steps()[: -self.keep_last]:
             remove_folder(self.path(old))
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from cache_store.errors import CacheError, ConfigError, StaleError
+from cache_store.errors import CacheError, ConfigError, NewerFormatError, StaleError
 from cache_store.record import canonical_json, signed
 from tests.trainer.test_projector import make_latents, make_projector
 from trainer.checkpoint import (
@@ -109,6 +109,28 @@ def test_a_flipped_bit_names_its_file(tmp_path: Path, name: str) -> None:
         read_state(path)
 
 
+@pytest.mark.parametrize("name", ["projector.safetensors", "optimizer.safetensors"])
+def test_a_missing_file_is_named_as_damage(tmp_path: Path, name: str) -> None:
+    path = save_steps(tmp_path, 5).path(5)
+    (path / name).unlink()
+    with pytest.raises(CacheError, match=rf"damaged: {name} does not match"):
+        read_state(path)
+
+
+def test_a_checkpoint_of_a_newer_format_is_not_called_damaged(tmp_path: Path) -> None:
+    path = save_steps(tmp_path, 5).path(5)
+    newer = signed(replace(read_state(path), format_version=99))
+    (path / "state.json").write_bytes(canonical_json(newer))
+    with pytest.raises(NewerFormatError) as caught:
+        read_state(path)
+    assert "damaged" not in str(caught.value)
+
+
+def test_a_run_of_more_steps_than_eight_digits_goes_on_from_its_newest(tmp_path: Path) -> None:
+    folder = save_steps(tmp_path, 99_999_999, 100_000_000)
+    assert found(folder, "auto") == folder.path(100_000_000)
+
+
 def test_a_state_that_vouches_for_other_files_is_refused(tmp_path: Path) -> None:
     path = save_steps(tmp_path, 5).path(5)
     state = read_state(path)
@@ -156,8 +178,9 @@ def test_two_runs_are_never_mixed_in_one_folder(tmp_path: Path) -> None:
     for resume in ("never", str(folder.path(5))):
         with pytest.raises(ConfigError, match="already holds step 10"):
             find_checkpoint(folder, resume)
-    with pytest.raises(ConfigError, match="is no checkpoint"):
-        find_checkpoint(folder, str(tmp_path / "elsewhere"))
+    for other in (tmp_path / "elsewhere", folder.path(5) / "state.json"):
+        with pytest.raises(ConfigError, match="is no checkpoint"):
+            find_checkpoint(folder, str(other))
 
 
 SAVE_AND_KILL = """
