@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -40,74 +41,76 @@ def make_cache(
     store_format: StoreFormat = "zarr",
     dtype: StoreDtype = "float16",
     codec: CodecName = "none",
-    posterior: str = "mean",
     batch_size: int = 4,
     latents_mean: Sequence[float] | None = None,
     latents_std: Sequence[float] | None = None,
     seal: bool = True,
 ) -> Path:
     """Write `latents` [N, C, H, W] float32 as a cache; rows in `rejected` are planned but not cached."""
-    count, channels, height, width = latents.shape
-    ids = list(ids) if ids is not None else [f"sample-{row:06d}" for row in range(count)]
-    conversations = conversations or [caption(f"this is {name}") for name in ids]
-    plan = pa.table(
-        {
-            "row": range(count),
-            "id": ids,
-            "uri": [f"{name}.png" for name in ids],
-            "conversations": conversations,
-            "fingerprint": ["0:0"] * count,
-        },
-        schema=PLAN_SCHEMA,
+    plan = make_plan(len(latents), ids, conversations)
+    channels, height, width = latents.shape[1:]
+    encoder = make_encoder(batch_size, latents_mean or [0.0] * channels, latents_std or [1.0] * channels)
+    spec = Spec(
+        format_version=1,
+        store_format=store_format,
+        rows=len(latents),
+        samples_per_shard=samples_per_shard,
+        plan_digest=plan_digest([plan]),
+        arrays={"latents": make_array(latents.shape[1:], dtype, codec, encoder)},
     )
-    z_dim = channels // 2 if posterior == "moments" else channels
-    encoder = EncoderIdentity(
+    shards = [plan.slice(rows.start, len(rows)) for rows in map(spec.shard_rows, range(spec.num_shards))]
+    write_plan(path / PLAN_FILE, shards)
+    write_build(path, {})
+    write_spec(path, spec)
+    rgb = np.random.default_rng(0).random((len(latents), height, width, 3), np.float32)
+    outcomes = [outcome(row, row in rejected) for row in range(len(latents))]
+    for shard, planned in enumerate(shards):
+        builder = ShardBuilder(path, spec, "latents", shard, planned)
+        write_shard(builder, spec.shard_rows(shard), batch_size, latents, rgb, outcomes)
+    if seal:
+        seal_cache(path, spec)
+    return path
+
+
+def make_plan(count: int, ids: Sequence[str] | None, conversations: Sequence[Conversation] | None) -> pa.Table:
+    ids = ids or [f"sample-{row:06d}" for row in range(count)]
+    columns = {
+        "row": range(count),
+        "id": ids,
+        "uri": [f"{name}.png" for name in ids],
+        "conversations": conversations or [caption(f"this is {name}") for name in ids],
+        "fingerprint": ["0:0"] * count,
+    }
+    return pa.table(columns, schema=PLAN_SCHEMA)
+
+
+def make_encoder(batch_size: int, mean: Sequence[float], std: Sequence[float]) -> EncoderIdentity:
+    return EncoderIdentity(
         class_name="AutoencoderKLWan",
         weights_sha256="0" * 64,
         path="folded",
         compiled=False,
-        posterior=posterior,
+        posterior="mean",
         compute_dtype="float32",
         batch_size=batch_size,
-        latents_mean=tuple(latents_mean or [0.0] * z_dim),
-        latents_std=tuple(latents_std or [1.0] * z_dim),
+        latents_mean=tuple(mean),
+        latents_std=tuple(std),
     )
-    image = ImageRecipe(
-        height=8 * height,
-        width=8 * width,
-        fit="squash",
-        resample="bilinear",
-        range="signed",
-        max_pixels=10**8,
-    )
-    array = ArraySpec(shape=(channels, height, width), dtype=dtype, codec=codec, image=image, encoder=encoder)
-    spec = Spec(
-        format_version=1,
-        store_format=store_format,
-        rows=count,
-        samples_per_shard=samples_per_shard,
-        plan_digest=plan_digest([plan]),
-        arrays={"latents": array},
-    )
-    write_plan(
-        path / PLAN_FILE,
-        [plan.slice(rows[0], len(rows)) for rows in map(spec.shard_rows, range(spec.num_shards))],
-    )
-    write_build(path, {})
-    write_spec(path, spec)
-    rgb = np.random.default_rng(0).random((count, height, width, 3), np.float32)
-    for shard in range(spec.num_shards):
-        rows = spec.shard_rows(shard)
-        planned = plan.slice(rows.start, len(rows))
-        with ShardBuilder(path, spec, "latents", shard, planned) as builder:
-            for first in range(rows.start, rows.stop, batch_size):
-                chunk = slice(first, min(first + batch_size, rows.stop))
-                outcomes = [outcome(row, row in rejected) for row in range(chunk.start, chunk.stop)]
-                builder.append(latents[chunk], rgb[chunk], outcomes)
-            builder.commit(seconds=1.0, device="cpu", versions={})
-    if seal:
-        seal_cache(path, spec)
-    return path
+
+
+def make_array(shape: Any, dtype: StoreDtype, codec: CodecName, encoder: EncoderIdentity) -> ArraySpec:
+    height, width = (8 * side for side in shape[1:])
+    image = ImageRecipe(height=height, width=width, fit="squash", resample="bilinear", range="signed", max_pixels=10**8)
+    return ArraySpec(shape=shape, dtype=dtype, codec=codec, image=image, encoder=encoder)
+
+
+def write_shard(builder: ShardBuilder, rows: range, batch_size: int, *columns: Any) -> None:
+    """Append the rows of the columns (latents, images, outcomes), a batch at a time."""
+    with builder:
+        for first in range(rows.start, rows.stop, batch_size):
+            batch = slice(first, min(first + batch_size, rows.stop))
+            builder.append(*(column[batch] for column in columns))
+        builder.commit(seconds=1.0, device="cpu", versions={})
 
 
 def outcome(row: int, is_rejected: bool) -> Outcome:

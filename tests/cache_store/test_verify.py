@@ -1,4 +1,4 @@
-"""What verification looks at, says and answers; tests/cache_store/test_damage.py holds that it finds all damage."""
+"""What verification looks at, says and answers; tests/cache_store/damage holds that it finds all damage."""
 
 import json
 import os

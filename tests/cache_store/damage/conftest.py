@@ -1,0 +1,97 @@
+"""The damage matrix: every kind of damage to every kind of file, in every form, is found and named.
+
+Here are the caches to damage and what a verification named of them. What an honest program cannot see is an edit of how
+and when a shard was made (`run` in a commit record) that is signed anew: clocks and hosts enter no digest.
+"""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from cache_store.findings import Finding, Level
+from cache_store.schema import commit_file, samples_file
+from tests.cache_store.conftest import shard_name
+from tests.make_cache import make_cache
+
+ROWS, ROWS_PER_SHARD, REJECTED = 14, 6, (2, 9)
+FORMS = (("zarr", "none"), ("zarr", "zstd"), ("webdataset", "none"))
+SHARD = 1
+NAMES = Callable[[Path, int], str]
+
+
+def small_latents(seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((ROWS, 4, 6, 5)).astype(np.float16).astype(np.float32)
+
+
+def make_small(path: Path, form: tuple[str, str], **options: Any) -> Path:
+    store_format, codec = form
+    settings: dict[str, Any] = {"rejected": REJECTED, "samples_per_shard": ROWS_PER_SHARD}
+    latents = options.pop("latents", small_latents())
+    return make_cache(path, latents, store_format=store_format, codec=codec, **settings | options)
+
+
+@pytest.fixture(scope="module", params=FORMS, ids="-".join)
+def form(request: pytest.FixtureRequest) -> tuple[str, str]:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def sound(form: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three shards, the last one short, two rows rejected; nothing changes it."""
+    return make_small(tmp_path_factory.mktemp("sound") / "cache", form)
+
+
+@pytest.fixture(params=get_args(Level))
+def level(request: pytest.FixtureRequest) -> Level:
+    return request.param
+
+
+@pytest.fixture
+def cache(sound: Path, tmp_path: Path) -> Path:
+    """A copy to damage."""
+    return Path(shutil.copytree(sound, tmp_path / "cache"))
+
+
+def files_of(cache: Path) -> list[str]:
+    return sorted(path.relative_to(cache).as_posix() for path in cache.rglob("*") if path.is_file())
+
+
+def record_file(cache: Path, shard: int) -> str:
+    return commit_file("latents", shard)
+
+
+def table_file(cache: Path, shard: int) -> str:
+    return samples_file(shard)
+
+
+SHARD_FILES: tuple[NAMES, ...] = (shard_name, table_file, record_file)
+
+
+def named(findings: tuple[Finding, ...]) -> set[str]:
+    return {finding.file for finding in findings}
+
+
+def rows_named(findings: tuple[Finding, ...]) -> set[int]:
+    return {finding.row for finding in findings if finding.row is not None}
+
+
+class Sample(NamedTuple):
+    row: int
+    offset: int
+    end: int
+
+
+def samples_in(cache: Path, shard: int) -> list[Sample]:
+    rows = pq.read_table(cache / samples_file(shard), partitioning=None).to_pylist()
+    return [
+        Sample(row["row"], row["offset"], row["offset"] + row["length"]) for row in rows if row["status"] == "cached"
+    ]
+
+
+def halve(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])

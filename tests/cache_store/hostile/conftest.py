@@ -1,0 +1,114 @@
+"""Small caches to fill with anything, little memory to read them in, and everything that reads a cache."""
+
+import contextlib
+import resource
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cache_store.errors import EncodeOnceError
+from cache_store.info import describe
+from cache_store.metadata import read_build
+from cache_store.plan import read_plan
+from cache_store.reader import open_cache
+from cache_store.schema import SAMPLES_SCHEMA, CodecName, StoreFormat
+from cache_store.verify import verify
+from tests.make_cache import make_cache
+
+MEMORY_BYTES = 2 * 2**30
+"""Address space that all of it may take beyond what the process has: pyarrow maps much and touches little."""
+
+RECORDS = ("zarr.json", "seal.json", "build.json", "commits/latents/000000.json", "commits/latents/000001.json")
+TABLES = ("plan.parquet", "samples/000000.parquet")
+FORMS = {"zarr": ("none", "zstd"), "webdataset": ("none",)}
+SHARD = {"zarr": "latents/c/0/0/0/0", "webdataset": "shards/000000.tar"}
+
+
+@pytest.fixture(
+    scope="module", params=[(form, codec) for form, codecs in FORMS.items() for codec in codecs], ids="-".join
+)
+def sound(request, tmp_path_factory) -> Path:
+    """A small cache of two shards, of each form."""
+    return make_small_cache(tmp_path_factory.mktemp("sound") / "cache", *request.param)
+
+
+@pytest.fixture(scope="module")
+def sound_zarr(tmp_path_factory) -> Path:
+    return make_small_cache(tmp_path_factory.mktemp("sound") / "cache", "zarr", "none")
+
+
+def make_small_cache(path: Path, form: StoreFormat, codec: CodecName) -> Path:
+    latents = np.random.default_rng(0).standard_normal((7, 2, 3, 2)).astype(np.float32)
+    return make_cache(path, latents, rejected=(2,), samples_per_shard=4, store_format=form, codec=codec)
+
+
+@pytest.fixture(autouse=True)
+def little_memory() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    (pages,) = Path("/proc/self/statm").read_text().split()[:1]
+    resource.setrlimit(resource.RLIMIT_AS, (int(pages) * resource.getpagesize() + MEMORY_BYTES, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+OPENED: set[str] = set()
+sys.addaudithook(lambda event, arguments: OPENED.add(str(arguments[0])) if event == "open" else None)
+
+
+@pytest.fixture
+def damaged(sound, tmp_path) -> Callable[[], Path]:
+    """The sound cache afresh, beside a file that is nobody's business."""
+    return copier(sound, tmp_path)
+
+
+@pytest.fixture
+def damaged_zarr(sound_zarr, tmp_path) -> Callable[[], Path]:
+    """For what is the same in either form."""
+    return copier(sound_zarr, tmp_path)
+
+
+@pytest.fixture
+def root(damaged_zarr) -> Path:
+    return damaged_zarr()
+
+
+def copier(cache: Path, folder: Path) -> Callable[[], Path]:
+    (folder / "secret").write_bytes(b"secret")
+
+    def fresh() -> Path:
+        shutil.rmtree(folder / "cache", ignore_errors=True)
+        return Path(shutil.copytree(cache, folder / "cache"))
+
+    return fresh
+
+
+def form_of(root: Path) -> str:
+    return "zarr" if (root / "latents").exists() else "webdataset"
+
+
+def data_or_named_error(root: Path) -> None:
+    """Everything that reads a cache; an error of any other class fails the test, want of memory too."""
+    OPENED.clear()
+    for use in (read_everything, verify_everything, describe, read_build, read_plan):
+        with contextlib.suppress(EncodeOnceError):
+            use(root)
+    assert not any(name.endswith(("secret", "passwd")) for name in OPENED)
+
+
+def read_everything(root: Path) -> None:
+    cache = open_cache(root)
+    numbers = np.arange(len(cache))[:100]
+    assert cache.samples(numbers).schema == SAMPLES_SCHEMA
+    for check in (True, False):
+        latents = cache.read(numbers, check=check)
+        assert latents.shape == (len(numbers), *cache.spec.arrays["latents"].shape)
+
+
+def verify_everything(root: Path) -> None:
+    for level in ("quick", "full"):
+        for finding in verify(root, level).findings:
+            assert str(finding)

@@ -1,0 +1,93 @@
+"""Records changed by hand, and every digest over them made anew, as whoever means harm would."""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cache_store.formats import shard_format
+from cache_store.record import canonical_json
+from cache_store.schema import Spec
+
+
+def load(path: Path) -> dict[str, Any]:
+    try:
+        record = msgspec.json.decode(path.read_bytes())
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def digest(*values: Any) -> str:
+    return hashlib.sha256(b"".join(map(canonical_json, values))).hexdigest()
+
+
+def save(path: Path, record: dict[str, Any]) -> None:
+    path.write_bytes(canonical_json(record))
+
+
+def save_signed(path: Path, record: dict[str, Any]) -> None:
+    if record:
+        save(path, {**record, "sha256": digest({**record, "sha256": ""})})
+
+
+@contextmanager
+def edited_spec(root: Path) -> Iterator[dict[str, Any]]:
+    """What the group says of the cache, to change in place."""
+    group = load(root / "zarr.json")
+    yield group["attributes"]["encode_once"]
+    save(root / "zarr.json", group)
+
+
+def resign(root: Path) -> None:
+    """Make every digest, of files, records and the whole, what it would be had the cache been written like this."""
+    spec_raw = resign_spec(root)
+    recipe = digest({**spec_raw, "rows": 0, "plan_digest": ""}) if spec_raw else ""
+    contents = []
+    for path in sorted(root.glob("commits/latents/*.json")):
+        record = load(path)
+        if isinstance(record.get("content"), dict):
+            if "recipe_digest" in record["content"] and recipe:
+                record["content"]["recipe_digest"] = recipe
+            files = record["content"].get("files")
+            for file in files if isinstance(files, list) else []:
+                refile(root, file)
+            contents.append(record["content"])
+        save_signed(path, record)
+    seal = load(root / "seal.json")
+    if seal:
+        seal.update(spec_digest=digest(spec_raw), identity=digest(*contents))
+        if isinstance(seal.get("commits"), dict):
+            seal["commits"]["latents"] = [digest(content) for content in contents]
+        refile(root, seal.get("plan_file"))
+        save_signed(root / "seal.json", seal)
+    save_signed(root / "build.json", load(root / "build.json"))
+
+
+def resign_spec(root: Path) -> dict[str, Any]:
+    """The group as the format would write it for this spec, if it can; the spec."""
+    group = load(root / "zarr.json")
+    raw = (group.get("attributes") or {}).get("encode_once") if isinstance(group.get("attributes"), dict) else None
+    if not isinstance(raw, dict):
+        return {}
+    try:
+        spec = msgspec.convert(raw, Spec)
+        files = shard_format(spec).metadata(spec)
+    except (msgspec.ValidationError, ValueError, OverflowError, KeyError):
+        return raw
+    for name, content in files.items():
+        if (root / name).parent.is_dir():
+            (root / name).write_bytes(content)
+    return raw
+
+
+def refile(root: Path, file: Any) -> None:
+    """A file's record as it is now; of a path that leads out of the cache, as an attacker would write it."""
+    if isinstance(file, dict) and isinstance(file.get("path"), str) and "\0" not in file["path"]:
+        path = root / file["path"]
+        if len(file["path"]) < 200 and path.is_file() and "bytes" in file and "sha256" in file:
+            content = path.read_bytes()
+            file.update(bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
