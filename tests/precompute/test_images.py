@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from precompute.images import MID_GREY, ImageConfig, decode_image, fit_image, to_pixels
+from precompute.images import MID_GREY, RESAMPLING, ImageConfig, decode_image, fit_image, to_pixels
 from precompute.rejects import Rejected
 
 LIMIT = 10**6
@@ -129,6 +129,12 @@ def test_truncated_files_fail_instead_of_ending_in_grey(format_):
         decode(data[: len(data) // 2])
 
 
+def test_a_reason_holds_no_address_that_would_differ_from_run_to_run():
+    with pytest.raises(Rejected) as rejected:
+        decode(b"no image")
+    assert rejected.value.reason == "cannot decode: UnidentifiedImageError: cannot identify image file"
+
+
 def test_a_format_that_is_not_on_the_list_is_rejected():
     with pytest.raises(Rejected, match="cannot decode"):
         decode(save(Image.fromarray(gradient()), "PPM"))
@@ -160,6 +166,27 @@ def test_floating_point_pixels_are_rejected():
 def test_every_fit_gives_the_size_asked_for(fit):
     recipe = ImageConfig(height=16, width=32, fit=fit).recipe
     assert fit_image(Image.fromarray(gradient(50, 40)), recipe).size == (32, 16)
+
+
+@pytest.mark.parametrize("name", RESAMPLING)
+def test_a_filter_is_pillows_of_that_name(name):
+    image, recipe = Image.fromarray(gradient(50, 40)), ImageConfig(height=16, width=32, resample=name).recipe
+    expected = image.resize((32, 16), Image.Resampling[name.upper()])
+    np.testing.assert_array_equal(to_pixels(fit_image(image, recipe)), to_pixels(expected))
+
+
+def test_an_image_of_just_so_many_pixels_is_decoded_and_one_more_is_too_large():
+    data = save(Image.fromarray(gradient()), "PNG")
+    assert decode_image(data, 16 * 24).size == (24, 16)
+    with pytest.raises(Rejected, match="too large"):
+        decode_image(data, 16 * 24 - 1)
+
+
+def test_the_transparent_colour_of_an_rgb_png_lies_on_white():
+    pixels = gradient()
+    data = save(Image.fromarray(pixels), "PNG", transparency=tuple(pixels[3, 5].tolist()))
+    pixels[3, 5] = 255
+    np.testing.assert_array_equal(decode(data), pixels)
 
 
 def test_squash_keeps_the_whole_crop_keeps_the_middle_pad_keeps_the_aspect():

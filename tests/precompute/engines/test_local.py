@@ -1,0 +1,40 @@
+"""Workers on this machine, as processes."""
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cache_store.errors import StaleError
+from cache_store.metadata import read_spec
+from precompute.cli import main
+from precompute.config import BuildConfig, RunConfig
+from precompute.encoders.registry import load_encoder
+from precompute.engines.local import num_workers, run_local
+from precompute.sources import open_source
+from tests.precompute.conftest import config_values, make_vae, timeless_files, write_config
+
+
+@pytest.fixture
+def config(tmp_path: Path, source_path: Path, vae_path: Path) -> BuildConfig:
+    """Of a cache that is built."""
+    values = config_values(tmp_path / "cache", source_path, vae_path)
+    assert main(["build", "--config", str(write_config(tmp_path / "build.yaml", values))]) == 0
+    return BuildConfig.of_cache(tmp_path / "cache")
+
+
+def test_a_model_that_changes_while_workers_start_stops_the_build_before_a_shard_is_written(config, tmp_path):
+    encoder, before = load_encoder(config.encoder, config.image.range), timeless_files(config.root)
+    other = replace(config.encoder, model=str(make_vae(tmp_path / "other", seed=1)))
+    changed = replace(config, encoder=other, run=RunConfig(workers=2))
+    spec, source = read_spec(config.root), open_source(config.source)
+    with pytest.raises(StaleError, match="encoder.model changed while the build was starting") as refused:
+        run_local(changed, spec, source, encoder, [0, 1], {}, threading.Event(), lambda _: None)
+    assert "weights_sha256" in str(refused.value)
+    assert timeless_files(config.root) == before
+
+
+def test_there_are_no_more_workers_than_shards_and_never_none(config):
+    assert [num_workers(replace(config, run=RunConfig(workers=3)), shards) for shards in (1, 2, 9)] == [1, 2, 3]
+    assert num_workers(config, 1) == 1
