@@ -10,6 +10,7 @@ from cache_store.schema import StoreFormat
 from tests.make_cache import make_cache
 
 ROWS, REJECTED = 30, (3, 9, 29)
+FORMS = (("zarr", "none"), ("zarr", "zstd"), ("webdataset", "none"))
 CACHED_ROWS = [row for row in range(ROWS) if row not in REJECTED]
 
 
@@ -18,6 +19,11 @@ def latents() -> np.ndarray:
     """float32 [30, 4, 6, 5], each value exact in float16."""
     values = np.random.default_rng(7).standard_normal((ROWS, 4, 6, 5))
     return values.astype(np.float16).astype(np.float32)
+
+
+@pytest.fixture(scope="module", params=FORMS, ids="-".join)
+def form(request: pytest.FixtureRequest) -> tuple[str, str]:
+    return request.param
 
 
 @pytest.fixture(params=get_args(StoreFormat))

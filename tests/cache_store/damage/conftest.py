@@ -19,7 +19,6 @@ from tests.cache_store.conftest import shard_name
 from tests.make_cache import make_cache
 
 ROWS, ROWS_PER_SHARD, REJECTED = 14, 6, (2, 9)
-FORMS = (("zarr", "none"), ("zarr", "zstd"), ("webdataset", "none"))
 SHARD = 1
 NAMES = Callable[[Path, int], str]
 
@@ -33,11 +32,6 @@ def make_small(path: Path, form: tuple[str, str], **options: Any) -> Path:
     settings: dict[str, Any] = {"rejected": REJECTED, "samples_per_shard": ROWS_PER_SHARD}
     latents = options.pop("latents", small_latents())
     return make_cache(path, latents, store_format=store_format, codec=codec, **settings | options)
-
-
-@pytest.fixture(scope="module", params=FORMS, ids="-".join)
-def form(request: pytest.FixtureRequest) -> tuple[str, str]:
-    return request.param
 
 
 @pytest.fixture(scope="module")

@@ -24,16 +24,12 @@ MEMORY_BYTES = 2 * 2**30
 
 RECORDS = ("zarr.json", "seal.json", "build.json", "commits/latents/000000.json", "commits/latents/000001.json")
 TABLES = ("plan.parquet", "samples/000000.parquet")
-FORMS = {"zarr": ("none", "zstd"), "webdataset": ("none",)}
-SHARD = {"zarr": "latents/c/0/0/0/0", "webdataset": "shards/000000.tar"}
 
 
-@pytest.fixture(
-    scope="module", params=[(form, codec) for form, codecs in FORMS.items() for codec in codecs], ids="-".join
-)
-def sound(request, tmp_path_factory) -> Path:
+@pytest.fixture(scope="module")
+def sound(form, tmp_path_factory) -> Path:
     """A small cache of two shards, of each form."""
-    return make_small_cache(tmp_path_factory.mktemp("sound") / "cache", *request.param)
+    return make_small_cache(tmp_path_factory.mktemp("sound") / "cache", *form)
 
 
 @pytest.fixture(scope="module")
@@ -84,10 +80,6 @@ def copier(cache: Path, folder: Path) -> Callable[[], Path]:
         return Path(shutil.copytree(cache, folder / "cache"))
 
     return fresh
-
-
-def form_of(root: Path) -> str:
-    return "zarr" if (root / "latents").exists() else "webdataset"
 
 
 def data_or_named_error(root: Path) -> None:

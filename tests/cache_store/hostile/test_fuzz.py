@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from cache_store.checksum import crc32c
 from cache_store.schema import SAMPLES_SCHEMA
-from tests.cache_store.hostile.conftest import RECORDS, SHARD, TABLES, data_or_named_error, form_of
+from tests.cache_store.conftest import shard_name
+from tests.cache_store.hostile.conftest import RECORDS, TABLES, data_or_named_error
 from tests.cache_store.signing import resign, save
 
 # Derandomised: the same cases every time. Longer runs: FUZZ_FACTOR=100 pytest tests/cache_store/hostile/test_fuzz.py
@@ -35,7 +36,7 @@ def fuzz(examples: int) -> Callable[..., Any]:
 @fuzz(30)
 def test_bytes_changed_in_any_file_give_data_or_a_named_error(damaged, data):
     root = damaged()
-    name = data.draw(st.sampled_from([*RECORDS, *TABLES, SHARD[form_of(root)]]))
+    name = data.draw(st.sampled_from([*RECORDS, *TABLES, shard_name(root, 0)]))
     (root / name).write_bytes(mutated_bytes(data, (root / name).read_bytes()))
     if data.draw(st.booleans()):
         resign(root)
@@ -122,7 +123,7 @@ def has(holder: Any, step: Any) -> bool:
 def test_a_shard_index_of_any_numbers_gives_data_or_a_named_error(damaged_zarr, entries, data):
     """Its own crc32c, the file's digest and the seal made anew."""
     root = damaged_zarr()
-    path = root / SHARD["zarr"]
+    path = root / shard_name(root, 0)
     content = path.read_bytes()
     near = st.integers(0, len(content) + 8)
     entries = [data.draw(near) if data.draw(st.booleans()) else entry for entry in entries]
