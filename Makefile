@@ -4,6 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
+define CHECK_PYTHON
+import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed, $(PYTHON) is " + sys.version.split()[0] + "; run: make PYTHON=python3.11")
+endef
+
 .PHONY: demo test lint clean
 
 demo: $(INSTALLED)
@@ -17,9 +21,11 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# torch first and by exact version: a looser request may pull another build of several GB.
+# A half-made environment, or one of an older Python, is made again.
+# torch first and by exact version: a build of it that is there, or that pip is pointed to, is then kept.
 $(INSTALLED): setup.cfg constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -c 'import pip; $(CHECK_PYTHON)' 2>/dev/null || \
+	{ $(PYTHON) -c '$(CHECK_PYTHON)' && $(PYTHON) -m venv --clear $(VENV); }
 	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
