@@ -251,6 +251,24 @@ def test_a_lost_record_of_a_sealed_cache_is_damage_to_repair(cache, capsys):
     assert "precompute repair" in out
 
 
+def test_a_report_says_of_every_finding_what_kind_it_is(cache, tmp_path):
+    """So that no program need look at texts, which are for people."""
+    for name in ("seal.json", "commits/latents/000001.json", "commits/latents/000002.json", "build.json"):
+        (cache / name).unlink()
+    (cache / "build.json").mkdir()
+    (cache / "commits/latents/000002.json").write_bytes(b"{")
+    (cache / "samples/.left.partial").touch()
+    main(["verify", str(cache), "--report", str(tmp_path / "report.json")])
+    findings = json.loads((tmp_path / "report.json").read_text())["findings"]
+    assert {finding["file"]: finding["kind"] for finding in findings} == {
+        "build.json": "replaced",
+        "commits/latents/000001.json": "uncommitted",
+        "commits/latents/000002.json": "damaged",
+        "samples/.left.partial": "stray",
+        "seal.json": "unsealed",
+    }
+
+
 def test_a_record_of_a_newer_format_is_refused_by_name(cache, capsys):
     spec = cache / "zarr.json"
     spec.write_bytes(spec.read_bytes().replace(b'"format_version": 1', b'"format_version": 2'))
