@@ -4,8 +4,8 @@ Every side delivers the same thing: batches of 256 float16 latents [256, 16, 28,
 order each pass, from the page cache. webdataset shuffles in a buffer, the others globally. The rivals check nothing;
 `cache.read` is timed with and without its crc32c.
 
-Rivals are read as their documentation reads them. Beside them stand two ways to take raw bytes out of Arrow a whole
-batch at a time and decode them by hand, as a collate function of one's own can: a memory gather, without any check.
+Two bounds stand beside the rivals: Arrow's own gather of raw bytes with its buffer taken as the batch, which no
+loader of the library gives, and numpy's gather from an array in memory, which is one memcpy a sample in C.
 """
 
 import argparse
@@ -44,11 +44,23 @@ Batches = Callable[[np.random.Generator], Iterable[Latents]]
 SHAPE = (16, 28, 28)
 SHUFFLE_BUFFER = 1_000
 """webdataset's own default order of magnitude."""
-RIVALS = ("webdataset", "one .pt an image", "datasets numpy format", "datasets item by item")
-BY_HAND = ("Arrow batch, bytes by hand", "Arrow batch, buffer by hand")
+RIVALS = (
+    "webdataset",
+    "one .pt an image",
+    "datasets numpy format",
+    "datasets item by item",
+    "datasets in a DataLoader",
+)
+BOUNDS = ("gather by Arrow", "gather in memory")
 OURS = ("cache.read checked", "cache.read unchecked", "cache.read zstd checked", "cache.read zstd unchecked")
 CODECS: tuple[CodecName, CodecName] = ("none", "zstd")
-FAST = {"datasets item by item": 2, **dict.fromkeys(BY_HAND, 5), "cache.read checked": 10, "cache.read unchecked": 15}
+FAST = {
+    "datasets item by item": 2,
+    "datasets in a DataLoader": 5,
+    **dict.fromkeys(BOUNDS, 10),
+    "cache.read checked": 10,
+    "cache.read unchecked": 15,
+}
 PACKAGES = ("numpy", "torch", "webdataset", "datasets", "awscrt", "encode-once")
 
 
@@ -73,7 +85,7 @@ def run(argv: Sequence[str]) -> int:
     ratios = {
         f"{ours} over {rival}": spread(speedups(seconds[rival], seconds[ours]), 1)
         for ours in OURS
-        for rival in RIVALS + BY_HAND
+        for rival in RIVALS + BOUNDS
     }
     print_ratios(ratios)
     figures = {name: spread(each, 0) for name, each in speeds.items()}
@@ -126,8 +138,9 @@ def prepare(folder: Path, latents: Latents, batch_size: int, samples_per_shard: 
         "one .pt an image": torch_loader(folder / "pt", latents, order),
         "datasets numpy format": numpy_format_loader(folder / "hf-lists", latents, order),
         "datasets item by item": item_loader(stored, order),
-        "Arrow batch, bytes by hand": bytes_loader(stored, order),
-        "Arrow batch, buffer by hand": buffer_loader(stored, order),
+        "datasets in a DataLoader": data_loader(stored, order),
+        "gather by Arrow": arrow_loader(stored, order),
+        "gather in memory": memory_loader(latents, order, batch_size),
         "cache.read checked": cache_loader(plain, order, batch_size, check=True),
         "cache.read unchecked": cache_loader(plain, order, batch_size, check=False),
         "cache.read zstd checked": cache_loader(packed, order, batch_size, check=True),
@@ -214,27 +227,31 @@ def store_bytes(folder: Path, latents: Latents) -> datasets.Dataset:
 
 
 def item_loader(stored: datasets.Dataset, order: Order) -> Batches:
-    """Map-style over Arrow as PyTorch reads such a data set: by index, one item at a time, then collated."""
+    """Map-style over Arrow: by index, one item at a time."""
 
     def batches(rng: np.random.Generator) -> Iterator[Latents]:
         for numbers in order(rng):
-            yield stack_bytes(stored[int(number)]["latent"] for number in numbers)
+            yield collate([stored[int(number)] for number in numbers])
 
     return batches
 
 
-def bytes_loader(stored: datasets.Dataset, order: Order) -> Batches:
-    """A batch as one list of bytes, each decoded by hand."""
+def data_loader(stored: datasets.Dataset, order: Order) -> Batches:
+    """PyTorch's DataLoader in this process, which asks such a data set for whole batches (`__getitems__`)."""
 
     def batches(rng: np.random.Generator) -> Iterator[Latents]:
-        for numbers in order(rng):
-            yield stack_bytes(stored[numbers]["latent"])
+        numbers = [each.tolist() for each in order(rng)]
+        return iter(torch.utils.data.DataLoader(stored, batch_sampler=numbers, collate_fn=collate))
 
     return batches
 
 
-def buffer_loader(stored: datasets.Dataset, order: Order) -> Batches:
-    """Arrow's own gather of a batch, whose buffer of values is the batch, since all are of one length."""
+def collate(items: list[dict[str, bytes]]) -> Latents:
+    return np.stack([np.frombuffer(item["latent"], np.float16) for item in items]).reshape(-1, *SHAPE)
+
+
+def arrow_loader(stored: datasets.Dataset, order: Order) -> Batches:
+    """The buffer of values is the batch, since all are of one length."""
     table = stored.with_format("arrow")
 
     def batches(rng: np.random.Generator) -> Iterator[Latents]:
@@ -245,8 +262,13 @@ def buffer_loader(stored: datasets.Dataset, order: Order) -> Batches:
     return batches
 
 
-def stack_bytes(values: Iterable[bytes]) -> Latents:
-    return np.stack([np.frombuffer(value, np.float16) for value in values]).reshape(-1, *SHAPE)
+def memory_loader(latents: Latents, order: Order, batch_size: int) -> Batches:
+    def batches(rng: np.random.Generator) -> Iterator[Latents]:
+        out = np.empty((batch_size, *SHAPE), np.float16)
+        for numbers in order(rng):
+            yield np.take(latents, numbers, axis=0, out=out, mode="clip")  # other modes copy once more
+
+    return batches
 
 
 def store_dataset(folder: Path, features: dict[str, Any], rows: Iterator[dict[str, Any]]) -> datasets.Dataset:
@@ -280,7 +302,7 @@ def print_table(speeds: dict[str, list[float]]) -> None:
 def print_ratios(ratios: dict[str, dict[str, float]]) -> None:
     """Rivals down, our ways of reading across: how many times faster ours is."""
     print(f"{'':<28}" + "".join(f"{ours:>26}" for ours in OURS))
-    for rival in RIVALS + BY_HAND:
+    for rival in RIVALS + BOUNDS:
         row = [ratios[f"{ours} over {rival}"] for ours in OURS]
         cells = [f"{ratio['median']:.1f}x ({ratio['min']:.1f}-{ratio['max']:.1f})" for ratio in row]
         print(f"{rival:<28}" + "".join(f"{cell:>26}" for cell in cells))

@@ -13,7 +13,7 @@ def test_every_rival_and_our_reader_deliver_whole_batches_and_one_json_record(ca
     options = ["--samples", "96", "--batch-size", "32", "--repeats", "1", "--folder", str(tmp_path)]
     assert loader.main(options) == 0
     record = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert set(record["samples_per_s"]) == {*loader.RIVALS, *loader.BY_HAND, *loader.OURS}
+    assert set(record["samples_per_s"]) == {*loader.RIVALS, *loader.BOUNDS, *loader.OURS}
     assert all(figures["median"] > 0 for figures in record["samples_per_s"].values())
     assert list(tmp_path.iterdir()) == [], "what was written for the run is removed"
 
