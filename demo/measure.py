@@ -17,6 +17,7 @@ from demo.scenes import COLOURS, SHAPES
 from trainer.chat import load_chat_tokenizer
 from trainer.checkpoint import load_projector
 from trainer.config import TrainConfig
+from trainer.inputs import open_inputs
 from trainer.model import ModelInput
 from trainer.parallel import join_world
 from trainer.session import Session, open_session
@@ -38,7 +39,7 @@ class WordAccuracy:
 def word_accuracy(config: TrainConfig) -> dict[str, WordAccuracy]:
     """By kind of word, on the validation split, with the projector that the run at `config.run.output` trained."""
     with join_world() as world:
-        session = open_session(config, world)
+        session = open_session(open_inputs(config, world))
         load_projector(Path(config.run.output), session.model.projector)
         held_out = session.split.validation
         target_L, own_L = concatenated(predictions(session, held_out))

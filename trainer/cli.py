@@ -65,6 +65,7 @@ def train_command(config: TrainConfig, options: Any) -> None:
 def eval_command(config: TrainConfig, options: Any) -> None:
     from trainer.checkpoint import CheckpointFolder, load_projector, read_state, refuse_other_projector
     from trainer.evaluate import compare
+    from trainer.inputs import open_inputs
     from trainer.parallel import join_world
     from trainer.session import open_session
 
@@ -77,8 +78,9 @@ def eval_command(config: TrainConfig, options: Any) -> None:
         raise ConfigError(f"run.output: {config.run.output} holds no checkpoint; run `trainer train` first")
     state = read_state(checkpoint)
     with join_world() as world:
-        session = open_session(config, world)
-        refuse_other_projector(checkpoint, state, session.must_match)
+        inputs = open_inputs(config, world)
+        refuse_other_projector(checkpoint, state, inputs.must_match)
+        session = open_session(inputs)
         load_projector(checkpoint, session.model.projector)
         comparison = compare(session)
         if comparison is not None and world.is_main:

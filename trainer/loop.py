@@ -33,6 +33,7 @@ from trainer.checkpoint import (
 )
 from trainer.config import TrainConfig
 from trainer.evaluate import Comparison, compare, sample_names, validation_loss
+from trainer.inputs import open_inputs
 from trainer.metrics import Metrics, MetricsLog, metrics_of
 from trainer.optim import learning_rate, make_optimizer
 from trainer.parallel import World
@@ -52,7 +53,10 @@ def train(config: TrainConfig, world: World, source: LatentSource | None = None)
     with claim(config.run.folder) if world.is_main else nullcontext():
         checkpoints = checkpoints_of(config.run)
         start = find_checkpoint(checkpoints, config.run.resume)
-        session = open_session(config, world, source)
+        inputs = open_inputs(config, world)
+        if start is not None:
+            refuse_other_run(*start, inputs.must_match)
+        session = open_session(inputs, source)
         announce_large_batch(session)
         loop = TrainingLoop(session, checkpoints)
         if start is not None:
@@ -93,7 +97,6 @@ class TrainingLoop:
         return self.completed * self.config.data.batch_size
 
     def resume(self, path: Path, state: CheckpointState) -> None:
-        refuse_other_run(path, state, self.session.must_match)
         load_projector(path, self.model.projector)
         load_optimizer(path, self.optimizer)
         self.completed = state.step

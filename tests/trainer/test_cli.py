@@ -109,6 +109,18 @@ def test_a_config_that_cannot_run_is_one_line(
     assert [line for line in error.splitlines() if line.startswith("trainer: ")] == [error.splitlines()[-1]]
 
 
+@pytest.mark.parametrize("of_the_cache", [True, False])
+def test_texts_too_long_for_the_model_are_refused_before_any_is_made(
+    language_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], of_the_cache: bool
+) -> None:
+    latents = np.zeros((16, 4, 2, 2), np.float32)
+    cache = make_cache(tmp_path / "cache", latents, conversations=[describe(row) for row in range(16)])
+    place = {"text_dir": None} if of_the_cache else {}
+    config = make_config(cache, language_model, tmp_path / "run", max_text_tokens=10_000, **place)
+    assert "10000 make 10006" in failure(capsys, 2, command(config))
+    assert list(tmp_path.iterdir()) == [cache]
+
+
 @pytest.mark.parametrize(
     ("option", "message"),
     [
@@ -244,27 +256,32 @@ def named_fields(error: str) -> set[str]:
 
 @pytest.mark.parametrize("field", MUST_MATCH)
 def test_a_run_of_other_batches_or_another_projector_is_refused_by_the_name_of_what_differs(
-    one_step: Path, cache_path: Path, language_model: Path, other_language_model: Path,
+    one_step: Path, cache_path: Path, language_model: Path, other_language_model: Path, tmp_path: Path,
     capsys: pytest.CaptureFixture[str], field: str,
 ) -> None:  # fmt: skip
-    config = changed_run(field, one_step, cache_path, language_model, other_language_model, max_steps=2)
+    text = {"text_dir": str(tmp_path / "text")}
+    config = changed_run(field, one_step, cache_path, language_model, other_language_model, max_steps=2, **text)
     error = failure(capsys, 1, command(config))
     assert named_fields(error) == {field}
     assert "--run.output NEW" in error
+    assert not (tmp_path / "text").exists()
 
 
 @pytest.mark.parametrize("field", MUST_MATCH)
 def test_an_evaluation_asks_only_for_what_decides_the_projector_and_the_split(
-    one_step: Path, cache_path: Path, language_model: Path, other_language_model: Path,
+    one_step: Path, cache_path: Path, language_model: Path, other_language_model: Path, tmp_path: Path,
     capsys: pytest.CaptureFixture[str], field: str,
 ) -> None:  # fmt: skip
-    arguments = command(changed_run(field, one_step, cache_path, language_model, other_language_model), "eval")
+    text = {"text_dir": str(tmp_path / "text")}
+    config = changed_run(field, one_step, cache_path, language_model, other_language_model, **text)
+    arguments = command(config, "eval")
     if field in OF_TRAINING_ALONE:
         assert main(arguments) == 0
         return
     error = failure(capsys, 1, arguments)
     assert named_fields(error) == {field}
     assert "train anew" not in error
+    assert not (tmp_path / "text").exists()
     assert f"{one_step}/checkpoints/step-00000001/state.json holds its whole config" in error
 
 
@@ -288,12 +305,14 @@ def test_a_run_whose_cache_was_extended_is_refused_and_says_what_to_do(
         config = make_config(cache, language_model, tmp_path / "run", max_steps=1 + rows // 24)
         if rows == 16:
             assert main(command(config)) == 0
+            texts = sorted((tmp_path / "text").iterdir())
     error = failure(capsys, 1, command(config))
     assert "cache identity" in error
     assert "the cache was extended" in error
     assert "--run.output NEW" in error
     error = failure(capsys, 1, command(config, "eval"))
     assert "the cache was extended, rebuilt or replaced since; name the one that it was trained from" in error
+    assert sorted((tmp_path / "text").iterdir()) == texts
 
 
 def test_an_unsealed_or_damaged_cache_is_refused(

@@ -11,6 +11,7 @@ from tests.make_cache import caption, make_cache
 from tests.trainer.runs import ALONE, make_config
 from trainer.checkpoint import CheckpointFolder
 from trainer.evaluate import compare, make_comparison, rank_parts, sample_losses, validation_loss
+from trainer.inputs import open_inputs
 from trainer.loop import TrainingLoop
 from trainer.parallel import World
 from trainer.session import open_session
@@ -27,7 +28,7 @@ def test_a_projector_that_learned_the_images_is_told_from_one_that_did_not(
     words = [caption(COLOURS[colour]) for colour in kind]
     cache = make_cache(tmp_path / "cache", latents.astype(np.float32), conversations=words, dtype="float32")
     config = make_config(cache, language_model, tmp_path / "run", lr=1e-2, epochs=20, eval_every=10_000)
-    session = open_session(config, ALONE)
+    session = open_session(open_inputs(config, ALONE))
     before = compare(session)
     TrainingLoop(session, CheckpointFolder(tmp_path / "run" / "checkpoints", 1)).run()
     after = compare(session)
@@ -44,7 +45,7 @@ def test_each_sample_keeps_its_own_loss_whatever_its_batch(
     losses = []
     for batch_size in (1, 3, 8):
         config = make_config(cache_path, language_model, tmp_path / "run", eval_batch_size=batch_size)
-        session = open_session(config, ALONE)
+        session = open_session(open_inputs(config, ALONE))
         losses.append(sample_losses(session, session.split.validation))
     assert len(losses[0]) == len(session.split.validation)
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
@@ -52,7 +53,7 @@ def test_each_sample_keeps_its_own_loss_whatever_its_batch(
 
 
 def test_a_stopped_evaluation_says_nothing(cache_path: Path, language_model: Path, tmp_path: Path) -> None:
-    session = open_session(make_config(cache_path, language_model, tmp_path / "run"), ALONE)
+    session = open_session(open_inputs(make_config(cache_path, language_model, tmp_path / "run"), ALONE))
     assert compare(session, stopped=lambda: True) is None
 
 
@@ -62,7 +63,7 @@ def test_a_loss_that_is_not_finite_is_no_result_and_names_its_sample(
 ) -> None:
     latents = np.random.default_rng(0).standard_normal((20, 4, 2, 2), np.float32)
     cache = make_cache(tmp_path / "cache", latents, dtype="float32", conversations=[caption("red")] * 20)
-    session = open_session(make_config(cache, language_model, tmp_path / "run"), ALONE)
+    session = open_session(open_inputs(make_config(cache, language_model, tmp_path / "run"), ALONE))
     spoilt = session.split.validation[1]
 
     def read(numbers: np.ndarray) -> np.ndarray:

@@ -15,6 +15,7 @@ from tests.trainer.runs import ALONE, make_config, metrics, start_ranks
 from trainer.batches import StepLoader
 from trainer.checkpoint import PROJECTOR_FILE, CheckpointFolder
 from trainer.config import TrainConfig
+from trainer.inputs import open_inputs
 from trainer.loop import TrainingLoop, train
 from trainer.session import open_session
 
@@ -178,7 +179,7 @@ def test_a_signal_to_any_rank_stops_all_after_the_same_step(
 
 
 def test_any_world_size_and_accumulation_sees_the_same_global_batches(uninterrupted: TrainConfig) -> None:
-    session = open_session(uninterrupted, ALONE)
+    session = open_session(open_inputs(uninterrupted, ALONE))
     whole = session.loader(7)
     for world_size in (1, 2, 4):
         for accumulate in (1, 2):
@@ -195,7 +196,7 @@ def test_training_leaves_the_language_model_bit_identical(
     cache_path: Path, language_model: Path, text_home: Path
 ) -> None:
     config = make_config(cache_path, language_model, text_home / "frozen", max_steps=3)
-    session = open_session(config, ALONE)
+    session = open_session(open_inputs(config, ALONE))
     before = copy.deepcopy(session.model.language.state_dict())
     start = copy.deepcopy(session.model.projector.state_dict())
     TrainingLoop(session, CheckpointFolder(output(config) / "checkpoints", 1)).run()

@@ -14,6 +14,7 @@ from cache_store import Cache, open_cache
 from tests.trainer.runs import ALONE, make_config, metrics
 from trainer.checkpoint import CheckpointFolder
 from trainer.config import TrainConfig
+from trainer.inputs import open_inputs
 from trainer.loop import TrainingLoop
 from trainer.optim import learning_rate
 from trainer.session import Session, open_session
@@ -34,7 +35,7 @@ def make_loop(session: Session, **options: Any) -> TrainingLoop:
 
 def optimizer_inputs(config: TrainConfig) -> tuple[list[float], list[set[float]]]:
     """Train; at each step the norm of the gradients that the optimizer gets, and the learning rates of its groups."""
-    loop = make_loop(open_session(config, ALONE))
+    loop = make_loop(open_session(open_inputs(config, ALONE)))
     norms, rates = [], []
 
     def look(optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -99,7 +100,7 @@ def test_the_share_of_time_waited_for_data_is_that_of_a_held_back_source(
     """Each batch is held back for so long, and each step works for 30 s."""
     config = config_of(val_fraction=0.0)
     source = HeldBackCache(open_cache(config.cache), seconds)
-    session = open_session(config, ALONE, source)
+    session = open_session(open_inputs(config, ALONE), source)
 
     def work(*_: Any) -> None:
         source.now += 30.0
@@ -115,7 +116,9 @@ def test_the_share_of_time_waited_for_data_is_that_of_a_held_back_source(
 def test_layers_are_computed_twice_a_step_where_they_are_recomputed(
     config_of: MakeConfig, gradient_checkpointing: bool, passes: int
 ) -> None:
-    session = open_session(config_of(gradient_checkpointing=gradient_checkpointing, val_fraction=0.0), ALONE)
+    session = open_session(
+        open_inputs(config_of(gradient_checkpointing=gradient_checkpointing, val_fraction=0.0), ALONE)
+    )
     calls: Counter[int] = Counter()
     layers = session.model.language.decoder.layers
     for number, layer in enumerate(layers):

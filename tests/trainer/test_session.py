@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.trainer.runs import ALONE, make_config
+from trainer.inputs import open_inputs
 from trainer.projector import rms
 from trainer.session import open_session
 from trainer.stream import as_tensor
@@ -14,7 +15,7 @@ from trainer.stream import as_tensor
 def test_a_session_standardises_with_its_caches_statistics_and_matches_the_embeddings(
     cache_path: Path, language_model: Path, tmp_path: Path
 ) -> None:
-    session = open_session(make_config(cache_path, language_model, tmp_path / "run"), ALONE)
+    session = open_session(open_inputs(make_config(cache_path, language_model, tmp_path / "run"), ALONE))
     projector, encoder = session.model.projector, session.cache.spec.arrays["latents"].encoder
     assert tuple(projector.mean_C11.flatten().tolist()) == pytest.approx(encoder.latents_mean)
     assert tuple(projector.std_C11.flatten().tolist()) == pytest.approx(encoder.latents_std)
@@ -29,6 +30,8 @@ def test_a_session_standardises_with_its_caches_statistics_and_matches_the_embed
 def test_the_language_model_has_the_runs_precision_and_the_projector_float32(
     cache_path: Path, language_model: Path, tmp_path: Path, precision: str, dtype: torch.dtype
 ) -> None:
-    session = open_session(make_config(cache_path, language_model, tmp_path / "run", precision=precision), ALONE)
+    session = open_session(
+        open_inputs(make_config(cache_path, language_model, tmp_path / "run", precision=precision), ALONE)
+    )
     assert {each.dtype for each in session.model.language.parameters()} == {dtype}
     assert {each.dtype for each in session.model.projector.parameters()} == {torch.float32}
