@@ -1,7 +1,8 @@
 """Conversations into tokens: the tokenizer's chat template, and which tokens the model is to learn.
 
-Labels are what the assistant says and the end of its turn. Where that stands in the text is found by rendering each
-turn's prefix with the template's own generation prompt, so that no template needs to be known here.
+Labels are what the assistant says and the end of its turn. A turn without words has none: its end alone would teach
+the projector to say nothing. Where a turn stands in the text is found by rendering what comes before it with the
+template's own generation prompt, so that no template needs to be known here.
 """
 
 import hashlib
@@ -106,10 +107,10 @@ class ChatTokenizer:
         ]
 
     def _render_sample(self, sample_id: str, conversation: Sequence[Message]) -> Rendered:
-        """Empty where the assistant never speaks, or where that cannot be told, which is said."""
+        """Empty where the assistant says no word, or where that cannot be told, which is said."""
         try:
             messages = to_messages(conversation)
-            turns = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
+            turns = [turn for turn, each in enumerate(messages) if each["role"] == "assistant" and each["content"]]
             if not turns:
                 return Rendered()
             text, masked = self._render_masked(messages[: turns[-1] + 1])

@@ -73,6 +73,18 @@ def test_what_the_assistant_says_first_is_learned_as_an_answer_to_the_image() ->
     assert labels == ["a", "red", "square", "<end_of_turn>"]
 
 
+@pytest.mark.parametrize("nothing", ["", " \n\t ", "<image>\n", "\u00a0"])
+def test_an_answer_without_words_teaches_nothing(nothing: str) -> None:
+    asked, answered = TWO_TURNS[:2], TWO_TURNS[2:]
+    silent = [TWO_TURNS[0], {"from": "gpt", "value": nothing}]
+    assert labelled(silent) == ([], [])
+    assert labelled([{"from": "gpt", "value": nothing}]) == ([], [])
+    words, labels = labelled([*silent, *answered])
+    assert labels == ["yes", "<end_of_turn>"]
+    assert words.count("<end_of_turn>") == 4
+    assert labelled([*asked, *silent]) == labelled(asked)
+
+
 def problem_of(conversation: list[dict[str, str]], template: str = GEMMA_TEMPLATE) -> str:
     texts = ChatTokenizer(make_tokenizer(template), template, 64)(["x7", "sound"], [conversation, TWO_TURNS])
     assert len(texts[0].tokens) == 0

@@ -10,7 +10,7 @@ import pytest
 
 from cache_store import CacheError, open_cache
 from cache_store.errors import ConfigError, StaleError
-from tests.make_cache import make_cache
+from tests.make_cache import caption, make_cache
 from tests.trainer.conftest import GEMMA_TEMPLATE, describe, make_tokenizer
 from trainer.chat import ChatTokenizer
 from trainer.text_store import TextStore, refuse_other_text, text_folder
@@ -62,12 +62,12 @@ def test_the_split_holds_each_labelled_sample_once_and_grows_with_its_fraction(f
     assert len(store.split(0).validation) == 0
 
 
-def test_a_sample_without_assistant_is_in_neither_part(tmp_path: Path, chat: ChatTokenizer) -> None:
-    conversations = [describe(0), [], [{"from": "human", "value": "what"}], describe(1)]
+def test_a_sample_without_an_assistants_words_is_in_neither_part(tmp_path: Path, chat: ChatTokenizer) -> None:
+    conversations = [describe(0), [], [{"from": "human", "value": "what"}], describe(1), caption(" \n")]
     cache = open_cache(
         make_cache(
             tmp_path / "cache",
-            np.random.default_rng(0).standard_normal((4, 4, 2, 2), np.float32),
+            np.random.default_rng(0).standard_normal((5, 4, 2, 2), np.float32),
             conversations=conversations,
         )
     )
@@ -75,7 +75,7 @@ def test_a_sample_without_assistant_is_in_neither_part(tmp_path: Path, chat: Cha
     make_text(folder, cache, chat)
     assert folder.parent == tmp_path / "cache.text"
     split = TextStore(folder).split(0)
-    assert (split.train.tolist(), split.unlabelled) == ([0, 3], 2)
+    assert (split.train.tolist(), split.unlabelled) == ([0, 3], 3)
 
 
 def test_text_that_is_there_is_not_made_again(cache_path: Path, chat: ChatTokenizer, folder: Path) -> None:
