@@ -1,24 +1,30 @@
 """What the pipeline holds at a time, and what its figures mean."""
 
+import errno
+import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
 import precompute.pipeline as pipeline
 from cache_store.metadata import read_spec
-from cache_store.schema import Spec
+from cache_store.schema import CommitRecord, Spec
+from cache_store.shard_builder import ShardBuilder
 from precompute.batches import BATCHES_AHEAD, Batch, decoded_batches, planned_batches
 from precompute.cli import main
-from precompute.pipeline import WRITES_BEHIND, encode_shards
+from precompute.images import MID_GREY
+from precompute.pipeline import WRITES_BEHIND, Progress, ShardSink, encode_shards
 from precompute.progress import BuildProgress
 from precompute.sources import Source, SourceConfig, open_source
-from tests.precompute.conftest import SAMPLES, config_values, write_config
+from tests.precompute.conftest import BROKEN, SAMPLES, config_values, write_config
 
 
 class Planned(NamedTuple):
@@ -106,6 +112,69 @@ def test_encoding_runs_a_few_writes_ahead_of_the_disk_and_no_further(planned, mo
     assert len(owed_at_encode) == SAMPLES
     assert max(owed_at_encode) == WRITES_BEHIND
     assert disk.most_owed == WRITES_BEHIND + 1
+
+
+def test_a_rejected_images_place_in_its_batch_is_mid_grey(planned):
+    recipe = planned.spec.arrays["latents"].image
+    batches = list(planned_batches(planned.root, planned.spec, range(planned.spec.num_shards)))
+    with ThreadPoolExecutor(2) as pool:
+        for number in BROKEN:
+            batch = batches[number].decode(pool, planned.source, recipe)
+            assert batch.wait()[0].reason is not None
+            assert set(batch.pixels_NYX3.flat) == set(batch.rgb_Nhw3.flat) == {MID_GREY}
+
+
+def test_an_image_at_the_latents_resolution_is_the_mean_of_its_cells(planned):
+    """The preview is fitted to these."""
+    batch = next(planned_batches(planned.root, planned.spec, [0]))
+    with ThreadPoolExecutor(1) as pool:
+        batch.decode(pool, planned.source, planned.spec.arrays["latents"].image).wait()
+    count, latent_height, latent_width, _ = batch.rgb_Nhw3.shape
+    cells = batch.pixels_NYX3.reshape(count, latent_height, 8, latent_width, 8, 3)
+    np.testing.assert_allclose(batch.rgb_Nhw3, cells.mean(axis=(2, 4)), atol=0.5)
+
+
+def test_after_a_write_that_fails_nothing_more_of_the_shard_is_written(planned, monkeypatch):
+    """Batches that were queued behind it find a shard with a hole."""
+    done: list[Progress] = []
+    sink = ShardSink(planned.root, planned.spec, "cpu", {}, done.append)
+    batches = list(planned_batches(planned.root, planned.spec, [0]))
+    latent_NCHW = torch.zeros(1, *planned.spec.arrays["latents"].shape)
+    with ThreadPoolExecutor(2) as pool:
+        for batch in batches:
+            batch.decode(pool, planned.source, planned.spec.arrays["latents"].image)
+    sink.write(batches[0], latent_NCHW)
+    with monkeypatch.context() as full, pytest.raises(OSError, match="No space left"):
+        full.setattr(ShardBuilder, "append", raise_no_space)
+        sink.write(batches[1], latent_NCHW)
+    for batch in batches[2:]:
+        sink.write(batch, latent_NCHW)
+    sink.close()
+    assert not done
+
+
+def raise_no_space(*_: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_shards_seconds_count_from_the_encoding_of_its_first_batch(planned, monkeypatch):
+    """Batches of one image take 30 s each; with two writes behind, a shard is committed two batches later."""
+    clock, disk, done = SimpleNamespace(now=0.0), LazyDisk(), list[CommitRecord]()
+    monkeypatch.setattr(pipeline, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    pools = {"decode": ThreadPoolExecutor, "write": lambda *_, **__: disk}
+    monkeypatch.setattr(
+        pipeline, "ThreadPoolExecutor", lambda threads, thread_name_prefix: pools[thread_name_prefix](threads)
+    )
+
+    def work() -> None:
+        clock.now += 30.0
+
+    encode_all(
+        planned,
+        CountingEncoder(planned.spec, work),
+        lambda progress: done.extend([progress.committed] if progress.committed else []),
+    )
+    assert [record.run.seconds for record in done] == [10 * 30.0, 10 * 30.0, 6 * 30.0]
 
 
 class HeldBackSource:
