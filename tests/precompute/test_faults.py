@@ -266,14 +266,18 @@ def shard_sized_build(folder: Path, source: Path, vae: Path, name: str) -> tuple
     return folder / name, ["build", "--config", str(write_config(folder / f"{name}.yaml", values))]
 
 
-def test_the_kernel_refusing_to_let_a_shard_grow_stops_the_build_in_its_middle(tmp_path, source_path, vae_path, capsys):
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_kernel_refusing_to_let_a_shard_grow_stops_the_build_in_its_middle(
+    tmp_path, source_path, vae_path, capfd, workers
+):
+    """Also where it is a worker's: its failure is the build's."""
     whole, arguments = shard_sized_build(tmp_path, source_path, vae_path, "whole")
     assert main(arguments) == 0
     cache, arguments = shard_sized_build(tmp_path, source_path, vae_path, "cache")
-    capsys.readouterr()
+    capfd.readouterr()
     with largest_file(40_000):
-        assert main(arguments) == 1
-    assert_said_in_one_line(capsys, f"File too large: {cache}/latents/c/0/0/0/0")
+        assert main([*arguments, "--run.workers", str(workers)]) == 1
+    assert_said_in_one_line(capfd, f"File too large: {cache}/latents/c/")
     assert_whole(cache, whole)
     assert not list(cache.glob("commits/latents/*"))
     assert main(arguments) == 0
