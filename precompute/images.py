@@ -21,14 +21,13 @@ from cache_store.errors import ConfigError
 from cache_store.schema import ImageRecipe
 from precompute.image_parts import MAX_EXIF_BYTES, refuse_costly
 from precompute.rejects import Rejected
+from precompute.rgb import to_rgb, with_true_levels
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
 
 MID_GREY = 128
 """Fills a rejected image's place in its batch, and the border of `pad`."""
-
-SIXTEEN_BIT_MODES = frozenset({"I;16", "I;16L", "I;16B", "I;16N"})
 
 Image.MAX_IMAGE_PIXELS = None  # our own bound is checked first, from the header, and rejects instead of warning
 
@@ -40,9 +39,6 @@ MEMORY_AT_LEAST = 64 * 2**20
 
 MAX_SIDE = 1_000_000
 """Pixels; every row costs Pillow some bytes of its own, however short it is."""
-
-STRIP_PIXELS = 2**20
-"""Images are made RGB in strips of about so many pixels: the steps between need little memory then."""
 
 ORIENTATIONS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -111,7 +107,7 @@ def decode_image(data: bytes, max_pixels: int) -> Image.Image:
                 most = f"{max_pixels:,}, or than {MAX_SIDE:,} a side"
                 raise Rejected("too large", f"{image.width} x {image.height} pixels, more than {most}")
             image.load()
-            return to_rgb(upright(image))
+            return to_rgb(upright(with_true_levels(image, data)))
     except DECODER_ERRORS as error:
         raise Rejected("cannot decode", f"{type(error).__name__}: {describe(error)}") from None
 
@@ -131,41 +127,6 @@ def upright(image: Image.Image) -> Image.Image:
         raise Rejected("too many parts", f"more than {MAX_EXIF_BYTES:,} bytes of EXIF")
     method = ORIENTATIONS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
     return image if method is None else image.transpose(method)
-
-
-def to_rgb(image: Image.Image) -> Image.Image:
-    """Any of Pillow's modes as RGB: 16-bit grey by its high byte, alpha over white, CMYK by Pillow's conversion."""
-    if image.mode == "RGB" and not image.has_transparency_data:
-        return image
-    rgb, rows = Image.new("RGB", image.size), max(1, STRIP_PIXELS // image.width)
-    for top in range(0, image.height, rows):
-        strip = image.crop((0, top, image.width, min(top + rows, image.height)))
-        rgb.paste(strip_to_rgb(strip), (0, top))
-    return rgb
-
-
-def strip_to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode in SIXTEEN_BIT_MODES or image.mode == "I":
-        image = high_byte(image)
-    elif image.mode == "F":
-        raise Rejected("unsupported pixels", "floating-point pixels have no agreed range")
-    if image.has_transparency_data:
-        rgba = image.convert("RGBA")
-        ground = Image.new("RGBA", rgba.size, "white")
-        return Image.alpha_composite(ground, rgba).convert("RGB")
-    return image.convert("RGB")
-
-
-def high_byte(image: Image.Image) -> Image.Image:
-    """16-bit grey as 8-bit grey; Pillow's own conversion of some of these modes clips at 255 instead."""
-    values = np.asarray(image)
-    if values.min() < 0 or values.max() > 0xFFFF:
-        raise Rejected("unsupported pixels", "32-bit integer pixels have no agreed range")
-    grey = Image.fromarray((values.astype(np.uint16) >> 8).astype(np.uint8))
-    transparent = image.info.get("transparency")
-    if isinstance(transparent, int):  # PNG's one transparent level, of 65,536
-        grey.putalpha(Image.fromarray(np.where(values == transparent, 0, 255).astype(np.uint8)))
-    return grey
 
 
 def fit_image(image: Image.Image, recipe: ImageRecipe) -> Image.Image:

@@ -169,17 +169,6 @@ def test_what_is_refused_in_excess_is_read_in_ordinary_amounts():
         assert not isinstance(decoded(data), str), decoded(data)
 
 
-def test_tiff_and_png_of_either_orientation_are_turned_once():
-    pixels = np.arange(6 * 4 * 3, dtype=np.uint8).reshape(6, 4, 3)
-    for orientation, turned in {2: pixels[:, ::-1], 3: pixels[::-1, ::-1], 6: np.rot90(pixels, -1)}.items():
-        exif = Image.Exif()
-        exif[0x0112] = orientation
-        for format_ in ("PNG", "TIFF", "WEBP"):
-            options = {"lossless": True} if format_ == "WEBP" else {}
-            data = save(Image.fromarray(pixels), format_, exif=exif, **options)
-            np.testing.assert_array_equal(to_pixels(decode_image(data, MAX_PIXELS)), turned)
-
-
 def test_an_image_made_rgb_in_strips_is_the_image_made_rgb_at_once(monkeypatch):
     image = small("RGBA").resize((40, 50))
     data = [
@@ -188,7 +177,7 @@ def test_an_image_made_rgb_in_strips_is_the_image_made_rgb_at_once(monkeypatch):
         save(small("I").convert("I;16"), "PNG"),
     ]
     at_once = [to_pixels(decode_image(each, MAX_PIXELS)) for each in data]
-    monkeypatch.setattr("precompute.images.STRIP_PIXELS", 100)
+    monkeypatch.setattr("precompute.rgb.STRIP_PIXELS", 100)
     for each, expected in zip(data, at_once, strict=True):
         np.testing.assert_array_equal(to_pixels(decode_image(each, MAX_PIXELS)), expected)
 

@@ -7,10 +7,11 @@ import zlib
 
 import numpy as np
 import pytest
-from PIL import Image, ImageOps
+from PIL import Image
 
 from precompute.images import MID_GREY, RESAMPLING, ImageConfig, decode_image, fit_image, to_pixels
 from precompute.rejects import Rejected
+from tests.precompute.hostile_images import grey_tiff, png, png_chunk
 
 LIMIT = 10**6
 
@@ -39,20 +40,31 @@ def test_lossless_formats_give_their_pixels(format_):
     np.testing.assert_array_equal(decode(save(Image.fromarray(pixels), format_, **options)), pixels)
 
 
-def test_exif_orientation_is_applied():
-    pixels = gradient()
-    exif = Image.Exif()
-    exif[0x0112] = 6  # stored turned by 90 degrees counter-clockwise
-    turned = Image.fromarray(np.rot90(pixels).copy())
-    np.testing.assert_array_equal(decode(save(turned, "PNG", exif=exif)), pixels)
+UPRIGHT = {
+    1: lambda stored: stored,
+    2: lambda stored: stored[:, ::-1],
+    3: lambda stored: stored[::-1, ::-1],
+    4: lambda stored: stored[::-1],
+    5: lambda stored: stored.swapaxes(0, 1),
+    6: lambda stored: np.rot90(stored, -1),
+    7: lambda stored: stored[::-1, ::-1].swapaxes(0, 1),
+    8: lambda stored: np.rot90(stored),
+}
+"""By EXIF's number, where its 0th row and column are: 5 has them left and top, 7 right and bottom, and so on."""
 
 
+@pytest.mark.parametrize("format_", ["JPEG", "PNG", "WEBP", "TIFF"])
 @pytest.mark.parametrize("orientation", range(10))
-def test_every_exif_orientation_is_applied_as_pillow_does(orientation):
+def test_every_exif_orientation_is_turned_upright_in_every_format_that_has_it(orientation, format_):
+    """Numbers that EXIF does not have turn nothing."""
+    stored = gradient() if format_ != "JPEG" else np.kron(gradient(2, 3), np.ones((16, 16, 1), np.uint8))
     exif = Image.Exif()
     exif[0x0112] = orientation
-    data = save(Image.fromarray(gradient()), "PNG", exif=exif)
-    np.testing.assert_array_equal(decode(data), to_pixels(ImageOps.exif_transpose(Image.open(io.BytesIO(data)))))
+    options = {"WEBP": {"lossless": True}, "JPEG": {"quality": 95, "subsampling": 0}}.get(format_, {})
+    decoded = decode(save(Image.fromarray(stored), format_, exif=exif, **options))
+    expected = UPRIGHT.get(orientation, UPRIGHT[1])(stored)
+    assert decoded.shape == expected.shape
+    assert np.abs(decoded.astype(int) - expected).max() <= (4 if format_ == "JPEG" else 0)
 
 
 def test_sixteen_bit_grey_keeps_256_levels():
@@ -211,6 +223,48 @@ def test_the_transparent_level_of_a_sixteen_bit_png_lies_on_white():
     decoded = decode(save(Image.fromarray(levels), "PNG", transparency=1_000))
     assert (decoded[0] == 40_000 >> 8).all()
     assert (decoded[1:] == 255).all()
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("transparent", [0, 1])
+def test_the_transparent_level_of_a_grey_png_of_any_depth_lies_on_white(bits, transparent):
+    """A row of every level, or of 256 of them; the transparent one counts by its lowest bits, as PNG has it."""
+    levels = np.arange(0, 2**bits, max(1, 2**bits // 256))
+    row = np.unpackbits(levels.astype(">u2").view(np.uint8).reshape(-1, 2), axis=1)[:, -bits:].ravel()
+    data = zlib.compress(b"\0" + np.packbits(row).tobytes())
+    transparency = png_chunk(b"tRNS", struct.pack(">H", levels[transparent]))
+    decoded = decode(png(len(levels), 1, transparency, colour=0, bits=bits, data=data))
+    expected = levels * 255 // (2**bits - 1) if bits < 16 else levels >> 8
+    expected[transparent] = 255
+    np.testing.assert_array_equal(decoded, np.repeat(expected[None, :, None], 3, axis=2))
+
+
+def test_a_transparent_colour_of_sixteen_bits_is_rejected_by_name_and_colours_without_one_are_read():
+    """Pillow keeps the high bytes: whether a pixel has the transparent colour is no longer known."""
+    data = zlib.compress(b"\0" + struct.pack(">6H", 0x4455, 0x6677, 0x8899, 0x4400, 0x6600, 0x8800))
+    with pytest.raises(Rejected, match="unsupported pixels: a transparent colour of 16 bits"):
+        decode(png(2, 1, png_chunk(b"tRNS", struct.pack(">3H", 0x4455, 0x6677, 0x8899)), colour=2, bits=16, data=data))
+    np.testing.assert_array_equal(decode(png(2, 1, colour=2, bits=16, data=data)), [[[0x44, 0x66, 0x88]] * 2])
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+@pytest.mark.parametrize("compression", [1, 8])
+def test_a_sixteen_bit_tiff_in_which_white_is_zero_is_no_negative(compression, orientation):
+    levels = np.arange(0, 65_536, 257, dtype="<u2").reshape(8, 32)
+    stored = levels.tobytes() if compression == 1 else zlib.compress(levels.tobytes())
+    tags = {258: (3, 1, 16), 262: (3, 1, 0), 274: (3, 1, orientation), 278: (3, 1, 8), 279: (4, 1, len(stored))}
+    behind = len(grey_tiff(32, 8, {**tags, 273: (4, 1, 0)}))
+    decoded = decode(grey_tiff(32, 8, {**tags, 273: (4, 1, behind)}, compression) + stored)
+    np.testing.assert_array_equal(decoded[..., 0], UPRIGHT[orientation](255 - np.arange(256).reshape(8, 32)))
+
+
+def test_a_twelve_bit_tiff_goes_from_black_to_white():
+    levels = np.array([0, 0x123, 0x800, 0xFFF])
+    stored = np.packbits((levels[:, None] >> np.arange(11, -1, -1) & 1).astype(np.uint8)).tobytes()
+    tags = {258: (3, 1, 12), 278: (3, 1, 1), 279: (4, 1, len(stored))}
+    behind = len(grey_tiff(4, 1, {**tags, 273: (4, 1, 0)}))
+    decoded = decode(grey_tiff(4, 1, {**tags, 273: (4, 1, behind)}) + stored)
+    np.testing.assert_array_equal(decoded[0, :, 0], levels >> 4)
 
 
 def test_damaged_metadata_never_stops_the_build():
