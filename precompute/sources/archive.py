@@ -27,7 +27,7 @@ MemberT = TypeVar("MemberT")
 
 
 class Members(Generic[MemberT]):
-    """An archive's members by name; where all share one top folder, names may leave it out."""
+    """An archive's members by name; where all but a Mac's clutter share one top folder, names may leave it out."""
 
     def __init__(self, archive: Path, members: Iterable[tuple[str, MemberT]]) -> None:
         self._archive = archive.name
@@ -37,10 +37,11 @@ class Members(Generic[MemberT]):
             if name in self._members:
                 self._repeated[name] += 1
             self._members[name] = member
-        self._prefix = common_top(self._members)
+        self._names = [name for name in self._members if not is_mac_clutter(name)]
+        self._prefix = common_top(self._names)
 
     def names(self) -> Iterator[str]:
-        return iter(sorted(map(refuse_unprintable, self._members)))
+        return iter(sorted(map(refuse_unprintable, self._names)))
 
     def find(self, name: str) -> MemberT | None:
         """The member, or None where there is none, or several: a fingerprint then says that nothing can be read."""
@@ -96,6 +97,16 @@ def refuse_changed(path: Path, descriptor: int, indexed: tuple[int, int]) -> Non
     """SourceError where the archive is no longer the one that was indexed: no member is at fault for that."""
     if version_of(descriptor) != indexed:
         raise SourceError(f"{path} was changed while it was read; restore it and run the same command again")
+
+
+def is_mac_clutter(name: str) -> bool:
+    """Whether macOS wrote the file beside those that people have put there.
+
+    A Mac's zips and its folders on other disks hold such files: `._a.jpg` (AppleDouble) is what its own file system
+    keeps of `a.jpg` besides its bytes, in zips below `__MACOSX`, and `.DS_Store` is how a folder was looked at.
+    """
+    *folders, last = PurePosixPath(name).parts or ("",)
+    return last.startswith("._") or last == ".DS_Store" or "__MACOSX" in folders
 
 
 def refuse_unprintable(name: str) -> str:

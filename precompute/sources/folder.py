@@ -38,7 +38,9 @@ class FolderSource:
         if text not in texts:
             return []
         try:
-            caption = self._images.read(text).decode().strip()
+            caption = self._images.read(text).decode("utf-8-sig").strip()  # without the mark of some editors
         except (Rejected, UnicodeDecodeError) as error:
             raise SourceError(f"caption {text} cannot be read as UTF-8 text: {error}") from None
+        if not caption:
+            return []
         return [{"from": "human", "value": "<image>"}, {"from": "gpt", "value": caption}]

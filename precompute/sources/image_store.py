@@ -12,7 +12,7 @@ from typing import Protocol
 
 from cache_store.errors import SourceError
 from precompute.rejects import Rejected
-from precompute.sources.archive import MAX_FILE_BYTES, MISSING, refuse_large, refuse_unprintable
+from precompute.sources.archive import MAX_FILE_BYTES, MISSING, is_mac_clutter, refuse_large, refuse_unprintable
 from precompute.sources.image_tar import ImageTar, compression, is_tar
 from precompute.sources.image_zip import ImageZip
 
@@ -30,7 +30,7 @@ build, which goes on when it is run again.
 
 class ImageStore(Protocol):
     def names(self) -> Iterator[str]:
-        """Every file's name, sorted."""
+        """Every file's name, sorted, but for a Mac's clutter."""
 
     def fingerprint(self, name: str) -> str:
         """What changes when the file changes, known without reading it; MISSING where there is no such file."""
@@ -54,8 +54,9 @@ class ImageFolder:
 
         for folder, subfolders, files in os.walk(self._root, onerror=refuse):
             subfolders.sort()
-            for name in sorted(files):
-                yield refuse_unprintable((Path(folder) / name).relative_to(self._root).as_posix())
+            for path in (Path(folder, name).relative_to(self._root).as_posix() for name in sorted(files)):
+                if not is_mac_clutter(path):
+                    yield refuse_unprintable(path)
 
     def fingerprint(self, name: str) -> str:
         try:

@@ -49,7 +49,7 @@ class TarMember(NamedTuple):
 
 
 class ImageTar:
-    """Images in a tar; where all members share one top folder, names may leave it out."""
+    """Images in a tar, by the names of `Members`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

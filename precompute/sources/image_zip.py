@@ -34,7 +34,7 @@ MEMBER_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImpl
 
 
 class ImageZip:
-    """Images in a zip; where all members share one top folder, names may leave it out."""
+    """Images in a zip, by the names of `Members`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from cache_store.errors import ConfigError, SourceError
 from precompute.plan import compare_plans, make_plan
 from precompute.rejects import Rejected
 from precompute.sources import SourceConfig, open_source
-from precompute.sources.image_store import ImageFolder, ImageZip
+from precompute.sources.image_store import MISSING, ImageFolder, ImageZip, open_image_store
 
 
 def record(name: str, **more: object) -> dict[str, object]:
@@ -84,6 +85,58 @@ def test_a_folder_gives_its_images_with_captions_beside_them(tmp_path):
     assert [row["id"] for row in rows] == ["b.jpg", "deep/a.PNG"]
     assert rows[0]["conversations"] == []
     assert rows[1]["conversations"] == [{"from": "human", "value": "<image>"}, {"from": "gpt", "value": "a cat"}]
+
+
+@pytest.mark.parametrize(
+    ("data", "caption"),
+    [
+        (b"\xef\xbb\xbfA cat.", "A cat."),
+        (b"", None),
+        (b" \n", None),
+        (b"\xef\xbb\xbf\r\n", None),
+        (b"A\n cat", "A\n cat"),
+    ],
+)
+def test_a_captions_byte_order_mark_is_no_text_and_a_caption_without_text_is_none(tmp_path, data, caption):
+    (tmp_path / "a.jpg").write_bytes(b"x")
+    (tmp_path / "a.txt").write_bytes(data)
+    (row,) = plan_rows(SourceConfig(kind="folder", path=str(tmp_path)))
+    assert [turn["value"] for turn in row["conversations"]] == ([] if caption is None else ["<image>", caption])
+
+
+MAC_FOLDER = {
+    "photos/a.jpg": b"pixels",
+    "photos/a.txt": b"a cat",
+    "photos/deep/b.jpg": b"more",
+    "photos/.DS_Store": b"Bud1",
+    "photos/._a.jpg": b"\0\5\x16\7",
+    "__MACOSX/._photos": b"\0\5\x16\7",
+    "__MACOSX/photos/._a.jpg": b"\0\5\x16\7",
+    "__MACOSX/photos/deep/b.jpg": b"\0\5\x16\7",
+    ".DS_Store": b"Bud1",
+}
+
+
+def pack_mac_folder(path: Path, form: str) -> Path:
+    """As a folder, or as an archive of that."""
+    for name, data in MAC_FOLDER.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(data)
+    return path if form == "folder" else Path(shutil.make_archive(str(path), form, path))
+
+
+@pytest.mark.parametrize("form", ["folder", "zip", "tar"])
+def test_what_a_mac_adds_to_a_folder_or_an_archive_is_no_sample(tmp_path, form):
+    path = pack_mac_folder(tmp_path / "mac", form)
+    rows = plan_rows(SourceConfig(kind="folder", path=str(path)))
+    assert [row["id"] for row in rows] == ["photos/a.jpg", "photos/deep/b.jpg"]
+
+
+@pytest.mark.parametrize("form", ["zip", "tar"])
+def test_the_one_top_folder_of_an_archive_that_a_mac_made_may_be_left_out(tmp_path, form):
+    images = open_image_store(pack_mac_folder(tmp_path / "mac", form))
+    assert images.read("a.jpg") == images.read("photos/a.jpg") == b"pixels"
+    assert images.fingerprint("deep/b.jpg") == images.fingerprint("photos/deep/b.jpg") != MISSING
 
 
 def test_a_zip_is_a_folder_too(tmp_path):
