@@ -21,7 +21,7 @@ from yaml import YAMLError
 
 from cache_store.errors import ConfigError, EncodeOnceError
 from cache_store.help_text import HelpFormatter
-from cache_store.usage_errors import plain_words
+from cache_store.usage_errors import no_section, plain_words
 from cache_store.yaml_text import use_for_configs
 
 use_for_configs()
@@ -54,6 +54,10 @@ class ConfigFile(ActionConfigFile):  # what action="config" stands for
             if isinstance(fault, YAMLError):
                 words = " ".join(str(fault).replace('in "<unicode string>", ', "at ").split())
                 raise ConfigError(f"{value} cannot be read as a config: {words}") from None
+            if str(error).startswith("Unexpected config"):  # followed by all that the file holds
+                raise ConfigError(
+                    f"{value} holds no config: expected fields with values, such as `cache: FOLDER`"
+                ) from None
             raise
         except AttributeError:
             if isinstance(cfg.get(dest), list):
@@ -105,8 +109,7 @@ def to_config(config_class: type[ConfigT], parser: ArgumentParser, arguments: Na
     for field in fields(config_class):  # type: ignore[arg-type]
         value = arguments.get(field.name)
         if is_dataclass(field.type) and not isinstance(value, Namespace):
-            found = "nothing" if value is None else repr(value)
-            raise ConfigError(f"{field.name} is a section of fields, got {found}; give it fields or leave it out")
+            raise ConfigError(no_section(field.name, value))
     refuse_null(config_class, arguments)
     values = parser.instantiate(arguments)
     return config_class(**{field.name: values[field.name] for field in fields(config_class)})  # type: ignore[arg-type]

@@ -11,9 +11,9 @@ TYPE_WORDS = {
     "float": "a number",
     "str": "text",
     "bool": "true or false",
-    "NoneType": "null",
     "list[int]": "a list of whole numbers",
 }
+NO_VALUE = "<class 'NoneType'>"
 ONE_TYPE = re.compile(r"<class '\w+'>|[\w.]+\[.*?\]")
 
 
@@ -27,7 +27,8 @@ def plain_words(message: str) -> str:
 
 
 def wrong_type(key: str, types: str, value: str) -> str:
-    expected = [type_words(each) for each in ONE_TYPE.findall(types)]
+    accepted = [each for each in ONE_TYPE.findall(types) if each != NO_VALUE]  # nobody types null to mend a value
+    expected = [type_words(each) for each in accepted]
     return f"{key} must be {' or '.join(expected)}, got {value}"
 
 
@@ -39,6 +40,11 @@ def type_words(annotation: str) -> str:
     return TYPE_WORDS.get(name, name)
 
 
+def no_section(key: str, value: object) -> str:
+    found = "nothing" if value is None else repr(value)
+    return f"{key} is a section of fields, got {found}; give it fields or leave it out"
+
+
 def missing_fields(keys: str) -> str:
     """Without the command's name, which jsonargparse puts before each."""
     return f"missing: {', '.join(key.partition('.')[2] or key for key in keys.split(', '))}"
@@ -47,6 +53,9 @@ def missing_fields(keys: str) -> str:
 FORMS: dict[str, Callable[..., str]] = {
     r'Parser key "(.+?)": Expected an? (.+)\. Got value: (.*)': wrong_type,
     r'Parser key "(.+?)": Does not .* Subtypes: \[(.+)\] Errors: .* Given value: (.*)': wrong_type,
+    r'Parser key "(.+?)": Unable to load config \'(.*?)\' - .*': no_section,
+    r'Parser key "config": File does not exist: \'(.+)\'': "config: {} does not exist".format,
+    r'Parser key "config": Path is not a file: \'(.+)\'': "config: {} is not a file".format,
     r"Subcommand '\w+' does not accept option '(.+)'": "there is no field {}".format,
     r"the following arguments are required: (.+)": missing_fields,
 }

@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 
 import msgspec
 
-from cache_store.errors import CacheError, ConfigError, ModelError, SourceError
+from cache_store.errors import CacheError, ConfigError, MissingPathError, ModelError, SourceError
 from cache_store.formats import format_named
 from cache_store.gallery.config import GalleryConfig
 from cache_store.metadata import read_build
@@ -105,6 +105,8 @@ class BuildConfig:
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:
+        if not self.cache:
+            raise ConfigError("cache: the name is empty; name the cache's folder")
         if "://" in self.cache:
             raise ConfigError(f"cache: {self.cache} is a URL; name a local folder")
 
@@ -136,11 +138,15 @@ class BuildConfig:
 
 @contextmanager
 def where_remembered(root: Path) -> Iterator[None]:
-    """Around the opening of sources and encoder that only `build.json` names: says what to do where they have moved."""
+    """Around the opening of sources and encoder that only `build.json` names: says what to do where they have moved.
+
+    That they have is no wrong usage, as it is of the config that first named them.
+    """
     try:
         yield
-    except (SourceError, ModelError) as error:
-        raise type(error)(
+    except (SourceError, ModelError, MissingPathError) as error:
+        kind = SourceError if isinstance(error, MissingPathError) else type(error)
+        raise kind(
             f"{error}. So {root / BUILD_FILE} remembers it; if it has moved, run the `precompute build` of this cache "
             "with its new place: nothing that fits is encoded again, and the new place is remembered"
         ) from None

@@ -35,7 +35,7 @@ def run(argv):
         (["--store.codec", "gzip"], "store.codec must be one of none, zstd, got gzip"),
         (["--store.shards", "many"], "store.shards must be a whole number, got many"),
         (["--store.workers", "many"], "store.workers must be a whole number or auto, got many"),
-        (["--store.some", "x"], "store.some must be a list of whole numbers or null, got x"),
+        (["--store.some", "x"], "store.some must be a list of whole numbers, got x"),
         (["--store.codek", "none"], "--store.codek"),
     ],
 )
@@ -49,13 +49,13 @@ def test_missing_fields_are_listed(capsys):
     assert "missing: cache" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("section", ["store:", "store: 3", "store: [none]"])
+@pytest.mark.parametrize("section", ["store:", "store: 3", "store: [none]", "store: nothing"])
 def test_a_section_that_is_no_section_is_named(section, tmp_path, capsys):
     path = tmp_path / "config.yaml"
     path.write_text(f"cache: x\n{section}\n")
     assert run_program("program", run, ["--config", str(path)]) == 2
     error = capsys.readouterr().err
-    assert "store" in error
+    assert "store is a section of fields" in error
     assert len(error.splitlines()) <= 2
 
 
@@ -89,6 +89,11 @@ def test_a_word_that_is_no_utf8_is_refused_in_one_line(capsys):
         ),
         (b"cache: x\nstore:\n  shards: 1\n  shards: 2\n", "'shards' is given twice"),
         (b"cache: [1\nstore: 2", "expected ',' or ']'"),
+        (
+            b'[{"id": "' + b"long " * 99 + b'"}]',
+            "holds no config: expected fields with values, such as `cache: FOLDER`",
+        ),
+        (b"", "holds no config"),
     ],
 )
 def test_a_config_file_that_says_nothing_certain_is_refused_with_the_place(data, message, tmp_path, capsys):
@@ -99,6 +104,13 @@ def test_a_config_file_that_says_nothing_certain_is_refused_with_the_place(data,
     assert message in error
     assert str(path) in error
     assert len(error.splitlines()) <= 2
+
+
+def test_a_config_that_is_no_file_is_named(tmp_path, capsys):
+    assert run_program("program", run, ["--config", str(tmp_path / "none.yaml")]) == 2
+    assert f"program: error: config: {tmp_path / 'none.yaml'} does not exist\n" in capsys.readouterr().err
+    assert run_program("program", run, ["--config", str(tmp_path)]) == 2
+    assert f"program: error: config: {tmp_path} is not a file\n" in capsys.readouterr().err
 
 
 def test_an_alias_is_no_repetition(tmp_path):

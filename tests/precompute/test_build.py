@@ -314,9 +314,9 @@ def test_a_foreign_folder_is_never_built_into(build, tmp_path, capsys):
         ({"image__heigth": 32}, 2, "image.heigth"),
         ({"store__samples_per_shard": 0}, 2, "store.samples_per_shard must be in [1,"),
         ({"run__max_reject_fraction": 2.0}, 2, "run.max_reject_fraction must be in"),
-        ({"encoder__model": "/nowhere/vae"}, 1, "/nowhere/vae"),
+        ({"encoder__model": "/nowhere/vae"}, 2, "/nowhere/vae"),
         ({"encoder__device": "cuda:99"}, 2, "encoder.device"),
-        ({"source__path": "/nowhere/chat.json"}, 1, "source.path: /nowhere/chat.json does not exist"),
+        ({"source__path": "/nowhere/chat.json"}, 2, "source.path: /nowhere/chat.json does not exist"),
     ],
 )
 def test_a_mistake_is_one_line_that_names_it(build, tmp_path, capsys, overrides, code, message):
@@ -325,6 +325,16 @@ def test_a_mistake_is_one_line_that_names_it(build, tmp_path, capsys, overrides,
     assert message in error
     assert "Traceback" not in error
     assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(("cache", "message"), [("", "cache: the name is empty"), ("s3://b/c", "s3://b/c is a URL")])
+def test_a_name_that_can_be_no_folder_is_refused(source_path, vae_path, tmp_path, capsys, monkeypatch, cache, message):
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    config = write_config(tmp_path / "build.yaml", config_values(tmp_path / "cache", source_path, vae_path))
+    assert main(["build", "--config", str(config), "--cache", cache]) == 2
+    assert message in capsys.readouterr().err
+    assert not list(Path.cwd().iterdir())
 
 
 def test_a_host_without_a_compiler_is_told_so_before_a_cache_is_begun(tmp_path, source_path, vae_path):
