@@ -29,9 +29,10 @@ def refuse_foreign_folder(root: Path, arrays: Iterable[str], option: str) -> Non
 
 
 def refuse_foreign_names(root: Path, ours: Collection[str], option: str, kind: str) -> None:
-    """ConfigError, naming the option, where `root` is no folder or holds, without a `kind` of ours, other names."""
-    if root.exists() and not root.is_dir():
-        raise ConfigError(f"{option}: {root} is not a folder")
+    """ConfigError, naming the option, where `root` can be no folder or holds, without a `kind` of ours, other names."""
+    nearest = next(path for path in (root, *root.parents) if os.path.lexists(path))
+    if not nearest.is_dir():
+        raise ConfigError(f"{option}: {nearest} is not a folder")
     if root.is_dir():
         names = {path.name for path in root.iterdir() if not path.name.endswith(SCRATCH_SUFFIX)}
         if foreign := sorted(names - {CLAIM_FILE, *ours}):

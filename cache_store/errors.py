@@ -13,6 +13,10 @@ class ConfigError(EncodeOnceError):
     exit_code = 2
 
 
+class MissingPathError(ConfigError):
+    """Nothing is where a config says that a file or a folder is."""
+
+
 class SourceError(EncodeOnceError):
     """The images or the sample list cannot be used as they are."""
 
@@ -23,6 +27,12 @@ class ModelError(EncodeOnceError):
 
 class CacheError(EncodeOnceError):
     """A cache that is absent, unfinished or damaged."""
+
+
+class NoCacheError(CacheError):
+    """A path that was given for a cache, where there is none: wrong usage, and no damage."""
+
+    exit_code = 2
 
 
 class NotAFileError(CacheError):

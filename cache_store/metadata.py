@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from cache_store.errors import CacheError
+from cache_store.errors import CacheError, NoCacheError
 from cache_store.formats import shard_format
 from cache_store.publish import clear_scratch, write_file
 from cache_store.record import FORMAT_VERSION, canonical_json, parse_signed, refuse_version, signed
@@ -33,13 +33,20 @@ def has_cache(root: Path) -> bool:
     return any((root / name).exists() for name in (SPEC_FILE, SEAL_FILE, COMMITS))
 
 
+def refuse_no_cache(root: Path) -> None:
+    """NoCacheError where nothing of a cache is, be it for want of the folder."""
+    if not has_cache(root):
+        raise NoCacheError(f"{root} holds no cache; make one with `precompute build`")
+
+
 def read_spec(root: Path) -> Spec:
     """The spec, from the group's attributes; refuses other versions and a file that the spec does not account for."""
+    refuse_no_cache(root)
+    where = str(root / SPEC_FILE)
     try:
         data = read_regular(root / SPEC_FILE)
-    except (FileNotFoundError, NotADirectoryError):
-        raise CacheError(f"{root} holds no cache (no {SPEC_FILE}); make one with `precompute build`") from None
-    where = str(root / SPEC_FILE)
+    except FileNotFoundError:
+        raise CacheError(f"{where} is missing; rerun `precompute build` to restore it") from None
     spec = parse_spec(data, where)
     refuse_invalid(spec, where)
     if shard_format(spec).metadata(spec)[SPEC_FILE] != data:

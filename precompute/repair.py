@@ -5,9 +5,9 @@ from pathlib import Path
 
 import msgspec
 
-from cache_store.errors import CacheError, ConfigError
+from cache_store.errors import ConfigError
 from cache_store.findings import Report
-from cache_store.metadata import has_cache
+from cache_store.metadata import refuse_no_cache
 from cache_store.staleness import differing, refuse
 from precompute.acts import Acts
 from precompute.build import Summary, build
@@ -22,8 +22,7 @@ def repair(root: Path, config: RepairConfig) -> Summary:
     shards do not come out as they were, which are left as they are; Interrupted where a signal came, after which
     the same repair goes on.
     """
-    if not has_cache(root):
-        raise CacheError(f"{root} holds no cache; make one with `precompute build`")
+    refuse_no_cache(root)
     rebuild = {*config.named, *(shards_of(Path(config.report).expanduser(), root) if config.report else ())}
     build_config = BuildConfig.of_cache(root)
     with where_remembered(root):

@@ -5,7 +5,7 @@ from pathlib import Path
 from huggingface_hub.errors import LocalEntryNotFoundError, StrictDataclassError
 from safetensors import SafetensorError
 
-from cache_store.errors import ModelError
+from cache_store.errors import ConfigError
 
 UNREADABLE_MODEL = (
     *(OSError, ValueError, RuntimeError, TypeError, KeyError, AttributeError),
@@ -17,11 +17,12 @@ UNREADABLE_MODEL = (
 def pretrained_name(name: str) -> str:
     """What transformers is to load: a hub id, or a folder, from the user's home where it says so.
 
-    ModelError for what can only be a folder and is none: a hub id has one slash at most and begins with a name.
+    ConfigError for what can only be a folder and is none: a hub id has one slash at most and begins with a name.
     """
     path = Path(name).expanduser()
-    if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not path.is_dir():
-        raise ModelError(f"model.language_model: no folder {name}")
+    can_be_hub_id = not name.startswith((".", "/", "~")) and name.count("/") <= 1
+    if not path.is_dir() and (path.exists() or not can_be_hub_id):
+        raise ConfigError(f"model.language_model: no folder {name}")
     return str(path) if name.startswith("~") else name
 
 

@@ -186,6 +186,7 @@ def test_an_unfinished_cache_is_refused(tmp_path, latents, capsys):
         (".", "holds the cache"),
         ("thesis", "holds 'thesis.tex' but no cache"),
         ("thesis/thesis.tex", "is not a folder"),
+        ("thesis/thesis.tex/out", "thesis.tex is not a folder"),
     ],
 )
 def test_a_folder_that_is_not_for_it_is_refused_untouched(tmp_path, latents, capsys, out, message):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from cache_store import CacheError, open_cache
+from cache_store.errors import NoCacheError
 from cache_store.schema import SAMPLES_SCHEMA, SEAL_FILE, commit_file
 from tests.cache_store.conftest import CACHED_ROWS, REJECTED, shard_name
 from tests.make_cache import make_cache
@@ -85,8 +86,17 @@ def test_an_unsealed_cache_is_refused_and_says_what_to_run(tmp_path, latents):
 
 
 def test_a_folder_without_a_cache_is_refused(tmp_path):
-    with pytest.raises(CacheError, match="holds no cache"):
-        open_cache(tmp_path)
+    (tmp_path / "file").touch()
+    for path in (tmp_path, tmp_path / "nowhere", tmp_path / "file"):
+        with pytest.raises(NoCacheError, match=f"{path} holds no cache"):
+            open_cache(path)
+
+
+def test_a_cache_that_has_lost_its_spec_is_damaged_and_no_wrong_path(cache):
+    (cache / "zarr.json").unlink()
+    with pytest.raises(CacheError, match=r"zarr\.json is missing; rerun `precompute build`") as caught:
+        open_cache(cache)
+    assert caught.value.exit_code == 1
 
 
 def test_an_edited_seal_is_refused(cache):

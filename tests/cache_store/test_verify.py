@@ -208,7 +208,7 @@ def test_a_lost_or_damaged_spec_is_a_finding_and_no_cache_at_all_is_an_error(cac
     out = capsys.readouterr().out
     assert "zarr.json" in out
     assert f"precompute repair {cache} --report FILE" in out
-    assert main(["verify", str(tmp_path / "nowhere")]) == 1
+    assert main(["verify", str(tmp_path / "nowhere")]) == 2
     assert "holds no cache" in capsys.readouterr().err
 
 

@@ -82,7 +82,7 @@ def test_a_cache_built_from_relative_paths_is_repaired_from_any_folder(tmp_path,
 
 
 def test_a_folder_without_a_cache_is_not_repaired(tmp_path, capsys):
-    assert precompute(["repair", str(tmp_path), "--shards", "0"]) == 1
+    assert precompute(["repair", str(tmp_path), "--shards", "0"]) == 2
     assert "holds no cache" in capsys.readouterr().err
 
 

@@ -92,11 +92,8 @@ def test_a_model_that_the_hub_cannot_give_is_one_line_with_the_offline_ways(cach
     ("changes", "code", "message"),
     [
         ({"batch_size": 9, "accumulate": 2}, 2, "data.batch_size 9 is the global batch and must divide"),
-        ({"model_name": "./nothing"}, 1, "model.language_model: no folder ./nothing"),
         ({"max_text_tokens": 300}, 2, "300 make 308"),
         ({"max_text_tokens": 5}, 1, "has no text to learn: none of its 37 samples has an assistant's words"),
-        ({"resume": "elsewhere"}, 2, "elsewhere is no checkpoint"),
-        ({"chat_template": "none.jinja"}, 2, "model.chat_template cannot be read"),
     ],
 )
 def test_a_config_that_cannot_run_is_one_line(
@@ -107,6 +104,32 @@ def test_a_config_that_cannot_run_is_one_line(
     error = failure(capsys, code, command(make_config(cache_path, model, tmp_path / "run", **changes)))
     assert message in error
     assert [line for line in error.splitlines() if line.startswith("trainer: ")] == [error.splitlines()[-1]]
+
+
+@pytest.mark.parametrize(
+    ("option", "paths", "message"),
+    [
+        ("cache", ["nothing", "file", "file/deeper", "folder"], "{path} holds no cache"),
+        ("model.language_model", ["nothing", "file", "file/deeper"], "model.language_model: no folder {path}"),
+        ("model.chat_template", ["nothing", "file/deeper", "folder"], "model.chat_template cannot be read"),
+        ("data.text_dir", ["file", "file/deeper"], "name another data.text_dir"),
+        ("run.output", ["file", "file/deeper"], "run.output: {file} is not a folder"),
+        ("run.resume", ["nothing", "file", "file/deeper", "folder"], "{path} is no checkpoint"),
+        ("checkpoint", ["nothing", "file", "file/deeper", "folder"], "{path} is no checkpoint"),
+    ],
+)
+def test_a_path_where_nothing_or_another_kind_of_thing_is_is_wrong_usage(
+    cache_path: Path, language_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    option: str, paths: list[str], message: str,
+) -> None:  # fmt: skip
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    program = "eval" if option == "checkpoint" else "train"
+    arguments = command(make_config(cache_path, language_model, tmp_path / "run"), program)
+    for path in paths:
+        error = failure(capsys, 2, [*arguments, f"--{option}={tmp_path / path}"])
+        assert message.format(path=tmp_path / path, file=tmp_path / "file") in error
+    assert sorted(each.name for each in tmp_path.rglob("*")) == ["file", "folder"]
 
 
 @pytest.mark.parametrize("of_the_cache", [True, False])
@@ -329,5 +352,3 @@ def test_an_unsealed_or_damaged_cache_is_refused(
     error = failure(capsys, 1, command(make_config(damaged, language_model, tmp_path / "run")))
     assert "is damaged" in error
     assert "shard 1" in error
-    error = failure(capsys, 1, command(make_config(tmp_path / "nothing", language_model, tmp_path / "run")))
-    assert "holds no cache" in error

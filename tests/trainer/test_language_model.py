@@ -15,7 +15,7 @@ from transformers import (
     GraniteForCausalLM,
 )
 
-from cache_store.errors import ModelError
+from cache_store.errors import ConfigError, ModelError
 from tests.trainer.conftest import TINY, save_language_model
 from trainer.language_model import LanguageModel, load_language_model
 
@@ -79,7 +79,7 @@ def test_weights_of_another_shape_are_refused_in_one_line(language_model: Path, 
 
 @pytest.mark.parametrize("name", ["./nothing", "/nothing/here", "a/b/c"])
 def test_a_folder_that_is_not_there_is_refused(name: str) -> None:
-    with pytest.raises(ModelError, match="no folder"):
+    with pytest.raises(ConfigError, match="no folder"):
         load(name)
 
 
