@@ -3,6 +3,7 @@
 # Axes: N images, C latent channels, H W latent cells, Y X pixels, 3 RGB.
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,7 +36,7 @@ def open_decoder(root: Path, config: DecodedGalleryConfig) -> "Decode":
     identity = open_cache(root).array_spec(config.array).encoder
     recorded = BuildConfig.of_cache(root).encoder
     encoder = replace(recorded, model=config.model or recorded.model, device=config.device)
-    with where_remembered(root):
+    with where_remembered(root) if config.model is None else nullcontext():
         decode = matching_decoder(encoder, identity)
 
     def pictures(latent_NCHW: np.ndarray) -> np.ndarray:

@@ -4,13 +4,18 @@ A pipeline such as Cosmos-Predict2 keeps its VAE in the subfolder `vae`; nothing
 """
 
 import json
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from huggingface_hub import hf_hub_download, try_to_load_from_cache
+from huggingface_hub import hf_hub_download, is_offline_mode, try_to_load_from_cache
+from huggingface_hub import logging as hub_logging
 from huggingface_hub.errors import EntryNotFoundError, HFValidationError, LocalEntryNotFoundError
 
-from cache_store.errors import ModelError
+from cache_store.errors import MissingPathError, ModelError
 
 CONFIGS = {"vae": "vae/config.json", "": "config.json"}
 """Subfolder to config file, in the order looked for: a pipeline may have a config of its own at its root."""
@@ -27,14 +32,16 @@ class ModelFiles:
 
 
 def find_model(model: str) -> ModelFiles:
-    """Locate the VAE of `model`, a folder or a hub id; ModelError when there is none."""
+    """Locate the VAE of `model`, a folder or a hub id, which has an owner; ModelError when there is none."""
     folder = Path(model).expanduser()
     if folder.exists():
         return found_config(str(folder), local_configs(folder))
     try:
-        return found_config(model, cached_configs(model) or hub_configs(model))
-    except HFValidationError as error:
-        raise ModelError(f"encoder.model {model} is neither a folder here nor a hub id") from error
+        if "/" in model:
+            return found_config(model, cached_configs(model) or hub_configs(model))
+    except HFValidationError:
+        pass
+    raise MissingPathError(f"encoder.model {model} is neither a folder here nor a hub id, which is owner/name")
 
 
 def found_config(model: str, configs: dict[str, Path]) -> ModelFiles:
@@ -55,10 +62,13 @@ def cached_configs(model: str) -> dict[str, Path]:
 
 
 def hub_configs(model: str) -> dict[str, Path]:
-    """The first config that the Hub has, downloaded."""
+    """The first config that the Hub has, downloaded; half a minute goes by before a Hub out of reach is given up."""
+    if not is_offline_mode():
+        print(f"precompute: looking for encoder.model {model} on the Hub", file=sys.stderr)
     for subfolder, config in CONFIGS.items():
         try:
-            return {subfolder: Path(hf_hub_download(model, config))}
+            with quiet_hub():
+                return {subfolder: Path(hf_hub_download(model, config))}
         except LocalEntryNotFoundError as error:
             raise ModelError(
                 f"encoder.model {model} is no folder here, not in the Hub's local cache, and the Hub cannot be reached"
@@ -68,6 +78,17 @@ def hub_configs(model: str) -> dict[str, Path]:
         except OSError as error:
             raise ModelError(f"encoder.model {model} cannot be had from the Hub: {one_line(error)}") from error
     return {}
+
+
+@contextmanager
+def quiet_hub() -> Iterator[None]:
+    """Leave the telling of each of the Hub's failed attempts to our own error."""
+    before = hub_logging.get_verbosity()
+    hub_logging.set_verbosity(logging.ERROR)
+    try:
+        yield
+    finally:
+        hub_logging.set_verbosity(before)
 
 
 def read_class_name(config: Path) -> str:

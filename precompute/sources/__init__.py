@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-from cache_store.errors import ConfigError, SourceError
+from cache_store.errors import ConfigError, MissingPathError
 from precompute.sources.folder import FolderSource
 from precompute.sources.llava import LlavaSource
 
@@ -41,7 +41,12 @@ class SourceConfig:
 
 
 def open_source(config: SourceConfig) -> Source:
-    path = Path(config.path).expanduser()
+    images = existing("images", config.images) if config.images else None
+    return SOURCES[config.kind](existing("path", config.path), images)
+
+
+def existing(field: str, value: str) -> Path:
+    path = Path(value).expanduser()
     if not path.exists():
-        raise SourceError(f"source.path: {path} does not exist")
-    return SOURCES[config.kind](path, Path(config.images).expanduser() if config.images else None)
+        raise MissingPathError(f"source.{field}: {path} does not exist")
+    return path

@@ -105,8 +105,7 @@ def open_image_store(path: Path) -> ImageStore:
     if path.is_dir():
         return ImageFolder(path)
     if not path.is_file():
-        what = "is neither a folder nor a file" if path.exists() else "does not exist"
-        raise SourceError(f"images: {path} {what}; expected a folder, a zip or a tar of images")
+        raise SourceError(f"images: {path} is neither a folder nor a file; expected a folder, a zip or a tar of images")
     with path.open("rb") as stream:
         head = stream.read(HEAD_BYTES)
     if name := compression(head):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cache_store.errors import ConfigError, SourceError
+from cache_store.errors import ConfigError, MissingPathError, SourceError
 from precompute.plan import compare_plans, make_plan
 from precompute.rejects import Rejected
 from precompute.sources import SourceConfig, open_source
@@ -187,16 +187,19 @@ def test_a_damaged_zip_member_is_rejected_and_a_broken_zip_refused(tmp_path):
     ("config", "message"),
     [
         (SourceConfig(kind="llava", path="/nowhere/chat.json"), "source.path: /nowhere/chat.json does not exist"),
-        (SourceConfig(kind="folder", path=__file__), "not a zip"),
-        (
-            SourceConfig(kind="llava", path=__file__, images="/nowhere"),
-            "images: /nowhere does not exist",
-        ),
+        (SourceConfig(kind="folder", path="/nowhere"), "source.path: /nowhere does not exist"),
+        (SourceConfig(kind="llava", path=__file__, images="/nowhere"), "source.images: /nowhere does not exist"),
     ],
 )
-def test_what_is_not_there_is_said_in_one_line(config, message):
-    with pytest.raises(SourceError, match=message):
+def test_a_path_at_which_there_is_nothing_is_wrong_usage(config, message):
+    with pytest.raises(MissingPathError, match=message) as caught:
         open_source(config)
+    assert caught.value.exit_code == 2
+
+
+def test_a_file_that_is_no_archive_is_no_image_tree():
+    with pytest.raises(SourceError, match="not a zip"):
+        open_source(SourceConfig(kind="folder", path=__file__))
 
 
 def test_differences_between_sample_lists_are_named_by_id(tmp_path):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from cache_store.errors import ConfigError, ModelError
+from cache_store.errors import ConfigError, MissingPathError, ModelError
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import Encoder
 from precompute.encoders.model_files import find_model
@@ -58,8 +58,12 @@ def hub_cache(vae_folder: Path, cache: Path) -> Path:
 
 
 def offline(model: str, cache: Path) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", LOAD, model]
+    return run(LOAD, model, cache, HF_HUB_OFFLINE="1")
+
+
+def run(code: str, model: str, cache: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"HF_HUB_CACHE": str(cache), "OMP_NUM_THREADS": "1", **variables}
+    command = [sys.executable, "-c", code, model]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
 
 
@@ -83,6 +87,18 @@ def test_a_hub_id_that_cannot_be_had_is_one_line(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("precompute: error: encoder.model org/absent is no folder here")
     assert done.stderr.count("\n") == 1
+
+
+def test_a_hub_that_cannot_be_reached_is_told_of_once(tmp_path: Path) -> None:
+    """Though it is asked several times; there is no waiting between here."""
+    hub = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"}
+    done = run(f"import time; time.sleep = lambda seconds: None; {LOAD}", "org/absent", tmp_path, **hub)
+    looking, error = done.stderr.splitlines()
+    assert looking == "precompute: looking for encoder.model org/absent on the Hub"
+    assert error.startswith(
+        "precompute: error: encoder.model org/absent is no folder here, not in the Hub's local cache"
+    )
+    assert done.returncode == 1
 
 
 def test_the_decoder_is_dropped(vae_folder: Path) -> None:
@@ -152,9 +168,11 @@ def test_a_folder_without_a_vae_is_refused(tmp_path: Path) -> None:
     assert "is no VAE: it holds none of vae/config.json, config.json" in refusal(tmp_path)
 
 
-@pytest.mark.parametrize("model", ["/nowhere/at/all", "./nowhere", "a/b/c"])
-def test_a_path_that_does_not_exist_is_refused(model: str) -> None:
-    assert "is neither a folder here nor a hub id" in refusal(model)
+@pytest.mark.parametrize("model", ["/nowhere/at/all", "./nowhere", "~/nowhere", "a/b/c", "nowhere"])
+def test_a_path_that_does_not_exist_is_wrong_usage_and_the_hub_is_not_asked(model: str) -> None:
+    with pytest.raises(MissingPathError, match="is neither a folder here nor a hub id, which is owner/name") as caught:
+        load(model)
+    assert caught.value.exit_code == 2
 
 
 def test_a_latent_scale_for_other_channels_is_refused(vae_folder: Path) -> None:
