@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +52,11 @@ class Rendered:
 
     text: str = ""
     masked: str = ""
-    """`text`, with what conversations say in the words of special tokens masked at equal length."""
+    """`text`, with what the conversation says in the words of special tokens masked."""
     spans: Sequence[Span] = ()
+    """The assistant's turns, each with its end."""
     problem: str = ""
+    """Why there is no text, where the sample says something."""
 
 
 def to_messages(conversation: Sequence[Message]) -> list[Message]:
@@ -113,15 +115,15 @@ class ChatTokenizer:
             turns = [turn for turn, each in enumerate(messages) if each["role"] == "assistant" and each["content"]]
             if not turns:
                 return Rendered()
-            text, masked = self._render_masked(messages[: turns[-1] + 1])
+            text, masked = self._render_twice(messages[: turns[-1] + 1])
             return Rendered(text, masked, [self._span(messages, turn, text) for turn in turns])
         except SourceError as error:
             return Rendered(problem=f"sample {sample_id!r}: {error}")
         except TEMPLATE_ERRORS as error:
             return Rendered(problem=f"sample {sample_id!r}: the chat template refuses it: {first_line(error)}")
 
-    def _render_masked(self, messages: list[Message]) -> tuple[str, str]:
-        """The text as it is, and as its special words would be masked."""
+    def _render_twice(self, messages: list[Message]) -> tuple[str, str]:
+        """The text as it is, and with the words of special tokens masked: places in the one are places in the other."""
         masked_messages = [{**message, "content": self.special.mask(message["content"])} for message in messages]
         text = self._render(messages)
         masked = text if masked_messages == messages else self._render(masked_messages)
@@ -147,23 +149,29 @@ class ChatTokenizer:
         return text
 
     def _label(self, tokens: list[int], offsets: list[Span], rendered: Rendered) -> TokenizedText:
+        """The sample's tokens, with BOS, cut to length; those are labels that begin in one of the spans."""
         if rendered.masked != rendered.text:
-            placed = self.special.spell_masked(tokens, offsets, rendered.text, rendered.masked)
-            tokens, offsets = [token for token, _ in placed], [span for _, span in placed]
-        begins = np.array([begin for begin, end in offsets], np.int64)
-        is_label = np.zeros(len(tokens), bool)
-        for begin, end in rendered.spans:
-            is_label |= (begins >= begin) & (begins < end)
+            tokens, offsets = self.special.spell_masked(tokens, offsets, rendered.text, rendered.masked)
+        is_label = begins_within(offsets, rendered.spans)
         if self.begins_with_bos and tokens[:1] != [self.tokenizer.bos_token_id]:
             tokens, is_label = [self.tokenizer.bos_token_id, *tokens], np.concatenate([[False], is_label])
-        return replace(cut(np.array(tokens, np.int32), is_label, self.max_tokens), problem=rendered.problem)
+        length = length_to_keep(is_label, self.max_tokens)
+        return TokenizedText(np.array(tokens[:length], np.int32), is_label[:length], rendered.problem)
 
 
-def cut(tokens: np.ndarray, is_label: np.ndarray, max_tokens: int) -> TokenizedText:
+def begins_within(offsets: Sequence[Span], spans: Sequence[Span]) -> np.ndarray:
+    """Whether each offset begins inside one of the spans: bool [tokens]."""
+    begins = np.array([begin for begin, _ in offsets], np.int64)
+    inside = np.zeros(len(offsets), bool)
+    for first, end in spans:
+        inside |= (first <= begins) & (begins < end)
+    return inside
+
+
+def length_to_keep(is_label: np.ndarray, max_tokens: int) -> int:
     """At most `max_tokens`, and none after the last label: causal attention makes those change nothing."""
     labels = np.flatnonzero(is_label[:max_tokens])
-    length = int(labels[-1]) + 1 if len(labels) else 0
-    return TokenizedText(tokens[:length], is_label[:length])
+    return int(labels[-1]) + 1 if len(labels) else 0
 
 
 def load_chat_tokenizer(model: str, template_file: str | None, max_tokens: int) -> ChatTokenizer:

@@ -1,7 +1,9 @@
-"""The text of a special token in a conversation is data: spelled out as any words are, and never control.
+"""What a conversation says in the words of a special token is data: spelled out as any words are, and never control.
 
-Where it stands is seen in a second rendering of the conversation, with such texts masked at equal length; special
-tokens elsewhere are the chat template's own.
+A tokenizer takes `<end_of_turn>` in a caption for the token that ends a turn. To tell it from the chat template's own,
+the conversation is rendered a second time with such words masked at equal length (`mask`). The text itself is what is
+tokenised; then each special token that stands where the other rendering has the mask is replaced by the tokens that
+spell it (`spell_masked`).
 """
 
 import re
@@ -21,12 +23,13 @@ class SpecialText:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
-        self.texts = {token: added.content for token, added in tokenizer.added_tokens_decoder.items() if added.special}
+        added_tokens = tokenizer.added_tokens_decoder.items()
+        self.texts: dict[int, str] = {token: added.content for token, added in added_tokens if added.special}
         longest_first = sorted(filter(None, self.texts.values()), key=len, reverse=True)
         self.pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
     def mask(self, content: str) -> str:
-        """The content with such texts masked; SourceError for one that no other tokens spell."""
+        """`content` with such words masked; SourceError for those that no other tokens spell."""
         for text in set(self.pattern.findall(content)):
             if self.texts.keys() & self.spell(text):
                 raise SourceError(f"it says {text!r}, which this tokenizer has as a special token only")
@@ -38,10 +41,15 @@ class SpecialText:
 
     def spell_masked(
         self, tokens: Sequence[int], offsets: Sequence[Span], text: str, masked: str
-    ) -> list[tuple[int, Span]]:
-        """Tokens of `text` and where in it each stands; all parts of a special one stand where it stood."""
-        placed: list[tuple[int, Span]] = []
+    ) -> tuple[list[int], list[Span]]:
+        """Tokens of `text` and where in it they stand, with every masked special token in the tokens that spell it.
+
+        Each of those stands where the special token stood.
+        """
+        spelled, places = list[int](), list[Span]()
         for token, (begin, end) in zip(tokens, offsets, strict=True):
             is_data = token in self.texts and MASK in masked[begin:end]
-            placed += [(part, (begin, end)) for part in (self.spell(text[begin:end]) if is_data else [token])]
-        return placed
+            parts = self.spell(text[begin:end]) if is_data else [token]
+            spelled += parts
+            places += [(begin, end)] * len(parts)
+        return spelled, places
