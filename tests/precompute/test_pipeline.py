@@ -1,4 +1,4 @@
-"""What the pipeline holds at a time, and what its figures mean."""
+"""What the encoder is given, what the pipeline holds at a time, and what its figures mean."""
 
 import errno
 import os
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import precompute.pipeline as pipeline
 from cache_store.metadata import read_spec
@@ -20,11 +21,13 @@ from cache_store.schema import CommitRecord, Spec
 from cache_store.shard_builder import ShardBuilder
 from precompute.batches import BATCHES_AHEAD, Batch, decoded_batches, planned_batches
 from precompute.cli import main
-from precompute.images import MID_GREY
+from precompute.encoders.encoder import Encoder
+from precompute.images import MID_GREY, decode_image, fit_image, to_pixels
 from precompute.pipeline import WRITES_BEHIND, Progress, ShardSink, encode_shards
 from precompute.progress import BuildProgress
 from precompute.sources import Source, SourceConfig, open_source
-from tests.precompute.conftest import BROKEN, SAMPLES, config_values, write_config
+from tests.precompute.conftest import BROKEN, SAMPLES, config_values, image_bytes, write_config, write_source
+from tests.precompute.hostile_images import png, save
 
 
 class Planned(NamedTuple):
@@ -40,6 +43,51 @@ def planned(tmp_path, source_path, vae_path) -> Planned:
     assert main(["build", "--config", str(write_config(tmp_path / "b.yaml", values))]) == 0
     config = SourceConfig(kind="llava", path=str(source_path / "chat.json"), images=str(source_path / "images.zip"))
     return Planned(tmp_path / "cache", read_spec(tmp_path / "cache"), open_source(config))
+
+
+FAILURES: dict[str, bytes | None] = {
+    "missing": None,
+    "empty": b"",
+    "no image": b"no image",
+    "too large": png(20_000, 20_000, data=b""),
+    "cut after some rows": image_bytes(4)[:-200],
+    "floating-point pixels": save(Image.new("F", (50, 40), 0.5), "TIFF"),
+}
+"""A sample's image, whose place in its batch is the fifth of the cache."""
+
+
+@pytest.fixture
+def encoded(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
+    """The batches that the encoder is given, which encodes them all the same."""
+    batches: list[np.ndarray] = []
+    encode = Encoder.encode
+
+    def record_and_encode(self: Encoder, image_NYX3: torch.Tensor) -> torch.Tensor:
+        batches.append(image_NYX3.numpy().copy())
+        return encode(self, image_NYX3)
+
+    monkeypatch.setattr(Encoder, "encode", record_and_encode)
+    return batches
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_rejected_images_place_in_its_planned_batch_is_mid_grey_whatever_failed_there(
+    tmp_path, vae_path, encoded, failure
+):
+    """So its neighbours do not move where a batch is encoded at once; here it is not, so its pixels are looked at."""
+    source = write_source(tmp_path / "source", sample_004=FAILURES[failure] or b"")
+    if FAILURES[failure] is None:
+        chat = (source / "chat.json").read_text()
+        (source / "chat.json").write_text(chat.replace('"sample-004.png"', '"nowhere.png"'))
+    values = config_values(tmp_path / "cache", source, vae_path)
+    assert main(["build", "--config", str(write_config(tmp_path / "b.yaml", values))]) == 0
+    assert [len(batch) for batch in encoded] == [3, 3, 2, 3, 3, 2, 3, 3]  # of shards of 8, 8 and 6
+    recipe = read_spec(tmp_path / "cache").arrays["latents"].image
+    for number, pixels_YX3 in enumerate(np.concatenate(encoded)):
+        expected = np.full((32, 40, 3), 128)
+        if number not in BROKEN:
+            expected = to_pixels(fit_image(decode_image(image_bytes(number), recipe.max_pixels), recipe))
+        np.testing.assert_array_equal(pixels_YX3, expected)
 
 
 class CountingEncoder:
