@@ -110,6 +110,14 @@ def test_another_models_decoder_is_refused(cache, tmp_path):
         open_decoder(cache, decoding(model=str(other)))
 
 
+def test_a_model_that_is_named_and_not_there_is_wrong_usage_and_not_said_to_be_remembered(cache, tmp_path, capsys):
+    gone = str(tmp_path / "gone")
+    assert main(["gallery", str(cache), "-o", str(tmp_path / "page.html"), "--decode", "--model", gone]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        f"precompute: error: encoder.model {gone} is neither a folder here nor a hub id, which is owner/name"
+    ]
+
+
 def test_a_finetuned_decoder_is_taken_and_half_a_one_refused(cache, vae_path, tmp_path):
     """Only the encode path is the cache's; but nothing that decodes may be random."""
     weights_file = tmp_path / "vae" / "diffusion_pytorch_model.safetensors"
