@@ -2,14 +2,18 @@
 
 from pathlib import Path
 
-from huggingface_hub.errors import LocalEntryNotFoundError, StrictDataclassError
+from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError: whichever its HTTP library has
+    HTTPError,
+    LocalEntryNotFoundError,
+    StrictDataclassError,
+)
 from safetensors import SafetensorError
 
 from cache_store.errors import ConfigError
 
 UNREADABLE_MODEL = (
     *(OSError, ValueError, RuntimeError, TypeError, KeyError, AttributeError),
-    *(SafetensorError, StrictDataclassError),
+    *(SafetensorError, StrictDataclassError, HTTPError),
 )
 """What transformers raises, and lets through, where a model's files are not what they should be."""
 

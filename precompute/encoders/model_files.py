@@ -13,7 +13,12 @@ from pathlib import Path
 
 from huggingface_hub import hf_hub_download, is_offline_mode, try_to_load_from_cache
 from huggingface_hub import logging as hub_logging
-from huggingface_hub.errors import EntryNotFoundError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError: whichever its HTTP library has
+    EntryNotFoundError,
+    HFValidationError,
+    HTTPError,
+    LocalEntryNotFoundError,
+)
 
 from cache_store.errors import MissingPathError, ModelError
 
@@ -75,7 +80,7 @@ def hub_configs(model: str) -> dict[str, Path]:
             ) from error
         except EntryNotFoundError:
             continue
-        except OSError as error:
+        except (OSError, HTTPError) as error:
             raise ModelError(f"encoder.model {model} cannot be had from the Hub: {one_line(error)}") from error
     return {}
 

@@ -4,7 +4,9 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +101,19 @@ def test_a_hub_that_cannot_be_reached_is_told_of_once(tmp_path: Path) -> None:
         "precompute: error: encoder.model org/absent is no folder here, not in the Hub's local cache"
     )
     assert done.returncode == 1
+
+
+def test_a_proxy_that_refuses_is_one_line(tmp_path: Path) -> None:
+    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as proxy:  # which knows no method, CONNECT neither
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{proxy.server_port}"
+        hub = {"HF_ENDPOINT": "https://hub.invalid", "HF_HUB_OFFLINE": "0", "HTTPS_PROXY": address}
+        done = run(LOAD, "org/absent", tmp_path, **hub)
+        proxy.shutdown()
+    assert done.stderr.splitlines()[1].startswith(
+        "precompute: error: encoder.model org/absent cannot be had from the Hub"
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (1, 2)
 
 
 def test_the_decoder_is_dropped(vae_folder: Path) -> None:
