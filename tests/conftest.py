@@ -1,6 +1,10 @@
 """One thread a process: tests run side by side, and OpenMP threads that outnumber cores wait for each other."""
 
 import os
+import signal
+
+# A shell ignores Ctrl-C in what it starts in the background, and so would all that tests start and then interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -48,7 +48,7 @@ def test_the_whole_demo_runs_at_toy_size(tmp_path: Path) -> None:
 def test_a_failing_command_stops_the_demo_with_its_exit_code(tmp_path: Path) -> None:
     with pytest.raises(StepFailedError, match="cache_store verify") as failure:
         Walk(Console(quiet=True)).run("cache_store", "verify", str(tmp_path))
-    assert failure.value.exit_code == 1
+    assert failure.value.exit_code == 2
 
 
 def test_a_folder_that_the_demo_did_not_make_is_left_alone(tmp_path: Path) -> None:
