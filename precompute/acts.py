@@ -18,8 +18,6 @@ class Acts:
     """Read every image again, rather than those only whose file or zip member looks changed."""
     rebuild: Collection[int] = ()
     """Shards to build again though they seem to fit."""
-    as_sealed: bool = False
-    """Shards have to come out as they were, or stay as they are, also where no seal but only their record says it."""
     command: tuple[str, ...] = ("precompute", "build", "--config", "CONFIG")
     """What was typed, so that messages can name the very command that fits."""
 

@@ -88,7 +88,7 @@ def build_missing(config: BuildConfig, work: Work, source: Source, encoder: Enco
     with BuildProgress(work.spec.rows, work.kept, config.run.max_reject_fraction) as progress:
         progress.refuse_too_many_rejects()
         if work.missing:
-            if not work.expected:
+            if work.samples_differ or not work.expected:
                 unseal(config.root)
             stop = threading.Event()
             with stop_on_signals(stop.set):  # here, threads and processes have to be told; elsewhere, we are unwound
@@ -103,9 +103,8 @@ def announce_identity(work: Work, seal: Seal) -> None:
     """A sealed cache that is another one now."""
     if work.earlier_seal is None or work.earlier_seal.identity == seal.identity:
         return
-    samples_differ = work.new_samples or (work.retry and work.retry.rejected_before)
     others = "its samples are others, so that training begins anew"
-    why = others if samples_differ else "the seal was not that of these shards"  # shards come out as sealed, or not
+    why = others if work.samples_differ else "the seal was not that of these shards"
     say(f"the cache's identity was {work.earlier_seal.identity} and is {seal.identity}: {why}")
 
 

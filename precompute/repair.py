@@ -26,7 +26,7 @@ def repair(root: Path, config: RepairConfig) -> Summary:
     rebuild = {*config.named, *(shards_of(Path(config.report).expanduser(), root) if config.report else ())}
     build_config = BuildConfig.of_cache(root)
     with where_remembered(root):
-        return build(build_config, Acts(rebuild=rebuild, as_sealed=True, new_samples="leave out"))
+        return build(build_config, Acts(rebuild=rebuild, new_samples="leave out"))
 
 
 def shards_of(path: Path, root: Path) -> set[int]:

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from cache_store.errors import ConfigError
 from cache_store.metadata import write_build, write_spec
-from cache_store.schema import LATENTS, PLAN_FILE, SEAL_FILE, CommitRecord, Seal, Spec
+from cache_store.schema import LATENTS, PLAN_FILE, CommitRecord, Seal, Spec
 from precompute.acts import Acts
 from precompute.config import BuildConfig
 from precompute.examine import examine_images
@@ -32,11 +32,16 @@ class Work:
     damaged: dict[int, str] = field(default_factory=dict)
     """What is the matter with shards that were committed once."""
     expected: Expected = field(default_factory=dict)
-    """What shards must come out as, where the cache is to stay the one that it was."""
+    """What shards must come out as that hold the samples they held."""
     earlier_seal: Seal | None = None
     """Of the cache, where it was sealed."""
     new_samples: int = 0
     retry: Retry | None = None
+
+    @property
+    def samples_differ(self) -> bool:
+        """Whether the cache becomes another one, on purpose."""
+        return bool(self.new_samples or (self.retry and self.retry.rejected_before))
 
     @property
     def missing(self) -> list[int]:
@@ -70,10 +75,9 @@ def go_on(config: BuildConfig, make_spec: MakeSpec, source: Source, found: pa.Ta
 
 
 def what_is_left(root: Path, spec: Spec, samples: SampleList, source: Source, acts: Acts, threads: int) -> Work:
-    """Sort the shards; a sealed cache whose samples stay the same is held to its seal, by a build as by a repair."""
+    """Sort the shards; one whose samples stay the same is held to what it was, by a build as by a repair."""
     seal, shards = sound_seal(root), find_shards(root, spec, samples.plan, without=samples.open_shard)
-    is_held = acts.as_sealed or ((root / SEAL_FILE).exists() and not samples.grows)
-    expected = expected_shards(spec, seal, shards) if is_held else {}
+    expected = expected_shards(spec, seal, shards)
     kept = sort_shards(shards, expected)
     recipe = spec.arrays[LATENTS].image
     retry = try_rejected(root, kept.records, source, recipe, threads) if acts.retry_rejected else None
@@ -83,7 +87,7 @@ def what_is_left(root: Path, spec: Spec, samples: SampleList, source: Source, ac
         spec=spec,
         kept=[record for record in kept.records if record.content.shard not in again],
         damaged=kept.damaged,
-        expected={} if recovered else expected,
+        expected={shard: digests for shard, digests in expected.items() if shard not in recovered},
         earlier_seal=seal,
         new_samples=spec.rows - samples.cached.rows,
         retry=retry,

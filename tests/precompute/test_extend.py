@@ -276,3 +276,19 @@ def test_the_cache_remembers_the_list_that_it_was_extended_from(build, tmp_path)
     assert build("--extend", source__path=str(longer)) == 0
     assert json.loads((tmp_path / "cache/build.json").read_text())["config"]["source"]["path"] == str(longer)
     assert main(["repair", str(tmp_path / "cache"), "--shards", "[2]"]) == 0
+
+
+def test_a_damaged_full_shard_is_held_to_what_it_was(build, tmp_path, capsys):
+    assert build() == 0
+    cache = tmp_path / "cache"
+    before = timeless_files(cache)
+    (cache / "samples/000000.parquet").unlink()
+    write_source(tmp_path / "source", range(LONG), sample_003=image_bytes(99))
+    assert build("--extend") == 1
+    assert "do not come out as they were, so that nothing of them was replaced: 0\n" in capsys.readouterr().err
+    grow(tmp_path)
+    assert build("--extend") == 0
+    after = timeless_files(cache)
+    for name in ("latents/c/0/0/0/0", "samples/000000.parquet"):
+        assert after[name] == before[name]
+    assert not verify(cache, "full").findings

@@ -278,3 +278,19 @@ def test_an_image_that_is_gone_is_found_by_a_check(build, images, capsys):
     image(images, 7).unlink()
     assert build("--check-sources") == 1
     assert "missing" in capsys.readouterr().err
+
+
+def test_a_damaged_shard_that_none_is_recovered_in_is_held_to_what_it_was(build, tmp_path, images, capsys):
+    assert build() == 0
+    cache = tmp_path / "cache"
+    before = timeless_files(cache)
+    (cache / "samples/000001.parquet").unlink()
+    mend(images, MISSING)
+    image(images, 9).write_bytes(image_bytes(99))
+    assert build("--retry-rejected") == 1
+    assert "do not come out as they were, so that nothing of them was replaced: 1\n" in capsys.readouterr().err
+    mend(images, 9)
+    assert build("--retry-rejected") == 0
+    after = timeless_files(cache)
+    for name in ("latents/c/1/0/0/0", "samples/000001.parquet"):
+        assert after[name] == before[name]
