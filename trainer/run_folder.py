@@ -7,6 +7,7 @@ from pathlib import Path
 import yaml
 
 from cache_store.claim import refuse_foreign_names
+from cache_store.errors import ConfigError
 from cache_store.output_file import real_path
 from cache_store.publish import write_file
 from trainer.checkpoint import CheckpointFolder
@@ -20,7 +21,9 @@ def checkpoints_of(run: RunConfig) -> CheckpointFolder:
 
 
 def refuse_other_than_a_run(config: TrainConfig) -> None:
-    """ConfigError where the output holds something and is no run of ours."""
+    """ConfigError where the output holds something and is no run of ours, or is to be the text's folder too."""
+    if config.data.text_dir and real_path(Path(config.data.text_dir).expanduser()) == real_path(config.run.folder):
+        raise ConfigError(f"data.text_dir: {config.data.text_dir} is run.output; name a folder in it, or another")
     if not has_run(config.run):
         refuse_foreign_names(config.run.folder, names_before_the_config(config), "run.output", "run")
 

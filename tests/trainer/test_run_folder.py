@@ -57,6 +57,15 @@ def test_a_file_in_the_place_of_the_folder_is_refused(config: TrainConfig) -> No
         refuse_other_than_a_run(config)
 
 
+def test_the_folder_itself_is_no_place_for_the_text(
+    cache_path: Path, language_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = command(make_config(cache_path, language_model, tmp_path / "run"))
+    assert main([*options, "--data.text_dir", f"{tmp_path}/run/"]) == 2
+    assert f"data.text_dir: {tmp_path}/run/ is run.output; name a folder in it" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 def leave_nothing(config: TrainConfig) -> None:
     """An absent folder."""
 
