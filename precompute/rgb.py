@@ -64,7 +64,7 @@ def high_byte(image: Image.Image) -> Image.Image:
     """16-bit grey as 8-bit grey; Pillow's own conversion of some of these modes clips at 255 instead."""
     values = np.asarray(image)
     if values.min() < 0 or values.max() > 0xFFFF:
-        raise Rejected("unsupported pixels", "32-bit integer pixels have no agreed range")
+        raise Rejected("unsupported pixels", "signed or 32-bit integer pixels have no agreed range")
     grey = Image.fromarray((values.astype(np.uint16) >> 8).astype(np.uint8))
     transparent = image.info.get("transparency")
     if isinstance(transparent, int):  # PNG's one transparent level, of 65,536

@@ -103,10 +103,11 @@ def read_or_infer_spec(config: BuildConfig, found: pa.Table, make_spec: MakeSpec
             return asked
         path = root / SPEC_FILE
         refuse_without_spec(config, str(error) if path.exists() else f"{path} is missing", asked, found)
-    if not (root / SEAL_FILE).exists() or vouches_for(root, spec):
+    if vouches_for(root, spec):
         return spec
     asked = asked_spec(root, found, make_spec)
-    return asked if vouches_for(root, asked) else spec
+    has_begun_to_grow = asked.rows > spec.rows and not (root / SEAL_FILE).exists()
+    return asked if vouches_for(root, asked) and not has_begun_to_grow else spec
 
 
 def asked_spec(root: Path, found: pa.Table, make_spec: MakeSpec) -> Spec:

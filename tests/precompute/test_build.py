@@ -378,6 +378,18 @@ def test_a_spec_that_is_missing_is_restored(build, tmp_path, also):
     assert timeless_files(cache) == before
 
 
+def test_a_flipped_digit_of_the_plans_digest_is_mended_before_the_cache_is_sealed_too(build, tmp_path):
+    assert build() == 0
+    cache = tmp_path / "cache"
+    before = timeless_files(cache)
+    (cache / "seal.json").unlink()
+    text = (cache / "zarr.json").read_text()
+    place = text.index('"plan_digest"') + len('"plan_digest": "') + 3
+    (cache / "zarr.json").write_text(text[:place] + ("0" if text[place] != "0" else "1") + text[place + 1 :])
+    assert build() == 0
+    assert timeless_files(cache) == before
+
+
 def test_a_missing_spec_of_another_recipe_is_not_made_up(build, tmp_path, capsys):
     assert build() == 0
     (tmp_path / "cache/zarr.json").unlink()
