@@ -32,6 +32,7 @@ from benchmarks.timing import interleaved_seconds, rates, speedups, spread
 from cache_store import open_cache
 from cache_store.command_line import run_program
 from cache_store.errors import ConfigError
+from cache_store.gather import gather, move_rows
 from cache_store.schema import CodecName
 from tests.make_cache import make_cache
 
@@ -89,7 +90,8 @@ def run(argv: Sequence[str]) -> int:
     }
     print_ratios(ratios)
     figures = {name: spread(each, 0) for name, each in speeds.items()}
-    print_record("loader", PACKAGES, options=vars(options), samples_per_s=figures, fastest_rival=fastest, ratios=ratios)
+    conditions = {"options": vars(options), "cache.read copies": "row by row" if gather is move_rows else "in C"}
+    print_record("loader", PACKAGES, **conditions, samples_per_s=figures, fastest_rival=fastest, ratios=ratios)
     return 0
 
 

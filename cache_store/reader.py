@@ -7,7 +7,7 @@ import mmap
 import os
 import resource
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -15,11 +15,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from cache_store.checksum import crc32c
 from cache_store.codec import decode_sample
 from cache_store.errors import CacheError
 from cache_store.formats import shard_format
+from cache_store.gather import gather
 from cache_store.metadata import read_commit, read_seal, read_spec
 from cache_store.record import record_digest
 from cache_store.regular_file import refuse_irregular
@@ -29,6 +31,9 @@ from cache_store.tables import read_table
 
 MAPPED_SHARDS = 16_384
 """Shards held open at once, at most; Linux allows 65,530 mappings a process (vm.max_map_count)."""
+
+CHECKED_BYTES = 2 << 20
+"""Copied at once before it is checked, so that a large batch is checked out of a cache and not out of memory."""
 
 SAMPLE_TABLES = 8
 """Samples tables held at once: their text is large, and readers go shard by shard."""
@@ -61,23 +66,29 @@ def seal_problem(spec: Spec, seal: Seal) -> str | None:
     return None
 
 
-Places = Iterable[tuple[int, int]]
-"""Samples as (shard, index among the shard's cached samples)."""
+@dataclass(frozen=True)
+class MappedShard:
+    """One shard file in memory, which starts at `address` for as long as `data` is held."""
+
+    data: memoryview
+    address: int
 
 
 @dataclass(frozen=True)
-class MappedShard:
-    """One shard file in memory and where its cached samples lie, in row order.
+class Places:
+    """Where each cached sample of an array lies in its shard's file, [cached samples]; known once the shard was mapped.
 
-    Memoryviews, since an item of theirs comes out as a Python integer three times faster than numpy's.
+    One table for the cache, since a shuffled batch from many shards touches nearly as many as it has samples: nothing
+    in a read is then done by shard. Pages of it that no shard has filled take no memory.
     """
 
-    file: str
-    data: memoryview
-    row: memoryview
-    offset: memoryview
-    length: memoryview
-    crc32c: memoryview
+    offset: NDArray[np.int64]
+    length: NDArray[np.int64]
+    crc32c: NDArray[np.uint32]
+
+    @classmethod
+    def unknown(cls, samples: int) -> "Places":
+        return cls(np.empty(samples, np.int64), np.empty(samples, np.int64), np.empty(samples, np.uint32))
 
 
 class Cache:
@@ -90,6 +101,7 @@ class Cache:
         self._format = shard_format(spec)
         self._ends = np.cumsum(seal.cached_per_shard)
         self._starts = self._ends - seal.cached_per_shard
+        self._places = {array: Places.unknown(len(self)) for array in spec.arrays}
         self._mapped = lru_cache(maxsize=mappable_shards())(self._map_shard)
         self._samples_table = lru_cache(maxsize=SAMPLE_TABLES)(self._read_texts)
 
@@ -123,15 +135,13 @@ class Cache:
             out = np.empty(shape, spec.numpy_dtype)
         if out.shape != shape or out.dtype != spec.numpy_dtype or not out.flags.c_contiguous:
             raise ValueError(f"out must be a C-contiguous {spec.dtype} array of shape {shape}")
-        shards = np.searchsorted(self._ends, numbers, side="right")
-        indices = numbers - self._starts[shards]
-        mapped = {shard: self._mapped(array, shard) for shard in set(shards.tolist())}
-        places = zip(shards.tolist(), indices.tolist(), strict=True)
+        shards = np.searchsorted(self._ends, numbers, side="right").tolist()
+        mapped = {shard: self._mapped(array, shard) for shard in set(shards)}
         target = out.view(np.uint8).reshape(len(numbers), spec.sample_bytes)
         if spec.codec == "none":
-            self._copy(mapped, places, target, check)
+            self._copy(array, numbers, [mapped[shard].address for shard in shards], target, check)
         else:
-            self._decode(mapped, places, target, check, spec.codec)
+            self._decode(array, numbers, [mapped[shard].data for shard in shards], target, check)
         return out
 
     def samples(self, numbers: np.ndarray, columns: list[str] | None = None) -> pa.Table:
@@ -172,43 +182,43 @@ class Cache:
             shard = int(shards[positions[0]])
             yield shard, positions, numbers[positions] - self._starts[shard]
 
-    def _copy(self, mapped: dict[int, MappedShard], places: Places, target: np.ndarray, check: bool) -> None:
-        """The hot loop of the codec none: one slice copy a sample, the crc over the copy while it is in cache.
+    def _copy(self, array: str, numbers: np.ndarray, starts: list[int], target: NDArray[np.uint8], check: bool) -> None:
+        """The hot loop of the codec none: samples are copied, and those just copied checked before the next."""
+        addresses = self._places[array].offset[numbers] + np.array(starts, np.int64)
+        samples, size = target.shape
+        step = max(1, CHECKED_BYTES // size if check else samples)
+        for first in range(0, samples, step):
+            rows = slice(first, first + step)
+            gather(target[rows], addresses[rows], size)
+            if check:
+                self._check(array, numbers[rows], target[rows])
 
-        Nothing in it is done by shard: a batch from a cache of many shards touches nearly as many shards as it has
-        samples.
-        """
-        size = target.shape[1]
-        rows = target.reshape(-1).data
-        held = {shard: (each.data, each.offset, each.crc32c) for shard, each in mapped.items()}
-        start = 0
-        for shard, index in places:
-            data, offsets, checksums = held[shard]
-            offset = offsets[index]
-            row = rows[start : start + size]
-            row[:] = data[offset : offset + size]
-            if check and crc32c(row) != checksums[index]:
-                raise self._damaged(mapped[shard], index, "does not match its crc32c")
-            start += size
+    def _check(self, array: str, numbers: np.ndarray, copied: NDArray[np.uint8]) -> None:
+        size = copied.shape[1]
+        data = copied.reshape(-1).data
+        for index, expected in enumerate(self._places[array].crc32c[numbers].tolist()):
+            if crc32c(data[index * size : (index + 1) * size]) != expected:
+                raise self._damaged(array, numbers[index], "does not match its crc32c")
 
     def _decode(
-        self, mapped: dict[int, MappedShard], places: Places, target: np.ndarray, check: bool, codec: str
+        self, array: str, numbers: np.ndarray, files: list[memoryview], target: NDArray[np.uint8], check: bool
     ) -> None:
-        for row, (shard, index) in zip(target, places, strict=True):
-            held = mapped[shard]
-            offset = held.offset[index]
-            payload = held.data[offset : offset + held.length[index]]
-            if check and crc32c(payload) != held.crc32c[index]:
-                raise self._damaged(held, index, "does not match its crc32c")
+        codec, places = self.spec.arrays[array].codec, self._places[array]
+        columns = (column[numbers].tolist() for column in (places.offset, places.length, places.crc32c))
+        for number, file, row, offset, length, expected in zip(numbers, files, target, *columns, strict=True):
+            payload = file[offset : offset + length]
+            if check and crc32c(payload) != expected:
+                raise self._damaged(array, number, "does not match its crc32c")
             try:
                 decode_sample(payload, codec, row)
             except ValueError as error:
-                raise self._damaged(held, index, str(error)) from None
+                raise self._damaged(array, number, str(error)) from None
 
-    def _damaged(self, mapped: MappedShard, index: int, problem: str) -> CacheError:
-        row = int(mapped.row[index])
+    def _damaged(self, array: str, number: int, problem: str) -> CacheError:
+        shard = int(np.searchsorted(self._ends, number, side="right"))
+        row = self._read_samples(shard, ["row", "status"])["row"][int(number - self._starts[shard])]
         return CacheError(
-            f"row {row} in shard {row // self.spec.samples_per_shard} ({mapped.file}) {problem}; "
+            f"row {row} in shard {shard} ({self._format.shard_file(array, shard)}) {problem}; "
             f"run `cache-store verify {shlex.quote(str(self.root))} --level full`"
         )
 
@@ -218,16 +228,17 @@ class Cache:
             data = map_file(self.root / file)
         except OSError as error:
             raise self._broken(f"{file} cannot be read ({error.strerror})") from None
-        table = self._read_samples(shard, ["row", "status", "offset", "length", "crc32c"])
+        table = self._read_samples(shard, ["status", "offset", "length", "crc32c"])
         self._refuse_replaced(array, shard)
-        columns = {name: table[name].to_numpy() for name in ("row", "offset", "length", "crc32c")}
-        within = (columns["offset"] >= 0) & (columns["length"] > 0)
-        if not (within & (columns["length"] <= len(data) - columns["offset"])).all():
+        offset, length, checksum = (table[name].to_numpy() for name in ("offset", "length", "crc32c"))
+        if not ((offset >= 0) & (length > 0) & (length <= len(data) - offset)).all():
             raise self._broken(f"{file} is shorter than its samples table says")
         spec = self.spec.arrays[array]
-        if spec.codec == "none" and (columns["length"] != spec.sample_bytes).any():
+        if spec.codec == "none" and (length != spec.sample_bytes).any():
             raise self._broken(f"{file} holds samples of other sizes than {spec.sample_bytes} bytes")
-        return MappedShard(file=file, data=data, **{name: values.data for name, values in columns.items()})
+        places, samples = self._places[array], slice(self._starts[shard], self._ends[shard])
+        places.offset[samples], places.length[samples], places.crc32c[samples] = offset, length, checksum
+        return MappedShard(data, np.asarray(data).ctypes.data)
 
     def _read_texts(self, shard: int) -> pa.Table:
         table = self._read_samples(shard)

@@ -5,10 +5,10 @@ import threading
 import numpy as np
 import pytest
 
-from cache_store import CacheError, open_cache
+from cache_store import CacheError, open_cache, reader
 from cache_store.errors import NoCacheError
 from cache_store.schema import SAMPLES_SCHEMA, SEAL_FILE, commit_file
-from tests.cache_store.conftest import CACHED_ROWS, REJECTED, shard_name
+from tests.cache_store.conftest import CACHED_ROWS, REJECTED, flip, shard_name
 from tests.make_cache import make_cache
 
 
@@ -132,6 +132,19 @@ def test_a_cache_put_in_the_place_of_one_that_is_open_is_never_mixed_in(cache, l
             read(np.array([0, 26]))
 
 
+@pytest.mark.parametrize("copied_at_once", [1, 2, 5, 27])
+def test_every_sample_of_a_batch_is_checked_however_few_are_copied_at_once(cache, copied_at_once, monkeypatch):
+    monkeypatch.setattr(reader, "CHECKED_BYTES", copied_at_once * 240 + 239)
+    offsets = open_cache(cache).samples(np.arange(27), ["offset"])["offset"].to_pylist()
+    for row, offset in zip(CACHED_ROWS, offsets, strict=True):
+        file = cache / shard_name(cache, row // 8)
+        flip(file, offset)
+        with pytest.raises(CacheError, match=rf"row {row} in shard {row // 8} .* does not match its crc32c"):
+            open_cache(cache).read(np.arange(27))
+        flip(file, offset)
+    open_cache(cache).read(np.arange(27))
+
+
 def test_a_shard_whose_record_is_gone_is_not_read(cache):
     opened = open_cache(cache)
     (cache / commit_file("latents", 1)).unlink()
@@ -139,7 +152,9 @@ def test_a_shard_whose_record_is_gone_is_not_read(cache):
         opened.read(np.arange(27))
 
 
-def test_threads_and_processes_share_a_cache(cache, latents):
+@pytest.mark.parametrize("open_shards", [reader.MAPPED_SHARDS, 1], ids=["all open", "one open at a time"])
+def test_threads_and_processes_share_a_cache(cache, latents, open_shards, monkeypatch):
+    monkeypatch.setattr(reader, "MAPPED_SHARDS", open_shards)
     opened = pickle.loads(pickle.dumps(open_cache(cache)))  # noqa: S301 (what multiprocessing does)
     expected, wrong = opened.read(np.arange(27)), []
 
