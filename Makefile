@@ -29,7 +29,7 @@ $(INSTALLED): setup.cfg setup.py cache_store/_gather.c constraints.txt
 	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@$(BIN)/python -c 'import cache_store._gather' 2>/dev/null || echo \
-	"note: no C compiler or no Python headers: uncompressed caches are read as right, at about 60 % of the speed"
+	"note: no C compiler or no Python headers: caches are read as right, at about two thirds of the speed"
 	touch $@
 
 clean:
