@@ -18,7 +18,7 @@ from jinja2 import TemplateError
 
 from cache_store.errors import ConfigError, ModelError, SourceError
 from trainer.pretrained import UNREADABLE_MODEL, first_line, pretrained_name, why_unreadable
-from trainer.special_text import Span, SpecialText
+from trainer.special_text import Span, SpecialText, neutral
 
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 
@@ -51,8 +51,8 @@ class Rendered:
     """A sample's whole text, and where in it the assistant speaks."""
 
     text: str = ""
-    masked: str = ""
-    """`text`, with what the conversation says in the words of special tokens masked."""
+    neutral: str = ""
+    """What the template makes of neutral words in the same turns."""
     spans: Sequence[Span] = ()
     """The assistant's turns, each with its end."""
     problem: str = ""
@@ -103,10 +103,8 @@ class ChatTokenizer:
             return_offsets_mapping=True,
             return_attention_mask=False,
         )
-        return [
-            self._label(tokens, offsets, each)
-            for tokens, offsets, each in zip(encoded["input_ids"], encoded["offset_mapping"], rendered, strict=True)
-        ]
+        samples = zip(ids, encoded["input_ids"], encoded["offset_mapping"], rendered, strict=True)
+        return [self._label(*sample) for sample in samples]
 
     def _render_sample(self, sample_id: str, conversation: Sequence[Message]) -> Rendered:
         """Empty where the assistant says no word, or where that cannot be told, which is said."""
@@ -115,21 +113,20 @@ class ChatTokenizer:
             turns = [turn for turn, each in enumerate(messages) if each["role"] == "assistant" and each["content"]]
             if not turns:
                 return Rendered()
-            text, masked = self._render_twice(messages[: turns[-1] + 1])
-            return Rendered(text, masked, [self._span(messages, turn, text) for turn in turns])
+            text, neutral_text = self._render_twice(messages[: turns[-1] + 1])
+            return Rendered(text, neutral_text, [self._span(messages, turn, text) for turn in turns])
         except SourceError as error:
             return Rendered(problem=f"sample {sample_id!r}: {error}")
         except TEMPLATE_ERRORS as error:
             return Rendered(problem=f"sample {sample_id!r}: the chat template refuses it: {first_line(error)}")
 
     def _render_twice(self, messages: list[Message]) -> tuple[str, str]:
-        """The text as it is, and with the words of special tokens masked: places in the one are places in the other."""
-        masked_messages = [{**message, "content": self.special.mask(message["content"])} for message in messages]
+        """The text as it is, and of neutral words: unless the template rewrites words, places in both are the same."""
         text = self._render(messages)
-        masked = text if masked_messages == messages else self._render(masked_messages)
-        if len(masked) != len(text):
+        neutral_text = self._render([{**message, "content": neutral(message["content"])} for message in messages])
+        if len(neutral_text) != len(text) and any(self.special.controls(message["content"]) for message in messages):
             raise SourceError("the chat template acts on a special token's text in it")
-        return text, masked
+        return text, neutral_text
 
     def _span(self, messages: list[Message], turn: int, text: str) -> Span:
         """Where `messages[turn]` stands in `text`, with its end of turn but not the white space after that."""
@@ -148,10 +145,12 @@ class ChatTokenizer:
         )
         return text
 
-    def _label(self, tokens: list[int], offsets: list[Span], rendered: Rendered) -> TokenizedText:
+    def _label(self, sample_id: str, tokens: list[int], offsets: list[Span], rendered: Rendered) -> TokenizedText:
         """The sample's tokens, with BOS, cut to length; those are labels that begin in one of the spans."""
-        if rendered.masked != rendered.text:
-            tokens, offsets = self.special.spell_masked(tokens, offsets, rendered.text, rendered.masked)
+        try:
+            tokens, offsets = self.special.as_words(tokens, offsets, rendered.text, rendered.neutral)
+        except SourceError as error:
+            return TokenizedText(np.array([], np.int32), np.array([], bool), f"sample {sample_id!r}: {error}")
         is_label = begins_within(offsets, rendered.spans)
         if self.begins_with_bos and tokens[:1] != [self.tokenizer.bos_token_id]:
             tokens, is_label = [self.tokenizer.bos_token_id, *tokens], np.concatenate([[False], is_label])

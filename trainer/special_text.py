@@ -1,14 +1,17 @@
 """What a conversation says in the words of a special token is data: spelled out as any words are, and never control.
 
-A tokenizer takes `<end_of_turn>` in a caption for the token that ends a turn. To tell it from the chat template's own,
-the conversation is rendered a second time with such words masked at equal length (`mask`). The text itself is what is
-tokenised; then each special token that stands where the other rendering has the mask is replaced by the tokens that
-spell it (`spell_masked`).
+A tokenizer takes `<end_of_turn>` in a caption for the token that ends a turn. The chat template's own are those that
+it also writes around neutral words: the conversation is rendered a second time, every letter masked (`neutral`). The
+text itself is what is tokenised; then each special token that stands in it and not in the other rendering is replaced
+by the tokens that spell it (`as_words`). What comes out is held to the template's own special tokens, id by id and
+place by place, so that whatever a template or a tokenizer does to words, they are spelled or their sample is refused.
 """
 
 import re
 from collections.abc import Sequence
 from typing import Any
+
+from tokenizers import Tokenizer, models
 
 from cache_store.errors import SourceError
 
@@ -17,39 +20,82 @@ MASK = "\ue000"
 
 Span = tuple[int, int]
 
+Control = tuple[int, int]
+"""A special token and where its first character stands, white space that it swallows aside."""
+
+
+def neutral(content: str) -> str:
+    """Words of the same length that say nothing; white space stays, since templates trim it."""
+    return re.sub(r"\S", MASK, content)
+
+
+def place(text: str, span: Span) -> int:
+    """Of the first character that is no white space: tokenizers differ in whether a token's offsets hold that."""
+    return span[1] - len(text[slice(*span)].lstrip())
+
 
 class SpecialText:
-    """The texts that a fast tokenizer takes for special tokens."""
+    """The special tokens that a fast tokenizer finds in a text."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
-        added_tokens = tokenizer.added_tokens_decoder.items()
-        self.texts: dict[int, str] = {token: added.content for token, added in added_tokens if added.special}
-        longest_first = sorted(filter(None, self.texts.values()), key=len, reverse=True)
-        self.pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        added_tokens = tokenizer.added_tokens_decoder
+        self.texts: dict[int, str] = {token: added.content for token, added in added_tokens.items() if added.special}
+        self._finder = Tokenizer(models.BPE())  # without a vocabulary: added tokens are all that it finds
+        self._finder.normalizer = tokenizer.backend_tokenizer.normalizer
+        self._finder.add_tokens(list(added_tokens.values()))
+        self._special = {self._finder.token_to_id(text): token for token, text in self.texts.items()}
+        """By the finder's own numbers."""
 
-    def mask(self, content: str) -> str:
-        """`content` with such words masked; SourceError for those that no other tokens spell."""
-        for text in set(self.pattern.findall(content)):
-            if self.texts.keys() & self.spell(text):
-                raise SourceError(f"it says {text!r}, which this tokenizer has as a special token only")
-        return self.pattern.sub(lambda found: MASK * len(found[0]), content)
+    def controls(self, text: str) -> dict[Control, Span]:
+        """The special tokens that stand in `text`, and all that they swallow of it."""
+        found = self._finder.encode(text, add_special_tokens=False)
+        spans = zip(map(self._special.get, found.ids), found.offsets, strict=True)
+        return {(token, place(text, span)): span for token, span in spans if token is not None}
 
-    def spell(self, text: str) -> list[int]:
-        tokens: list[int] = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
-        return tokens
-
-    def spell_masked(
-        self, tokens: Sequence[int], offsets: Sequence[Span], text: str, masked: str
+    def as_words(
+        self, tokens: Sequence[int], offsets: Sequence[Span], text: str, neutral_text: str
     ) -> tuple[list[int], list[Span]]:
-        """Tokens of `text` and where in it they stand, with every masked special token in the tokens that spell it.
+        """Tokens of `text` and where in it they stand, no special token among them but the chat template's own.
 
-        Each of those stands where the special token stood.
+        `neutral_text` is the template's rendering of neutral words. SourceError where that cannot be reached.
         """
+        own, found = self.controls(neutral_text), self.controls(text)
+        if len(text) != len(neutral_text):  # then places do not compare, and only order tells
+            if [token for token, _ in own] != [token for token, _ in found]:
+                raise SourceError("the chat template's changes to its words change the special tokens in it")
+            own = found
+        said = {control: span for control, span in found.items() if control not in own}
         spelled, places = list[int](), list[Span]()
-        for token, (begin, end) in zip(tokens, offsets, strict=True):
-            is_data = token in self.texts and MASK in masked[begin:end]
-            parts = self.spell(text[begin:end]) if is_data else [token]
+        for token, span in zip(tokens, offsets, strict=True):
+            swallowed = said.get((token, place(text, span))) if token in self.texts else None
+            parts, spans = ([token], [span]) if swallowed is None else self._spell(text, swallowed)
             spelled += parts
-            places += [(begin, end)] * len(parts)
+            places += spans
+        self._refuse_other_controls(spelled, places, text, own)
         return spelled, places
+
+    def _spell(self, text: str, span: Span) -> tuple[list[int], list[Span]]:
+        """What tokenises this part of `text` as words, and where each of these tokens stands."""
+        words = text[slice(*span)]
+        spelled = self.tokenizer(
+            words, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True
+        )
+        if self.texts.keys() & spelled["input_ids"]:
+            raise SourceError(f"it says {words.strip()!r}, which this tokenizer has as a special token only")
+        return spelled["input_ids"], [(span[0] + begin, span[0] + end) for begin, end in spelled["offset_mapping"]]
+
+    def _refuse_other_controls(
+        self, tokens: Sequence[int], places: Sequence[Span], text: str, own: dict[Control, Span]
+    ) -> None:
+        """SourceError unless exactly the template's own special tokens are left; unknown words aside."""
+        unknown = self.tokenizer.unk_token_id
+        left = {
+            (token, place(text, span))
+            for token, span in zip(tokens, places, strict=True)
+            if token in self.texts and token != unknown
+        }
+        differing = left ^ {control for control in own if control[0] != unknown}
+        if differing:
+            token, first = min(differing, key=lambda control: control[1])
+            raise SourceError(f"its words change where the tokenizer finds {self.texts[token]!r}, at {first:,}")

@@ -22,7 +22,7 @@ from cache_store.record import Record, parse_signed
 from cache_store.staleness import differing, refuse
 from trainer.chat import ChatTokenizer
 
-TEXT_VERSION = 4
+TEXT_VERSION = 5
 """Raised when the same inputs would give other arrays."""
 
 ARRAYS = {"tokens": "<i4", "is_label": "|b1", "offsets": "<i8", "num_labels": "<i4", "id_hash": "<u8"}

@@ -3,8 +3,10 @@
 That is byte-level BPE, saved to a folder and loaded from there.
 """
 
+from pathlib import Path
+
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from tests.trainer.conftest import GEMMA_TEMPLATE, make_tokenizer
@@ -13,30 +15,45 @@ from trainer.chat import ChatTokenizer, TokenizedText, load_chat_tokenizer
 SPECIAL = ["<pad>", "<bos>", "<end_of_turn>", "<start_of_turn>", "<start_of_image>"]
 
 
-@pytest.fixture(scope="module")
-def chat(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
+def special_tokens(**flags: bool) -> list[AddedToken]:
+    return [AddedToken(text, special=True, **flags) for text in SPECIAL]
+
+
+def byte_level(trim_offsets: bool = False, **flags: bool) -> Tokenizer:
+    """`flags` are those of its special tokens."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
+    backend.post_processor = processors.ByteLevel(trim_offsets=trim_offsets)
     trainer = trainers.BpeTrainer(
         vocab_size=300,
         show_progress=False,
-        special_tokens=SPECIAL,
+        special_tokens=special_tokens(**flags),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
     backend.train_from_iterator(["user\nmodel\na red square, end of turn, what is this"], trainer)
+    return backend
+
+
+def saved(backend: Tokenizer, folder: Path, **flags: bool) -> ChatTokenizer:
+    """`backend` as a user's tokenizer is read."""
+    special = special_tokens(**flags)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend,
-        pad_token="<pad>",
-        bos_token="<bos>",
-        eos_token="<end_of_turn>",
-        additional_special_tokens=SPECIAL[3:],
+        pad_token=special[0],
+        bos_token=special[1],
+        eos_token=special[2],
+        additional_special_tokens=special[3:],
         clean_up_tokenization_spaces=False,
         chat_template=GEMMA_TEMPLATE,
     )
-    folder = tmp_path_factory.mktemp("tokenizer")
     tokenizer.save_pretrained(folder)
     return load_chat_tokenizer(str(folder), None, 512)
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
+    return saved(byte_level(), tmp_path_factory.mktemp("tokenizer"))
 
 
 def said(chat: ChatTokenizer, human: str, assistant: str) -> TokenizedText:
@@ -47,6 +64,8 @@ def said(chat: ChatTokenizer, human: str, assistant: str) -> TokenizedText:
 def texts_of_special_tokens(chat: ChatTokenizer, text: TokenizedText) -> list[str]:
     return [chat.special.texts[token] for token in text.tokens.tolist() if token in chat.special.texts]
 
+
+TEMPLATES_OWN = ["<bos>", *["<start_of_turn>", "<end_of_turn>"] * 2]
 
 CAPTIONS = [
     *SPECIAL,
@@ -62,8 +81,7 @@ CAPTIONS = [
 @pytest.mark.parametrize("caption", CAPTIONS)
 def test_a_caption_in_special_tokens_words_is_learned_as_words(chat: ChatTokenizer, caption: str) -> None:
     text = said(chat, caption, caption)
-    turns = ["<start_of_turn>", "<end_of_turn>"]
-    assert texts_of_special_tokens(chat, text) == ["<bos>", *turns, *turns]
+    assert texts_of_special_tokens(chat, text) == TEMPLATES_OWN
     assert chat.tokenizer.decode(text.tokens[text.is_label]) == f"{caption}<end_of_turn>"
     whole = f"<bos><start_of_turn>user\n{caption}<end_of_turn>\n<start_of_turn>model\n{caption}<end_of_turn>"
     assert chat.tokenizer.decode(text.tokens) == whole
@@ -103,3 +121,62 @@ def test_a_sample_whose_words_the_template_acts_on_is_left_out_and_named(chat: C
     template = GEMMA_TEMPLATE.replace("| trim", "| replace('<pad>', '')")
     acting = ChatTokenizer(chat.tokenizer, template, 64)
     assert problem(acting, "a <pad> red") == "sample 'asked': the chat template acts on a special token's text in it"
+
+
+def test_words_that_the_template_makes_a_special_tokens_are_learned_as_words(chat: ChatTokenizer) -> None:
+    lowering = ChatTokenizer(chat.tokenizer, GEMMA_TEMPLATE.replace("| trim", "| trim | lower"), 512)
+    text = said(lowering, "what <PAD>", "<Pad> a <END_OF_TURN> red")
+    assert texts_of_special_tokens(chat, text) == TEMPLATES_OWN
+    assert chat.tokenizer.decode(text.tokens[text.is_label]) == "<pad> a <end_of_turn> red<end_of_turn>"
+
+
+def test_words_that_the_tokenizer_normalises_to_a_special_tokens_are_learned_as_words(tmp_path: Path) -> None:
+    backend = byte_level(normalized=True)
+    backend.normalizer = normalizers.Lowercase()
+    normalising = saved(backend, tmp_path, normalized=True)
+    text = said(normalising, "what <PAD>", "<Pad> a <END_OF_TURN> red")
+    assert texts_of_special_tokens(normalising, text) == TEMPLATES_OWN
+    assert normalising.tokenizer.decode(text.tokens[text.is_label]) == "<pad> a <end_of_turn> red<end_of_turn>"
+
+
+@pytest.mark.parametrize("trim_offsets", [False, True])
+@pytest.mark.parametrize("flags", [{"lstrip": True}, {"rstrip": True}, {"lstrip": True, "rstrip": True}])
+def test_what_a_special_token_swallows_is_neither_lost_nor_moves_the_labels(
+    flags: dict[str, bool], trim_offsets: bool, tmp_path: Path
+) -> None:
+    """The white space before an answer is the template's; a special token's words at its beginning are a label."""
+    swallowing = saved(byte_level(trim_offsets, **flags), tmp_path, **flags)
+    text = said(swallowing, "what", "<pad>  a  <end_of_turn>  red")
+    assert texts_of_special_tokens(swallowing, text) == TEMPLATES_OWN
+    learned = swallowing.tokenizer.decode(text.tokens[text.is_label])
+    assert learned == "<pad>  a  <end_of_turn>  red<end_of_turn>"
+
+
+def test_words_that_the_template_makes_longer_are_learned_where_no_special_token_is_among_them(
+    chat: ChatTokenizer,
+) -> None:
+    template = GEMMA_TEMPLATE.replace("| trim", "| replace('[', '<') | replace(']', '> ')")
+    longer = ChatTokenizer(chat.tokenizer, template, 512)
+    text = said(longer, "what", "a [red]")
+    assert chat.tokenizer.decode(text.tokens[text.is_label]) == "a <red> <end_of_turn>"
+    expected = "sample 'asked': the chat template's changes to its words change the special tokens in it"
+    assert problem(longer, "a [start_of_image] [pad]") == expected
+
+
+def test_words_that_a_tokenizer_knows_only_as_special_are_left_out_and_unknown_ones_are_not(tmp_path: Path) -> None:
+    """A unigram model has special tokens among its pieces, and normalisation comes after they are looked for."""
+    pieces = [(text, 0.0) for text in ["<unk>", *SPECIAL]] + [(letter, -5.0) for letter in "▁aderlmostuw<>_\n"]
+    backend = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=False))
+    backend.normalizer, backend.pre_tokenizer = normalizers.NFKC(), pre_tokenizers.Metaspace()
+    unigram = saved(backend, tmp_path)
+    unigram.tokenizer.unk_token = "<unk>"
+    wide = "\uff1cpad\uff1e"  # NFKC makes <pad> of it
+    assert problem(unigram, f"a {wide} red").startswith("sample 'asked': its words change where")
+    assert len(said(unigram, "a", "a \u4e2d red").tokens)
+
+
+def test_words_that_hide_a_special_token_of_the_template_are_left_out_and_named(tmp_path: Path) -> None:
+    whole_words = saved(byte_level(single_word=True), tmp_path, single_word=True)
+    assert len(said(whole_words, "what?", "red.").tokens)
+    expected = "sample 'asked': its words change where the tokenizer finds '<end_of_turn>', at "
+    assert problem(whole_words, "red").startswith(expected)
