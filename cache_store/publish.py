@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 SCRATCH_SUFFIX = ".partial"
+SCRATCH_NAME = re.compile(rf"\.(.+)\.(\d+){re.escape(SCRATCH_SUFFIX)}")
 
 WRITE_BYTES = 4 * 2**20
 """Written at a time: the page cache then holds a file just written in large folios, and reading samples at random
@@ -21,13 +22,19 @@ def scratch_path(path: Path, attempt: int = 1) -> Path:
     return path.with_name(f".{path.name}.{attempt}{SCRATCH_SUFFIX}")
 
 
+def scratch_of(name: str) -> str | None:
+    """The name of the file that a scratch file was to become; None where `name` is not that of one."""
+    match = SCRATCH_NAME.fullmatch(name)
+    return match and match[1]
+
+
 def clear_scratch(path: Path) -> int:
     """Delete what earlier attempts at `path` left behind; returns the number of the next attempt, from 1."""
-    pattern = re.compile(rf"\.{re.escape(path.name)}\.(\d+){re.escape(SCRATCH_SUFFIX)}")
     attempts = [0]
     for leftover in path.parent.glob(f".{path.name}.*{SCRATCH_SUFFIX}"):
-        if match := pattern.fullmatch(leftover.name):
-            attempts.append(int(match[1]))
+        match = SCRATCH_NAME.fullmatch(leftover.name)
+        if match and match[1] == path.name:
+            attempts.append(int(match[2]))
             leftover.unlink()
     return max(attempts) + 1
 

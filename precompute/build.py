@@ -10,9 +10,10 @@ from functools import partial
 from cache_store.claim import claim, refuse_foreign_folder
 from cache_store.command_line import stop_on_signals
 from cache_store.errors import Interrupted
-from cache_store.metadata import clear_dead_scratch, has_cache
+from cache_store.metadata import has_cache
 from cache_store.schema import LATENTS, Seal
 from cache_store.seal import seal_cache
+from cache_store.strays import clear_leftovers
 from precompute.acts import Acts
 from precompute.config import BuildConfig
 from precompute.decoder_messages import silence_decoders
@@ -63,7 +64,6 @@ def build(config: BuildConfig, acts: Acts | None = None) -> Summary:
     make_spec = partial(spec_of, config, array_spec(config, encoder))
     refuse_missing_images(found, config.source, config.run.max_reject_fraction)
     with claim(root):
-        clear_dead_scratch(root)
         if has_cache(root):
             work = go_on(config, make_spec, source, found, acts)
         else:
@@ -75,6 +75,7 @@ def build(config: BuildConfig, acts: Acts | None = None) -> Summary:
             raise too_many(error, root, work.spec, acts) from None
         if progress.all_rejected:
             refuse_all_rejected(root, work.spec, acts)
+        clear_leftovers(root, work.spec)
         seal = seal_cache(root, work.spec)
         announce_identity(work, seal)
         return summarise(work, progress, seal)

@@ -8,16 +8,21 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 
+from cache_store.metadata import read_seal, read_spec
+from cache_store.schema import StoreFormat
 from cache_store.verify import verify
 from precompute.cli import main
 from tests.precompute.conftest import (
     SAMPLES,
     assert_same_as_undisturbed,
     config_values,
+    image_bytes,
     timeless_files,
     write_config,
     write_source,
@@ -27,7 +32,7 @@ from tests.precompute.processes import session_members, start, start_building, w
 KILLS = 20
 
 
-def run_build(config: str, *flags: str, dies_at: int = 0) -> None:
+def run(*arguments: str, dies_at: int = 0) -> None:
     """In a child: its own session, so that its workers can be told from ours.
 
     `dies_at` kills it at its n-th fsync: of a file that has not got its name yet, or of a folder whose names have
@@ -40,7 +45,7 @@ def run_build(config: str, *flags: str, dies_at: int = 0) -> None:
     with Path(os.devnull).open("w") as silence:
         os.dup2(silence.fileno(), 1)
         os.dup2(silence.fileno(), 2)
-    sys.exit(main(["build", "--config", config, *flags]))
+    sys.exit(main(arguments))
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +62,7 @@ def test_a_killed_build_resumes_to_identical_bytes(fork_server, tmp_path, source
         return str(write_config(tmp_path / f"{name}.yaml", values))
 
     def start(name: str) -> multiprocessing.Process:
-        process = fork_server.Process(target=run_build, args=(config(name),))
+        process = fork_server.Process(target=run, args=("build", "--config", config(name)))
         process.start()
         return process
 
@@ -97,36 +102,91 @@ def assert_whole_or_absent(cache: Path) -> None:
         assert any(words in finding.problem for words in allowed), finding
 
 
-def test_an_extension_killed_at_any_step_goes_on_to_identical_bytes(fork_server, tmp_path, vae_path):
-    """Every other rerun is not asked to extend, which it need not be once the extension has begun."""
-
-    def config(name: str) -> str:
-        values = config_values(tmp_path / name, tmp_path / "source", vae_path, store__samples_per_shard=4)
-        return str(write_config(tmp_path / f"{name}.yaml", values))
-
+@pytest.fixture(params=get_args(StoreFormat))
+def build(request: pytest.FixtureRequest, tmp_path: Path, vae_path: Path) -> Callable[..., list[str]]:
+    """The arguments of a build of six samples in the folder of that name, two in the last shard, one of them broken."""
     write_source(tmp_path / "source", range(6))
-    assert main(["build", "--config", config("short")]) == 0
-    short = timeless_files(tmp_path / "short")
-    write_source(tmp_path / "source", range(10))
-    assert main(["build", "--config", config("whole")]) == 0
-    expected, steps = timeless_files(tmp_path / "whole"), 0
-    while True:
-        steps += 1
-        shutil.copytree(tmp_path / "short", tmp_path / f"killed-{steps}")
-        arguments = (config(f"killed-{steps}"), "--extend")
-        process = fork_server.Process(target=run_build, args=arguments, kwargs={"dies_at": steps})
+    store = {"store__samples_per_shard": 4, "store__format": request.param, "run__max_reject_fraction": 0.5}
+    config = write_config(tmp_path / "b.yaml", config_values(tmp_path, tmp_path / "source", vae_path, **store))
+    return lambda name, *flags: ["build", "--config", str(config), "--cache", str(tmp_path / name), *flags]
+
+
+def killed_copies(fork_server: Any, before: Path, arguments: Callable[[str], list[str]]) -> Iterator[Path]:
+    """Copies of a cache, each as a program leaves it that is killed at its first fsync, at its second, and so on.
+
+    `arguments` are those of the program for a copy of that name.
+    """
+    for step in itertools.count(1):
+        cache = before.with_name(f"killed-{step}")
+        shutil.copytree(before, cache)
+        process = fork_server.Process(target=run, args=arguments(cache.name), kwargs={"dies_at": step})
         process.start()
         process.join()
         if process.exitcode == 0:
-            break
+            return
         assert process.exitcode == -signal.SIGKILL
-        if steps % 2 and main(["build", "--config", arguments[0]]):
-            assert timeless_files(tmp_path / f"killed-{steps}") == short, "refused, though the extension has begun"
-        assert main(["build", "--config", *arguments]) == 0
-        assert timeless_files(tmp_path / f"killed-{steps}") == expected
-    assert steps > 24, "two for each of plan, seal, record, build, metadata, shards and seal again"
-    assert timeless_files(tmp_path / f"killed-{steps}") == expected
-    assert not verify(tmp_path / f"killed-{steps - 1}", "full").findings
+        yield cache
+
+
+def test_an_extension_killed_at_any_step_goes_on_to_identical_bytes(fork_server, tmp_path, build):
+    """Every other rerun is not asked to extend, which it need not be once the extension has begun."""
+    assert main(build("short")) == 0
+    short = timeless_files(tmp_path / "short")
+    write_source(tmp_path / "source", range(10))
+    assert main(build("whole")) == 0
+    expected, steps = timeless_files(tmp_path / "whole"), 0
+    for cache in killed_copies(fork_server, tmp_path / "short", lambda name: build(name, "--extend")):
+        steps += 1
+        if steps % 2 and main(build(cache.name)):
+            assert timeless_files(cache).items() >= short.items(), "refused, though the extension has begun"
+        assert main(build(cache.name, "--extend")) == 0
+        assert timeless_files(cache) == expected
+        assert not verify(cache, "full").findings
+    assert steps >= 22, "two for each file that is written, one for each that is withdrawn"
+    assert timeless_files(tmp_path / f"killed-{steps + 1}") == expected
+
+
+def test_an_extension_killed_before_it_changed_the_spec_is_undone_without_its_samples(fork_server, tmp_path, build):
+    assert main(build("short")) == 0
+    short, undone = timeless_files(tmp_path / "short"), 0
+    write_source(tmp_path / "source", range(10))
+    for cache in killed_copies(fork_server, tmp_path / "short", lambda name: build(name, "--extend")):
+        if read_spec(cache).rows == 10:
+            break
+        write_source(tmp_path / "source", range(6))
+        assert main(build(cache.name)) == 0
+        assert timeless_files(cache) == short
+        assert not verify(cache, "full").findings
+        write_source(tmp_path / "source", range(10))
+        undone += 1
+    assert undone >= 7, "two for each file that is written, one for each that is withdrawn"
+
+
+def test_a_retry_killed_at_any_step_leaves_none_of_its_scratch_in_a_build_without_it(fork_server, tmp_path, build):
+    """Until it puts its shard in place, the earlier one still stands, and nothing writes it again."""
+    assert main(build("before")) == 0
+    before, kept = timeless_files(tmp_path / "before"), 0
+    write_source(tmp_path / "source", range(6), sample_004=image_bytes(4))
+    for cache in killed_copies(fork_server, tmp_path / "before", lambda name: build(name, "--retry-rejected")):
+        assert main(build(cache.name)) == 0
+        assert not verify(cache, "full").findings
+        kept += timeless_files(cache) == before
+        assert main(build(cache.name, "--retry-rejected")) == 0
+        assert read_seal(cache).rejected == 0
+    assert kept > 2, "at the seal, the shard and its samples table"
+
+
+def test_a_repair_killed_at_any_step_leaves_none_of_its_scratch_in_a_build_that_has_nothing_to_do(
+    fork_server, tmp_path, build
+):
+    assert main(build("before")) == 0
+    before = timeless_files(tmp_path / "before")
+    for cache in killed_copies(
+        fork_server, tmp_path / "before", lambda name: ["repair", str(tmp_path / name), "--shards", "[1]"]
+    ):
+        assert main(build(cache.name)) == 0
+        assert timeless_files(cache) == before
+        assert not verify(cache, "full").findings
 
 
 def test_workers_die_with_their_killed_parent_and_the_build_resumes(tmp_path, source_path, vae_path):
