@@ -73,11 +73,19 @@ def jpeg_parts(data: bytes, max_pixels: int) -> Iterator[int]:
 
 
 def png_parts(data: bytes, max_pixels: int) -> Iterator[int]:
-    position = 8
-    while position + 8 <= len(data):
-        (length,) = struct.unpack_from(">I", data, position)
-        position += length + 12  # length, type, crc32
+    for number, (kind, _) in enumerate(png_chunks(data)):
+        if (kind == b"IHDR") != (number == 0):  # Pillow takes it from any place, the last of several
+            raise Rejected("cannot decode", "IHDR is not the first of its chunks, or one of several")
         yield 1
+
+
+def png_chunks(data: bytes) -> Iterator[tuple[bytes, int]]:
+    """Type of each chunk up to the end of the image, and where its content begins."""
+    position, kind = 8, b""
+    while position + 8 <= len(data) and kind != b"IEND":
+        length, kind = struct.unpack_from(">I4s", data, position)
+        yield kind, position + 8
+        position += length + 12  # length, type, crc32
 
 
 def gif_parts(data: bytes, max_pixels: int) -> Iterator[int]:

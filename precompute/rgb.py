@@ -3,6 +3,7 @@
 import numpy as np
 from PIL import Image, PngImagePlugin, TiffImagePlugin
 
+from precompute.image_parts import png_chunks
 from precompute.rejects import Rejected
 
 SIXTEEN_BIT_MODES = frozenset({"I;16", "I;16L", "I;16B", "I;16N"})
@@ -11,7 +12,7 @@ STRIP_PIXELS = 2**20
 """Images are made RGB in strips of about so many pixels: the steps between need little memory then."""
 
 PNG_BITS = 24
-"""Place of the bits of a level in a PNG's header; Pillow does not tell them."""
+"""Place of the bits of a level in a PNG whose first chunk is its header; Pillow does not tell them."""
 
 TIFF_BITS, TIFF_PHOTOMETRIC = 258, 262
 TIFF_WHITE_IS_ZERO = 0
@@ -20,21 +21,28 @@ TIFF_WHITE_IS_ZERO = 0
 def with_true_levels(image: Image.Image, data: bytes) -> Image.Image:
     """The image of these bytes, its levels from black to white as they are in others of its mode.
 
-    Pillow scales pixels of 2, 4 and 16 bits to 8, but not the level that is transparent among them; and of a TIFF's
-    grey of more than 8 bits it gives the numbers of the file, be they of 12 bits or a negative's.
+    Pillow scales pixels of 2, 4 and 16 bits to 8, but not the level that is transparent among them, and of 1 bit it
+    takes any level but 0 for white; PNG has only the lowest bits of that level count. Of a TIFF's grey of more than
+    8 bits it gives the numbers of the file, be they of 12 bits or a negative's.
     """
     if isinstance(image, PngImagePlugin.PngImageFile) and "transparency" in image.info:
         bits = data[PNG_BITS]
         if image.mode == "RGB" and bits == 16:
             raise Rejected("unsupported pixels", "a transparent colour of 16 bits, of which 8 are read")
-        if image.mode == "L":
-            image.info["transparency"] = image.info["transparency"] % 2**bits * (255 // (2**bits - 1))
+        if image.mode in ("1", "L"):
+            image.info["transparency"] = png_transparent_level(data) % 2**bits * (255 // (2**bits - 1))
     elif isinstance(image, TiffImagePlugin.TiffImageFile) and image.mode == "I;16":
         if image.tag_v2.get(TIFF_BITS) == (12,):
             return image.point(lambda level: level * 16.0 + 0.0)
         if image.tag_v2.get(TIFF_PHOTOMETRIC, TIFF_WHITE_IS_ZERO) == TIFF_WHITE_IS_ZERO:  # Pillow's default too
             return image.point(lambda level: level * -1.0 + 65_535.0)
     return image
+
+
+def png_transparent_level(data: bytes) -> int:
+    """As the file has it, of up to 16 bits; the last of several, which is Pillow's."""
+    *_, begin = (begin for kind, begin in png_chunks(data) if kind == b"tRNS")
+    return int.from_bytes(data[begin : begin + 2], "big")
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

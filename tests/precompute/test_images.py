@@ -11,7 +11,7 @@ from PIL import Image
 
 from precompute.images import MID_GREY, RESAMPLING, ImageConfig, decode_image, fit_image, to_pixels
 from precompute.rejects import Rejected
-from tests.precompute.hostile_images import grey_tiff, png, png_chunk
+from tests.precompute.hostile_images import PNG_MAGIC, grey_tiff, png, png_chunk
 
 LIMIT = 10**6
 
@@ -237,6 +237,35 @@ def test_the_transparent_level_of_a_grey_png_of_any_depth_lies_on_white(bits, tr
     expected = levels * 255 // (2**bits - 1) if bits < 16 else levels >> 8
     expected[transparent] = 255
     np.testing.assert_array_equal(decoded, np.repeat(expected[None, :, None], 3, axis=2))
+
+
+@pytest.mark.parametrize(("colour", "bits"), [(0, 1), (0, 2), (0, 4), (0, 8), (2, 8)])
+def test_the_high_bits_of_a_transparent_level_do_not_count(bits, colour):
+    """A row of black and white, of which black is transparent; 0xff00 and 0 are the same level."""
+    channels = {0: 1, 2: 3}[colour]
+    row = np.repeat([0, 1, 0, 1], bits * channels)
+    data = zlib.compress(b"\0" + np.packbits(row).tobytes())
+    for level, left in ((0xFF00, 255), (2**16 - 2**bits, 255), (0xFFFF, 0), (2**bits - 1, 0)):
+        transparency = png_chunk(b"tRNS", struct.pack(f">{channels}H", *[level] * channels))
+        decoded = decode(png(4, 1, transparency, colour=colour, bits=bits, data=data))
+        assert decoded[0, :, 0].tolist() == [left, 255, left, 255], hex(level)
+
+
+@pytest.mark.parametrize(("colour", "bits"), [(0, 1), (0, 8), (2, 8), (2, 16)])
+@pytest.mark.parametrize("first", [b"tEXt", b"tRNS"])
+def test_a_png_that_does_not_begin_with_its_header_is_rejected_by_name(first, colour, bits):
+    """The specification has IHDR come first; nothing else tells the bits of a level."""
+    sound = png(8, 1, png_chunk(b"tRNS", bytes(6)), colour=colour, bits=bits)
+    assert decode(png(8, 1, colour=colour, bits=bits)).shape == (1, 8, 3)
+    with pytest.raises(Rejected, match="cannot decode: IHDR is not the first of its chunks"):
+        decode(PNG_MAGIC + png_chunk(first, b"a\0" + bytes(20)) + sound[len(PNG_MAGIC) :])
+
+
+def test_a_png_of_two_headers_is_rejected_by_name_and_what_follows_its_end_is_not_read():
+    header = png_chunk(b"IHDR", struct.pack(">IIBBBBB", 4, 1, 1, 0, 0, 0, 0))
+    with pytest.raises(Rejected, match="IHDR is not the first of its chunks, or one of several"):
+        decode(png(4, 1, header))
+    np.testing.assert_array_equal(decode(png(4, 1) + header), decode(png(4, 1)))
 
 
 def test_a_transparent_colour_of_sixteen_bits_is_rejected_by_name_and_colours_without_one_are_read():
