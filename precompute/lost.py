@@ -1,5 +1,6 @@
 """Refusals where the plan or the spec is lost: samples tables and build.json still tell what differs."""
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -28,6 +29,14 @@ def remembered_plan(root: Path) -> pa.Table:
     return pa.concat_tables([schema.empty_table(), *(table.cast(schema) for table in tables if table is not None)])
 
 
+def held_plan(root: Path) -> pa.Table:
+    """The planned samples by the plan file, or else as far as samples tables hold them."""
+    try:
+        return read_plan(root)
+    except CacheError:
+        return remembered_plan(root)
+
+
 def refuse_unplanned(root: Path, cached: Spec, found: pa.Table) -> NoReturn:
     """StaleError where the plan file is lost and the source's samples are not the planned ones."""
     held = remembered_plan(root)
@@ -49,13 +58,18 @@ def what_differs(held: pa.Table, found: pa.Table, whole: bool) -> PlanDifference
 
 def refuse_without_spec(config: BuildConfig, problem: str, asked: Spec, found: pa.Table) -> NoReturn:
     """StaleError where the spec is lost, and what is asked for is not what the cache was made from."""
-    root = config.root
-    differences = [*config_differences(config), *sample_differences(root, found)]
+    root, name = config.root, shlex.quote(str(config.root))
+    of_config, of_samples = config_differences(config), sample_differences(root, found)
+    remember = (
+        f"to restore it from what {BUILD_FILE} remembers: cache-store verify {name} --report FILE; "
+        f"precompute repair {name} --report FILE"
+    )
+    restore = "restore what it was made from and run the same command again, and the file is restored"
     refuse(
         f"{problem}; it cannot be made again from this config and source, which are not those that the cache was made "
         "from; the cache is untouched",
-        differences or digest_difference(root, asked),
-        [f"run `precompute build` with what {root / BUILD_FILE} remembers, and the file is restored"],
+        [*of_config, *of_samples] or digest_difference(root, asked),
+        [remember if of_config else restore],
     )
 
 

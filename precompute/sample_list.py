@@ -3,22 +3,27 @@
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
 
 from cache_store.errors import CacheError, NewerFormatError
-from cache_store.metadata import read_commit, read_seal, read_spec
+from cache_store.metadata import read_seal, read_spec
 from cache_store.plan import DIGESTED, plan_digest, read_plan
-from cache_store.schema import LATENTS, SEAL_FILE, SPEC_FILE, Spec, samples_file
+from cache_store.schema import SEAL_FILE, SPEC_FILE, Spec, samples_file
 from cache_store.tables import read_table
 from cache_store.verify_file import file_finding
+from cache_store.verify_spec import readable_records
 from precompute.acts import Acts
 from precompute.config import BuildConfig
-from precompute.lost import refuse_unplanned, refuse_without_spec
+from precompute.lost import held_plan, refuse_unplanned, refuse_without_spec
 from precompute.plan import compare_plans, in_order_of
 from precompute.progress import say
 from precompute.stale import refuse_grown_list, refuse_other_list
+
+WITNESSES = 100
+"""Records asked under what spec they were made: one alone may be another cache's, and there may be a million."""
 
 MakeSpec = Callable[[pa.Table], Spec]
 """From a plan to the spec that the config asks for."""
@@ -69,7 +74,7 @@ def arrange(config: BuildConfig, found: pa.Table, make_spec: MakeSpec, acts: Act
         refuse_other_list(root, cached.rows, found.num_rows, compare_plans(planned, found), acts)
     if plan.num_rows > cached.rows and not same_samples(begun, plan):
         plan = with_new_samples(root, cached, plan, acts)
-    fingerprints = sound_fingerprints(root, planned, begun)
+    fingerprints = sound_fingerprints(root, cached, planned, begun)
     return SampleList(cached=cached, plan=plan, fingerprints=fingerprints, begun=begun is not None)
 
 
@@ -115,14 +120,15 @@ def asked_spec(root: Path, found: pa.Table, make_spec: MakeSpec) -> Spec:
 
 
 def vouches_for(root: Path, spec: Spec) -> bool:
-    """Whether the seal, or where there is none the plan and a shard, were made under this very spec."""
+    """Whether the seal or, as it may be another cache's, the plan and most witnesses were made under this very spec."""
     with contextlib.suppress(CacheError):
-        return read_seal(root).spec_digest == spec.digest
-    with contextlib.suppress(CacheError):
-        if plan_digest([read_plan(root)]) == spec.plan_digest:
-            records = (read_commit(root, LATENTS, shard) for shard in range(spec.num_shards))
-            return any(record is not None and record.content.recipe_digest == spec.recipe_digest for record in records)
-    return False
+        if read_seal(root).spec_digest == spec.digest:
+            return True
+    if plan_digest([held_plan(root)]) != spec.plan_digest:
+        return False
+    witnesses = islice(readable_records(root, spec), WITNESSES)
+    fits = [record.content.recipe_digest == spec.recipe_digest for record in witnesses]
+    return sum(fits) * 2 > len(fits)
 
 
 def planned_before(root: Path, cached: Spec) -> tuple[pa.Table | None, pa.Table | None]:
@@ -141,14 +147,16 @@ def same_samples(begun: pa.Table | None, plan: pa.Table) -> bool:
     return begun is not None and bool(begun.select(DIGESTED).equals(plan.select(DIGESTED)))
 
 
-def sound_fingerprints(root: Path, planned: pa.Table | None, begun: pa.Table | None) -> pa.ChunkedArray | None:
-    """The planned rows' fingerprints, where the file is the sealed one or part of an extension that has begun."""
+def sound_fingerprints(
+    root: Path, cached: Spec, planned: pa.Table | None, begun: pa.Table | None
+) -> pa.ChunkedArray | None:
+    """The planned rows' fingerprints, where the file is the sealed one, if any is, or that of a begun extension."""
     if planned is None:
         return None
     damaged: object = None
     try:
-        sealed = begun is None and (root / SEAL_FILE).exists()
-        damaged = sealed and file_finding(root, read_seal(root).plan_file, "full")
+        seal = read_seal(root) if begun is None and (root / SEAL_FILE).exists() else None
+        damaged = seal and seal.spec_digest == cached.digest and file_finding(root, seal.plan_file, "full")
     except CacheError as error:
         say(f"damage found, the seal is made again from the records: {error}")
     return None if damaged else planned["fingerprint"]
