@@ -6,19 +6,30 @@ is said by that rank alone; the others end with one line that points to it.
 """
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from threading import Thread
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import Store
+from torch.distributed.rendezvous import rendezvous
 
 from cache_store.errors import ConfigError, EncodeOnceError
 
 TIMEOUT = timedelta(hours=2)
 """Rank 0 tokenises a new data set while the others wait."""
+
+MEETING = timedelta(minutes=10)
+"""Ranks are started together; that long one may take to load its libraries over a network."""
+
+QUIET_S = 15.0
+"""Of waiting for the others; longer is said."""
 
 TORCHRUN = "torchrun sets what the ranks need; to train in one process, unset WORLD_SIZE"
 
@@ -126,14 +137,39 @@ def join_group(device: torch.device) -> None:
     address, port = os.environ.get("MASTER_ADDR"), environment_number("MASTER_PORT", 0)
     if not address or not port:
         raise ConfigError(f"WORLD_SIZE asks for several ranks, MASTER_ADDR or MASTER_PORT is not set; {TORCHRUN}")
+    where = f"{address}:{port}"
     try:
+        store, rank, size = meet(where)
         if device.type == "cuda":
-            dist.init_process_group("nccl", timeout=TIMEOUT, device_id=device)
+            dist.init_process_group("nccl", timeout=TIMEOUT, world_size=size, rank=rank, store=store, device_id=device)
         else:
-            dist.init_process_group("gloo", timeout=TIMEOUT)
-    except RuntimeError as error:
-        reason = str(error).partition("\n")[0]
-        raise EncodeOnceError(f"the ranks did not meet at {address}:{port}: {reason}") from error
+            dist.init_process_group("gloo", timeout=TIMEOUT, world_size=size, rank=rank, store=store)
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise EncodeOnceError(
+            f"the ranks did not meet at {where}: {reason}; all {os.environ['WORLD_SIZE']} must be started together, "
+            "with the same MASTER_ADDR and MASTER_PORT"
+        ) from error
+
+
+def meet(where: str) -> tuple[Store, int, int]:
+    """What ranks find each other by, once it is there; a wait of more than QUIET_S is said.
+
+    In a thread of its own: torch would not let go of a signal for as long as it waits.
+    """
+    met: Future[tuple[Store, int, int]] = Future()
+
+    def wait() -> None:
+        try:
+            met.set_result(next(rendezvous("env://", timeout=MEETING)))
+        except (RuntimeError, ValueError) as error:
+            met.set_exception(error)
+
+    Thread(target=wait, daemon=True).start()
+    with suppress(TimeoutError):
+        return met.result(QUIET_S)
+    print(f"trainer: rank {os.environ['RANK']} waits at {where} for the other ranks", file=sys.stderr, flush=True)
+    return met.result()
 
 
 def environment_number(name: str, default: int, at_least: int = 0) -> int:

@@ -1,15 +1,22 @@
 """Ranks in processes of their own: whatever ends one of them ends all, in one line each."""
 
+import os
+import signal
+import socket
+import subprocess
+import sys
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from cache_store.errors import ConfigError
+from cache_store.errors import ConfigError, EncodeOnceError
 from tests.make_cache import make_cache
 from tests.trainer.conftest import describe
-from tests.trainer.runs import make_config, start_ranks
+from tests.trainer.runs import ROOT, command, make_config, metrics, start_ranks
+from trainer import parallel
 from trainer.config import TrainConfig
 from trainer.parallel import join_world
 from trainer.run_folder import write_config
@@ -81,4 +88,89 @@ def test_an_environment_that_no_launcher_made_is_refused(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=message), join_world():
+        pass
+
+
+IMPATIENT = "import sys; from trainer import cli, parallel; parallel.QUIET_S = 0.0; sys.exit(cli.main(sys.argv[1:]))"
+"""The trainer, telling at once that it waits."""
+
+
+def meeting_of_two() -> dict[str, str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+
+
+def start_impatient(config: TrainConfig, rank: int, meeting: Mapping[str, str]) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-c", IMPATIENT, *command(config)],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **meeting, "RANK": str(rank)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def until_it_waits(process: "subprocess.Popen[str]") -> None:
+    assert process.stderr is not None
+    assert any("waits at 127.0.0.1:" in line for line in process.stderr), process.wait()
+
+
+def end_well(*ranks: "subprocess.Popen[str]") -> None:
+    for process in ranks:
+        _, error = process.communicate(timeout=120)
+        assert process.returncode == 0, error
+
+
+def test_a_rank_that_comes_late_is_waited_for_and_trains_as_if_it_had_not_been(
+    own_cache: Path, language_model: Path, tmp_path: Path
+) -> None:
+    """Rank 1 in a fresh run, whose text is still to be made; rank 0 where the run goes on."""
+    together = make_config(own_cache, language_model, tmp_path / "together", max_steps=4, schedule="constant")
+    end_well(*start_ranks(together, 2))
+    for late, max_steps in ((1, 2), (0, 4)):
+        config = make_config(
+            own_cache, language_model, tmp_path / "run", max_steps=max_steps, schedule="constant", text_dir=None
+        )
+        meeting = meeting_of_two()
+        early = start_impatient(config, 1 - late, meeting)
+        until_it_waits(early)
+        end_well(early, start_impatient(config, late, meeting))
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "together")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ctrl_c_ends_a_wait_for_a_rank_that_never_comes(
+    rank: int, own_cache: Path, language_model: Path, tmp_path: Path
+) -> None:
+    process = start_impatient(make_config(own_cache, language_model, tmp_path / "run"), rank, meeting_of_two())
+    until_it_waits(process)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 3, error
+    assert "trainer: stopped: " in error
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_rank_that_never_comes_is_an_error_that_says_how_ranks_are_started(
+    rank: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(parallel, "MEETING", timedelta(seconds=1))
+    monkeypatch.setattr(parallel, "QUIET_S", 0.0)
+    for name, value in {**meeting_of_two(), "RANK": rank}.items():
+        monkeypatch.setenv(name, value)
+    with (
+        pytest.raises(EncodeOnceError, match=r"(?s)did not meet at 127.*; all 2 must be started together"),
+        join_world(),
+    ):
+        pass
+    assert f"trainer: rank {rank} waits at 127.0.0.1:" in capfd.readouterr().err
+
+
+def test_a_port_that_is_none_is_an_error_and_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {**meeting_of_two(), "RANK": "0", "MASTER_PORT": "99999"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(EncodeOnceError, match="port must have value from 0 to 65535"), join_world():
         pass
