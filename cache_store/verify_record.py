@@ -12,7 +12,7 @@ from cache_store.verify_file import file_finding
 
 
 def kept_record(root: Path, spec: Spec, array: str, shard: int) -> tuple[CommitRecord | None, str | None]:
-    """A committed shard's record, and why the shard cannot be kept: spec must fit, its files must have their sizes.
+    """A committed shard's record, where it fits the spec, and why the shard cannot be kept, be it for its files' sizes.
 
     For whoever goes on with a cache; neither of the two where the shard is not committed.
     """
@@ -20,11 +20,13 @@ def kept_record(root: Path, spec: Spec, array: str, shard: int) -> tuple[CommitR
         record = read_commit(root, array, shard)
         if record is None:
             return None, None
-        findings = [*content_findings(spec, array, shard, record.content)]
-        findings += [found for file in record.content.files if (found := file_finding(root, file, "quick", shard))]
+        if other := next(content_findings(spec, array, shard, record.content), None):
+            return None, str(other)
+        found = (file_finding(root, file, "quick", shard) for file in record.content.files)
+        problem = next((str(each) for each in found if each), None)
     except CacheError as error:
         return None, str(error)
-    return record, str(findings[0]) if findings else None
+    return record, problem
 
 
 def files_of_shard(spec: Spec, array: str, shard: int) -> tuple[str, str]:
