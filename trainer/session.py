@@ -74,13 +74,15 @@ def announce_split(split: Split, config: TrainConfig, world: World) -> None:
     if not len(split.train) and len(split.validation) == 0:
         raise CacheError(
             f"{config.cache} has no text to learn: none of its {split.unlabelled:,} samples has an assistant's words "
-            f"within data.max_text_tokens {config.data.max_text_tokens}. LLaVA sources bring conversations; a folder "
-            "brings captions in name.txt beside name.jpg"
+            f"within data.max_text_tokens {config.data.max_text_tokens}; raise it where texts are longer, and see that "
+            "the chat template writes what is said. LLaVA sources bring conversations; a folder brings captions in "
+            "name.txt beside name.jpg"
         )
     if not len(split.train):
         raise CacheError(
             f"{config.cache} leaves no sample to train on: {split.unlabelled:,} have no assistant's words within "
-            f"data.max_text_tokens {config.data.max_text_tokens}, {len(split.validation):,} are held out"
+            f"data.max_text_tokens {config.data.max_text_tokens}, {len(split.validation):,} are held out; raise it, "
+            f"or lower data.val_fraction {config.data.val_fraction}"
         )
     left_out = f", {split.unlabelled:,} without assistant's words left out" if split.unlabelled else ""
     world.say(f"samples: {len(split.train):,} to train on, {len(split.validation):,} held out{left_out}")

@@ -94,6 +94,8 @@ def test_a_model_that_the_hub_cannot_give_is_one_line_with_the_offline_ways(cach
         ({"batch_size": 9, "accumulate": 2}, 2, "data.batch_size 9 is the global batch and must divide"),
         ({"max_text_tokens": 300}, 2, "300 make 308"),
         ({"max_text_tokens": 5}, 1, "has no text to learn: none of its 37 samples has an assistant's words"),
+        ({"max_text_tokens": 5}, 1, "data.max_text_tokens 5; raise it where texts are longer, and see that the chat"),
+        ({"val_fraction": 0.99999999}, 1, "37 are held out; raise it, or lower data.val_fraction 0.99999999"),
     ],
 )
 def test_a_config_that_cannot_run_is_one_line(
