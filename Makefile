@@ -27,10 +27,11 @@ $(INSTALLED): setup.cfg setup.py cache_store/_gather.c constraints.txt
 	@$(BIN)/python -c 'import pip; $(CHECK_PYTHON)' 2>/dev/null || \
 	{ $(PYTHON) -c '$(CHECK_PYTHON)' && $(PYTHON) -m venv --clear $(VENV); }
 	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)"
+	rm -rf build cache_store/_gather*.so  # pip would take an old one for the new
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	@$(BIN)/python -c 'import cache_store._gather' 2>/dev/null || echo \
-	"note: no C compiler or no Python headers: caches are read as right, at about two thirds of the speed"
+	@$(BIN)/python -c 'import cache_store._gather' 2>/dev/null || echo "note: without a C compiler and Python's headers" \
+	"caches are read as right, at about two thirds of the speed; install them, then: make clean, and make again"
 	touch $@
 
 clean:
-	rm -rf $(VENV) demo-run
+	rm -rf $(VENV) demo-run build cache_store/_gather*.so

@@ -23,7 +23,7 @@ static void copy(char *to, const char *from, const char *ahead, Py_ssize_t bytes
         memcpy(line, from + at, LINE_BYTES);
         memcpy(to + at, line, LINE_BYTES);
     }
-    memcpy(to + at, from + at, bytes - at);
+    memcpy(to + at, from + at, (size_t)(bytes - at));
 }
 
 static void copy_rows(char *to, const int64_t *addresses, Py_ssize_t rows, Py_ssize_t row_bytes)
@@ -39,6 +39,7 @@ static void copy_rows(char *to, const int64_t *addresses, Py_ssize_t rows, Py_ss
 
 static PyObject *gather(PyObject *module, PyObject *arguments)
 {
+    (void)module;
     Py_buffer out, addresses;
     Py_ssize_t row_bytes;
     if (!PyArg_ParseTuple(arguments, "w*y*n", &out, &addresses, &row_bytes))

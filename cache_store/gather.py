@@ -21,5 +21,5 @@ def move_rows(out: NDArray[Any], addresses: NDArray[Any], row_bytes: int, /) -> 
 
 try:
     from cache_store._gather import gather
-except ModuleNotFoundError:
+except ImportError:  # not built, or built for another machine
     gather = move_rows

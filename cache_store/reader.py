@@ -3,6 +3,7 @@
 A *sample number* is dense over the cached samples, in row order; rows of rejected samples have none.
 """
 
+import hashlib
 import mmap
 import os
 import resource
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,16 +26,16 @@ from cache_store.formats import shard_format
 from cache_store.gather import gather
 from cache_store.metadata import read_commit, read_seal, read_spec
 from cache_store.record import record_digest
-from cache_store.regular_file import refuse_irregular
+from cache_store.regular_file import read_regular, refuse_irregular
 from cache_store.schema import CACHED, LATENTS, SAMPLES_SCHEMA, ArraySpec, Seal, Spec, samples_file
 from cache_store.staleness import refuse_other_seal, refuse_unsealed
-from cache_store.tables import read_table
+from cache_store.tables import parse_table
 
 MAPPED_SHARDS = 16_384
 """Shards held open at once, at most; Linux allows 65,530 mappings a process (vm.max_map_count)."""
 
-CHECKED_BYTES = 2 << 20
-"""Copied at once before it is checked, so that a large batch is checked out of a cache and not out of memory."""
+COPIED_BYTES = 8 << 20
+"""Copied at once: then checked, out of a cache and not out of memory, and then a Ctrl-C is heard."""
 
 SAMPLE_TABLES = 8
 """Samples tables held at once: their text is large, and readers go shard by shard."""
@@ -74,21 +76,13 @@ class MappedShard:
     address: int
 
 
-@dataclass(frozen=True)
-class Places:
-    """Where each cached sample of an array lies in its shard's file, [cached samples]; known once the shard was mapped.
+Places = dict[str, NDArray[Any]]
+"""Columns of the samples tables, [cached samples of the cache]: what a read needs to know of where samples lie.
 
-    One table for the cache, since a shuffled batch from many shards touches nearly as many as it has samples: nothing
-    in a read is then done by shard. Pages of it that no shard has filled take no memory.
-    """
-
-    offset: NDArray[np.int64]
-    length: NDArray[np.int64]
-    crc32c: NDArray[np.uint32]
-
-    @classmethod
-    def unknown(cls, samples: int) -> "Places":
-        return cls(np.empty(samples, np.int64), np.empty(samples, np.int64), np.empty(samples, np.uint32))
+One for the cache, since a shuffled batch from many shards touches nearly as many as it has samples: nothing in a read
+is then done by shard. A shard's part is known once it was mapped and then stays, as it was sealed; parts of shards that
+were never mapped take no memory.
+"""
 
 
 class Cache:
@@ -101,9 +95,9 @@ class Cache:
         self._format = shard_format(spec)
         self._ends = np.cumsum(seal.cached_per_shard)
         self._starts = self._ends - seal.cached_per_shard
-        self._places = {array: Places.unknown(len(self)) for array in spec.arrays}
+        self._places: dict[str, Places] = {}
         self._mapped = lru_cache(maxsize=mappable_shards())(self._map_shard)
-        self._samples_table = lru_cache(maxsize=SAMPLE_TABLES)(self._read_texts)
+        self._samples_table = lru_cache(maxsize=SAMPLE_TABLES)(self._read_samples)
 
     def __len__(self) -> int:
         """Number of cached samples."""
@@ -133,8 +127,8 @@ class Cache:
         shape = (len(numbers), *spec.shape)
         if out is None:
             out = np.empty(shape, spec.numpy_dtype)
-        if out.shape != shape or out.dtype != spec.numpy_dtype or not out.flags.c_contiguous:
-            raise ValueError(f"out must be a C-contiguous {spec.dtype} array of shape {shape}")
+        if out.shape != shape or out.dtype != spec.numpy_dtype or not (out.flags.c_contiguous and out.flags.writeable):
+            raise ValueError(f"out must be a writable C-contiguous {spec.dtype} array of shape {shape}")
         shards = np.searchsorted(self._ends, numbers, side="right").tolist()
         mapped = {shard: self._mapped(array, shard) for shard in set(shards)}
         target = out.view(np.uint8).reshape(len(numbers), spec.sample_bytes)
@@ -168,7 +162,9 @@ class Cache:
         numbers = np.asarray(numbers)
         if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
             raise ValueError(f"numbers must be a 1-D integer array, got {numbers.dtype} {numbers.shape}")
-        numbers = numbers.astype(np.int64, copy=False)
+        numbers = numbers.astype(
+            np.int64
+        )  # a copy: what is checked here is what is read, whoever writes to the caller's
         if numbers.size and (numbers.min() < 0 or numbers.max() >= len(self)):
             raise IndexError(f"sample numbers must be in [0, {len(self)}), got {numbers.min()}..{numbers.max()}")
         return numbers
@@ -183,28 +179,29 @@ class Cache:
             yield shard, positions, numbers[positions] - self._starts[shard]
 
     def _copy(self, array: str, numbers: np.ndarray, starts: list[int], target: NDArray[np.uint8], check: bool) -> None:
-        """The hot loop of the codec none: samples are copied, and those just copied checked before the next."""
-        addresses = self._places[array].offset[numbers] + np.array(starts, np.int64)
+        """The hot loop of the codec none."""
+        places = self._places_of(array)
+        addresses = places["offset"][numbers] + np.array(starts, np.int64)
         samples, size = target.shape
-        step = max(1, CHECKED_BYTES // size if check else samples)
+        step = max(1, COPIED_BYTES // size)
         for first in range(0, samples, step):
             rows = slice(first, first + step)
             gather(target[rows], addresses[rows], size)
             if check:
-                self._check(array, numbers[rows], target[rows])
+                self._check(array, numbers[rows], target[rows], places["crc32c"])
 
-    def _check(self, array: str, numbers: np.ndarray, copied: NDArray[np.uint8]) -> None:
+    def _check(self, array: str, numbers: np.ndarray, copied: NDArray[np.uint8], checksums: NDArray[np.uint32]) -> None:
         size = copied.shape[1]
         data = copied.reshape(-1).data
-        for index, expected in enumerate(self._places[array].crc32c[numbers].tolist()):
+        for index, expected in enumerate(checksums[numbers].tolist()):
             if crc32c(data[index * size : (index + 1) * size]) != expected:
                 raise self._damaged(array, numbers[index], "does not match its crc32c")
 
     def _decode(
         self, array: str, numbers: np.ndarray, files: list[memoryview], target: NDArray[np.uint8], check: bool
     ) -> None:
-        codec, places = self.spec.arrays[array].codec, self._places[array]
-        columns = (column[numbers].tolist() for column in (places.offset, places.length, places.crc32c))
+        codec, places = self.spec.arrays[array].codec, self._places_of(array)
+        columns = (places[name][numbers].tolist() for name in ("offset", "length", "crc32c"))
         for number, file, row, offset, length, expected in zip(numbers, files, target, *columns, strict=True):
             payload = file[offset : offset + length]
             if check and crc32c(payload) != expected:
@@ -216,9 +213,12 @@ class Cache:
 
     def _damaged(self, array: str, number: int, problem: str) -> CacheError:
         shard = int(np.searchsorted(self._ends, number, side="right"))
-        row = self._read_samples(shard, ["row", "status"])["row"][int(number - self._starts[shard])]
+        try:
+            row = f"row {self._read_samples(shard, ['row', 'status'])['row'][int(number - self._starts[shard])]}"
+        except CacheError:  # its table is gone by now
+            row = f"sample {number}"
         return CacheError(
-            f"row {row} in shard {shard} ({self._format.shard_file(array, shard)}) {problem}; "
+            f"{row} in shard {shard} ({self._format.shard_file(array, shard)}) {problem}; "
             f"run `cache-store verify {shlex.quote(str(self.root))} --level full`"
         )
 
@@ -229,43 +229,60 @@ class Cache:
         except OSError as error:
             raise self._broken(f"{file} cannot be read ({error.strerror})") from None
         table = self._read_samples(shard, ["status", "offset", "length", "crc32c"])
-        self._refuse_replaced(array, shard)
-        offset, length, checksum = (table[name].to_numpy() for name in ("offset", "length", "crc32c"))
+        offset, length = table["offset"].to_numpy(), table["length"].to_numpy()
         if not ((offset >= 0) & (length > 0) & (length <= len(data) - offset)).all():
             raise self._broken(f"{file} is shorter than its samples table says")
         spec = self.spec.arrays[array]
         if spec.codec == "none" and (length != spec.sample_bytes).any():
             raise self._broken(f"{file} holds samples of other sizes than {spec.sample_bytes} bytes")
-        places, samples = self._places[array], slice(self._starts[shard], self._ends[shard])
-        places.offset[samples], places.length[samples], places.crc32c[samples] = offset, length, checksum
+        for name, places in self._places_of(array).items():
+            places[self._starts[shard] : self._ends[shard]] = table[name].to_numpy()
         return MappedShard(data, np.asarray(data).ctypes.data)
 
-    def _read_texts(self, shard: int) -> pa.Table:
-        table = self._read_samples(shard)
-        self._refuse_replaced(next(iter(self.spec.arrays)), shard)
-        return table
-
-    def _refuse_replaced(self, array: str, shard: int) -> None:
-        """CacheError where a shard, whose files are open by now, is another than was sealed.
-
-        Its samples would pass their own checksums: a cache that is put in this one's place while it is read may have
-        the same shape, and other latents and texts.
-        """
-        record = read_commit(self.root, array, shard)
-        if record is None or record_digest(record.content) != self.seal.commits[array][shard]:
-            raise self._broken(f"shard {shard} is not as sealed: the cache was replaced or changed since it was opened")
+    def _places_of(self, array: str) -> Places:
+        """Made at the first shard: what a seal counts is not worth memory before any of it was found."""
+        if array in self._places:
+            return self._places[array]
+        names = ["offset", "crc32c"] if self.spec.arrays[array].codec == "none" else ["offset", "length", "crc32c"]
+        types = {name: SAMPLES_SCHEMA.field(name).type.to_pandas_dtype() for name in names}
+        try:
+            places = {name: np.empty(len(self), dtype) for name, dtype in types.items()}
+        except MemoryError:
+            raise self._broken(f"the seal counts {len(self):,} samples, more than there is memory for") from None
+        return self._places.setdefault(array, places)
 
     def _read_samples(self, shard: int, columns: list[str] | None = None) -> pa.Table:
-        """A shard's cached samples, in row order."""
+        """A shard's cached samples, in row order, from a table that is the sealed one byte for byte.
+
+        The record is read after the shard's other files were opened, so those are not another cache's that was put in
+        this one's place since it was opened: its samples would pass their own checksums.
+        """
         file = samples_file(shard)
-        table = read_table(self.root / file, columns)
+        table = parse_table(self._sealed_bytes(shard, file), self.root / file, columns)
         expected = SAMPLES_SCHEMA if columns is None else pa.schema([SAMPLES_SCHEMA.field(name) for name in columns])
         if table.schema != expected:
             raise self._broken(f"{file} has other columns than the format's")
         cached = table.filter(pc.equal(table["status"], CACHED))
         if cached.num_rows != self.seal.cached_per_shard[shard]:
             raise self._broken(f"{file} has {cached.num_rows} cached rows, the seal counts another number")
+        if columns is not None and any(column.null_count for column in cached.columns):
+            raise self._broken(f"{file} lacks values that every cached row has")
         return cached
+
+    def _sealed_bytes(self, shard: int, file: str) -> bytes:
+        """A file as the shard's record has it; CacheError where the record or the file is another than was sealed."""
+        array = next(iter(self.spec.arrays))
+        record = read_commit(self.root, array, shard)
+        if record is None or record_digest(record.content) != self.seal.commits[array][shard]:
+            raise self._broken(f"shard {shard} is not as sealed: the cache was replaced or changed since it was opened")
+        try:
+            data = read_regular(self.root / file)
+        except OSError as error:
+            raise self._broken(f"{file} cannot be read ({error.strerror})") from None
+        digest = hashlib.sha256(data).hexdigest()
+        if digest not in (each.sha256 for each in record.content.files if each.path == file):
+            raise self._broken(f"{file} is not as sealed: its sha256 is {digest[:12]}…")
+        return data
 
     def _broken(self, problem: str) -> CacheError:
         return CacheError(f"{self.root}: {problem}; run `cache-store verify {shlex.quote(str(self.root))}`")

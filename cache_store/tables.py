@@ -1,6 +1,7 @@
 """The Parquet files of a cache: read from exactly the path given, with every way of being broken one error."""
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,14 +29,16 @@ class TableFile:
     that becomes: a file of 400 bytes can hold terabytes otherwise.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, data: bytes | None = None) -> None:
+        """`data` is what was read from `path`, if it was."""
         self._path = path
-        refuse_irregular(path)
+        if data is None:
+            refuse_irregular(path)
         try:
-            plain = pq.ParquetFile(path, filesystem=LOCAL)
+            plain = open_parquet(path, data)
             columns = [plain.metadata.schema.column(number) for number in range(plain.metadata.num_columns)]
             texts = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
-            self._file = pq.ParquetFile(path, filesystem=LOCAL, read_dictionary=texts)
+            self._file = open_parquet(path, data, read_dictionary=texts)
         except BROKEN as error:
             raise broken(path, error) from None
         self.metadata, self.schema = plain.metadata, plain.schema_arrow
@@ -84,8 +87,19 @@ def text_bytes(array: pa.Array) -> int:
     return 0
 
 
+def open_parquet(path: Path, data: bytes | None, **options: Any) -> pq.ParquetFile:
+    if data is None:
+        return pq.ParquetFile(path, filesystem=LOCAL, **options)
+    return pq.ParquetFile(pa.BufferReader(data), **options)
+
+
 def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
     return TableFile(path).whole(columns)
+
+
+def parse_table(data: bytes, path: Path, columns: list[str] | None = None) -> pa.Table:
+    """Of what was read from `path`."""
+    return TableFile(path, data).whole(columns)
 
 
 def broken(path: Path, error: Exception) -> CacheError:

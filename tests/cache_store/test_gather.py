@@ -1,18 +1,29 @@
 """Rows out of mapped files: in C and without."""
 
+import importlib
 import mmap
+import shutil
+import subprocess
+import sys
+import sysconfig
+from array import array
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from cache_store import gather as module
 from cache_store import open_cache, reader
 from cache_store.gather import gather, move_rows
 from tests.make_cache import make_cache
 
+module = importlib.import_module("cache_store.gather")
 needs_compiled = pytest.mark.skipif(gather is move_rows, reason="installed without a C compiler")
 ways = pytest.mark.parametrize("copy", [pytest.param(gather, marks=needs_compiled, id="C"), move_rows])
 GUARD = 64
+
+
+def can_compile() -> bool:
+    return shutil.which("cc") is not None and Path(sysconfig.get_path("include"), "Python.h").exists()
 
 
 @ways
@@ -65,6 +76,34 @@ def test_a_buffer_that_is_read_only_or_has_gaps_is_refused():
         gather(np.frombuffer(bytes(16), np.uint8), addresses, 8)
     with pytest.raises((ValueError, BufferError, TypeError)):
         gather(np.zeros((2, 9), np.uint8)[:, :8], addresses, 8)
+
+
+@needs_compiled
+def test_buffers_are_let_go_after_the_copy_and_after_a_refusal():
+    source, out, addresses = np.arange(16, dtype=np.uint8), bytearray(16), array("q", [0, 0])
+    addresses[0] = addresses[1] = source.ctypes.data
+    gather(out, addresses, 8)
+    with pytest.raises(ValueError, match="one row"):
+        gather(out, addresses, 7)
+    out.append(0)  # a BufferError while anyone holds it
+    addresses.append(0)
+
+
+@pytest.mark.skipif(not can_compile(), reason="no C compiler, or no Python headers")
+def test_where_there_is_a_compiler_the_copying_is_in_c():
+    assert gather is not move_rows
+
+
+@pytest.mark.parametrize("binary", [b"", b"of another machine"])
+def test_a_binary_that_does_not_load_leaves_the_copying_without_it(tmp_path, binary):
+    package = tmp_path / "cache_store"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    shutil.copy(module.__file__, package)
+    (package / "_gather.abi3.so").write_bytes(binary)
+    program = "from cache_store.gather import gather, move_rows; print(gather is move_rows)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
 
 
 @pytest.mark.parametrize("store_format", ["zarr", "webdataset"])

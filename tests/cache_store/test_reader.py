@@ -7,7 +7,8 @@ import pytest
 
 from cache_store import CacheError, open_cache, reader
 from cache_store.errors import NoCacheError
-from cache_store.schema import SAMPLES_SCHEMA, SEAL_FILE, commit_file
+from cache_store.gather import gather, move_rows
+from cache_store.schema import SAMPLES_SCHEMA, SEAL_FILE, commit_file, samples_file
 from tests.cache_store.conftest import CACHED_ROWS, REJECTED, flip, shard_name
 from tests.make_cache import make_cache
 
@@ -42,11 +43,22 @@ def test_a_buffer_is_reused(cache):
 
 @pytest.mark.parametrize(
     "out",
-    [np.empty((2, 4, 6, 5), np.float32), np.empty((3, 4, 6, 5), np.float16), np.empty((5, 6, 4, 2), np.float16).T],
+    [
+        np.empty((2, 4, 6, 5), np.float32),
+        np.empty((3, 4, 6, 5), np.float16),
+        np.empty((5, 6, 4, 2), np.float16).T,
+        np.broadcast_to(np.float16(7), (2, 4, 6, 5)),
+        np.frombuffer(bytes(480), np.float16).reshape(2, 4, 6, 5),
+    ],
+    ids=["another dtype", "another shape", "another order", "one value", "read-only"],
 )
-def test_a_buffer_that_does_not_fit_is_refused(cache, out):
+@pytest.mark.parametrize("copy", [gather, move_rows])
+def test_a_buffer_that_does_not_fit_is_refused_unwritten(cache, out, copy, monkeypatch):
+    monkeypatch.setattr(reader, "gather", copy)
+    before = out.copy()
     with pytest.raises(ValueError, match="out must be"):
         open_cache(cache).read(np.array([1, 2]), out=out)
+    np.testing.assert_array_equal(out, before)
 
 
 @pytest.mark.parametrize("number", [-1, 27, 10**12])
@@ -64,8 +76,27 @@ def test_a_flipped_bit_is_never_read_and_names_shard_and_row(tmp_path, latents, 
     data[location["offset"] + location["length"] // 2] ^= 4
     file.write_bytes(data)
     place = re.escape(f"row {location['row']} in shard 1 ({shard_name(path, 1)})")
+    opened = open_cache(path)
     with pytest.raises(CacheError, match=f"{place} does not match"):
-        open_cache(path).read(np.array([10]))
+        opened.read(np.array([10]))
+    if codec == "none":
+        assert opened.read(np.array([10]), check=False).shape == (1, 4, 6, 5), "unchecked, it is read as it lies"
+    (path / samples_file(1)).unlink()
+    with pytest.raises(CacheError, match=re.escape(f"sample 10 in shard 1 ({shard_name(path, 1)}) does not match")):
+        opened.read(np.array([10]))
+
+
+@pytest.mark.parametrize("samples", ["another shard's", "cut", "gone"])
+def test_a_samples_table_that_is_not_the_sealed_one_is_never_read(cache, samples):
+    """Its places would pass for this shard's, and its texts for those of other images."""
+    path = cache / samples_file(1)
+    path.write_bytes((cache / samples_file(2)).read_bytes() if samples == "another shard's" else path.read_bytes()[:-1])
+    if samples == "gone":
+        path.unlink()
+    for use in (open_cache(cache).read, open_cache(cache).samples):
+        use(np.array([0]))
+        with pytest.raises(CacheError, match=r"samples/000001.parquet (is not as sealed|cannot be read)"):
+            use(np.array([10]))
 
 
 def test_both_forms_hold_equal_samples_with_equal_crcs(tmp_path, latents):
@@ -132,9 +163,9 @@ def test_a_cache_put_in_the_place_of_one_that_is_open_is_never_mixed_in(cache, l
             read(np.array([0, 26]))
 
 
-@pytest.mark.parametrize("copied_at_once", [1, 2, 5, 27])
+@pytest.mark.parametrize("copied_at_once", [0, 1, 2, 5, 27])
 def test_every_sample_of_a_batch_is_checked_however_few_are_copied_at_once(cache, copied_at_once, monkeypatch):
-    monkeypatch.setattr(reader, "CHECKED_BYTES", copied_at_once * 240 + 239)
+    monkeypatch.setattr(reader, "COPIED_BYTES", copied_at_once * 240 + 239)
     offsets = open_cache(cache).samples(np.arange(27), ["offset"])["offset"].to_pylist()
     for row, offset in zip(CACHED_ROWS, offsets, strict=True):
         file = cache / shard_name(cache, row // 8)

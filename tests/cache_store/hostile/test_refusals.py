@@ -11,12 +11,12 @@ from cache_store.errors import CacheError
 from cache_store.metadata import read_build, read_commit, read_seal, read_spec
 from cache_store.reader import open_cache
 from cache_store.record import FORMAT_VERSION
-from cache_store.schema import MAX_SHARDS
+from cache_store.schema import MAX_SHARDS, SAMPLES_SCHEMA
 from cache_store.tables import read_table
 from cache_store.verify import verify
 from tests.cache_store.conftest import shard_name
 from tests.cache_store.hostile.conftest import RECORDS, TABLES, data_or_named_error
-from tests.cache_store.signing import edited_spec, load, resign, save
+from tests.cache_store.signing import edited_spec, load, resign, save, save_signed
 
 
 def test_a_sound_cache_is_read_by_all_of_it(sound):
@@ -167,6 +167,67 @@ def test_a_small_table_that_holds_gigabytes_of_text_is_refused(root, column):
         read_table(root / TABLES[1])
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**18
     data_or_named_error(root)
+
+
+OUTSIDE_THE_FILE = {
+    "before it": {"offset": -1},
+    "far before it": {"offset": -(2**63)},
+    "far behind it": {"offset": 2**63 - 1},
+    "at its end": {"offset": 0, "beyond": 1},
+    "of no bytes": {"length": 0},
+    "of negative length": {"length": -240},
+    "of no offset": {"offset": None},
+    "of no length": {"length": None},
+    "of no checksum": {"crc32c": None},
+}
+
+
+@pytest.mark.parametrize("place", OUTSIDE_THE_FILE)
+def test_samples_outside_their_file_are_refused_unread(damaged, place):
+    root = damaged()
+    change_sample(root, 0, **OUTSIDE_THE_FILE[place])
+    with pytest.raises(CacheError, match=r"is shorter than its samples table says|lacks values|of other sizes"):
+        open_cache(root).read(np.array([0]), check=False)
+
+
+@pytest.mark.parametrize("change", [-1, 1, 64])
+def test_an_uncompressed_sample_of_another_size_is_refused_unread(root, change):
+    change_sample(root, 0, longer=change)
+    with pytest.raises(CacheError, match="holds samples of other sizes"):
+        open_cache(root).read(np.array([0]), check=False)
+
+
+def change_sample(root, row, *, beyond=0, longer=0, **values):
+    """Other values in one row of shard 0, as if the cache had been written like this."""
+    path = root / TABLES[1]
+    rows = pq.read_table(path, partitioning=None).to_pylist()
+    rows[row] |= values
+    if beyond:
+        rows[row]["offset"] = (root / shard_name(root, 0)).stat().st_size - rows[row]["length"] + beyond
+    if longer:
+        rows[row]["length"] += longer
+    pq.write_table(pa.Table.from_pylist(rows, SAMPLES_SCHEMA), path)
+    resign(root)
+
+
+def test_a_seal_that_counts_more_samples_than_memory_holds_is_refused_in_words(root):
+    shards, per_shard = 20_000, 2**20
+    with edited_spec(root) as spec:
+        spec.update(rows=shards * per_shard, samples_per_shard=per_shard)
+    seal = load(root / "seal.json")
+    counts = [seal["cached_per_shard"][0], *[per_shard] * (shards - 1)]
+    rows, cached = shards * per_shard, sum(counts)
+    seal.update(planned=rows, cached=cached, rejected=rows - cached, cached_per_shard=counts)
+    save(root / "seal.json", seal)
+    resign(root)
+    seal = load(root / "seal.json")
+    seal["commits"]["latents"] += ["0" * 64] * (shards - 2)
+    save_signed(root / "seal.json", seal)
+    opened = open_cache(root)
+    with pytest.raises(
+        CacheError, match=r"the seal counts 20,970,\d\d\d,\d\d\d samples, more than there is memory for"
+    ):
+        opened.read(np.array([0]))
 
 
 def test_an_empty_shard_file_gives_a_named_error(damaged):
