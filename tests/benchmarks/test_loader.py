@@ -15,6 +15,7 @@ def test_every_rival_and_our_reader_deliver_whole_batches_and_one_json_record(ca
     record = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert set(record["samples_per_s"]) == {*loader.RIVALS, *loader.BOUNDS, *loader.OURS}
     assert all(figures["median"] > 0 for figures in record["samples_per_s"].values())
+    assert record["disk_bytes"]["none"] > 96 * 25_088
     assert list(tmp_path.iterdir()) == [], "what was written for the run is removed"
 
 
