@@ -42,7 +42,7 @@ TILE_WIDTH, TILE_LENGTH = 322, 323
 def refuse_costly(data: bytes, max_pixels: int) -> None:
     """Rejected for a file that would cost far more to decode than its size and pixel count say.
 
-    Silent about broken files: decoders refuse those.
+    Silent about most broken files: decoders refuse those.
     """
     for magic, parts in PARTS.items():
         if data.startswith(magic):
@@ -73,10 +73,14 @@ def jpeg_parts(data: bytes, max_pixels: int) -> Iterator[int]:
 
 
 def png_parts(data: bytes, max_pixels: int) -> Iterator[int]:
-    for number, (kind, _) in enumerate(png_chunks(data)):
+    is_whole = False
+    for number, (kind, begin) in enumerate(png_chunks(data)):
         if (kind == b"IHDR") != (number == 0):  # Pillow takes it from any place, the last of several
             raise Rejected("cannot decode", "IHDR is not the first of its chunks, or one of several")
+        is_whole = kind == b"IEND" and begin + 4 <= len(data)  # with its crc32
         yield 1
+    if not is_whole:  # Pillow does without the chunk
+        raise Rejected("cannot decode", "cut short: its last chunk, IEND, is missing or not whole")
 
 
 def png_chunks(data: bytes) -> Iterator[tuple[bytes, int]]:

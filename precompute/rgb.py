@@ -7,6 +7,10 @@ from precompute.image_parts import png_chunks
 from precompute.rejects import Rejected
 
 SIXTEEN_BIT_MODES = frozenset({"I;16", "I;16L", "I;16B", "I;16N"})
+"""Unsigned, of any byte order: those of PNG and TIFF."""
+
+WITHOUT_RANGE = {"I": "signed or 32-bit integer", "F": "floating-point"}
+"""What no file says of pixels of these modes is which number is black and which is white."""
 
 STRIP_PIXELS = 2**20
 """Images are made RGB in strips of about so many pixels: the steps between need little memory then."""
@@ -57,10 +61,10 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def strip_to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode in SIXTEEN_BIT_MODES or image.mode == "I":
+    if image.mode in SIXTEEN_BIT_MODES:
         image = high_byte(image)
-    elif image.mode == "F":
-        raise Rejected("unsupported pixels", "floating-point pixels have no agreed range")
+    elif image.mode in WITHOUT_RANGE:
+        raise Rejected("unsupported pixels", f"{WITHOUT_RANGE[image.mode]} pixels have no agreed range")
     if image.has_transparency_data:
         rgba = image.convert("RGBA")
         ground = Image.new("RGBA", rgba.size, "white")
@@ -71,9 +75,7 @@ def strip_to_rgb(image: Image.Image) -> Image.Image:
 def high_byte(image: Image.Image) -> Image.Image:
     """16-bit grey as 8-bit grey; Pillow's own conversion of some of these modes clips at 255 instead."""
     values = np.asarray(image)
-    if values.min() < 0 or values.max() > 0xFFFF:
-        raise Rejected("unsupported pixels", "signed or 32-bit integer pixels have no agreed range")
-    grey = Image.fromarray((values.astype(np.uint16) >> 8).astype(np.uint8))
+    grey = Image.fromarray((values >> 8).astype(np.uint8))
     transparent = image.info.get("transparency")
     if isinstance(transparent, int):  # PNG's one transparent level, of 65,536
         grey.putalpha(Image.fromarray(np.where(values == transparent, 0, 255).astype(np.uint8)))

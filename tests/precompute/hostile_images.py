@@ -171,7 +171,7 @@ HEAVY: dict[str, Callable[[], bytes]] = {
     "WebP with alpha": lambda: save(Image.new("RGBA", HEAVY_PIXELS, (1, 2, 3, 4)), "WEBP", lossless=True, method=0),
     "GIF": lambda: save(Image.new("P", HEAVY_PIXELS), "GIF", transparency=0),
     "TIFF with alpha": lambda: save(Image.new("RGBA", HEAVY_PIXELS), "TIFF", compression="tiff_deflate"),
-    "TIFF of 32 bits": lambda: save(Image.new("I", HEAVY_PIXELS), "TIFF", compression="tiff_deflate"),
+    "TIFF of 16 bits": lambda: save(Image.new("I;16", HEAVY_PIXELS), "TIFF", compression="tiff_deflate"),
     "BMP": lambda: save(Image.new("RGBA", HEAVY_PIXELS), "BMP"),
 }
 """Of as many pixels as may be, in the modes that need the most memory for each."""

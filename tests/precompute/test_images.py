@@ -141,6 +141,20 @@ def test_truncated_files_fail_instead_of_ending_in_grey(format_):
         decode(data[: len(data) // 2])
 
 
+@pytest.mark.parametrize("missing", range(1, 22))
+def test_a_png_that_lacks_its_last_bytes_is_rejected_though_its_pixels_are_there(missing):
+    """Its last chunk has 12 bytes, the data before it at least as many."""
+    data = save(Image.fromarray(gradient()), "PNG")
+    with pytest.raises(Rejected, match="cannot decode: cut short: its last chunk, IEND, is missing or not whole"):
+        decode(data[:-missing])
+
+
+def test_a_png_with_bytes_behind_its_end_is_the_same_image():
+    data = save(Image.fromarray(gradient()), "PNG")
+    for behind in (b"\0", b"\n", bytes(20), data):
+        np.testing.assert_array_equal(decode(data + behind), gradient())
+
+
 def test_a_reason_holds_no_address_that_would_differ_from_run_to_run():
     with pytest.raises(Rejected) as rejected:
         decode(b"no image")
@@ -154,19 +168,33 @@ def test_a_format_that_is_not_on_the_list_is_rejected():
 
 def test_a_decompression_bomb_is_rejected_from_its_header():
     """A PNG that claims 100,000 x 100,000 pixels in 45 bytes."""
-    header = struct.pack(">IIBBBBB", 100_000, 100_000, 8, 2, 0, 0, 0)
-    chunk = b"IHDR" + header
-    data = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk))
-    data += struct.pack(">I", 0) + b"IDAT" + struct.pack(">I", zlib.crc32(b"IDAT"))
     with pytest.raises(Rejected, match="too large: 100000 x 100000 pixels"):
-        decode_image(data, ImageConfig().max_pixels)
+        decode_image(png(100_000, 100_000, data=b""), ImageConfig().max_pixels)
 
 
-@pytest.mark.parametrize("value", [-1, 65_536])
-def test_integers_beyond_sixteen_bits_are_rejected(value):
+@pytest.mark.parametrize("value", [-1, 255, 65_535, 65_536])
+def test_a_tiff_of_32_bit_integers_is_rejected_whatever_its_values(value):
     data = save(Image.fromarray(np.array([[0, value]], np.int32)), "TIFF")
-    with pytest.raises(Rejected, match="32-bit integer pixels have no agreed range"):
+    with pytest.raises(Rejected, match="signed or 32-bit integer pixels have no agreed range"):
         decode(data)
+
+
+SIGNED, UNSIGNED = 2, 1
+
+
+@pytest.mark.parametrize(("bits", "kind"), [(16, SIGNED), (32, SIGNED), (32, UNSIGNED)])
+def test_signed_and_32_bit_tiffs_are_rejected_though_unsigned_16_bits_would_hold_their_values(bits, kind):
+    levels = np.array([0, 100, 200, 255])
+    with pytest.raises(Rejected, match="signed or 32-bit integer pixels have no agreed range"):
+        decode(uncompressed_tiff(levels, bits, kind))
+    np.testing.assert_array_equal(decode(uncompressed_tiff(levels << 8, 16, UNSIGNED))[0, :, 0], levels)
+
+
+def uncompressed_tiff(levels: np.ndarray, bits: int, kind: int) -> bytes:
+    stored = levels.astype(f"<i{bits // 8}").tobytes()
+    tags = {258: (3, 1, bits), 278: (3, 1, 1), 279: (4, 1, len(stored)), 339: (3, 1, kind)}
+    behind = len(grey_tiff(len(levels), 1, {**tags, 273: (4, 1, 0)}))
+    return grey_tiff(len(levels), 1, {**tags, 273: (4, 1, behind)}) + stored
 
 
 def test_floating_point_pixels_are_rejected():
@@ -215,6 +243,15 @@ def test_squash_keeps_the_whole_crop_keeps_the_middle_pad_keeps_the_aspect():
     assert tuple(fitted("squash")[16, 30]) == (0, 0, 255)
     assert tuple(fitted("pad")[0, 16]) == (MID_GREY,) * 3
     assert tuple(fitted("pad")[16, 1]) == (255, 0, 0)
+
+
+@pytest.mark.parametrize("size", [(32, 96), (96, 32), (32, 33), (33, 32), (32, 97), (131, 64)])
+def test_a_crop_is_the_middle_whichever_side_is_longer(size):
+    """By symmetry, to rounding: upside down and mirrored, the image gives the crop upside down and mirrored."""
+    image = Image.fromarray(gradient(*size))
+    recipe = ImageConfig(height=32, width=32, fit="crop").recipe
+    crop, turned = (to_pixels(fit_image(each, recipe)) for each in (image, image.transpose(Image.Transpose.ROTATE_180)))
+    assert np.abs(crop.astype(int) - turned[::-1, ::-1]).max() <= 1
 
 
 def test_the_transparent_level_of_a_sixteen_bit_png_lies_on_white():
