@@ -429,6 +429,23 @@ def test_another_caption_is_named_though_plan_or_spec_are_lost(build, tmp_path, 
     assert timeless_files(tmp_path / "cache") == before
 
 
+def test_a_shard_of_samples_with_other_texts_is_built_again(build, tmp_path, source_path, capsys):
+    """Nothing else tells: recipe, images and latents are the same, and a cache without a seal knows no contents."""
+    assert build() == 0
+    cache, before = tmp_path / "cache", timeless_files(tmp_path / "cache")
+    captions = (source_path / "chat.json").read_bytes()
+    with_another_caption(source_path, sample_name(9))
+    assert build(cache=tmp_path / "other") == 0
+    (source_path / "chat.json").write_bytes(captions)
+    (cache / "seal.json").unlink()
+    for name in ("commits/latents/000001.json", "samples/000001.parquet"):
+        (cache / name).write_bytes((tmp_path / "other" / name).read_bytes())
+    capsys.readouterr()
+    assert build() == 0
+    assert "commits/latents/000001.json: was made for other samples" in capsys.readouterr().err
+    assert timeless_files(cache) == before
+
+
 def test_samples_that_no_table_holds_are_not_called_new(build, tmp_path, source_path, capsys):
     assert build() == 0
     for name in ("plan.parquet", "samples/000000.parquet"):

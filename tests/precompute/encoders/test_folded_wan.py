@@ -57,6 +57,16 @@ def test_bfloat16_rounds_no_worse_than_diffusers_bfloat16(full_size_vae: Any, na
     assert 0 < rms_difference(folded, exact) < rms_difference(theirs, exact)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_folded_weights_lie_channels_last_as_the_pixels_do(narrow_vae: Callable[..., Any], dtype: Any) -> None:
+    modules = FoldedWanEncoder(narrow_vae(), dtype).modules()
+    weights = [module.weight for module in modules if isinstance(module, torch.nn.Conv2d)]
+    assert len(weights) > 10
+    for weight in weights:
+        assert weight.is_contiguous(memory_format=torch.channels_last)
+        assert not weight.is_contiguous()
+
+
 @pytest.mark.parametrize(
     "config",
     [
