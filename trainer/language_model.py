@@ -27,6 +27,9 @@ FINGERPRINT_VALUES = 4_096
 NOT_IDENTITY = {"_name_or_path", "transformers_version", "dtype", "_attn_implementation"}
 """Parts of a config that say where and how a model was saved or loaded, not what it computes."""
 
+LOGIT_SCALES = ("logit_scale", "logits_scaling", "lm_head_multiplier")
+"""Where configs keep a scale of the logits: Cohere, Falcon-H1 and HyperCLOVA X multiply by theirs, Granite divides."""
+
 
 class LanguageModel(nn.Module):
     """A frozen causal decoder that takes embeddings and gives logits where asked."""
@@ -35,6 +38,7 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.embed, self.decoder, self.head = embed, decoder, head
         self.config = config.get_text_config(decoder=True)
+        self.logit_scale = 1.0
         self.soft_cap: float | None = getattr(self.config, "final_logit_softcapping", None)
         self.requires_grad_(False)
         self.eval()
@@ -54,6 +58,11 @@ class LanguageModel(nn.Module):
         return next(self.decoder.parameters()).dtype
 
     @property
+    def rounding(self) -> float:
+        """By which two computations of one thing may differ, relative to the largest value."""
+        return 1e-4 if self.dtype == torch.float32 else 3e-2
+
+    @property
     def max_tokens(self) -> int | None:
         """The longest sequence it knows positions for, where its config says."""
         return getattr(self.config, "max_position_embeddings", None)
@@ -65,6 +74,8 @@ class LanguageModel(nn.Module):
 
     def logits(self, hidden_LD: Tensor) -> Tensor:
         logits_LV: Tensor = self.head(hidden_LD)
+        if self.logit_scale != 1:
+            logits_LV = logits_LV * self.logit_scale
         return logits_LV if self.soft_cap is None else torch.tanh(logits_LV / self.soft_cap) * self.soft_cap
 
     @torch.no_grad()
@@ -121,7 +132,11 @@ def load_language_model(name: str, dtype: torch.dtype, device: torch.device) -> 
         raise ModelError(f"model.language_model {name!r} has no output embeddings, so it is no language model")
     full.to(device)
     model = LanguageModel(full.get_input_embeddings(), full.get_decoder(), head, full.config)
-    check_logits(name, model, full, device)
+    try:
+        probe(name, model, full, device)
+    except UNREADABLE_MODEL as error:
+        problem = f"fails when it runs on embeddings, as it does here: {first_line(error)}"
+        raise ModelError(f"model.language_model {name!r} {problem}") from None
     return model
 
 
@@ -149,17 +164,49 @@ def refuse_random_weights(name: str, loaded: dict[str, Any]) -> None:
         )
 
 
+def logit_scales(config: Any) -> list[float]:
+    """What this model may multiply its logits by: by nothing, or by a number of its config or its inverse."""
+    numbers = [getattr(config, name, None) for name in LOGIT_SCALES]
+    scales = [float(number) for number in numbers if isinstance(number, int | float) and number != 0]
+    return [1.0, *scales, *(1 / scale for scale in scales)]
+
+
 @torch.no_grad()
-def check_logits(name: str, model: LanguageModel, full: Any, device: torch.device) -> None:
-    """Our short way to logits must be the model's own, so that no unknown transformation is silently left out."""
+def probe(name: str, model: LanguageModel, full: Any, device: torch.device) -> None:
+    """Run the model as training will, on a few tokens, and hold it against its own forward and against causality."""
     generator = torch.Generator().manual_seed(0)
     tokens_NT = torch.randint(model.config.vocab_size, (2, 8), generator=generator).to(device)
-    expected_NTV = full(input_ids=tokens_NT, use_cache=False).logits.float()
-    found_NTV = model.logits(model.hidden(model.embed(tokens_NT))).float()
-    tolerance = 1e-4 if model.dtype == torch.float32 else 3e-2
-    difference = (found_NTV - expected_NTV).abs().max()
-    if not difference <= tolerance * expected_NTV.abs().max():
+    embeddings_NTD = model.embed(tokens_NT)
+    hidden_NTD = model.hidden(embeddings_NTD)
+    match_logits(name, model, hidden_NTD, full(input_ids=tokens_NT, use_cache=False).logits.float())
+    refuse_not_causal(name, model, embeddings_NTD, hidden_NTD)
+
+
+def match_logits(name: str, model: LanguageModel, hidden_NTD: Tensor, expected_NTV: Tensor) -> None:
+    """Find the scale that makes our short way to logits the model's own; ModelError where none does.
+
+    So that no unknown transformation is silently left out. The scale is the config's, exact at any precision.
+    """
+
+    def difference(scale: float) -> float:
+        model.logit_scale = scale
+        return float((model.logits(hidden_NTD).float() - expected_NTV).abs().max())
+
+    found = difference(min(logit_scales(model.config), key=difference))
+    if not found <= model.rounding * float(expected_NTV.abs().max()):
         raise ModelError(
             f"model.language_model {name!r} transforms its embeddings or logits in a way the trainer does not know: "
-            f"its own logits differ from ours by {float(difference):.3g}"
+            f"its own logits differ from ours by {found:.3g}"
+        )
+
+
+def refuse_not_causal(name: str, model: LanguageModel, embeddings_NTD: Tensor, hidden_NTD: Tensor) -> None:
+    """ModelError where a token sees later ones: the labels stand there, to be copied rather than predicted."""
+    early = embeddings_NTD.shape[1] // 2
+    changed_NTD = torch.cat([embeddings_NTD[:, :early], -embeddings_NTD[:, early:]], 1)
+    change_NTD = (model.hidden(changed_NTD) - hidden_NTD)[:, :early]
+    if not change_NTD.abs().max() <= model.rounding * hidden_NTD.abs().max():
+        raise ModelError(
+            f"model.language_model {name!r} is not causal: its tokens see those after them, and with them the answers "
+            "that it is to predict; name a causal decoder"
         )

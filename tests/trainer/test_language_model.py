@@ -5,14 +5,22 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.nn.functional import cross_entropy
 from transformers import (
     AutoModelForCausalLM,
+    BertConfig,
+    Cohere2Config,
+    CohereConfig,
+    FalconH1Config,
     Gemma3Config,
     Gemma3ForConditionalGeneration,
+    Gemma4TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
     GraniteConfig,
-    GraniteForCausalLM,
+    HyperCLOVAXConfig,
+    LlamaConfig,
+    PreTrainedConfig,
 )
 
 from cache_store.errors import ConfigError, ModelError
@@ -106,12 +114,67 @@ def test_label_only_logits_are_the_models_own(tmp_path: Path, soft_cap: float | 
     assert torch.allclose(model.logits(hidden[rows, columns]), expected[rows, columns], atol=1e-6)
 
 
-def test_a_transformation_of_logits_that_we_do_not_know_is_refused(tmp_path: Path) -> None:
-    config = {name: TINY[name] for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
-    GraniteForCausalLM(GraniteConfig(**config, **heads, logits_scaling=4.0)).save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match="in a way the trainer does not know"):
-        load(tmp_path)
+def save_decoder(folder: Path, kind: type[PreTrainedConfig], **settings: object) -> Path:
+    """A tiny model of another architecture, with random weights."""
+    ours = {name: value for name, value in TINY.items() if name not in ("layer_types", "sliding_window", "head_dim")}
+    special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(kind(**{**ours, **special, **settings})).save_pretrained(folder)
+    return folder
+
+
+SCALED = {
+    "none": (LlamaConfig, {}, 1.0),
+    "cohere": (CohereConfig, {"logit_scale": 0.0625}, 0.0625),
+    "cohere2": (Cohere2Config, {"logit_scale": 0.3, "layer_types": TINY["layer_types"]}, 0.3),
+    "granite": (
+        GraniteConfig,
+        {"logits_scaling": 6.0, "embedding_multiplier": 12.0, "residual_multiplier": 0.22},
+        1 / 6,
+    ),
+    "falcon_h1": (
+        FalconH1Config,
+        {"lm_head_multiplier": 0.3, "mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8},
+        0.3,
+    ),
+    "hyperclovax": (HyperCLOVAXConfig, {"logits_scaling": 6.0}, 6.0),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", SCALED)
+def test_losses_are_those_of_models_that_scale_their_logits(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
+    kind, settings, scale = SCALED[name]
+    folder = save_decoder(tmp_path, kind, **settings)
+    model, full = load(folder, dtype), AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    tokens = torch.randint(model.config.vocab_size, (3, 9))
+    expected = full(input_ids=tokens, labels=tokens).loss
+    logits = model.logits(model.hidden(model.embed(tokens))[:, :-1])
+    found = cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
+    assert model.logit_scale == scale
+    assert torch.allclose(found, expected.float(), atol=1e-6 if dtype == torch.float32 else 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "reason"),
+    [
+        (BertConfig, {"is_decoder": True}, "in a way the trainer does not know"),
+        (Gemma4TextConfig, {"layer_types": TINY["layer_types"]}, "fails when it runs on embeddings"),
+    ],
+)
+def test_an_architecture_that_the_trainer_cannot_run_is_refused_in_one_line(
+    tmp_path: Path, kind: type[PreTrainedConfig], settings: dict[str, object], reason: str
+) -> None:
+    with pytest.raises(ModelError, match=reason) as caught:
+        load(save_decoder(tmp_path, kind, **settings))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_decoder_that_sees_later_tokens_is_refused(tmp_path: Path, dtype: torch.dtype) -> None:
+    with pytest.raises(ModelError, match="is not causal") as caught:
+        load(save_language_model(tmp_path, use_bidirectional_attention=True), dtype)
+    assert "\n" not in str(caught.value)
 
 
 def test_other_decoders_load_the_same_way(tmp_path: Path) -> None:
