@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from demo.conversations import Turn, converse
 from demo.scenes import Scene, compose
 from demo.special_files import BROKEN, UNUSUAL, jpeg, suited
+from trainer.text_store import held_out
 from trainer.text_writer import id_hash
 
 CHAT_FILE, IMAGES_FILE = "chat.json", "images.zip"
@@ -60,4 +63,4 @@ def write_dataset(folder: Path, drawn: list[Sample]) -> None:
 
 def is_held_out(sample_id: str, val_fraction: float) -> bool:
     """Whether the trainer keeps this sample for validation."""
-    return id_hash(sample_id) < int(val_fraction * 2**64)
+    return bool(held_out(np.array(id_hash(sample_id), np.uint64), val_fraction))

@@ -86,12 +86,10 @@ class TextStore:
         return int(self.num_labels[numbers].sum())
 
     def split(self, val_fraction: float) -> Split:
-        """Held out: samples whose id hashes into the first `val_fraction` of the range."""
-        labelled = np.asarray(self.num_labels) > 0
-        held_out = np.asarray(self.id_hash) < np.uint64(int(val_fraction * 2**64))
+        labelled, validation = np.asarray(self.num_labels) > 0, held_out(np.asarray(self.id_hash), val_fraction)
         return Split(
-            train=np.flatnonzero(labelled & ~held_out),
-            validation=np.flatnonzero(labelled & held_out),
+            train=np.flatnonzero(labelled & ~validation),
+            validation=np.flatnonzero(labelled & validation),
             unlabelled=int((~labelled).sum()),
         )
 
@@ -105,6 +103,12 @@ class TextStore:
             is_label_NT[row, : end - start] = self.is_label[start:end]
         sample_L, column_L = np.nonzero(is_label_NT)
         return TextBatch(tokens_NT, sample_L, column_L, tokens_NT[sample_L, column_L])
+
+
+def held_out(id_hashes: np.ndarray, val_fraction: float) -> np.ndarray:
+    """Which samples are for validation: those whose id hashes into the first `val_fraction` of the range."""
+    is_held_out: np.ndarray = id_hashes < np.uint64(int(val_fraction * 2**64))
+    return is_held_out
 
 
 def read_meta(folder: Path) -> TextMeta:

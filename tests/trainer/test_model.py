@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, linear
 from transformers import AutoModelForCausalLM
 
 from tests.trainer.test_projector import MEAN, STD, make_latents
@@ -53,6 +53,17 @@ def test_label_only_losses_equal_those_of_full_logits(language_model: Path, lang
     assert torch.allclose(model(batch), expected, atol=1e-5)
 
 
+def test_the_head_sees_the_positions_before_labels_and_no_others(language: LanguageModel) -> None:
+    model, batch, seen = make_model(language), make_input(), list[torch.Tensor]()
+    hook = language.head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    with hook:
+        model(batch)
+    hidden = language.hidden(model.sequence(batch.latents_NCHW, batch.tokens_NT))
+    predicting = batch.column_L + model.projector.num_tokens - 1
+    (rows,) = seen
+    assert torch.equal(rows, hidden[batch.sample_L, predicting])
+
+
 def test_padding_changes_no_loss(language: LanguageModel) -> None:
     model = make_model(language)
     assert torch.allclose(model(make_input()), model(make_input(pad=11)), atol=1e-5)
@@ -76,6 +87,20 @@ def test_bf16_runs_the_language_model_in_bf16_and_keeps_float32_masters(language
     assert losses.dtype == torch.float32
     assert {p.dtype for p in model.projector.parameters()} == {torch.float32}
     assert {p.grad.dtype for p in model.projector.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_projectors_matrix_products_run_in_the_language_models_precision(
+    language_model: Path, dtype: torch.dtype
+) -> None:
+    language = load_language_model(str(language_model), dtype, torch.device("cpu"))
+    model, batch, products = make_model(language), make_input(), list[torch.Tensor]()
+    for layer in model.projector.layers[::2]:
+        layer.register_forward_hook(lambda _, inputs, output: products.append(output))
+    model.sequence(batch.latents_NCHW, batch.tokens_NT)
+    assert [product.dtype for product in products] == [dtype, dtype]
+    first, features = model.projector.layers[0], model.projector.features(batch.latents_NCHW)
+    assert torch.equal(products[0], linear(features.to(dtype), first.weight.to(dtype), first.bias.to(dtype)))
 
 
 def test_latents_may_rest_in_half_precision(language: LanguageModel) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from cache_store import CacheError, open_cache
 from cache_store.errors import ConfigError, StaleError
+from demo.dataset import is_held_out
 from tests.make_cache import caption, make_cache
 from tests.trainer.conftest import GEMMA_TEMPLATE, describe, make_tokenizer
 from trainer.chat import ChatTokenizer
@@ -60,6 +61,20 @@ def test_the_split_holds_each_labelled_sample_once_and_grows_with_its_fraction(f
     assert 0 < len(small.validation) < len(large.validation)
     assert set(small.validation) < set(large.validation)
     assert len(store.split(0).validation) == 0
+
+
+def test_the_same_ids_are_held_out_whatever_their_row_and_their_neighbours(tmp_path: Path, chat: ChatTokenizer) -> None:
+    shared, others = [f"shared-{number}" for number in range(60)], [f"other-{number}" for number in range(37)]
+    held_out = []
+    for name, ids in {"alone": shared, "among": [*others, *reversed(shared)]}.items():
+        conversations = [describe(row) for row in range(len(ids))]
+        cache = open_cache(make_cache(tmp_path / name, np.zeros((len(ids), 1, 2, 2), np.float32), ids, conversations))
+        folder = text_folder(cache, chat, None)
+        make_text(folder, cache, chat)
+        held_out.append({ids[number] for number in TextStore(folder).split(0.3).validation} & set(shared))
+        assert held_out[-1] == {sample_id for sample_id in shared if is_held_out(sample_id, 0.3)}
+    assert held_out[0] == held_out[1]
+    assert 5 < len(held_out[0]) < 40
 
 
 def test_a_sample_without_an_assistants_words_is_in_neither_part(tmp_path: Path, chat: ChatTokenizer) -> None:
