@@ -17,7 +17,7 @@ from cache_store.claim import claim, refuse_foreign_folder
 from cache_store.convert_shard import ShardConverter, Side
 from cache_store.errors import CacheError, ConfigError
 from cache_store.formats import format_named, shard_format
-from cache_store.metadata import clear_dead_scratch, has_cache, read_build, read_commit, read_spec
+from cache_store.metadata import has_cache, read_build, read_commit, read_spec
 from cache_store.publish import file_sha256, publish, withdraw, write_file
 from cache_store.reader import open_cache
 from cache_store.record import canonical_json, signed
@@ -36,6 +36,7 @@ from cache_store.schema import (
 )
 from cache_store.seal import make_seal, read_contents
 from cache_store.staleness import differing, refuse
+from cache_store.strays import clear_leftovers
 from cache_store.verify import verify
 from cache_store.verify_record import kept_record
 
@@ -80,6 +81,7 @@ def convert(root: Path, out: Path, config: ConvertConfig, progress: Callable[[in
         write_metadata(source, target, seal)
         done = [convert_array(source, target, array, progress) for array in target.spec.arrays]
         shards, kept = (sum(each) for each in zip(*done, strict=True))
+        clear_leftovers(out, target.spec)
         return Conversion(seal=write_seal(target, seal), shards=shards, kept=kept)
 
 
@@ -110,7 +112,6 @@ def refuse_other_cache(target: Side) -> None:
 
 def write_metadata(source: Side, target: Side, seal: Seal) -> None:
     """Everything but shards and seal, the spec last; what is there and right is left alone."""
-    clear_dead_scratch(target.root)
     write_unless_equal(target.root / BUILD_FILE, canonical_json(converted_build(source, target)))
     copy_plan(source.root, target.root, seal)
     metadata = shard_format(target.spec).metadata(target.spec)

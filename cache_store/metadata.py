@@ -8,7 +8,7 @@ import msgspec
 
 from cache_store.errors import CacheError, NoCacheError
 from cache_store.formats import shard_format
-from cache_store.publish import clear_scratch, write_file
+from cache_store.publish import write_file
 from cache_store.record import FORMAT_VERSION, canonical_json, parse_signed, refuse_version, signed
 from cache_store.regular_file import read_regular
 from cache_store.schema import (
@@ -16,7 +16,6 @@ from cache_store.schema import (
     COMMITS,
     MAX_SAMPLE_BYTES,
     MAX_SHARDS,
-    PLAN_FILE,
     SEAL_FILE,
     SPEC_ATTRIBUTE,
     SPEC_FILE,
@@ -89,12 +88,6 @@ def spec_problems(spec: Spec) -> list[str]:
 def refuse_invalid(spec: Spec, where: str) -> None:
     if problems := spec_problems(spec):
         raise CacheError(f"{where} holds no valid spec: {'; '.join(problems)}")
-
-
-def clear_dead_scratch(root: Path) -> None:
-    """What a program that died was writing beside the shards; theirs goes when they are written again."""
-    for name in (BUILD_FILE, PLAN_FILE, SPEC_FILE, SEAL_FILE):
-        clear_scratch(root / name)
 
 
 def write_spec(root: Path, spec: Spec) -> None:

@@ -115,6 +115,19 @@ def test_a_stopped_conversion_goes_on_to_the_same_bytes(tmp_path, number, code):
     assert contents(tmp_path / "out") == contents(tmp_path / "undisturbed")
 
 
+def test_what_a_conversion_that_died_was_writing_is_cleared_though_its_shards_are_kept(cache, tmp_path, store_format):
+    out = tmp_path / "out"
+    assert convert(cache, out, OTHER[store_format]) == 0
+    before = contents(out)
+    folder, _, shard = shard_name(out, 2).rpartition("/")
+    for name in (f"{folder}/.{shard}", "samples/.000002.parquet", "commits/latents/.000001.json", ".seal.json"):
+        (out / f"{name}.1.partial").write_bytes(b"half")
+    (out / "seal.json").unlink()
+    assert convert(cache, out, OTHER[store_format]) == 0
+    assert contents(out) == before
+    assert not verify(out, "full").findings
+
+
 def times(out: Path) -> dict[str, int]:
     """When each committed shard was written."""
     return {
