@@ -14,7 +14,7 @@ class ConfigError(EncodeOnceError):
 
 
 class MissingPathError(ConfigError):
-    """Nothing is where a config says that a file or a folder is."""
+    """Nothing of the kind is where a config says that a file or a folder is."""
 
 
 class SourceError(EncodeOnceError):

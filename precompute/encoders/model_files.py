@@ -37,7 +37,7 @@ class ModelFiles:
 
 
 def find_model(model: str) -> ModelFiles:
-    """Locate the VAE of `model`, a folder or a hub id, which has an owner; ModelError when there is none."""
+    """Locate the VAE of `model`, a folder or a hub id, which has an owner; MissingPathError when there is none."""
     folder = Path(model).expanduser()
     if folder.exists():
         return found_config(str(folder), local_configs(folder))
@@ -52,7 +52,7 @@ def find_model(model: str) -> ModelFiles:
 def found_config(model: str, configs: dict[str, Path]) -> ModelFiles:
     for subfolder, config in configs.items():
         return ModelFiles(model=model, subfolder=subfolder, class_name=read_class_name(config))
-    raise ModelError(f"encoder.model {model} is no VAE: it holds none of {', '.join(CONFIGS.values())}")
+    raise MissingPathError(f"encoder.model {model} is no VAE: it holds none of {', '.join(CONFIGS.values())}")
 
 
 def local_configs(folder: Path) -> dict[str, Path]:
@@ -104,7 +104,7 @@ def read_class_name(config: Path) -> str:
         raise ModelError(f"{config} is not JSON: {one_line(error)}") from error
     class_name = values.get("_class_name") if isinstance(values, dict) else None
     if not isinstance(class_name, str):
-        raise ModelError(f"{config} is not a VAE's config: it has no _class_name")
+        raise MissingPathError(f"{config} is not a VAE's config: it has no _class_name")
     return class_name
 
 

@@ -179,8 +179,21 @@ def test_pickled_weights_are_never_read(vae_folder: Path) -> None:
     assert "cannot be loaded" in refusal(vae_folder)
 
 
-def test_a_folder_without_a_vae_is_refused(tmp_path: Path) -> None:
-    assert "is no VAE: it holds none of vae/config.json, config.json" in refusal(tmp_path)
+@pytest.mark.parametrize("config", [None, {"model_type": "gemma3"}], ids=["empty", "a language model"])
+def test_a_folder_without_a_vae_is_wrong_usage(tmp_path: Path, config: dict[str, str] | None) -> None:
+    if config:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        MissingPathError, match=r"is no VAE: it holds none of vae/config\.json|not a VAE's config"
+    ) as caught:
+        load(tmp_path)
+    assert caught.value.exit_code == 2
+
+
+def test_a_file_given_for_a_model_is_wrong_usage(vae_folder: Path) -> None:
+    with pytest.raises(MissingPathError, match=f"{WEIGHTS} is no VAE: it holds none of vae/config.json") as caught:
+        load(vae_folder / "vae" / WEIGHTS)
+    assert caught.value.exit_code == 2
 
 
 @pytest.mark.parametrize("model", ["/nowhere/at/all", "./nowhere", "~/nowhere", "a/b/c", "nowhere"])
