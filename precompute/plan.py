@@ -70,11 +70,24 @@ def refuse_missing_images(found: pa.Table, source: SourceConfig, allowed: float)
     """Known before anything is encoded: a wrong folder should not cost an hour."""
     missing = found.filter(pc.equal(found["fingerprint"], MISSING))
     if missing.num_rows > allowed * found.num_rows:
-        where = source.images or (Path(source.path).parent if source.kind == "llava" else source.path)
-        names = some([uri or "(the record names none)" for uri in missing["uri"].to_pylist()])
+        reasons, advice = zip(*why_missing(missing, source), strict=True)
         raise SourceError(
-            f"{missing.num_rows} of {found.num_rows} samples have no image: {names}; looked in {where}. That is more "
-            f"than run.max_reject_fraction {allowed:g} allows; nothing was encoded. Set source.images, or mend it"
+            f"{missing.num_rows} of {found.num_rows} samples have no image: {'; '.join(reasons)}. That is more "
+            f"than run.max_reject_fraction {allowed:g} allows; nothing was encoded. {'. '.join(advice)}"
+        )
+
+
+def why_missing(missing: pa.Table, source: SourceConfig) -> Iterator[tuple[str, str]]:
+    """Each reason that there is for images to be missing, and what to do about it."""
+    is_unnamed = pc.equal(missing["uri"], "")
+    unnamed, named = missing.filter(is_unnamed)["id"], missing.filter(pc.invert(is_unnamed))["uri"]
+    if len(named):
+        where = source.images or (Path(source.path).parent if source.kind == "llava" else source.path)
+        yield f"{some(named.to_pylist())}; looked in {where}", "Set source.images, or mend it"
+    if len(unnamed):
+        yield (
+            f"the records of {len(unnamed)} samples name none: {some(unnamed.to_pylist())}",
+            f"Give these records an `image`, or leave them out of {source.path}",
         )
 
 

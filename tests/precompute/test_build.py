@@ -227,6 +227,23 @@ def test_missing_images_fail_the_build_before_anything_is_encoded(build, tmp_pat
     assert not list((tmp_path / "cache").rglob("*.parquet"))
 
 
+@pytest.mark.parametrize("unnamed", [range(SAMPLES), range(2)])
+def test_records_that_name_no_image_are_named_and_the_advice_is_for_them(build, source_path, capsys, unnamed):
+    chat = source_path / "chat.json"
+    records = json.loads(chat.read_text())
+    names = {sample_name(number) for number in unnamed}
+    for record in records:
+        if record["id"] in names:
+            del record["image"]
+    chat.write_text(json.dumps(records))
+    assert build(run__max_reject_fraction=0.01) == 1
+    message = capsys.readouterr().err
+    assert f"{len(names)} of 22 samples have no image" in message
+    assert f"the records of {len(names)} samples name none: sample-000, sample-001" in message
+    assert f"Give these records an `image`, or leave them out of {chat}" in message
+    assert "source.images" not in message
+
+
 def test_an_image_that_comes_back_is_said_to_stay_rejected(build, tmp_path, capsys):
     fewer = write_source(tmp_path / "fewer", range(SAMPLES - 1))
     images = str(fewer / "images.zip")
