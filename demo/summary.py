@@ -27,6 +27,7 @@ class CacheFacts:
     planned: int
     cached: int
     images_per_s: float
+    """Of one worker, over its shards: records do not say which of them were built at once."""
     bytes_on_disk: int
     rejects: Mapping[str, str]
     """Sample id to reason."""
@@ -75,7 +76,7 @@ def facts_table(outcome: Outcome) -> Table:
     table.add_column(style="bold")
     table.add_column()
     table.add_row("images", f"{cache.planned:,} planned = {cache.cached:,} cached + {len(cache.rejects):,} rejected")
-    table.add_row("encoding", f"{cache.images_per_s:,.0f} images/s, decoding and writing included")
+    table.add_row("encoding", f"{cache.images_per_s:,.0f} images/s a worker, decoding and writing included")
     table.add_row("cache size", f"{cache.bytes_on_disk / 1e6:.1f} MB")
     table.add_row("loss, own latents", f"{outcome.own_loss:.3f} per label token, held-out scenes")
     table.add_row("loss, shuffled latents", f"{outcome.shuffled_loss:.3f}")

@@ -41,6 +41,7 @@ def test_the_whole_demo_runs_at_toy_size(tmp_path: Path) -> None:
     losses = json.loads((root / "eval.json").read_text(encoding="utf-8"))
     assert f"{losses['own']:.3f} per label token" in ended.stdout
     assert "colour words" in ended.stdout
+    assert "images/s a worker, decoding and writing included" in ended.stdout
     assert "encoder.model: nvidia/Cosmos-Predict2-2B-Video2World" in ended.stdout
     assert "model.language_model: google/gemma-3-4b-it" in ended.stdout
 
