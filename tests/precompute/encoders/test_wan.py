@@ -156,10 +156,10 @@ def test_other_classes_are_refused_by_name(vae_folder: Path) -> None:
     assert refusal(vae_folder).endswith("is of class AutoencoderKLCosmos; known are AutoencoderKLWan")
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", "{"])
-def test_a_config_that_is_not_a_vaes_is_refused(vae_folder: Path, text: str) -> None:
+@pytest.mark.parametrize("text", ["", "{"])
+def test_a_config_that_is_cut_is_refused(vae_folder: Path, text: str) -> None:
     (vae_folder / "vae" / "config.json").write_text(text)
-    assert "config.json is not" in refusal(vae_folder)
+    assert "config.json is not JSON" in refusal(vae_folder)
 
 
 def test_a_config_that_the_class_cannot_build_is_refused(vae_folder: Path) -> None:
@@ -179,13 +179,16 @@ def test_pickled_weights_are_never_read(vae_folder: Path) -> None:
     assert "cannot be loaded" in refusal(vae_folder)
 
 
-@pytest.mark.parametrize("config", [None, {"model_type": "gemma3"}], ids=["empty", "a language model"])
-def test_a_folder_without_a_vae_is_wrong_usage(tmp_path: Path, config: dict[str, str] | None) -> None:
-    if config:
-        (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(
-        MissingPathError, match=r"is no VAE: it holds none of vae/config\.json|not a VAE's config"
-    ) as caught:
+def test_a_folder_without_a_model_is_wrong_usage(tmp_path: Path) -> None:
+    with pytest.raises(MissingPathError, match=r"is no VAE: it holds none of vae/config\.json, config\.json") as caught:
+        load(tmp_path)
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"model_type": "gemma3"}'])
+def test_the_folder_of_a_model_that_is_no_vae_is_wrong_usage(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(MissingPathError, match=r"config\.json is not a VAE's config: it has no _class_name") as caught:
         load(tmp_path)
     assert caught.value.exit_code == 2
 
