@@ -141,15 +141,19 @@ def load_language_model(name: str, dtype: torch.dtype, device: torch.device) -> 
 
 
 def refuse_without_compiler(backend: str, device: torch.device) -> None:
-    """ConfigError where torch.compile does not work: known before the first step, and in words."""
+    """ConfigError where torch.compile finds no compiler: known before the first step, in precompute's words.
+
+    Neither program imports the other, and cache_store, which both import, knows no torch; a test compares the words.
+    """
     from torch._dynamo.exc import TorchDynamoException  # what torch.compile raises, whichever part of it fails
 
     try:
         torch.compile(torch.square, backend=backend)(torch.ones(1, device=device))
     except TorchDynamoException as error:
+        needed = "a C++ compiler (g++, or the one that CXX names)" if device.type == "cpu" else "Triton"
         raise ConfigError(
             f"run.compile: torch.compile does not work here ({first_line(error)}); "
-            "install g++ (on a GPU, Triton), or set run.compile: false"
+            f"install {needed}, or set run.compile: false"
         ) from error
 
 
