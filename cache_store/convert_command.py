@@ -3,14 +3,13 @@
 import shlex
 from pathlib import Path
 
-from tqdm import tqdm
-
 from cache_store.convert import ConvertConfig, convert
 from cache_store.metadata import read_spec
+from cache_store.progress_bar import progress_bar
 
 
 def run_convert(root: Path, out: Path, config: ConvertConfig) -> int:
-    with tqdm(total=read_spec(root).rows, desc="convert", unit="sample", delay=0.5) as bar:
+    with progress_bar(total=read_spec(root).rows, desc="convert", unit="sample", delay=0.5) as bar:
         done = convert(root, out, config, bar.update)
     kept = f"; {done.kept:,} were there, their records fit" if done.kept else ""
     size = sum(array.bytes for array in done.seal.arrays.values())

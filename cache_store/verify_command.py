@@ -21,6 +21,7 @@ from cache_store.findings import Finding, Level, Report
 from cache_store.metadata import read_spec
 from cache_store.output_file import refuse_output, write_output
 from cache_store.processes import usable_cores
+from cache_store.progress_bar import progress_bar
 from cache_store.schema import Spec
 from cache_store.subset import Subset, parse_subset
 from cache_store.verify import verify
@@ -81,7 +82,7 @@ def run_verify(cache: Path, config: VerifyConfig) -> int:
     if config.report:
         refuse_output("report", Path(config.report).expanduser(), cache)
     try:
-        with progress_bar(cache, config) as (progress, jobs):
+        with reading_bar(cache, config) as (progress, jobs):
             gc.freeze()  # else the collector looks through all loaded modules every few shards: a tenth of the time
             report = verify(cache, config.resolved_level, subset=config.shards, jobs=jobs, progress=progress)
     except KeyboardInterrupt:  # SIGTERM as well as SIGINT; verification only reads, so it can be left at any instant
@@ -112,7 +113,7 @@ class ReadingBar:
 
 
 @contextmanager
-def progress_bar(cache: Path, config: VerifyConfig) -> Iterator[tuple[ReadingBar, int]]:
+def reading_bar(cache: Path, config: VerifyConfig) -> Iterator[tuple[ReadingBar, int]]:
     """The bar, and how many processes are to read."""
     subset = config.shards
     try:
@@ -121,7 +122,7 @@ def progress_bar(cache: Path, config: VerifyConfig) -> Iterator[tuple[ReadingBar
         total, jobs = shards * len(spec.arrays), config.num_jobs(spec)
     except (CacheError, OSError):
         total, jobs = 0, 1  # verification says what is wrong with it
-    with tqdm(total=total, desc=f"verify {config.resolved_level}", unit="shard", delay=0.5) as bar:
+    with progress_bar(total=total, desc=f"verify {config.resolved_level}", unit="shard", delay=0.5) as bar:
         yield ReadingBar(bar, config), jobs
 
 

@@ -3,8 +3,7 @@
 from types import TracebackType
 from typing import Self
 
-from tqdm import tqdm
-
+from cache_store.progress_bar import progress_bar
 from precompute.config import AuditConfig
 
 
@@ -14,7 +13,7 @@ class AuditBar:
     def __init__(self, config: AuditConfig) -> None:
         self._seconds = config.seconds if config.num_samples is None else None
         unit = "sample" if self._seconds is None else "s"
-        self.bar = tqdm(total=self._seconds, desc="audit", unit=unit, delay=0.5)
+        self.bar = progress_bar(total=self._seconds, desc="audit", unit=unit, delay=0.5)
 
     def __enter__(self) -> Self:
         return self

@@ -6,8 +6,7 @@ from collections import Counter
 from types import TracebackType
 from typing import Self
 
-from tqdm import tqdm
-
+from cache_store.progress_bar import progress_bar
 from cache_store.schema import CommitRecord
 from cache_store.staleness import plain
 from precompute.image_changes import OtherShard
@@ -29,7 +28,7 @@ class BuildProgress:
         self._reasons: Counter[str] = Counter()
         contents = [record.content for record in committed]
         done = sum(content.cached + content.rejected for content in contents)
-        self._bar = tqdm(total=planned, initial=done, desc="encode", unit="image", smoothing=0.1)
+        self._bar = progress_bar(total=planned, initial=done, desc="encode", unit="image", smoothing=0.1)
         self._elapsed_s = self._waited_s = 0.0
         self._started = time.monotonic()
         self.images = self.shards = 0

@@ -1,7 +1,6 @@
 """The training loop: global batches in, a projector out; stops at any step and goes on exactly there."""
 
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, nullcontext
@@ -18,6 +17,7 @@ from cache_store.claim import claim
 from cache_store.command_line import stop_on_signals
 from cache_store.errors import EncodeOnceError, Interrupted
 from cache_store.output_file import refuse_inside
+from cache_store.progress_bar import progress_bar
 from cache_store.publish import write_file
 from cache_store.staleness import differing
 from trainer.batches import LatentSource, StepBatch
@@ -40,9 +40,6 @@ from trainer.parallel import World
 from trainer.prefetch import prefetched
 from trainer.run_folder import checkpoints_of, has_run, refuse_other_than_a_run, write_config
 from trainer.session import Session, open_session
-
-LOG_REFRESH_S = 30.0
-"""Between lines of progress where standard error is a file."""
 
 
 def train(config: TrainConfig, world: World, source: LatentSource | None = None) -> None:
@@ -252,5 +249,4 @@ class TrainingLoop:
 
     def progress(self) -> "tqdm[Any]":
         options: dict[str, Any] = {"desc": "train", "unit": "step", "disable": not self.world.is_main}
-        refresh_s = 0.2 if sys.stderr.isatty() else LOG_REFRESH_S
-        return tqdm(total=self.total_steps, initial=self.completed, mininterval=refresh_s, **options)
+        return progress_bar(total=self.total_steps, initial=self.completed, **options)
