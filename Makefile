@@ -30,7 +30,7 @@ $(INSTALLED): setup.cfg setup.py cache_store/_gather.c constraints.txt
 	rm -rf build cache_store/_gather*.so  # pip would take an old one for the new
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@$(BIN)/python -c 'import cache_store._gather' 2>/dev/null || echo "note: without a C compiler and Python's headers" \
-	"caches are read as right, at about two thirds of the speed; install them, then: make clean, and make again"
+	"caches are read as right, at 60 to 80 % of the speed; install them, then: make clean, and make again"
 	touch $@
 
 clean:

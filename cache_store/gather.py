@@ -13,7 +13,7 @@ __all__ = ["gather", "move_rows"]
 
 
 def move_rows(out: NDArray[Any], addresses: NDArray[Any], row_bytes: int, /) -> None:
-    """One memmove a row: as right, and 1.4 to 1.6 times as long."""
+    """One memmove a row: as right; a read takes 1.3 to 1.6 times as long."""
     target = out.ctypes.data
     for row, address in enumerate(addresses.tolist()):
         ctypes.memmove(target + row * row_bytes, address, row_bytes)
