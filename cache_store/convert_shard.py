@@ -19,9 +19,9 @@ from cache_store.errors import CacheError
 from cache_store.formats import Location, ShardSamples, shard_format
 from cache_store.metadata import write_commit
 from cache_store.publish import clear_scratch, publish, withdraw
-from cache_store.reader import map_file
 from cache_store.record import signed
 from cache_store.schema import SAMPLES_SCHEMA, ArraySpec, CodecName, CommitRecord, Spec, commit_file, samples_file
+from cache_store.sealed_shards import map_file
 from cache_store.shard_builder import file_record, write_samples
 from cache_store.tables import read_table
 from cache_store.verify_file import file_finding

@@ -3,20 +3,13 @@
 A *sample number* is dense over the cached samples, in row order; rows of rejected samples have none.
 """
 
-import hashlib
-import mmap
-import os
-import resource
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from cache_store.checksum import crc32c
@@ -24,15 +17,10 @@ from cache_store.codec import decode_sample
 from cache_store.errors import CacheError
 from cache_store.formats import shard_format
 from cache_store.gather import gather
-from cache_store.metadata import read_commit, read_seal, read_spec
-from cache_store.record import record_digest
-from cache_store.regular_file import read_regular, refuse_irregular
-from cache_store.schema import CACHED, LATENTS, SAMPLES_SCHEMA, ArraySpec, Seal, Spec, samples_file
+from cache_store.metadata import read_seal, read_spec
+from cache_store.schema import LATENTS, ArraySpec, Seal, Spec
+from cache_store.sealed_shards import SealedShards
 from cache_store.staleness import refuse_other_seal, refuse_unsealed
-from cache_store.tables import parse_table
-
-MAPPED_SHARDS = 16_384
-"""Shards held open at once, at most; Linux allows 65,530 mappings a process (vm.max_map_count)."""
 
 COPIED_BYTES = 8 << 20
 """Copied at once: then checked, out of a cache and not out of memory, and then a Ctrl-C is heard."""
@@ -68,23 +56,6 @@ def seal_problem(spec: Spec, seal: Seal) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
-class MappedShard:
-    """One shard file in memory, which starts at `address` for as long as `data` is held."""
-
-    data: memoryview
-    address: int
-
-
-Places = dict[str, NDArray[Any]]
-"""Columns of the samples tables, [cached samples of the cache]: what a read needs to know of where samples lie.
-
-One for the cache, since a shuffled batch from many shards touches nearly as many as it has samples: nothing in a read
-is then done by shard. A shard's part is known once it was mapped and then stays, as it was sealed; parts of shards that
-were never mapped take no memory.
-"""
-
-
 class Cache:
     """A sealed cache, read-only; safe to share between threads and to fork."""
 
@@ -92,12 +63,8 @@ class Cache:
 
     def __init__(self, root: Path, spec: Spec, seal: Seal) -> None:
         self.root, self.spec, self.seal = root, spec, seal
-        self._format = shard_format(spec)
-        self._ends = np.cumsum(seal.cached_per_shard)
-        self._starts = self._ends - seal.cached_per_shard
-        self._places: dict[str, Places] = {}
-        self._mapped = lru_cache(maxsize=mappable_shards())(self._map_shard)
-        self._samples_table = lru_cache(maxsize=SAMPLE_TABLES)(self._read_samples)
+        self._shards = SealedShards(root, spec, seal)
+        self._samples_table = lru_cache(maxsize=SAMPLE_TABLES)(self._shards.samples)
 
     def __len__(self) -> int:
         """Number of cached samples."""
@@ -129,8 +96,8 @@ class Cache:
             out = np.empty(shape, spec.numpy_dtype)
         if out.shape != shape or out.dtype != spec.numpy_dtype or not (out.flags.c_contiguous and out.flags.writeable):
             raise ValueError(f"out must be a writable C-contiguous {spec.dtype} array of shape {shape}")
-        shards = np.searchsorted(self._ends, numbers, side="right").tolist()
-        mapped = {shard: self._mapped(array, shard) for shard in set(shards)}
+        shards = np.searchsorted(self._shards.ends, numbers, side="right").tolist()
+        mapped = {shard: self._shards.mapped(array, shard) for shard in set(shards)}
         target = out.view(np.uint8).reshape(len(numbers), spec.sample_bytes)
         if spec.codec == "none":
             self._copy(array, numbers, [mapped[shard].address for shard in shards], target, check)
@@ -171,16 +138,16 @@ class Cache:
 
     def _by_shard(self, numbers: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         """For each shard touched: its number, positions in `numbers`, and the samples' places within the shard."""
-        shards = np.searchsorted(self._ends, numbers, side="right")
+        shards = np.searchsorted(self._shards.ends, numbers, side="right")
         order = np.argsort(shards, kind="stable")
         bounds = np.flatnonzero(np.diff(shards[order])) + 1
         for positions in np.split(order, bounds) if order.size else []:
             shard = int(shards[positions[0]])
-            yield shard, positions, numbers[positions] - self._starts[shard]
+            yield shard, positions, numbers[positions] - self._shards.starts[shard]
 
     def _copy(self, array: str, numbers: np.ndarray, starts: list[int], target: NDArray[np.uint8], check: bool) -> None:
         """The hot loop of the codec none."""
-        places = self._places_of(array)
+        places = self._shards.places(array)
         addresses = places["offset"][numbers] + np.array(starts, np.int64)
         samples, size = target.shape
         step = max(1, COPIED_BYTES // size)
@@ -200,7 +167,7 @@ class Cache:
     def _decode(
         self, array: str, numbers: np.ndarray, files: list[memoryview], target: NDArray[np.uint8], check: bool
     ) -> None:
-        codec, places = self.spec.arrays[array].codec, self._places_of(array)
+        codec, places = self.spec.arrays[array].codec, self._shards.places(array)
         columns = (places[name][numbers].tolist() for name in ("offset", "length", "crc32c"))
         for number, file, row, offset, length, expected in zip(numbers, files, target, *columns, strict=True):
             payload = file[offset : offset + length]
@@ -212,96 +179,13 @@ class Cache:
                 raise self._damaged(array, number, str(error)) from None
 
     def _damaged(self, array: str, number: int, problem: str) -> CacheError:
-        shard = int(np.searchsorted(self._ends, number, side="right"))
+        shard = int(np.searchsorted(self._shards.ends, number, side="right"))
         try:
-            row = f"row {self._read_samples(shard, ['row', 'status'])['row'][int(number - self._starts[shard])]}"
+            rows = self._shards.samples(shard, ["row", "status"])["row"]
+            name = f"row {rows[int(number - self._shards.starts[shard])]}"
         except CacheError:  # its table is gone by now
-            row = f"sample {number}"
+            name = f"sample {number}"
         return CacheError(
-            f"{row} in shard {shard} ({self._format.shard_file(array, shard)}) {problem}; "
+            f"{name} in shard {shard} ({shard_format(self.spec).shard_file(array, shard)}) {problem}; "
             f"run `cache-store verify {shlex.quote(str(self.root))} --level full`"
         )
-
-    def _map_shard(self, array: str, shard: int) -> MappedShard:
-        file = self._format.shard_file(array, shard)
-        try:
-            data = map_file(self.root / file)
-        except OSError as error:
-            raise self._broken(f"{file} cannot be read ({error.strerror})") from None
-        table = self._read_samples(shard, ["status", "offset", "length", "crc32c"])
-        offset, length = table["offset"].to_numpy(), table["length"].to_numpy()
-        if not ((offset >= 0) & (length > 0) & (length <= len(data) - offset)).all():
-            raise self._broken(f"{file} is shorter than its samples table says")
-        spec = self.spec.arrays[array]
-        if spec.codec == "none" and (length != spec.sample_bytes).any():
-            raise self._broken(f"{file} holds samples of other sizes than {spec.sample_bytes} bytes")
-        for name, places in self._places_of(array).items():
-            places[self._starts[shard] : self._ends[shard]] = table[name].to_numpy()
-        return MappedShard(data, np.asarray(data).ctypes.data)
-
-    def _places_of(self, array: str) -> Places:
-        """Made at the first shard: what a seal counts is not worth memory before any of it was found."""
-        if array in self._places:
-            return self._places[array]
-        names = ["offset", "crc32c"] if self.spec.arrays[array].codec == "none" else ["offset", "length", "crc32c"]
-        types = {name: SAMPLES_SCHEMA.field(name).type.to_pandas_dtype() for name in names}
-        try:
-            places = {name: np.empty(len(self), dtype) for name, dtype in types.items()}
-        except MemoryError:
-            raise self._broken(f"the seal counts {len(self):,} samples, more than there is memory for") from None
-        return self._places.setdefault(array, places)
-
-    def _read_samples(self, shard: int, columns: list[str] | None = None) -> pa.Table:
-        """A shard's cached samples, in row order, from a table that is the sealed one byte for byte.
-
-        The record is read after the shard's other files were opened, so those are not another cache's that was put in
-        this one's place since it was opened: its samples would pass their own checksums.
-        """
-        file = samples_file(shard)
-        table = parse_table(self._sealed_bytes(shard, file), self.root / file, columns)
-        expected = SAMPLES_SCHEMA if columns is None else pa.schema([SAMPLES_SCHEMA.field(name) for name in columns])
-        if table.schema != expected:
-            raise self._broken(f"{file} has other columns than the format's")
-        cached = table.filter(pc.equal(table["status"], CACHED))
-        if cached.num_rows != self.seal.cached_per_shard[shard]:
-            raise self._broken(f"{file} has {cached.num_rows} cached rows, the seal counts another number")
-        if columns is not None and any(column.null_count for column in cached.columns):
-            raise self._broken(f"{file} lacks values that every cached row has")
-        return cached
-
-    def _sealed_bytes(self, shard: int, file: str) -> bytes:
-        """A file as the shard's record has it; CacheError where the record or the file is another than was sealed."""
-        array = next(iter(self.spec.arrays))
-        record = read_commit(self.root, array, shard)
-        if record is None or record_digest(record.content) != self.seal.commits[array][shard]:
-            raise self._broken(f"shard {shard} is not as sealed: the cache was replaced or changed since it was opened")
-        try:
-            data = read_regular(self.root / file)
-        except OSError as error:
-            raise self._broken(f"{file} cannot be read ({error.strerror})") from None
-        digest = hashlib.sha256(data).hexdigest()
-        if digest not in (each.sha256 for each in record.content.files if each.path == file):
-            raise self._broken(f"{file} is not as sealed: its sha256 is {digest[:12]}…")
-        return data
-
-    def _broken(self, problem: str) -> CacheError:
-        return CacheError(f"{self.root}: {problem}; run `cache-store verify {shlex.quote(str(self.root))}`")
-
-
-def mappable_shards() -> int:
-    """How many shards may stay open: each mapping holds a file handle, of which many systems give 1,024 at first."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = min(2 * MAPPED_SHARDS, hard) if hard != resource.RLIM_INFINITY else 2 * MAPPED_SHARDS
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        soft = wanted
-    return MAPPED_SHARDS if soft == resource.RLIM_INFINITY else min(MAPPED_SHARDS, soft // 2)
-
-
-def map_file(path: Path) -> memoryview:
-    """The file's bytes, read-only, paged in as they are touched."""
-    refuse_irregular(path)
-    with path.open("rb") as stream:
-        if not os.fstat(stream.fileno()).st_size:
-            return memoryview(b"")  # which mmap refuses
-        return memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))

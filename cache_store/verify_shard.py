@@ -10,9 +10,9 @@ from cache_store.findings import Finding, Level
 from cache_store.formats import ShardSamples, shard_format
 from cache_store.metadata import read_commit
 from cache_store.plan import DIGESTED, PlanFile, plan_digest
-from cache_store.reader import map_file
 from cache_store.record import record_digest
 from cache_store.schema import SEAL_FILE, CommitContent, CommitRecord, Seal, Spec, commit_file, samples_file
+from cache_store.sealed_shards import map_file
 from cache_store.shard_scan import scan_shard
 from cache_store.tables import read_table
 from cache_store.verify_file import absence, file_finding, other_sha256, unreadable

@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from cache_store import CacheError, open_cache, reader
+from cache_store import CacheError, open_cache, reader, sealed_shards
 from cache_store.errors import NoCacheError
 from cache_store.gather import gather, move_rows
 from cache_store.schema import SAMPLES_SCHEMA, SEAL_FILE, commit_file, samples_file
@@ -183,9 +183,9 @@ def test_a_shard_whose_record_is_gone_is_not_read(cache):
         opened.read(np.arange(27))
 
 
-@pytest.mark.parametrize("open_shards", [reader.MAPPED_SHARDS, 1], ids=["all open", "one open at a time"])
+@pytest.mark.parametrize("open_shards", [sealed_shards.MAPPED_SHARDS, 1], ids=["all open", "one open at a time"])
 def test_threads_and_processes_share_a_cache(cache, latents, open_shards, monkeypatch):
-    monkeypatch.setattr(reader, "MAPPED_SHARDS", open_shards)
+    monkeypatch.setattr(sealed_shards, "MAPPED_SHARDS", open_shards)
     opened = pickle.loads(pickle.dumps(open_cache(cache)))  # noqa: S301 (what multiprocessing does)
     expected, wrong = opened.read(np.arange(27)), []
 
