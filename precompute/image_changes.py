@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from tqdm import tqdm
 
 from cache_store.errors import CacheError
+from cache_store.progress_bar import progress_bar
 from cache_store.schema import LATENTS, REJECTED, SEAL_FILE, Spec, commit_file, reason_kind, samples_file
 from cache_store.shard_builder import OtherShardError
 from cache_store.staleness import ABSENT, Difference
@@ -63,7 +63,7 @@ def check_images(
     compared, changes, unknown = 0, [], []
     with (
         ThreadPoolExecutor(threads, thread_name_prefix="check") as pool,
-        tqdm(total=spec.rows, desc="check images", unit="image", delay=0.5) as bar,
+        progress_bar(total=spec.rows, desc="check images", unit="image", delay=0.5) as bar,
     ):
         for shard in range(spec.num_shards):
             rows = spec.shard_rows(shard)

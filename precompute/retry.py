@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow.compute as pc
-from tqdm import tqdm
 
 from cache_store.errors import CacheError
+from cache_store.progress_bar import progress_bar
 from cache_store.schema import REJECTED, CommitRecord, ImageRecipe, samples_file
 from cache_store.tables import read_table
 from precompute.images import decode_image, fit_image
@@ -31,7 +31,9 @@ def try_rejected(root: Path, records: list[CommitRecord], source: Source, recipe
     again: dict[int, int] = {}
     with (
         ThreadPoolExecutor(threads, thread_name_prefix="retry") as pool,
-        tqdm(total=sum(each.content.rejected for each in records), desc="retry", unit="image", delay=0.5) as bar,
+        progress_bar(
+            total=sum(each.content.rejected for each in records), desc="retry", unit="image", delay=0.5
+        ) as bar,
     ):
         for content in (record.content for record in records if record.content.rejected):
             outcomes = list(pool.map(lambda uri: gives_pixels(source, uri, recipe), rejected_uris(root, content.shard)))

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from tqdm import tqdm
 
 from cache_store.errors import SourceError
 from cache_store.gallery.draw import batches
 from cache_store.gallery.pictures import channel_strip, error_map, preview, psnr, thumbnail
 from cache_store.gallery.source_images import ReadImage
+from cache_store.progress_bar import progress_bar
 from cache_store.reader import Cache
 
 Decode = Callable[[np.ndarray], np.ndarray]
@@ -62,7 +62,7 @@ class Showcase:
         """Exhibits by sample number."""
         ordered = np.array(sorted(set(numbers)), np.int64)
         exhibits: dict[int, Exhibit] = {}
-        with tqdm(total=len(ordered), desc="rows", unit="row", delay=0.5) as bar:
+        with progress_bar(total=len(ordered), desc="rows", unit="row", delay=0.5) as bar:
             for batch in batches(ordered, BATCH):
                 exhibits.update(zip(batch.tolist(), self._batch(batch), strict=True))
                 bar.update(len(batch))

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tqdm import tqdm
-
 from cache_store.errors import EncodeOnceError, SourceError
 from cache_store.gallery.config import GalleryConfig
 from cache_store.gallery.draw import draw_rejects, draw_survey, random_numbers
@@ -16,6 +14,7 @@ from cache_store.gallery.source_images import ReadImage, open_source_images
 from cache_store.gallery.survey import most_unusual, survey
 from cache_store.metadata import read_commit
 from cache_store.output_file import refuse_output, write_output
+from cache_store.progress_bar import progress_bar
 from cache_store.publish import withdraw, write_file
 from cache_store.reader import Cache, open_cache
 from cache_store.schema import CommitRecord
@@ -101,7 +100,10 @@ def read_commits(cache: Cache, array: str) -> list[CommitRecord]:
     """Records of all shards, or of `SHOWN_COMMITS` evenly spaced ones."""
     shards = cache.spec.num_shards
     shown = range(shards) if shards <= SHOWN_COMMITS else [i * shards // SHOWN_COMMITS for i in range(SHOWN_COMMITS)]
-    records = (read_commit(cache.root, array, shard) for shard in tqdm(shown, "records", unit="shard", delay=0.5))
+    records = (
+        read_commit(cache.root, array, shard)
+        for shard in progress_bar(iterable=shown, desc="records", unit="shard", delay=0.5)
+    )
     return [record for record in records if record is not None]
 
 

@@ -5,9 +5,9 @@
 from dataclasses import dataclass
 
 import numpy as np
-from tqdm import tqdm
 
 from cache_store.gallery.draw import SurveyDraw, batches
+from cache_store.progress_bar import progress_bar
 from cache_store.reader import Cache
 from cache_store.schema import ArraySummary
 
@@ -34,7 +34,7 @@ def survey(cache: Cache, array: str, draw: SurveyDraw) -> Survey:
     counts = np.zeros((cache.spec.arrays[array].shape[0], BINS), np.int64)
     features = []
     size = max(1, READ_BYTES // (4 * cache.spec.arrays[array].sample_bytes))
-    with tqdm(total=len(draw.number_N), desc="survey", unit="sample", delay=0.5) as bar:
+    with progress_bar(total=len(draw.number_N), desc="survey", unit="sample", delay=0.5) as bar:
         for numbers in batches(draw.number_N, size):
             latent_NCHW = cache.read(numbers, array=array).astype(np.float32)
             features.append(sample_features(latent_NCHW))
