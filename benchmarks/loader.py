@@ -184,6 +184,15 @@ def global_order(count: int, batch_size: int, rng: np.random.Generator) -> Itera
         yield order[start : start + batch_size]
 
 
+def by_batch(order: Order, read: Callable[[NDArray[np.int64]], Latents]) -> Batches:
+    return lambda rng: map(read, order(rng))
+
+
+def as_batch(values: Any) -> Latents:
+    """Bytes of whole samples, uncopied."""
+    return np.frombuffer(values, np.float16).reshape(-1, *SHAPE)
+
+
 def cache_loader(path: Path, order: Order, batch_size: int, *, check: bool) -> Batches:
     """One buffer for every batch, as `out` is for."""
     cache = open_cache(path)
@@ -227,12 +236,7 @@ def numpy_format_loader(folder: Path, latents: Latents, order: Order) -> Batches
     flat = datasets.List(datasets.Value("float16"), length=int(np.prod(SHAPE)))
     stored = store_dataset(folder, {"latent": flat}, ({"latent": sample.reshape(-1)} for sample in latents))
     table = stored.with_format("numpy")
-
-    def batches(rng: np.random.Generator) -> Iterator[Latents]:
-        for numbers in order(rng):
-            yield table[numbers]["latent"].astype(np.float16).reshape(-1, *SHAPE)
-
-    return batches
+    return by_batch(order, lambda numbers: table[numbers]["latent"].astype(np.float16).reshape(-1, *SHAPE))
 
 
 def store_bytes(folder: Path, latents: Latents) -> datasets.Dataset:
@@ -243,12 +247,7 @@ def store_bytes(folder: Path, latents: Latents) -> datasets.Dataset:
 
 def item_loader(stored: datasets.Dataset, order: Order) -> Batches:
     """Map-style over Arrow: by index, one item at a time."""
-
-    def batches(rng: np.random.Generator) -> Iterator[Latents]:
-        for numbers in order(rng):
-            yield collate([stored[int(number)] for number in numbers])
-
-    return batches
+    return by_batch(order, lambda numbers: collate([stored[int(number)] for number in numbers]))
 
 
 def data_loader(stored: datasets.Dataset, order: Order) -> Batches:
@@ -267,24 +266,18 @@ def collate(items: list[dict[str, bytes]]) -> Latents:
 
 def joined_loader(stored: datasets.Dataset, order: Order) -> Batches:
     """By index, a batch at a time, its values joined: a batch that cannot be written to."""
-
-    def batches(rng: np.random.Generator) -> Iterator[Latents]:
-        for numbers in order(rng):
-            yield np.frombuffer(b"".join(stored[numbers]["latent"]), np.float16).reshape(-1, *SHAPE)
-
-    return batches
+    return by_batch(order, lambda numbers: as_batch(b"".join(stored[numbers]["latent"])))
 
 
 def arrow_loader(stored: datasets.Dataset, order: Order) -> Batches:
     """By index, a batch at a time; the buffer of values is the batch, since all are of one length."""
     table = stored.with_format("arrow")
 
-    def batches(rng: np.random.Generator) -> Iterator[Latents]:
-        for numbers in order(rng):
-            _, _, values = table[numbers]["latent"].combine_chunks().buffers()
-            yield np.frombuffer(values, np.float16).reshape(-1, *SHAPE)
+    def read(numbers: NDArray[np.int64]) -> Latents:
+        _, _, values = table[numbers]["latent"].combine_chunks().buffers()
+        return as_batch(values)
 
-    return batches
+    return by_batch(order, read)
 
 
 def memory_loader(latents: Latents, order: Order, batch_size: int) -> Batches:
@@ -310,11 +303,10 @@ def torch_loader(folder: Path, latents: Latents, order: Order) -> Batches:
     for row, sample in enumerate(latents):
         torch.save(torch.from_numpy(sample), folder / f"{row:09d}.pt")
 
-    def batches(rng: np.random.Generator) -> Iterator[Latents]:
-        for numbers in order(rng):
-            yield torch.stack([torch.load(folder / f"{number:09d}.pt") for number in numbers]).numpy()
+    def read(numbers: NDArray[np.int64]) -> Latents:
+        return torch.stack([torch.load(folder / f"{number:09d}.pt") for number in numbers]).numpy()
 
-    return batches
+    return by_batch(order, read)
 
 
 def print_table(speeds: dict[str, list[float]]) -> None:
