@@ -63,8 +63,8 @@ class Cache:
 
     def __init__(self, root: Path, spec: Spec, seal: Seal) -> None:
         self.root, self.spec, self.seal = root, spec, seal
-        self._shards = SealedShards(root, spec, seal)
-        self._samples_table = lru_cache(maxsize=SAMPLE_TABLES)(self._shards.samples)
+        self.shards = SealedShards(root, spec, seal)
+        self._samples_table = lru_cache(maxsize=SAMPLE_TABLES)(self.shards.samples)
 
     def __len__(self) -> int:
         """Number of cached samples."""
@@ -96,8 +96,8 @@ class Cache:
             out = np.empty(shape, spec.numpy_dtype)
         if out.shape != shape or out.dtype != spec.numpy_dtype or not (out.flags.c_contiguous and out.flags.writeable):
             raise ValueError(f"out must be a writable C-contiguous {spec.dtype} array of shape {shape}")
-        shards = np.searchsorted(self._shards.ends, numbers, side="right").tolist()
-        mapped = {shard: self._shards.mapped(array, shard) for shard in set(shards)}
+        shards = self.shards.of(numbers).tolist()
+        mapped = {shard: self.shards.mapped(array, shard) for shard in set(shards)}
         target = out.view(np.uint8).reshape(len(numbers), spec.sample_bytes)
         if spec.codec == "none":
             self._copy(array, numbers, [mapped[shard].address for shard in shards], target, check)
@@ -129,25 +129,23 @@ class Cache:
         numbers = np.asarray(numbers)
         if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
             raise ValueError(f"numbers must be a 1-D integer array, got {numbers.dtype} {numbers.shape}")
-        numbers = numbers.astype(
-            np.int64
-        )  # a copy: what is checked here is what is read, whoever writes to the caller's
+        numbers = numbers.astype(np.int64)  # a copy, so that what is checked here is what is read
         if numbers.size and (numbers.min() < 0 or numbers.max() >= len(self)):
             raise IndexError(f"sample numbers must be in [0, {len(self)}), got {numbers.min()}..{numbers.max()}")
         return numbers
 
     def _by_shard(self, numbers: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         """For each shard touched: its number, positions in `numbers`, and the samples' places within the shard."""
-        shards = np.searchsorted(self._shards.ends, numbers, side="right")
+        shards = self.shards.of(numbers)
         order = np.argsort(shards, kind="stable")
         bounds = np.flatnonzero(np.diff(shards[order])) + 1
         for positions in np.split(order, bounds) if order.size else []:
             shard = int(shards[positions[0]])
-            yield shard, positions, numbers[positions] - self._shards.starts[shard]
+            yield shard, positions, numbers[positions] - self.shards.starts[shard]
 
     def _copy(self, array: str, numbers: np.ndarray, starts: list[int], target: NDArray[np.uint8], check: bool) -> None:
         """The hot loop of the codec none."""
-        places = self._shards.places(array)
+        places = self.shards.places(array)
         addresses = places["offset"][numbers] + np.array(starts, np.int64)
         samples, size = target.shape
         step = max(1, COPIED_BYTES // size)
@@ -167,7 +165,7 @@ class Cache:
     def _decode(
         self, array: str, numbers: np.ndarray, files: list[memoryview], target: NDArray[np.uint8], check: bool
     ) -> None:
-        codec, places = self.spec.arrays[array].codec, self._shards.places(array)
+        codec, places = self.spec.arrays[array].codec, self.shards.places(array)
         columns = (places[name][numbers].tolist() for name in ("offset", "length", "crc32c"))
         for number, file, row, offset, length, expected in zip(numbers, files, target, *columns, strict=True):
             payload = file[offset : offset + length]
@@ -179,10 +177,10 @@ class Cache:
                 raise self._damaged(array, number, str(error)) from None
 
     def _damaged(self, array: str, number: int, problem: str) -> CacheError:
-        shard = int(np.searchsorted(self._shards.ends, number, side="right"))
+        shard = int(self.shards.of(number))
         try:
-            rows = self._shards.samples(shard, ["row", "status"])["row"]
-            name = f"row {rows[int(number - self._shards.starts[shard])]}"
+            rows = self.shards.samples(shard, ["row", "status"])["row"]
+            name = f"row {rows[int(number - self.shards.starts[shard])]}"
         except CacheError:  # its table is gone by now
             name = f"sample {number}"
         return CacheError(

@@ -57,6 +57,10 @@ class SealedShards:
         self.mapped = lru_cache(maxsize=mappable_shards())(self._map)
         """A shard of an array, by their names; CacheError where its file or table is not as sealed."""
 
+    def of(self, numbers: NDArray[np.int64] | int) -> NDArray[np.int64]:
+        """The shards of these sample numbers."""
+        return np.searchsorted(self.ends, numbers, side="right")
+
     def _map(self, array: str, shard: int) -> MappedShard:
         file = self._format.shard_file(array, shard)
         try:
@@ -87,7 +91,17 @@ class SealedShards:
         return self._known.setdefault(array, unknown)
 
     def samples(self, shard: int, columns: list[str] | None = None) -> pa.Table:
-        """A shard's cached samples, in row order, from a table that is the sealed one byte for byte.
+        """A shard's cached samples, in row order; `status` must be among the columns asked for."""
+        file, table = samples_file(shard), self.table(shard, columns)
+        cached = table.filter(pc.equal(table["status"], CACHED))
+        if cached.num_rows != self.seal.cached_per_shard[shard]:
+            raise self._broken(f"{file} has {cached.num_rows} cached rows, the seal counts another number")
+        if columns is not None and any(column.null_count for column in cached.columns):
+            raise self._broken(f"{file} lacks values that every cached row has")
+        return cached
+
+    def table(self, shard: int, columns: list[str] | None = None) -> pa.Table:
+        """A shard's planned samples, in row order, from a table that is the sealed one byte for byte.
 
         The record is read after the shard's file was mapped, so that this is not another cache's, put in this one's
         place since it was opened: its samples would pass their own checksums.
@@ -97,12 +111,7 @@ class SealedShards:
         expected = SAMPLES_SCHEMA if columns is None else pa.schema([SAMPLES_SCHEMA.field(name) for name in columns])
         if table.schema != expected:
             raise self._broken(f"{file} has other columns than the format's")
-        cached = table.filter(pc.equal(table["status"], CACHED))
-        if cached.num_rows != self.seal.cached_per_shard[shard]:
-            raise self._broken(f"{file} has {cached.num_rows} cached rows, the seal counts another number")
-        if columns is not None and any(column.null_count for column in cached.columns):
-            raise self._broken(f"{file} lacks values that every cached row has")
-        return cached
+        return table
 
     def _sealed_bytes(self, shard: int, file: str) -> bytes:
         """A file as the shard's record has it; CacheError where the record or the file is another than was sealed."""

@@ -29,7 +29,6 @@ from cache_store.metadata import read_commit
 from cache_store.reader import Cache, open_cache
 from cache_store.schema import CACHED, LATENTS, CommitRun, commit_file, samples_file
 from cache_store.staleness import differing, refuse
-from cache_store.tables import read_table
 from precompute.audit_report import AuditReport, Conditions
 from precompute.batches import Batch, decoded_batches
 from precompute.comparison import Comparison, differences, source_problem
@@ -103,7 +102,6 @@ class Auditor:
     def __init__(self, cache: Cache, source: Source, encoder: Encoder, pool: ThreadPoolExecutor) -> None:
         self._cache, self._source, self._encoder, self._pool = cache, source, encoder, pool
         self._array = cache.spec.arrays[LATENTS]
-        self._ends = np.cumsum(cache.seal.cached_per_shard)
         self._rms = root_mean_square(cache.seal.arrays[LATENTS])
         self._planned = lru_cache(maxsize=SHARDS_HELD)(self._read_planned)
         self._runs: dict[int, CommitRun] = {}
@@ -137,7 +135,7 @@ class Auditor:
         size = self._array.encoder.batch_size
         batched = set[int]()
         for number in (number for number in drawn if number not in batched):
-            shard = int(np.searchsorted(self._ends, number, side="right"))
+            shard = int(self._cache.shards.of(number))
             planned, numbers = self._planned(shard)
             start = int(np.flatnonzero(numbers == number)[0]) // size * size
             stop = min(start + size, planned.num_rows)
@@ -146,13 +144,13 @@ class Auditor:
 
     def _read_planned(self, shard: int) -> tuple[pa.Table, np.ndarray]:
         """A shard's planned samples, and each one's sample number, -1 where it was rejected."""
-        file, count = samples_file(shard), self._cache.seal.cached_per_shard[shard]
-        table = read_table(self._cache.root / file, ["row", "id", "uri", "content_sha256", "status"])
+        shards, file, count = self._cache.shards, samples_file(shard), self._cache.seal.cached_per_shard[shard]
+        table = shards.table(shard, ["row", "id", "uri", "content_sha256", "status"])
         cached = np.array(table["status"].to_pylist()) == CACHED
         if table["row"].to_pylist() != list(self._cache.spec.shard_rows(shard)) or cached.sum() != count:
             raise CacheError(f"{file} is damaged; run `cache-store verify {shlex.quote(str(self._cache.root))}`")
         numbers = np.full(table.num_rows, -1, np.int64)
-        numbers[cached] = np.arange(self._ends[shard] - count, self._ends[shard])
+        numbers[cached] = np.arange(shards.starts[shard], shards.ends[shard])
         return table, numbers
 
     def _compare(self, batch: Batch) -> Iterator[Comparison]:

@@ -10,8 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cache_store.reader import Cache
-from cache_store.schema import REJECTED, samples_file
-from cache_store.tables import read_table
+from cache_store.schema import REJECTED
 
 SURVEY_SAMPLES = 16_384
 SURVEY_SHARDS = 64
@@ -67,7 +66,7 @@ def draw_rejects(cache: Cache, rows: int, seed: int) -> list[dict[str, object]]:
 
 
 def read_rejects(cache: Cache, shard: int) -> pa.Table:
-    table = read_table(cache.root / samples_file(shard))
+    table = cache.shards.table(shard)
     return table.filter(pc.equal(table["status"], REJECTED))
 
 

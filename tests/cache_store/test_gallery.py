@@ -13,6 +13,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from msgspec import structs
 from PIL import Image
@@ -227,6 +228,16 @@ def test_of_many_rejects_a_draw_is_shown(cache, tmp_path):
     assert len(drawn) == 2
     assert {each["row"] for each in drawn} < set(REJECTED)
     assert "2 of them, drawn with seed 1, are shown" in page_of(cache, tmp_path, rows=2, seed=1).text
+
+
+def test_rejects_come_from_the_sealed_table_alone(tmp_path):
+    """A shard whose rows are all rejected: nothing else of the page reads its table."""
+    cache = make_cache(tmp_path / "cache", latents(), rejected=range(8, 16))
+    assert len(draw_rejects(open_cache(cache), 8, seed=0)) == 8
+    path = cache / samples_file(1)
+    pq.write_table(pq.read_table(path, partitioning=None), path, compression="none")
+    with pytest.raises(CacheError, match=r"samples/000001\.parquet is not as sealed"):
+        draw_rejects(open_cache(cache), 8, seed=0)
 
 
 def test_one_seed_gives_one_page_and_another_other_rows(cache, tmp_path):
