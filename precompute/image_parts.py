@@ -22,8 +22,8 @@ MAX_SCANS = 100
 MAX_EXIF_BYTES = 2**20
 """EXIF is at most 64 KB by its standard; Pillow joins several segments of it."""
 
-JPEG_MARKER = re.compile(rb"\xff+[^\x00\xd0-\xd7\xff]", re.DOTALL)
-"""Neither a stuffed byte nor a restart marker: what can end a scan's data."""
+JPEG_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]", re.DOTALL)
+"""Neither a stuffed byte nor a restart marker: what can end a scan's data. Without a repeat, the search is linear."""
 SOI, EOI, SOS, APP1, TEM = 0xD8, 0xD9, 0xDA, 0xE1, 0x01
 
 GIF_EXTENSION, GIF_IMAGE, GIF_END = 0x21, 0x2C, 0x3B
@@ -70,6 +70,7 @@ def jpeg_parts(data: bytes, max_pixels: int) -> Iterator[int]:
         if scans > MAX_SCANS or exif_bytes > MAX_EXIF_BYTES:
             raise Rejected("too many parts", f"more than {MAX_SCANS} scans or {MAX_EXIF_BYTES:,} bytes of EXIF")
         position += max(length, 2)
+    yield 0 if scans else max(0, len(data) - position)
 
 
 def png_parts(data: bytes, max_pixels: int) -> Iterator[int]:

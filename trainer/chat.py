@@ -22,8 +22,8 @@ from trainer.special_text import Span, SpecialText, neutral
 
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 
-IMAGE_MARKER = re.compile(r"[ \t]*<image>\n?")
-"""LLaVA's place for the image; here world tokens always come first."""
+IMAGE_MARKER = re.compile(r"(?<![ \t])[ \t]*<image>\n?")
+"""LLaVA's place for the image; here world tokens always come first. A run of blanks is tried from its start alone."""
 
 TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, ArithmeticError)
 """What a template raises by itself, and what the code in it can."""
