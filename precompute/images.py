@@ -23,8 +23,21 @@ from precompute.image_parts import MAX_EXIF_BYTES, refuse_costly
 from precompute.rejects import Rejected
 from precompute.rgb import to_rgb, with_true_levels
 
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
-SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
+SUFFIXES_OF = {
+    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"),
+    "PNG": (".png", ".apng"),
+    "WEBP": (".webp",),
+    "GIF": (".gif",),
+    "BMP": (".bmp",),
+    "TIFF": (".tif", ".tiff"),
+    "AVIF": (".avif", ".avifs"),
+    "JPEG2000": (".jp2", ".j2k", ".j2c", ".jpf", ".jpx"),
+    "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
+    "TGA": (".tga",),
+}
+"""Of files that hold images, by Pillow's name of the format; what a file holds decides how it is read."""
+FORMATS = tuple(SUFFIXES_OF)
+SUFFIXES = frozenset(suffix for suffixes in SUFFIXES_OF.values() for suffix in suffixes)
 
 MID_GREY = 128
 """Fills a rejected image's place in its batch, and the border of `pad`."""
