@@ -26,6 +26,7 @@ from precompute.progress import BuildProgress, say
 from precompute.rejections import refuse_all_rejected, too_many
 from precompute.rejects import TooManyRejectsError
 from precompute.sources import Source, open_source
+from precompute.sources.listing import PassedOver
 from precompute.spec import array_spec, spec_of
 from precompute.stale import refuse_other_shards
 from precompute.work import Work, begin, go_on
@@ -47,6 +48,8 @@ class Summary:
     """Rejected samples that were tried again."""
     recovered: int
     """Of them, those cached now."""
+    passed_over: PassedOver
+    """What the source holds besides samples."""
 
 
 def build(config: BuildConfig, acts: Acts | None = None) -> Summary:
@@ -60,7 +63,8 @@ def build(config: BuildConfig, acts: Acts | None = None) -> Summary:
     refuse_foreign_folder(root, [LATENTS], "cache")
     source = open_source(config.source)
     encoder = load_encoder(config.encoder, config.image.range)
-    found = make_plan(source.samples())
+    samples = source.samples()
+    found = make_plan(samples)
     make_spec = partial(spec_of, config, array_spec(config, encoder))
     refuse_missing_images(found, config.source, config.run.max_reject_fraction)
     with claim(root):
@@ -68,6 +72,8 @@ def build(config: BuildConfig, acts: Acts | None = None) -> Summary:
             work = go_on(config, make_spec, source, found, acts)
         else:
             work = begin(config, make_spec(found), found)
+            if told := str(samples.passed_over):  # now, as the encoding may take days
+                say(told)
         del found  # the plan is on disk now; nothing below grows with the data set
         try:
             progress = build_missing(config, work, source, encoder, acts)
@@ -78,7 +84,7 @@ def build(config: BuildConfig, acts: Acts | None = None) -> Summary:
         clear_leftovers(root, work.spec)
         seal = seal_cache(root, work.spec)
         announce_identity(work, seal)
-        return summarise(work, progress, seal)
+        return summarise(work, progress, seal, samples.passed_over)
 
 
 def build_missing(config: BuildConfig, work: Work, source: Source, encoder: Encoder, acts: Acts) -> BuildProgress:
@@ -109,7 +115,7 @@ def announce_identity(work: Work, seal: Seal) -> None:
     say(f"the cache's identity was {work.earlier_seal.identity} and is {seal.identity}: {why}")
 
 
-def summarise(work: Work, progress: BuildProgress, seal: Seal) -> Summary:
+def summarise(work: Work, progress: BuildProgress, seal: Seal, passed_over: PassedOver) -> Summary:
     before = work.retry.rejected_before if work.retry else {}
     return Summary(
         seal=seal,
@@ -120,4 +126,5 @@ def summarise(work: Work, progress: BuildProgress, seal: Seal) -> Summary:
         new_samples=work.new_samples,
         tried_again=work.retry.tried if work.retry else 0,
         recovered=sum(rejected - progress.rejected[shard] for shard, rejected in before.items()),
+        passed_over=passed_over,
     )

@@ -18,6 +18,7 @@ from cache_store.errors import SourceError
 from cache_store.schema import PLAN_SCHEMA
 from precompute.sources import SourceConfig
 from precompute.sources.archive import MISSING
+from precompute.sources.listing import Samples
 
 T = TypeVar("T")
 
@@ -28,13 +29,13 @@ SHOWN = 5
 """Ids named in a message before it says how many more there are."""
 
 
-def make_plan(samples: Iterable[dict[str, object]]) -> pa.Table:
-    """Samples (id, uri, conversations, fingerprint) as a plan sorted by id; duplicate ids are a SourceError."""
+def make_plan(samples: Samples) -> pa.Table:
+    """Samples as a plan sorted by id; duplicate ids are a SourceError."""
     schema = pa.schema([field for field in PLAN_SCHEMA if field.name != "row"])
     batches = [pa.RecordBatch.from_pylist(list(chunk), schema=schema) for chunk in chunks(samples, CHUNK)]
     table = pa.Table.from_batches(batches, schema=schema).sort_by("id").combine_chunks()
     if table.num_rows == 0:
-        raise SourceError("the source holds no samples")
+        raise SourceError("; ".join(filter(None, ["the source holds no samples", str(samples.passed_over)])))
     refuse_duplicates(table["id"])
     return numbered(table)
 

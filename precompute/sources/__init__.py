@@ -1,18 +1,19 @@
 """Where samples come from; a new kind of source is a class with these three methods and a line in SOURCES."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
 from cache_store.errors import ConfigError, MissingPathError
 from precompute.sources.folder import FolderSource
+from precompute.sources.listing import Samples
 from precompute.sources.llava import LlavaSource
 
 
 class Source(Protocol):
-    def samples(self) -> Iterator[dict[str, object]]:
-        """Every sample: id, uri, conversations, fingerprint; in any order."""
+    def samples(self) -> Samples:
+        """Every sample, and what was passed over."""
 
     def fingerprint(self, uri: str) -> str:
         """What changes when an image changes, known without reading it."""

@@ -8,12 +8,13 @@ is refused whole. An index takes about a kilobyte for each member.
 import io
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Generic, TypeVar
 
 from cache_store.errors import SourceError
 from precompute.rejects import Rejected
+from precompute.sources.listing import Listing, is_utf8
 
 MAX_FILE_BYTES = 256 * 2**20
 """Larger image files are rejected unread; the largest photograph formats stay well below."""
@@ -40,8 +41,10 @@ class Members(Generic[MemberT]):
         self._names = [name for name in self._members if not is_mac_clutter(name)]
         self._prefix = common_top(self._names)
 
-    def names(self) -> Iterator[str]:
-        return iter(sorted(map(refuse_unprintable, self._names)))
+    def listing(self) -> Listing:
+        not_utf8 = sorted(name for name in self._names if not is_utf8(name))
+        names = sorted(set(self._names).difference(not_utf8)) if not_utf8 else sorted(self._names)
+        return Listing(names=names, not_utf8=not_utf8, linked_folders=[], caches=[])
 
     def find(self, name: str) -> MemberT | None:
         """The member, or None where there is none, or several: a fingerprint then says that nothing can be read."""
@@ -107,15 +110,6 @@ def is_mac_clutter(name: str) -> bool:
     """
     *folders, last = PurePosixPath(name).parts or ("",)
     return last.startswith("._") or last == ".DS_Store" or "__MACOSX" in folders
-
-
-def refuse_unprintable(name: str) -> str:
-    """Names enter tables as UTF-8."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        raise SourceError(f"the file name {os.fsencode(name)!r} is not UTF-8; rename it") from None
-    return name
 
 
 def refuse_large(name: str, size: int) -> None:

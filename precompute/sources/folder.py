@@ -1,12 +1,14 @@
 """Any tree of images, in a folder, a zip or a tar; captions in `name.txt` beside `name.jpg` where there are any."""
 
-from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from cache_store.errors import SourceError
 from precompute.images import SUFFIXES
 from precompute.rejects import Rejected
 from precompute.sources.image_store import ImageStore, open_image_store
+from precompute.sources.listing import Named, PassedOver, Samples, count_suffixes
+
+CAPTION = ".txt"
 
 
 class FolderSource:
@@ -16,17 +18,18 @@ class FolderSource:
         assert images is None, "SourceConfig refuses it"
         self._images: ImageStore = open_image_store(path)
 
-    def samples(self) -> Iterator[dict[str, object]]:
-        names = list(self._images.names())
-        texts = {name for name in names if name.endswith(".txt")}
-        for name in names:
-            if PurePosixPath(name).suffix.lower() in SUFFIXES:
-                yield {
-                    "id": name,
-                    "uri": name,
-                    "conversations": self._conversations(str(PurePosixPath(name).with_suffix(".txt")), texts),
-                    "fingerprint": self.fingerprint(name),
-                }
+    def samples(self) -> Samples:
+        listing = self._images.listing()
+        images = [name for name in listing.names if is_image(name)]
+        captions = {name for name in listing.names if name.endswith(CAPTION)}.intersection(map(caption_of, images))
+        others = (name for name in listing.names if not is_image(name) and name not in captions)
+        passed_over = PassedOver(
+            suffixes=count_suffixes(others),
+            not_utf8=Named.of(listing.not_utf8),
+            linked_folders=Named.of(listing.linked_folders),
+            caches=Named.of(listing.caches),
+        )
+        return Samples((self._sample(name, captions) for name in images), passed_over)
 
     def fingerprint(self, uri: str) -> str:
         return self._images.fingerprint(uri)
@@ -34,9 +37,12 @@ class FolderSource:
     def read(self, uri: str) -> bytes:
         return self._images.read(uri)
 
-    def _conversations(self, text: str, texts: set[str]) -> list[dict[str, str]]:
-        if text not in texts:
-            return []
+    def _sample(self, name: str, captions: set[str]) -> dict[str, object]:
+        text = caption_of(name)
+        conversations = self._conversations(text) if text in captions else []
+        return {"id": name, "uri": name, "conversations": conversations, "fingerprint": self.fingerprint(name)}
+
+    def _conversations(self, text: str) -> list[dict[str, str]]:
         try:
             caption = self._images.read(text).decode("utf-8-sig").strip()  # without the mark of some editors
         except (Rejected, UnicodeDecodeError) as error:
@@ -44,3 +50,12 @@ class FolderSource:
         if not caption:
             return []
         return [{"from": "human", "value": "<image>"}, {"from": "gpt", "value": caption}]
+
+
+def is_image(name: str) -> bool:
+    """Whether the name says so; what the file is then, its content decides."""
+    return PurePosixPath(name).suffix.lower() in SUFFIXES
+
+
+def caption_of(name: str) -> str:
+    return str(PurePosixPath(name).with_suffix(CAPTION))

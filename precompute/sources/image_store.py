@@ -6,21 +6,25 @@ One file at most is in memory for each thread that reads, of MAX_FILE_BYTES at m
 import errno
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 from cache_store.errors import SourceError
+from cache_store.schema import PLAN_FILE, SPEC_FILE
 from precompute.rejects import Rejected
-from precompute.sources.archive import MAX_FILE_BYTES, MISSING, is_mac_clutter, refuse_large, refuse_unprintable
+from precompute.sources.archive import MAX_FILE_BYTES, MISSING, is_mac_clutter, refuse_large
 from precompute.sources.image_tar import ImageTar, compression, is_tar
 from precompute.sources.image_zip import ImageZip
+from precompute.sources.listing import Listing, is_utf8
 
 HEAD_BYTES = 512
 """Enough to tell what a file is."""
 
 MAX_NAME_BYTES, MAX_PATH = 255, 4_000
 """Linux's own bounds on a name and, nearly, a path."""
+
+CACHE_FILES = frozenset({SPEC_FILE, PLAN_FILE})
+"""A folder that holds both is a cache."""
 
 ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP})
 """A file that is not there for us. Other errors (a disk or mount that fails) are no fault of the sample: they stop the
@@ -29,8 +33,8 @@ build, which goes on when it is run again.
 
 
 class ImageStore(Protocol):
-    def names(self) -> Iterator[str]:
-        """Every file's name, sorted, but for a Mac's clutter."""
+    def listing(self) -> Listing:
+        """Every file's name, and what is there besides; SourceError where a folder cannot be listed."""
 
     def fingerprint(self, name: str) -> str:
         """What changes when the file changes, known without reading it; MISSING where there is no such file."""
@@ -48,15 +52,27 @@ class ImageFolder:
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    def names(self) -> Iterator[str]:
+    def listing(self) -> Listing:
+        """Without the files of a cache, which may have been made in the very folder of its images."""
+
         def refuse(error: OSError) -> None:
             raise SourceError(f"{error.filename} cannot be listed: {error.strerror}")
 
+        def within(name: str) -> str:
+            return Path(folder, name).relative_to(self._root).as_posix()
+
+        found = Listing(names=[], not_utf8=[], linked_folders=[], caches=[])
         for folder, subfolders, files in os.walk(self._root, onerror=refuse):
+            if CACHE_FILES.issubset(files):
+                found.caches.append(within(""))
+                subfolders.clear()
+                continue
             subfolders.sort()
-            for path in (Path(folder, name).relative_to(self._root).as_posix() for name in sorted(files)):
+            found.linked_folders.extend(within(name) for name in subfolders if Path(folder, name).is_symlink())
+            for path in (within(name) for name in sorted(files)):
                 if not is_mac_clutter(path):
-                    yield refuse_unprintable(path)
+                    (found.names if is_utf8(path) else found.not_utf8).append(path)
+        return found
 
     def fingerprint(self, name: str) -> str:
         try:

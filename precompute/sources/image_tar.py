@@ -21,6 +21,7 @@ from precompute.sources.archive import (
     refuse_large,
     version_of,
 )
+from precompute.sources.listing import Listing
 
 MAX_HEADER_BYTES = 16 * 2**10
 """Of one extended header: twice the longest path."""
@@ -57,8 +58,8 @@ class ImageTar:
             self._indexed = version_of(stream.fileno())
         self._members = Members(path, read_index(path))
 
-    def names(self) -> Iterator[str]:
-        return self._members.names()
+    def listing(self) -> Listing:
+        return self._members.listing()
 
     def fingerprint(self, name: str) -> str:
         """With the time of the tar itself: unlike a zip, it has no checksum of its members."""

@@ -18,6 +18,7 @@ from precompute.sources.archive import (
     refuse_large,
     version_of,
 )
+from precompute.sources.listing import Listing
 
 MAX_INDEX_BYTES = 2**30
 """Of a zip's table of contents: 10 million members."""
@@ -48,8 +49,8 @@ class ImageZip:
         self._members = Members(path, ((member.filename, member) for member in files))
         self._misplaced = {member.filename for member in misplaced(files, self._zip.start_dir)}
 
-    def names(self) -> Iterator[str]:
-        return self._members.names()
+    def listing(self) -> Listing:
+        return self._members.listing()
 
     def fingerprint(self, name: str) -> str:
         member = self._members.find(name)

@@ -11,6 +11,7 @@ from cache_store.errors import CacheError, SourceError
 from cache_store.regular_file import read_regular
 from precompute.rejects import Rejected
 from precompute.sources.image_store import ImageStore, open_image_store
+from precompute.sources.listing import Samples
 
 
 class Turn(msgspec.Struct):
@@ -33,7 +34,10 @@ class LlavaSource:
         self._path = path
         self._images: ImageStore = open_image_store(images or path.parent)
 
-    def samples(self) -> Iterator[dict[str, object]]:
+    def samples(self) -> Samples:
+        return Samples(self._records())
+
+    def _records(self) -> Iterator[dict[str, object]]:
         for record in read_records(self._path):
             yield {
                 "id": str(record.id),

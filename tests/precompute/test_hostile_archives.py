@@ -70,7 +70,7 @@ def patch(path: Path, signature: bytes, offset: int, form: str, value: int, whic
 
 def test_an_archive_of_either_kind_is_read_like_a_folder(make):
     images = make([("top/b.jpg", b"bbb"), ("top/sub/a.jpg", b"aa"), ("top/empty.jpg", b"")])
-    assert list(images.names()) == ["top/b.jpg", "top/empty.jpg", "top/sub/a.jpg"]
+    assert images.listing().names == ["top/b.jpg", "top/empty.jpg", "top/sub/a.jpg"]
     assert images.read("b.jpg") == images.read("top/b.jpg") == b"bbb"
     assert images.read("sub/a.jpg") == b"aa"
     assert images.read("empty.jpg") == b""
@@ -91,7 +91,7 @@ def test_a_members_name_is_only_a_name(make, tmp_path, name):
 
 def test_a_name_that_occurs_twice_is_rejected_and_the_others_are_read(make):
     images = make([("a.jpg", b"first"), ("b.jpg", b"bbb"), ("a.jpg", b"second")])
-    assert list(images.names()) == ["a.jpg", "b.jpg"]
+    assert images.listing().names == ["a.jpg", "b.jpg"]
     assert rejection(images, "a.jpg").startswith("ambiguous archive member: a.jpg occurs 2 times in images.")
     assert images.fingerprint("a.jpg") == MISSING
     assert images.read("b.jpg") == b"bbb"
@@ -222,7 +222,7 @@ def test_the_last_end_record_counts_as_in_any_reader_of_zips(tmp_path):
     assert ImageZip(path).read("a.jpg") == b"pixels"
     with path.open("ab") as stream:
         stream.write(END + bytes(18))
-    assert list(ImageZip(path).names()) == []
+    assert ImageZip(path).listing().names == []
 
 
 TAR_MEMBERS = {
@@ -324,7 +324,7 @@ def test_tars_of_every_kind_are_read_in_place(tmp_path, format_):
     path = make_tar(tmp_path / "images.tar", [(f"./{long}", b"first"), ("./b.jpg", b"second" * 1_000)], format_)
     images = open_image_store(path)
     assert isinstance(images, ImageTar)
-    assert list(images.names()) == ["b.jpg", long]
+    assert images.listing().names == ["b.jpg", long]
     assert (images.read(long), images.read("b.jpg")) == (b"first", b"second" * 1_000)
 
 
@@ -372,7 +372,7 @@ def test_damaged_archives_give_their_files_or_rejections_or_a_refusal(tmp_path, 
             assert "\n" not in images
             ends["refused"] += 1
             continue
-        for name in images.names():
+        for name in images.listing().names:
             data = read(images, name)
             ends["read" if data is not None else "rejected"] += 1
             assert kind == "tar" or data in [None, *(data for _, data in entries)]
@@ -383,7 +383,7 @@ def opened(path: Path) -> ImageStore | str:
     """The archive, or why it is refused."""
     try:
         store = open_image_store(path)
-        list(store.names())
+        store.listing()
     except SourceError as error:
         return str(error)
     return store
@@ -425,7 +425,7 @@ def test_links_in_an_image_folder_are_its_owners_and_loops_end(tmp_path):
     (images / "nowhere.jpg").symlink_to("nowhere")
     (images / "itself.jpg").symlink_to("itself.jpg")
     store = ImageFolder(images)
-    assert list(store.names()) == ["itself.jpg", "linked.jpg", "nowhere.jpg"]
+    assert store.listing().names == ["itself.jpg", "linked.jpg", "nowhere.jpg"]
     assert store.read("linked.jpg") == store.read("folder/a.jpg") == b"pixels"
     for name in ("nowhere.jpg", "itself.jpg"):
         assert store.fingerprint(name) == MISSING

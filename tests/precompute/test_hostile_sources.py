@@ -130,10 +130,12 @@ def test_a_caption_that_is_not_utf8_is_named(tmp_path):
         make_plan(open_source(SourceConfig(kind="folder", path=str(tmp_path))).samples())
 
 
-def test_hostile_images_are_rejected_each_for_itself_and_the_build_goes_on(tmp_path, vae_path):
+def test_hostile_images_are_rejected_each_for_itself_and_the_build_goes_on(tmp_path, vae_path, capfd):
     """From a tar: a link, a bomb, a name twice, a pipe; the sound ones are cached as if they were alone."""
     source = tmp_path / "images"
     source.mkdir()
+    (source / "notes.[b]").write_bytes(b"no image")
+    (source / "notes.md").write_bytes(b"no image")
     for number in range(4):
         (source / f"{number}.png").write_bytes(image_bytes(number))
     hostile = {"4.png": b"\x89PNG\r\n\x1a\n", "5.jpg": pickle.dumps("image"), "6.gif": b"GIF89a"}
@@ -148,6 +150,12 @@ def test_hostile_images_are_rejected_each_for_itself_and_the_build_goes_on(tmp_p
     cache = open_cache(tmp_path / "cache")
     assert cache.samples(np.arange(4))["id"].to_pylist() == ["0.png", "1.png", "2.png", "3.png"]
     assert cache.seal.reasons == {"cannot decode": 3, "damaged archive member": 1}
+    told, printed = (
+        "passed over: 2 files that are no images by their names (.md 1, 1 of other suffixes)",
+        capfd.readouterr(),
+    )
+    assert f"precompute: {told}\n" in printed.err
+    assert f"\n{told}\n" in printed.out
     after = {path for path in tmp_path.rglob("*") if "cache" not in path.relative_to(tmp_path).parts}
     assert after - before <= {tmp_path / "build.yaml"}
 

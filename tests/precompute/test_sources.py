@@ -4,6 +4,7 @@ import shutil
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cache_store.errors import ConfigError, MissingPathError, SourceError
@@ -11,6 +12,8 @@ from precompute.plan import compare_plans, make_plan
 from precompute.rejects import Rejected
 from precompute.sources import SourceConfig, open_source
 from precompute.sources.image_store import MISSING, ImageFolder, ImageZip, open_image_store
+from precompute.sources.listing import count_suffixes
+from tests.make_cache import make_cache
 
 
 def record(name: str, **more: object) -> dict[str, object]:
@@ -211,10 +214,88 @@ def test_differences_between_sample_lists_are_named_by_id(tmp_path):
     assert str(difference) == "1 new (d); 1 gone (c); 1 with another image name or text (b)"
 
 
-def test_a_file_name_that_is_not_utf8_is_named(tmp_path):
-    (tmp_path / os.fsdecode(b"caf\xe9.jpg")).write_bytes(b"x")
-    with pytest.raises(SourceError, match=r"b'caf\\xe9.jpg' is not UTF-8"):
-        plan_rows(SourceConfig(kind="folder", path=str(tmp_path)))
+MIXED = {
+    **dict.fromkeys(("a.jpg", "deep/b.PNG", "a.txt", ".DS_Store", "._a.jpg"), b"x"),
+    **dict.fromkeys(("notes.txt", "c.HEIC", "README", "odd.s%x", "long.abcdefghijklmnop"), b"x"),
+    **{f"{number}.{suffix}": b"x" for number in range(2) for suffix in ("eps", "svg", "psd", "ico")},
+}
+"""Two images, a caption, macOS metadata and 13 other files."""
+
+MIXED_TOLD = (
+    "passed over: 13 files that are no images by their names (.eps 2, .ico 2, .psd 2, .svg 2, .heic 1, "
+    "1 without a suffix, 3 of other suffixes)"
+)
+
+
+def write_tree(folder: Path, files: dict[str, bytes], form: str = "folder") -> SourceConfig:
+    """A folder, or an archive of it."""
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    path = folder if form == "folder" else shutil.make_archive(str(folder), form, folder)
+    return SourceConfig(kind="folder", path=str(path))
+
+
+def passed_over(config: SourceConfig) -> str:
+    return str(open_source(config).samples().passed_over)
+
+
+@pytest.mark.parametrize("form", ["folder", "zip", "tar"])
+def test_files_that_are_no_samples_are_counted_by_suffix(tmp_path, form):
+    config = write_tree(tmp_path / "mixed", MIXED, form)
+    assert [row["id"] for row in plan_rows(config)] == ["a.jpg", "deep/b.PNG"]
+    assert passed_over(config).startswith(MIXED_TOLD)
+    assert passed_over(config).endswith("; convert HEIC to JPEG or PNG, as with the package pillow-heif")
+
+
+def test_nothing_is_said_where_nothing_is_passed_over(tmp_path):
+    assert passed_over(write_tree(tmp_path, {"a.jpg": b"x", "a.txt": b"a cat", ".DS_Store": b"x"})) == ""
+
+
+def test_the_list_alone_decides_what_a_chat_json_leaves_out(tmp_path):
+    write_tree(tmp_path, MIXED)
+    assert passed_over(write_chat(tmp_path, [record("a")])) == ""
+
+
+def test_suffixes_beyond_a_thousand_are_counted_together():
+    counts = count_suffixes(f"a.{number}" for number in range(5_000))
+    assert (counts[".7"], counts["of other suffixes"], counts.total()) == (1, 4_000, 5_000)
+
+
+def test_a_linked_folder_is_passed_over_and_named(tmp_path):
+    config = write_tree(tmp_path / "images", {"a.jpg": b"x", "elsewhere/b.jpg": b"x"})
+    (tmp_path / "images" / "deep\n").symlink_to("elsewhere")
+    assert passed_over(config) == r"passed over: 1 linked folder (deep\n)"
+    (tmp_path / "images" / "again").symlink_to("elsewhere")
+    assert passed_over(config) == "passed over: 2 linked folders (first: again)"
+
+
+@pytest.mark.parametrize("form", ["folder", "tar"])
+@pytest.mark.parametrize("name", [b"caf\xe9.jpg", b"caf\xe9/a.jpg"])
+def test_a_file_whose_name_is_not_utf8_is_passed_over_and_named(tmp_path, form, name):
+    config = write_tree(tmp_path / "images", {"a.jpg": b"x", os.fsdecode(name): b"x"}, form)
+    assert [row["id"] for row in plan_rows(config)] == ["a.jpg"]
+    assert passed_over(config) == f"passed over: 1 file whose name is not UTF-8 ({name!r})"
+
+
+def test_an_empty_source_says_what_it_holds_instead(tmp_path):
+    config = write_tree(tmp_path / "images", {"a.heic": b"x", "b.txt": b"x"})
+    (tmp_path / "images" / "photos").symlink_to(tmp_path)
+    with pytest.raises(SourceError) as caught:
+        plan_rows(config)
+    assert str(caught.value) == (
+        "the source holds no samples; passed over: 2 files that are no images by their names (.heic 1, .txt 1); "
+        "1 linked folder (photos); convert HEIC to JPEG or PNG, as with the package pillow-heif"
+    )
+
+
+def test_the_files_of_a_cache_are_no_samples(tmp_path):
+    config = write_tree(tmp_path / "images", {"a.jpg": b"x"})
+    make_cache(tmp_path / "images" / "deep" / "cache", np.zeros((2, 1, 2, 2), np.float32))
+    (tmp_path / "images" / "deep" / "cache" / "sheets").mkdir()
+    (tmp_path / "images" / "deep" / "cache" / "sheets" / "unusual.png").write_bytes(b"x")
+    assert [row["id"] for row in plan_rows(config)] == ["a.jpg"]
+    assert passed_over(config) == "passed over: 1 folder that is a cache (deep/cache)"
 
 
 def test_images_are_named_for_llava_alone():
