@@ -1,8 +1,8 @@
 """What zips and tars have in common: many files in one, by names that never become paths.
 
 Archives are untrusted. They are read in place and never extracted, so links and names with `..` lead nowhere; a member
-that is a link, occurs twice, or lies is rejected by itself, and an archive whose table of contents cannot be trusted
-is refused whole. An index takes about a kilobyte for each member.
+that is a symbolic link, occurs twice, or lies is rejected by itself, and an archive whose table of contents cannot be
+trusted is refused whole. An index takes about a kilobyte for each member.
 """
 
 import io
@@ -46,10 +46,14 @@ class Members(Generic[MemberT]):
         names = sorted(set(self._names).difference(not_utf8)) if not_utf8 else sorted(self._names)
         return Listing(names=names, not_utf8=not_utf8, linked_folders=[], caches=[])
 
+    def exact(self, name: str) -> MemberT | None:
+        """The member of this full name; None where there is none, or several."""
+        return None if name in self._repeated else self._members.get(name)
+
     def find(self, name: str) -> MemberT | None:
         """The member, or None where there is none, or several: a fingerprint then says that nothing can be read."""
         full = self._full_name(name)
-        return None if full is None or full in self._repeated else self._members[full]
+        return None if full is None else self.exact(full)
 
     def get(self, name: str) -> MemberT:
         """The member; Rejected where there is none, or where it is not clear which."""

@@ -47,6 +47,8 @@ class TarMember(NamedTuple):
     mtime: float
     problem: str | None
     """Why it cannot be read."""
+    linked_to: str | None = None
+    """Of a hard link, the name of the member that holds the file's bytes."""
 
 
 class ImageTar:
@@ -63,11 +65,13 @@ class ImageTar:
 
     def fingerprint(self, name: str) -> str:
         """With the time of the tar itself: unlike a zip, it has no checksum of its members."""
-        member = self._members.find(name)
-        return f"{member.size}:{member.mtime}:{self._indexed[1]}" if member else MISSING
+        if (found := self._members.find(name)) is None:
+            return MISSING
+        member = self._followed(found)
+        return f"{member.size}:{member.mtime}:{self._indexed[1]}"
 
     def read(self, name: str) -> bytes:
-        member = self._members.get(name)
+        member = self._followed(self._members.get(name))
         if member.problem:
             raise Rejected(DAMAGED, f"{name}: {member.problem}")
         refuse_large(name, member.size)
@@ -76,6 +80,15 @@ class ImageTar:
             data = stream.read(member.size)
             refuse_changed(self._path, stream.fileno(), self._indexed)
         return data
+
+    def _followed(self, member: TarMember) -> TarMember:
+        """The member itself or, of a hard link, the earlier member that tar wrote for the first name of the file."""
+        if member.linked_to is None:
+            return member
+        target = self._members.exact(member.linked_to)
+        if target is None or target.problem or target.linked_to is not None or target.offset >= member.offset:
+            return member._replace(problem="is a link, and not to a file that comes before it in the tar")
+        return target
 
 
 class TarHeaders(BoundedReader):
@@ -117,8 +130,10 @@ def as_posix(name: str) -> str:
 
 
 def found(member: tarfile.TarInfo, tar_bytes: int) -> TarMember:
-    problem = None
-    if member.issym() or member.islnk():
+    problem = linked_to = None
+    if member.islnk():
+        linked_to = as_posix(member.linkname)
+    elif member.issym():
         problem = "is a link"
     elif not member.isreg():
         problem = "is not a file"
@@ -126,7 +141,7 @@ def found(member: tarfile.TarInfo, tar_bytes: int) -> TarMember:
         problem = "is a sparse file"
     elif member.size < 0 or member.offset_data + member.size > tar_bytes:
         problem = f"claims {member.size:,} bytes, more than the tar has"
-    return TarMember(member.offset_data, member.size, member.mtime, problem)
+    return TarMember(member.offset_data, member.size, member.mtime, problem, linked_to)
 
 
 def is_tar(path: Path, head: bytes) -> bool:

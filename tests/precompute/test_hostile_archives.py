@@ -227,10 +227,22 @@ def test_the_last_end_record_counts_as_in_any_reader_of_zips(tmp_path):
 
 TAR_MEMBERS = {
     "a symbolic link": ({"type": tarfile.SYMTYPE, "linkname": "/etc/passwd"}, "is a link"),
-    "a hard link": ({"type": tarfile.LNKTYPE, "linkname": "b.jpg"}, "is a link"),
+    "a hard link to a later member": ({"type": tarfile.LNKTYPE, "linkname": "b.jpg"}, "is a link"),
+    "a hard link to itself": ({"type": tarfile.LNKTYPE, "linkname": "a.jpg"}, "is a link"),
+    "a hard link out of the tar": ({"type": tarfile.LNKTYPE, "linkname": "/etc/passwd"}, "is a link"),
+    "a hard link to nothing": ({"type": tarfile.LNKTYPE, "linkname": ""}, "is a link"),
+    "a hard link to a link": ({"type": tarfile.LNKTYPE, "linkname": "hard.jpg"}, "is a link"),
+    "a hard link to a symbolic link": ({"type": tarfile.LNKTYPE, "linkname": "soft.jpg"}, "is a link"),
+    "a hard link to a name that comes twice": ({"type": tarfile.LNKTYPE, "linkname": "twice.jpg"}, "is a link"),
     "a device": ({"type": tarfile.CHRTYPE, "devmajor": 1, "devminor": 5}, "is not a file"),
     "a pipe": ({"type": tarfile.FIFOTYPE}, "is not a file"),
 }
+
+
+def link(name: str, kind: bytes, linked_to: str) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname = kind, linked_to
+    return member
 
 
 @pytest.mark.parametrize("kind", TAR_MEMBERS)
@@ -241,10 +253,28 @@ def test_members_of_a_tar_that_are_no_files_are_rejected(tmp_path, kind):
         setattr(member, field, value)
     path = tmp_path / "images.tar"
     with tarfile.open(path, "w") as archive:
+        for name in ("first.jpg", "twice.jpg", "twice.jpg"):
+            archive.addfile(tarfile.TarInfo(name))
+        for name, kind in (("hard.jpg", tarfile.LNKTYPE), ("soft.jpg", tarfile.SYMTYPE)):
+            archive.addfile(link(name, kind, "first.jpg"))
         archive.addfile(member)
         archive.addfile(tarfile.TarInfo("b.jpg"))
     assert message in rejection(ImageTar(path), "a.jpg")
     assert ImageTar(path).read("b.jpg") == b""
+
+
+def test_a_hard_link_of_a_tar_is_the_file_it_names(tmp_path):
+    """As tar writes the second name of one file."""
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a.jpg").write_bytes(b"pixels")
+    (tmp_path / "photos" / "b.jpg").hardlink_to(tmp_path / "photos" / "a.jpg")
+    with tarfile.open(tmp_path / "images.tar", "w") as archive:
+        for name in ("a.jpg", "b.jpg"):
+            archive.add(tmp_path / "photos" / name, f"./photos/{name}")
+        assert archive.getmember("./photos/b.jpg").islnk()
+    images = ImageTar(tmp_path / "images.tar")
+    assert images.read("b.jpg") == images.read("photos/a.jpg") == b"pixels"
+    assert images.fingerprint("b.jpg") == images.fingerprint("a.jpg") != MISSING
 
 
 def pax_header(records: bytes, kind: bytes = tarfile.XHDTYPE, size: int | None = None) -> bytes:
