@@ -125,5 +125,5 @@ def open_image_store(path: Path) -> ImageStore:
     with path.open("rb") as stream:
         head = stream.read(HEAD_BYTES)
     if name := compression(head):
-        raise SourceError(f"images: {path} is compressed by {name}, so it cannot be read in place; decompress it")
+        raise SourceError(f"images: {path} is compressed by {name}, so it cannot be read in place; unpack it")
     return ImageTar(path) if is_tar(path, head) else ImageZip(path)

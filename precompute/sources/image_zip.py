@@ -1,5 +1,7 @@
 """Images in a zip, stored or deflated, read in place."""
 
+import os
+import shlex
 import stat
 import struct
 import zipfile
@@ -23,6 +25,12 @@ from precompute.sources.listing import Listing
 MAX_INDEX_BYTES = 2**30
 """Of a zip's table of contents: 10 million members."""
 
+MEMBER_MAGIC, END_MAGIC = b"PK\3\4", b"PK\5\6"
+"""First bytes of a zip's first member, and of the record at its end that says where its index is."""
+
+MAX_END_BYTES = 22 + 2**16
+"""Of that record with its comment."""
+
 LOCAL_HEADER_BYTES = 30
 
 READ_COMPRESSIONS = frozenset({zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED})
@@ -44,7 +52,7 @@ class ImageZip:
             self._indexed = version_of(self._reader.fileno())
             self._zip = zipfile.ZipFile(self._reader)
         except OPEN_ERRORS as error:
-            raise SourceError(f"{path} is not a zip that can be read: {error}") from None
+            raise SourceError(f"{path} {why_unreadable(path, error)}") from None
         files = [member for member in self._zip.infolist() if not member.filename.endswith("/")]
         self._members = Members(path, ((member.filename, member) for member in files))
         self._misplaced = {member.filename for member in misplaced(files, self._zip.start_dir)}
@@ -79,6 +87,22 @@ class ImageZip:
         if member.filename in self._misplaced:
             return "shares bytes with other members, or lies outside the archive"
         return None
+
+
+def why_unreadable(path: Path, error: Exception) -> str:
+    """What a file that zipfile refuses is instead."""
+    with path.open("rb") as stream:
+        head = stream.read(len(MEMBER_MAGIC))
+        stream.seek(-min(stream.seek(0, os.SEEK_END), MAX_END_BYTES), os.SEEK_END)
+        if END_MAGIC in stream.read():
+            return f"is not a zip that can be read: {error}"
+    if head == MEMBER_MAGIC:
+        mend = shlex.join(["zip", "-FF", str(path), "--out", "mended.zip"])
+        return (
+            "starts as a zip, but the index at its end is missing: it was cut short or is still being written; "
+            f"wait for it, copy it again, or save what it holds: {mend}"
+        )
+    return f"is {'neither a zip nor a tar' if head else 'empty'}; expected a folder, a zip or a tar of images"
 
 
 def misplaced(members: list[zipfile.ZipInfo], end: int) -> Iterator[zipfile.ZipInfo]:

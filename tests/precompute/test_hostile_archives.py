@@ -183,6 +183,9 @@ ZIP_ENDS = {
     "with a name that is not UTF-8": lambda data: data.replace(b"a.jpg", b"\xff.jpg").replace(
         CENTRAL + b"\x14\x03\x14\0\0\0", CENTRAL + b"\x14\x03\x14\0\0\x08"
     ),
+    "of several parts": lambda data: (
+        data[:-22] + (b"PK\6\7" + struct.pack("<IQI", 1, 0, 2) + data[-22:-2].replace(b"\1\0", b"\xff\xff") + b"\0\0")
+    ),
     "of a version to come": lambda data: data.replace(CENTRAL + b"\x14\x03\x14", CENTRAL + b"\x14\x03\xff"),
     "empty": lambda data: b"",
 }
@@ -204,7 +207,7 @@ def test_a_zip64_table_of_contents_that_claims_exabytes_is_refused(tmp_path):
     locator = b"PK\6\7" + struct.pack("<IQI", 0, 100, 1)
     end = END + struct.pack("<4H2IH", 0, 0, 0xFFFF, 0xFFFF, 2**32 - 1, 2**32 - 1, 0)
     path.write_bytes(bytes(100) + end64 + locator + end)
-    with pytest.raises(SourceError, match="not a zip"):
+    with pytest.raises(SourceError, match="not a zip that can be read"):
         open_image_store(path)
     with path.open("wb") as stream:  # sparse: as large as it claims
         size = MAX_INDEX_BYTES + 1

@@ -182,7 +182,7 @@ def test_a_damaged_zip_member_is_rejected_and_a_broken_zip_refused(tmp_path):
     with pytest.raises(Rejected, match="damaged archive member: a.jpg"):
         ImageZip(path).read("a.jpg")
     path.write_bytes(b"PK nothing")
-    with pytest.raises(SourceError, match="not a zip"):
+    with pytest.raises(SourceError, match="neither a zip nor a tar"):
         ImageZip(path)
 
 
@@ -200,9 +200,20 @@ def test_a_path_at_which_there_is_nothing_is_wrong_usage(config, message):
     assert caught.value.exit_code == 2
 
 
-def test_a_file_that_is_no_archive_is_no_image_tree():
-    with pytest.raises(SourceError, match="not a zip"):
-        open_source(SourceConfig(kind="folder", path=__file__))
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "is empty; expected a folder, a zip or a tar of images"),
+        (b"a list of images\n", "is neither a zip nor a tar; expected a folder, a zip or a tar of images"),
+        (b"Rar!\x1a\x07\x01\0", "is compressed by RAR, so it cannot be read in place; unpack it"),
+        (b"7z\xbc\xaf\x27\x1c", "is compressed by 7-Zip"),
+        (b"PK\3\4 and no more", r"starts as a zip, but the index at its end is missing: .* zip -FF '.*a file' --out"),
+    ],
+)
+def test_a_file_that_is_no_archive_is_refused_as_what_it_is(tmp_path, data, message):
+    (tmp_path / "a file").write_bytes(data)
+    with pytest.raises(SourceError, match=message):
+        open_source(SourceConfig(kind="folder", path=str(tmp_path / "a file")))
 
 
 def test_differences_between_sample_lists_are_named_by_id(tmp_path):
