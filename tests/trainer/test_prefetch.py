@@ -1,8 +1,11 @@
+import subprocess
+import sys
 import threading
 from contextlib import closing
 
 import pytest
 
+from tests.trainer.runs import ROOT
 from trainer.prefetch import prefetched
 
 
@@ -31,3 +34,17 @@ def test_leaving_early_leaves_no_thread() -> None:
     with closing(prefetched(lambda key: key, range(10))) as items:
         next(items)
     assert threading.active_count() == before
+
+
+LEFT_OPEN = """
+import torch
+from trainer.prefetch import prefetched
+
+items = torch.items = prefetched(lambda key: key, range(10))  # in a module that outlives the pool's
+next(items)
+"""
+
+
+def test_a_generator_left_open_at_exit_says_nothing() -> None:
+    ended = subprocess.run([sys.executable, "-c", LEFT_OPEN], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert (ended.stdout, ended.stderr) == ("", "")
