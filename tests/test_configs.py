@@ -76,7 +76,7 @@ def test_the_512_variants_belong_together() -> None:
 
 
 def test_the_global_batch_divides_as_the_comments_say() -> None:
-    on_eight = variant("train_llava_cc3m.yaml", "--data.accumulate=1")
+    on_eight = variant("train_llava_cc3m.yaml", "--data.accumulate=2")
     on_eight.data.refuse_undivided(world_size=8)
     for config in (
         variant("train_llava_cc3m.yaml", "cache-512"),
