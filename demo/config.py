@@ -95,7 +95,8 @@ class DemoConfig:
             f"--model.language_model={self.language_model}",
             f"--run.output={self.train_output}",
         ]
-        steps = [f"--run.max_steps={self.train_steps}"] if self.train_steps is not None else []
+        shorter = [f"--run.max_steps={self.train_steps}", "--optim.warmup_steps=null"]
+        steps = shorter if self.train_steps is not None else []
         return ["--config", TRAIN_YAML, *(elsewhere if self.root != Path(OUTPUT) else []), *steps]
 
     def train_config(self) -> TrainConfig:

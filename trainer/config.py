@@ -15,12 +15,23 @@ MAX_BATCH_SIZE = 1_000_000
 """A slip of the keyboard is refused before memory runs out."""
 
 MAX_LR = 1e3
-"""Far above any that trains, far below those that overflow float32."""
+"""Far above any that trains, far below those that overflow float32; of the weight decay too."""
+
+MAX_STEPS = 10**9
+"""Steps times samples per step stay far below 2^63; a second a step, they take thirty years."""
+
+MAX_EPOCHS = 10**6
+
+MAX_TOKENS = 2**20
+"""Of a text; longer than any model reads."""
+
+WARMUP_STEPS = 100
+"""Of a run that does not say; a shorter run warms up for a tenth of its steps."""
 
 
 def require(condition: bool, key: str, expected: str, found: object) -> None:
     if not condition:
-        raise ConfigError(f"{key} must be {expected}, got {found}")
+        raise ConfigError(f"{key} must be {expected}, got {str(found)[:40]}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +68,9 @@ class DataConfig:
     def __post_init__(self) -> None:
         size = self.batch_size
         require(1 <= size <= MAX_BATCH_SIZE, "data.batch_size", f"in [1, {MAX_BATCH_SIZE:,}]", size)
-        require(self.accumulate >= 1, "data.accumulate", "at least 1", self.accumulate)
-        require(self.max_text_tokens >= 2, "data.max_text_tokens", "at least 2", self.max_text_tokens)
+        require(1 <= self.accumulate <= size, "data.accumulate", f"in [1, data.batch_size {size:,}]", self.accumulate)
+        tokens = self.max_text_tokens
+        require(2 <= tokens <= MAX_TOKENS, "data.max_text_tokens", f"in [2, {MAX_TOKENS:,}]", tokens)
         require(0 <= self.val_fraction < 1, "data.val_fraction", "in [0, 1)", self.val_fraction)
         require(0 <= self.seed < 2**63, "data.seed", "in [0, 2^63)", self.seed)
 
@@ -80,8 +92,8 @@ class OptimConfig:
     """Peak learning rate."""
     weight_decay: float = 0.01
     """On the projector's matrices; biases and the two learned vectors have none."""
-    warmup_steps: int = 100
-    """Steps of linear warm-up."""
+    warmup_steps: int | None = None
+    """Steps of linear warm-up, fewer than the run has; null: 100, or a tenth of the run where that is less."""
     schedule: Literal["cosine", "constant"] = "cosine"
     """After warm-up: down to zero at the last step along a cosine, or constant."""
     max_grad_norm: float | None = 1.0
@@ -90,10 +102,23 @@ class OptimConfig:
     def __post_init__(self) -> None:
         require(0 < self.lr <= MAX_LR, "optim.lr", f"above 0 and at most {MAX_LR:g}", self.lr)
         decay = self.weight_decay
-        require(decay >= 0 and math.isfinite(decay), "optim.weight_decay", "at least 0 and finite", decay)
-        require(self.warmup_steps >= 0, "optim.warmup_steps", "at least 0", self.warmup_steps)
+        require(0 <= decay <= MAX_LR, "optim.weight_decay", f"in [0, {MAX_LR:g}]", decay)
+        steps = self.warmup_steps
+        require(steps is None or steps >= 0, "optim.warmup_steps", "at least 0 or null", steps)
         norm = self.max_grad_norm
-        require(norm is None or norm > 0, "optim.max_grad_norm", "above 0 or null", norm)
+        require(norm is None or 0 < norm < math.inf, "optim.max_grad_norm", "above 0 and finite, or null", norm)
+
+    def warmup(self, total_steps: int) -> int:
+        """Steps of warm-up of a run of `total_steps`."""
+        return min(WARMUP_STEPS, total_steps // 10) if self.warmup_steps is None else self.warmup_steps
+
+    def refuse_endless_warmup(self, total_steps: int) -> None:
+        """ConfigError where the peak learning rate would never be reached."""
+        if self.warmup_steps is not None and self.warmup_steps >= total_steps:
+            raise ConfigError(
+                f"optim.warmup_steps {self.warmup_steps:,} must be less than the run's steps, {total_steps:,}; "
+                f"set it lower, or to null for {min(WARMUP_STEPS, total_steps // 10):,}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,11 +151,12 @@ class RunConfig:
     """`auto`: from the newest checkpoint in `output`, if any; `never`; or the folder of a checkpoint."""
 
     def __post_init__(self) -> None:
-        require(self.epochs > 0 and math.isfinite(self.epochs), "run.epochs", "above 0", self.epochs)
-        for name in ("save_every", "keep_last", "eval_every", "eval_batch_size"):
+        require(0 < self.epochs <= MAX_EPOCHS, "run.epochs", f"above 0 and at most {MAX_EPOCHS:,}", self.epochs)
+        for name in ("save_every", "keep_last", "eval_every"):
             require(getattr(self, name) >= 1, f"run.{name}", "at least 1", getattr(self, name))
-        steps = self.max_steps
-        require(steps is None or steps >= 1, "run.max_steps", "at least 1 or null", steps)
+        size, steps = self.eval_batch_size, self.max_steps
+        require(1 <= size <= MAX_BATCH_SIZE, "run.eval_batch_size", f"in [1, {MAX_BATCH_SIZE:,}]", size)
+        require(steps is None or 1 <= steps <= MAX_STEPS, "run.max_steps", f"in [1, {MAX_STEPS:,}] or null", steps)
 
     @property
     def folder(self) -> Path:

@@ -31,7 +31,7 @@ from trainer.checkpoint import (
     projector_tensors,
     refuse_other_run,
 )
-from trainer.config import TrainConfig
+from trainer.config import WARMUP_STEPS, TrainConfig
 from trainer.evaluate import Comparison, compare, sample_names, validation_loss
 from trainer.inputs import open_inputs
 from trainer.metrics import Metrics, MetricsLog, metrics_of
@@ -45,6 +45,8 @@ from trainer.session import Session, open_session
 def train(config: TrainConfig, world: World, source: LatentSource | None = None) -> None:
     """Train to the last step, or raise Interrupted after a checkpoint; `source` stands in for the cache."""
     config.data.refuse_undivided(world.size)
+    if config.run.max_steps is not None:  # else the steps are known once the text is
+        config.optim.refuse_endless_warmup(config.run.max_steps)
     refuse_inside("run.output", config.run.folder, Path(config.cache).expanduser())
     refuse_other_than_a_run(config)
     with claim(config.run.folder) if world.is_main else nullcontext():
@@ -56,6 +58,7 @@ def train(config: TrainConfig, world: World, source: LatentSource | None = None)
         session = open_session(inputs, source)
         announce_large_batch(session)
         loop = TrainingLoop(session, checkpoints)
+        announce_warmup(session, loop.total_steps)
         if start is not None:
             loop.resume(*start)
         loop.run()
@@ -65,6 +68,16 @@ def announce_large_batch(session: Session) -> None:
     batch_size = session.config.data.batch_size
     if len(session.split.train) < batch_size:
         session.world.say(f"data.batch_size {batch_size} is more than that: every batch holds samples twice")
+
+
+def announce_warmup(session: Session, total_steps: int) -> None:
+    """Say where the default was too long for the run; ConfigError where the config's own is."""
+    optim = session.config.optim
+    optim.refuse_endless_warmup(total_steps)
+    if optim.warmup_steps is None and (steps := optim.warmup(total_steps)) < WARMUP_STEPS:
+        session.world.say(
+            f"warm-up: {steps:,} of {total_steps:,} steps, a tenth of the run; optim.warmup_steps sets another number"
+        )
 
 
 class TrainingLoop:

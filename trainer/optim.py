@@ -9,12 +9,16 @@ from trainer.projector import Projector
 
 
 def learning_rate(config: OptimConfig, step: int, total_steps: int) -> float:
-    """For the update with `step` updates before it: linear warm-up, then the schedule; zero is never reached."""
-    if step < config.warmup_steps:
-        return config.lr * (step + 1) / config.warmup_steps
+    """For the update with `step` updates before it: linear warm-up, then the schedule; zero is never reached.
+
+    A run that is made longer goes on at the rate which the longer one has at this step.
+    """
+    warmup = config.warmup(total_steps)
+    if step < warmup:
+        return config.lr * (step + 1) / warmup
     if config.schedule == "constant":
         return config.lr
-    progress = (step - config.warmup_steps) / max(1, total_steps - config.warmup_steps)
+    progress = (step - warmup) / max(1, total_steps - warmup)
     return config.lr * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
 

@@ -23,6 +23,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from cache_store import Cache, open_cache
 from cache_store.errors import ConfigError
 from cache_store.staleness import differing, refuse
+from trainer.config import MAX_EPOCHS
 from trainer.order import Int64Array, SampleOrder
 
 MAX_WORKERS = 1_024
@@ -74,8 +75,10 @@ class LatentStream(IterableDataset[dict[str, Any]]):
         super().__init__()
         if batch_size < 1 or world_size < 1 or batch_size % world_size or not 0 <= rank < world_size:
             raise ConfigError(f"batch_size {batch_size} must divide among ranks (rank {rank} of {world_size})")
-        if epochs is not None and not (epochs > 0 and math.isfinite(epochs)):
-            raise ConfigError(f"epochs must be above 0, or None for a pass that never ends, got {epochs}")
+        if epochs is not None and not 0 < epochs <= MAX_EPOCHS:
+            raise ConfigError(
+                f"epochs must be above 0 and at most {MAX_EPOCHS:,}, or None for a pass that never ends, got {epochs}"
+            )
         self.cache = cache if isinstance(cache, Cache) else open_cache(cache)
         self.batch_size, self.rank, self.world_size = batch_size, rank, world_size
         self.order = SampleOrder(self.cache.seal.identity, seed, len(self.cache))

@@ -24,7 +24,7 @@ def make_config(cache: Path, language_model: Path, output: Path, **changes: Any)
     sections = {
         "model": ModelConfig(language_model=str(language_model)),
         "data": DataConfig(max_text_tokens=64, val_fraction=0.2, text_dir=str(output.parent / "text")),
-        "optim": OptimConfig(lr=1e-3, warmup_steps=2),
+        "optim": OptimConfig(lr=1e-3),
         "run": RunConfig(output=str(output), epochs=3, precision="fp32", save_every=5, eval_every=5),
     }
     for name, section in sections.items():

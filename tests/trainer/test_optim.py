@@ -17,10 +17,23 @@ def test_the_learning_rate_warms_up_then_falls_along_a_cosine() -> None:
     assert rates[-1] > 0
 
 
-def test_a_constant_schedule_stays_and_a_run_shorter_than_its_warm_up_only_rises() -> None:
+def test_a_constant_schedule_stays() -> None:
     assert learning_rate(OptimConfig(lr=2.0, warmup_steps=1, schedule="constant"), 99, 100) == 2.0
-    rates = [learning_rate(OptimConfig(warmup_steps=100), step, 10) for step in range(10)]
-    assert rates == sorted(rates)
+
+
+@pytest.mark.parametrize(("total_steps", "warmup"), [(1, 0), (9, 0), (46, 4), (1_000, 100), (50_000, 100)])
+def test_a_run_of_any_length_reaches_its_peak(total_steps: int, warmup: int) -> None:
+    rates = [learning_rate(OptimConfig(lr=1.0), step, total_steps) for step in range(total_steps)]
+    assert rates.index(1.0) == max(0, warmup - 1)
+    assert OptimConfig(warmup_steps=7).warmup(total_steps) == 7
+
+
+def test_a_warm_up_of_the_whole_run_is_refused() -> None:
+    OptimConfig(warmup_steps=45).refuse_endless_warmup(46)
+    OptimConfig().refuse_endless_warmup(1)
+    for steps in (46, 100):
+        with pytest.raises(ConfigError, match=rf"warmup_steps {steps} must be less than .* 46; .* null for 4"):
+            OptimConfig(warmup_steps=steps).refuse_endless_warmup(46)
 
 
 def test_only_matrices_decay() -> None:

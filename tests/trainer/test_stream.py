@@ -207,7 +207,7 @@ def test_a_state_without_a_cursor_is_refused(one_cache: Path, state: dict[str, A
         LatentStream(one_cache, BATCH).load_state_dict(state)
 
 
-@pytest.mark.parametrize("epochs", [0, -1, float("nan"), float("inf")])
+@pytest.mark.parametrize("epochs", [0, -1, 1e300, float("nan"), float("inf")])
 def test_a_pass_of_nothing_is_refused(one_cache: Path, epochs: float) -> None:
     with pytest.raises(ConfigError, match="epochs must be above 0"):
         LatentStream(one_cache, BATCH, epochs=epochs)
