@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2 import TemplateError
+from jinja2 import TemplateError, TemplateSyntaxError
 
 from cache_store.errors import ConfigError, ModelError, SourceError
 from trainer.pretrained import UNREADABLE_MODEL, first_line, pretrained_name, why_unreadable
@@ -30,6 +30,9 @@ TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, ArithmeticError)
 
 TOKENIZER_FILES = ("tokenizer*", "vocab*", "spiece*")
 """A folder without any such file has no tokenizer, though transformers would make an empty one."""
+
+MESSAGE = 200
+"""Characters of Jinja's own message that are shown."""
 
 Message = dict[str, str]
 
@@ -189,7 +192,22 @@ def load_chat_tokenizer(model: str, template_file: str | None, max_tokens: int) 
     template = tokenizer.chat_template if template_file is None else read_template(template_file)
     if not isinstance(template, str):
         raise ConfigError(f"the tokenizer of {model!r} has no chat template; name a Jinja file in model.chat_template")
+    where = f"of the tokenizer of {model!r}" if template_file is None else template_file
+    refuse_broken_template(tokenizer, template, where)
     return ChatTokenizer(tokenizer, template, max_tokens)
+
+
+def refuse_broken_template(tokenizer: Any, template: str, where: str) -> None:
+    """ConfigError where a template cannot be read as Jinja; one that refuses a conversation may take others."""
+    try:
+        tokenizer.apply_chat_template([{"role": "user", "content": "a"}], chat_template=template, tokenize=False)
+    except TemplateSyntaxError as error:
+        raise ConfigError(
+            f"the chat template {where} is broken in line {error.lineno}: {first_line(error)[:MESSAGE]}; "
+            "mend it, or name another Jinja file in model.chat_template"
+        ) from None
+    except TEMPLATE_ERRORS:
+        return  # of this conversation, perhaps; each sample's own is told with its name
 
 
 def read_template(path: str) -> str:

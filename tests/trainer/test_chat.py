@@ -143,6 +143,16 @@ def test_a_tokenizer_without_template_needs_one_in_the_config(tmp_path: Path) ->
     assert load_chat_tokenizer(folder, str(tmp_path / "template.jinja"), 64).template == GEMMA_TEMPLATE
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_a_template_that_is_no_jinja_is_refused_once(tmp_path: Path, own: bool) -> None:
+    broken, file = "{{ bos_token }}\n{% for m in messages %}{{ m", tmp_path / "template.jinja"
+    file.write_text(broken)
+    folder = save(make_tokenizer(broken if own else GEMMA_TEMPLATE), tmp_path / "model")
+    where = f"of the tokenizer of '{folder}'" if own else str(file)
+    with pytest.raises(ConfigError, match=f"the chat template {where} is broken in line 2: unexpected end of template"):
+        load_chat_tokenizer(folder, None if own else str(file), 64)
+
+
 def test_a_folder_of_a_model_alone_is_refused_and_not_taken_for_an_empty_tokenizer(
     language_model: Path, tmp_path: Path
 ) -> None:
