@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from cache_store.errors import ConfigError, ModelError
-from trainer.pretrained import UNREADABLE_MODEL, first_line, pretrained_name, why_unreadable
+from trainer.pretrained import UNREADABLE_MODEL, first_line, pretrained_name, quiet_loading, why_unreadable
 
 VOCABULARY_CHUNK = 8_192
 FINGERPRINT_VALUES = 4_096
@@ -121,9 +121,14 @@ class LanguageModel(nn.Module):
 def load_language_model(name: str, dtype: torch.dtype, device: torch.device) -> LanguageModel:
     """The text model of a hub id or folder, frozen; a multimodal checkpoint's other parts are dropped."""
     try:
-        full, loaded = AutoModelForCausalLM.from_pretrained(
-            pretrained_name(name), dtype=dtype, output_loading_info=True, use_safetensors=True, trust_remote_code=False
-        )
+        with quiet_loading():
+            full, loaded = AutoModelForCausalLM.from_pretrained(
+                pretrained_name(name),
+                dtype=dtype,
+                output_loading_info=True,
+                use_safetensors=True,
+                trust_remote_code=False,
+            )
     except UNREADABLE_MODEL as error:
         raise ModelError(f"model.language_model {name!r} cannot be loaded: {why_unreadable(error)}") from None
     refuse_random_weights(name, loaded)

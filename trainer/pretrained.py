@@ -1,5 +1,7 @@
 """Where pretrained models come from, a hub id or a folder, and what to say when nothing is there."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError: whichever its HTTP library has
@@ -7,7 +9,13 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError:
     LocalEntryNotFoundError,
     StrictDataclassError,
 )
+from huggingface_hub.utils import (  # type: ignore[attr-defined]
+    are_progress_bars_disabled,
+    disable_progress_bars,
+    enable_progress_bars,
+)
 from safetensors import SafetensorError
+from transformers.utils import logging
 
 from cache_store.errors import ConfigError
 
@@ -28,6 +36,22 @@ def pretrained_name(name: str) -> str:
     if not path.is_dir() and (path.exists() or not can_be_hub_id):
         raise ConfigError(f"model.language_model: no folder {name}")
     return str(path) if name.startswith("~") else name
+
+
+@contextmanager
+def quiet_loading() -> Iterator[None]:
+    """Without transformers' bar over a model's weights; the Hub's, over a download, is shown as before."""
+    shown, hub_shown = logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
+    logging.disable_progress_bar()  # the Hub's too
+    if hub_shown:
+        enable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+        if not hub_shown:
+            disable_progress_bars()
 
 
 def why_unreadable(error: Exception) -> str:

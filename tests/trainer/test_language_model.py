@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub.utils import are_progress_bars_disabled
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import cross_entropy
 from transformers import (
@@ -22,6 +23,7 @@ from transformers import (
     LlamaConfig,
     PreTrainedConfig,
 )
+from transformers.utils import logging
 
 from cache_store.errors import ConfigError, ModelError
 from tests.trainer.conftest import TINY, save_language_model
@@ -61,6 +63,20 @@ def without_weights(folder: Path, copy: Path, part: str) -> Path:
     assert len(kept) < len(weights)
     save_file(kept, copy / "model.safetensors", metadata={"format": "pt"})
     return copy
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_loading_shows_no_bar_and_leaves_a_users_setting(
+    language_model: Path, capfd: pytest.CaptureFixture[str], shown: bool
+) -> None:
+    before = logging.is_progress_bar_enabled()
+    (logging.enable_progress_bar if shown else logging.disable_progress_bar)()
+    try:
+        load(language_model)
+        assert (logging.is_progress_bar_enabled(), are_progress_bars_disabled()) == (shown, not shown)
+    finally:
+        (logging.enable_progress_bar if before else logging.disable_progress_bar)()
+    assert capfd.readouterr().err == ""
 
 
 def test_a_multimodal_checkpoint_gives_its_text_model(multimodal: Path) -> None:
