@@ -17,7 +17,8 @@ from cache_store.verify_command import VerifyConfig, run_verify
 EXAMPLES = """\
   cache-store info data/cc3m
   cache-store verify data/cc3m                  records, sizes, seal: seconds
-  cache-store verify data/cc3m --level full     every byte
+  cache-store verify data/cc3m --level full     every byte of every file
+  cache-store verify data/cc3m --level deep     each sample too
   cache-store verify data/cc3m --subset 3/20    every byte of one slice a night
   cache-store gallery data/cc3m -o cc3m.html    look at it
   cache-store convert data/cc3m data/tars --format webdataset

@@ -8,7 +8,8 @@ from typing import Literal
 from cache_store.errors import CacheError
 from cache_store.schema import BUILD_FILE, SPEC_FILE
 
-Level = Literal["quick", "full"]
+Level = Literal["quick", "full", "deep"]
+"""How much is read: records and sizes; every byte; every byte, and every sample whatever the hashes say."""
 
 Kind = Literal["damaged", "replaced", "uncommitted", "unsealed", "stray"]
 """What tells findings apart that are mended in different ways: `replaced` is a file in whose place something else lies,
@@ -54,7 +55,7 @@ class Report:
     bytes: int
     findings: tuple[Finding, ...]
     subset: str | None = None
-    """Which shards were read in full, as asked for; None: all of them."""
+    """Which shards were read, as asked for; None: all of them."""
     covered: int = 0
     """Of the shards, those in the subset; `samples` and `bytes` are theirs."""
 

@@ -1,12 +1,10 @@
-"""One pass over a shard file: it is hashed, and its samples are checked, while the bytes are in the processor's cache.
+"""One pass over a shard file that checks each sample.
 
 Read into one small buffer rather than mapped: a failing disk is then an OSError that names the file, where a mapping
-would end the program with a bus error. Nearly all of the time is the SHA-256's.
+would end the program with a bus error.
 """
 
-import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
@@ -19,21 +17,12 @@ from cache_store.formats import Location
 from cache_store.schema import DTYPES, ArraySpec
 
 PIECE_BYTES = 512 * 2**10
-"""Read and hashed at once at most, unless a sample is larger: small enough for the second-level cache, and twenty
+"""Read at once at most, unless a sample is larger: small enough for the second-level cache, and twenty
 samples of 25 KB share what each call costs.
 """
 
 EXPONENTS = {"float16": 0x7C00, "bfloat16": 0x7F80, "float32": 0x7F800000}
 """A value is not finite where all its exponent bits are set (IEEE 754)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShardScan:
-    """What a pass over a shard file gave."""
-
-    sha256: str
-    problems: tuple[tuple[int, str], ...]
-    """Slot within the shard, and what is wrong with its sample."""
 
 
 class Placed(NamedTuple):
@@ -45,23 +34,19 @@ class Placed(NamedTuple):
     slot: int
 
 
-def scan_shard(path: Path, array: ArraySpec, locations: Sequence[Location | None]) -> ShardScan:
-    """Hash the file and check the sample of every slot that has one; OSError where it cannot be read."""
+def scan_shard(path: Path, array: ArraySpec, locations: Sequence[Location | None]) -> list[tuple[int, str]]:
+    """Check the sample of every slot that has one: (slot, what is wrong with it). OSError if the file is unreadable."""
     size = path.stat().st_size
     problems = dict(misplaced(locations, size, array))
     placed = sorted(Placed(*each, slot) for slot, each in enumerate(locations) if each and slot not in problems)
     problems.update(overlapping(placed))
-    check, digest, position = PieceCheck(array), hashlib.sha256(), 0
+    check = PieceCheck(array)
     with path.open("rb", buffering=0) as stream:
         for piece in pieces(each for each in placed if each.slot not in problems):
             start, end = piece[0].offset, piece[-1].offset + piece[-1].length
-            hash_bytes(stream, digest, start - position, check.buffer)
-            read = read_into(stream, check.buffer[: end - start])
-            digest.update(check.buffer[:read])
-            problems.update(check(piece, read))
-            position = end
-        hash_bytes(stream, digest, size - position, check.buffer)
-    return ShardScan(sha256=digest.hexdigest(), problems=tuple(sorted(problems.items())))
+            stream.seek(start)
+            problems.update(check(piece, read_into(stream, check.buffer[: end - start])))
+    return sorted(problems.items())
 
 
 def overlapping(placed: Iterable[Placed]) -> Iterator[tuple[int, str]]:
@@ -92,13 +77,6 @@ def read_into(stream: FileIO, piece: memoryview) -> int:
     while read < len(piece) and (count := stream.readinto(piece[read:])):
         read += count
     return read
-
-
-def hash_bytes(stream: FileIO, digest: "hashlib._Hash", count: int, buffer: memoryview) -> None:
-    """Hash the next bytes of the file, which belong to no sample."""
-    while count and (piece := stream.readinto(buffer[:count])):
-        digest.update(buffer[:piece])
-        count -= piece
 
 
 def misplaced(locations: Sequence[Location | None], size: int, array: ArraySpec) -> Iterator[tuple[int, str]]:

@@ -1,11 +1,17 @@
 """Saying whether every byte of a cache is right, and naming what is not.
 
-`quick` reads records and sizes: seconds for thousands of shards. `full` reads every byte: each file's SHA-256, each
-sample's crc32c and values, each id against the plan. A subset is read in full, the rest quickly.
+`quick` reads records and sizes: seconds for thousands of shards. `full` reads every byte: a file that has the SHA-256
+of its record holds what was written, and only where one has not are its samples looked at, to name rows. `deep` looks
+at every sample whatever the hashes say (crc32c, values, ids), for what was written wrong or signed anew. Outside a
+subset all is read quickly.
+
+Threads read side by side: hashing, which is nearly all of the work, leaves the interpreter to the others.
 """
 
 import os
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +19,6 @@ from pathlib import Path
 from cache_store.errors import CacheError, NewerFormatError
 from cache_store.findings import Finding, Level, Report, in_reading_order
 from cache_store.metadata import has_cache, read_build, read_seal, read_spec
-from cache_store.processes import spread
 from cache_store.schema import BUILD_FILE, SEAL_FILE, SPEC_FILE, Seal, Spec
 from cache_store.strays import stray_findings
 from cache_store.subset import Subset
@@ -25,6 +30,8 @@ from cache_store.verify_spec import is_contradicted, metadata_findings
 
 __all__ = ["Finding", "Level", "Report", "verify"]
 
+Task = PlanTask | ShardTask
+Checked = CheckedPlan | CheckedShard
 Progress = Callable[[CheckedShard], object]
 
 
@@ -40,7 +47,7 @@ def verify(
     jobs: int = 1,
     progress: Progress = ignore,
 ) -> Report:
-    """Check a cache, with so many processes; the report is the same for any; `progress` hears of every shard.
+    """Check a cache, with so many threads; the report is the same for any; `progress` hears of every shard.
 
     Shards outside the subset are checked at level quick. CacheError only where there is no cache to check.
     """
@@ -60,7 +67,9 @@ def verify(
         problem = "is not the spec that records, seal and plan were made with"
         return replace(nothing, findings=(Finding(file=SPEC_FILE, problem=problem),))
     findings += [*metadata_findings(root, spec), *stray_findings(root, spec)]
-    plan, checked = check_all(partial(Verifier, root, spec, seal), shard_tasks(spec, level, subset), jobs, progress)
+    shards = shard_tasks(spec, level, subset)
+    tasks: list[Task] = [plan_task(shards, seal), *shards]
+    plan, checked = check_all(partial(Verifier, root, spec, seal), tasks, jobs, progress)
     findings += [*plan.findings, *(finding for each in checked for finding in each.findings), *plan.compare(checked)]
     if seal is not None:
         findings += seal_findings(spec, seal, checked, {finding.file for finding in findings})
@@ -71,13 +80,13 @@ def verify(
 
 
 class Verifier:
-    """What one process does: shards and the plan."""
+    """What one thread does: shards and the plan."""
 
     def __init__(self, root: Path, spec: Spec, seal: Seal | None) -> None:
         self._check_shard = ShardVerifier(root, spec, seal)
         self._check_plan = partial(check_plan, root, spec, seal)
 
-    def __call__(self, task: PlanTask | ShardTask) -> CheckedPlan | CheckedShard:
+    def __call__(self, task: Task) -> Checked:
         return self._check_shard(task) if isinstance(task, ShardTask) else self._check_plan(task)
 
 
@@ -92,18 +101,40 @@ def shard_tasks(spec: Spec, level: Level, subset: Subset | None) -> list[ShardTa
 
 
 def check_all(
-    make_verifier: Callable[[], Verifier], shards: Sequence[ShardTask], jobs: int, progress: Progress
+    make_verifier: Callable[[], Verifier], tasks: Sequence[Task], jobs: int, progress: Progress
 ) -> tuple[CheckedPlan, list[CheckedShard]]:
     """The plan and every shard, in order, however they get done."""
     plan, checked = CheckedPlan(), dict[int, CheckedShard]()
-    tasks: list[PlanTask | ShardTask] = [plan_task(shards), *shards]
-    for position, result in spread(make_verifier, tasks, jobs):
+    for position, result in results(make_verifier, tasks, jobs):
         if isinstance(result, CheckedPlan):
             plan = result
         else:
             checked[position] = result
             progress(result)
     return plan, [each for _, each in sorted(checked.items())]
+
+
+def results(make_verifier: Callable[[], Verifier], tasks: Sequence[Task], jobs: int) -> Iterator[tuple[int, Checked]]:
+    """What the tasks gave, each with its task's position, as they get done; each thread has a verifier of its own.
+
+    An exception here or in a thread ends them all; tasks in hand are finished first.
+    """
+    jobs = min(jobs, len(tasks))
+    if jobs == 1:
+        yield from enumerate(map(make_verifier(), tasks))
+        return
+    own = threading.local()
+
+    def start() -> None:
+        own.check = make_verifier()
+
+    with ThreadPoolExecutor(jobs, initializer=start) as pool:
+        try:
+            positions = {pool.submit(lambda task: own.check(task), task): place for place, task in enumerate(tasks)}
+            for done in as_completed(positions):
+                yield positions[done], done.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def counted(report: Report, covered: Sequence[CheckedShard]) -> Report:

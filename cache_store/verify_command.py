@@ -22,19 +22,14 @@ from cache_store.metadata import read_spec
 from cache_store.output_file import refuse_output, write_output
 from cache_store.processes import usable_cores
 from cache_store.progress_bar import progress_bar
-from cache_store.schema import Spec
 from cache_store.subset import Subset, parse_subset
 from cache_store.verify import verify
 from cache_store.verify_shard import CheckedShard
 
 SHOWN_FINDINGS = 50
 
-BYTES_A_JOB = 2**30
-"""A process takes half a second to start, and reads this much in about as long."""
-
-
 MAX_JOBS = 256
-"""Each is a process; more would wait for one another."""
+"""Each is a thread; more would wait for one another."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,13 +37,14 @@ class VerifyConfig:
     """Check a cache; exits 1 if anything is damaged."""
 
     level: Level | None = None
-    """quick: records, sizes, coverage, seal. full: every file's sha256, every sample's crc32c and values, all ids.
-    Without it quick, or full where a subset is named."""
+    """quick: records, sizes, coverage, seal. full: every file's sha256; where one is wrong, which rows. deep: also
+    every sample's crc32c, values and id where every sha256 is right, for what was written wrong. Without it quick, or
+    full where a subset is named."""
     subset: str | None = None
-    """Which shards to read in full; the rest is checked as by quick. 3/20: the third of twenty slices, which together
+    """Which shards to read; the rest is checked as by quick. 3/20: the third of twenty slices, which together
     are the whole cache, each shard once. 5%: that share, the same one every time, as 1/20."""
     jobs: int | Literal["auto"] = "auto"
-    """Processes that read; auto: one per core, as far as there is 1 GiB to read for each."""
+    """Threads that read; auto: one per core."""
     report: str | None = None
     """Also write the findings to this JSON file."""
 
@@ -56,7 +52,9 @@ class VerifyConfig:
         if self.jobs != "auto" and not 1 <= self.jobs <= MAX_JOBS:
             raise ConfigError(f"jobs must be auto or in [1, {MAX_JOBS}], got {self.jobs}")
         if self.subset and self.level == "quick":
-            raise ConfigError("subset says what level full reads; level quick looks at every shard, leave subset out")
+            raise ConfigError(
+                "subset says what levels full and deep read; level quick looks at every shard, leave subset out"
+            )
         self.shards  # noqa: B018 (a wrong one is an error here)
 
     @property
@@ -67,14 +65,11 @@ class VerifyConfig:
     def resolved_level(self) -> Level:
         return self.level or ("full" if self.subset is not None else "quick")
 
-    def num_jobs(self, spec: Spec) -> int:
+    @property
+    def resolved_jobs(self) -> int:
         if self.jobs != "auto":
             return self.jobs
-        if self.resolved_level == "quick":
-            return 1
-        row_bytes = sum(array.sample_bytes for array in spec.arrays.values())
-        share = self.shards.end - self.shards.first if self.shards else 1
-        return max(1, min(usable_cores(), int(spec.rows * row_bytes * share) // BYTES_A_JOB))
+        return 1 if self.resolved_level == "quick" else usable_cores()
 
 
 def run_verify(cache: Path, config: VerifyConfig) -> int:
@@ -82,8 +77,9 @@ def run_verify(cache: Path, config: VerifyConfig) -> int:
     if config.report:
         refuse_output("report", Path(config.report).expanduser(), cache)
     try:
-        with reading_bar(cache, config) as (progress, jobs):
+        with reading_bar(cache, config) as progress:
             gc.freeze()  # else the collector looks through all loaded modules every few shards: a tenth of the time
+            jobs = config.resolved_jobs
             report = verify(cache, config.resolved_level, subset=config.shards, jobs=jobs, progress=progress)
     except KeyboardInterrupt:  # SIGTERM as well as SIGINT; verification only reads, so it can be left at any instant
         raise Interrupted("nothing was changed; run the same command again, or slices of it with --subset") from None
@@ -106,24 +102,23 @@ class ReadingBar:
         if checked.task.level != self._level:
             return  # outside the subset
         self._bytes += checked.bytes
-        if self._level == "full":
+        if self._level != "quick":
             speed = self._bytes / 1e9 / max(time.monotonic() - self._started, 1e-9)
             self._bar.set_postfix_str(f"{speed:.2f} GB/s", refresh=False)
         self._bar.update()
 
 
 @contextmanager
-def reading_bar(cache: Path, config: VerifyConfig) -> Iterator[tuple[ReadingBar, int]]:
-    """The bar, and how many processes are to read."""
+def reading_bar(cache: Path, config: VerifyConfig) -> Iterator[ReadingBar]:
     subset = config.shards
     try:
         spec = read_spec(cache)
         shards = sum(subset is None or shard in subset for shard in range(spec.num_shards))
-        total, jobs = shards * len(spec.arrays), config.num_jobs(spec)
+        total = shards * len(spec.arrays)
     except (CacheError, OSError):
-        total, jobs = 0, 1  # verification says what is wrong with it
+        total = 0  # verification says what is wrong with it
     with progress_bar(total=total, desc=f"verify {config.resolved_level}", unit="shard", delay=0.5) as bar:
-        yield ReadingBar(bar, config), jobs
+        yield ReadingBar(bar, config)
 
 
 def show_report(report: Report, report_file: str | None) -> None:

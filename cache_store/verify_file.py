@@ -11,15 +11,15 @@ from cache_store.schema import FileRecord
 
 
 def file_finding(root: Path, file: FileRecord, level: Level, shard: int | None = None) -> Finding | None:
-    """What is wrong with a file that a record names; full compares its SHA-256."""
+    """What is wrong with a file that a record names; but for level quick its SHA-256 is compared too."""
     path = root / file.path
     try:
         if absent := absence(root, file.path, shard):
             return absent
         if (size := path.stat().st_size) != file.bytes:
             problem = f"is {size} bytes, expected {file.bytes}"
-        elif level == "full" and (found := file_sha256(path)) != file.sha256:
-            problem = other_sha256(found, file.sha256)
+        elif level != "quick" and (found := file_sha256(path)) != file.sha256:
+            problem = f"sha256 is {found[:12]}…, expected {file.sha256[:12]}…"
         else:
             return None
     except OSError as error:
@@ -45,7 +45,3 @@ def unreadable(error: CacheError | OSError, root: Path, file: str, shard: int | 
         problem = str(error).removeprefix(f"{root / file} ")
     kind: Kind = "replaced" if isinstance(error, NotAFileError) else "damaged"
     return Finding(shard=shard, file=file, problem=problem, kind=kind)
-
-
-def other_sha256(found: str, expected: str) -> str:
-    return f"sha256 is {found[:12]}…, expected {expected[:12]}…"

@@ -40,13 +40,15 @@ class CheckedPlan:
                 yield Finding(shard=shard, file=commit_file(array, shard), problem=problem)
 
 
-def plan_task(tasks: Sequence[ShardTask]) -> PlanTask:
-    full = [task.shard for task in tasks if task.level == "full"]
-    return PlanTask(shards=frozenset(full), whole=len(full) == len(tasks))
+def plan_task(tasks: Sequence[ShardTask], seal: Seal | None) -> PlanTask:
+    """Rows are looked at where no seal vouches for the file, and at level deep whatever it says."""
+    levels = ("deep",) if seal else ("full", "deep")
+    shards = [task.shard for task in tasks if task.level in levels]
+    return PlanTask(shards=frozenset(shards), whole=len(shards) == len(tasks))
 
 
 def check_plan(root: Path, spec: Spec, seal: Seal | None, task: PlanTask) -> CheckedPlan:
-    """Its hash at every level, since it is one file; in full also its rows."""
+    """Its hash at every level, since it is one file; and the rows that the task names."""
     try:
         plan = PlanFile(root)
         if seal is not None and (finding := file_finding(root, seal.plan_file, "full")):

@@ -15,14 +15,14 @@ from cache_store.schema import SEAL_FILE, CommitContent, CommitRecord, Seal, Spe
 from cache_store.sealed_shards import map_file
 from cache_store.shard_scan import scan_shard
 from cache_store.tables import read_table
-from cache_store.verify_file import absence, file_finding, other_sha256, unreadable
+from cache_store.verify_file import absence, file_finding, unreadable
 from cache_store.verify_record import content_findings, files_of_shard
 from cache_store.verify_samples import other_rows, status_findings, table_findings, table_problem
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardTask:
-    """One shard to check; quick looks at its record and the sizes of its files."""
+    """One shard to check."""
 
     array: str
     shard: int
@@ -46,7 +46,7 @@ class CheckedShard:
 
 
 class ShardVerifier:
-    """Checks the shards of a cache, one at a time, in the process that it was made in."""
+    """Checks the shards of a cache, one at a time, in the thread that it was made in."""
 
     def __init__(self, root: Path, spec: Spec, seal: Seal | None) -> None:
         self._root, self._spec, self._seal = root, spec, seal
@@ -78,18 +78,34 @@ class ShardVerifier:
         return files_of_shard(self._spec, task.array, task.shard)
 
     def _file_findings(self, task: ShardTask, content: CommitContent) -> Iterator[Finding]:
-        data, table = content.files
-        wrong_size = file_finding(self._root, data, "quick", task.shard)  # its sha256 comes with the samples' pass
-        wrong_table = file_finding(self._root, table, task.level, task.shard)
-        yield from filter(None, (wrong_size, wrong_table))
-        if task.level == "full":
-            samples, found = self._read_samples(task)
-            yield from found
-            if samples is not None:
-                yield from table_findings(samples, content)
-                yield from self._plan_findings(samples, content if wrong_table is None else None)
-            sha256 = data.sha256 if wrong_size is None else None
-            yield from self._data_findings(task, samples, sha256, is_table_sound=wrong_table is None)
+        """The two files of the shard; at level full samples of files that are what was sealed are not looked at."""
+        wrong = [file_finding(self._root, file, task.level, task.shard) for file in content.files]
+        yield from filter(None, wrong)
+        is_sound = not any(wrong) and self._is_sealed(task, content)
+        if task.level == "deep" or (task.level == "full" and not is_sound):
+            yield from self._sample_findings(task, content, *wrong)
+
+    def _is_sealed(self, task: ShardTask, content: CommitContent) -> bool:
+        """Whether the record is the sealed one; that of an unsealed cache stands for itself."""
+        if self._seal is None:
+            return True
+        digests = self._seal.commits.get(task.array, ())
+        return task.shard < len(digests) and digests[task.shard] == record_digest(content)
+
+    def _sample_findings(
+        self, task: ShardTask, content: CommitContent, wrong_data: Finding | None, wrong_table: Finding | None
+    ) -> Iterator[Finding]:
+        """What is wrong with the samples; where the shard file is sound and the table is not, that is its fault."""
+        samples, found = self._read_samples(task)
+        yield from found
+        if samples is None:
+            return
+        yield from table_findings(samples, content)
+        yield from self._plan_findings(samples, None if wrong_table else content)
+        is_tables_fault = wrong_table is not None and wrong_data is None
+        for finding in self._data_findings(task, samples, is_tables_fault):
+            if finding.row is not None or wrong_data is None:  # else the file is known to be wrong
+                yield finding
 
     def _findings_without_record(self, task: ShardTask) -> Iterator[Finding]:
         """No hash is known, but the files can still be absent, or say of themselves and each other that they differ."""
@@ -102,7 +118,7 @@ class ShardVerifier:
         yield from found
         if samples is not None and not found:
             yield from status_findings(samples)
-            yield from self._data_findings(task, samples, None, is_table_sound=True)
+            yield from self._data_findings(task, samples)
         elif (self._root / data).is_file():
             problem = f"is of no use, nor is {table}: {data} was not looked at"
             yield Finding(shard=task.shard, file=commit_file(task.array, task.shard), problem=problem)
@@ -144,31 +160,25 @@ class ShardVerifier:
         yield from findings
 
     def _data_findings(
-        self, task: ShardTask, samples: ShardSamples | None, sha256: str | None, is_table_sound: bool
+        self, task: ShardTask, samples: ShardSamples, is_tables_fault: bool = False
     ) -> Iterator[Finding]:
-        """The shard file: its hash where it is known, each sample, the file's own structure.
-
-        Where it has its hash, and the samples table has not, what differs is the table's fault.
-        """
+        """The shard file against the samples table: each sample, the file's own structure."""
         shard, (name, table) = task.shard, self._files(task)
         path = self._root / name
         if not path.is_file():
             return  # which has been found already
         try:
-            scan = scan_shard(path, self._spec.arrays[task.array], samples.locations if samples else [])
+            problems = scan_shard(path, self._spec.arrays[task.array], samples.locations)
         except OSError as error:
             yield unreadable(error, self._root, name, shard)
             return
-        if sha256 is not None and scan.sha256 != sha256:
-            yield Finding(shard=shard, file=name, problem=other_sha256(scan.sha256, sha256))
-        is_tables_fault = scan.sha256 == sha256 and not is_table_sound
         file, differs = (table, f"differs from {name}, which is sound: ") if is_tables_fault else (name, "")
         rows = self._spec.shard_rows(shard)
-        for slot, problem in (*scan.problems, *self._structure_problems(path, samples)):
+        for slot, problem in (*problems, *self._structure_problems(path, samples)):
             row = None if slot is None or slot >= len(rows) else rows[slot]
             yield Finding(shard=shard, row=row, file=file, problem=differs + problem)
 
-    def _structure_problems(self, path: Path, samples: ShardSamples | None) -> Iterator[tuple[int | None, str]]:
+    def _structure_problems(self, path: Path, samples: ShardSamples) -> Iterator[tuple[int | None, str]]:
         """What a mapping of the shard file shows; an empty file cannot be mapped, and is found by its size."""
-        if samples is not None and path.stat().st_size:
+        if path.stat().st_size:
             yield from shard_format(self._spec).structure_problems(map_file(path), samples)

@@ -91,11 +91,16 @@ class ZarrFormat:
             yield None, f"shard is {len(data)} bytes, too short for its index of {size}"
             return
         raw = data[-size : -CRC.size]
-        if CRC.unpack(data[-CRC.size :])[0] != crc32c(raw):
+        is_index_sound = CRC.unpack(data[-CRC.size :])[0] == crc32c(raw)
+        if not is_index_sound:
             yield None, "shard index does not match its crc32c"
         places = np.full((capacity, 3), NOWHERE)
         places[: len(samples.locations)] = place_arrays(samples.locations)
-        yield from index_problems(np.frombuffer(raw, "<u8").reshape(-1, 2), places)
+        expected_bytes = int((places[places[:, 1] >= 0, 1] + CRC.size).sum()) + size
+        if len(data) != expected_bytes:
+            yield None, f"is {len(data)} bytes, its samples and index take {expected_bytes}"
+        if is_index_sound or len(data) == expected_bytes:  # else what lies at the end is not the index
+            yield from index_problems(np.frombuffer(raw, "<u8").reshape(-1, 2), places)
         yield from position_problems(data[:-size], places)
 
 
@@ -114,8 +119,8 @@ def index_problems(index: np.ndarray, places: np.ndarray) -> Iterator[tuple[int,
         yield slot, f"shard index says {found}, samples table says {asked}"
 
 
-def position_problems(samples: memoryview, places: np.ndarray) -> Iterator[tuple[int | None, str]]:
-    """Samples that do not follow each other in row order, each with its crc32c behind it, to where the index begins."""
+def position_problems(samples: memoryview, places: np.ndarray) -> Iterator[tuple[int, str]]:
+    """Samples that do not follow each other in row order, each with its crc32c behind it."""
     slots = np.flatnonzero(places[:, 1] >= 0)
     offsets, lengths, checksums = places[slots].T
     ends = np.cumsum(lengths + CRC.size)
@@ -127,8 +132,6 @@ def position_problems(samples: memoryview, places: np.ndarray) -> Iterator[tuple
     stored = np.frombuffer(samples, np.uint8)[behind[within, None] + np.arange(CRC.size)].view("<u4")[:, 0]
     for each in within[stored != checksums[within]].tolist():
         yield int(slots[each]), "crc32c behind the sample differs from the samples table"
-    if (end := int(ends[-1]) if len(ends) else 0) != len(samples):
-        yield None, f"samples take {end} bytes, the index begins after {len(samples)}"
 
 
 def array_metadata(spec: Spec, array: ArraySpec) -> dict[str, object]:

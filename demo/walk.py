@@ -105,7 +105,7 @@ def make_inputs(config: DemoConfig, steps: Walk) -> None:
 def run_commands(config: DemoConfig, steps: Walk) -> None:
     with steps.step("Build the cache", "Every image is decoded and encoded once; what cannot be read is rejected."):
         steps.run("precompute", "build", *config.build_options)
-    with steps.step("Verify it", "Every hash, every sample's checksum, every id."):
+    with steps.step("Verify it", "Every byte, by the hash of its file."):
         steps.run("cache_store", "verify", str(config.cache), "--level", "full")
     with steps.step("Look into it", "Sources beside what their latents hold: random rows, unusual ones, rejects."):
         steps.run("cache_store", "gallery", str(config.cache), "-o", str(config.gallery))

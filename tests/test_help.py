@@ -65,7 +65,7 @@ def test_the_usage_line_says_what_has_to_be_typed(help_of, program, command, usa
         ("precompute", "build", "--run.workers N|auto Processes"),
         ("precompute", "build", "--cache CACHE The cache's folder; made if it does not exist. (required)"),
         ("precompute", "repair", "--shards N|[N,…] Shards"),
-        ("cache-store", "verify", "--level {quick,full} quick: records"),
+        ("cache-store", "verify", "--level {quick,full,deep} quick: records"),
         ("trainer", "train", "--optim.max_grad_norm NUMBER Gradients are scaled down to this norm; null: never."),
     ],
 )

@@ -129,7 +129,7 @@ def refuse_not_finite(session: Session, losses: np.ndarray) -> None:
     raise EncodeOnceError(
         f"validation: the loss of {len(spoilt):,} of {len(losses):,} held-out samples is not finite\n"
         f"  samples  {sample_names(session, spoilt)}\n"
-        f"  run `cache-store verify {shlex.quote(session.config.cache)} --level full`; where it finds nothing, "
+        f"  run `cache-store verify {shlex.quote(session.config.cache)} --level deep`; where it finds nothing, "
         "the projector has diverged: try a lower optim.lr"
     )
 

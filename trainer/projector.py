@@ -116,7 +116,7 @@ def refuse_not_finite(latents_NCHW: Tensor) -> None:
     if spoilt:
         raise CacheError(
             f"{spoilt} of the {len(latents_NCHW)} samples that set the projector's scale hold NaN or infinity; "
-            "`cache-store verify CACHE --level full` names all such samples"
+            "`cache-store verify CACHE --level deep` names all such samples"
         )
 
 

@@ -20,6 +20,7 @@ from tests.make_cache import make_cache
 
 ROWS, ROWS_PER_SHARD, REJECTED = 14, 6, (2, 9)
 SHARD = 1
+LEVELS: tuple[Level, ...] = get_args(Level)
 NAMES = Callable[[Path, int], str]
 
 
@@ -38,11 +39,6 @@ def make_small(path: Path, form: tuple[str, str], **options: Any) -> Path:
 def sound(form: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three shards, the last one short, two rows rejected; nothing changes it."""
     return make_small(tmp_path_factory.mktemp("sound") / "cache", form)
-
-
-@pytest.fixture(params=get_args(Level))
-def level(request: pytest.FixtureRequest) -> Level:
-    return request.param
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import pytest
 from cache_store.verify import verify
 from tests.cache_store.conftest import shard_name
 from tests.cache_store.damage.conftest import (
+    LEVELS,
     ROWS,
     SHARD,
     SHARD_FILES,
@@ -35,27 +36,28 @@ def test_swapped_files_of_two_shards_are_both_named(cache, kind):
     assert set(names) <= named(verify(cache, "full").findings)
 
 
-def test_two_wholly_swapped_shards_are_named_by_their_records(cache, level):
+def test_two_wholly_swapped_shards_are_named_by_their_records(cache):
     """Data, samples and record together: every crc and hash inside is right."""
     for kind in SHARD_FILES:
         swap(*(cache / kind(cache, shard) for shard in (0, 1)))
-    findings = verify(cache, level).findings
-    assert {record_file(cache, shard) for shard in (0, 1)} <= named(findings)
-    assert {finding.shard for finding in findings} == {0, 1}
+    for level in LEVELS:
+        findings = verify(cache, level).findings
+        assert {record_file(cache, shard) for shard in (0, 1)} <= named(findings)
+        assert {finding.shard for finding in findings} == {0, 1}
 
 
-def test_files_that_are_lost_with_their_record_are_named(cache, level):
+def test_files_that_are_lost_with_their_record_are_named(cache):
     lost = {kind(cache, SHARD) for kind in SHARD_FILES}
     for name in lost:
         (cache / name).unlink()
-    assert named(verify(cache, level).findings) == lost
+    assert all(named(verify(cache, level).findings) == lost for level in LEVELS)
 
 
-def test_a_missing_folder_is_named_by_every_file_that_was_in_it(cache, level):
+def test_a_missing_folder_is_named_by_every_file_that_was_in_it(cache):
     for folder in sorted({name.partition("/")[0] for name in files_of(cache) if "/" in name}):
         lost = {name for name in files_of(cache) if name.startswith(f"{folder}/")}
         (cache / folder).rename(cache.parent / "away")
-        assert lost <= named(verify(cache, level).findings)
+        assert all(lost <= named(verify(cache, level).findings) for level in LEVELS)
         (cache.parent / "away").rename(cache / folder)
 
 
@@ -66,13 +68,14 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("options", OTHERS)
-def test_a_shard_of_another_cache_of_the_same_shape_is_named(cache, form, tmp_path, options, level):
+def test_a_shard_of_another_cache_of_the_same_shape_is_named(cache, form, tmp_path, options):
     other = make_small(tmp_path / "other", form, **OTHERS[options])
     for kind in SHARD_FILES:
         shutil.copy(other / kind(cache, SHARD), cache / kind(cache, SHARD))
-    findings = verify(cache, level).findings
-    assert record_file(cache, SHARD) in named(findings)
-    assert {finding.shard for finding in findings} == {SHARD}
+    for level in LEVELS:
+        findings = verify(cache, level).findings
+        assert record_file(cache, SHARD) in named(findings)
+        assert {finding.shard for finding in findings} == {SHARD}
 
 
 @pytest.mark.parametrize("kind", [shard_name, table_file])
@@ -85,15 +88,15 @@ def test_a_file_of_another_cache_of_the_same_shape_is_named(cache, form, tmp_pat
     assert {finding.shard for finding in findings} == {SHARD}
 
 
-def test_what_a_dead_build_left_is_named(cache, level):
+def test_what_a_dead_build_left_is_named(cache):
     folders = {"", *(f"{name.rpartition('/')[0]}/" for name in files_of(cache) if "/" in name)}
     left = {f"{folder}.000001.1.partial" for folder in folders}
     for name in left:
         (cache / name).write_bytes(b"half")
-    assert named(verify(cache, level).findings) == left
+    assert all(named(verify(cache, level).findings) == left for level in LEVELS)
 
 
-def test_what_does_not_belong_is_named(cache, level):
+def test_what_does_not_belong_is_named(cache):
     folder = shard_name(cache, SHARD).partition("/")[0]
     strangers = {f"{folder}/extra", "samples/000099.parquet", "commits/latents/notes.txt", "commits/features"}
     for name in strangers:
@@ -101,7 +104,7 @@ def test_what_does_not_belong_is_named(cache, level):
             (cache / name).write_bytes(b"?")
         else:
             (cache / name).mkdir()
-    assert named(verify(cache, level).findings) == strangers
+    assert all(named(verify(cache, level).findings) == strangers for level in LEVELS)
 
 
 def folder_in_the_way(path: Path) -> None:

@@ -14,7 +14,16 @@ from cache_store.record import canonical_json, signed
 from cache_store.schema import Seal
 from cache_store.verify import verify
 from tests.cache_store.conftest import flip, shard_name
-from tests.cache_store.damage.conftest import SHARD, halve, named, record_file, rows_named, samples_in, table_file
+from tests.cache_store.damage.conftest import (
+    LEVELS,
+    SHARD,
+    halve,
+    named,
+    record_file,
+    rows_named,
+    samples_in,
+    table_file,
+)
 from tests.cache_store.signing import load, save, save_signed
 
 
@@ -76,15 +85,16 @@ RECORD_EDITS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("edit", RECORD_EDITS)
 @pytest.mark.parametrize("resign", [True, False])
-def test_an_edited_record_is_named_with_and_without_a_hash_of_its_own(cache, edit, level, resign):
+def test_an_edited_record_is_named_with_and_without_a_hash_of_its_own(cache, edit, resign):
     name = record_file(cache, SHARD)
     record = load(cache / name)
     for field, value in RECORD_EDITS[edit].items():
         set_field(record["content"], field, value)
     (save_signed if resign else save)(cache / name, record)
-    findings = verify(cache, level).findings
-    assert name in named(findings)
-    assert {finding.shard for finding in findings} == {SHARD}
+    for level in LEVELS:
+        findings = verify(cache, level).findings
+        assert name in named(findings)
+        assert {finding.shard for finding in findings} == {SHARD}
 
 
 def set_field(record: Any, field: str, value: object) -> None:
@@ -120,9 +130,10 @@ def edited_summary(seal: Seal, **fields: Any) -> Seal:
 
 @pytest.mark.parametrize("edit", SEAL_EDITS)
 @pytest.mark.parametrize("resign", [True, False])
-def test_an_edited_seal_is_named_with_and_without_a_hash_of_its_own(cache, edit, level, resign):
+def test_an_edited_seal_is_named_with_and_without_a_hash_of_its_own(cache, edit, resign):
     edited = SEAL_EDITS[edit](read_seal(cache))
     write_file(cache / "seal.json", canonical_json(signed(edited) if resign else edited))
-    findings = verify(cache, level).findings
-    assert "seal.json" in named(findings)
-    assert {finding.shard for finding in findings} == {None}
+    for level in LEVELS:
+        findings = verify(cache, level).findings
+        assert "seal.json" in named(findings)
+        assert {finding.shard for finding in findings} == {None}

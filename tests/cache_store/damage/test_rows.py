@@ -5,18 +5,30 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from msgspec.structs import replace
 
+from cache_store.checksum import crc32c
 from cache_store.metadata import read_commit, read_spec, write_commit
 from cache_store.record import signed
 from cache_store.schema import samples_file
 from cache_store.shard_builder import file_record
 from cache_store.verify import verify
 from tests.cache_store.conftest import shard_name
-from tests.cache_store.damage.conftest import SHARD, Sample, make_small, named, record_file, rows_named, samples_in
+from tests.cache_store.damage.conftest import (
+    LEVELS,
+    SHARD,
+    Sample,
+    make_small,
+    named,
+    record_file,
+    rows_named,
+    samples_in,
+)
+from tests.cache_store.signing import resign
 
 
 def equal_samples(cache: Path) -> tuple[Sample, Sample]:
@@ -94,7 +106,7 @@ def test_swapped_rows_are_found_even_under_a_record_made_for_them(cache):
     swap_samples(cache, *samples)
     swap_columns(cache, ("crc32c",), *samples)
     fit_record(cache)
-    for level in ("quick", "full"):
+    for level in LEVELS:
         assert named(verify(cache, level).findings) == {record_file(cache, SHARD)}
 
 
@@ -103,7 +115,8 @@ def test_a_shard_file_and_a_table_that_differ_are_found_though_each_has_the_hash
     swap_samples(cache, *samples)
     fit_record(cache)
     (cache / "seal.json").unlink()
-    findings = verify(cache, "full").findings
+    assert named(verify(cache, "full").findings) == {"seal.json"}, "every hash is right"
+    findings = verify(cache, "deep").findings
     assert named(findings) == {shard_name(cache, SHARD), "seal.json"}
     assert rows_named(findings) == {sample.row for sample in samples}
 
@@ -130,3 +143,22 @@ def test_a_shard_of_one_row_names_that_row(form, tmp_path):
     with edited_column(cache, "id") as ids:
         ids[0] = "other"
     assert rows_named(verify(cache, "full").findings) == {SHARD}
+
+
+def test_values_written_wrong_under_right_hashes_are_found_by_deep_alone(store_format, tmp_path):
+    """As an encoder with a fault would have written them."""
+    cache = make_small(tmp_path / "cache", (store_format, "none"))
+    sample, path = samples_in(cache, SHARD)[1], cache / shard_name(cache, SHARD)
+    data = bytearray(path.read_bytes())
+    data[sample.offset : sample.offset + 2] = np.float16(np.nan).tobytes()
+    checksum = crc32c(bytes(data[sample.offset : sample.end]))
+    if store_format == "zarr":
+        data[sample.end : sample.end + 4] = checksum.to_bytes(4, "little")
+    path.write_bytes(data)
+    with edited_column(cache, "crc32c") as checksums:
+        checksums[slot_of(cache, sample)] = checksum
+    resign(cache)
+    assert not verify(cache, "full").findings
+    (finding,) = verify(cache, "deep").findings
+    assert (finding.file, finding.row) == (shard_name(cache, SHARD), sample.row)
+    assert finding.problem == "holds 1 non-finite values"

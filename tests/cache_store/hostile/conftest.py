@@ -101,6 +101,6 @@ def read_everything(root: Path) -> None:
 
 
 def verify_everything(root: Path) -> None:
-    for level in ("quick", "full"):
+    for level in ("quick", "deep"):
         for finding in verify(root, level).findings:
             assert str(finding)

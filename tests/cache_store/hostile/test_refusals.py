@@ -22,7 +22,7 @@ from tests.cache_store.signing import edited_spec, load, resign, save, save_sign
 def test_a_sound_cache_is_read_by_all_of_it(sound):
     data_or_named_error(sound)
     assert len(open_cache(sound)) == 6
-    assert verify(sound, "full").findings == ()
+    assert verify(sound, "deep").findings == ()
 
 
 def test_what_is_signed_anew_is_as_sound_as_it_was(damaged):
@@ -148,7 +148,7 @@ def test_tables_of_other_shapes_give_named_errors(root, name):
         pq.write_table(other, root / name)
         resign(root)
         data_or_named_error(root)
-        assert verify(root, "full").findings
+        assert verify(root, "deep").findings
 
 
 @pytest.mark.parametrize("column", ["id", "conversations"])
