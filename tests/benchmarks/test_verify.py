@@ -9,11 +9,10 @@ def test_every_form_is_measured_against_both_hashes_of_its_own_files(capsys, tmp
     *table, last = capsys.readouterr().out.splitlines()
     record = json.loads(last)
     forms = {f"{store_format} {codec}" for store_format, codec in verify.FORMS}
-    works = {
-        f"{form}: {work}" for form in forms for work in ("sha256sum", "hashlib", "verify, 1 jobs", "verify, 2 jobs")
-    }
+    ours = {f"{level}, {jobs} jobs" for level in verify.LEVELS for jobs in verify.JOBS}
+    works = {f"{form}: {work}" for form in forms for work in {*ours, *verify.BASELINES}}
     assert set(record["gb_per_s"]) == works
-    assert len(record["ratios"]) == len(forms) * len(verify.JOBS) * len(verify.BASELINES)
+    assert len(record["ratios"]) == len(forms) * len(ours) * len(verify.BASELINES)
     assert all(figures["median"] > 0 for figures in record["gb_per_s"].values())
     assert record["quick_s_per_1000_shards"]["median"] > 0
     assert table[-1].startswith("quick: ")
