@@ -14,6 +14,7 @@ setup(
             ["cache_store/_gather.c"],
             define_macros=[("Py_LIMITED_API", "0x030B0000")] if STABLE else [],
             py_limited_api=STABLE,
+            extra_link_args=["-pthread"],
             optional=True,  # a machine without a compiler reads as right, and slower
         )
     ],

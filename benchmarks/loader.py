@@ -33,7 +33,7 @@ from benchmarks.timing import interleaved_seconds, rates, speedups, spread
 from cache_store import open_cache
 from cache_store.command_line import run_program
 from cache_store.errors import ConfigError
-from cache_store.gather import gather, move_rows
+from cache_store.gather import WAYS, move_rows
 from cache_store.schema import LATENTS, CodecName
 from tests.make_cache import make_cache
 
@@ -97,7 +97,7 @@ def run(argv: Sequence[str]) -> int:
     }
     print_ratios(ratios)
     figures = {name: spread(each, 0) for name, each in speeds.items()}
-    conditions = {"options": vars(options), "cache.read copies": "row by row" if gather is move_rows else "in C"}
+    conditions = {"options": vars(options), "cache.read copies": "row by row" if move_rows in WAYS else "in C"}
     measured = {"samples_per_s": figures, "fastest_rival": fastest, "ratios": ratios, "disk_bytes": disk_bytes}
     print_record("loader", PACKAGES, **conditions, **measured)
     return 0

@@ -13,13 +13,41 @@ import numpy as np
 import pytest
 
 from cache_store import open_cache, reader
-from cache_store.gather import gather, move_rows
+from cache_store.gather import ROUNDS, TRIALS, WAYS, FastestCopy, move_rows
 from tests.make_cache import make_cache
 
 module = importlib.import_module("cache_store.gather")
-needs_compiled = pytest.mark.skipif(gather is move_rows, reason="installed without a C compiler")
-ways = pytest.mark.parametrize("copy", [pytest.param(gather, marks=needs_compiled, id="C"), move_rows])
+needs_compiled = pytest.mark.skipif(move_rows in WAYS, reason="installed without a C compiler")
 GUARD = 64
+
+
+def in_c(prefetch, threads):
+    def copy(out, addresses, row_bytes):
+        return importlib.import_module("cache_store._gather").gather(out, addresses, row_bytes, prefetch, threads)
+
+    return pytest.param(copy, marks=needs_compiled, id=f"{'prefetch' if prefetch else 'memcpy'}-{threads}")
+
+
+IN_C = [in_c(prefetch, threads) for prefetch in (False, True) for threads in (1, 2)]
+ways = pytest.mark.parametrize("copy", [*IN_C, move_rows])
+
+
+class Timed:
+    """Ways 0, 1, … that take the seconds given, by a clock of their own."""
+
+    def __init__(self, *seconds):
+        self.now = 0.0
+        self._seconds = seconds
+        self._fastest = FastestCopy(range(len(seconds)), lambda: self.now)
+
+    def batches(self, count, batch_bytes=100, is_checked=False):
+        """The way that each of so many batches gets."""
+        ways = []
+        for _ in range(count):
+            with self._fastest.way(batch_bytes, is_checked) as way:
+                self.now += self._seconds[way](self.now, batch_bytes, is_checked)
+            ways.append(way)
+        return ways
 
 
 def can_compile() -> bool:
@@ -54,44 +82,74 @@ def test_the_last_row_of_a_file_is_read_without_touching_what_lies_behind(copy, 
         assert all(row.tobytes() == mapped[size - row_bytes :] for row in out)
 
 
-@needs_compiled
+@pytest.mark.parametrize("copy", IN_C)
 @pytest.mark.parametrize(
     ("rows", "addresses", "row_bytes"),
     [(2, np.zeros(3, np.int64), 8), (2, np.zeros(1, np.int64), 8), (2, np.zeros(2, np.int64), 9)]
     + [(2, np.zeros(2, np.int64), size) for size in (0, -8, 2**62)]
     + [(2, np.zeros(17, np.uint8), 8), (0, np.zeros(1, np.int64), 8)],
 )
-def test_a_buffer_of_another_size_than_the_rows_is_refused_and_not_written(rows, addresses, row_bytes):
+def test_a_buffer_of_another_size_than_the_rows_is_refused_and_not_written(copy, rows, addresses, row_bytes):
     out = np.full((rows, 8), 7, np.uint8)
     with pytest.raises(ValueError, match="one row"):
-        gather(out, addresses, row_bytes)
+        copy(out, addresses, row_bytes)
     assert (out == 7).all()
 
 
-@needs_compiled
-def test_a_buffer_that_is_read_only_or_has_gaps_is_refused():
+@pytest.mark.parametrize("copy", IN_C)
+def test_a_buffer_that_is_read_only_or_has_gaps_is_refused(copy):
     source = np.arange(16, dtype=np.uint8)
     addresses = np.full(2, source.ctypes.data)
     with pytest.raises((ValueError, BufferError, TypeError)):
-        gather(np.frombuffer(bytes(16), np.uint8), addresses, 8)
+        copy(np.frombuffer(bytes(16), np.uint8), addresses, 8)
     with pytest.raises((ValueError, BufferError, TypeError)):
-        gather(np.zeros((2, 9), np.uint8)[:, :8], addresses, 8)
+        copy(np.zeros((2, 9), np.uint8)[:, :8], addresses, 8)
 
 
-@needs_compiled
-def test_buffers_are_let_go_after_the_copy_and_after_a_refusal():
+@pytest.mark.parametrize("copy", IN_C)
+def test_buffers_are_let_go_after_the_copy_and_after_a_refusal(copy):
     source, out, addresses = np.arange(16, dtype=np.uint8), bytearray(16), array("q", [0, 0])
     addresses[0] = addresses[1] = source.ctypes.data
-    gather(out, addresses, 8)
+    copy(out, addresses, 8)
     with pytest.raises(ValueError, match="one row"):
-        gather(out, addresses, 7)
+        copy(out, addresses, 7)
     out.append(0)  # a BufferError while anyone holds it
     addresses.append(0)
 
 
+def test_the_way_that_took_the_least_time_is_kept():
+    timed = Timed(lambda *_: 3.0, lambda *_: 1.0, lambda *_: 2.0)
+    assert timed.batches(3 * TRIALS + 50) == [0, 1, 2] * TRIALS + [1] * 50
+
+
+def test_each_size_of_batch_has_its_own_fastest_way():
+    timed = Timed(lambda now, size, is_checked: size, lambda *_: 500.0)
+    assert [timed.batches(2 * TRIALS + 1, size)[-1] for size in (64, 4_096, 100)] == [0, 1, 0]
+
+
+def test_checked_batches_have_a_fastest_way_of_their_own():
+    timed = Timed(lambda now, size, is_checked: 1.0, lambda now, size, is_checked: 3.0 if is_checked else 0.5)
+    assert [timed.batches(2 * TRIALS + 1, is_checked=each)[-1] for each in (True, False)] == [0, 1]
+
+
+def test_the_ways_are_tried_again_soon_and_then_now_and_then():
+    timed = Timed(lambda now, *_: 1.0 if now < 300 else 9.0, lambda *_: 2.0)
+    ways = timed.batches(10_000)
+    first, trials = ROUNDS[0], 2 * TRIALS
+    assert set(ways[trials:first]) == {0}
+    assert set(ways[5 * first + trials :]) == {0, 1}
+    assert ways[5 * first + trials :].count(0) < 10 * TRIALS
+
+
+def test_a_failed_check_is_no_trial_and_stays_an_error():
+    fastest = FastestCopy(range(2))
+    with pytest.raises(KeyError), fastest.way(100, True):
+        raise KeyError
+
+
 @pytest.mark.skipif(not can_compile(), reason="no C compiler, or no Python headers")
 def test_where_there_is_a_compiler_the_copying_is_in_c():
-    assert gather is not move_rows
+    assert move_rows not in WAYS
 
 
 @pytest.mark.parametrize("binary", [b"", b"of another machine"])
@@ -101,7 +159,7 @@ def test_a_binary_that_does_not_load_leaves_the_copying_without_it(tmp_path, bin
     (package / "__init__.py").touch()
     shutil.copy(module.__file__, package)
     (package / "_gather.abi3.so").write_bytes(binary)
-    program = "from cache_store.gather import gather, move_rows; print(gather is move_rows)"
+    program = "from cache_store.gather import WAYS, move_rows; print(move_rows in WAYS)"
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout == "True\n"
 
@@ -111,7 +169,7 @@ def test_a_machine_without_a_compiler_reads_the_same(tmp_path, monkeypatch, stor
     latents = np.random.default_rng(0).standard_normal((40, 4, 6, 5), np.float32).astype(np.float16)
     path = make_cache(tmp_path / "cache", latents, store_format=store_format, samples_per_shard=7)
     numbers = np.random.default_rng(1).permutation(40)
-    monkeypatch.setattr(reader, "gather", move_rows)
+    monkeypatch.setattr(reader, "FASTEST", FastestCopy([move_rows]))
     np.testing.assert_array_equal(open_cache(path).read(numbers), latents[numbers])
-    monkeypatch.setattr(reader, "gather", module.gather)
+    monkeypatch.undo()
     np.testing.assert_array_equal(open_cache(path).read(numbers), latents[numbers])
