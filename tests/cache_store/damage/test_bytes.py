@@ -19,6 +19,7 @@ from tests.cache_store.damage.conftest import (
     files_of,
     halve,
     named,
+    record_file,
     rows_named,
     samples_in,
 )
@@ -109,6 +110,17 @@ def test_a_file_of_another_size_is_named_whatever_it_is(cache, damage):
         if (cache / name).is_dir():
             (cache / name).rmdir()
         (cache / name).write_bytes(data)
+
+
+def test_bytes_behind_a_shard_blame_none_of_its_rows(cache):
+    path = cache / shard_name(cache, SHARD)
+    path.write_bytes(path.read_bytes() + b"x")
+    size = path.stat().st_size
+    for level in ("full", "deep"):
+        (finding,) = verify(cache, level).findings
+        assert (finding.row, finding.problem) == (None, f"is {size} bytes, expected {size - 1}")
+    (cache / record_file(cache, SHARD)).unlink()
+    assert not rows_named(verify(cache, "full").findings), "nor where no record tells the size"
 
 
 def test_a_cut_shard_names_the_rows_that_it_lost(cache):
