@@ -1,5 +1,6 @@
 """What a verification reports, and what to do about it."""
 
+import os
 import shlex
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -7,6 +8,7 @@ from typing import Literal
 
 from cache_store.errors import CacheError
 from cache_store.schema import BUILD_FILE, SPEC_FILE
+from cache_store.staleness import plain
 
 Level = Literal["quick", "full", "deep"]
 """How much is read: records and sizes; every byte; every byte, and every sample whatever the hashes say."""
@@ -34,7 +36,7 @@ class Finding:
     def __str__(self) -> str:
         shard = "" if self.shard is None else f"shard {self.shard}, "
         row = "" if self.row is None else f"row {self.row}, "
-        return f"{shard}{row}{self.file}: {self.problem}"
+        return f"{shard}{row}{plain(self.file)}: {plain(self.problem)}"
 
 
 def in_reading_order(finding: Finding) -> tuple[int, str, int, str]:
@@ -101,8 +103,21 @@ class Report:
         return sorted(finding.file for finding in self.findings if finding.kind == kind)
 
     def _path(self, name: str) -> str:
-        """As a shell reads it."""
-        return shlex.quote(f"{self.cache}/{name}")
+        return as_typed(f"{self.cache}/{name}")
+
+
+def as_typed(path: str) -> str:
+    """As a shell reads it, on one line whatever the name holds."""
+    if path.isprintable():
+        return shlex.quote(path)
+    return f"$'{''.join(map(typed_character, path))}'"
+
+
+def typed_character(character: str) -> str:
+    """Between the quotes of bash's $'…'."""
+    if character.isprintable() and character not in "\\'":
+        return character
+    return "".join(f"\\x{byte:02x}" for byte in os.fsencode(character))
 
 
 def and_more(names: list[str]) -> str:

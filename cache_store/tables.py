@@ -103,4 +103,6 @@ def parse_table(data: bytes, path: Path, columns: list[str] | None = None) -> pa
 
 
 def broken(path: Path, error: Exception) -> CacheError:
+    if isinstance(error, FileNotFoundError):
+        return CacheError(f"{path} is missing")
     return CacheError(f"{path} cannot be read: {' '.join(str(error).split())}")

@@ -22,6 +22,7 @@ from cache_store.metadata import read_spec
 from cache_store.output_file import refuse_output, write_output
 from cache_store.processes import usable_cores
 from cache_store.progress_bar import progress_bar
+from cache_store.staleness import plain
 from cache_store.subset import Subset, parse_subset
 from cache_store.verify import verify
 from cache_store.verify_shard import CheckedShard
@@ -42,7 +43,8 @@ class VerifyConfig:
     full where a subset is named."""
     subset: str | None = None
     """Which shards to read; the rest is checked as by quick. 3/20: the third of twenty slices, which together
-    are the whole cache, each shard once. 5%: that share, the same one every time, as 1/20."""
+    are the whole cache, each shard once; of few shards some slices have none. 5%: that share, the same one every time,
+    as 1/20."""
     jobs: int | Literal["auto"] = "auto"
     """Threads that read; auto: one per core."""
     report: str | None = None
@@ -125,6 +127,8 @@ def show_report(report: Report, report_file: str | None) -> None:
     checked = f"{report.covered:,} of {report.shards:,} shards" if report.subset else f"{report.shards:,} shards"
     checked += f", {report.samples:,} samples, {report.bytes:,} bytes"
     level = f"{report.level}, subset {report.subset}" if report.subset else report.level
+    if report.subset and not report.covered:
+        print(f"no shard falls into {report.subset} of {report.shards:,} shards: all were checked as by quick")
     if not report.findings:
         print(f"sound ({level}): {checked}\ncache identity {report.identity}")
         return
@@ -151,7 +155,7 @@ def show_findings(findings: Sequence[Finding]) -> None:
     table = Table("shard", "row", "file", "problem", box=None)
     for finding in findings[:SHOWN_FINDINGS]:
         place = ["" if value is None else str(value) for value in (finding.shard, finding.row)]
-        table.add_row(*place, Text(finding.file), Text(finding.problem))
+        table.add_row(*place, Text(plain(finding.file)), Text(plain(finding.problem)))
     # A pipe has no width; wide enough that nothing is broken there.
     Console(highlight=False, width=None if sys.stdout.isatty() else 300).print(table)
     if (more := len(findings) - SHOWN_FINDINGS) > 0:

@@ -115,6 +115,13 @@ def test_any_number_of_jobs_gives_the_same_report(cache):
     assert len(one.findings) > 4
 
 
+def test_a_slice_that_has_no_shard_says_so(cache, capsys):
+    assert main(["verify", str(cache), "--subset", "3/20"]) == 0
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first == "no shard falls into 3/20 of 4 shards: all were checked as by quick"
+    assert second.startswith("sound (full, subset 3/20): 0 of 4 shards, 0 samples")
+
+
 @pytest.mark.parametrize("jobs", ["0", "-1", "1000000", "many"])
 def test_a_wrong_number_of_jobs_is_one_message(cache, capsys, jobs):
     assert main(["verify", str(cache), f"--jobs={jobs}"]) == 2
@@ -191,6 +198,24 @@ def test_every_step_can_be_pasted_into_a_shell(cache, tmp_path, capsys):
     delete, repair = (line for line in capsys.readouterr().out.splitlines() if line.startswith("next: "))
     assert shlex.split(delete)[:3] == ["next:", "delete", f"{folder}/samples/.left over.partial,"]
     assert shlex.split(repair)[1:] == ["precompute", "repair", str(folder), "--report", str(report)]
+
+
+@pytest.mark.parametrize("name", ["two\nlines", "it's \x1b[31mred\\", os.fsdecode(b"no \xff text")], ids=ascii)
+def test_any_name_is_one_line_that_bash_takes_back(cache, capsys, name):
+    stray = cache / "samples" / name
+    stray.touch()
+    assert main(["verify", str(cache)]) == 1
+    header, row, summary, step = capsys.readouterr().out.splitlines()
+    assert row.rstrip().endswith("does not belong here")
+    assert all(line.isprintable() for line in (header, row, summary, step))
+    path = step.removeprefix("next: delete ").removesuffix(", unless a build is running")
+    subprocess.run(["bash", "-c", f"rm -- {path}"], check=True)
+    assert not stray.exists()
+
+
+def test_a_deleted_plan_is_missing_in_plain_words(cache):
+    (cache / "plan.parquet").unlink()
+    assert list(map(str, verify(cache).findings)) == ["plan.parquet: is missing"]
 
 
 def test_findings_are_sorted_whole_cache_first_then_by_shard_file_and_row(cache):
