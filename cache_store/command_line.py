@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
@@ -21,8 +22,8 @@ from yaml import YAMLError
 
 from cache_store.errors import ConfigError, EncodeOnceError
 from cache_store.help_text import HelpFormatter
-from cache_store.usage_errors import no_section, plain_words
-from cache_store.yaml_text import use_for_configs
+from cache_store.usage_errors import no_section, plain_words, shortened
+from cache_store.yaml_text import load_yaml, use_for_configs
 
 use_for_configs()
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
@@ -44,6 +45,9 @@ class ConfigFile(ActionConfigFile):  # what action="config" stands for
     def apply_config(parser: ArgumentParser, cfg: Namespace, dest: str, value: str) -> None:
         try:
             ActionConfigFile.apply_config(parser, cfg, dest, value)
+            path = cfg[dest][-1]  # None where the text of a config stands in a file's place
+            if path is not None and Path(path).is_file():  # a pipe cannot be read again
+                refuse_unknown(parser, value, load_yaml(Path(path).read_text(encoding="utf-8")))
         except UnicodeDecodeError as error:
             place = f"byte {error.start} is {error.object[error.start]:#04x}"
             raise ConfigError(f"{value} is not UTF-8: {place}; save the file as UTF-8") from None
@@ -63,6 +67,17 @@ class ConfigFile(ActionConfigFile):  # what action="config" stands for
             if isinstance(cfg.get(dest), list):
                 raise
             raise TypeError(f"{value} has a field {dest!r}, which no config has") from None  # it took the list's place
+
+
+def refuse_unknown(parser: ArgumentParser, file: str, values: dict[str, Any], section: str = "") -> None:
+    """ConfigError for a key that no field has; jsonargparse lets an empty section of any name pass."""
+    fields = {action.dest for action in parser._actions}
+    for key, value in values.items():
+        name = f"{section}{key}"
+        if not any(field == name or field.startswith(f"{name}.") for field in fields):
+            raise ConfigError(f"{file}: there is no field {shortened(name)}")
+        if isinstance(value, dict) and any(field.startswith(f"{name}.") for field in fields):
+            refuse_unknown(parser, file, value, f"{name}.")
 
 
 def program_parser(program: str, description: str, examples: str) -> ArgumentParser:

@@ -17,19 +17,28 @@ NO_VALUE = "<class 'NoneType'>"
 ONE_TYPE = re.compile(r"<class '\w+'>|[\w.]+\[.*?\]")
 
 
+MAX_VALUE, MAX_LINE = 200, 1_000
+"""Characters shown of a value, and of a message: a file may hold any amount."""
+
+
 def plain_words(message: str) -> str:
     """The message on one line."""
     line = " ".join(message.split())
     for pattern, words in FORMS.items():
         if match := re.fullmatch(pattern, line):
-            return words(*match.groups())
-    return line
+            line = words(*match.groups())
+            break
+    return shortened(line, MAX_LINE)
+
+
+def shortened(text: str, characters: int = MAX_VALUE) -> str:
+    return text if len(text) <= characters else f"{text[:characters]}…"
 
 
 def wrong_type(key: str, types: str, value: str) -> str:
     accepted = [each for each in ONE_TYPE.findall(types) if each != NO_VALUE]  # nobody types null to mend a value
     expected = [type_words(each) for each in accepted]
-    return f"{key} must be {' or '.join(expected)}, got {value}"
+    return f"{key} must be {' or '.join(expected)}, got {shortened(value)}"
 
 
 def type_words(annotation: str) -> str:
@@ -41,7 +50,7 @@ def type_words(annotation: str) -> str:
 
 
 def no_section(key: str, value: object) -> str:
-    found = "nothing" if value is None else repr(value)
+    found = "nothing" if value is None else shortened(repr(value))
     return f"{key} is a section of fields, got {found}; give it fields or leave it out"
 
 

@@ -113,6 +113,56 @@ def test_a_config_that_is_no_file_is_named(tmp_path, capsys):
     assert f"program: error: config: {tmp_path} is not a file\n" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("stor: {}", "stor"),
+        ("stor: {codec: {}}", "stor"),
+        ("store: {codek: {}}", "store.codek"),
+        (f"{'x' * 1_000}: {{}}", f"{'x' * 200}…"),
+    ],
+)
+def test_an_empty_section_of_an_unknown_name_is_refused(text, name, tmp_path, capsys):
+    path = tmp_path / "config.yaml"
+    path.write_text(f"cache: x\n{text}\n")
+    assert run_program("program", run, ["--config", str(path)]) == 2
+    assert capsys.readouterr().err == f"program: error: {path}: there is no field {name}\n"
+
+
+def test_a_config_may_come_through_a_pipe():
+    end, start = os.pipe()
+    os.write(start, b"cache: x\nstore: {shards: 2}\n")
+    os.close(start)
+    assert run_program("program", run, ["--config", f"/dev/fd/{end}"]) == 0
+    os.close(end)
+
+
+def nested_aliases(levels: int) -> str:
+    """Each level holds the one below it ten times."""
+    lines = ["a0: &a0 [ha, ha]"]
+    lines += [f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]" for level in range(1, levels)]
+    return "\n".join([*lines, f"cache: *a{levels - 1}"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (nested_aliases(4), "cache must be text, got [[[['ha', 'ha'], ["),
+        (nested_aliases(40), "more than 1,000,000 characters, with its aliases written out"),
+        ("cache: &a [*a]", "more than 1,000,000 characters"),
+        ("cache: &a {b: *a}", "more than 1,000,000 characters"),
+        ("cache: &a " + "x" * 10**5 + "\nstore: [" + "*a, " * 20 + "]", "more than 1,000,000 characters"),
+        ("# " + "x" * 10**6 + "\ncache: x", "more than 1,000,000 characters"),
+    ],
+)
+def test_a_config_that_grows_without_a_bound_is_refused_in_a_short_line(text, message, tmp_path, capsys):
+    (tmp_path / "config.yaml").write_text(text)
+    assert run_program("program", run, ["--config", str(tmp_path / "config.yaml")]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error) < 500 + len(str(tmp_path))
+
+
 def test_an_alias_is_no_repetition(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text("cache: &name x\nstore: {codec: none, shards: 2}\n")
