@@ -6,7 +6,15 @@ from typing import Any
 
 from jsonargparse import ArgumentParser
 
-from cache_store.command_line import add_commands, add_fields, cache_parser, program_parser, run_program, to_config
+from cache_store.command_line import (
+    add_commands,
+    add_fields,
+    cache_parser,
+    parse_command,
+    program_parser,
+    run_program,
+    to_config,
+)
 from cache_store.convert import ConvertConfig
 from cache_store.convert_command import run_convert
 from cache_store.gallery.command import gallery_parser, show_gallery
@@ -31,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(argv: Sequence[str]) -> int:
-    arguments = build_parser().parse_args(list(argv))
+    arguments = parse_command(build_parser(), argv)
     options = arguments[arguments.command]
     return COMMANDS[arguments.command](options)
 

@@ -18,6 +18,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 from jsonargparse._actions import ActionConfigFile  # public, but not said to be
+from jsonargparse._subcommands import ActionSubCommands
 from yaml import YAMLError
 
 from cache_store.errors import ConfigError, EncodeOnceError
@@ -117,6 +118,22 @@ def add_commands(parser: ArgumentParser) -> Any:
     """What the program's commands are added to."""
     more = f"`{parser.prog} COMMAND --help` explains every option."
     return parser.add_subcommands(dest="command", title="commands", description=more, metavar="COMMAND")
+
+
+def parse_command(parser: ArgumentParser, argv: Sequence[str]) -> Namespace:
+    """The command and its options; ConfigError that lists the commands where nothing was typed."""
+    if argv:
+        return parser.parse_args(list(argv))
+    commands = [
+        action
+        for group in parser._actions
+        if isinstance(group, ActionSubCommands)
+        for action in group._get_subactions()
+    ]
+    width = max(len(action.dest) for action in commands)
+    lines = [f"  {action.dest:<{width}}  {action.help}" for action in commands]
+    usage = f"no command was given; usage: {parser.prog} COMMAND [options]"
+    raise ConfigError("\n".join([usage, *lines, f"{parser.prog}: run `{parser.prog} COMMAND --help` for its options"]))
 
 
 def to_config(config_class: type[ConfigT], parser: ArgumentParser, arguments: Namespace) -> ConfigT:

@@ -16,6 +16,7 @@ from cache_store.command_line import (
     add_fields,
     cache_parser,
     command_parser,
+    parse_command,
     program_parser,
     run_program,
     stop_on_signals,
@@ -60,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(argv: Sequence[str]) -> int:
     parser, commands = build_parsers()
-    arguments = parser.parse_args(list(argv))
+    arguments = parse_command(parser, argv)
     return COMMANDS[arguments.command](commands[arguments.command], arguments[arguments.command], argv)
 
 

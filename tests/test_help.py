@@ -27,6 +27,15 @@ def help_of(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     return show
 
 
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_without_a_command_lists_them(program, capsys):
+    assert PROGRAMS[program].main([]) == 2
+    first, *lines, last = capsys.readouterr().err.splitlines()
+    assert first == f"{program}: error: no command was given; usage: {program} COMMAND [options]"
+    assert {line.split()[0] for line in lines} == {*PROGRAMS[program].COMMANDS}
+    assert last == f"{program}: run `{program} COMMAND --help` for its options"
+
+
 @pytest.mark.parametrize("columns", [80, 120])
 @pytest.mark.parametrize(("program", "command"), COMMANDS)
 def test_no_python_type_and_no_line_too_long(help_of, program, command, columns):

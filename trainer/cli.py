@@ -8,7 +8,7 @@ from typing import Any
 
 from jsonargparse import ArgumentParser
 
-from cache_store.command_line import add_commands, command_parser, program_parser, run_program, to_config
+from cache_store.command_line import add_commands, command_parser, parse_command, program_parser, run_program, to_config
 from cache_store.errors import ConfigError
 from cache_store.output_file import refuse_output, write_output
 from trainer.config import TrainConfig
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(argv: Sequence[str]) -> int:
     parser, commands = build_parser()
-    arguments = parser.parse_args(list(argv))
+    arguments = parse_command(parser, argv)
     options = arguments[arguments.command]
     config = to_config(TrainConfig, commands[arguments.command], options)
     COMMANDS[arguments.command](config, options)
