@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from cache_store.errors import ConfigError, MissingPathError, ModelError
@@ -18,7 +19,7 @@ from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import Encoder
 from precompute.encoders.model_files import find_model
 from precompute.encoders.registry import load_encoder
-from precompute.encoders.wan import read_vae
+from precompute.encoders.wan import cpu_chunks, read_vae
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 LOAD = (
@@ -67,6 +68,26 @@ def run(code: str, model: str, cache: Path, **variables: str) -> subprocess.Comp
     environment = os.environ | {"HF_HUB_CACHE": str(cache), "OMP_NUM_THREADS": "1", **variables}
     command = [sys.executable, "-c", code, model]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "sizes"),
+    [(64, 64, [8, 3]), (32, 64, [11]), (128, 128, [2, 2, 2, 2, 2, 1]), (160, 160, [1] * 11), (224, 224, [1] * 11)],
+)
+def test_a_cpu_cuts_a_batch_by_the_images_size_alone(height: int, width: int, sizes: list[int]) -> None:
+    batch = torch.arange(11.0).reshape(11, 1, 1, 1).expand(11, 3, height, width)
+    chunks = cpu_chunks(batch)
+    assert [len(chunk) for chunk in chunks] == sizes
+    assert torch.equal(torch.cat(list(chunks)), batch)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_small_images_encoded_together_are_what_each_is_alone(vae_folder: Path, dtype: str) -> None:
+    encoder = load(vae_folder, compute_dtype=dtype)
+    image_NYX3 = torch.randint(0, 256, (11, 64, 64, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    alone = torch.cat([encoder.encode(image[None]) for image in image_NYX3])
+    tolerance = 1e-5 if dtype == "float32" else 0.02 * float(alone.square().mean().sqrt())
+    assert float((encoder.encode(image_NYX3) - alone).abs().max()) <= tolerance
 
 
 def test_the_subfolder_is_found_by_itself(vae_folder: Path) -> None:
