@@ -9,6 +9,7 @@ import re
 import struct
 from collections.abc import Callable, Iterator
 
+from precompute.box_parts import avif_parts, j2k_parts, jp2_parts
 from precompute.rejects import Rejected
 
 MAX_PARTS = 100_000
@@ -24,7 +25,7 @@ MAX_EXIF_BYTES = 2**20
 
 JPEG_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]", re.DOTALL)
 """Neither a stuffed byte nor a restart marker: what can end a scan's data. Without a repeat, the search is linear."""
-SOI, EOI, SOS, APP1, TEM = 0xD8, 0xD9, 0xDA, 0xE1, 0x01
+SOI, EOI, SOS, APP1, APP13, TEM = 0xD8, 0xD9, 0xDA, 0xE1, 0xED, 0x01
 
 GIF_EXTENSION, GIF_IMAGE, GIF_END = 0x21, 0x2C, 0x3B
 
@@ -45,7 +46,7 @@ def refuse_costly(data: bytes, max_pixels: int) -> None:
     Silent about most broken files: decoders refuse those.
     """
     for magic, parts in PARTS.items():
-        if data.startswith(magic):
+        if data.startswith(magic, PLACES.get(magic, 0)):
             count = 0
             for found in parts(data, max_pixels):
                 count += found
@@ -54,7 +55,7 @@ def refuse_costly(data: bytes, max_pixels: int) -> None:
 
 
 def jpeg_parts(data: bytes, max_pixels: int) -> Iterator[int]:
-    """Segments; before the first scan also every byte between them, which Pillow skips one by one."""
+    """Segments and Photoshop's resources; before the first scan also every byte between, which Pillow skips singly."""
     scans = exif_bytes = position = 0
     while match := JPEG_MARKER.search(data, position):
         marker = data[match.end() - 1]
@@ -66,6 +67,7 @@ def jpeg_parts(data: bytes, max_pixels: int) -> Iterator[int]:
             continue
         scans += marker == SOS
         length = int.from_bytes(data[position : position + 2], "big")
+        yield data.count(b"8BIM", position, position + length) if marker == APP13 else 0
         exif_bytes += length if marker == APP1 and data.startswith(b"Exif", position + 2) else 0
         if scans > MAX_SCANS or exif_bytes > MAX_EXIF_BYTES:
             raise Rejected("too many parts", f"more than {MAX_SCANS} scans or {MAX_EXIF_BYTES:,} bytes of EXIF")
@@ -159,6 +161,8 @@ def tiff_number(order: str, kind: int, count: int, value: bytes) -> int | None:
     return int(number)
 
 
+FTYP = b"ftyp"
+
 PARTS: dict[bytes, Callable[[bytes, int], Iterator[int]]] = {
     b"\xff\xd8": jpeg_parts,
     b"\x89PNG\r\n\x1a\n": png_parts,
@@ -169,7 +173,12 @@ PARTS: dict[bytes, Callable[[bytes, int], Iterator[int]]] = {
     b"MM*\0": tiff_parts,
     b"II+\0": tiff_parts,
     b"MM\0+": tiff_parts,
+    b"\0\0\0\x0cjP  \r\n\x87\n": jp2_parts,
+    b"\xff\x4f\xff\x51": j2k_parts,
+    FTYP: avif_parts,
 }
-"""By a file's first bytes, all that Pillow takes for that format. WebP is read in C, BMP in time and memory that the
-file's size and the pixel count bound.
+"""By a file's first bytes, all that Pillow takes for that format. WebP is read in C; BMP and TGA in time and memory
+that the file's size and the pixel count bound.
 """
+PLACES = {FTYP: 4}
+"""Of a magic that does not come first."""

@@ -11,5 +11,15 @@ class Rejected(Exception):  # noqa: N818 (an outcome of one sample, recorded, ne
         self.reason = str(self)
 
 
+MAX_SIDE = 1_000_000
+"""Pixels; every row costs Pillow some bytes of its own, however short it is."""
+
+
+def refuse_many_pixels(width: int, height: int, max_pixels: int) -> None:
+    if width * height > max_pixels or max(width, height) > MAX_SIDE:
+        most = f"{max_pixels:,}, or than {MAX_SIDE:,} a side"
+        raise Rejected("too large", f"{width} x {height} pixels, more than {most}")
+
+
 class TooManyRejectsError(EncodeOnceError):
     """More samples are rejected than the config allows."""

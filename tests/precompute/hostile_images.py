@@ -117,6 +117,42 @@ def webp_of_canvas(width: int, height: int) -> bytes:
     return b"RIFF" + struct.pack("<I", len(body)) + body
 
 
+def box(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content) + 8) + kind + content
+
+
+def jp2_with(header: bytes = b"", before: bytes = b"", image: Image.Image | None = None, **options: object) -> bytes:
+    """A JPEG 2000 file with more in its header box, or before its first box but one."""
+    data = save(image or small(), "JPEG2000", **options)
+    place = data.index(b"jp2h") - 4
+    (length,) = struct.unpack_from(">I", data, place)
+    return data[:place] + before + box(b"jp2h", data[place + 8 : place + length] + header) + data[place + length :]
+
+
+def j2k_patched(place: int, value: bytes, *, marker: bytes = b"\xff\x51", **options: object) -> bytes:
+    """A codestream with other bytes so far behind a marker."""
+    data = bytearray(save(small(), "JPEG2000", no_jp2=True, **options))
+    begin = data.index(marker) + place
+    data[begin : begin + len(value)] = value
+    return bytes(data)
+
+
+J2K_COD = b"\xff\x52"
+
+
+def avif_with(box_kind: bytes, content: bytes) -> bytes:
+    """An AVIF of one more box in its first."""
+    data = save(small(), "AVIF")
+    place = data.index(b"meta") - 4
+    (length,) = struct.unpack_from(">I", data, place)
+    meta = data[place + 8 : place + length] + box(box_kind, content)
+    return data[:place] + box(b"meta", meta) + data[place + length :]
+
+
+def tga_of_size(width: int, height: int, kind: int = 10, data: bytes = b"") -> bytes:
+    return struct.pack("<BBB5xHHHHBB", 0, 0, kind, 0, 0, width, height, 24, 0) + data
+
+
 REFUSED: dict[str, Callable[[], bytes]] = {
     "a PNG that claims 2^31 x 2^31 pixels": lambda: png(2**31 - 1, 2**31 - 1, data=b""),
     "a PNG of one column": lambda: png(1, 2_000_000, colour=0),
@@ -152,6 +188,34 @@ REFUSED: dict[str, Callable[[], bytes]] = {
     "a WebP of a canvas of 2^31 pixels": lambda: webp_of_canvas(2**24, 2**7),
     "a BMP that claims 2^31 x 2^31 pixels": lambda: bmp_of_size(2**31 - 1, 2**31 - 1),
     "a BMP of run lengths that end nowhere": lambda: bmp_of_size(2_000, 2_000, 1, bytes(10**6)),
+    "a JPEG of a million Photoshop resources": lambda: jpeg_with(
+        jpeg_segment(0xED, b"Photoshop 3.0\0" + b"8BIM\4\4\0\0\0\0\0\0" * 5_000) * 200
+    ),
+    "a JPEG 2000 of a million boxes": lambda: jp2_with(before=box(b"free", b"") * 1_000_000),
+    "a JPEG 2000 of a million boxes in its header": lambda: jp2_with(box(b"free", b"") * 1_000_000),
+    "a JPEG 2000 of palettes without colours": lambda: jp2_with(box(b"pclr", b"\xff\xff\0") * 10_000, image=small("L")),
+    "a JPEG 2000 of a million comments": lambda: j2k_patched(0, b"\xff\x64\0\2" * 1_000_000 + J2K_COD, marker=J2K_COD),
+    "a JPEG 2000 that claims 2^31 x 2^31 pixels": lambda: j2k_patched(6, b"\x7f\xff\xff\xff" * 2),
+    "a JPEG 2000 of 65,535 tiles": lambda: j2k_patched(6, struct.pack(">6I", 255, 257, 0, 0, 1, 1)),
+    "a JPEG 2000 of 65,535 layers": lambda: j2k_patched(6, b"\xff\xff", marker=J2K_COD),
+    "a JPEG 2000 of code blocks of 4 x 4 pixels": lambda: save(
+        Image.new("RGBA", (1_000, 1_000)), "JPEG2000", codeblock_size=(4, 4)
+    ),
+    "a JPEG 2000 of precincts of a pixel": lambda: j2k_patched(4, b"\1", marker=J2K_COD),
+    "a JPEG 2000 whose header claims more than it holds": lambda: jp2_with().replace(
+        struct.pack(">II", 9, 11), struct.pack(">II", 900, 1_100), 1
+    ),
+    "an AVIF that claims 2^31 x 2^31 pixels": lambda: save(small(), "AVIF").replace(
+        struct.pack(">II", 11, 9), b"\x7f\xff\xff\xff" * 2
+    ),
+    "an AVIF of a million items": lambda: avif_with(b"iinf", bytes(6) + box(b"infe", bytes(12)) * 1_000_000),
+    "a PPM that claims 10^9 x 10^9 pixels": lambda: b"P6 999999999 999999999 255\n",
+    "a plain PPM that claims 1,000 x 1,000 pixels": lambda: b"P3 1000 1000 255\n" + b"1 " * 1_000_000,
+    "a PPM of a million comments": lambda: b"P3\n" + b"#\n" * 1_000_000 + b"1 1 255 0 0 0",
+    "a plain PPM of one endless number": lambda: b"P2 1 1 255 " + b"9" * 10_000_000,
+    "a plain PPM of negative values": lambda: b"P2 1 1 255 -1 ",
+    "a TGA that claims 65,535 x 65,535 pixels": lambda: tga_of_size(65_535, 65_535),
+    "a TGA of run lengths that end nowhere": lambda: tga_of_size(2_000, 2_000, 10, b"\xff\0\0\0" * 1_000),
     "an ICO": lambda: save(small().resize((16, 16)), "ICO"),
     "a PostScript program": lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n",
 }
@@ -172,6 +236,16 @@ HEAVY: dict[str, Callable[[], bytes]] = {
     "TIFF with alpha": lambda: save(Image.new("RGBA", HEAVY_PIXELS), "TIFF", compression="tiff_deflate"),
     "TIFF of 16 bits": lambda: save(Image.new("I;16", HEAVY_PIXELS), "TIFF", compression="tiff_deflate"),
     "BMP": lambda: save(Image.new("RGBA", HEAVY_PIXELS), "BMP"),
+    "JPEG 2000 with alpha": lambda: save(Image.new("RGBA", HEAVY_PIXELS, (1, 2, 3, 4)), "JPEG2000"),
+    "JPEG 2000 of small code blocks": lambda: save(
+        Image.new("RGBA", HEAVY_PIXELS, (1, 2, 3, 4)), "JPEG2000", codeblock_size=(32, 32)
+    ),
+    "AVIF with alpha": lambda: save(
+        Image.new("RGBA", HEAVY_PIXELS, (1, 2, 3, 4)), "AVIF", speed=10, subsampling="4:4:4"
+    ),
+    "TGA with alpha": lambda: save(Image.new("RGBA", HEAVY_PIXELS), "TGA", compression="tga_rle"),
+    "plain PPM": lambda: b"P3 %d %d 255\n" % HEAVY_PIXELS + b"7 " * (3 * HEAVY_PIXELS[0] * HEAVY_PIXELS[1]),
+    "PPM of 16 bits": lambda: b"P6 %d %d 65535\n" % HEAVY_PIXELS + bytes(6 * HEAVY_PIXELS[0] * HEAVY_PIXELS[1]),
 }
 """Of as many pixels as may be, in the modes that need the most memory for each."""
 
@@ -212,6 +286,16 @@ def fuzz_corpus() -> Iterator[bytes]:
     for options in ({"lossless": True}, {"quality": 20}, {"exif": exif}):
         yield save(small("RGBA"), "WEBP", **options)
     yield save(small(), "WEBP", save_all=True, append_images=[small("L").convert("RGB")])
+    for mode in ("L", "RGBA"):
+        yield save(small(mode), "JPEG2000")
+        yield save(small(mode), "AVIF", speed=10, exif=exif)
+        yield save(small(mode), "TGA")
+    yield save(small(), "JPEG2000", no_jp2=True, tile_size=(8, 8))
+    yield save(small("P"), "TGA", compression="tga_rle")
+    yield save(small(), "MPO", save_all=True, append_images=[small("L").convert("RGB")])
+    for mode in ("1", "L", "RGB"):
+        yield save(small(mode), "PPM")
+    yield b"P2 # grey\n3 2\n300\n0 1 2 # three\n100 300 3\n"
 
 
 def with_right_checksums(data: bytes) -> bytes:
