@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from PIL import AvifImagePlugin, ExifTags, Image, ImageOps
+from PIL import AvifImagePlugin, ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from cache_store.errors import ConfigError
 from cache_store.schema import ImageRecipe
 from precompute.image_parts import MAX_EXIF_BYTES, refuse_costly
 from precompute.netpbm import decode_netpbm, is_netpbm
+from precompute.not_images import what_it_is
 from precompute.rejects import Rejected, refuse_many_pixels
 from precompute.rgb import to_rgb, with_true_levels
 
@@ -127,6 +128,8 @@ def decode_image(data: bytes, max_pixels: int) -> Image.Image:
             refuse_many_pixels(*image.size, max_pixels)
             image.load()
             return to_rgb(upright(with_true_levels(image, data)))
+    except UnidentifiedImageError:
+        raise Rejected("cannot decode", what_it_is(data)) from None
     except DECODER_ERRORS as error:
         raise Rejected("cannot decode", f"{type(error).__name__}: {describe(error)}") from None
 

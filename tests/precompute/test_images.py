@@ -345,3 +345,47 @@ def test_damaged_metadata_never_stops_the_build():
         damaged[position] ^= 0xFF
         with contextlib.suppress(Rejected):
             decode(bytes(damaged))
+
+
+def ftyp(brand: bytes, *others: bytes) -> bytes:
+    names = brand + bytes(4) + b"".join(others)
+    return struct.pack(">I", len(names) + 8) + b"ftyp" + names + bytes(100)
+
+
+NOT_IMAGES = {
+    b"": "is empty",
+    bytes(5_000): "holds only zero bytes",
+    b"<?xml version='1.0'?>\n<!-- drawn -->\n<svg xmlns='http://www.w3.org/2000/svg'/>": "is SVG, a drawing",
+    b"<svg width='3'></svg>": "is SVG, a drawing",
+    b"\r\n<!DOCTYPE html>\n<html><body><svg ></svg></body></html>": "is text (HTML page), not an image",
+    b"<html><head><title>404 Not Found</title></head></html>": "is text (HTML page), not an image",
+    b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>": "is text (XML), not an image",
+    b'{"error": "not found"}': "is text (JSON), not an image",
+    b'[{"id": 1}]': "is text (JSON), not an image",
+    b"404: Not Found": "is text, not an image",
+    "\ufeffschöne Grüße".encode(): "is text, not an image",
+    b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n": "is a Git LFS pointer",
+    b"PK\x03\x04" + bytes(30): "is a zip archive",
+    b"\x1f\x8b\x08" + bytes(30): "is compressed by gzip",
+    b"%PDF-1.7\n": "is a PDF document",
+    b"8BPS\0\1" + bytes(30): "is a Photoshop document",
+    ftyp(b"heic", b"mif1", b"heic"): "is HEIC: convert it to PNG or JPEG, with pillow-heif for one",
+    ftyp(b"mif1", b"mif1", b"heic"): "is HEIC: convert it to PNG or JPEG, with pillow-heif for one",
+    ftyp(b"isom", b"iso2", b"mp41"): "is a video (MP4 or QuickTime)",
+    ftyp(b"qt  "): "is a video (MP4 or QuickTime)",
+    ftyp(b"avif", b"mif1"): "begins as an AVIF, but its header is damaged",
+    b"RIFF\x10\0\0\0AVI " + bytes(20): "is a video (AVI)",
+    b"\x1aE\xdf\xa3" + bytes(20): "is a video (Matroska or WebM)",
+    b"\0\0\1\0\1\0" + bytes(20): "is an icon (ICO)",
+    b"\xff\x0a" + bytes(20): "is JPEG XL",
+    b"\xff\xd8\xff\xfe\0\2": "begins as a JPEG, but its header is damaged or cut short",
+    b"\x01\x02\x03\x04" * 30: "is of no image format that is read here",
+}
+
+
+@pytest.mark.parametrize("data", NOT_IMAGES, ids=lambda data: repr(data[:20]))
+def test_a_file_that_is_no_image_is_named_for_what_it_is(data):
+    with pytest.raises(Rejected) as rejected:
+        decode(data)
+    assert rejected.value.reason.startswith(f"cannot decode: {NOT_IMAGES[data]}")
+    assert "\n" not in rejected.value.reason

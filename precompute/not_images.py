@@ -1,0 +1,109 @@
+"""What a file is that is no image, by its first bytes: for the person who finds it among their images."""
+
+import re
+
+CONVERT = "convert it to PNG or JPEG"
+
+HEIC_BRANDS = frozenset({b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs"})
+AVIF_BRANDS = frozenset({b"avif", b"avis"})
+
+OTHER_BRANDS = {
+    b"mif1": f"is HEIF: {CONVERT}",
+    b"msf1": f"is HEIF: {CONVERT}",
+    b"crx ": f"is a raw photograph (CR3): {CONVERT}",
+    b"M4A ": "is audio (M4A)",
+}
+
+BY_MAGIC = {
+    b"version https://git-lfs": "is a Git LFS pointer; fetch the file itself with git lfs pull",
+    b"PK\x03\x04": "is a zip archive",
+    b"Rar!\x1a\x07": "is a RAR archive",
+    b"7z\xbc\xaf\x27\x1c": "is a 7z archive",
+    b"\x1f\x8b": "is compressed by gzip",
+    b"BZh": "is compressed by bzip2",
+    b"\xfd7zXZ\0": "is compressed by xz",
+    b"\x28\xb5\x2f\xfd": "is compressed by zstd",
+    b"%PDF-": "is a PDF document",
+    b"%!PS": "is PostScript, a drawing: convert it to PNG",
+    b"8BPS": f"is a Photoshop document: {CONVERT}",
+    b"\0\0\1\0": f"is an icon (ICO): {CONVERT}",
+    b"\xff\x0a": f"is JPEG XL: {CONVERT}",
+    b"\0\0\0\x0cJXL ": f"is JPEG XL: {CONVERT}",
+    b"II\xbc\x01": f"is JPEG XR: {CONVERT}",
+    b"qoif": f"is QOI: {CONVERT}",
+    b"DDS ": f"is a DDS texture: {CONVERT}",
+    b"\x76\x2f\x31\x01": f"is OpenEXR: {CONVERT}",
+    b"#?RADIANCE": f"is Radiance HDR: {CONVERT}",
+    b"SIMPLE  =": "is a FITS file",
+    b"\x93NUMPY": "is a NumPy array",
+    b"\x89HDF\r\n\x1a\n": "is an HDF5 file",
+    b"\x1a\x45\xdf\xa3": "is a video (Matroska or WebM)",
+    b"\0\0\1\xba": "is a video (MPEG)",
+    b"\0\0\1\xb3": "is a video (MPEG)",
+    b"OggS": "is Ogg audio or video",
+    b"ID3": "is audio (MP3)",
+    b"SQLite format 3\0": "is an SQLite database",
+    b"\x7fELF": "is a program (ELF)",
+    b"Pf": f"is a PFM of floating-point pixels: {CONVERT}",
+    b"PF": f"is a PFM of floating-point pixels: {CONVERT}",
+    b"\xff\xd8": "begins as a JPEG, but its header is damaged or cut short",
+    b"\x89PNG": "begins as a PNG, but its header is damaged or cut short",
+    b"GIF8": "begins as a GIF, but its header is damaged or cut short",
+    b"BM": "begins as a BMP, but its header is damaged or of a kind that is not read",
+    b"II*\0": "begins as a TIFF, but its header is damaged or of a kind that is not read",
+    b"MM\0*": "begins as a TIFF, but its header is damaged or of a kind that is not read",
+    b"\0\0\0\x0cjP  ": "begins as a JPEG 2000, but its header is damaged or of a kind that is not read",
+}
+
+BY_CONTENT_OF_RIFF = {
+    b"AVI ": "is a video (AVI)",
+    b"WAVE": "is audio (WAV)",
+    b"WEBP": "begins as a WebP, but is damaged",
+}
+
+HEAD_BYTES = 4_096
+"""Enough to tell what a text is."""
+
+BY_TEXT = {
+    r"\s*<(!doctype\s+html|html|head|body)[\s>]": "is text (HTML page), not an image",
+    r"(?s)\s*<(.*?<)?svg[\s>]": "is SVG, a drawing: convert it to PNG",
+    r"\s*<(\?xml|!--|\w+[\s>])": "is text (XML), not an image",
+    r'\s*(\{\s*["}]|\[\s*[\[{"\d\]])': "is text (JSON), not an image",
+}
+"""Patterns of a file's beginning, in this order: a page may hold drawings, and a drawing may begin with comments."""
+
+CONTROL = re.compile(r"[\0-\x08\x0e-\x1a\x1c-\x1f]")
+
+
+def what_it_is(data: bytes) -> str:
+    """Said of the file, without its name."""
+    if not data:
+        return "is empty"
+    if data.count(0) == len(data):
+        return "holds only zero bytes"
+    if data[4:8] == b"ftyp":
+        return of_brands(data)
+    if data.startswith(b"RIFF") and data[8:12] in BY_CONTENT_OF_RIFF:
+        return BY_CONTENT_OF_RIFF[data[8:12]]
+    by_magic = next((kind for magic, kind in BY_MAGIC.items() if data.startswith(magic)), None)
+    return by_magic or of_text(data[:HEAD_BYTES]) or "is of no image format that is read here"
+
+
+def of_brands(data: bytes) -> str:
+    """By the names in the first box of an ISO media file: what it is, and what else it may be read as."""
+    names = data[8 : min(int.from_bytes(data[:4], "big"), HEAD_BYTES)]
+    brands = {names[place : place + 4] for place in range(0, len(names), 4)}
+    if brands & AVIF_BRANDS:
+        return "begins as an AVIF, but its header is damaged or of a kind that is not read"
+    if brands & HEIC_BRANDS:
+        return f"is HEIC: {CONVERT}, with pillow-heif for one"
+    return OTHER_BRANDS.get(names[:4], "is a video (MP4 or QuickTime)")
+
+
+def of_text(head: bytes) -> str | None:
+    """None where it is no text; a character may be cut at the end."""
+    text = head.decode("utf-8-sig", errors="ignore")
+    if len(text.encode()) < len(head) - 6 or CONTROL.search(text):
+        return None
+    found = (kind for pattern, kind in BY_TEXT.items() if re.match(pattern, text, re.IGNORECASE))
+    return next(found, "is text, not an image")
