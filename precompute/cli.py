@@ -28,6 +28,7 @@ from cache_store.output_file import refuse_output, write_output
 from precompute.acts import Acts
 from precompute.audit_bar import AuditBar
 from precompute.config import AuditConfig, BuildConfig, DecodedGalleryConfig, RepairConfig
+from precompute.encoders.spatial_factor import refuse_unfit_for
 
 EXAMPLES = """\
   precompute build --config configs/llava_cc3m.yaml   run again to resume
@@ -87,9 +88,10 @@ def build_parsers() -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
 
 
 def build_command(parser: ArgumentParser, options: Any, argv: Sequence[str]) -> int:
-    from precompute.build import build
-
     config, acts = to_config(BuildConfig, parser, options), read_acts(options, argv)
+    refuse_unfit_for(config.encoder.model, config.image.height, config.image.width)
+    from precompute.build import build  # torch takes seconds to import
+
     show(build(config, acts), config.cache)
     return 0
 

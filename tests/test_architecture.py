@@ -74,6 +74,21 @@ def test_help_does_not_import_torch(program, parser):
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
+def test_a_size_that_the_encoder_would_crop_is_refused_without_torch(tmp_path):
+    (tmp_path / "config.json").write_text('{"_class_name": "AutoencoderKLWan"}')
+    code = "import sys; sys.modules['torch'] = None; from precompute.cli import main; sys.exit(main(sys.argv[1:]))"
+    options = ["--cache", "c", "--source.kind", "folder", "--source.path", ".", "--encoder.model", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-c", code, "build", *options, "--image.height", "65"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr == "precompute: error: image.height and image.width must be multiples of 8, got 65x224\n"
+
+
 @pytest.mark.parametrize("module", ["precompute", "cache_store", "trainer"])
 def test_no_pickle_is_ever_loaded(module):
     """Guarantee 8: no call is one that could load one."""

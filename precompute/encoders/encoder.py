@@ -12,9 +12,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from cache_store.errors import ConfigError
 from cache_store.schema import EncoderIdentity
 from precompute.encoders.config import EncoderConfig
+from precompute.encoders.spatial_factor import refuse_unfit
 
 PixelRange = Literal["signed", "theworld"]
 
@@ -49,8 +49,7 @@ class Encoder:
     def latent_shape(self, height: int, width: int) -> tuple[int, int, int]:
         """[C, H, W] of one image's latent; ConfigError for a size that the encoder would have to crop."""
         factor = self._vae.spatial_factor
-        if height < 1 or width < 1 or height % factor or width % factor:
-            raise ConfigError(f"image.height and image.width must be multiples of {factor}, got {height}x{width}")
+        refuse_unfit(height, width, factor)
         channels = len(self._vae.latents_mean) * (2 if self.identity.posterior == "moments" else 1)
         return channels, height // factor, width // factor
 

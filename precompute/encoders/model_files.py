@@ -6,10 +6,11 @@ A pipeline such as Cosmos-Predict2 keeps its VAE in the subfolder `vae`; nothing
 import json
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import hf_hub_download, is_offline_mode, try_to_load_from_cache
 from huggingface_hub import logging as hub_logging
@@ -34,6 +35,8 @@ class ModelFiles:
     """Folder or hub id, as `from_pretrained` takes it."""
     subfolder: str
     class_name: str
+    config: Mapping[str, Any]
+    """Its config.json; diffusers has defaults for what that leaves out."""
 
 
 def find_model(model: str) -> ModelFiles:
@@ -51,7 +54,8 @@ def find_model(model: str) -> ModelFiles:
 
 def found_config(model: str, configs: dict[str, Path]) -> ModelFiles:
     for subfolder, config in configs.items():
-        return ModelFiles(model=model, subfolder=subfolder, class_name=read_class_name(config))
+        class_name, values = read_config(config)
+        return ModelFiles(model=model, subfolder=subfolder, class_name=class_name, config=values)
     raise MissingPathError(f"encoder.model {model} is no VAE: it holds none of {', '.join(CONFIGS.values())}")
 
 
@@ -96,8 +100,8 @@ def quiet_hub() -> Iterator[None]:
         hub_logging.set_verbosity(before)
 
 
-def read_class_name(config: Path) -> str:
-    """The diffusers class that a `config.json` names."""
+def read_config(config: Path) -> tuple[str, dict[str, Any]]:
+    """The diffusers class that a `config.json` names, and all that it says."""
     try:
         values = json.loads(config.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -105,7 +109,7 @@ def read_class_name(config: Path) -> str:
     class_name = values.get("_class_name") if isinstance(values, dict) else None
     if not isinstance(class_name, str):
         raise MissingPathError(f"{config} is not a VAE's config: it has no _class_name")
-    return class_name
+    return class_name, values
 
 
 def one_line(error: BaseException) -> str:

@@ -22,6 +22,7 @@ from precompute.encoders.encoder import FrozenVae
 from precompute.encoders.folded_wan import FoldedWanEncoder
 from precompute.encoders.identity import weights_sha256
 from precompute.encoders.model_files import ModelFiles, one_line
+from precompute.encoders.spatial_factor import wan_spatial_factor
 
 ENCODE_CONFIG = (
     "base_dim",
@@ -55,7 +56,7 @@ def load_wan(files: ModelFiles, config: EncoderConfig) -> FrozenVae:
         moments=folded_moments(vae, config) if config.fold else native_moments(vae, config),
         class_name=files.class_name,
         weights_sha256=digest,
-        spatial_factor=2 ** (len(vae.config.dim_mult) - 1) * (vae.config.patch_size or 1),
+        spatial_factor=wan_spatial_factor(vae.config),
         latents_mean=tuple(map(float, vae.config.latents_mean)),
         latents_std=tuple(map(float, vae.config.latents_std)),
     )

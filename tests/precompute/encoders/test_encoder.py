@@ -1,4 +1,6 @@
+import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from cache_store.errors import ConfigError
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import Encoder, PixelRange
 from precompute.encoders.registry import load_encoder
+from precompute.encoders.spatial_factor import refuse_unfit_for
 
 
 def encoder_of(vae: Any, folder: Path, pixel_range: PixelRange = "signed", **config: Any) -> Encoder:
@@ -102,10 +105,23 @@ def test_a_size_that_would_be_cropped_is_refused(vae: Any, tmp_path: Path, size:
         encoder_of(vae, tmp_path).latent_shape(*size)
 
 
+@pytest.mark.parametrize(
+    ("config", "fits"),
+    [({}, False), ({"dim_mult": [1, 2, 4]}, True), ({"patch_size": 2}, False), ({"dim_mult": 3}, True)],
+)
+def test_a_size_is_refused_by_what_the_config_alone_says(tmp_path: Path, config: dict[str, Any], fits: bool) -> None:
+    """There are no weights; a config that makes no sense is left to the loading of the model."""
+    (tmp_path / "config.json").write_text(json.dumps({"_class_name": "AutoencoderKLWan", **config}))
+    with nullcontext() if fits else pytest.raises(ConfigError, match="got 20x40"):
+        refuse_unfit_for(str(tmp_path), 20, 40)
+
+
 def test_wan_2_2_runs_unfolded(narrow_vae: Callable[..., Any], tmp_path: Path) -> None:
     vae = narrow_vae(is_residual=True, patch_size=2, in_channels=12, out_channels=12)
     encoder = encoder_of(vae, tmp_path, fold=False)
     assert encoder.latent_shape(32, 48) == (16, 2, 3)
+    with pytest.raises(ConfigError, match="multiples of 16, got 40x48"):
+        refuse_unfit_for(str(tmp_path), 40, 48)
     assert encoder.encode(photos(1, 32, 48)).shape == (1, 16, 2, 3)
 
 
