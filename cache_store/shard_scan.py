@@ -15,6 +15,7 @@ from cache_store.checksum import crc32c
 from cache_store.codec import BLOSC_HEADER, decode_sample
 from cache_store.formats import Location
 from cache_store.schema import DTYPES, ArraySpec
+from cache_store.statistics import ChannelSums
 
 PIECE_BYTES = 512 * 2**10
 """Read at once at most, unless a sample is larger: small enough for the second-level cache, and twenty
@@ -34,13 +35,18 @@ class Placed(NamedTuple):
     slot: int
 
 
-def scan_shard(path: Path, array: ArraySpec, locations: Sequence[Location | None]) -> list[tuple[int, str]]:
-    """Check the sample of every slot that has one: (slot, what is wrong with it). OSError if the file is unreadable."""
+def scan_shard(
+    path: Path, array: ArraySpec, locations: Sequence[Location | None], sums: ChannelSums | None = None
+) -> list[tuple[int, str]]:
+    """Check the sample of every slot that has one: (slot, what is wrong with it). OSError if the file is unreadable.
+
+    The values of samples with which nothing is wrong are added to `sums`.
+    """
     size = path.stat().st_size
     problems = dict(misplaced(locations, size, array))
     placed = sorted(Placed(*each, slot) for slot, each in enumerate(locations) if each and slot not in problems)
     problems.update(overlapping(placed))
-    check = PieceCheck(array)
+    check = PieceCheck(array, sums)
     with path.open("rb", buffering=0) as stream:
         for piece in pieces(each for each in placed if each.slot not in problems):
             start, end = piece[0].offset, piece[-1].offset + piece[-1].length
@@ -100,8 +106,8 @@ def longest_sample(array: ArraySpec) -> int:
 class PieceCheck:
     """What is wrong with the encoded samples of a piece of the file, which lies in `buffer`."""
 
-    def __init__(self, array: ArraySpec) -> None:
-        self._array = array
+    def __init__(self, array: ArraySpec, sums: ChannelSums | None) -> None:
+        self._array, self._sums = array, sums
         self.buffer = memoryview(bytearray(max(PIECE_BYTES, longest_sample(array))))
         self._decoded = np.empty(array.sample_bytes, np.uint8)
         self._decoded_values = FiniteCheck(self._decoded, array.dtype)
@@ -116,6 +122,9 @@ class PieceCheck:
                 yield slot, f"crc32c is {found:08x}, expected {checksum:08x}"
             elif not sound and (problem := self._value_problem(payload)):
                 yield slot, problem
+            elif self._sums is not None:
+                values = np.frombuffer(payload if sound else self._decoded, self._array.numpy_dtype)
+                self._sums.add(values.reshape(1, *self._array.shape).astype(np.float64))
 
     def _all_sound(self, piece: Sequence[Placed]) -> bool:
         """Whether a look at all samples at once tells that each is as long as it must be, and finite."""

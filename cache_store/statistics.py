@@ -16,22 +16,21 @@ PREVIEW_RIDGE = 1e-6
 """Relative weight that keeps the fit defined where channels are constant or few samples were seen."""
 
 
-class RunningStatistics:
-    """Sums over one shard's cached samples, batch by batch."""
+ROUNDING = 1e-9
+"""Relative: sums over the same values in another order differ by less, up to some million million values."""
+
+
+class ChannelSums:
+    """Sums over every value of the samples added, per channel."""
 
     # Axes: N samples, C channels, H W latent cells.
 
     def __init__(self) -> None:
         self._count = 0
         self._sums: list[np.ndarray] = []
-        self._gram = np.zeros(())
-        self._moment = np.zeros(())
 
-    def add(self, latent_NCHW: np.ndarray, rgb_NHW3: np.ndarray) -> None:
-        """Add stored latents and the images at latent resolution, RGB in [0, 1]."""
-        if len(latent_NCHW) == 0:
-            return
-        values = latent_NCHW.astype(np.float64)
+    def add(self, values: np.ndarray) -> None:
+        """Add samples, float64 [N, C, H, W]."""
         sums = [
             values.sum((0, 2, 3)),
             (values**2).sum((0, 2, 3)),
@@ -48,6 +47,40 @@ class RunningStatistics:
             ]
         self._sums = sums
         self._count += values[:, 0].size
+
+    def statistics(self) -> ChannelStatistics | None:
+        if not self._count:
+            return None
+        total, squares, minimum, maximum = (tuple(each.tolist()) for each in self._sums)
+        return ChannelStatistics(count=self._count, sum=total, sum_of_squares=squares, minimum=minimum, maximum=maximum)
+
+
+def equal_but_for_rounding(left: ChannelStatistics, right: ChannelStatistics) -> bool:
+    """Whether two statistics may be of the same values, added up in another order."""
+    if (left.count, left.minimum, left.maximum) != (right.count, right.minimum, right.maximum):
+        return False
+    squares = np.array(left.sum_of_squares)
+    magnitudes = np.sqrt(left.count * squares)  # no less than the sum of all absolute values
+    differences = np.abs(np.array(left.sum) - right.sum), np.abs(squares - right.sum_of_squares)
+    return bool((differences[0] <= ROUNDING * magnitudes).all() and (differences[1] <= ROUNDING * squares).all())
+
+
+class RunningStatistics:
+    """What a commit record says of one shard's cached samples, added batch by batch."""
+
+    # Axes: N samples, C channels, H W latent cells.
+
+    def __init__(self) -> None:
+        self._sums = ChannelSums()
+        self._gram = np.zeros(())
+        self._moment = np.zeros(())
+
+    def add(self, latent_NCHW: np.ndarray, rgb_NHW3: np.ndarray) -> None:
+        """Add stored latents and the images at latent resolution, RGB in [0, 1]."""
+        if len(latent_NCHW) == 0:
+            return
+        values = latent_NCHW.astype(np.float64)
+        self._sums.add(values)
         self._add_preview(values, rgb_NHW3)
 
     def _add_preview(self, latent_NCHW: np.ndarray, rgb_NHW3: np.ndarray) -> None:
@@ -59,13 +92,10 @@ class RunningStatistics:
         self._moment = self._moment + np.einsum("ni,nj->ij", inputs, targets)
 
     def statistics(self) -> ChannelStatistics | None:
-        if not self._count:
-            return None
-        total, squares, minimum, maximum = (tuple(each.tolist()) for each in self._sums)
-        return ChannelStatistics(count=self._count, sum=total, sum_of_squares=squares, minimum=minimum, maximum=maximum)
+        return self._sums.statistics()
 
     def preview(self) -> PreviewEquations | None:
-        if not self._count:
+        if self.statistics() is None:
             return None
         return PreviewEquations(gram=to_tuples(self._gram), moment=to_tuples(self._moment))
 

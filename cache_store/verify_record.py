@@ -7,7 +7,16 @@ from cache_store.errors import CacheError
 from cache_store.findings import Finding
 from cache_store.formats import shard_format
 from cache_store.metadata import read_commit
-from cache_store.schema import ArraySpec, CommitContent, CommitRecord, Spec, commit_file, samples_file
+from cache_store.schema import (
+    ArraySpec,
+    ChannelStatistics,
+    CommitContent,
+    CommitRecord,
+    Spec,
+    commit_file,
+    samples_file,
+)
+from cache_store.statistics import equal_but_for_rounding
 from cache_store.verify_file import file_finding
 
 
@@ -48,6 +57,17 @@ def content_findings(spec: Spec, array: str, shard: int, content: CommitContent)
     for claim, (found, expected) in claims.items():
         if found != expected:
             yield Finding(shard=shard, file=name, problem=f"{claim}: expected {expected}, found {found}")
+
+
+def statistics_findings(
+    array: str, shard: int, recorded: ChannelStatistics, found: ChannelStatistics | None
+) -> Iterator[Finding]:
+    """Whether the record's sums are those of the shard's samples, each of which has been checked."""
+    if found is None or len(found.sum) != len(recorded.sum):
+        return  # which is found by the counts, and by the spec
+    if not equal_but_for_rounding(found, recorded):
+        problem = "statistics do not follow from the shard's samples"
+        yield Finding(shard=shard, file=commit_file(array, shard), problem=problem)
 
 
 def statistics_shape(content: CommitContent) -> list[int]:

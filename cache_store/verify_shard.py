@@ -14,9 +14,10 @@ from cache_store.record import record_digest
 from cache_store.schema import SEAL_FILE, CommitContent, CommitRecord, Seal, Spec, commit_file, samples_file
 from cache_store.sealed_shards import map_file
 from cache_store.shard_scan import scan_shard
+from cache_store.statistics import ChannelSums
 from cache_store.tables import read_table
 from cache_store.verify_file import absence, file_finding, unreadable
-from cache_store.verify_record import content_findings, files_of_shard
+from cache_store.verify_record import content_findings, files_of_shard, statistics_findings
 from cache_store.verify_samples import other_rows, status_findings, table_findings, table_problem
 
 
@@ -103,9 +104,11 @@ class ShardVerifier:
         yield from table_findings(samples, content)
         yield from self._plan_findings(samples, None if wrong_table else content)
         is_tables_fault = wrong_table is not None and wrong_data is None
-        for finding in self._data_findings(task, samples, is_tables_fault):
-            if finding.row is not None or wrong_data is None:  # else the file is known to be wrong
-                yield finding
+        sums = ChannelSums() if task.level == "deep" else None
+        differing = [*self._data_findings(task, samples, is_tables_fault, sums)]
+        yield from (each for each in differing if each.row is not None or not wrong_data)  # which is known to be wrong
+        if sums is not None and not differing and content.statistics is not None:
+            yield from statistics_findings(task.array, task.shard, content.statistics, sums.statistics())
 
     def _findings_without_record(self, task: ShardTask) -> Iterator[Finding]:
         """No hash is known, but the files can still be absent, or say of themselves and each other that they differ."""
@@ -160,7 +163,7 @@ class ShardVerifier:
         yield from findings
 
     def _data_findings(
-        self, task: ShardTask, samples: ShardSamples, is_tables_fault: bool = False
+        self, task: ShardTask, samples: ShardSamples, is_tables_fault: bool = False, sums: ChannelSums | None = None
     ) -> Iterator[Finding]:
         """The shard file against the samples table: each sample, the file's own structure."""
         shard, (name, table) = task.shard, self._files(task)
@@ -168,7 +171,7 @@ class ShardVerifier:
         if not path.is_file():
             return  # which has been found already
         try:
-            problems = scan_shard(path, self._spec.arrays[task.array], samples.locations)
+            problems = scan_shard(path, self._spec.arrays[task.array], samples.locations, sums)
         except OSError as error:
             yield unreadable(error, self._root, name, shard)
             return

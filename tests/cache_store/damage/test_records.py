@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from cache_store.metadata import read_seal
+from cache_store.metadata import read_seal, read_spec
 from cache_store.publish import write_file
 from cache_store.record import canonical_json, signed
 from cache_store.schema import Seal
+from cache_store.seal import seal_cache
 from cache_store.verify import verify
 from tests.cache_store.conftest import flip, shard_name
 from tests.cache_store.damage.conftest import (
@@ -137,3 +138,16 @@ def test_an_edited_seal_is_named_with_and_without_a_hash_of_its_own(cache, edit,
         findings = verify(cache, level).findings
         assert "seal.json" in named(findings)
         assert {finding.shard for finding in findings} == {None}
+
+
+@pytest.mark.parametrize("field", ["sum", "sum_of_squares", "minimum", "maximum"])
+def test_statistics_of_other_values_are_found_by_deep_alone(cache, field):
+    """Signed, and sealed."""
+    name = record_file(cache, SHARD)
+    record = load(cache / name)
+    record["content"]["statistics"][field][0] += 1e-5
+    save_signed(cache / name, record)
+    seal_cache(cache, read_spec(cache))
+    assert not verify(cache, "full").findings
+    (finding,) = verify(cache, "deep").findings
+    assert (finding.file, finding.problem) == (name, "statistics do not follow from the shard's samples")
