@@ -2,8 +2,8 @@
 
 `quick` reads records and sizes: seconds for thousands of shards. `full` reads every byte: a file that has the SHA-256
 of its record holds what was written, and only where one has not are its samples looked at, to name rows. `deep` looks
-at every sample whatever the hashes say (crc32c, values, ids), for what was written wrong or signed anew. Outside a
-subset all is read quickly.
+at every sample whatever the hashes say (crc32c, values, ids) and adds up the statistics, for what was written wrong or
+signed anew. Outside a subset all is read quickly.
 
 Threads read side by side: hashing, which is nearly all of the work, leaves the interpreter to the others.
 """

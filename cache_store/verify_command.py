@@ -39,8 +39,8 @@ class VerifyConfig:
 
     level: Level | None = None
     """quick: records, sizes, coverage, seal. full: every file's sha256; where one is wrong, which rows. deep: also
-    every sample's crc32c, values and id where every sha256 is right, for what was written wrong. Without it quick, or
-    full where a subset is named."""
+    every sample's crc32c, values and id, and the statistics, for what was written wrong with a right sha256. Without
+    it quick, or full where a subset is named."""
     subset: str | None = None
     """Which shards to read; the rest is checked as by quick. 3/20: the third of twenty slices, which together
     are the whole cache, each shard once; of few shards some slices have none. 5%: that share, the same one every time,
