@@ -7,32 +7,19 @@ is not always its fastest kernel.
 
 import argparse
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from statistics import median
-from typing import Any
-
-import torch
-import torch.nn.functional as F
-from diffusers import AutoencoderKLWan
-from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
+from typing import Any, get_args
 
 from benchmarks.record import print_record
 from benchmarks.timing import interleaved_seconds, rates, speedups, spread
 from cache_store.command_line import run_program
-from precompute.encoders.config import ComputeDtype, EncoderConfig
-from precompute.encoders.encoder import Encoder
-from precompute.encoders.registry import load_encoder
-
-# Axes: N images, Y X pixels.
+from precompute.encoders.config import ComputeDtype
 
 Seconds = Mapping[str, Sequence[float]]
 
-DTYPES: tuple[ComputeDtype, ...] = ("float32", "bfloat16")
+DTYPES: tuple[ComputeDtype, ...] = get_args(ComputeDtype)
 DUELS = (
     ("folded float32", "diffusers float32"),
     ("folded bfloat16", "diffusers bfloat16"),
@@ -41,9 +28,6 @@ DUELS = (
 )
 """Same dtype first, then our best against the dtype that diffusers loads in; only those that ran are reported."""
 PACKAGES = ("torch", "diffusers", "encode-once")
-PEAK_SIZE = {"cpu": (2048, 56), "cuda": (8192, 512)}
-"""Side of the matrices, and height and width of the convolution's input, that show a device's peak."""
-PEAK_CHANNELS = 384
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,6 +36,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(argv: Sequence[str]) -> int:
     options = option_parser().parse_args(argv)
+    import torch  # it and diffusers take seconds to import: `--help` and wrong usage stay quick
+
+    from benchmarks.encode_rivals import (
+        encode_work,
+        flop_of_one_image,
+        load_rivals,
+        model_of,
+        peak_works,
+        random_images,
+    )
+
     with model_of(options) as model:
         encoders = load_rivals(model, options.device)
     images_NYX3 = random_images(options, encoders["folded float32"].device)
@@ -75,79 +70,6 @@ def option_parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", help="hub id or folder; random weights without it")
     parser.add_argument("--base-dim", type=int, default=96, help="width of the random model; 96 is the full size")
     return parser
-
-
-@contextmanager
-def model_of(options: argparse.Namespace) -> Iterator[str]:
-    """The model asked for, or a folder with a random one that lives as long as the block."""
-    if options.model is not None:
-        yield options.model
-        return
-    torch.manual_seed(0)
-    with tempfile.TemporaryDirectory() as folder:
-        AutoencoderKLWan(base_dim=options.base_dim, decoder_base_dim=8).save_pretrained(folder)
-        yield folder
-
-
-def load_rivals(model: str, device: str) -> dict[str, Encoder]:
-    """Both paths in both dtypes; on a GPU the compiled one as well."""
-
-    def load(dtype: ComputeDtype, fold: bool, compiled: bool = False) -> Encoder:
-        config = EncoderConfig(model=model, compute_dtype=dtype, fold=fold, compile=compiled, device=device)
-        return load_encoder(config, "signed")
-
-    rivals = {}
-    for dtype in DTYPES:
-        rivals[f"diffusers {dtype}"] = load(dtype, fold=False)
-        rivals[f"folded {dtype}"] = load(dtype, fold=True)
-    if rivals["folded float32"].device.type == "cuda":
-        rivals["compiled bfloat16"] = load("bfloat16", fold=True, compiled=True)
-    return rivals
-
-
-def random_images(options: argparse.Namespace, device: torch.device) -> Tensor:
-    shape = (options.batch_size, options.height, options.width, 3)
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator).to(device)
-
-
-def encode_work(encoder: Encoder, images_NYX3: Tensor) -> Callable[[], None]:
-    def encode() -> None:
-        encoder.encode(images_NYX3)
-        finish(images_NYX3.device)
-
-    return encode
-
-
-def peak_works(device: torch.device) -> tuple[dict[str, Callable[[], None]], dict[str, int]]:
-    """Runs that show the device's peak in each dtype, and the floating-point operations of each."""
-    side, size = PEAK_SIZE[device.type]
-    works, flop = {}, {}
-    for dtype in DTYPES:
-        like = {"device": device, "dtype": getattr(torch, dtype)}
-        matrix = torch.randn(side, side, **like)
-        image = torch.randn(1, PEAK_CHANNELS, size, size, **like).to(memory_format=torch.channels_last)
-        kernel = torch.randn(PEAK_CHANNELS, PEAK_CHANNELS, 3, 3, **like).to(memory_format=torch.channels_last)
-        works[f"matmul {dtype}"] = peak_work(partial(torch.matmul, matrix, matrix), device)
-        works[f"convolution {dtype}"] = peak_work(partial(F.conv2d, image, kernel, padding=1), device)
-        flop[f"matmul {dtype}"] = 2 * side**3
-        flop[f"convolution {dtype}"] = 2 * 9 * PEAK_CHANNELS**2 * size**2
-    return works, flop
-
-
-def peak_work(kernel: Callable[[], Tensor], device: torch.device) -> Callable[[], None]:
-    @torch.inference_mode()
-    def compute() -> None:
-        kernel()
-        finish(device)
-
-    return compute
-
-
-def finish(device: torch.device) -> None:
-    """Wait for what a GPU still has queued."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,13 +104,6 @@ def results_of(seconds: Seconds, batch_size: int, flop_per_image: int, peak_flop
 def peak_rate(dtype: ComputeDtype, seconds: Seconds, peak_flop: Mapping[str, int]) -> float:
     """The best that either kernel reached in any round."""
     return max(flop / min(seconds[name]) for name, flop in peak_flop.items() if name.endswith(dtype))
-
-
-def flop_of_one_image(encoder: Encoder, images_NYX3: Tensor) -> int:
-    """Floating-point operations of convolutions and matrix products, two to a multiply and add."""
-    with FlopCounterMode(display=False) as counter:
-        encoder.encode(images_NYX3[:1])
-    return int(counter.get_total_flops())
 
 
 def print_table(results: Results) -> None:

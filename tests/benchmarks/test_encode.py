@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 from contextlib import redirect_stdout
 from io import StringIO
 
@@ -45,6 +47,14 @@ def test_both_paths_are_measured_in_both_dtypes(printed: list[str]) -> None:
 def test_the_table_above_it_is_for_people(printed: list[str]) -> None:
     assert any(line.startswith("folded bfloat16 ") and line.endswith("%") for line in printed)
     assert sum(" over " in line and "x  (" in line for line in printed[:-1]) == 3
+
+
+def test_help_imports_neither_torch_nor_diffusers() -> None:
+    code = (
+        "import sys; from benchmarks.encode import option_parser; option_parser().format_help();"
+        "sys.exit(bool({'torch', 'diffusers'} & {*sys.modules}))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_wrong_usage_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
