@@ -180,9 +180,6 @@ ZIP_ENDS = {
     "without its table of contents": lambda data: data[: data.index(CENTRAL)],
     "with a table of 4 GB": lambda data: data[:-10] + b"\xff\xff\xff\xfe" + data[-6:],
     "with a table that is no table": lambda data: data.replace(CENTRAL, b"XXXX"),
-    "with a name that is not UTF-8": lambda data: data.replace(b"a.jpg", b"\xff.jpg").replace(
-        CENTRAL + b"\x14\x03\x14\0\0\0", CENTRAL + b"\x14\x03\x14\0\0\x08"
-    ),
     "of several parts": lambda data: (
         data[:-22] + (b"PK\6\7" + struct.pack("<IQI", 1, 0, 2) + data[-22:-2].replace(b"\1\0", b"\xff\xff") + b"\0\0")
     ),
@@ -199,6 +196,17 @@ def test_a_zip_whose_contents_cannot_be_listed_is_refused_in_one_line(tmp_path, 
         open_image_store(path)
     assert str(caught.value).startswith(f"{path}")
     assert "\n" not in str(caught.value)
+
+
+def test_a_zips_name_that_is_wrongly_marked_as_utf8_is_passed_over(tmp_path):
+    path = make_zip(tmp_path / "images.zip", [("a.jpg", b"a"), ("\u6f22.jpg", b"b"), ("d.jpg", b"d")])
+    entry = CENTRAL + b"\x14\x03\x14\0"
+    data = path.read_bytes().replace(entry + b"\0\x08", entry + b"\0\x88")  # and a mark that means nothing
+    path.write_bytes(data.replace(b"a.jpg", b"\xff.jpg").replace(entry + b"\0\0", entry + b"\0\x08"))
+    images = ImageZip(path)
+    assert images.listing().names == ["d.jpg", "\u6f22.jpg"]
+    assert images.listing().not_utf8 == [os.fsdecode(b"\xff.jpg")]
+    assert (images.read("\u6f22.jpg"), images.read("d.jpg")) == (b"b", b"d")
 
 
 def test_a_zip64_table_of_contents_that_claims_exabytes_is_refused(tmp_path):
