@@ -7,23 +7,34 @@ is said by that rank alone; the others end with one line that points to it.
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import count
 from threading import Thread
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.distributed_c10d import Store
+from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from cache_store.errors import ConfigError, EncodeOnceError
 
-TIMEOUT = timedelta(hours=2)
-"""Rank 0 tokenises a new data set while the others wait."""
+STEP = timedelta(minutes=10)
+"""Ranks that step together; compiling, saving and validating lie within it. A rank that hangs ends all after it."""
+
+MAIN_WORK = timedelta(hours=2)
+"""Rank 0 verifies the cache and tokenises a new data set while the others wait."""
+
+POLL_S = 0.1
+"""Between two looks whether rank 0 is done; in between, a signal ends the wait."""
+
+ENDED = "a rank ended"
+"""In the store, for those who wait for rank 0: with torchrun's store they would not see its process end."""
 
 MEETING = timedelta(minutes=10)
 """Ranks are started together; that long one may take to load its libraries over a network."""
@@ -48,7 +59,10 @@ def collective() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # gloo raises just that; torch's own DistError is one too
-        raise OtherRankError(detail=str(error).partition("\n")[0]) from error
+        detail = str(error).partition("\n")[0]
+        if "imed out" in detail:
+            raise EncodeOnceError(f"another rank has not answered for {STEP}: it hangs, or its machine does") from error
+        raise OtherRankError(detail=detail) from error
 
 
 @dataclass(frozen=True)
@@ -58,6 +72,10 @@ class World:
     rank: int
     size: int
     device: torch.device
+    store: Store | None = None
+    """What the ranks met in, where there are several."""
+    main_work: Iterator[int] = field(default_factory=count)
+    """Numbers the calls of `on_main`, in the same order on every rank."""
 
     @property
     def is_main(self) -> bool:
@@ -68,19 +86,29 @@ class World:
             print(message, flush=True)
 
     def on_main(self, work: Callable[[], object]) -> None:
-        """Rank 0 does the work while the others wait; where it fails, they end with its exit code."""
+        """Rank 0 does the work while the others wait; where it fails, they end with its exit code.
+
+        They look into the store until it is done, so that collectives need not wait for as long as this may take.
+        """
+        done = f"work {next(self.main_work)} of rank 0 is done"
         try:
             if self.is_main:
                 work()
         except (EncodeOnceError, OSError) as error:
-            with suppress(OtherRankError):  # our own error is the one to show
-                self._exit_code_of_main(error.exit_code if isinstance(error, EncodeOnceError) else 1)
+            with suppress(EncodeOnceError):  # our own error is the one to show
+                self._exit_code_of_main(done, error.exit_code if isinstance(error, EncodeOnceError) else 1)
             raise
-        if exit_code := self._exit_code_of_main(0):
+        if exit_code := self._exit_code_of_main(done, 0):
             raise OtherRankError(exit_code)
 
-    def _exit_code_of_main(self, mine: int) -> int:
-        """The others give 0, so that the sum is rank 0's."""
+    def _exit_code_of_main(self, done: str, mine: int) -> int:
+        """Known to all once rank 0 has said that it is done; the others give 0, so that the sum is rank 0's."""
+        if self.store is not None:
+            with collective():
+                if self.is_main:
+                    self.store.set(done, "")
+                else:
+                    wait_for(done, self.store)
         return int(self.sum(torch.tensor(mine, device=self.device)))
 
     def sum(self, tensor: Tensor) -> Tensor:
@@ -110,6 +138,17 @@ class World:
         return flat[start:]
 
 
+def wait_for(done: str, store: Store) -> None:
+    """Until rank 0 has set `done`; OtherRankError where a rank ended before that."""
+    for _ in range(round(MAIN_WORK.total_seconds() / POLL_S)):
+        if store.check([done]):
+            return
+        if store.check([ENDED]):
+            raise OtherRankError
+        time.sleep(POLL_S)
+    raise EncodeOnceError(f"rank 0 is not done after {MAIN_WORK} with the cache's verification or its text")
+
+
 def gradient_of(parameter: nn.Parameter) -> Tensor:
     assert parameter.grad is not None, "every parameter of the projector takes part in every forward pass"
     return parameter.grad
@@ -126,14 +165,19 @@ def join_world() -> Iterator[World]:
         return
     if rank >= size:
         raise ConfigError(f"RANK is {rank}, of WORLD_SIZE {size}; {TORCHRUN}")
-    join_group(device)
+    store = join_group(device)
     try:
-        yield World(rank=rank, size=size, device=device)
+        yield World(rank=rank, size=size, device=device, store=store)
+    except BaseException:
+        with suppress(RuntimeError):  # whoever holds the store may have ended
+            store.set(ENDED, "")
+        raise
     finally:
         dist.destroy_process_group()
 
 
-def join_group(device: torch.device) -> None:
+def join_group(device: torch.device) -> Store:
+    """Make the process group; returns the store that the ranks met in."""
     address, port = os.environ.get("MASTER_ADDR"), environment_number("MASTER_PORT", 0)
     if not address or not port:
         raise ConfigError(f"WORLD_SIZE asks for several ranks, MASTER_ADDR or MASTER_PORT is not set; {TORCHRUN}")
@@ -141,9 +185,10 @@ def join_group(device: torch.device) -> None:
     try:
         store, rank, size = meet(where)
         if device.type == "cuda":
-            dist.init_process_group("nccl", timeout=TIMEOUT, world_size=size, rank=rank, store=store, device_id=device)
+            dist.init_process_group("nccl", timeout=STEP, world_size=size, rank=rank, store=store, device_id=device)
         else:
-            dist.init_process_group("gloo", timeout=TIMEOUT, world_size=size, rank=rank, store=store)
+            dist.init_process_group("gloo", timeout=STEP, world_size=size, rank=rank, store=store)
+        return PrefixStore("encode-once", store)
     except (RuntimeError, ValueError) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
         raise EncodeOnceError(

@@ -1,5 +1,6 @@
 """Ranks in processes of their own: whatever ends one of them ends all, in one line each."""
 
+import json
 import os
 import signal
 import socket
@@ -8,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -89,6 +91,86 @@ def test_an_environment_that_no_launcher_made_is_refused(
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=message), join_world():
         pass
+
+
+TWO_RANKS = """
+import json, os, sys, time
+from datetime import timedelta
+
+import torch
+
+from cache_store.errors import ConfigError, EncodeOnceError
+from trainer import parallel
+
+parallel.STEP, parallel.POLL_S = timedelta(seconds=1), 0.02
+
+
+def long_work(world):
+    world.on_main(lambda: time.sleep(2.5))
+    return int(world.sum(torch.tensor(1)))
+
+
+def hanging_rank(world):
+    if world.rank == 1:
+        time.sleep(2.5)
+        return "slept"
+    world.sum(torch.tensor(1))
+
+
+def refused_rank_0(world):
+    if world.is_main:
+        raise ConfigError("refused")
+    world.on_main(lambda: None)
+
+
+def live(scenario, rank):
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": "0"}
+    try:
+        with parallel.join_world() as world:
+            said = scenario(world)
+    except EncodeOnceError as error:
+        said = str(error)
+    print(json.dumps([scenario.__name__, rank, said]), flush=True)
+
+
+# As under torchrun, the store is another process's.
+os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+for scenario in (long_work, hanging_rank, refused_rank_0):
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    os.environ["MASTER_PORT"] = str(store.port)
+    ranks = []
+    for rank in (0, 1):
+        if not (child := os.fork()):
+            live(scenario, rank)
+            os._exit(0)
+        ranks.append(child)
+    for rank in ranks:
+        os.waitpid(rank, 0)
+"""
+
+
+@pytest.fixture(scope="module")
+def said() -> dict[tuple[str, int], Any]:
+    """By scenario and rank, of real ranks whose collectives wait for a second."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(
+        [sys.executable, "-c", TWO_RANKS], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
+    lines = [json.loads(line) for line in ended.stdout.splitlines()]
+    return {(scenario, rank): said for scenario, rank, said in lines}
+
+
+def test_rank_0_may_work_for_longer_than_a_collective_waits(said: dict[tuple[str, int], Any]) -> None:
+    assert (said["long_work", 0], said["long_work", 1]) == (2, 2)
+
+
+def test_a_rank_that_hangs_ends_the_others_soon(said: dict[tuple[str, int], Any]) -> None:
+    assert said["hanging_rank", 0] == "another rank has not answered for 0:00:01: it hangs, or its machine does"
+
+
+def test_who_waits_for_rank_0_learns_that_it_ended(said: dict[tuple[str, int], Any]) -> None:
+    assert said["refused_rank_0", 0] == "refused"
+    assert said["refused_rank_0", 1] == "another rank ended: its message says why"
 
 
 IMPATIENT = "import sys; from trainer import cli, parallel; parallel.QUIET_S = 0.0; sys.exit(cli.main(sys.argv[1:]))"
