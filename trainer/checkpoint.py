@@ -29,6 +29,9 @@ TENSOR_FILES = (PROJECTOR_FILE, OPTIMIZER_FILE)
 CACHE_IDENTITY = "cache identity"
 """Under this name a run's cache is among what must match."""
 
+VAL_FRACTION = "data.val_fraction"
+"""And this, the share that was held out."""
+
 ORDER = ("data.batch_size", "data.seed")
 """Of what must match, what decides the order of training alone."""
 
@@ -156,13 +159,21 @@ def refuse_other_run(path: Path, state: CheckpointState, now: Mapping[str, str])
 
 
 def refuse_other_projector(path: Path, state: CheckpointState, now: Mapping[str, str]) -> None:
-    """StaleError where an evaluation would be of another projector or split; the order of training may be any."""
-    if differences := [each for each in differing(state.must_match, now) if each.field not in ORDER]:
-        remedies = [f"to evaluate it, set these as it was trained; {path / STATE_FILE} holds its whole config"]
-        if CACHE_IDENTITY in {each.field for each in differences}:
-            remedies.append("the cache was extended, rebuilt or replaced since; name the one that it was trained from")
-        remedies.append("to evaluate another checkpoint: --checkpoint FOLDER")
+    """StaleError where an evaluation would be of another projector, or of samples that were trained on.
+
+    The order of training may be any. So may another cache whose latents mean the same, with a split of its own.
+    """
+    free = (*ORDER, CACHE_IDENTITY, VAL_FRACTION) if of_another_cache(state, now) else ORDER
+    if differences := [each for each in differing(state.must_match, now) if each.field not in free]:
+        remedies = [
+            f"to evaluate it, set these as it was trained; {path / STATE_FILE} holds its whole config",
+            "to evaluate another checkpoint: --checkpoint FOLDER",
+        ]
         refuse(f"checkpoint {path} was not trained like this", differences, remedies, held="in the checkpoint")
+
+
+def of_another_cache(state: CheckpointState, now: Mapping[str, str]) -> bool:
+    return state.must_match.get(CACHE_IDENTITY) != now[CACHE_IDENTITY]
 
 
 def load_projector(path: Path, projector: Projector) -> None:

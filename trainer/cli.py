@@ -21,7 +21,11 @@ EXAMPLES = """\
 """
 
 TRAIN = "Train the projector; rerun to go on where it stopped. Exits 3 when stopped by a signal."
-EVAL = "Validation loss with each sample's own latents and with another's: does the projector use the image?"
+EVAL = (
+    "Validation loss with each sample's own latents and with another's: does the projector use the image? "
+    "--cache may name another cache than the run's, of the same image recipe and encoder; its samples are those that "
+    "data.val_fraction holds out of it."
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,8 +67,8 @@ def train_command(config: TrainConfig, options: Any) -> None:
 
 
 def eval_command(config: TrainConfig, options: Any) -> None:
-    from trainer.checkpoint import CheckpointFolder, load_projector, read_state, refuse_other_projector
-    from trainer.evaluate import compare
+    from trainer.checkpoint import CheckpointFolder, read_state, refuse_other_projector
+    from trainer.evaluate import announce_other_cache, compare
     from trainer.inputs import open_inputs
     from trainer.parallel import join_world
     from trainer.session import open_session
@@ -80,8 +84,8 @@ def eval_command(config: TrainConfig, options: Any) -> None:
     with join_world() as world:
         inputs = open_inputs(config, world)
         refuse_other_projector(checkpoint, state, inputs.must_match)
-        session = open_session(inputs)
-        load_projector(checkpoint, session.model.projector)
+        session = open_session(inputs, trained=checkpoint)
+        announce_other_cache(session, state)
         comparison = compare(session)
         if comparison is not None and world.is_main:
             record = {"checkpoint": str(checkpoint), "step": state.step, **asdict(comparison)}

@@ -59,7 +59,7 @@ class DataConfig:
     max_text_tokens: int = 512
     """Longer texts are cut; world tokens are not counted."""
     val_fraction: float = 0.01
-    """Share of samples held out, by hash of the sample id."""
+    """Share of samples held out, by hash of the sample id; 1 holds out all, to evaluate on another cache."""
     seed: int = 0
     """Of the order of samples and of the projector's initial weights."""
     text_dir: str | None = None
@@ -71,7 +71,7 @@ class DataConfig:
         require(1 <= self.accumulate <= size, "data.accumulate", f"in [1, data.batch_size {size:,}]", self.accumulate)
         tokens = self.max_text_tokens
         require(2 <= tokens <= MAX_TOKENS, "data.max_text_tokens", f"in [2, {MAX_TOKENS:,}]", tokens)
-        require(0 <= self.val_fraction < 1, "data.val_fraction", "in [0, 1)", self.val_fraction)
+        require(0 <= self.val_fraction <= 1, "data.val_fraction", "in [0, 1]", self.val_fraction)
         require(0 <= self.seed < 2**63, "data.seed", "in [0, 2^63)", self.seed)
 
     def refuse_undivided(self, world_size: int) -> None:

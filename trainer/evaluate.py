@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from cache_store.errors import ConfigError, EncodeOnceError
+from trainer.checkpoint import VAL_FRACTION, CheckpointState, of_another_cache
 from trainer.parallel import World
 from trainer.prefetch import prefetched
 from trainer.session import Session
@@ -72,6 +73,18 @@ def compare(session: Session, stopped: Callable[[], bool] = never) -> Comparison
     if own is None or shuffled is None:
         return None
     return make_comparison(own, shuffled, session.text.num_labels[numbers])
+
+
+def announce_other_cache(session: Session, state: CheckpointState) -> None:
+    """Say which samples are evaluated where the checkpoint was trained from another cache."""
+    if not of_another_cache(state, session.must_match):
+        return
+    here, then = session.config.data.val_fraction, state.must_match[VAL_FRACTION]
+    trained_on = "" if here <= float(then) else f"; training held out {then}: ids of both may have been trained on"
+    session.world.say(
+        f"the checkpoint was trained from another cache: of this one, the {len(session.split.validation):,} samples "
+        f"are evaluated that data.val_fraction {here} holds out, by id as in training{trained_on}"
+    )
 
 
 def make_comparison(own: np.ndarray, shuffled: np.ndarray, label_tokens: np.ndarray) -> Comparison:

@@ -7,21 +7,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from msgspec.structs import asdict
 
 from cache_store import Cache, open_cache
 from cache_store.errors import ConfigError
 from cache_store.output_file import refuse_inside
-from cache_store.schema import LATENTS
+from cache_store.schema import LATENTS, ArraySpec
 from cache_store.verify import verify
 from trainer.chat import ChatTokenizer, load_chat_tokenizer
-from trainer.checkpoint import CACHE_IDENTITY
+from trainer.checkpoint import CACHE_IDENTITY, VAL_FRACTION
 from trainer.config import TrainConfig
 from trainer.language_model import LanguageModel, load_language_model
 from trainer.parallel import World
 from trainer.projector import Projector
-from trainer.text_store import text_folder
+from trainer.text_store import TEXT_VERSION, text_folder
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+ENCODER_FIELDS = ("class_name", "weights_sha256", "posterior", "latents_mean", "latents_std")
+"""Of an encoder's identity, those that decide what its latents mean."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +53,7 @@ def open_inputs(config: TrainConfig, world: World) -> Inputs:
     language = load_language_model(config.model.language_model, PRECISIONS[config.run.precision], world.device)
     projector = make_projector(config, cache, language)
     check_length(config, language, projector)
-    must_match = what_must_match(config, cache, folder, language)
+    must_match = what_must_match(config, cache, chat, language)
     prepare(language, config)
     return Inputs(
         config=config, world=world, cache=cache, chat=chat, text_folder=folder, language=language,
@@ -97,19 +101,26 @@ def check_length(config: TrainConfig, language: LanguageModel, projector: Projec
         )
 
 
-def what_must_match(config: TrainConfig, cache: Cache, text: Path, language: LanguageModel) -> dict[str, str]:
+def what_must_match(config: TrainConfig, cache: Cache, chat: ChatTokenizer, language: LanguageModel) -> dict[str, str]:
     """Whatever decides the global batches and the shape and meaning of the projector."""
     return {
         CACHE_IDENTITY: cache.seal.identity,
-        "cache spec": cache.spec.digest,
-        "tokenised text": text.name,
+        **what_latents_mean(cache.spec.arrays[LATENTS]),
+        "tokenised text": f"{chat.digest}, version {TEXT_VERSION}",
         "data.batch_size": str(config.data.batch_size),
         "data.seed": str(config.data.seed),
-        "data.val_fraction": str(config.data.val_fraction),
+        VAL_FRACTION: str(config.data.val_fraction),
         "model.layout": config.model.layout,
         "model.projector": config.model.projector,
         "language model": language.identity(),
     }
+
+
+def what_latents_mean(array: ArraySpec) -> dict[str, str]:
+    """Of which pixels and which encoder they are; dtypes and batch sizes round them a little differently."""
+    image = {f"image.{name}": value for name, value in asdict(array.image).items() if name != "max_pixels"}
+    encoder = {f"encoder.{name}": getattr(array.encoder, name) for name in ENCODER_FIELDS}
+    return {name: str(value) for name, value in {"latents.shape": array.shape, **image, **encoder}.items()}
 
 
 def prepare(language: LanguageModel, config: TrainConfig) -> None:

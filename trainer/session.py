@@ -1,12 +1,14 @@
 """A run's inputs made ready: the cache's text, its split, and the model at its initial state."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from cache_store import Cache, CacheError
 from cache_store.errors import ModelError
 from trainer.batches import LatentSource, StepLoader
+from trainer.checkpoint import load_projector
 from trainer.config import TrainConfig
 from trainer.inputs import Inputs
 from trainer.model import WorldModel
@@ -34,15 +36,21 @@ class Session:
     """What a checkpoint must have been trained with to be used here."""
 
 
-def open_session(inputs: Inputs, source: LatentSource | None = None) -> Session:
-    """Tokenise what no run before has; `source` stands in for the cache where latents come from elsewhere."""
+def open_session(inputs: Inputs, source: LatentSource | None = None, trained: Path | None = None) -> Session:
+    """Tokenise what no run before has; `source` stands in for the cache where latents come from elsewhere.
+
+    With the checkpoint `trained`, for an evaluation of its projector, there need be no sample to train on.
+    """
     config, world, cache = inputs.config, inputs.world, inputs.cache
     text = open_text(inputs)
     check_vocabulary(inputs, text)
     split = text.split(config.data.val_fraction)
-    announce_split(split, config, world)
+    announce_split(split, config, world, to_train=trained is None)
     loader = make_loader(config, world, source or cache, text, split.train, cache.seal.identity)
-    match_embeddings(inputs, loader)
+    if trained is None:
+        match_embeddings(inputs, loader)
+    else:
+        load_projector(trained, inputs.projector)
     world.share(inputs.projector.to(world.device))
     model = WorldModel(inputs.language, inputs.projector, begins_with_bos=text.meta.begins_with_bos)
     return Session(
@@ -70,7 +78,7 @@ def check_vocabulary(inputs: Inputs, text: TextStore) -> None:
         )
 
 
-def announce_split(split: Split, config: TrainConfig, world: World) -> None:
+def announce_split(split: Split, config: TrainConfig, world: World, *, to_train: bool) -> None:
     if not len(split.train) and len(split.validation) == 0:
         raise CacheError(
             f"{config.cache} has no text to learn: none of its {split.unlabelled:,} samples has an assistant's words "
@@ -78,7 +86,7 @@ def announce_split(split: Split, config: TrainConfig, world: World) -> None:
             "the chat template writes what is said. LLaVA sources bring conversations; a folder brings captions in "
             "name.txt beside name.jpg"
         )
-    if not len(split.train):
+    if to_train and not len(split.train):
         raise CacheError(
             f"{config.cache} leaves no sample to train on: {split.unlabelled:,} have no assistant's words within "
             f"data.max_text_tokens {config.data.max_text_tokens}, {len(split.validation):,} are held out; raise it, "

@@ -107,6 +107,8 @@ class TextStore:
 
 def held_out(id_hashes: np.ndarray, val_fraction: float) -> np.ndarray:
     """Which samples are for validation: those whose id hashes into the first `val_fraction` of the range."""
+    if val_fraction == 1:
+        return np.ones_like(id_hashes, bool)
     is_held_out: np.ndarray = id_hashes < np.uint64(int(val_fraction * 2**64))
     return is_held_out
 

@@ -160,8 +160,8 @@ def test_texts_too_long_for_the_model_are_refused_before_any_is_made(
         ("--run.save_every=0", "run.save_every must be at least 1"),
         ("--data.accumulate=100000000000000000000", "data.accumulate must be in [1, data.batch_size 8]"),
         ("--data.max_text_tokens=100000000000000000000", "data.max_text_tokens must be in [2, 1,048,576]"),
-        ("--data.val_fraction=.nan", "data.val_fraction must be in [0, 1)"),
-        ("--data.val_fraction=1.5", "data.val_fraction must be in [0, 1)"),
+        ("--data.val_fraction=.nan", "data.val_fraction must be in [0, 1]"),
+        ("--data.val_fraction=1.5", "data.val_fraction must be in [0, 1]"),
         ("--data.seed=99999999999999999999999", "data.seed must be in [0, 2^63)"),
         ("--data.batch_size=1000000000000", "data.batch_size must be in [1, 1,000,000]"),
         ("--optim.lr=1e300", "optim.lr must be above 0 and at most 1000"),
@@ -350,9 +350,40 @@ def test_a_run_whose_cache_was_extended_is_refused_and_says_what_to_do(
     assert "cache identity" in error
     assert "the cache was extended" in error
     assert "--run.output NEW" in error
-    error = failure(capsys, 1, command(config, "eval"))
-    assert "the cache was extended, rebuilt or replaced since; name the one that it was trained from" in error
     assert sorted((tmp_path / "text").iterdir()) == texts
+    assert main(command(config, "eval")) == 0
+    assert "holds out, by id as in training\n" in capsys.readouterr().out
+
+
+def other_cache(path: Path, **changes: Any) -> Path:
+    """Ten samples like those of `cache_path`, in another form and dtype, with other encoder batches."""
+    options = {"latents_mean": [0.5, -1.0, 2.0, 0.0], "latents_std": [2.0, 0.5, 3.0, 1.0], "batch_size": 2, **changes}
+    latents = np.random.default_rng(1).standard_normal((10, 4, 3, 2), np.float32)
+    conversations = [describe(row) for row in range(10)]
+    return make_cache(path, latents, conversations=conversations, store_format="webdataset", **options)
+
+
+def test_an_evaluation_on_another_cache_of_the_same_recipe_says_what_it_evaluates(
+    one_step: Path, language_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = other_cache(tmp_path / "other")
+    config = make_config(other, language_model, one_step, val_fraction=1.0, text_dir=None)
+    assert main(command(config, "eval")) == 0
+    said = capsys.readouterr().out
+    assert "of this one, the 10 samples are evaluated that data.val_fraction 1.0 holds out" in said
+    assert "training held out 0.2: ids of both may have been trained on" in said
+    assert json.loads(said.splitlines()[-1])["samples"] == 10
+    fresh = make_config(other, language_model, tmp_path / "fresh", val_fraction=1.0, text_dir=None)
+    assert "leaves no sample to train on" in failure(capsys, 1, command(fresh))
+
+
+def test_an_evaluation_on_latents_of_another_encoder_is_refused(
+    one_step: Path, language_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = other_cache(tmp_path / "other", latents_std=[2.0, 0.5, 3.0, 2.0])
+    config = make_config(other, language_model, one_step, text_dir=None)
+    assert named_fields(failure(capsys, 1, command(config, "eval"))) == {"encoder.latents_std"}
+    assert not (tmp_path / "other.text").exists()
 
 
 def test_an_unsealed_or_damaged_cache_is_refused(
