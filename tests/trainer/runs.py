@@ -1,17 +1,22 @@
 """Small training runs: their configs, their losses, and runs in processes of their own."""
 
 import json
+import multiprocessing
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+import trainer
+from trainer.cli import main
 from trainer.config import DataConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig
 from trainer.parallel import World
 
@@ -59,10 +64,76 @@ def start_process(config: TrainConfig, environment: Mapping[str, str] = {}) -> "
     )
 
 
-def start_ranks(config: TrainConfig, size: int) -> "list[subprocess.Popen[str]]":
-    """What torchrun does: one process a rank, told by environment variables where to meet."""
+def meeting_of(size: int) -> dict[str, str]:
+    """Where so many ranks are to meet, as torchrun tells them."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size)}
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size)}
+
+
+def start_ranks(config: TrainConfig, size: int) -> "list[subprocess.Popen[str]]":
+    """What torchrun does: one process a rank, told by environment variables where to meet."""
+    meeting = meeting_of(size)
     return [start_process(config, {**meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(size)]
+
+
+FORKED = multiprocessing.get_context("forkserver")
+FORKED.set_forkserver_preload(["pytest", "trainer.loop", "transformers.models.gemma3.modeling_gemma3"])
+"""Processes forked from one that has loaded the libraries: loading them takes far longer than a small run."""
+
+
+class ForkedTrainer:
+    """The trainer in a process of its own; `prepare` is called in it first."""
+
+    def __init__(
+        self, arguments: Sequence[str], environment: Mapping[str, str], prepare: Callable[[], None] | None = None
+    ) -> None:
+        descriptor, path = tempfile.mkstemp()
+        os.close(descriptor)
+        self.said = Path(path)
+        given = arguments, dict(environment), self.said, prepare
+        self.process = FORKED.Process(target=run_forked, args=given, daemon=True)
+        self.process.start()
+
+    def send_signal(self, number: int) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+
+    def until_it_says(self, words: str) -> None:
+        deadline = time.monotonic() + 100
+        while words not in self.said.read_text():
+            assert self.process.is_alive(), self.said.read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    def end(self) -> tuple[int | None, str]:
+        """Its exit code, and what it said on standard error."""
+        self.process.join(120)
+        said = self.said.read_text()
+        self.said.unlink()
+        return self.process.exitcode, said
+
+
+def run_forked(
+    arguments: Sequence[str], environment: Mapping[str, str], said: Path, prepare: Callable[[], None] | None
+) -> None:
+    assert Path(trainer.__file__).is_relative_to(ROOT), "loaded from another clone"
+    os.environ |= environment
+    with said.open("w") as stream, Path(os.devnull).open("w") as nowhere:
+        os.dup2(stream.fileno(), 2)
+        os.dup2(nowhere.fileno(), 1)
+    if prepare is not None:
+        prepare()
+    sys.exit(main(arguments))
+
+
+def fork_ranks(config: TrainConfig, size: int) -> list[ForkedTrainer]:
+    meeting = meeting_of(size)
+    return [fork_rank(config, rank, meeting) for rank in range(size)]
+
+
+def fork_rank(
+    config: TrainConfig, rank: int, meeting: Mapping[str, str], prepare: Callable[[], None] | None = None
+) -> ForkedTrainer:
+    return ForkedTrainer(command(config), {**meeting, "RANK": str(rank), "LOCAL_RANK": "0"}, prepare)

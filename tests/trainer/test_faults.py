@@ -1,18 +1,18 @@
 """Kills and disks without room while a run writes: one line, nothing half-written, and a rerun that loses nothing."""
 
+import os
 import re
-import subprocess
-import sys
+import signal
 from pathlib import Path
 
 import pytest
 
 from tests.full_disk import largest_file, make_room, mounted_disk
-from tests.trainer.runs import ALONE, ROOT, command, make_config, metrics
+from tests.trainer.runs import ALONE, ForkedTrainer, command, make_config, metrics
 from trainer.checkpoint import OPTIMIZER_FILE, PROJECTOR_FILE, CheckpointFolder
 from trainer.cli import main
 from trainer.config import TrainConfig
-from trainer.loop import train
+from trainer.loop import TrainingLoop, train
 
 
 @pytest.fixture(scope="module")
@@ -40,14 +40,8 @@ def said_in_one_line(capsys: pytest.CaptureFixture[str]) -> str:
     return line
 
 
-KILLED_BEFORE_THE_PROJECTOR = """
-import os, signal, sys
-from trainer.cli import main
-from trainer.loop import TrainingLoop
-
-TrainingLoop.publish_projector = lambda loop: os.kill(os.getpid(), signal.SIGKILL)
-main(sys.argv[1:])
-"""
+def die_before_the_projector() -> None:
+    TrainingLoop.publish_projector = lambda loop: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
 
 
 def test_a_run_killed_after_its_last_checkpoint_gives_its_projector_when_run_again(
@@ -55,10 +49,8 @@ def test_a_run_killed_after_its_last_checkpoint_gives_its_projector_when_run_aga
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     config = make_config(cache_path, language_model, tmp_path / "run", save_every=1, max_steps=6)
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED_BEFORE_THE_PROJECTOR, *command(config)], cwd=ROOT, check=False
-    )
-    assert killed.returncode == -9
+    code, _ = ForkedTrainer(command(config), {}, die_before_the_projector).end()
+    assert code == -signal.SIGKILL
     assert CheckpointFolder(config.run.folder / "checkpoints", 3).steps()[-1] == 6
     assert not (config.run.folder / PROJECTOR_FILE).exists()
     assert main(command(config)) == 0

@@ -11,7 +11,7 @@ import torch
 
 from cache_store import Cache, open_cache
 from cache_store.errors import CacheError, EncodeOnceError, Interrupted
-from tests.trainer.runs import ALONE, make_config, metrics, start_ranks
+from tests.trainer.runs import ALONE, fork_ranks, make_config, metrics, start_ranks
 from trainer.batches import StepLoader
 from trainer.checkpoint import PROJECTOR_FILE, CheckpointFolder
 from trainer.config import TrainConfig
@@ -165,15 +165,14 @@ def test_a_signal_to_any_rank_stops_all_after_the_same_step(
     cache_path: Path, language_model: Path, text_home: Path
 ) -> None:
     config = make_config(cache_path, language_model, text_home / "signalled", max_steps=100_000)
-    ranks = start_ranks(config, 2)
+    ranks = fork_ranks(config, 2)
     deadline = time.monotonic() + 100
     while not (output(config) / "metrics.jsonl").exists() or len(metrics(output(config))) < 3:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     ranks[1].send_signal(signal.SIGTERM)
-    for process in ranks:
-        _, errors = process.communicate(timeout=60)
-        assert process.returncode == 3, errors
+    for code, errors in [rank.end() for rank in ranks]:
+        assert code == 3, errors
         assert "trainer: stopped: after step" in errors
     assert CheckpointFolder(output(config) / "checkpoints", 3).steps()[-1] == max(metrics(output(config)))
 

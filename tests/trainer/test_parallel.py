@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ import pytest
 from cache_store.errors import ConfigError, EncodeOnceError
 from tests.make_cache import make_cache
 from tests.trainer.conftest import describe
-from tests.trainer.runs import ROOT, command, make_config, metrics, start_ranks
+from tests.trainer.runs import ROOT, ForkedTrainer, fork_rank, fork_ranks, make_config, meeting_of, metrics
 from trainer import parallel
 from trainer.config import TrainConfig
 from trainer.parallel import join_world
@@ -33,10 +32,8 @@ def own_cache(tmp_path: Path) -> Path:
 def ends(config: TrainConfig, exit_code: int = 1) -> list[str]:
     """The one line that each of two ranks says at its end."""
     lines = []
-    ranks = start_ranks(config, 2)
-    errors = [process.communicate(timeout=120)[1] for process in ranks]
-    for process, error in zip(ranks, errors, strict=True):
-        assert process.returncode == exit_code, error
+    for code, error in [rank.end() for rank in fork_ranks(config, 2)]:
+        assert code == exit_code, error
         assert "Traceback" not in error
         lines += [line for line in error.splitlines() if line.startswith("trainer: ")]
     assert len(lines) == 2
@@ -130,7 +127,7 @@ def live(scenario, rank):
             said = scenario(world)
     except EncodeOnceError as error:
         said = str(error)
-    print(json.dumps([scenario.__name__, rank, said]), flush=True)
+    os.write(1, json.dumps([scenario.__name__, rank, said]).encode() + b"\\n")  # at once: lines stay whole
 
 
 # As under torchrun, the store is another process's.
@@ -173,36 +170,14 @@ def test_who_waits_for_rank_0_learns_that_it_ended(said: dict[tuple[str, int], A
     assert said["refused_rank_0", 1] == "another rank ended: its message says why"
 
 
-IMPATIENT = "import sys; from trainer import cli, parallel; parallel.QUIET_S = 0.0; sys.exit(cli.main(sys.argv[1:]))"
-"""The trainer, telling at once that it waits."""
+def be_impatient() -> None:
+    """Tell at once of waiting for the others."""
+    parallel.QUIET_S = 0.0
 
 
-def meeting_of_two() -> dict[str, str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
-
-
-def start_impatient(config: TrainConfig, rank: int, meeting: Mapping[str, str]) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-c", IMPATIENT, *command(config)],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **meeting, "RANK": str(rank)},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def until_it_waits(process: "subprocess.Popen[str]") -> None:
-    assert process.stderr is not None
-    assert any("waits at 127.0.0.1:" in line for line in process.stderr), process.wait()
-
-
-def end_well(*ranks: "subprocess.Popen[str]") -> None:
-    for process in ranks:
-        _, error = process.communicate(timeout=120)
-        assert process.returncode == 0, error
+def end_well(*ranks: ForkedTrainer) -> None:
+    for code, error in [rank.end() for rank in ranks]:
+        assert code == 0, error
 
 
 def test_a_rank_that_comes_late_is_waited_for_and_trains_as_if_it_had_not_been(
@@ -210,15 +185,15 @@ def test_a_rank_that_comes_late_is_waited_for_and_trains_as_if_it_had_not_been(
 ) -> None:
     """Rank 1 in a fresh run, whose text is still to be made; rank 0 where the run goes on."""
     together = make_config(own_cache, language_model, tmp_path / "together", max_steps=4, schedule="constant")
-    end_well(*start_ranks(together, 2))
+    end_well(*fork_ranks(together, 2))
     for late, max_steps in ((1, 2), (0, 4)):
         config = make_config(
             own_cache, language_model, tmp_path / "run", max_steps=max_steps, schedule="constant", text_dir=None
         )
-        meeting = meeting_of_two()
-        early = start_impatient(config, 1 - late, meeting)
-        until_it_waits(early)
-        end_well(early, start_impatient(config, late, meeting))
+        meeting = meeting_of(2)
+        early = fork_rank(config, 1 - late, meeting, be_impatient)
+        early.until_it_says("waits at 127.0.0.1:")
+        end_well(early, fork_rank(config, late, meeting))
     assert metrics(tmp_path / "run") == metrics(tmp_path / "together")
 
 
@@ -226,11 +201,12 @@ def test_a_rank_that_comes_late_is_waited_for_and_trains_as_if_it_had_not_been(
 def test_ctrl_c_ends_a_wait_for_a_rank_that_never_comes(
     rank: int, own_cache: Path, language_model: Path, tmp_path: Path
 ) -> None:
-    process = start_impatient(make_config(own_cache, language_model, tmp_path / "run"), rank, meeting_of_two())
-    until_it_waits(process)
+    config = make_config(own_cache, language_model, tmp_path / "run")
+    process = fork_rank(config, rank, meeting_of(2), be_impatient)
+    process.until_it_says("waits at 127.0.0.1:")
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
-    assert process.returncode == 3, error
+    code, error = process.end()
+    assert code == 3, error
     assert "trainer: stopped: " in error
     assert not (tmp_path / "run").exists()
 
@@ -241,7 +217,7 @@ def test_a_rank_that_never_comes_is_an_error_that_says_how_ranks_are_started(
 ) -> None:
     monkeypatch.setattr(parallel, "MEETING", timedelta(seconds=1))
     monkeypatch.setattr(parallel, "QUIET_S", 0.0)
-    for name, value in {**meeting_of_two(), "RANK": rank}.items():
+    for name, value in {**meeting_of(2), "LOCAL_RANK": "0", "RANK": rank}.items():
         monkeypatch.setenv(name, value)
     with (
         pytest.raises(EncodeOnceError, match=r"(?s)did not meet at 127.*; all 2 must be started together"),
@@ -252,7 +228,7 @@ def test_a_rank_that_never_comes_is_an_error_that_says_how_ranks_are_started(
 
 
 def test_a_port_that_is_none_is_an_error_and_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {**meeting_of_two(), "RANK": "0", "MASTER_PORT": "99999"}.items():
+    for name, value in {**meeting_of(2), "LOCAL_RANK": "0", "RANK": "0", "MASTER_PORT": "99999"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(EncodeOnceError, match="port must have value from 0 to 65535"), join_world():
         pass

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from cache_store import open_cache
 from cache_store.errors import ConfigError, StaleError
 from tests.make_cache import make_cache
+from tests.trainer import runs  # noqa: F401  # which tells the fork server what to load
 from trainer import LatentStream
 
 COUNT, BATCH = 21, 4
@@ -66,7 +67,7 @@ LOADERS = {
     "2 workers": {"num_workers": 2},
     "3 workers": {"num_workers": 3},
     "kept workers": {"num_workers": 2, "persistent_workers": True},
-    "spawned workers": {"num_workers": 2, "multiprocessing_context": "spawn"},
+    "workers that get a pickled copy": {"num_workers": 2, "multiprocessing_context": "forkserver"},
 }
 
 
