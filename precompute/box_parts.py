@@ -51,12 +51,13 @@ def avif_parts(data: bytes, max_pixels: int) -> Iterator[int]:
 
 
 def avif_items(data: bytes, begin: int, end: int) -> Iterator[int]:
-    for kind, inner_begin, inner_end in boxes(data, begin, end):
+    for kind, first, last in boxes(data, begin, end):
         yield 1
-        if kind == b"iprp":
-            yield from avif_items(data, inner_begin, inner_end)
-        elif kind in ITEM_TABLES and inner_end - inner_begin > MAX_TABLE_BYTES:
-            raise Rejected("too many parts", f"a table of items of more than {MAX_TABLE_BYTES:,} bytes")
+        tables = boxes(data, first, last) if kind == b"iprp" else [(kind, first, last)]
+        for table, table_begin, table_end in tables:
+            yield 1
+            if table in ITEM_TABLES and table_end - table_begin > MAX_TABLE_BYTES:
+                raise Rejected("too many parts", f"a table of items of more than {MAX_TABLE_BYTES:,} bytes")
 
 
 def jp2_parts(data: bytes, max_pixels: int) -> Iterator[int]:

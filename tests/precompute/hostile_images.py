@@ -188,6 +188,7 @@ REFUSED: dict[str, Callable[[], bytes]] = {
     "a WebP of a canvas of 2^31 pixels": lambda: webp_of_canvas(2**24, 2**7),
     "a BMP that claims 2^31 x 2^31 pixels": lambda: bmp_of_size(2**31 - 1, 2**31 - 1),
     "a BMP of run lengths that end nowhere": lambda: bmp_of_size(2_000, 2_000, 1, bytes(10**6)),
+    "a BMP of 20 MB of run lengths": lambda: bmp_of_size(2_000, 2_000, 1, b"\1\7" * 10**7),
     "a JPEG of a million Photoshop resources": lambda: jpeg_with(
         jpeg_segment(0xED, b"Photoshop 3.0\0" + b"8BIM\4\4\0\0\0\0\0\0" * 5_000) * 200
     ),
