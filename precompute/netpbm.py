@@ -70,7 +70,7 @@ def plain_values(body: memoryview, count: int, is_bilevel: bool) -> np.ndarray:
     with the file.
     """
     text = COMMENT.sub(b" ", body)
-    if text.translate(None, BLANKS + DIGITS) or LONG_VALUE.search(text):
+    if text.translate(None, BLANKS + DIGITS) or (not is_bilevel and LONG_VALUE.search(text)):
         raise Rejected("cannot decode", "it has values that are no small numbers")
     if is_bilevel:
         text = text.translate(None, BLANKS)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from precompute.images import FORMATS, MID_GREY, RESAMPLING, ImageConfig, decode_image, fit_image, to_pixels
+from precompute.images import FORMATS, MID_GREY, RESAMPLING, SUFFIXES, ImageConfig, decode_image, fit_image, to_pixels
 from precompute.rejects import Rejected
 from tests.precompute.hostile_images import PNG_MAGIC, grey_tiff, png, png_chunk
 
@@ -53,23 +53,101 @@ UPRIGHT = {
 """By EXIF's number, where its 0th row and column are: 5 has them left and top, 7 right and bottom, and so on."""
 
 
-@pytest.mark.parametrize("format_", ["JPEG", "PNG", "WEBP", "TIFF"])
+LOSSY = {"JPEG", "MPO", "AVIF"}
+
+
+@pytest.mark.parametrize("format_", ["JPEG", "MPO", "PNG", "WEBP", "TIFF", "AVIF"])
 @pytest.mark.parametrize("orientation", range(10))
 def test_every_exif_orientation_is_turned_upright_in_every_format_that_has_it(orientation, format_):
-    """Numbers that EXIF does not have turn nothing."""
-    stored = gradient() if format_ != "JPEG" else np.kron(gradient(2, 3), np.ones((16, 16, 1), np.uint8))
+    """Numbers that EXIF does not have turn nothing. AVIF has boxes of its own for it, irot and imir."""
+    stored = gradient() if format_ not in LOSSY else np.kron(gradient(2, 3), np.ones((16, 16, 1), np.uint8))
     exif = Image.Exif()
     exif[0x0112] = orientation
-    options = {"WEBP": {"lossless": True}, "JPEG": {"quality": 95, "subsampling": 0}}.get(format_, {})
+    options = {
+        "WEBP": {"lossless": True},
+        "JPEG": {"quality": 95, "subsampling": 0},
+        "MPO": {"quality": 95, "subsampling": 0, "save_all": True, "append_images": [Image.new("RGB", (8, 8))]},
+        "AVIF": {"quality": 100, "subsampling": "4:4:4"},
+    }.get(format_, {})
     decoded = decode(save(Image.fromarray(stored), format_, exif=exif, **options))
     expected = UPRIGHT.get(orientation, UPRIGHT[1])(stored)
     assert decoded.shape == expected.shape
-    assert np.abs(decoded.astype(int) - expected).max() <= (4 if format_ == "JPEG" else 0)
+    assert np.abs(decoded.astype(int) - expected).max() <= (4 if format_ in LOSSY else 0)
 
 
 def test_sixteen_bit_grey_keeps_256_levels():
     levels = np.arange(0, 65_536, 257, dtype=np.uint16).reshape(16, 16)
     np.testing.assert_array_equal(decode(save(Image.fromarray(levels), "PNG"))[..., 0], np.arange(256).reshape(16, 16))
+
+
+@pytest.mark.parametrize(("format_", "mode"), [("JPEG2000", "I;16"), ("PPM", "I;16")])
+def test_sixteen_bit_grey_of_other_formats_keeps_256_levels(format_, mode):
+    levels = np.arange(0, 65_536, 257, dtype="<u2").reshape(16, 16)
+    image = Image.frombytes(mode, (16, 16), levels.tobytes())
+    np.testing.assert_array_equal(decode(save(image, format_))[..., 0], np.arange(256).reshape(16, 16))
+
+
+def netpbm(kind: int, values: np.ndarray, maximum: int) -> bytes:
+    """Plain and binary images of one another's pixels; `kind` is the digit of the magic."""
+    height, width, *_ = values.shape
+    head = b"P%d\n# made here\n%d %d\n" % (kind, width, height) + (b"" if kind in (1, 4) else b"%d\n" % maximum)
+    if kind == 4:
+        return head + np.packbits(values, axis=1).tobytes()
+    if kind > 4:
+        return head + values.astype(np.uint8 if maximum < 256 else ">u2").tobytes()
+    return head + b"\n".join(b"%d # said\n" % value for value in values.ravel())
+
+
+@pytest.mark.parametrize("maximum", [1, 15, 100, 255, 256, 4_095, 65_535])
+@pytest.mark.parametrize(("plain", "channels"), [(2, 1), (3, 3)])
+def test_netpbm_of_any_maximum_goes_from_black_to_white(maximum, plain, channels):
+    values = np.linspace(0, maximum, 5 * 4 * channels).astype(int).reshape(5, 4, channels)
+    decoded = decode(netpbm(plain, values, maximum))
+    assert np.abs(decoded - values * 255 / maximum).max() < 1.01
+    assert decoded.min() == 0
+    assert decoded.max() == 255
+    np.testing.assert_array_equal(decode(netpbm(plain + 3, values, maximum)), decoded)
+
+
+def test_a_bilevel_netpbm_has_black_ones_plain_or_binary():
+    values = np.random.default_rng(0).integers(0, 2, (5, 11))
+    for kind in (1, 4):
+        np.testing.assert_array_equal(decode(netpbm(kind, values, 1))[..., 0], 255 - 255 * values)
+    digits = b"P1 11 5 " + b"".join(b"%d" % value for value in values.ravel())
+    np.testing.assert_array_equal(decode(digits)[..., 0], 255 - 255 * values)
+
+
+def test_values_above_a_netpbms_maximum_are_rejected():
+    for kind in (2, 5):
+        with pytest.raises(Rejected, match="values above its maximum, 100"):
+            decode(netpbm(kind, np.full((2, 2), 101), 100))
+
+
+def test_a_jpeg_with_an_index_of_pictures_is_its_first():
+    """Phones and stereo cameras write such files under any JPEG's name."""
+    image = Image.fromarray(np.kron(gradient(2, 3), np.ones((16, 16, 1), np.uint8)))
+    many = save(image, "MPO", save_all=True, append_images=[Image.new("RGB", (32, 32))], quality=90)
+    assert many[:3] == b"\xff\xd8\xff"
+    np.testing.assert_array_equal(decode(many), decode(save(image, "JPEG", quality=90)))
+    damaged = many.replace(b"MPF\0II*\0", b"MPF\0II*\7", 1)
+    np.testing.assert_array_equal(decode(damaged), decode(many))
+
+
+def test_every_suffix_is_one_of_its_format():
+    Image.init()
+    formats = {Image.registered_extensions()[suffix] for suffix in SUFFIXES}
+    assert formats == {*FORMATS, "MPO"}  # which Pillow reads as JPEG
+
+
+@pytest.mark.parametrize("no_jp2", [False, True])
+def test_a_jpeg_2000_that_lacks_tiles_is_rejected_though_openjpeg_reads_it(no_jp2):
+    data = save(Image.fromarray(gradient(64, 64)), "JPEG2000", tile_size=(32, 32), no_jp2=no_jp2)
+    tile = data.rindex(b"\xff\x90\0\x0a")
+    for cut in (data[:tile], data[:tile] + b"\xff\xd9"):
+        with pytest.raises(Rejected, match="cannot decode: cut short"):
+            decode(cut)
+    with pytest.raises(Rejected, match="cannot decode: cut short"):
+        decode(data[:-2])
 
 
 def test_sixteen_bit_tiff_of_either_byte_order_keeps_256_levels():
@@ -87,10 +165,13 @@ def test_grey_and_bilevel_images_become_equal_channels():
     assert set(np.unique(bilevel)) == {0, 255}
 
 
-def test_alpha_lies_on_white():
+@pytest.mark.parametrize(
+    ("format_", "options"), [("PNG", {}), ("JPEG2000", {}), ("TGA", {}), ("WEBP", {"lossless": True})]
+)
+def test_alpha_lies_on_white(format_, options):
     pixels = np.zeros((4, 4, 4), np.uint8)
     pixels[..., 0], pixels[:2, :, 3], pixels[2:, :, 3] = 255, 255, 0
-    decoded = decode(save(Image.fromarray(pixels), "PNG"))
+    decoded = decode(save(Image.fromarray(pixels), format_, **({"lossless": True} if format_ == "WEBP" else {})))
     assert (decoded[:2] == [255, 0, 0]).all()
     assert (decoded[2:] == 255).all()
 
@@ -121,10 +202,11 @@ def test_cmyk_jpeg_has_the_colours_of_its_ink():
     assert np.abs(decode(save(cyan, "JPEG", quality=95)).mean((0, 1)) - [0, 255, 255]).max() < 4
 
 
-def test_an_animation_gives_its_first_frame():
-    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
-    decoded = decode(save(frames[0], "GIF", save_all=True, append_images=frames[1:]))
-    assert (decoded == [255, 0, 0]).all()
+@pytest.mark.parametrize("format_", ["GIF", "PNG", "WEBP", "TIFF", "AVIF"])
+def test_an_animation_gives_its_first_frame(format_):
+    frames = [Image.new("RGB", (8, 8), colour) for colour in ("white", "blue")]
+    decoded = decode(save(frames[0], format_, save_all=True, append_images=frames[1:]))
+    assert (decoded == 255).all()
 
 
 @pytest.mark.parametrize("data", [b"", b"no image at all", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe0 cut"])
