@@ -3,7 +3,8 @@
 Image files are untrusted: formats are allow-listed, the pixel count is bounded from the header before anything is
 decoded, so is the number of parts that a decoder would walk, and a truncated file fails instead of ending in grey.
 Only the first frame is decoded. One image takes at most MEMORY_PER_PIXEL bytes for each of `max_pixels`, twice its
-file's size and MEMORY_AT_LEAST; each decode thread has one image in hand.
+file's size and MEMORY_AT_LEAST; each decode thread has one image in hand. An AVIF whose frames are larger than its
+header says is the exception: libavif decodes frames of up to 2^28 pixels, some 2 GB, before it scales them.
 """
 
 # Axes: Y X image height and width in pixels, 3 RGB.
