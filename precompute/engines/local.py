@@ -92,7 +92,10 @@ class WorkerPool:
         expected: Mapping[int, Collection[str]],
         workers: int,
     ) -> None:
-        context = multiprocessing.get_context("spawn")  # a fork after CUDA or OpenMP started would hang
+        # Forked from a process that has imported what they need and done nothing else: a fork of this one, where CUDA
+        # or OpenMP may have started, would hang, and each would take 5 s of a core to import it again.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__, "precompute.encoders.wan"])
         self._shards: Any = context.Queue()
         self._events: Any = context.Queue()
         self._stop = context.Event()
