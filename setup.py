@@ -10,8 +10,8 @@ STABLE = not sysconfig.get_config_var("Py_GIL_DISABLED")
 setup(
     ext_modules=[
         Extension(
-            "cache_store._gather",
-            ["cache_store/_gather.c"],
+            "cache_store.cache._gather",
+            ["cache_store/cache/_gather.c"],
             define_macros=[("Py_LIMITED_API", "0x030B0000")] if STABLE else [],
             py_limited_api=STABLE,
             extra_link_args=["-pthread"],

@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 from benchmarks.record import print_record
 from benchmarks.timing import interleaved_seconds, rates, speedups, spread
-from cache_store.command_line import run_program
+from cache_store.program.command_line import run_program
 from precompute.encoders.config import ComputeDtype
 
 Seconds = Mapping[str, Sequence[float]]

@@ -31,10 +31,10 @@ from numpy.typing import NDArray
 from benchmarks.record import print_record
 from benchmarks.timing import interleaved_seconds, rates, speedups, spread
 from cache_store import open_cache
-from cache_store.command_line import run_program
+from cache_store.cache.gather import WAYS, move_rows
 from cache_store.errors import ConfigError
-from cache_store.gather import WAYS, move_rows
-from cache_store.schema import LATENTS, CodecName
+from cache_store.format.schema import LATENTS, CodecName
+from cache_store.program.command_line import run_program
 from tests.make_cache import make_cache
 
 # Axes: N samples, C channels, H W latent cells.

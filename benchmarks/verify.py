@@ -23,9 +23,9 @@ import numpy as np
 
 from benchmarks.record import print_record
 from benchmarks.timing import interleaved_seconds, rates, speedups, spread
-from cache_store.command_line import run_program
-from cache_store.schema import CodecName, StoreFormat
-from cache_store.verify import Level, verify
+from cache_store.format.schema import CodecName, StoreFormat
+from cache_store.program.command_line import run_program
+from cache_store.verify.verify import Level, verify
 from tests.make_cache import make_cache
 
 # Axes: N samples, C channels, H W latent cells.

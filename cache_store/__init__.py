@@ -1,6 +1,6 @@
 """What a cache of latents is: its records, its bytes, how to read and verify it. Needs no torch."""
 
+from cache_store.cache.reader import Cache, open_cache
 from cache_store.errors import CacheError, EncodeOnceError
-from cache_store.reader import Cache, open_cache
 
 __all__ = ["Cache", "CacheError", "EncodeOnceError", "open_cache"]

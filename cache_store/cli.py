@@ -6,7 +6,12 @@ from typing import Any
 
 from jsonargparse import ArgumentParser
 
-from cache_store.command_line import (
+from cache_store.cache.info import describe
+from cache_store.convert.command import run_convert
+from cache_store.convert.convert import ConvertConfig
+from cache_store.gallery.command import gallery_parser, show_gallery
+from cache_store.gallery.config import GalleryConfig
+from cache_store.program.command_line import (
     add_commands,
     add_fields,
     cache_parser,
@@ -15,12 +20,7 @@ from cache_store.command_line import (
     run_program,
     to_config,
 )
-from cache_store.convert import ConvertConfig
-from cache_store.convert_command import run_convert
-from cache_store.gallery.command import gallery_parser, show_gallery
-from cache_store.gallery.config import GalleryConfig
-from cache_store.info import describe
-from cache_store.verify_command import VerifyConfig, run_verify
+from cache_store.verify.command import VerifyConfig, run_verify
 
 EXAMPLES = """\
   cache-store info data/cc3m

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from cache_store.command_line import command_parser, run_program, to_config
 from cache_store.errors import Interrupted
-from cache_store.help_text import HelpFormatter
+from cache_store.program.command_line import command_parser, run_program, to_config
+from cache_store.program.help_text import HelpFormatter
 from demo.config import DemoConfig
 
 EXAMPLES = """\

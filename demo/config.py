@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from cache_store.command_line import command_parser, to_config
 from cache_store.errors import ConfigError
+from cache_store.program.command_line import command_parser, to_config
 from demo.dataset import CHAT_FILE, IMAGES_FILE
 from trainer.config import TrainConfig
 

@@ -23,7 +23,7 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig, PreTrainedTokenize
 
 from demo.scenes import Scene
 from demo.tokenizer import NOTES_BEGIN, NOTES_END
-from trainer.chat import TokenizedText
+from trainer.text.chat import TokenizedText
 
 GRID = 8
 """Cells a side; as many as the latents have."""

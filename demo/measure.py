@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from demo.scenes import COLOURS, SHAPES
-from trainer.chat import load_chat_tokenizer
-from trainer.checkpoint import load_projector
 from trainer.config import TrainConfig
-from trainer.inputs import open_inputs
-from trainer.model import ModelInput
-from trainer.parallel import join_world
-from trainer.session import Session, open_session
+from trainer.model.model import ModelInput
+from trainer.run.checkpoint import load_projector
+from trainer.run.inputs import open_inputs
+from trainer.run.parallel import join_world
+from trainer.run.session import Session, open_session
+from trainer.text.chat import load_chat_tokenizer
 
 KINDS = {"colour": tuple(COLOURS), "shape": tuple(SHAPES)}
 

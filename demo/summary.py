@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.table import Table
 
 from cache_store import open_cache
-from cache_store.metadata import read_commit
-from cache_store.schema import LATENTS, REJECTED, samples_file
-from cache_store.tables import read_table
+from cache_store.cache.metadata import read_commit
+from cache_store.format.schema import LATENTS, REJECTED, samples_file
+from cache_store.format.tables import read_table
 from demo.measure import WordAccuracy
 
 STAND_INS = """\

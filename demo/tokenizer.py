@@ -9,7 +9,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transformers import PreTrainedTokenizerFast
 
 from demo.conversations import Turn
-from trainer.chat import to_messages
+from trainer.text.chat import to_messages
 
 NOTES_BEGIN, NOTES_END = "<notes>", "</notes>"
 """Around the notes that the language model is trained to read; see demo/language_model.py."""

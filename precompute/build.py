@@ -7,29 +7,29 @@ import threading
 from dataclasses import dataclass
 from functools import partial
 
-from cache_store.claim import claim, refuse_foreign_folder
-from cache_store.command_line import stop_on_signals
+from cache_store.cache.metadata import has_cache, refuse_foreign_folder
+from cache_store.cache.seal import seal_cache
 from cache_store.errors import Interrupted
-from cache_store.metadata import has_cache
-from cache_store.schema import LATENTS, Seal
-from cache_store.seal import seal_cache
-from cache_store.strays import clear_leftovers
-from precompute.acts import Acts
+from cache_store.format.schema import LATENTS, Seal
+from cache_store.program.command_line import stop_on_signals
+from cache_store.storage.claim import claim
+from cache_store.verify.leftovers import clear_leftovers
 from precompute.config import BuildConfig
-from precompute.decoder_messages import silence_decoders
+from precompute.encode.local import run_local
+from precompute.encode.progress import BuildProgress, say
 from precompute.encoders.encoder import Encoder
 from precompute.encoders.registry import load_encoder
-from precompute.engines.local import run_local
-from precompute.kept import unseal
+from precompute.images.decoder_messages import silence_decoders
+from precompute.images.rejected import TooManyRejectsError
 from precompute.plan import make_plan, refuse_missing_images
-from precompute.progress import BuildProgress, say
-from precompute.rejections import refuse_all_rejected, too_many
-from precompute.rejects import TooManyRejectsError
+from precompute.resume.kept import unseal
+from precompute.resume.rejections import refuse_all_rejected, too_many
+from precompute.resume.request import Acts
+from precompute.resume.stale import refuse_other_shards
+from precompute.resume.work import Work, begin, go_on
 from precompute.sources import Source, open_source
 from precompute.sources.listing import PassedOver
 from precompute.spec import array_spec, spec_of
-from precompute.stale import refuse_other_shards
-from precompute.work import Work, begin, go_on
 
 
 @dataclass(frozen=True, kw_only=True)

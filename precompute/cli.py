@@ -11,7 +11,9 @@ import msgspec
 from jsonargparse import ArgumentParser
 from rich.console import Console
 
-from cache_store.command_line import (
+from cache_store.errors import ConfigError, Interrupted
+from cache_store.gallery.command import gallery_parser, show_gallery
+from cache_store.program.command_line import (
     add_commands,
     add_fields,
     cache_parser,
@@ -22,13 +24,11 @@ from cache_store.command_line import (
     stop_on_signals,
     to_config,
 )
-from cache_store.errors import ConfigError, Interrupted
-from cache_store.gallery.command import gallery_parser, show_gallery
-from cache_store.output_file import refuse_output, write_output
-from precompute.acts import Acts
-from precompute.audit_bar import AuditBar
+from cache_store.program.output_file import refuse_output, write_output
+from precompute.audit.bar import AuditBar
 from precompute.config import AuditConfig, BuildConfig, DecodedGalleryConfig, RepairConfig
 from precompute.encoders.spatial_factor import refuse_unfit_for
+from precompute.resume.request import Acts
 
 EXAMPLES = """\
   precompute build --config configs/llava_cc3m.yaml   run again to resume
@@ -110,7 +110,7 @@ def read_acts(options: Any, argv: Sequence[str]) -> Acts:
 
 
 def repair_command(parser: ArgumentParser, options: Any, argv: Sequence[str]) -> int:
-    from precompute.repair import repair
+    from precompute.resume.repair import repair
 
     config = to_config(RepairConfig, parser, options)
     show(repair(Path(options.cache).expanduser(), config), options.cache)
@@ -118,8 +118,8 @@ def repair_command(parser: ArgumentParser, options: Any, argv: Sequence[str]) ->
 
 
 def audit_command(parser: ArgumentParser, options: Any, argv: Sequence[str]) -> int:
-    from precompute.audit import audit
-    from precompute.audit_report import report_lines
+    from precompute.audit.audit import audit
+    from precompute.audit.report import report_lines
 
     config = to_config(AuditConfig, parser, options)
     if config.report:
@@ -141,7 +141,7 @@ def audit_command(parser: ArgumentParser, options: Any, argv: Sequence[str]) -> 
 
 
 def gallery_command(parser: ArgumentParser, options: Any, argv: Sequence[str]) -> int:
-    from precompute.gallery import gallery
+    from precompute.gallery.gallery import gallery
 
     show_gallery(gallery(Path(options.cache).expanduser(), to_config(DecodedGalleryConfig, parser, options)))
     return 0

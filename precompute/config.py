@@ -11,14 +11,14 @@ from typing import Any, Literal, Self
 
 import msgspec
 
+from cache_store.cache.metadata import read_build
+from cache_store.cores import usable_cores
 from cache_store.errors import CacheError, ConfigError, MissingPathError, ModelError, SourceError
-from cache_store.formats import format_named
+from cache_store.format.formats import format_named
+from cache_store.format.schema import BUILD_FILE, MAX_SAMPLES_PER_SHARD, CodecName, StoreDtype, StoreFormat
 from cache_store.gallery.config import GalleryConfig
-from cache_store.metadata import read_build
-from cache_store.processes import usable_cores
-from cache_store.schema import BUILD_FILE, MAX_SAMPLES_PER_SHARD, CodecName, StoreDtype, StoreFormat
 from precompute.encoders.config import EncoderConfig
-from precompute.images import ImageConfig
+from precompute.images.decode import ImageConfig
 from precompute.sources import SourceConfig
 
 PATHS = (("source", "path"), ("source", "images"), ("encoder", "model"))

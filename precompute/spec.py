@@ -2,11 +2,11 @@
 
 import pyarrow as pa
 
+from cache_store.cache.metadata import spec_problems
 from cache_store.errors import ConfigError
-from cache_store.metadata import spec_problems
-from cache_store.plan import plan_digest
-from cache_store.record import FORMAT_VERSION
-from cache_store.schema import LATENTS, ArraySpec, Spec
+from cache_store.format.plan import plan_digest
+from cache_store.format.record import FORMAT_VERSION
+from cache_store.format.schema import LATENTS, ArraySpec, Spec
 from precompute.config import BuildConfig
 from precompute.encoders.encoder import Encoder
 

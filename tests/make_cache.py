@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cache_store.metadata import write_build, write_spec
-from cache_store.plan import plan_digest, write_plan
-from cache_store.schema import (
+from cache_store.cache.metadata import write_build, write_spec
+from cache_store.cache.seal import seal_cache
+from cache_store.cache.writer import Outcome, ShardBuilder
+from cache_store.format.plan import plan_digest, write_plan
+from cache_store.format.schema import (
     PLAN_FILE,
     PLAN_SCHEMA,
     ArraySpec,
@@ -20,8 +22,6 @@ from cache_store.schema import (
     StoreDtype,
     StoreFormat,
 )
-from cache_store.seal import seal_cache
-from cache_store.shard_builder import Outcome, ShardBuilder
 
 Conversation = list[dict[str, str]]
 

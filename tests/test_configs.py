@@ -9,7 +9,7 @@ import pytest
 
 import precompute.cli
 import trainer.cli
-from cache_store.command_line import to_config
+from cache_store.program.command_line import to_config
 from precompute.config import BuildConfig
 from trainer.config import TrainConfig
 

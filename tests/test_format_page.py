@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from cache_store import open_cache
-from cache_store.codec import zarr_codecs
-from cache_store.formats import shard_format
-from cache_store.metadata import read_spec
-from cache_store.record import Record
-from cache_store.schema import PLAN_SCHEMA, SAMPLES_SCHEMA, CommitRun, Spec, StoreFormat
+from cache_store.cache.metadata import read_spec
+from cache_store.format.codec import zarr_codecs
+from cache_store.format.formats import shard_format
+from cache_store.format.record import Record
+from cache_store.format.schema import PLAN_SCHEMA, SAMPLES_SCHEMA, CommitRun, Spec, StoreFormat
 from tests.make_cache import make_cache
 
 PAGE = (Path(__file__).parent.parent / "docs/format.md").read_text()

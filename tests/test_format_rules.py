@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from cache_store import open_cache
-from cache_store.metadata import write_build
-from cache_store.record import canonical_json
-from cache_store.schema import StoreFormat
+from cache_store.cache.metadata import write_build
+from cache_store.format.record import canonical_json
+from cache_store.format.schema import StoreFormat
 from tests.make_cache import caption, make_cache
 from tests.test_format_page import CACHED, REJECTED, ROWS, SAMPLES_PER_SHARD, shard_path, small_cache
 

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trainer.stream import LatentStream
+    from trainer.data.stream import LatentStream
 
 __all__ = ["LatentStream"]
 
@@ -11,7 +11,7 @@ __all__ = ["LatentStream"]
 def __getattr__(name: str) -> Any:
     """Import torch only for those who ask for it: `trainer --help` does not."""
     if name == "LatentStream":
-        from trainer.stream import LatentStream
+        from trainer.data.stream import LatentStream
 
         return LatentStream
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,9 +8,16 @@ from typing import Any
 
 from jsonargparse import ArgumentParser
 
-from cache_store.command_line import add_commands, command_parser, parse_command, program_parser, run_program, to_config
 from cache_store.errors import ConfigError
-from cache_store.output_file import refuse_output, write_output
+from cache_store.program.command_line import (
+    add_commands,
+    command_parser,
+    parse_command,
+    program_parser,
+    run_program,
+    to_config,
+)
+from cache_store.program.output_file import refuse_output, write_output
 from trainer.config import TrainConfig
 
 EXAMPLES = """\
@@ -59,19 +66,19 @@ def build_parser() -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
 
 
 def train_command(config: TrainConfig, options: Any) -> None:
-    from trainer.loop import train
-    from trainer.parallel import join_world
+    from trainer.run.loop import train
+    from trainer.run.parallel import join_world
 
     with join_world() as world:
         train(config, world)
 
 
 def eval_command(config: TrainConfig, options: Any) -> None:
-    from trainer.checkpoint import CheckpointFolder, read_state, refuse_other_projector
-    from trainer.evaluate import announce_other_cache, compare
-    from trainer.inputs import open_inputs
-    from trainer.parallel import join_world
-    from trainer.session import open_session
+    from trainer.commands.evaluate import announce_other_cache, compare
+    from trainer.run.checkpoint import CheckpointFolder, read_state, refuse_other_projector
+    from trainer.run.inputs import open_inputs
+    from trainer.run.parallel import join_world
+    from trainer.run.session import open_session
 
     report = Path(options.report).expanduser() if options.report else None
     if report:

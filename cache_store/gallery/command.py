@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from jsonargparse import ArgumentParser
 
-from cache_store.command_line import add_fields, cache_parser
 from cache_store.gallery.config import GalleryConfig
+from cache_store.program.command_line import add_fields, cache_parser
 
 if TYPE_CHECKING:
     from cache_store.gallery.gallery import Gallery

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cache_store.errors import ConfigError
-from cache_store.schema import LATENTS
+from cache_store.format.schema import LATENTS
 
 MAX_ROWS = 256
 """Of each kind; a page of so many is 20 MB."""

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cache_store.reader import Cache
-from cache_store.schema import REJECTED
+from cache_store.cache.reader import Cache
+from cache_store.format.schema import REJECTED
 
 SURVEY_SAMPLES = 16_384
 SURVEY_SHARDS = 64

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from cache_store.cache.reader import Cache
 from cache_store.errors import SourceError
 from cache_store.gallery.draw import batches
 from cache_store.gallery.pictures import channel_strip, error_map, preview, psnr, thumbnail
 from cache_store.gallery.source_images import ReadImage
-from cache_store.progress_bar import progress_bar
-from cache_store.reader import Cache
+from cache_store.program.progress_bar import progress_bar
 
 Decode = Callable[[np.ndarray], np.ndarray]
 """Stored latents [N, C, H, W] to uint8 [N, Y, X, 3]."""

@@ -4,7 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cache_store.cache.metadata import read_commit
+from cache_store.cache.reader import Cache, open_cache
 from cache_store.errors import EncodeOnceError, SourceError
+from cache_store.format.schema import CommitRecord
 from cache_store.gallery.config import GalleryConfig
 from cache_store.gallery.draw import draw_rejects, draw_survey, random_numbers
 from cache_store.gallery.exhibits import Decode, Exhibit, Showcase
@@ -12,12 +15,9 @@ from cache_store.gallery.page import PageContent, render
 from cache_store.gallery.sheets import contact_sheet
 from cache_store.gallery.source_images import ReadImage, open_source_images
 from cache_store.gallery.survey import most_unusual, survey
-from cache_store.metadata import read_commit
-from cache_store.output_file import refuse_output, write_output
-from cache_store.progress_bar import progress_bar
-from cache_store.publish import withdraw, write_file
-from cache_store.reader import Cache, open_cache
-from cache_store.schema import CommitRecord
+from cache_store.program.output_file import refuse_output, write_output
+from cache_store.program.progress_bar import progress_bar
+from cache_store.storage.publish import withdraw, write_file
 
 SHOWN_COMMITS = 2_000
 """Shards in the throughput plot; of more, evenly spaced ones."""

@@ -8,13 +8,13 @@ from importlib.resources import files
 
 from jinja2 import Environment, StrictUndefined, Template
 
+from cache_store.cache.info import array_lines, spec_lines
+from cache_store.cache.reader import Cache
+from cache_store.format.schema import CommitRecord, ImageRecipe
 from cache_store.gallery import plots
 from cache_store.gallery.exhibits import Exhibit
 from cache_store.gallery.pictures import jpeg_uri, png_uri, strip_columns
 from cache_store.gallery.survey import Survey, Unusual
-from cache_store.info import array_lines, spec_lines
-from cache_store.reader import Cache
-from cache_store.schema import CommitRecord, ImageRecipe
 
 SHOWN_CHARACTERS = 300
 """Of an id, a uri, a caption or a reason; a data set may hold a novel in any of them."""

@@ -10,7 +10,7 @@ import matplotlib
 import numpy as np
 from PIL import Image
 
-from cache_store.schema import ArraySummary
+from cache_store.format.schema import ArraySummary
 
 THUMBNAIL = 224
 """Longest side of a photograph on the page, in pixels."""

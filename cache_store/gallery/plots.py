@@ -20,9 +20,9 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from cache_store.format.schema import ArraySummary, CommitRecord
 from cache_store.gallery.pictures import ERROR_COLOURS, ERROR_SPAN, STRIP_COLOURS, STRIP_SPAN, data_uri
 from cache_store.gallery.survey import Survey
-from cache_store.schema import ArraySummary, CommitRecord
 
 HISTOGRAM_COLUMNS = 8
 SHOWN_DEVICES = 6

@@ -13,9 +13,9 @@ from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.textpath import text_to_path
 from PIL import Image
 
+from cache_store.format.schema import ImageRecipe
 from cache_store.gallery.exhibits import Exhibit
 from cache_store.gallery.page import short
-from cache_store.schema import ImageRecipe
 
 TILE = 160
 """Side of a square picture on a sheet, in pixels; others have its area, but are at most twice as long."""

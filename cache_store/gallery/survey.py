@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cache_store.cache.reader import Cache
+from cache_store.format.schema import ArraySummary
 from cache_store.gallery.draw import SurveyDraw, batches
-from cache_store.progress_bar import progress_bar
-from cache_store.reader import Cache
-from cache_store.schema import ArraySummary
+from cache_store.program.progress_bar import progress_bar
 
 BINS = 80
 HISTOGRAM_SPAN = 4.0

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from cache_store.schema import EncoderIdentity
+from cache_store.format.schema import EncoderIdentity
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.spatial_factor import refuse_unfit
 

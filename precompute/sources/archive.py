@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Generic, TypeVar
 
 from cache_store.errors import SourceError
-from precompute.rejects import Rejected
+from precompute.images.rejected import Rejected
 from precompute.sources.listing import Listing, is_utf8
 
 MAX_FILE_BYTES = 256 * 2**20

@@ -3,8 +3,8 @@
 from pathlib import Path, PurePosixPath
 
 from cache_store.errors import SourceError
-from precompute.images import SUFFIXES
-from precompute.rejects import Rejected
+from precompute.images.decode import SUFFIXES
+from precompute.images.rejected import Rejected
 from precompute.sources.image_store import ImageStore, open_image_store
 from precompute.sources.listing import Named, PassedOver, Samples, count_suffixes
 

@@ -10,8 +10,8 @@ from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 from cache_store.errors import SourceError
-from cache_store.schema import PLAN_FILE, SPEC_FILE
-from precompute.rejects import Rejected
+from cache_store.format.schema import PLAN_FILE, SPEC_FILE
+from precompute.images.rejected import Rejected
 from precompute.sources.archive import MAX_FILE_BYTES, MISSING, is_mac_clutter, refuse_large
 from precompute.sources.image_tar import ImageTar, compression, is_tar
 from precompute.sources.image_zip import ImageZip

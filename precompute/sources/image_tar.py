@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from cache_store.errors import SourceError
-from precompute.rejects import Rejected
+from precompute.images.rejected import Rejected
 from precompute.sources.archive import (
     DAMAGED,
     MISSING,

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cache_store.errors import SourceError
-from precompute.rejects import Rejected
+from precompute.images.rejected import Rejected
 from precompute.sources.archive import (
     DAMAGED,
     MISSING,

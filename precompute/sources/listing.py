@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import NamedTuple, Self
 
-from cache_store.staleness import plain
+from cache_store.refusal import plain
 
 COMMONEST = 5
 """Suffixes shown with their number of files."""

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 
 from cache_store.errors import CacheError, SourceError
-from cache_store.regular_file import read_regular
-from precompute.rejects import Rejected
+from cache_store.storage.regular_file import read_regular
+from precompute.images.rejected import Rejected
 from precompute.sources.image_store import ImageStore, open_image_store
 from precompute.sources.listing import Samples
 

@@ -4,9 +4,9 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from cache_store.formats import shard_format
-from cache_store.metadata import read_spec
-from cache_store.schema import StoreFormat
+from cache_store.cache.metadata import read_spec
+from cache_store.format.formats import shard_format
+from cache_store.format.schema import StoreFormat
 from tests.make_cache import make_cache
 
 ROWS, REJECTED = 30, (3, 9, 29)

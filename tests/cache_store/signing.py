@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from cache_store.formats import shard_format
-from cache_store.record import canonical_json
-from cache_store.schema import Spec
+from cache_store.format.formats import shard_format
+from cache_store.format.record import canonical_json
+from cache_store.format.schema import Spec
 
 
 def load(path: Path) -> dict[str, Any]:

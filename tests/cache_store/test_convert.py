@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from cache_store import open_cache
-from cache_store.claim import claim
 from cache_store.cli import main
-from cache_store.publish import write_file
-from cache_store.record import canonical_json, signed
-from cache_store.schema import SAMPLES_SCHEMA, BuildRecord
-from cache_store.verify import verify
+from cache_store.format.record import canonical_json, signed
+from cache_store.format.schema import SAMPLES_SCHEMA, BuildRecord
+from cache_store.storage.claim import claim
+from cache_store.storage.publish import write_file
+from cache_store.verify.verify import verify
 from tests.cache_store.conftest import REJECTED, flip, shard_name
 from tests.make_cache import caption, make_cache
 

@@ -18,8 +18,12 @@ import pytest
 from msgspec import structs
 from PIL import Image
 
+from cache_store.cache.metadata import read_commit, write_build
+from cache_store.cache.reader import open_cache
+from cache_store.cache.writer import Outcome
 from cache_store.cli import main
 from cache_store.errors import CacheError, ConfigError
+from cache_store.format.schema import ArraySummary, samples_file
 from cache_store.gallery import draw, plots, sheets, source_images
 from cache_store.gallery.config import GalleryConfig
 from cache_store.gallery.draw import draw_rejects, draw_survey, random_numbers
@@ -28,11 +32,7 @@ from cache_store.gallery.gallery import make_gallery
 from cache_store.gallery.pictures import channel_strip, error_map, preview, psnr, strip_columns
 from cache_store.gallery.sheets import contact_sheet
 from cache_store.gallery.survey import most_unusual, survey
-from cache_store.metadata import read_commit, write_build
-from cache_store.reader import open_cache
-from cache_store.schema import ArraySummary, samples_file
-from cache_store.shard_builder import Outcome
-from cache_store.verify import verify
+from cache_store.verify.verify import verify
 from tests.make_cache import caption, make_cache
 
 ROWS, REJECTED, OUTLIER = 30, (3, 9, 29), 17
@@ -469,7 +469,7 @@ def test_the_command_tells_what_it_wrote_and_loads_neither_torch_nor_pyplot(tmp_
     give_sources(cache, tmp_path / "images", sample_000000=png_bytes((255, 0, 0)))
     code = (
         "import sys; from cache_store.cli import main; assert main(sys.argv[1:]) == 0;"
-        "assert 'precompute.source_images' in sys.modules;"
+        "assert 'precompute.gallery.source_images' in sys.modules;"
         "sys.exit(bool({'torch', 'matplotlib.pyplot'} & set(sys.modules)))"
     )
     command = [sys.executable, "-c", code, "gallery", str(cache), "-o", str(tmp_path / "page.html"), "--rows", "3"]

@@ -12,18 +12,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cache_store import open_cache, reader
-from cache_store.gather import ROUNDS, TRIALS, WAYS, FastestCopy, move_rows
+from cache_store import cores, open_cache
+from cache_store.cache import reader
+from cache_store.cache.gather import ROUNDS, TRIALS, WAYS, FastestCopy, move_rows
 from tests.make_cache import make_cache
 
-module = importlib.import_module("cache_store.gather")
+module = importlib.import_module("cache_store.cache.gather")
 needs_compiled = pytest.mark.skipif(move_rows in WAYS, reason="installed without a C compiler")
 GUARD = 64
 
 
 def in_c(prefetch, threads):
     def copy(out, addresses, row_bytes):
-        return importlib.import_module("cache_store._gather").gather(out, addresses, row_bytes, prefetch, threads)
+        return importlib.import_module("cache_store.cache._gather").gather(out, addresses, row_bytes, prefetch, threads)
 
     return pytest.param(copy, marks=needs_compiled, id=f"{'prefetch' if prefetch else 'memcpy'}-{threads}")
 
@@ -154,12 +155,13 @@ def test_where_there_is_a_compiler_the_copying_is_in_c():
 
 @pytest.mark.parametrize("binary", [b"", b"of another machine"])
 def test_a_binary_that_does_not_load_leaves_the_copying_without_it(tmp_path, binary):
-    package = tmp_path / "cache_store"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    shutil.copy(module.__file__, package)
-    (package / "_gather.abi3.so").write_bytes(binary)
-    program = "from cache_store.gather import WAYS, move_rows; print(move_rows in WAYS)"
+    room = tmp_path / "cache_store" / "cache"
+    room.mkdir(parents=True)
+    for folder, source in ((room, module.__file__), (room.parent, cores.__file__)):
+        (folder / "__init__.py").touch()
+        shutil.copy(source, folder)
+    (room / "_gather.abi3.so").write_bytes(binary)
+    program = "from cache_store.cache.gather import WAYS, move_rows; print(move_rows in WAYS)"
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout == "True\n"
 

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from cache_store import open_cache
-from cache_store.schema import StoreFormat
-from cache_store.verify import verify
+from cache_store.format.schema import StoreFormat
+from cache_store.verify.verify import verify
 from tests.make_cache import make_cache
 
 GOLDEN = {

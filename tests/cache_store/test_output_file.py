@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cache_store.errors import ConfigError
-from cache_store.output_file import refuse_output, write_output
+from cache_store.program.output_file import refuse_output, write_output
 
 OBEYING = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
 """Makes root obey permissions like anyone else."""

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from cache_store.progress_bar import progress_bar
+from cache_store.program.progress_bar import progress_bar
 
 SECONDS = 600
 

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from cache_store.publish import clear_scratch, publish, write_file
+from cache_store.storage.publish import clear_scratch, publish, write_file
 
 
 def test_a_failed_block_leaves_neither_file_nor_scratch(tmp_path):
@@ -23,7 +23,7 @@ def test_a_failed_block_leaves_the_earlier_file_as_it_was(tmp_path):
 
 def test_a_killed_writer_leaves_only_scratch_that_the_next_attempt_clears_and_counts(tmp_path):
     code = (
-        "import os, sys, pathlib; from cache_store.publish import publish\n"
+        "import os, sys, pathlib; from cache_store.storage.publish import publish\n"
         "with publish(pathlib.Path(sys.argv[1]), attempt=3) as stream:\n"
         "    stream.write(b'half'); stream.flush(); os.kill(os.getpid(), 9)"
     )

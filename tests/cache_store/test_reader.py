@@ -5,10 +5,11 @@ import threading
 import numpy as np
 import pytest
 
-from cache_store import CacheError, open_cache, reader, sealed_shards
+from cache_store import CacheError, open_cache
+from cache_store.cache import reader, sealed_shards
+from cache_store.cache.gather import WAYS, FastestCopy, move_rows
 from cache_store.errors import NoCacheError
-from cache_store.gather import WAYS, FastestCopy, move_rows
-from cache_store.schema import SAMPLES_SCHEMA, SEAL_FILE, commit_file, samples_file
+from cache_store.format.schema import SAMPLES_SCHEMA, SEAL_FILE, commit_file, samples_file
 from tests.cache_store.conftest import CACHED_ROWS, REJECTED, flip, shard_name
 from tests.make_cache import make_cache
 

@@ -9,7 +9,7 @@ import xarray
 import zarr
 
 from cache_store import open_cache
-from cache_store.schema import DTYPES
+from cache_store.format.schema import DTYPES
 from tests.cache_store.conftest import CACHED_ROWS, REJECTED
 from tests.make_cache import make_cache
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cache_store.checksum import crc32c
-from cache_store.formats import Location
-from cache_store.metadata import read_spec
-from cache_store.schema import ArraySpec
-from cache_store.shard_scan import PIECE_BYTES, read_into, scan_shard
+from cache_store.cache.metadata import read_spec
+from cache_store.format.checksum import crc32c
+from cache_store.format.formats import Location
+from cache_store.format.schema import ArraySpec
+from cache_store.verify.scan import PIECE_BYTES, read_into, scan_shard
 from tests.make_cache import make_cache
 
 SHAPE = (16, 28, 28)

@@ -7,8 +7,8 @@ import pytest
 
 from cache_store import open_cache
 from cache_store.errors import StaleError
-from cache_store.schema import commit_file
-from cache_store.staleness import CELL, SHOWN_ROWS, Difference, differing, refuse, shorten
+from cache_store.format.schema import commit_file
+from cache_store.refusal import CELL, SHOWN_ROWS, Difference, differing, refuse, shorten
 from tests.make_cache import make_cache
 
 

@@ -1,8 +1,8 @@
 import numpy as np
 
 from cache_store import open_cache
-from cache_store.metadata import read_seal
-from cache_store.statistics import RunningStatistics, summarise
+from cache_store.cache.metadata import read_seal
+from cache_store.format.statistics import RunningStatistics, summarise
 from tests.cache_store.conftest import CACHED_ROWS
 from tests.make_cache import make_cache
 

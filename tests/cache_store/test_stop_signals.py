@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from cache_store.command_line import FORWARDED_S, run_program, stop_on_signals, unwound_by_sigterm
+from cache_store.program.command_line import FORWARDED_S, run_program, stop_on_signals, unwound_by_sigterm
 
 
 def send(*numbers):

@@ -2,9 +2,9 @@
 
 import pytest
 
-from cache_store.metadata import read_spec
-from cache_store.strays import LEFTOVER, STRAY, clear_leftovers, stray_findings
-from cache_store.verify import verify
+from cache_store.cache.metadata import read_spec
+from cache_store.verify.leftovers import LEFTOVER, STRAY, clear_leftovers, stray_findings
+from cache_store.verify.verify import verify
 from tests.cache_store.conftest import shard_name
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 
-from cache_store.command_line import command_parser, run_program, to_config
+from cache_store.program.command_line import command_parser, run_program, to_config
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,9 +16,9 @@ import pytest
 
 from cache_store.cli import main
 from cache_store.errors import ConfigError
-from cache_store.findings import Level
-from cache_store.subset import parse_subset
-from cache_store.verify import verify
+from cache_store.verify.findings import Level
+from cache_store.verify.subset import parse_subset
+from cache_store.verify.verify import verify
 from tests.cache_store.conftest import flip, shard_name
 from tests.make_cache import make_cache
 
@@ -156,7 +156,7 @@ def test_a_signal_stops_it_with_code_3(slow_cache, tmp_path, jobs, number):
 
 STOPPED_AT_THE_FIRST_SHARD = """
 import os, sys
-from cache_store import verify_command
+from cache_store.verify.verify import command as verify_command
 from cache_store.cli import main
 
 class StoppingBar(verify_command.ReadingBar):

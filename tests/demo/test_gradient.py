@@ -19,11 +19,11 @@ from demo.language_model import BATCH, Caption, Lesson, make_language_model, tra
 from demo.scenes import draw
 from demo.tokenizer import make_tokenizer
 from demo.vae import encode, make_vae
-from trainer.chat import ChatTokenizer
-from trainer.language_model import LanguageModel
-from trainer.model import ModelInput, WorldModel, model_input
-from trainer.projector import LAYOUTS, SHAPES, Projector, rms
-from trainer.text_store import TextBatch
+from trainer.model.language_model import LanguageModel
+from trainer.model.model import ModelInput, WorldModel, model_input
+from trainer.model.projector import LAYOUTS, SHAPES, Projector, rms
+from trainer.text.chat import ChatTokenizer
+from trainer.text.store import TextBatch
 
 SCENES, TEXT_STEPS = 160, 40
 MODERATE = 100

@@ -8,7 +8,7 @@ from transformers import Gemma3ForCausalLM, PreTrainedTokenizerFast
 from demo.dataset import samples
 from demo.language_model import GROUND_WORD, Caption, Lesson, make_language_model, train_on_text, write_notes
 from demo.tokenizer import make_tokenizer
-from trainer.chat import ChatTokenizer
+from trainer.text.chat import ChatTokenizer
 
 CAPTION = Caption(("red", "ring"), ("blue", "cross"), "left of")
 

@@ -8,8 +8,8 @@ from PIL import Image
 
 from demo.scenes import Scene, compose, draw
 from demo.special_files import BROKEN, ORIENTATION_TAG, UNUSUAL, suited
-from precompute.images import ImageConfig, decode_image
-from precompute.rejects import Rejected
+from precompute.images.decode import ImageConfig, decode_image
+from precompute.images.rejected import Rejected
 
 MAX_PIXELS = ImageConfig().max_pixels
 

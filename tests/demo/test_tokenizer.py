@@ -9,7 +9,7 @@ from demo.conversations import KINDS, converse
 from demo.dataset import samples
 from demo.scenes import COLOURS, SHAPES, compose
 from demo.tokenizer import make_tokenizer
-from trainer.chat import load_chat_tokenizer
+from trainer.text.chat import load_chat_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from cache_store.cache.metadata import read_commit
 from cache_store.cli import main as cache_store
-from cache_store.metadata import read_commit
-from cache_store.verify import verify
+from cache_store.verify.verify import verify
 from precompute.cli import main as precompute
 from tests.precompute.conftest import config_values, flip, timeless_files, write_config
 

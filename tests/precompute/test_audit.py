@@ -15,22 +15,22 @@ import numpy as np
 import pytest
 
 from cache_store import open_cache
-from cache_store.metadata import read_spec
-from cache_store.plan import PlanFile
-from cache_store.schema import CACHED, DTYPES, StoreDtype, samples_file
-from cache_store.seal import seal_cache
-from cache_store.shard_builder import Outcome, ShardBuilder
-from cache_store.tables import read_table
-from cache_store.verify import verify
-from precompute.audit import audit as audit_cache
-from precompute.audit import draw
-from precompute.audit_bar import AuditBar
-from precompute.audit_report import upper_bound
+from cache_store.cache.metadata import read_spec
+from cache_store.cache.seal import seal_cache
+from cache_store.cache.writer import Outcome, ShardBuilder
+from cache_store.format.plan import PlanFile
+from cache_store.format.schema import CACHED, DTYPES, StoreDtype, samples_file
+from cache_store.format.tables import read_table
+from cache_store.verify.verify import verify
+from precompute.audit.audit import audit as audit_cache
+from precompute.audit.audit import draw
+from precompute.audit.bar import AuditBar
+from precompute.audit.comparison import differences
+from precompute.audit.report import upper_bound
+from precompute.audit.tolerance import RELATIVE_TOLERANCE, device_class
 from precompute.cli import main
-from precompute.comparison import differences
 from precompute.config import AuditConfig
 from precompute.encoders.encoder import Encoder
-from precompute.tolerance import RELATIVE_TOLERANCE, device_class
 from tests.precompute.conftest import (
     BROKEN,
     SAMPLES,

@@ -15,11 +15,11 @@ import torch
 from PIL import Image
 
 from cache_store import open_cache
-from cache_store.verify import verify
+from cache_store.verify.verify import verify
 from precompute.cli import main
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.registry import load_encoder
-from precompute.images import ImageConfig, decode_image, fit_image, to_pixels
+from precompute.images.decode import ImageConfig, decode_image, fit_image, to_pixels
 from tests.precompute.conftest import (
     BROKEN,
     SAMPLES,

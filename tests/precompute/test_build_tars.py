@@ -10,7 +10,7 @@ import pytest
 
 from cache_store import open_cache
 from cache_store.cli import main as cache_store
-from cache_store.verify import verify
+from cache_store.verify.verify import verify
 from precompute.cli import main
 from tests.precompute.conftest import BROKEN, SAMPLES, config_values, timeless_files, write_config
 from tests.precompute.processes import start_building

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from cache_store import open_cache
+from cache_store.cache.metadata import read_seal, read_spec
 from cache_store.cli import main as cache_store
-from cache_store.metadata import read_seal, read_spec
-from cache_store.plan import read_plan
-from cache_store.verify import verify
+from cache_store.format.plan import read_plan
+from cache_store.verify.verify import verify
 from precompute.cli import main
 from tests.precompute.conftest import (
     config_values,
@@ -189,7 +189,7 @@ def test_a_list_too_long_for_any_cache_is_refused_before_anything_is_touched(bui
     assert build() == 0
     before = places(tmp_path / "cache")
     grow(tmp_path)
-    monkeypatch.setattr("cache_store.metadata.MAX_SHARDS", 2)  # a real one too many is a million
+    monkeypatch.setattr("cache_store.cache.metadata.MAX_SHARDS", 2)  # a real one too many is a million
     capsys.readouterr()
     assert build("--extend") == 2
     assert "no cache can hold 22 samples of this size: 3 shards, more than 2" in capsys.readouterr().err

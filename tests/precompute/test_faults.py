@@ -19,10 +19,10 @@ import pytest
 import yaml
 
 import precompute.build
+from cache_store.cache.metadata import read_commit, read_spec
 from cache_store.cli import main as cache_store
-from cache_store.formats import shard_format
-from cache_store.metadata import read_commit, read_spec
-from cache_store.schema import SEAL_FILE, StoreFormat
+from cache_store.format.formats import shard_format
+from cache_store.format.schema import SEAL_FILE, StoreFormat
 from precompute.cli import main
 from precompute.encoders.registry import load_encoder
 from tests.full_disk import largest_file, make_room, mounted_disk

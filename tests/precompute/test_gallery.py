@@ -12,14 +12,14 @@ from diffusers import AutoencoderKLWan
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from cache_store.cache.metadata import write_build
+from cache_store.cache.reader import open_cache
 from cache_store.errors import EncodeOnceError, ModelError, SourceError, StaleError
 from cache_store.gallery.exhibits import Showcase
 from cache_store.gallery.pictures import psnr
-from cache_store.metadata import write_build
-from cache_store.reader import open_cache
 from precompute.cli import main
-from precompute.gallery import DecodedGalleryConfig, open_decoder
-from precompute.source_images import open_source_images
+from precompute.gallery.gallery import DecodedGalleryConfig, open_decoder
+from precompute.gallery.source_images import open_source_images
 from tests.precompute.conftest import BROKEN, config_values, image_bytes, make_vae, write_config, write_source
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from cache_store.errors import SourceError
-from precompute.rejects import Rejected
+from precompute.images.rejected import Rejected
 from precompute.sources.archive import MAX_FILE_BYTES
 from precompute.sources.image_store import MISSING, ImageFolder, ImageStore, open_image_store
 from precompute.sources.image_tar import ImageTar

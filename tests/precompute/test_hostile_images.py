@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from precompute.decoder_messages import silence_decoders
-from precompute.images import (
+from precompute.images.decode import (
     MEMORY_AT_LEAST,
     MEMORY_PER_PIXEL,
     RESAMPLING,
@@ -22,7 +21,8 @@ from precompute.images import (
     fit_image,
     to_pixels,
 )
-from precompute.rejects import Rejected
+from precompute.images.decoder_messages import silence_decoders
+from precompute.images.rejected import Rejected
 from tests.precompute.hostile_images import (
     HEAVY,
     HEAVY_PIXELS,
@@ -85,9 +85,9 @@ def test_what_is_fuzzed_is_sound_and_cut_anywhere_never_ends_in_grey(data):
 WATCHED = """
 import resource, sys, threading
 from pathlib import Path
-from precompute.decoder_messages import silence_decoders
-from precompute.images import ImageConfig, decode_image, fit_image, to_pixels
-from precompute.rejects import Rejected
+from precompute.images.decoder_messages import silence_decoders
+from precompute.images.decode import ImageConfig, decode_image, fit_image, to_pixels
+from precompute.images.rejected import Rejected
 
 silence_decoders()
 paths, max_pixels = [Path(name) for name in sys.argv[2:]], int(sys.argv[1])
@@ -177,7 +177,7 @@ def test_an_image_made_rgb_in_strips_is_the_image_made_rgb_at_once(monkeypatch):
         save(small("I").convert("I;16"), "PNG"),
     ]
     at_once = [to_pixels(decode_image(each, MAX_PIXELS)) for each in data]
-    monkeypatch.setattr("precompute.rgb.STRIP_PIXELS", 100)
+    monkeypatch.setattr("precompute.images.rgb.STRIP_PIXELS", 100)
     for each, expected in zip(data, at_once, strict=True):
         np.testing.assert_array_equal(to_pixels(decode_image(each, MAX_PIXELS)), expected)
 

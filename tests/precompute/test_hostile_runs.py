@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from cache_store.errors import SourceError
-from precompute.box_parts import FRAMES
-from precompute.decoder_messages import silence_decoders
-from precompute.image_parts import FTYP, JPEG_MARKER, PARTS, refuse_costly
-from precompute.images import TGA, decode_image
-from precompute.netpbm import LONG_VALUE
-from precompute.rejects import Rejected
+from precompute.images.box_parts import FRAMES
+from precompute.images.decode import TGA, decode_image
+from precompute.images.decoder_messages import silence_decoders
+from precompute.images.netpbm import LONG_VALUE
+from precompute.images.parts import FTYP, JPEG_MARKER, PARTS, refuse_costly
+from precompute.images.rejected import Rejected
 from precompute.sources.image_store import open_image_store
 from precompute.sources.image_tar import LONG_NUMBER
 from tests.precompute.hostile_images import fuzz_corpus, jpeg_with, save, small
-from trainer.chat import IMAGE_MARKER
+from trainer.text.chat import IMAGE_MARKER
 
 MAX_PIXELS = 10**6
 
@@ -58,7 +58,7 @@ INTERESTING = [bytes([byte]) for byte in range(256)] + [b"\xff\0", b"\xff\xd0", 
 
 @pytest.fixture
 def few_parts(monkeypatch):
-    monkeypatch.setattr("precompute.image_parts.MAX_PARTS", FEW_PARTS)
+    monkeypatch.setattr("precompute.images.parts.MAX_PARTS", FEW_PARTS)
 
 
 MAGICS = [magic if magic != FTYP else bytes(4) + FTYP + b"avif" for magic in PARTS]

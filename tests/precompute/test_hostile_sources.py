@@ -11,13 +11,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from cache_store.cache.metadata import read_spec
+from cache_store.cache.reader import open_cache
 from cache_store.errors import CacheError, ModelError, SourceError
-from cache_store.formats import shard_format
-from cache_store.metadata import read_spec
-from cache_store.reader import open_cache
-from cache_store.schema import StoreFormat, samples_file
-from cache_store.tar_shard import npy_header
-from cache_store.verify import verify
+from cache_store.format.formats import shard_format
+from cache_store.format.schema import StoreFormat, samples_file
+from cache_store.format.tar import npy_header
+from cache_store.verify.verify import verify
 from precompute.cli import main
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.registry import load_encoder

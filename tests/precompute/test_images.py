@@ -9,8 +9,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from precompute.images import FORMATS, MID_GREY, RESAMPLING, SUFFIXES, ImageConfig, decode_image, fit_image, to_pixels
-from precompute.rejects import Rejected
+from precompute.images.decode import (
+    FORMATS,
+    MID_GREY,
+    RESAMPLING,
+    SUFFIXES,
+    ImageConfig,
+    decode_image,
+    fit_image,
+    to_pixels,
+)
+from precompute.images.rejected import Rejected
 from tests.precompute.hostile_images import PNG_MAGIC, grey_tiff, png, png_chunk
 
 LIMIT = 10**6

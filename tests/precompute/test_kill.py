@@ -14,9 +14,9 @@ from typing import Any, get_args
 
 import pytest
 
-from cache_store.metadata import read_seal, read_spec
-from cache_store.schema import StoreFormat
-from cache_store.verify import verify
+from cache_store.cache.metadata import read_seal, read_spec
+from cache_store.format.schema import StoreFormat
+from cache_store.verify.verify import verify
 from precompute.cli import main
 from tests.precompute.conftest import (
     SAMPLES,

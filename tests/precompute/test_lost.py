@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cache_store.cli import main as cache_store
-from cache_store.verify import verify
+from cache_store.verify.verify import verify
 from precompute.cli import main
 from tests.precompute.conftest import (
     config_values,

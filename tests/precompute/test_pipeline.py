@@ -15,16 +15,16 @@ import pytest
 import torch
 from PIL import Image
 
-import precompute.pipeline as pipeline
-from cache_store.metadata import read_spec
-from cache_store.schema import CommitRecord, Spec
-from cache_store.shard_builder import ShardBuilder
-from precompute.batches import BATCHES_AHEAD, Batch, decoded_batches, planned_batches
+import precompute.encode.pipeline as pipeline
+from cache_store.cache.metadata import read_spec
+from cache_store.cache.writer import ShardBuilder
+from cache_store.format.schema import CommitRecord, Spec
 from precompute.cli import main
+from precompute.encode.batches import BATCHES_AHEAD, Batch, decoded_batches, planned_batches
+from precompute.encode.pipeline import WRITES_BEHIND, Progress, ShardSink, encode_shards
+from precompute.encode.progress import BuildProgress
 from precompute.encoders.encoder import Encoder
-from precompute.images import MID_GREY, decode_image, fit_image, to_pixels
-from precompute.pipeline import WRITES_BEHIND, Progress, ShardSink, encode_shards
-from precompute.progress import BuildProgress
+from precompute.images.decode import MID_GREY, decode_image, fit_image, to_pixels
 from precompute.sources import Source, SourceConfig, open_source
 from tests.precompute.conftest import BROKEN, SAMPLES, config_values, image_bytes, write_config, write_source
 from tests.precompute.hostile_images import png, save

@@ -3,8 +3,8 @@
 import io
 import sys
 
-from precompute.pipeline import Progress
-from precompute.progress import BuildProgress
+from precompute.encode.pipeline import Progress
+from precompute.encode.progress import BuildProgress
 
 
 def test_a_build_of_ten_minutes_leaves_some_twenty_lines_in_a_log(monkeypatch):

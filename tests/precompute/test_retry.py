@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from cache_store import open_cache
-from cache_store.metadata import read_seal, write_commit
-from cache_store.schema import CommitRecord
-from cache_store.verify import verify
+from cache_store.cache.metadata import read_seal, write_commit
+from cache_store.format.schema import CommitRecord
+from cache_store.verify.verify import verify
 from precompute.cli import main
 from tests.precompute.conftest import (
     BROKEN,
@@ -165,7 +165,7 @@ def test_a_retry_that_a_full_disk_stopped_goes_on_with_and_without_the_flag(buil
         write_commit(root, record)
 
     with monkeypatch.context() as patched:
-        patched.setattr("cache_store.shard_builder.write_commit", fail)
+        patched.setattr("cache_store.cache.writer.write_commit", fail)
         assert build("--retry-rejected") == 1
     shutil.copytree(tmp_path / "cache", tmp_path / "without")
     assert build("--retry-rejected") == 0

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from cache_store.cache.metadata import read_spec
 from cache_store.cli import main as cache_store
-from cache_store.formats import shard_format
-from cache_store.metadata import read_spec
-from cache_store.verify import verify
+from cache_store.format.formats import shard_format
+from cache_store.verify.verify import verify
 from precompute.cli import main as precompute
 from tests.precompute.conftest import config_values, timeless_files, write_config
 from tests.precompute.processes import wait_for
@@ -40,16 +40,16 @@ class Place(NamedTuple):
 
 BUILD_PHASES = {
     "planning": Place("precompute.build:make_plan"),
-    "planned": Place("precompute.work:write_spec"),
+    "planned": Place("precompute.resume.work:write_spec"),
     "encoding": Place("precompute.encoders.encoder:Encoder.encode", 3),
-    "writing": Place("cache_store.shard_builder:write_rows", 2),
-    "sealing": Place("cache_store.seal:make_seal"),
-    "writing the seal": Place("cache_store.seal:write_file"),
+    "writing": Place("cache_store.cache.writer:write_rows", 2),
+    "sealing": Place("cache_store.cache.seal:make_seal"),
+    "writing the seal": Place("cache_store.cache.seal:write_file"),
 }
 REPAIR_PHASES = {
-    "examining": Place("precompute.work:examine_images"),
+    "examining": Place("precompute.resume.work:examine_images"),
     "encoding": Place("precompute.encoders.encoder:Encoder.encode"),
-    "sealing": Place("cache_store.seal:make_seal"),
+    "sealing": Place("cache_store.cache.seal:make_seal"),
 }
 
 
@@ -161,7 +161,9 @@ def test_a_signal_ends_a_verification_with_code_3_and_no_report(signalled, whole
     report = tmp_path / "report.json"
     arguments = ["verify", str(whole / "cache"), "--level", "full", "--report", str(report)]
     before = timeless_files(whole / "cache")
-    assert_stopped(signalled("cache-store", arguments, Place("cache_store.verify:read_seal"), number), "cache-store")
+    assert_stopped(
+        signalled("cache-store", arguments, Place("cache_store.verify.verify:read_seal"), number), "cache-store"
+    )
     assert not report.exists()
     assert timeless_files(whole / "cache") == before
     assert cache_store(arguments) == 0

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from cache_store.errors import ConfigError, MissingPathError, SourceError
+from precompute.images.rejected import Rejected
 from precompute.plan import compare_plans, make_plan
-from precompute.rejects import Rejected
 from precompute.sources import SourceConfig, open_source
 from precompute.sources.image_store import MISSING, ImageFolder, ImageZip, open_image_store
 from precompute.sources.listing import count_suffixes

@@ -18,7 +18,7 @@ import torch
 import trainer
 from trainer.cli import main
 from trainer.config import DataConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig
-from trainer.parallel import World
+from trainer.run.parallel import World
 
 ROOT = Path(__file__).parents[2]
 ALONE = World(rank=0, size=1, device=torch.device("cpu"))
@@ -79,7 +79,7 @@ def start_ranks(config: TrainConfig, size: int) -> "list[subprocess.Popen[str]]"
 
 
 FORKED = multiprocessing.get_context("forkserver")
-FORKED.set_forkserver_preload(["pytest", "trainer.loop", "transformers.models.gemma3.modeling_gemma3"])
+FORKED.set_forkserver_preload(["pytest", "trainer.run.loop", "transformers.models.gemma3.modeling_gemma3"])
 """Processes forked from one that has loaded the libraries: loading them takes far longer than a small run."""
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from cache_store.errors import ConfigError, ModelError
 from tests.trainer.conftest import GEMMA_TEMPLATE, make_tokenizer
-from trainer.chat import ChatTokenizer, load_chat_tokenizer, to_messages
+from trainer.text.chat import ChatTokenizer, load_chat_tokenizer, to_messages
 
 TWO_TURNS = [
     {"from": "human", "value": "<image>\nwhat is this"},

@@ -9,9 +9,11 @@ import torch
 from msgspec.structs import replace
 
 from cache_store.errors import CacheError, ConfigError, NewerFormatError, StaleError
-from cache_store.record import canonical_json, signed
+from cache_store.format.record import canonical_json, signed
 from tests.trainer.test_projector import make_latents, make_projector
-from trainer.checkpoint import (
+from trainer.config import OptimConfig
+from trainer.model.projector import Projector
+from trainer.run.checkpoint import (
     CheckpointFolder,
     find_checkpoint,
     load_optimizer,
@@ -19,9 +21,7 @@ from trainer.checkpoint import (
     read_state,
     refuse_other_run,
 )
-from trainer.config import OptimConfig
-from trainer.optim import make_optimizer
-from trainer.projector import Projector
+from trainer.run.optim import make_optimizer
 
 ROOT = Path(__file__).parents[2]
 MATCH = {"cache identity": "ab" * 32, "data.seed": "0"}

@@ -9,12 +9,12 @@ import torch
 from cache_store.errors import EncodeOnceError
 from tests.make_cache import caption, make_cache
 from tests.trainer.runs import ALONE, make_config
-from trainer.checkpoint import CheckpointFolder
-from trainer.evaluate import compare, make_comparison, rank_parts, sample_losses, validation_loss
-from trainer.inputs import open_inputs
-from trainer.loop import TrainingLoop
-from trainer.parallel import World
-from trainer.session import open_session
+from trainer.commands.evaluate import compare, make_comparison, rank_parts, sample_losses, validation_loss
+from trainer.run.checkpoint import CheckpointFolder
+from trainer.run.inputs import open_inputs
+from trainer.run.loop import TrainingLoop
+from trainer.run.parallel import World
+from trainer.run.session import open_session
 
 COLOURS = ("red", "green", "blue")
 

@@ -9,10 +9,10 @@ import pytest
 
 from tests.full_disk import largest_file, make_room, mounted_disk
 from tests.trainer.runs import ALONE, ForkedTrainer, command, make_config, metrics
-from trainer.checkpoint import OPTIMIZER_FILE, PROJECTOR_FILE, CheckpointFolder
 from trainer.cli import main
 from trainer.config import TrainConfig
-from trainer.loop import TrainingLoop, train
+from trainer.run.checkpoint import OPTIMIZER_FILE, PROJECTOR_FILE, CheckpointFolder
+from trainer.run.loop import TrainingLoop, train
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from transformers.utils import logging
 
 from cache_store.errors import ConfigError, ModelError
 from tests.trainer.conftest import TINY, save_language_model
-from trainer.language_model import LanguageModel, load_language_model
+from trainer.model.language_model import LanguageModel, load_language_model
 
 CPU = torch.device("cpu")
 

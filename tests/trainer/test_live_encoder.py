@@ -11,17 +11,17 @@ from diffusers import AutoencoderKLWan
 from PIL import Image
 
 from cache_store import open_cache
-from cache_store.plan import PlanFile
-from precompute.batches import Batch
+from cache_store.format.plan import PlanFile
 from precompute.build import build
 from precompute.config import BuildConfig, RunConfig, StoreConfig
+from precompute.encode.batches import Batch
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.registry import load_encoder
-from precompute.images import ImageConfig
+from precompute.images.decode import ImageConfig
 from precompute.sources import SourceConfig, open_source
 from tests.trainer.conftest import describe
 from tests.trainer.runs import ALONE, make_config, metrics
-from trainer.loop import train
+from trainer.run.loop import train
 
 SAMPLES, BROKEN = 22, 5
 

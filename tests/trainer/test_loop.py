@@ -12,12 +12,12 @@ import torch
 from cache_store import Cache, open_cache
 from cache_store.errors import CacheError, EncodeOnceError, Interrupted
 from tests.trainer.runs import ALONE, fork_ranks, make_config, metrics, start_ranks
-from trainer.batches import StepLoader
-from trainer.checkpoint import PROJECTOR_FILE, CheckpointFolder
 from trainer.config import TrainConfig
-from trainer.inputs import open_inputs
-from trainer.loop import TrainingLoop, train
-from trainer.session import open_session
+from trainer.data.batches import StepLoader
+from trainer.run.checkpoint import PROJECTOR_FILE, CheckpointFolder
+from trainer.run.inputs import open_inputs
+from trainer.run.loop import TrainingLoop, train
+from trainer.run.session import open_session
 
 
 class Watched:

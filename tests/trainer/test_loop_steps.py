@@ -12,12 +12,12 @@ import torch
 
 from cache_store import Cache, open_cache
 from tests.trainer.runs import ALONE, make_config, metrics
-from trainer.checkpoint import CheckpointFolder
 from trainer.config import TrainConfig
-from trainer.inputs import open_inputs
-from trainer.loop import TrainingLoop
-from trainer.optim import learning_rate
-from trainer.session import Session, open_session
+from trainer.run.checkpoint import CheckpointFolder
+from trainer.run.inputs import open_inputs
+from trainer.run.loop import TrainingLoop
+from trainer.run.optim import learning_rate
+from trainer.run.session import Session, open_session
 
 MakeConfig = Callable[..., TrainConfig]
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.metrics import MetricsLog
+from trainer.run.metrics import MetricsLog
 
 
 def steps(folder: Path) -> list[int]:

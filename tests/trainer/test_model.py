@@ -7,10 +7,10 @@ from torch.nn.functional import cross_entropy, linear
 from transformers import AutoModelForCausalLM
 
 from tests.trainer.test_projector import MEAN, STD, make_latents
-from trainer.language_model import LanguageModel, load_language_model
-from trainer.model import ModelInput, WorldModel, model_input
-from trainer.projector import Projector
-from trainer.text_store import TextBatch
+from trainer.model.language_model import LanguageModel, load_language_model
+from trainer.model.model import ModelInput, WorldModel, model_input
+from trainer.model.projector import Projector
+from trainer.text.store import TextBatch
 
 
 @pytest.fixture(scope="module")

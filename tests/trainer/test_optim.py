@@ -5,7 +5,7 @@ import pytest
 from cache_store.errors import ConfigError
 from tests.trainer.test_projector import make_projector
 from trainer.config import DataConfig, OptimConfig, RunConfig
-from trainer.optim import learning_rate, make_optimizer
+from trainer.run.optim import learning_rate, make_optimizer
 
 
 def test_the_learning_rate_warms_up_then_falls_along_a_cosine() -> None:

@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
-from trainer.order import SampleOrder, epoch_key, permute
+from trainer.data.order import SampleOrder, epoch_key, permute
 
 KEY = epoch_key("cache", 0, 0)
 GOLDEN_8 = [1, 5, 7, 6, 0, 3, 2, 4]

@@ -17,10 +17,10 @@ from cache_store.errors import ConfigError, EncodeOnceError
 from tests.make_cache import make_cache
 from tests.trainer.conftest import describe
 from tests.trainer.runs import ROOT, ForkedTrainer, fork_rank, fork_ranks, make_config, meeting_of, metrics
-from trainer import parallel
 from trainer.config import TrainConfig
-from trainer.parallel import join_world
-from trainer.run_folder import write_config
+from trainer.run import parallel
+from trainer.run.folder import write_config
+from trainer.run.parallel import join_world
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ from datetime import timedelta
 import torch
 
 from cache_store.errors import ConfigError, EncodeOnceError
-from trainer import parallel
+from trainer.run import parallel
 
 parallel.STEP, parallel.POLL_S = timedelta(seconds=1), 0.02
 

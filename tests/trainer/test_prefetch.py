@@ -6,7 +6,7 @@ from contextlib import closing
 import pytest
 
 from tests.trainer.runs import ROOT
-from trainer.prefetch import prefetched
+from trainer.data.prefetch import prefetched
 
 
 def test_items_come_in_order_and_no_more_are_made_than_asked_for() -> None:
@@ -38,7 +38,7 @@ def test_leaving_early_leaves_no_thread() -> None:
 
 LEFT_OPEN = """
 import torch
-from trainer.prefetch import prefetched
+from trainer.data.prefetch import prefetched
 
 items = torch.items = prefetched(lambda key: key, range(10))  # in a module that outlives the pool's
 next(items)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from cache_store import CacheError
-from trainer.projector import LAYOUTS, SHAPES, Projector, rms
+from trainer.model.projector import LAYOUTS, SHAPES, Projector, rms
 
 MEAN, STD = (0.5, -1.0, 2.0, 0.0), (2.0, 0.5, 3.0, 1.0)
 WIDTH = 24

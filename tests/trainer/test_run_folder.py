@@ -10,7 +10,7 @@ from tests.trainer.runs import command, make_config
 from tests.trainer.test_checkpoint import save_steps
 from trainer.cli import main
 from trainer.config import TrainConfig
-from trainer.run_folder import CONFIG_FILE, refuse_other_than_a_run, write_config
+from trainer.run.folder import CONFIG_FILE, refuse_other_than_a_run, write_config
 
 
 @pytest.fixture

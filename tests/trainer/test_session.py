@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from tests.trainer.runs import ALONE, make_config
-from trainer.inputs import open_inputs
-from trainer.projector import rms
-from trainer.session import open_session
-from trainer.stream import as_tensor
+from trainer.data.stream import as_tensor
+from trainer.model.projector import rms
+from trainer.run.inputs import open_inputs
+from trainer.run.session import open_session
 
 
 def test_a_session_standardises_with_its_caches_statistics_and_matches_the_embeddings(

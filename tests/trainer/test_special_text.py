@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from tests.trainer.conftest import GEMMA_TEMPLATE, make_tokenizer
-from trainer.chat import ChatTokenizer, TokenizedText, load_chat_tokenizer
+from trainer.text.chat import ChatTokenizer, TokenizedText, load_chat_tokenizer
 
 SPECIAL = ["<pad>", "<bos>", "<end_of_turn>", "<start_of_turn>", "<start_of_image>"]
 

@@ -13,9 +13,9 @@ from cache_store.errors import ConfigError, StaleError
 from demo.dataset import is_held_out
 from tests.make_cache import caption, make_cache
 from tests.trainer.conftest import GEMMA_TEMPLATE, describe, make_tokenizer
-from trainer.chat import ChatTokenizer
-from trainer.text_store import TextStore, refuse_other_text, text_folder
-from trainer.text_writer import chunks, make_text
+from trainer.text.chat import ChatTokenizer
+from trainer.text.store import TextStore, refuse_other_text, text_folder
+from trainer.text.writer import chunks, make_text
 
 MAX_TOKENS = 20
 

@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from cache_store.findings import Finding, Level
-from cache_store.schema import commit_file, samples_file
+from cache_store.format.schema import commit_file, samples_file
+from cache_store.verify.findings import Finding, Level
 from tests.cache_store.conftest import shard_name
 from tests.make_cache import make_cache
 

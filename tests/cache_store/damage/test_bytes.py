@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cache_store.cache.metadata import read_spec
 from cache_store.errors import NewerFormatError
-from cache_store.findings import Finding, Level
-from cache_store.metadata import read_spec
-from cache_store.verify import verify
+from cache_store.verify.findings import Finding, Level
+from cache_store.verify.verify import verify
 from tests.cache_store.conftest import flip, shard_name
 from tests.cache_store.damage.conftest import (
     LEVELS,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cache_store.verify import verify
+from cache_store.verify.verify import verify
 from tests.cache_store.conftest import shard_name
 from tests.cache_store.damage.conftest import (
     LEVELS,

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from cache_store.metadata import read_seal, read_spec
-from cache_store.publish import write_file
-from cache_store.record import canonical_json, signed
-from cache_store.schema import Seal
-from cache_store.seal import seal_cache
-from cache_store.verify import verify
+from cache_store.cache.metadata import read_seal, read_spec
+from cache_store.cache.seal import seal_cache
+from cache_store.format.record import canonical_json, signed
+from cache_store.format.schema import Seal
+from cache_store.storage.publish import write_file
+from cache_store.verify.verify import verify
 from tests.cache_store.conftest import flip, shard_name
 from tests.cache_store.damage.conftest import (
     LEVELS,

@@ -11,12 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 from msgspec.structs import replace
 
-from cache_store.checksum import crc32c
-from cache_store.metadata import read_commit, read_spec, write_commit
-from cache_store.record import signed
-from cache_store.schema import samples_file
-from cache_store.shard_builder import file_record
-from cache_store.verify import verify
+from cache_store.cache.metadata import read_commit, read_spec, write_commit
+from cache_store.cache.writer import file_record
+from cache_store.format.checksum import crc32c
+from cache_store.format.record import signed
+from cache_store.format.schema import samples_file
+from cache_store.verify.verify import verify
 from tests.cache_store.conftest import shard_name
 from tests.cache_store.damage.conftest import (
     LEVELS,

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cache_store.checksum import crc32c
-from cache_store.schema import SAMPLES_SCHEMA
+from cache_store.format.checksum import crc32c
+from cache_store.format.schema import SAMPLES_SCHEMA
 from tests.cache_store.conftest import shard_name
 from tests.cache_store.hostile.conftest import RECORDS, TABLES, data_or_named_error
 from tests.cache_store.signing import resign, save

@@ -7,13 +7,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from cache_store.cache.metadata import read_build, read_commit, read_seal, read_spec
+from cache_store.cache.reader import open_cache
 from cache_store.errors import CacheError
-from cache_store.metadata import read_build, read_commit, read_seal, read_spec
-from cache_store.reader import open_cache
-from cache_store.record import FORMAT_VERSION
-from cache_store.schema import MAX_SHARDS, SAMPLES_SCHEMA
-from cache_store.tables import read_table
-from cache_store.verify import verify
+from cache_store.format.record import FORMAT_VERSION
+from cache_store.format.schema import MAX_SHARDS, SAMPLES_SCHEMA
+from cache_store.format.tables import read_table
+from cache_store.verify.verify import verify
 from tests.cache_store.conftest import shard_name
 from tests.cache_store.hostile.conftest import RECORDS, TABLES, data_or_named_error
 from tests.cache_store.signing import edited_spec, load, resign, save, save_signed

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from cache_store.cache.metadata import read_spec
 from cache_store.errors import StaleError
-from cache_store.metadata import read_spec
 from precompute.cli import main
 from precompute.config import BuildConfig, RunConfig
+from precompute.encode.local import num_workers, run_local
 from precompute.encoders.registry import load_encoder
-from precompute.engines.local import num_workers, run_local
 from precompute.sources import open_source
 from tests.precompute.conftest import config_values, make_vae, timeless_files, write_config
 

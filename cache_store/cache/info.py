@@ -1,0 +1,71 @@
+"""What a person wants to know of a cache at a glance."""
+
+import statistics
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from cache_store.cache.metadata import read_commit, read_seal, read_spec
+from cache_store.errors import CacheError
+from cache_store.format.schema import ArraySpec, CommitRecord, Spec
+
+
+def describe(root: Path) -> list[tuple[str, str]]:
+    """Field and value, in reading order; an unfinished cache is described as far as it goes."""
+    spec = read_spec(root)
+    lines = [("cache", str(root)), *spec_lines(spec)]
+    for name, array in spec.arrays.items():
+        records = [record for shard in range(spec.num_shards) if (record := read_commit(root, name, shard))]
+        lines += [*array_lines(name, array), *progress_lines(spec, records)]
+    return [*lines, *seal_lines(root)]
+
+
+def spec_lines(spec: Spec) -> Iterator[tuple[str, str]]:
+    yield "format", f"{spec.store_format}, version {spec.format_version}"
+    yield "spec digest", spec.digest
+    yield "rows", f"{spec.rows:,} in {spec.num_shards:,} shards of {spec.samples_per_shard:,}"
+
+
+def array_lines(name: str, array: ArraySpec) -> Iterator[tuple[str, str]]:
+    image, encoder = array.image, array.encoder
+    shape = " x ".join(map(str, array.shape))
+    yield "array", f"{name}: {array.dtype} [{shape}], codec {array.codec}, {array.sample_bytes:,} bytes a sample"
+    yield "image", f"{image.height} x {image.width}, {image.fit}, {image.resample}, range {image.range}"
+    yield (
+        "encoder",
+        f"{encoder.class_name}, {encoder.path}, {encoder.compute_dtype}, posterior {encoder.posterior}, "
+        f"batches of {encoder.batch_size}",
+    )
+    yield "weights sha256", encoder.weights_sha256
+
+
+def progress_lines(spec: Spec, records: list[CommitRecord]) -> Iterator[tuple[str, str]]:
+    contents = [record.content for record in records]
+    cached, rejected = sum(each.cached for each in contents), sum(each.rejected for each in contents)
+    reasons: Counter[str] = Counter()
+    for content in contents:
+        reasons.update(content.reasons)
+    why = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+    stored = sum(content.files[0].bytes for content in contents)
+    yield "committed", f"{len(records):,} of {spec.num_shards:,} shards, {stored:,} bytes"
+    yield "samples", f"{cached:,} cached, {rejected:,} rejected" + (f" ({why})" if why else "")
+    if records:
+        rates = [record.run.images_per_s for record in records]
+        devices = ", ".join(sorted({record.run.device for record in records}))
+        hosts = ", ".join(sorted({record.run.host for record in records}))
+        yield "built", f"{statistics.median(rates):.1f} images/s a worker (median shard) on {devices} at {hosts}"
+
+
+def seal_lines(root: Path) -> Iterator[tuple[str, str]]:
+    try:
+        seal = read_seal(root)
+    except CacheError as error:
+        yield "seal", str(error)
+        return
+    yield "cache identity", seal.identity
+    for name, summary in seal.arrays.items():
+        means = ", ".join(f"{value:.3f}" for value in summary.channel_mean)
+        deviations = ", ".join(f"{value:.3f}" for value in summary.channel_std)
+        yield f"{name} mean", means
+        yield f"{name} std", deviations
+        yield f"{name} range", f"{min(summary.minimum):.4g} to {max(summary.maximum):.4g}"

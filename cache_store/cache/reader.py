@@ -1,0 +1,190 @@
+"""Reading a sealed cache at memory speed: each shard is mapped once, a sample is one copy out of the page cache.
+
+A *sample number* is dense over the cached samples, in row order; rows of rejected samples have none.
+"""
+
+import shlex
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from cache_store.cache.gather import FASTEST
+from cache_store.cache.metadata import read_seal, read_spec
+from cache_store.cache.sealed_shards import SealedShards
+from cache_store.errors import CacheError
+from cache_store.format.checksum import crc32c
+from cache_store.format.codec import decode_sample
+from cache_store.format.formats import shard_format
+from cache_store.format.schema import LATENTS, ArraySpec, Seal, Spec
+from cache_store.refusal import refuse_other_seal, refuse_unsealed
+
+COPIED_BYTES = 8 << 20
+"""Copied at once: then checked, out of a cache and not out of memory, and then a Ctrl-C is heard."""
+
+SAMPLE_TABLES = 8
+"""Samples tables held at once: their text is large, and readers go shard by shard."""
+
+
+def open_cache(path: str | Path) -> "Cache":
+    """Open a sealed cache; CacheError where it is absent, unfinished or its seal is not its spec's."""
+    root = Path(path).expanduser()
+    spec = read_spec(root)
+    refuse_unsealed(root, spec)
+    seal = read_seal(root)
+    refuse_other_seal(root, seal, spec)
+    if problem := seal_problem(spec, seal):
+        raise CacheError(f"{root}: {problem}; run `cache-store verify {shlex.quote(str(root))}`")
+    return Cache(root, spec, seal)
+
+
+def seal_problem(spec: Spec, seal: Seal) -> str | None:
+    """What in the seal cannot be so, whatever the files hold."""
+    counts = seal.cached_per_shard
+    if len(counts) != spec.num_shards or sum(counts) != seal.cached or seal.cached + seal.rejected != spec.rows:
+        return "the seal's counts do not add up"
+    if any(count > len(spec.shard_rows(shard)) for shard, count in enumerate(counts)):
+        return "the seal counts more samples in a shard than it has rows"
+    if {name: len(digests) for name, digests in seal.commits.items()} != dict.fromkeys(spec.arrays, spec.num_shards):
+        return "the seal names other shards than the spec's"
+    channels = {name: array.shape[0] for name, array in spec.arrays.items()}
+    if {name: summary.channels for name, summary in seal.arrays.items()} != channels:
+        return "the seal sums up other arrays than the spec's"
+    return None
+
+
+class Cache:
+    """A sealed cache, read-only; safe to share between threads and to fork."""
+
+    # Axes: N samples asked for, C channels, H W latent cells.
+
+    def __init__(self, root: Path, spec: Spec, seal: Seal) -> None:
+        self.root, self.spec, self.seal = root, spec, seal
+        self.shards = SealedShards(root, spec, seal)
+        self._samples_table = lru_cache(maxsize=SAMPLE_TABLES)(self.shards.samples)
+
+    def __len__(self) -> int:
+        """Number of cached samples."""
+        return self.seal.cached
+
+    def __repr__(self) -> str:
+        return f"Cache({str(self.root)!r}, {len(self)} samples, arrays {list(self.spec.arrays)})"
+
+    def __reduce__(self) -> tuple[object, tuple[Path]]:
+        return open_cache, (self.root,)
+
+    def read(
+        self,
+        numbers: np.ndarray,
+        out: np.ndarray | None = None,
+        *,
+        check: bool = True,
+        array: str = LATENTS,
+    ) -> np.ndarray:
+        """Samples by number, in the order asked for: [N, C, H, W] in the stored dtype.
+
+        `out` reuses a buffer of that shape and dtype; `check=False` skips the crc32c of each sample. Raises
+        IndexError for a number outside the cache and CacheError, naming shard and row, for damage.
+        """
+        numbers = self._valid(numbers)
+        spec = self.array_spec(array)
+        shape = (len(numbers), *spec.shape)
+        if out is None:
+            out = np.empty(shape, spec.numpy_dtype)
+        if out.shape != shape or out.dtype != spec.numpy_dtype or not (out.flags.c_contiguous and out.flags.writeable):
+            raise ValueError(f"out must be a writable C-contiguous {spec.dtype} array of shape {shape}")
+        shards = self.shards.of(numbers).tolist()
+        mapped = {shard: self.shards.mapped(array, shard) for shard in set(shards)}
+        target = out.view(np.uint8).reshape(len(numbers), spec.sample_bytes)
+        if spec.codec == "none":
+            self._copy(array, numbers, [mapped[shard].address for shard in shards], target, check)
+        else:
+            self._decode(array, numbers, [mapped[shard].data for shard in shards], target, check)
+        return out
+
+    def samples(self, numbers: np.ndarray, columns: list[str] | None = None) -> pa.Table:
+        """Rows of the samples table by sample number, in the order asked for."""
+        numbers = self._valid(numbers)
+        parts, order = [], []
+        for shard, positions, local in self._by_shard(numbers):
+            table = self._samples_table(shard)
+            parts.append((table if columns is None else table.select(columns)).take(local))
+            order.append(positions)
+        if not parts:
+            empty = self._samples_table(0).slice(0, 0)
+            return empty if columns is None else empty.select(columns)
+        return pa.concat_tables(parts).take(np.argsort(np.concatenate(order)))
+
+    def array_spec(self, array: str) -> ArraySpec:
+        """What a row of an array holds and how it was made; CacheError where the cache has no such array."""
+        try:
+            return self.spec.arrays[array]
+        except KeyError:
+            raise CacheError(f"{self.root} has no array {array!r}; it has {list(self.spec.arrays)}") from None
+
+    def _valid(self, numbers: np.ndarray) -> np.ndarray:
+        numbers = np.asarray(numbers)
+        if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
+            raise ValueError(f"numbers must be a 1-D integer array, got {numbers.dtype} {numbers.shape}")
+        numbers = numbers.astype(np.int64)  # a copy, so that what is checked here is what is read
+        if numbers.size and (numbers.min() < 0 or numbers.max() >= len(self)):
+            raise IndexError(f"sample numbers must be in [0, {len(self)}), got {numbers.min()}..{numbers.max()}")
+        return numbers
+
+    def _by_shard(self, numbers: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """For each shard touched: its number, positions in `numbers`, and the samples' places within the shard."""
+        shards = self.shards.of(numbers)
+        order = np.argsort(shards, kind="stable")
+        bounds = np.flatnonzero(np.diff(shards[order])) + 1
+        for positions in np.split(order, bounds) if order.size else []:
+            shard = int(shards[positions[0]])
+            yield shard, positions, numbers[positions] - self.shards.starts[shard]
+
+    def _copy(self, array: str, numbers: np.ndarray, starts: list[int], target: NDArray[np.uint8], check: bool) -> None:
+        """The hot loop of the codec none."""
+        places = self.shards.places(array)
+        addresses = places["offset"][numbers] + np.array(starts, np.int64)
+        samples, size = target.shape
+        step = max(1, COPIED_BYTES // size)
+        for first in range(0, samples, step):
+            rows = slice(first, first + step)
+            with FASTEST.way(target[rows].nbytes, check) as copy:
+                copy(target[rows], addresses[rows], size)
+                if check:
+                    self._check(array, numbers[rows], target[rows], places["crc32c"])
+
+    def _check(self, array: str, numbers: np.ndarray, copied: NDArray[np.uint8], checksums: NDArray[np.uint32]) -> None:
+        size = copied.shape[1]
+        data = copied.reshape(-1).data
+        for index, expected in enumerate(checksums[numbers].tolist()):
+            if crc32c(data[index * size : (index + 1) * size]) != expected:
+                raise self._damaged(array, numbers[index], "does not match its crc32c")
+
+    def _decode(
+        self, array: str, numbers: np.ndarray, files: list[memoryview], target: NDArray[np.uint8], check: bool
+    ) -> None:
+        codec, places = self.spec.arrays[array].codec, self.shards.places(array)
+        columns = (places[name][numbers].tolist() for name in ("offset", "length", "crc32c"))
+        for number, file, row, offset, length, expected in zip(numbers, files, target, *columns, strict=True):
+            payload = file[offset : offset + length]
+            if check and crc32c(payload) != expected:
+                raise self._damaged(array, number, "does not match its crc32c")
+            try:
+                decode_sample(payload, codec, row)
+            except ValueError as error:
+                raise self._damaged(array, number, str(error)) from None
+
+    def _damaged(self, array: str, number: int, problem: str) -> CacheError:
+        shard = int(self.shards.of(number))
+        try:
+            rows = self.shards.samples(shard, ["row", "status"])["row"]
+            name = f"row {rows[int(number - self.shards.starts[shard])]}"
+        except CacheError:  # its table is gone by now
+            name = f"sample {number}"
+        return CacheError(
+            f"{name} in shard {shard} ({shard_format(self.spec).shard_file(array, shard)}) {problem}; "
+            f"run `cache-store verify {shlex.quote(str(self.root))} --level full`"
+        )

@@ -1,0 +1,72 @@
+"""Closing a cache: every shard's record into one seal."""
+
+from collections import Counter
+from pathlib import Path
+
+from cache_store.cache.metadata import read_commit
+from cache_store.cache.writer import file_record
+from cache_store.errors import CacheError
+from cache_store.format.record import FORMAT_VERSION, canonical_json, record_digest, signed
+from cache_store.format.schema import PLAN_FILE, SEAL_FILE, ArraySummary, CommitContent, FileRecord, Seal, Spec
+from cache_store.format.statistics import summarise
+from cache_store.storage.publish import write_file
+
+
+def seal_cache(root: Path, spec: Spec) -> Seal:
+    """Write the seal of a cache whose shards are all committed; CacheError where one is not.
+
+    A seal that is already right is left alone.
+    """
+    contents = {array: read_contents(root, spec, array) for array in spec.arrays}
+    seal = make_seal(spec, contents, file_record(root, root / PLAN_FILE))
+    path, data = root / SEAL_FILE, canonical_json(seal)
+    if not path.is_file() or path.read_bytes() != data:
+        write_file(path, data)
+    return seal
+
+
+def read_contents(root: Path, spec: Spec, array: str) -> list[CommitContent]:
+    contents = []
+    for shard in range(spec.num_shards):
+        record = read_commit(root, array, shard)
+        if record is None:
+            raise CacheError(f"shard {shard} of {root} is not committed; rerun `precompute build`")
+        contents.append(record.content)
+    return contents
+
+
+def cache_identity(contents: dict[str, list[CommitContent]]) -> str:
+    """SHA-256 over every commit record's content, arrays by name, shards in order."""
+    return record_digest(*(content for array in sorted(contents) for content in contents[array]))
+
+
+def make_seal(spec: Spec, contents: dict[str, list[CommitContent]], plan_file: FileRecord) -> Seal:
+    first = next(iter(contents.values()))
+    cached, rejected = sum(each.cached for each in first), sum(each.rejected for each in first)
+    assert cached + rejected == spec.rows, (cached, rejected, spec.rows)
+    reasons: Counter[str] = Counter()
+    for each in first:
+        reasons.update(each.reasons)
+    seal = Seal(
+        format_version=FORMAT_VERSION,
+        spec_digest=spec.digest,
+        identity=cache_identity(contents),
+        planned=spec.rows,
+        cached=cached,
+        rejected=rejected,
+        reasons=dict(reasons),
+        cached_per_shard=tuple(each.cached for each in first),
+        commits={array: tuple(map(record_digest, each)) for array, each in contents.items()},
+        plan_file=plan_file,
+        arrays={array: summarise_array(each) for array, each in contents.items()},
+        sha256="",
+    )
+    return signed(seal)
+
+
+def summarise_array(contents: list[CommitContent]) -> ArraySummary:
+    statistics = [each.statistics for each in contents if each.statistics is not None]
+    if not statistics:
+        raise CacheError("no sample could be cached, so there is nothing to seal")
+    previews = [each.preview for each in contents if each.preview is not None]
+    return summarise(statistics, previews, sum(each.files[0].bytes for each in contents))

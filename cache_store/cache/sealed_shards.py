@@ -1,0 +1,151 @@
+"""The shards of a sealed cache, as a reader needs them: files mapped into memory, tables that are the sealed ones."""
+
+import hashlib
+import mmap
+import os
+import resource
+import shlex
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from cache_store.cache.metadata import read_commit
+from cache_store.errors import CacheError
+from cache_store.format.formats import shard_format
+from cache_store.format.record import record_digest
+from cache_store.format.schema import CACHED, SAMPLES_SCHEMA, Seal, Spec, samples_file
+from cache_store.format.tables import parse_table
+from cache_store.storage.regular_file import read_regular, refuse_irregular
+
+MAPPED_SHARDS = 16_384
+"""Shards held open at once, at most; Linux allows 65,530 mappings a process (vm.max_map_count)."""
+
+
+@dataclass(frozen=True)
+class MappedShard:
+    """One shard file in memory, which starts at `address` for as long as `data` is held."""
+
+    data: memoryview
+    address: int
+
+
+Places = dict[str, NDArray[Any]]
+"""Columns of the samples tables, [cached samples of the cache]: what a read needs to know of where samples lie.
+
+One for the cache, since a shuffled batch from many shards touches nearly as many as it has samples: nothing in a read
+is then done by shard. A shard's part is known once it was mapped and then stays, as it was sealed; parts of shards that
+were never mapped take no memory.
+"""
+
+
+class SealedShards:
+    """Read-only; safe to share between threads and to fork."""
+
+    def __init__(self, root: Path, spec: Spec, seal: Seal) -> None:
+        self.root, self.spec, self.seal = root, spec, seal
+        self.ends = np.cumsum(seal.cached_per_shard)
+        """Of each shard's sample numbers."""
+        self.starts = self.ends - seal.cached_per_shard
+        self._format = shard_format(spec)
+        self._known: dict[str, Places] = {}
+        self.mapped = lru_cache(maxsize=mappable_shards())(self._map)
+        """A shard of an array, by their names; CacheError where its file or table is not as sealed."""
+
+    def of(self, numbers: NDArray[np.int64] | int) -> NDArray[np.int64]:
+        """The shards of these sample numbers."""
+        return np.searchsorted(self.ends, numbers, side="right")
+
+    def _map(self, array: str, shard: int) -> MappedShard:
+        file = self._format.shard_file(array, shard)
+        try:
+            data = map_file(self.root / file)
+        except OSError as error:
+            raise self._broken(f"{file} cannot be read ({error.strerror})") from None
+        table = self.samples(shard, ["status", "offset", "length", "crc32c"])
+        offset, length = table["offset"].to_numpy(), table["length"].to_numpy()
+        if not ((offset >= 0) & (length > 0) & (length <= len(data) - offset)).all():
+            raise self._broken(f"{file} is shorter than its samples table says")
+        spec = self.spec.arrays[array]
+        if spec.codec == "none" and (length != spec.sample_bytes).any():
+            raise self._broken(f"{file} holds samples of other sizes than {spec.sample_bytes} bytes")
+        for name, column in self.places(array).items():
+            column[self.starts[shard] : self.ends[shard]] = table[name].to_numpy()
+        return MappedShard(data, np.asarray(data).ctypes.data)
+
+    def places(self, array: str) -> Places:
+        """Of all samples; made at the first shard: what a seal counts is not worth memory before any was found."""
+        if array in self._known:
+            return self._known[array]
+        names = ["offset", "crc32c"] if self.spec.arrays[array].codec == "none" else ["offset", "length", "crc32c"]
+        types = {name: SAMPLES_SCHEMA.field(name).type.to_pandas_dtype() for name in names}
+        try:
+            unknown = {name: np.empty(self.seal.cached, dtype) for name, dtype in types.items()}
+        except MemoryError:
+            raise self._broken(f"the seal counts {self.seal.cached:,} samples, more than there is memory for") from None
+        return self._known.setdefault(array, unknown)
+
+    def samples(self, shard: int, columns: list[str] | None = None) -> pa.Table:
+        """A shard's cached samples, in row order; `status` must be among the columns asked for."""
+        file, table = samples_file(shard), self.table(shard, columns)
+        cached = table.filter(pc.equal(table["status"], CACHED))
+        if cached.num_rows != self.seal.cached_per_shard[shard]:
+            raise self._broken(f"{file} has {cached.num_rows} cached rows, the seal counts another number")
+        if columns is not None and any(column.null_count for column in cached.columns):
+            raise self._broken(f"{file} lacks values that every cached row has")
+        return cached
+
+    def table(self, shard: int, columns: list[str] | None = None) -> pa.Table:
+        """A shard's planned samples, in row order, from a table that is the sealed one byte for byte.
+
+        The record is read after the shard's file was mapped, so that this is not another cache's, put in this one's
+        place since it was opened: its samples would pass their own checksums.
+        """
+        file = samples_file(shard)
+        table = parse_table(self._sealed_bytes(shard, file), self.root / file, columns)
+        expected = SAMPLES_SCHEMA if columns is None else pa.schema([SAMPLES_SCHEMA.field(name) for name in columns])
+        if table.schema != expected:
+            raise self._broken(f"{file} has other columns than the format's")
+        return table
+
+    def _sealed_bytes(self, shard: int, file: str) -> bytes:
+        """A file as the shard's record has it; CacheError where the record or the file is another than was sealed."""
+        array = next(iter(self.spec.arrays))
+        record = read_commit(self.root, array, shard)
+        if record is None or record_digest(record.content) != self.seal.commits[array][shard]:
+            raise self._broken(f"shard {shard} is not as sealed: the cache was replaced or changed since it was opened")
+        try:
+            data = read_regular(self.root / file)
+        except OSError as error:
+            raise self._broken(f"{file} cannot be read ({error.strerror})") from None
+        digest = hashlib.sha256(data).hexdigest()
+        if digest not in (each.sha256 for each in record.content.files if each.path == file):
+            raise self._broken(f"{file} is not as sealed: its sha256 is {digest[:12]}…")
+        return data
+
+    def _broken(self, problem: str) -> CacheError:
+        return CacheError(f"{self.root}: {problem}; run `cache-store verify {shlex.quote(str(self.root))}`")
+
+
+def mappable_shards() -> int:
+    """How many shards may stay open: each mapping holds a file handle, of which many systems give 1,024 at first."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(2 * MAPPED_SHARDS, hard) if hard != resource.RLIM_INFINITY else 2 * MAPPED_SHARDS
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft = wanted
+    return MAPPED_SHARDS if soft == resource.RLIM_INFINITY else min(MAPPED_SHARDS, soft // 2)
+
+
+def map_file(path: Path) -> memoryview:
+    """The file's bytes, read-only, paged in as they are touched."""
+    refuse_irregular(path)
+    with path.open("rb") as stream:
+        if not os.fstat(stream.fileno()).st_size:
+            return memoryview(b"")  # which mmap refuses
+        return memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))

@@ -1,0 +1,227 @@
+"""Building one shard: samples stream in, files stream out, the commit record comes last.
+
+Samples are written as they come, so a shard of any size takes the memory of one batch. What was there before is
+replaced only when the new files are whole on disk and are what they are expected to be.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cache_store.cache.metadata import write_commit
+from cache_store.errors import CacheError
+from cache_store.format.codec import encode_sample
+from cache_store.format.formats import Location, shard_format
+from cache_store.format.plan import plan_digest
+from cache_store.format.record import FORMAT_VERSION, record_digest, signed
+from cache_store.format.schema import (
+    CACHED,
+    REJECTED,
+    SAMPLES_SCHEMA,
+    CommitContent,
+    CommitRecord,
+    CommitRun,
+    FileRecord,
+    Spec,
+    commit_file,
+    reason_kind,
+    rows_digest,
+    samples_file,
+)
+from cache_store.format.statistics import RunningStatistics
+from cache_store.storage.publish import (
+    clear_scratch,
+    file_sha256,
+    finish,
+    naming,
+    publish,
+    put_in_place,
+    scratch_file,
+    scratch_path,
+    withdraw,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of one planned sample on its way to a latent; a reason means that it is rejected."""
+
+    content_sha256: str | None
+    width: int | None
+    height: int | None
+    reason: str | None
+
+
+class OtherShardError(CacheError):
+    """A shard did not come out as expected, so that the one that was there stays."""
+
+    def __init__(self, shard: int, digest: str, samples: pa.Table) -> None:
+        super().__init__(f"shard {shard} did not come out as expected; nothing of it was replaced")
+        self.digest, self.samples = digest, samples
+        """Of the content that it would have had, and its samples table."""
+
+
+class ShardBuilder:
+    """A context manager: append every row of the shard in order, then commit; uncommitted, it leaves what was there.
+
+    `planned` is the shard's row group of the plan; `expected` are digests of the contents that the shard may have,
+    any where there are none.
+    """
+
+    def __init__(
+        self, root: Path, spec: Spec, array: str, shard: int, planned: pa.Table, expected: Collection[str] = ()
+    ) -> None:
+        self._root, self._spec, self._array, self._shard, self._planned = root, spec, array, shard, planned
+        self._expected = expected
+        self._format = shard_format(spec)
+        self._shard_path = root / self._format.shard_file(array, shard)
+        self._samples_path = root / samples_file(shard)
+        self._outcomes: list[Outcome] = []
+        self._locations: list[Location | None] = []
+        self._statistics = RunningStatistics()
+        self._non_finite = 0
+        self._files = ExitStack()
+
+    def __enter__(self) -> Self:
+        self.attempt = clear_scratch(self._shard_path)
+        clear_scratch(self._samples_path)
+        self._stream = self._files.enter_context(scratch_file(self._shard_path, self.attempt))
+        self._writer = self._format.writer(self._stream, self._spec, self._array, self._planned)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._files.__exit__(kind, error, trace)
+
+    def append(self, latent_NCHW: np.ndarray, rgb_NHW3: np.ndarray, outcomes: Sequence[Outcome]) -> None:
+        """Add the next rows: float32 latents, images at latent resolution (RGB in [0, 1]), what became of each."""
+        array = self._spec.arrays[self._array]
+        with np.errstate(over="ignore"):  # an overflow shows as infinity and rejects its sample below
+            stored = np.ascontiguousarray(latent_NCHW.astype(array.numpy_dtype))
+        outcomes = [self._judge(*each) for each in zip(latent_NCHW, stored, outcomes, strict=True)]
+        keep = np.array([outcome.reason is None for outcome in outcomes])
+        with naming(self._shard_path):
+            for values, outcome, kept in zip(stored, outcomes, keep, strict=True):
+                payload = encode_sample(values, array.codec) if kept else None
+                self._locations.append(self._writer.append(payload, outcome.content_sha256))
+        self._statistics.add(stored[keep], rgb_NHW3[keep])
+        self._outcomes.extend(outcomes)
+
+    def _judge(self, latent_CHW: np.ndarray, stored_CHW: np.ndarray, outcome: Outcome) -> Outcome:
+        """Reject what is not finite, before or after rounding to the stored dtype."""
+        if outcome.reason is not None or np.isfinite(stored_CHW).all():
+            return outcome
+        non_finite = int(np.count_nonzero(~np.isfinite(latent_CHW)))
+        self._non_finite += non_finite
+        dtype = self._spec.arrays[self._array].dtype
+        reason = (
+            f"latent not finite: {non_finite} values"
+            if non_finite
+            else f"latent overflows {dtype}: largest magnitude {np.abs(latent_CHW).max():.6g}"
+        )
+        return Outcome(content_sha256=outcome.content_sha256, width=outcome.width, height=outcome.height, reason=reason)
+
+    def commit(self, seconds: float, device: str, versions: dict[str, str]) -> CommitRecord:
+        """Publish the shard's files, then its record; OtherShardError where it is not the one expected."""
+        count = self._planned.num_rows
+        assert len(self._outcomes) == count, (len(self._outcomes), count)
+        run = CommitRun(
+            attempt=self.attempt,
+            seconds=round(seconds, 3),
+            images_per_s=round(count / max(seconds, 1e-9), 3),
+            host=os.uname().nodename,
+            device=device,
+            versions=versions,
+        )
+        content = self._content(self._finish_files())
+        record = signed(CommitRecord(format_version=FORMAT_VERSION, content=content, run=run, sha256=""))
+        self._replace(record)
+        return record
+
+    def _finish_files(self) -> tuple[FileRecord, ...]:
+        """Both files whole, on the disk, under the names of scratch."""
+        with naming(self._shard_path):
+            self._writer.finish()
+        finish(self._stream, self._shard_path)
+        table = self._files.enter_context(scratch_file(self._samples_path, self.attempt))
+        with naming(self._samples_path):
+            write_rows(table, self._samples())
+        finish(table, self._samples_path)
+        return tuple(self._scratch_record(path) for path in (self._shard_path, self._samples_path))
+
+    def _scratch_record(self, path: Path) -> FileRecord:
+        """A file as it will be."""
+        scratch = file_record(self._root, scratch_path(path, self.attempt))
+        return msgspec.structs.replace(scratch, path=path.relative_to(self._root).as_posix())
+
+    def _replace(self, record: CommitRecord) -> None:
+        """Put files and record in the place of what was there."""
+        digest = record_digest(record.content)
+        if self._expected and digest not in self._expected:
+            raise OtherShardError(self._shard, digest, self._samples())
+        withdraw(self._root / commit_file(self._array, self._shard))  # it vouches for the files that are replaced now
+        put_in_place(self._shard_path, self.attempt)
+        put_in_place(self._samples_path, self.attempt)
+        write_commit(self._root, record)
+
+    def _content(self, files: tuple[FileRecord, ...]) -> CommitContent:
+        planned = self._planned
+        reasons = [outcome.reason for outcome in self._outcomes if outcome.reason is not None]
+        contents = [outcome.content_sha256 for outcome in self._outcomes]
+        return CommitContent(
+            array=self._array,
+            shard=self._shard,
+            recipe_digest=self._spec.recipe_digest,
+            plan_digest=plan_digest([planned]),
+            files=files,
+            rows_digest=rows_digest(planned["row"].to_pylist(), planned["id"].to_pylist(), contents),
+            cached=len(self._outcomes) - len(reasons),
+            rejected=len(reasons),
+            reasons=dict(Counter(reason_kind(reason) for reason in reasons)),
+            non_finite=self._non_finite,
+            statistics=self._statistics.statistics(),
+            preview=self._statistics.preview(),
+        )
+
+    def _samples(self) -> pa.Table:
+        planned, outcomes = self._planned, self._outcomes
+        columns: dict[str, Any] = {
+            "row": planned["row"],
+            "id": planned["id"],
+            "uri": planned["uri"],
+            "content_sha256": [outcome.content_sha256 for outcome in outcomes],
+            "width": [outcome.width for outcome in outcomes],
+            "height": [outcome.height for outcome in outcomes],
+            "status": [CACHED if outcome.reason is None else REJECTED for outcome in outcomes],
+            "reason": [outcome.reason for outcome in outcomes],
+            "conversations": planned["conversations"],
+        }
+        for field in Location._fields:
+            columns[field] = [location and getattr(location, field) for location in self._locations]
+        return pa.table(columns, schema=SAMPLES_SCHEMA)
+
+
+def write_samples(path: Path, samples: pa.Table) -> None:
+    with publish(path) as stream:
+        write_rows(stream, samples)
+
+
+def write_rows(stream: BinaryIO, samples: pa.Table) -> None:
+    """Equal tables give equal bytes, however they are held: a list's items have another name once read from Parquet."""
+    samples = pa.table(samples.columns, schema=SAMPLES_SCHEMA).combine_chunks()
+    pq.write_table(samples, stream, compression="zstd")
+
+
+def file_record(root: Path, path: Path) -> FileRecord:
+    return FileRecord(path=path.relative_to(root).as_posix(), bytes=path.stat().st_size, sha256=file_sha256(path))

@@ -1,0 +1,194 @@
+"""`cache-store convert`: a cache again, in the other form or with another codec, its latents equal bit for bit.
+
+Shard by shard, each whole or absent, so that a converter that was stopped goes on where it was. It takes the memory of
+one samples table, and the disk of the new cache: a latent is decoded, checked and written before the next is read.
+"""
+
+import shlex
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from cache_store.cache.metadata import has_cache, read_build, read_commit, read_spec, refuse_foreign_folder
+from cache_store.cache.reader import open_cache
+from cache_store.cache.seal import make_seal, read_contents
+from cache_store.convert.shard import ShardConverter, Side
+from cache_store.errors import CacheError, ConfigError
+from cache_store.format.formats import format_named, shard_format
+from cache_store.format.record import canonical_json, signed
+from cache_store.format.schema import (
+    BUILD_FILE,
+    PLAN_FILE,
+    SEAL_FILE,
+    SPEC_FILE,
+    BuildRecord,
+    CodecName,
+    CommitContent,
+    CommitRecord,
+    Seal,
+    Spec,
+    StoreFormat,
+)
+from cache_store.refusal import differing, refuse
+from cache_store.storage.claim import claim
+from cache_store.storage.publish import file_sha256, publish, withdraw, write_file
+from cache_store.verify.leftovers import clear_leftovers
+from cache_store.verify.record import kept_record
+from cache_store.verify.verify import verify
+
+OTHER_FOLDER = "name another folder for OUT; this one is untouched"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertConfig:
+    """Write a cache again in the other form or with another codec, checking every latent; run again to resume."""
+
+    format: StoreFormat
+    """zarr: one Zarr v3 shard file per shard. webdataset: one uncompressed tar per shard."""
+    codec: CodecName | None = None
+    """Of the new cache's latents; as in the cache if not given, but none in tars, which hold no other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversion:
+    """What a conversion did, and the cache it leaves."""
+
+    seal: Seal
+    shards: int
+    """Written now."""
+    kept: int
+    """Shards that an earlier run had written."""
+
+
+def convert(root: Path, out: Path, config: ConvertConfig, progress: Callable[[int], object]) -> Conversion:
+    """Bring `out` to the sealed copy of the sealed cache `root`; `progress` hears of samples done.
+
+    Raises ConfigError for folders or a form that cannot be, CacheError for a source that is unfinished or damaged,
+    StaleError where `out` holds another cache.
+    """
+    refuse_overlap(root, out)
+    seal = open_cache(root).seal
+    verify(root, "quick").raise_if_damaged()
+    source = Side(root, read_spec(root))
+    target = Side(out, converted_spec(source.spec, config))
+    refuse_foreign_folder(out, target.spec.arrays, "OUT")
+    refuse_other_cache(target)
+    with claim(out):
+        write_metadata(source, target, seal)
+        done = [convert_array(source, target, array, progress) for array in target.spec.arrays]
+        shards, kept = (sum(each) for each in zip(*done, strict=True))
+        clear_leftovers(out, target.spec)
+        return Conversion(seal=write_seal(target, seal), shards=shards, kept=kept)
+
+
+def refuse_overlap(root: Path, out: Path) -> None:
+    if out.resolve().is_relative_to(root.resolve()):
+        raise ConfigError(f"OUT: {out} lies in the cache {root}, which is never written to; name another folder")
+    if root.resolve().is_relative_to(out.resolve()):
+        raise ConfigError(f"OUT: {out} holds the cache {root}; name another folder")
+
+
+def converted_spec(spec: Spec, config: ConvertConfig) -> Spec:
+    """The spec of the new cache; ConfigError where the form cannot hold the arrays."""
+    arrays = {}
+    for name, array in spec.arrays.items():
+        codec = config.codec or ("none" if config.format == "webdataset" else array.codec)
+        if problem := format_named(config.format).unsupported(array.dtype, codec):
+            raise ConfigError(f"--format {config.format}: {problem}")
+        arrays[name] = msgspec.structs.replace(array, codec=codec)
+    return msgspec.structs.replace(spec, store_format=config.format, arrays=arrays)
+
+
+def refuse_other_cache(target: Side) -> None:
+    if has_cache(target.root):
+        held, asked = (msgspec.to_builtins(each) for each in (read_spec(target.root), target.spec))
+        if differences := differing(held, asked):
+            refuse(f"{target.root} holds another cache", differences, [OTHER_FOLDER])
+
+
+def write_metadata(source: Side, target: Side, seal: Seal) -> None:
+    """Everything but shards and seal, the spec last; what is there and right is left alone."""
+    write_unless_equal(target.root / BUILD_FILE, canonical_json(converted_build(source, target)))
+    copy_plan(source.root, target.root, seal)
+    metadata = shard_format(target.spec).metadata(target.spec)
+    for name in sorted(metadata, key=lambda name: name == SPEC_FILE):
+        write_unless_equal(target.root / name, metadata[name])
+
+
+def converted_build(source: Side, target: Side) -> BuildRecord:
+    """What the cache was built from; a repair of the new cache has to build its form."""
+    record = read_build(source.root)
+    config = dict(record.config)
+    if "store" in config:
+        codec = next(iter(target.spec.arrays.values())).codec
+        config["store"] = {**config["store"], "format": target.spec.store_format, "codec": codec}
+    return signed(msgspec.structs.replace(record, config=config))
+
+
+def copy_plan(root: Path, out: Path, seal: Seal) -> None:
+    expected = seal.plan_file.sha256
+    if (out / PLAN_FILE).is_file() and file_sha256(out / PLAN_FILE) == expected:
+        return
+    with (root / PLAN_FILE).open("rb") as plan, publish(out / PLAN_FILE) as stream:
+        shutil.copyfileobj(plan, stream)
+    if file_sha256(out / PLAN_FILE) != expected:
+        withdraw(out / PLAN_FILE)
+        command = f"cache-store verify {shlex.quote(str(root))}"
+        raise CacheError(f"{root} is damaged: {PLAN_FILE} is not the one sealed; run `{command}`")
+
+
+def write_unless_equal(path: Path, data: bytes) -> None:
+    if not path.is_file() or path.read_bytes() != data:
+        write_file(path, data)
+
+
+def convert_array(source: Side, target: Side, array: str, progress: Callable[[int], object]) -> tuple[int, int]:
+    """Convert the shards that are missing; how many those were, and how many were there."""
+    converter, converted = ShardConverter(source, target, array, progress), 0
+    for shard, content in enumerate(read_contents(source.root, source.spec, array)):
+        if is_kept(target, array, content):
+            progress(len(source.spec.shard_rows(shard)))
+            continue
+        withdraw(target.root / SEAL_FILE)
+        record = read_commit(source.root, array, shard)
+        assert record is not None
+        converter.convert(record)
+        converted += 1
+    return converted, source.spec.num_shards - converted
+
+
+def is_kept(target: Side, array: str, content: CommitContent) -> bool:
+    """Whether the target has the shard of this source content; StaleError where it has another one's."""
+    record, problem = kept_record(target.root, target.spec, array, content.shard)
+    if problem is not None:
+        print(f"cache-store: damage found, shard {content.shard} is converted again: {problem}", file=sys.stderr)
+    elif record is not None:
+        refuse_other_content(target, record, content)
+        return True
+    return False
+
+
+def refuse_other_content(target: Side, record: CommitRecord, content: CommitContent) -> None:
+    """StaleError where the shard was converted from other latents or samples."""
+    held = msgspec.structs.replace(record.content, files=(), recipe_digest="")
+    asked = msgspec.structs.replace(content, files=(), recipe_digest="")
+    if differences := differing(*(msgspec.to_builtins(each) for each in (held, asked))):
+        refuse(f"{target.root} holds a shard {content.shard} of another cache", differences, [OTHER_FOLDER])
+
+
+def write_seal(target: Side, source_seal: Seal) -> Seal:
+    """The new cache's seal, its figures copied: another machine's linear algebra would round the preview otherwise."""
+    spec = target.spec
+    contents = {array: read_contents(target.root, spec, array) for array in spec.arrays}
+    seal = make_seal(spec, contents, source_seal.plan_file)
+    arrays = {
+        name: msgspec.structs.replace(source_seal.arrays[name], bytes=summary.bytes)
+        for name, summary in seal.arrays.items()
+    }
+    seal = signed(msgspec.structs.replace(seal, arrays=arrays))
+    write_unless_equal(target.root / SEAL_FILE, canonical_json(seal))
+    return seal

@@ -1,0 +1,146 @@
+"""Converting one shard: its samples pass one by one, checked as they are read and again as they were written.
+
+The record is the source's but for its files: what it says of samples, statistics and run is as true of the copy.
+"""
+
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from cache_store.cache.metadata import write_commit
+from cache_store.cache.sealed_shards import map_file
+from cache_store.cache.writer import file_record, write_samples
+from cache_store.errors import CacheError
+from cache_store.format.checksum import crc32c
+from cache_store.format.codec import decode_sample, encode_sample
+from cache_store.format.formats import Location, ShardSamples, shard_format
+from cache_store.format.record import signed
+from cache_store.format.schema import (
+    SAMPLES_SCHEMA,
+    ArraySpec,
+    CodecName,
+    CommitRecord,
+    Spec,
+    commit_file,
+    samples_file,
+)
+from cache_store.format.tables import read_table
+from cache_store.storage.publish import clear_scratch, publish, withdraw
+from cache_store.verify.file import file_finding
+
+REPORTED_EVERY = 256
+"""Samples between two reports of progress."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """A cache that is read or written: its folder and its spec."""
+
+    root: Path
+    spec: Spec
+
+
+class ShardConverter:
+    """Takes one array's shards from `source` to `target`, whose specs differ in form and codec alone."""
+
+    def __init__(self, source: Side, target: Side, array: str, progress: Callable[[int], object]) -> None:
+        self._source, self._target, self._array, self._progress = source, target, array, progress
+        self._recoded = Recoder(source.spec.arrays[array], target.spec.arrays[array].codec)
+
+    def convert(self, record: CommitRecord) -> None:
+        """Write the shard that the source's `record` vouches for; CacheError where the source does not match it."""
+        target, shard = self._target, record.content.shard
+        samples = self._read_samples(record)
+        withdraw(target.root / commit_file(self._array, shard))  # it vouches for the files that are replaced now
+        path = target.root / shard_format(target.spec).shard_file(self._array, shard)
+        samples_path = target.root / samples_file(shard)
+        attempt = clear_scratch(path)
+        clear_scratch(samples_path)
+        with publish(path, attempt) as stream:
+            locations = self._copy(samples, stream)
+        table = relocated(samples.table, locations)
+        self._read_back(path, ShardSamples(target.spec, self._array, shard, table))
+        write_samples(samples_path, table)
+        files = tuple(file_record(target.root, each) for each in (path, samples_path))
+        content = msgspec.structs.replace(record.content, recipe_digest=target.spec.recipe_digest, files=files)
+        write_commit(target.root, signed(msgspec.structs.replace(record, content=content)))
+
+    def _read_samples(self, record: CommitRecord) -> ShardSamples:
+        """By the shard's samples table, to the bit as it was committed: it vouches for the latents."""
+        shard, file = record.content.shard, record.content.files[1]
+        if finding := file_finding(self._source.root, file, "full", shard):
+            raise self._damaged(str(finding))
+        table = read_table(self._source.root / file.path)
+        if table.schema != SAMPLES_SCHEMA:
+            raise self._damaged(f"{file.path} has other columns than the format's")
+        return ShardSamples(self._source.spec, self._array, shard, table)
+
+    def _copy(self, samples: ShardSamples, stream: BinaryIO) -> list[Location | None]:
+        """Every sample, checked, into the new shard file; where each lies there."""
+        source, target, shard, found = self._source, self._target, samples.shard, samples.locations
+        file = shard_format(source.spec).shard_file(self._array, shard)
+        writer = shard_format(target.spec).writer(stream, target.spec, self._array, samples.table)
+        contents = samples.table["content_sha256"].to_pylist()
+        data, locations = map_file(source.root / file), list[Location | None]()
+        for slot, (location, content) in enumerate(zip(found, contents, strict=True)):
+            if location is None:
+                locations.append(writer.append(None, content))
+            else:
+                payload = data[location.offset : location.offset + location.length]
+                if crc32c(payload) != location.crc32c:
+                    row = samples.rows.start + slot
+                    raise self._damaged(f"row {row} in shard {shard} ({file}) does not match its crc32c")
+                locations.append(writer.append(self._recoded(payload), content))
+            if (slot + 1) % REPORTED_EVERY == 0:
+                self._progress(REPORTED_EVERY)
+        self._progress(len(found) % REPORTED_EVERY)
+        writer.finish()
+        return locations
+
+    def _read_back(self, path: Path, samples: ShardSamples) -> None:
+        """CacheError where the file is not what was written, sample by sample and around them."""
+        data = map_file(path)
+        for location in samples.locations:
+            if location is not None:
+                offset, length, checksum = location
+                if crc32c(data[offset : offset + length]) != checksum:
+                    raise CacheError(f"{path} does not read back as it was written; is the disk failing?")
+        for _, problem in shard_format(samples.spec).structure_problems(data, samples):
+            raise CacheError(f"{path} does not read back as it was written: {problem}; is the disk failing?")
+
+    def _damaged(self, problem: str) -> CacheError:
+        root = str(self._source.root)
+        return CacheError(f"{root} is damaged: {problem}; run `cache-store verify {shlex.quote(root)} --level full`")
+
+
+class Recoder:
+    """From one codec's bytes to another's; what it gives has been decoded again and compared."""
+
+    def __init__(self, array: ArraySpec, target_codec: CodecName) -> None:
+        self._source_codec, self._target_codec = array.codec, target_codec
+        self._values, self._again = (np.empty(array.sample_bytes, np.uint8) for _ in range(2))
+        self._integer = f"<u{array.numpy_dtype.itemsize}"
+
+    def __call__(self, payload: memoryview) -> memoryview | bytes:
+        if self._source_codec == self._target_codec:
+            return payload
+        decode_sample(payload, self._source_codec, self._values)
+        encoded = encode_sample(self._values.view(self._integer), self._target_codec)
+        decode_sample(memoryview(encoded), self._target_codec, self._again)
+        assert np.array_equal(self._values, self._again), self._target_codec
+        return encoded
+
+
+def relocated(samples: pa.Table, locations: list[Location | None]) -> pa.Table:
+    """The samples table with other places of its latents."""
+    for name in Location._fields:
+        values = [location and getattr(location, name) for location in locations]
+        field = SAMPLES_SCHEMA.field(name)
+        samples = samples.set_column(SAMPLES_SCHEMA.get_field_index(name), field, pa.array(values, field.type))
+    return samples

@@ -1,0 +1,115 @@
+"""The plan on disk: which samples, in which rows. One row group per shard, so that a worker reads only its own."""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cache_store.errors import CacheError
+from cache_store.format.schema import PLAN_FILE, PLAN_SCHEMA
+from cache_store.format.tables import TableFile, read_table
+from cache_store.storage.publish import publish
+
+DIGESTED = ("row", "id", "uri", "conversations")
+"""Columns that make two plans the same; fingerprints may hold a file's time and do not."""
+
+
+def plan_digest(tables: Iterable[pa.Table]) -> str:
+    """SHA-256 over the plan's meaning, one JSON line a row: independent of Parquet and its version."""
+    digest = hashlib.sha256()
+    for table in tables:
+        for lines in digested_lines(table):
+            digest.update(lines)
+    return digest.hexdigest()
+
+
+def digested_lines(table: pa.Table) -> Iterator[bytes]:
+    encoder = msgspec.json.Encoder(order="sorted")
+    for batch in table.select(list(DIGESTED)).to_batches(max_chunksize=4_096):
+        yield encoder.encode_lines(zip(*(column.to_pylist() for column in batch.columns), strict=True))
+
+
+def write_plan(path: Path, shards: Iterable[pa.Table]) -> None:
+    with publish(path) as stream:
+        encode_plan(stream, shards)
+
+
+def encode_plan(stream: "BinaryIO | Sha256Stream", shards: Iterable[pa.Table]) -> None:
+    with pq.ParquetWriter(stream, PLAN_SCHEMA, compression="zstd") as writer:
+        for shard in shards:
+            writer.write_table(shard, row_group_size=shard.num_rows)
+
+
+class Sha256Stream:
+    """A file that keeps of what is written to it the hash alone."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._sha256 = hashlib.sha256()
+
+    def write(self, data: bytes) -> int:
+        self._sha256.update(data)
+        return len(data)
+
+    def flush(self) -> None:
+        pass
+
+    def hexdigest(self) -> str:
+        return self._sha256.hexdigest()
+
+
+def read_plan(root: Path) -> pa.Table:
+    table = read_table(root / PLAN_FILE)
+    refuse_other_columns(root / PLAN_FILE, table.schema)
+    return table
+
+
+def refuse_other_columns(path: Path, schema: pa.Schema) -> None:
+    if schema != PLAN_SCHEMA:
+        raise CacheError(f"{path} has other columns than the format's")
+
+
+class PlanFile:
+    """The plan, shard by shard: for whoever reads one after the other."""
+
+    def __init__(self, root: Path) -> None:
+        self._file = TableFile(root / PLAN_FILE)
+        refuse_other_columns(root / PLAN_FILE, self._file.schema)
+
+    @property
+    def num_shards(self) -> int:
+        return int(self._file.metadata.num_row_groups)
+
+    @property
+    def num_rows(self) -> int:
+        return int(self._file.metadata.num_rows)
+
+    def digests(self) -> tuple[str, dict[int, str]]:
+        """Of the whole plan and of each shard's rows, in the memory of one shard."""
+        whole, shards = hashlib.sha256(), {}
+        for shard in range(self.num_shards):
+            part = hashlib.sha256()
+            for lines in digested_lines(self.shard(shard, list(DIGESTED))):
+                whole.update(lines)
+                part.update(lines)
+            shards[shard] = part.hexdigest()
+        return whole.hexdigest(), shards
+
+    def shard_digest(self, shard: int) -> str:
+        return plan_digest([self.shard(shard, list(DIGESTED))])
+
+    def sha256_as_written(self) -> str:
+        """Of the file that this library writes for the same rows."""
+        stream = Sha256Stream()
+        shards = map(self.shard, range(self.num_shards))
+        encode_plan(stream, (pa.table(shard.columns, schema=PLAN_SCHEMA).combine_chunks() for shard in shards))
+        return stream.hexdigest()
+
+    def shard(self, shard: int, columns: list[str] | None = None) -> pa.Table:
+        """One shard's row group."""
+        return self._file.row_group(shard, columns)

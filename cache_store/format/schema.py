@@ -1,0 +1,318 @@
+"""What a cache says about itself: the spec, the commit records and the seal, as strict frozen records.
+
+Beside the records: the columns of the tables, and the names of all files.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterable, Sized
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Literal
+
+import ml_dtypes
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from cache_store.format.record import Record, record_digest
+
+SPEC_FILE = "zarr.json"
+SPEC_ATTRIBUTE = "encode_once"
+PLAN_FILE = "plan.parquet"
+SEAL_FILE = "seal.json"
+BUILD_FILE = "build.json"
+COMMITS = "commits"
+
+LATENTS = "latents"
+"""The array that a build writes; version 1 knows no second one."""
+
+StoreFormat = Literal["zarr", "webdataset"]
+StoreDtype = Literal["float16", "bfloat16", "float32"]
+CodecName = Literal["none", "lz4", "zstd"]
+
+DTYPES: dict[str, np.dtype] = {
+    "float16": np.dtype("<f2"),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float32": np.dtype("<f4"),
+}
+
+CACHED, REJECTED = "cached", "rejected"
+
+MAX_SHARDS = 10**6
+"""Their files are numbered with six digits; and whoever opens a cache may list them all."""
+MAX_SAMPLES_PER_SHARD = 2**20
+"""A shard's index is held in memory: 16 bytes a sample."""
+MAX_SIDE = 2**16
+MAX_SAMPLE_BYTES = 2**30
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+Side = Annotated[int, msgspec.Meta(ge=1, le=MAX_SIDE)]
+Moment = Annotated[float, msgspec.Meta(ge=-1e100, le=1e100)]
+"""Of latents, which are float32 at most: sums and squares of such numbers stay far below, and far from overflow."""
+ArrayName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+"""It becomes the name of a folder."""
+
+CONVERSATIONS = pa.list_(pa.struct([("from", pa.string()), ("value", pa.string())]))
+
+PLAN_SCHEMA = pa.schema(
+    [
+        ("row", pa.int64()),
+        ("id", pa.string()),
+        ("uri", pa.string()),
+        ("conversations", CONVERSATIONS),
+        ("fingerprint", pa.string()),
+    ]
+)
+"""`fingerprint` is what the source knows of an image without reading it (a zip's crc, a file's size and time)."""
+
+SAMPLES_SCHEMA = pa.schema(
+    [
+        ("row", pa.int64()),
+        ("id", pa.string()),
+        ("uri", pa.string()),
+        ("content_sha256", pa.string()),
+        ("width", pa.int32()),
+        ("height", pa.int32()),
+        ("status", pa.string()),
+        ("reason", pa.string()),
+        ("conversations", CONVERSATIONS),
+        ("offset", pa.int64()),
+        ("length", pa.int64()),
+        ("crc32c", pa.uint32()),
+    ]
+)
+"""`offset` and `length` delimit the encoded latent in its shard file; `crc32c` is over those bytes."""
+
+
+class ImageRecipe(Record, frozen=True, kw_only=True):
+    """How an image becomes pixels; everything here changes latents."""
+
+    height: int
+    width: int
+    fit: str
+    resample: str
+    range: str
+    max_pixels: int
+    orientation: str = "exif applied"
+    alpha: str = "on white"
+    colour: str = "rgb, profiles ignored"
+
+
+class EncoderIdentity(Record, frozen=True, kw_only=True):
+    """What must be equal for two encoders to give equal latents; `weights_sha256` covers config and weights."""
+
+    class_name: str
+    weights_sha256: str
+    path: Literal["folded", "native"]
+    compiled: bool
+    posterior: str
+    compute_dtype: str
+    batch_size: int
+    latents_mean: tuple[float, ...]
+    latents_std: tuple[float, ...]
+
+
+class ArraySpec(Record, frozen=True, kw_only=True):
+    """One array of the cache: what a row holds and how it was made."""
+
+    shape: tuple[Side, Side, Side]
+    """Of one sample: channels, latent_y, latent_x."""
+    dtype: StoreDtype
+    codec: CodecName
+    image: ImageRecipe
+    encoder: EncoderIdentity
+
+    @property
+    def numpy_dtype(self) -> np.dtype:
+        return DTYPES[self.dtype]
+
+    @property
+    def sample_bytes(self) -> int:
+        """Bytes of one decoded sample."""
+        return math.prod(self.shape) * self.numpy_dtype.itemsize
+
+
+class Spec(Record, frozen=True, kw_only=True):
+    """The cache's contract with its readers; two caches with equal digests are interchangeable."""
+
+    format_version: int
+    store_format: StoreFormat
+    rows: Annotated[int, msgspec.Meta(ge=1, le=MAX_SHARDS * MAX_SAMPLES_PER_SHARD)]
+    samples_per_shard: Annotated[int, msgspec.Meta(ge=1, le=MAX_SAMPLES_PER_SHARD)]
+    plan_digest: str
+    arrays: Annotated[dict[ArrayName, ArraySpec], msgspec.Meta(min_length=1)]
+
+    @property
+    def digest(self) -> str:
+        return record_digest(self)
+
+    @property
+    def recipe_digest(self) -> str:
+        """Of all that is common to every shard: the spec without its sample list, so that a cache can grow.
+
+        A commit record binds its own samples itself.
+        """
+        return record_digest(msgspec.structs.replace(self, rows=0, plan_digest=""))
+
+    @property
+    def num_shards(self) -> int:
+        return -(-self.rows // self.samples_per_shard)
+
+    def shard_rows(self, shard: int) -> range:
+        """The rows of a shard; the last shard may be short."""
+        first = shard * self.samples_per_shard
+        return range(first, min(first + self.samples_per_shard, self.rows))
+
+
+def require_lengths(length: int, *lists: Sized) -> None:
+    """ValueError, which a parser turns into a complaint about the record, where a list has another length."""
+    if length < 1 or any(len(each) != length for each in lists):
+        raise ValueError("its lists differ in length, or are empty")
+
+
+class FileRecord(Record, frozen=True, kw_only=True):
+    path: str
+    """Relative to the cache's folder."""
+    bytes: Count
+    sha256: str
+
+    def __post_init__(self) -> None:
+        path = PurePosixPath(self.path)
+        if path.is_absolute() or ".." in path.parts or "\0" in self.path or not path.parts:
+            raise ValueError(f"{self.path!r} is no path inside a cache")
+
+
+class ChannelStatistics(Record, frozen=True, kw_only=True):
+    """Sums over every stored value of the cached samples, per channel, in float64."""
+
+    count: Annotated[int, msgspec.Meta(ge=1, le=2**62)]
+    """Values per channel."""
+    sum: tuple[Moment, ...]
+    sum_of_squares: tuple[Moment, ...]
+    minimum: tuple[Moment, ...]
+    maximum: tuple[Moment, ...]
+
+    def __post_init__(self) -> None:
+        require_lengths(len(self.sum), self.sum_of_squares, self.minimum, self.maximum)
+
+
+class PreviewEquations(Record, frozen=True, kw_only=True):
+    """Normal equations of the least-squares map from [latent channels, 1] to RGB in [0, 1]."""
+
+    gram: tuple[tuple[Moment, ...], ...]
+    moment: tuple[tuple[Moment, ...], ...]
+
+    def __post_init__(self) -> None:
+        require_lengths(len(self.gram), self.moment, *self.gram)
+        require_lengths(3, *self.moment)
+
+
+class CommitContent(Record, frozen=True, kw_only=True):
+    """What a shard holds; equal inputs give equal contents."""
+
+    array: str
+    shard: Count
+    recipe_digest: str
+    plan_digest: str
+    """Of the shard's own planned rows, so that a shard of another cache shows."""
+    files: Annotated[tuple[FileRecord, ...], msgspec.Meta(min_length=1)]
+    rows_digest: str
+    """SHA-256 over (row, id, content_sha256) of every planned sample, so that a swapped or renumbered shard shows."""
+    cached: Count
+    rejected: Count
+    reasons: dict[str, Count]
+    """Rejected samples by kind of reason (what stands before the colon)."""
+    non_finite: Count
+    """Non-finite values the encoder gave; their samples are rejected."""
+    statistics: ChannelStatistics | None
+    """None where no sample of the shard was cached."""
+    preview: PreviewEquations | None
+
+
+class CommitRun(Record, frozen=True, kw_only=True):
+    """How the shard came to be: clocks and hosts, outside every digest but the record's own."""
+
+    attempt: int
+    seconds: float
+    images_per_s: float
+    host: str
+    device: str
+    versions: dict[str, str]
+
+
+class CommitRecord(Record, frozen=True, kw_only=True):
+    format_version: int
+    content: CommitContent
+    run: CommitRun
+    sha256: str
+    """Over the record's canonical form without this field."""
+
+
+class BuildRecord(Record, frozen=True, kw_only=True):
+    """What the cache was built from: sources, encoder and recipe as they were configured; enters no digest."""
+
+    format_version: int
+    config: dict[str, Any]
+    sha256: str
+    """Over the record's canonical form without this field."""
+
+
+class ArraySummary(Record, frozen=True, kw_only=True):
+    """An array over the whole cache."""
+
+    bytes: Count
+    channel_mean: tuple[Moment, ...]
+    channel_std: tuple[Moment, ...]
+    minimum: tuple[Moment, ...]
+    maximum: tuple[Moment, ...]
+    rgb_weight: tuple[tuple[Moment, ...], ...]
+    """[3, channels]: RGB in [0, 1] = weight · latent + bias, a preview without a decoder."""
+    rgb_bias: tuple[Moment, ...]
+
+    @property
+    def channels(self) -> int:
+        return len(self.channel_mean)
+
+    def __post_init__(self) -> None:
+        require_lengths(self.channels, self.channel_mean, self.channel_std, self.minimum, self.maximum)
+        require_lengths(self.channels, *self.rgb_weight)
+        require_lengths(3, self.rgb_weight, self.rgb_bias)
+
+
+class Seal(Record, frozen=True, kw_only=True):
+    """The whole cache's roll-up; holds no clock, so equal inputs give an equal seal."""
+
+    format_version: int
+    spec_digest: str
+    identity: str
+    """SHA-256 over the contents of all commit records, in order: the cache identity."""
+    planned: Count
+    cached: Count
+    rejected: Count
+    reasons: dict[str, Count]
+    cached_per_shard: tuple[Count, ...]
+    commits: dict[str, tuple[str, ...]]
+    """SHA-256 of every commit record's content, by array, shards in order, so that an edited one is named."""
+    plan_file: FileRecord
+    arrays: dict[str, ArraySummary]
+    sha256: str
+    """Over the seal's canonical form without this field."""
+
+
+def samples_file(shard: int) -> str:
+    return f"samples/{shard:06d}.parquet"
+
+
+def commit_file(array: str, shard: int) -> str:
+    return f"{COMMITS}/{array}/{shard:06d}.json"
+
+
+def rows_digest(rows: Iterable[int], ids: Iterable[str], contents: Iterable[str | None]) -> str:
+    """SHA-256 over (row, id, content_sha256), one JSON line a sample."""
+    lines = msgspec.json.Encoder().encode_lines(zip(rows, ids, contents, strict=True))
+    return hashlib.sha256(lines).hexdigest()
+
+
+def reason_kind(reason: str) -> str:
+    """What a rejected sample's reason is counted under: the words before its colon."""
+    return reason.partition(":")[0]

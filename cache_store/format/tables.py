@@ -1,0 +1,108 @@
+"""The Parquet files of a cache: read from exactly the path given, with every way of being broken one error."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow.fs import LocalFileSystem
+
+from cache_store.errors import CacheError
+from cache_store.format.schema import MAX_SAMPLES_PER_SHARD
+from cache_store.storage.regular_file import refuse_irregular
+
+LOCAL = LocalFileSystem()
+"""Named, because Arrow would otherwise read a path such as `exp:1/cache` as the address of something else."""
+
+MAX_ROW_GROUP_BYTES = 2**32
+"""Decompressed: 4 KB of text for each of a million samples."""
+
+BROKEN = (OSError, pa.ArrowException, UnicodeDecodeError, KeyError)
+"""What Arrow raises for files that are absent, cut or have flipped bits."""
+
+
+class TableFile:
+    """A Parquet file, its index parsed once and its claims bounded, to read whole or by row group.
+
+    Text is read as Parquet may store it, every value once, and only made a plain column when it is known how large
+    that becomes: a file of 400 bytes can hold terabytes otherwise.
+    """
+
+    def __init__(self, path: Path, data: bytes | None = None) -> None:
+        """`data` is what was read from `path`, if it was."""
+        self._path = path
+        if data is None:
+            refuse_irregular(path)
+        try:
+            plain = open_parquet(path, data)
+            columns = [plain.metadata.schema.column(number) for number in range(plain.metadata.num_columns)]
+            texts = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
+            self._file = open_parquet(path, data, read_dictionary=texts)
+        except BROKEN as error:
+            raise broken(path, error) from None
+        self.metadata, self.schema = plain.metadata, plain.schema_arrow
+        self._refuse_large_claims()
+
+    def _refuse_large_claims(self) -> None:
+        """A row group is a shard's at most."""
+        for number in range(self.metadata.num_row_groups):
+            rows, size = (group := self.metadata.row_group(number)).num_rows, group.total_byte_size
+            if not 0 <= rows <= MAX_SAMPLES_PER_SHARD or not 0 <= size <= MAX_ROW_GROUP_BYTES:
+                raise CacheError(
+                    f"{self._path} cannot be read: row group {number} claims {rows:,} rows, {size:,} bytes"
+                )
+
+    def row_group(self, number: int, columns: list[str] | None = None) -> pa.Table:
+        try:
+            return self._plain(self._file.read_row_group(number, columns))
+        except BROKEN as error:
+            raise broken(self._path, error) from None
+
+    def whole(self, columns: list[str] | None = None) -> pa.Table:
+        groups = [self.row_group(number, columns) for number in range(self.metadata.num_row_groups)]
+        names = self.schema.names if columns is None else [name for name in columns if name in self.schema.names]
+        return pa.concat_tables(groups) if groups else self.schema.empty_table().select(names)
+
+    def _plain(self, table: pa.Table) -> pa.Table:
+        """The table, once every value is known to be what its type says, UTF-8 included."""
+        if (
+            size := sum(text_bytes(chunk) for column in table.columns for chunk in column.chunks)
+        ) > MAX_ROW_GROUP_BYTES:
+            raise CacheError(f"{self._path} cannot be read: a row group holds {size:,} bytes of text")
+        table = table.cast(pa.schema([self.schema.field(name) for name in table.column_names]))
+        table.validate(full=True)
+        return table
+
+
+def text_bytes(array: pa.Array) -> int:
+    """Bytes of the texts in an array when each is written out, at any depth."""
+    if isinstance(array, pa.DictionaryArray):
+        lengths = pc.binary_length(array.dictionary)
+        return int(pc.sum(pc.take(lengths, array.indices).cast(pa.int64())).as_py() or 0)
+    if isinstance(array, pa.ListArray):
+        return text_bytes(array.flatten())
+    if isinstance(array, pa.StructArray):
+        return sum(map(text_bytes, array.flatten()))
+    return 0
+
+
+def open_parquet(path: Path, data: bytes | None, **options: Any) -> pq.ParquetFile:
+    if data is None:
+        return pq.ParquetFile(path, filesystem=LOCAL, **options)
+    return pq.ParquetFile(pa.BufferReader(data), **options)
+
+
+def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
+    return TableFile(path).whole(columns)
+
+
+def parse_table(data: bytes, path: Path, columns: list[str] | None = None) -> pa.Table:
+    """Of what was read from `path`."""
+    return TableFile(path, data).whole(columns)
+
+
+def broken(path: Path, error: Exception) -> CacheError:
+    if isinstance(error, FileNotFoundError):
+        return CacheError(f"{path} is missing")
+    return CacheError(f"{path} cannot be read: {' '.join(str(error).split())}")

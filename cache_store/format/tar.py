@@ -1,0 +1,204 @@
+"""The WebDataset form: one uncompressed USTAR archive per unit of work, two members per cached row.
+
+Written by hand, as the Zarr form is, so that equal rows are equal bytes whatever tar library is installed, and so that
+verification can say what every byte must be. Layout of a shard file, for every cached row, in row order:
+
+    header of `{row:012d}.latent.npy` (512 bytes), .npy header (128 bytes), the latent's values, zeros to 512
+    header of `{row:012d}.json` (512 bytes), the sample as JSON, zeros to 512
+
+and zeros at the end: two blocks at least, up to a whole record of 10,240 bytes, as every tar program writes them.
+"""
+
+import struct
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any, BinaryIO
+
+import msgspec
+import pyarrow as pa
+
+from cache_store.format.checksum import crc32c
+from cache_store.format.formats import Location, ShardSamples
+from cache_store.format.record import canonical_json
+from cache_store.format.schema import SPEC_ATTRIBUTE, SPEC_FILE, ArraySpec, CodecName, Spec, StoreDtype
+
+BLOCK_BYTES = 512
+RECORD_BYTES = 20 * BLOCK_BYTES
+NPY_HEADER_BYTES = 128
+
+ROW_DIGITS = 12
+LATENT_SUFFIX = b".latent.npy"
+JSON_SUFFIX = b".json"
+
+CODECS = ("none",)
+DTYPES = ("float16", "float32")
+
+HEADER = struct.Struct("100s8s8s8s12s12s8s1s100s6s2s32s32s8s8s155s12x")
+"""As POSIX.1-1988 (ustar) has it: name, mode, uid, gid, size, mtime, checksum, type, link, magic, version, owner names,
+device numbers, prefix.
+"""
+
+ENCODER = msgspec.json.Encoder(order="sorted")
+
+SAMPLE_COLUMNS = ("row", "id", "uri", "conversations")
+SAMPLES_AT_ONCE = 1_024
+"""Rows held as Python objects at a time."""
+
+HEADERS_KEPT = 16_384
+"""Of 512 bytes: a shard's rows have some thirty sums of digits, times some hundred sizes of captions."""
+
+
+class TarShardWriter:
+    """Lays out one shard; `planned` has a row for every append."""
+
+    def __init__(self, stream: BinaryIO, array: ArraySpec, planned: pa.Table) -> None:
+        self._stream, self._layout = stream, RowLayout(array)
+        self._samples = iterate_samples(planned)
+        self._position = 0
+
+    def append(self, payload: bytes | memoryview | None, content_sha256: str | None) -> Location | None:
+        """Add the next row's encoded sample; None leaves the row absent."""
+        row, name, uri, conversations = next(self._samples)
+        if payload is None:
+            return None
+        before, after = self._layout.around_latent(row, sample_json(name, uri, conversations, content_sha256))
+        location = Location(self._position + len(before), len(payload), crc32c(payload))
+        self._stream.write(before)
+        self._stream.write(payload)
+        self._stream.write(after)
+        self._position = location.offset + location.length + len(after)
+        return location
+
+    def finish(self) -> None:
+        self._stream.write(bytes(end_bytes(self._position)))
+
+
+class TarFormat:
+    """Names and metadata of the WebDataset form."""
+
+    def unsupported(self, dtype: StoreDtype, codec: CodecName) -> str | None:
+        if codec not in CODECS:
+            return f"tars hold latents as they are, so that any tar reader reads them; codec {codec} needs format zarr"
+        if dtype not in DTYPES:
+            return f"tars hold dtype float16 or float32; numpy's .npy knows no {dtype}, which needs format zarr"
+        return None
+
+    def shard_file(self, array: str, shard: int) -> str:
+        return f"shards/{shard:06d}.tar"
+
+    def writer(self, stream: BinaryIO, spec: Spec, array: str, planned: pa.Table) -> TarShardWriter:
+        return TarShardWriter(stream, spec.arrays[array], planned)
+
+    def metadata(self, spec: Spec) -> dict[str, bytes]:
+        """The group alone: what a tar holds is in the tar."""
+        group = {"zarr_format": 3, "node_type": "group", "attributes": {SPEC_ATTRIBUTE: spec}}
+        return {SPEC_FILE: canonical_json(group)}
+
+    def structure_problems(self, data: memoryview, samples: ShardSamples) -> Iterator[tuple[int | None, str]]:
+        """Every byte but the latents' own is a function of the samples table: (slot or None, what differs from it)."""
+        first_row, layout = samples.rows.start, RowLayout(samples.spec.arrays[samples.array])
+        contents, position = samples.table["content_sha256"].to_pylist(), 0
+        for slot, (_, name, uri, conversations) in enumerate(iterate_samples(samples.table)):
+            location = samples.locations[slot]
+            if location is None:
+                continue
+            text = sample_json(name, uri, conversations, contents[slot])
+            before, after = layout.around_latent(first_row + slot, text)
+            offset = position + len(before)
+            if location.offset != offset or location.length != layout.latent_bytes:
+                yield slot, f"samples table says bytes {span(location.offset, location.length)}, expected {offset} on"
+            if bytes(data[position:offset]) != before:  # a memoryview compares item by item
+                yield slot, "the headers before the latent are not what they should be"
+            end = offset + layout.latent_bytes
+            position = end + len(after)
+            if bytes(data[end:position]) != after:
+                yield slot, "the JSON member is not what the samples table says"
+        if data[position:] != bytes(end_bytes(position)):
+            yield None, f"does not end as a tar after byte {position}"
+
+
+def span(offset: int, length: int) -> str:
+    return f"[{offset}, {offset + length})"
+
+
+def iterate_samples(table: pa.Table) -> Iterator[tuple[Any, ...]]:
+    """Row, id, uri and conversations of every row."""
+    for batch in table.select(list(SAMPLE_COLUMNS)).to_batches(max_chunksize=SAMPLES_AT_ONCE):
+        yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+
+class RowLayout:
+    """What stands around the values of an array's rows, as a function of the row."""
+
+    def __init__(self, array: ArraySpec) -> None:
+        self.latent_bytes = array.sample_bytes
+        self._npy_bytes = NPY_HEADER_BYTES + array.sample_bytes
+        self._npy_header = npy_header(array.dtype, array.shape)
+        self._npy_padding = padding(self._npy_bytes)
+
+    def around_latent(self, row: int, text: bytes) -> tuple[bytes, bytes]:
+        """What stands before the row's values, and between them and the next row; `text` is the sample as JSON."""
+        size, digits = len(text), b"%0*d" % (ROW_DIGITS, row)
+        digits_sum = sum(digits)
+        before = (digits, header_after_digits(LATENT_SUFFIX, self._npy_bytes, digits_sum), self._npy_header)
+        json_header = header_after_digits(JSON_SUFFIX, size, digits_sum)
+        return b"".join(before), b"".join((self._npy_padding, digits, json_header, text, padding(size)))
+
+
+def sample_json(name: str, uri: str, conversations: list[dict[str, str]], content_sha256: str | None) -> bytes:
+    return ENCODER.encode({"conversations": conversations, "id": name, "sha256": content_sha256, "uri": uri})
+
+
+def npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
+    """The header of a .npy file, version 1.0, of an array in C order: as numpy writes it (see numpy.lib.format)."""
+    kind = {"float16": "<f2", "float32": "<f4"}[dtype]
+    text = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}"
+    text = text.ljust(NPY_HEADER_BYTES - 11) + "\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
+
+
+@lru_cache(maxsize=HEADERS_KEPT)
+def header_after_digits(suffix: bytes, size: int, digits_sum: int) -> bytes:
+    """A regular file's header: readable by all, owned by nobody in particular, of no date.
+
+    All of it but the row's digits, of which it needs the sum alone: rows share it.
+    """
+    no_digits, size_field = bytes(ROW_DIGITS), b"%011o\0" % size
+    checksum = digits_sum + sum(suffix) + sum(size_field) + OTHER_FIELDS_SUM
+    return pack_header(no_digits + suffix, size_field, b"%06o\0 " % checksum)[ROW_DIGITS:]
+
+
+def pack_header(name: bytes, size: bytes, checksum: bytes) -> bytes:
+    zero = b"0000000\0"
+    return HEADER.pack(
+        name,
+        b"0000644\0",
+        zero,
+        zero,
+        size,
+        b"%011o\0" % 0,
+        checksum,
+        b"0",
+        b"",
+        b"ustar\0",
+        b"00",
+        b"",
+        b"",
+        b"",
+        b"",
+        b"",
+    )
+
+
+OTHER_FIELDS_SUM = sum(pack_header(b"", b"", b" " * 8))
+"""A header's checksum is the sum of its bytes, itself counted as spaces; all but name and size are constant."""
+
+
+def padding(size: int) -> bytes:
+    """Zeros from a member's end to the next block."""
+    return bytes(-size % BLOCK_BYTES)
+
+
+def end_bytes(position: int) -> int:
+    """Zeros from the last member to the archive's end."""
+    return 2 * BLOCK_BYTES + -(position + 2 * BLOCK_BYTES) % RECORD_BYTES

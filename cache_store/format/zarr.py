@@ -1,0 +1,158 @@
+"""The Zarr v3 form: one `sharding_indexed` shard file per unit of work, one sample per inner chunk.
+
+Written by hand because a shard is a simple thing (chunks one after the other, then an index) and the stock writer
+takes milliseconds a chunk at this size. Layout of a shard file, after the sharding codec's specification
+(zarr-specs, v3, codecs/sharding-indexed):
+
+    sample bytes, crc32c (4 bytes, little-endian)      for every cached row, in row order
+    offset, length (two little-endian uint64)          for every row of a full shard; 2^64-1 twice where absent
+    crc32c of the index (4 bytes, little-endian)
+"""
+
+import struct
+from collections.abc import Iterator
+from typing import BinaryIO
+
+import numpy as np
+import pyarrow as pa
+
+from cache_store.format.checksum import crc32c
+from cache_store.format.codec import zarr_codecs
+from cache_store.format.formats import Location, ShardSamples
+from cache_store.format.record import canonical_json
+from cache_store.format.schema import SPEC_ATTRIBUTE, SPEC_FILE, ArraySpec, CodecName, Spec, StoreDtype
+
+ABSENT = np.uint64(2**64 - 1)
+CRC = struct.Struct("<I")
+NOWHERE = (-1, -1, -1)
+DIMENSION_NAMES = ("sample", "channel", "latent_y", "latent_x")
+
+
+class ZarrShardWriter:
+    """Lays out one shard; `capacity` is samples_per_shard, also for a short last shard."""
+
+    def __init__(self, stream: BinaryIO, capacity: int) -> None:
+        self._stream = stream
+        self._index = np.full((capacity, 2), ABSENT, "<u8")
+        self._next = 0
+        self._position = 0
+
+    def append(self, payload: bytes | memoryview | None, content_sha256: str | None) -> Location | None:
+        """Add the next row's encoded sample; None leaves the row absent."""
+        slot, self._next = self._next, self._next + 1
+        if payload is None:
+            return None
+        checksum = crc32c(payload)
+        location = Location(self._position, len(payload), checksum)
+        self._stream.write(payload)
+        self._stream.write(CRC.pack(checksum))
+        self._index[slot] = location.offset, location.length + CRC.size
+        self._position += location.length + CRC.size
+        return location
+
+    def finish(self) -> None:
+        index = self._index.tobytes()
+        self._stream.write(index)
+        self._stream.write(CRC.pack(crc32c(index)))
+
+
+class ZarrFormat:
+    """Names and metadata of the Zarr form."""
+
+    def unsupported(self, dtype: StoreDtype, codec: CodecName) -> str | None:
+        return None
+
+    def shard_file(self, array: str, shard: int) -> str:
+        return f"{array}/c/{shard}/0/0/0"
+
+    def writer(self, stream: BinaryIO, spec: Spec, array: str, planned: pa.Table) -> ZarrShardWriter:
+        return ZarrShardWriter(stream, spec.samples_per_shard)
+
+    def metadata(self, spec: Spec) -> dict[str, bytes]:
+        """Contents of every metadata file, as functions of the spec alone.
+
+        The group carries its arrays' metadata (consolidated), so that readers need not list the folder.
+        """
+        arrays = {name: array_metadata(spec, array) for name, array in spec.arrays.items()}
+        group = {
+            "zarr_format": 3,
+            "node_type": "group",
+            "attributes": {SPEC_ATTRIBUTE: spec},
+            "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": arrays},
+        }
+        files = {f"{name}/zarr.json": canonical_json(metadata) for name, metadata in arrays.items()}
+        return {SPEC_FILE: canonical_json(group), **files}
+
+    def structure_problems(self, data: memoryview, samples: ShardSamples) -> Iterator[tuple[int | None, str]]:
+        """Every byte but the latents' own is a function of the samples table: (slot or None, what differs from it)."""
+        capacity = samples.spec.samples_per_shard
+        size = capacity * 16 + CRC.size
+        if len(data) < size:
+            yield None, f"shard is {len(data)} bytes, too short for its index of {size}"
+            return
+        raw = data[-size : -CRC.size]
+        is_index_sound = CRC.unpack(data[-CRC.size :])[0] == crc32c(raw)
+        if not is_index_sound:
+            yield None, "shard index does not match its crc32c"
+        places = np.full((capacity, 3), NOWHERE)
+        places[: len(samples.locations)] = place_arrays(samples.locations)
+        expected_bytes = int((places[places[:, 1] >= 0, 1] + CRC.size).sum()) + size
+        if len(data) != expected_bytes:
+            yield None, f"is {len(data)} bytes, its samples and index take {expected_bytes}"
+        if is_index_sound or len(data) == expected_bytes:  # else what lies at the end is not the index
+            yield from index_problems(np.frombuffer(raw, "<u8").reshape(-1, 2), places)
+        yield from position_problems(data[:-size], places)
+
+
+def place_arrays(locations: list[Location | None]) -> np.ndarray:
+    """[rows, 3] int64: offset, length and crc32c, all -1 where a row is absent."""
+    return np.array([location or NOWHERE for location in locations], np.int64).reshape(-1, 3)
+
+
+def index_problems(index: np.ndarray, places: np.ndarray) -> Iterator[tuple[int, str]]:
+    """Entries of a shard's index, uint64 [rows, 2], that are not the samples table's; equal ones are in bounds."""
+    expected = np.full(index.shape, ABSENT, "<u8")
+    present = np.flatnonzero(places[:, 1] >= 0)
+    expected[present] = (places[present, :2] + (0, CRC.size)).view("<u8")
+    for slot in np.flatnonzero((index != expected).any(axis=1)).tolist():
+        found, asked = index[slot].tolist(), expected[slot].tolist()
+        yield slot, f"shard index says {found}, samples table says {asked}"
+
+
+def position_problems(samples: memoryview, places: np.ndarray) -> Iterator[tuple[int, str]]:
+    """Samples that do not follow each other in row order, each with its crc32c behind it."""
+    slots = np.flatnonzero(places[:, 1] >= 0)
+    offsets, lengths, checksums = places[slots].T
+    ends = np.cumsum(lengths + CRC.size)
+    starts = ends - lengths - CRC.size
+    for each in np.flatnonzero(offsets != starts).tolist():
+        yield int(slots[each]), f"lies at byte {offsets[each]}, expected {starts[each]}"
+    behind = offsets + lengths
+    within = np.flatnonzero((behind >= 0) & (behind <= len(samples) - CRC.size))
+    stored = np.frombuffer(samples, np.uint8)[behind[within, None] + np.arange(CRC.size)].view("<u4")[:, 0]
+    for each in within[stored != checksums[within]].tolist():
+        yield int(slots[each]), "crc32c behind the sample differs from the samples table"
+
+
+def array_metadata(spec: Spec, array: ArraySpec) -> dict[str, object]:
+    sharding = {
+        "chunk_shape": [1, *array.shape],
+        "codecs": zarr_codecs(array.codec, array.numpy_dtype.itemsize),
+        "index_codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
+        "index_location": "end",
+    }
+    return {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": [spec.rows, *array.shape],
+        "data_type": array.dtype,
+        "chunk_grid": {
+            "name": "regular",
+            "configuration": {"chunk_shape": [spec.samples_per_shard, *array.shape]},
+        },
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "fill_value": "NaN",
+        "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
+        "dimension_names": list(DIMENSION_NAMES),
+        "attributes": {},
+    }

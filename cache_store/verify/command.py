@@ -1,0 +1,162 @@
+"""The command `verify`: its options, its progress bar, its table of findings."""
+
+import gc
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from tqdm import tqdm
+
+from cache_store.cache.metadata import read_spec
+from cache_store.cores import usable_cores
+from cache_store.errors import CacheError, ConfigError, Interrupted
+from cache_store.program.output_file import refuse_output, write_output
+from cache_store.program.progress_bar import progress_bar
+from cache_store.refusal import plain
+from cache_store.verify.findings import Finding, Level, Report
+from cache_store.verify.shard import CheckedShard
+from cache_store.verify.subset import Subset, parse_subset
+from cache_store.verify.verify import verify
+
+SHOWN_FINDINGS = 50
+
+MAX_JOBS = 256
+"""Each is a thread; more would wait for one another."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyConfig:
+    """Check a cache; exits 1 if anything is damaged."""
+
+    level: Level | None = None
+    """quick: records, sizes, coverage, seal. full: every file's sha256; where one is wrong, which rows. deep: also
+    every sample's crc32c, values and id, and the statistics, for what was written wrong with a right sha256. Without
+    it quick, or full where a subset is named."""
+    subset: str | None = None
+    """Which shards to read; the rest is checked as by quick. 3/20: the third of twenty slices, which together
+    are the whole cache, each shard once; of few shards some slices have none. 5%: that share, the same one every time,
+    as 1/20."""
+    jobs: int | Literal["auto"] = "auto"
+    """Threads that read; auto: one per core."""
+    report: str | None = None
+    """Also write the findings to this JSON file."""
+
+    def __post_init__(self) -> None:
+        if self.jobs != "auto" and not 1 <= self.jobs <= MAX_JOBS:
+            raise ConfigError(f"jobs must be auto or in [1, {MAX_JOBS}], got {self.jobs}")
+        if self.subset and self.level == "quick":
+            raise ConfigError(
+                "subset says what levels full and deep read; level quick looks at every shard, leave subset out"
+            )
+        self.shards  # noqa: B018 (a wrong one is an error here)
+
+    @property
+    def shards(self) -> Subset | None:
+        return parse_subset(self.subset) if self.subset is not None else None
+
+    @property
+    def resolved_level(self) -> Level:
+        return self.level or ("full" if self.subset is not None else "quick")
+
+    @property
+    def resolved_jobs(self) -> int:
+        if self.jobs != "auto":
+            return self.jobs
+        return 1 if self.resolved_level == "quick" else usable_cores()
+
+
+def run_verify(cache: Path, config: VerifyConfig) -> int:
+    """Verify, report, and return the exit code."""
+    if config.report:
+        refuse_output("report", Path(config.report).expanduser(), cache)
+    try:
+        with reading_bar(cache, config) as progress:
+            gc.freeze()  # else the collector looks through all loaded modules every few shards: a tenth of the time
+            jobs = config.resolved_jobs
+            report = verify(cache, config.resolved_level, subset=config.shards, jobs=jobs, progress=progress)
+    except KeyboardInterrupt:  # SIGTERM as well as SIGINT; verification only reads, so it can be left at any instant
+        raise Interrupted("nothing was changed; run the same command again, or slices of it with --subset") from None
+    try:
+        show_report(report, config.report)
+    finally:  # also where the reader of our output has gone, as `| head` does
+        if config.report:
+            write_output(Path(config.report).expanduser(), json.dumps(report.as_dict(config.report), indent=1).encode())
+    return 1 if report.findings else 0
+
+
+class ReadingBar:
+    """A tqdm bar over the shards to read, with the speed of reading."""
+
+    def __init__(self, bar: "tqdm[Any]", config: VerifyConfig) -> None:
+        self._bar, self._level = bar, config.resolved_level
+        self._bytes, self._started = 0, time.monotonic()
+
+    def __call__(self, checked: CheckedShard) -> None:
+        if checked.task.level != self._level:
+            return  # outside the subset
+        self._bytes += checked.bytes
+        if self._level != "quick":
+            speed = self._bytes / 1e9 / max(time.monotonic() - self._started, 1e-9)
+            self._bar.set_postfix_str(f"{speed:.2f} GB/s", refresh=False)
+        self._bar.update()
+
+
+@contextmanager
+def reading_bar(cache: Path, config: VerifyConfig) -> Iterator[ReadingBar]:
+    subset = config.shards
+    try:
+        spec = read_spec(cache)
+        shards = sum(subset is None or shard in subset for shard in range(spec.num_shards))
+        total = shards * len(spec.arrays)
+    except (CacheError, OSError):
+        total = 0  # verification says what is wrong with it
+    with progress_bar(total=total, desc=f"verify {config.resolved_level}", unit="shard", delay=0.5) as bar:
+        yield ReadingBar(bar, config)
+
+
+def show_report(report: Report, report_file: str | None) -> None:
+    checked = f"{report.covered:,} of {report.shards:,} shards" if report.subset else f"{report.shards:,} shards"
+    checked += f", {report.samples:,} samples, {report.bytes:,} bytes"
+    level = f"{report.level}, subset {report.subset}" if report.subset else report.level
+    if report.subset and not report.covered:
+        print(f"no shard falls into {report.subset} of {report.shards:,} shards: all were checked as by quick")
+    if not report.findings:
+        print(f"sound ({level}): {checked}\ncache identity {report.identity}")
+        return
+    uncommitted = [finding for finding in report.findings if finding.kind == "uncommitted"]
+    show_findings([finding for finding in report.findings if finding.kind != "uncommitted"])
+    if uncommitted:
+        print(f"unfinished: {len(uncommitted):,} of {report.shards:,} shards are not committed")
+    print(f"not sound ({level}): {summary(report.findings)} in {checked}")
+    for step in report.next_steps(report_file or "FILE"):
+        first = "" if report_file or "--report" not in step else "write the findings down with --report FILE, then "
+        print(f"next: {first}{step}")
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    """How much is damaged, in numbers."""
+    files = Counter(finding.file for finding in findings)
+    shards = {finding.shard for finding in findings} - {None}
+    rows = {(finding.shard, finding.row) for finding in findings if finding.row is not None}
+    parts = [f"{len(findings):,} findings", f"{len(files):,} files", f"{len(shards):,} shards", f"{len(rows):,} rows"]
+    return f"{parts[0]} ({', '.join(parts[1:])})"
+
+
+def show_findings(findings: Sequence[Finding]) -> None:
+    table = Table("shard", "row", "file", "problem", box=None)
+    for finding in findings[:SHOWN_FINDINGS]:
+        place = ["" if value is None else str(value) for value in (finding.shard, finding.row)]
+        table.add_row(*place, Text(plain(finding.file)), Text(plain(finding.problem)))
+    # A pipe has no width; wide enough that nothing is broken there.
+    Console(highlight=False, width=None if sys.stdout.isatty() else 300).print(table)
+    if (more := len(findings) - SHOWN_FINDINGS) > 0:
+        print(f"and {more:,} more; --report FILE writes them all")

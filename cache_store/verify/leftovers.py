@@ -1,0 +1,80 @@
+"""What lies in a cache's folders and is no file of the cache: found, and where builds that died left it, cleared."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from cache_store.format.formats import shard_format
+from cache_store.format.schema import BUILD_FILE, PLAN_FILE, SEAL_FILE, Spec, commit_file, samples_file
+from cache_store.storage.publish import SCRATCH_SUFFIX, scratch_of
+from cache_store.verify.findings import Finding
+
+STRAY, LEFTOVER = "does not belong here", "left by a build that died"
+
+
+def stray(file: str, problem: str = STRAY) -> Finding:
+    return Finding(file=file, problem=problem, kind="stray")
+
+
+def stray_findings(root: Path, spec: Spec) -> Iterator[Finding]:
+    """What lies in the cache's folders and is no file of a cache, scratch files of a build that died among them."""
+    known = files_of(spec)
+    for path in sorted(root.glob(f".*{SCRATCH_SUFFIX}")):
+        yield stray(path.name, LEFTOVER if is_leftover(path.name, known) else STRAY)
+    folders = {folder for name in known for folder in folders_above(name)}
+    for top in sorted(name for name in folders if "/" not in name):
+        yield from strays_below(root, top, known, folders)
+
+
+def clear_leftovers(root: Path, spec: Spec) -> None:
+    """Delete the scratch files of builds that died; for the holder of the claim, and when it writes nothing itself.
+
+    Each folder that has files of the cache is listed once: those are as many as shards, in the Zarr form.
+    """
+    known = files_of(spec)
+    for folder in sorted({name.rpartition("/")[0] for name in known}):
+        with os.scandir(root / folder) as entries:
+            scratch = [entry for entry in entries if entry.name.endswith(SCRATCH_SUFFIX)]
+        for entry in scratch:
+            if entry.is_file(follow_symlinks=False) and is_leftover(f"{folder}/{entry.name}".lstrip("/"), known):
+                Path(entry).unlink()
+
+
+def files_of(spec: Spec) -> set[str]:
+    """The names of all files that a cache of this spec has."""
+    shards, layout = range(spec.num_shards), shard_format(spec)
+    names = {PLAN_FILE, BUILD_FILE, SEAL_FILE, *layout.metadata(spec), *map(samples_file, shards)}
+    for array in spec.arrays:
+        names.update(commit_file(array, shard) for shard in shards)
+        names.update(layout.shard_file(array, shard) for shard in shards)
+    return names
+
+
+def is_leftover(name: str, known: set[str]) -> bool:
+    """Whether a name is that of the scratch of one of the cache's `known` files."""
+    folder, slash, base = name.rpartition("/")
+    written = scratch_of(base)
+    return written is not None and folder + slash + written in known
+
+
+def folders_above(name: str) -> Iterator[str]:
+    while name := name.rpartition("/")[0]:
+        yield name
+
+
+def strays_below(root: Path, folder: str, known: set[str], folders: set[str]) -> Iterator[Finding]:
+    """Names as strings throughout: a large cache has hundreds of thousands of them."""
+    try:
+        entries = sorted(os.scandir(root / folder), key=lambda entry: entry.name)
+    except NotADirectoryError:
+        yield stray(folder)
+        return
+    except FileNotFoundError:
+        return  # the files that should be in it are missed one by one
+    for entry in entries:
+        name = f"{folder}/{entry.name}"
+        if entry.is_dir(follow_symlinks=False):
+            inner = [*strays_below(root, name, known, folders)]
+            yield from inner or ([] if name in folders or name in known else [stray(name)])
+        elif name not in known:
+            yield stray(name, LEFTOVER if is_leftover(name, known) else STRAY)

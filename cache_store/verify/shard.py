@@ -1,0 +1,187 @@
+"""Checking one shard: its record, its files, every sample in it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from cache_store.cache.metadata import read_commit
+from cache_store.cache.sealed_shards import map_file
+from cache_store.errors import CacheError
+from cache_store.format.formats import ShardSamples, shard_format
+from cache_store.format.plan import DIGESTED, PlanFile, plan_digest
+from cache_store.format.record import record_digest
+from cache_store.format.schema import SEAL_FILE, CommitContent, CommitRecord, Seal, Spec, commit_file, samples_file
+from cache_store.format.statistics import ChannelSums
+from cache_store.format.tables import read_table
+from cache_store.verify.file import absence, file_finding, unreadable
+from cache_store.verify.findings import Finding, Level
+from cache_store.verify.record import content_findings, files_of_shard, statistics_findings
+from cache_store.verify.samples import other_rows, status_findings, table_findings, table_problem
+from cache_store.verify.scan import scan_shard
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardTask:
+    """One shard to check."""
+
+    array: str
+    shard: int
+    level: Level
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedShard:
+    """What the check of one shard gave."""
+
+    task: ShardTask
+    content: CommitContent | None
+    """None where the shard has no readable record."""
+    digest: str | None
+    """Of the content."""
+    findings: tuple[Finding, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.bytes for file in self.content.files) if self.content else 0
+
+
+class ShardVerifier:
+    """Checks the shards of a cache, one at a time, in the thread that it was made in."""
+
+    def __init__(self, root: Path, spec: Spec, seal: Seal | None) -> None:
+        self._root, self._spec, self._seal = root, spec, seal
+
+    def __call__(self, task: ShardTask) -> CheckedShard:
+        record = self._read_record(task)
+        if isinstance(record, Finding):
+            findings = [record, *([] if record.kind == "uncommitted" else self._findings_without_record(task))]
+            return CheckedShard(task=task, content=None, digest=None, findings=tuple(findings))
+        content = record.content
+        findings = [*content_findings(self._spec, task.array, task.shard, content)]
+        has_names = tuple(file.path for file in content.files) == self._files(task)
+        findings += self._file_findings(task, content) if has_names else self._findings_without_record(task)
+        return CheckedShard(task=task, content=content, digest=record_digest(content), findings=tuple(findings))
+
+    def _read_record(self, task: ShardTask) -> CommitRecord | Finding:
+        """The shard's record, or why there is none."""
+        shard, name = task.shard, commit_file(task.array, task.shard)
+        try:
+            if record := read_commit(self._root, task.array, shard):
+                return record
+            if (self._root / SEAL_FILE).exists():
+                return Finding(shard=shard, file=name, problem="is missing, though the cache is sealed")
+        except (CacheError, OSError) as error:
+            return unreadable(error, self._root, name, shard)
+        return Finding(shard=shard, file=name, problem="is missing: the shard is not committed", kind="uncommitted")
+
+    def _files(self, task: ShardTask) -> tuple[str, str]:
+        return files_of_shard(self._spec, task.array, task.shard)
+
+    def _file_findings(self, task: ShardTask, content: CommitContent) -> Iterator[Finding]:
+        """The two files of the shard; at level full samples of files that are what was sealed are not looked at."""
+        wrong = [file_finding(self._root, file, task.level, task.shard) for file in content.files]
+        yield from filter(None, wrong)
+        is_sound = not any(wrong) and self._is_sealed(task, content)
+        if task.level == "deep" or (task.level == "full" and not is_sound):
+            yield from self._sample_findings(task, content, *wrong)
+
+    def _is_sealed(self, task: ShardTask, content: CommitContent) -> bool:
+        """Whether the record is the sealed one; that of an unsealed cache stands for itself."""
+        if self._seal is None:
+            return True
+        digests = self._seal.commits.get(task.array, ())
+        return task.shard < len(digests) and digests[task.shard] == record_digest(content)
+
+    def _sample_findings(
+        self, task: ShardTask, content: CommitContent, wrong_data: Finding | None, wrong_table: Finding | None
+    ) -> Iterator[Finding]:
+        """What is wrong with the samples; where the shard file is sound and the table is not, that is its fault."""
+        samples, found = self._read_samples(task)
+        yield from found
+        if samples is None:
+            return
+        yield from table_findings(samples, content)
+        yield from self._plan_findings(samples, None if wrong_table else content)
+        is_tables_fault = wrong_table is not None and wrong_data is None
+        sums = ChannelSums() if task.level == "deep" else None
+        differing = [*self._data_findings(task, samples, is_tables_fault, sums)]
+        yield from (each for each in differing if each.row is not None or not wrong_data)  # which is known to be wrong
+        if sums is not None and not differing and content.statistics is not None:
+            yield from statistics_findings(task.array, task.shard, content.statistics, sums.statistics())
+
+    def _findings_without_record(self, task: ShardTask) -> Iterator[Finding]:
+        """No hash is known, but the files can still be absent, or say of themselves and each other that they differ."""
+        data, table = self._files(task)
+        yield from filter(None, (absence(self._root, name, task.shard) for name in (data, table)))
+        if task.level == "quick":
+            return
+        samples, found = self._read_samples(task)
+        found += [] if samples is None else self._plan_findings(samples, None)
+        yield from found
+        if samples is not None and not found:
+            yield from status_findings(samples)
+            yield from self._data_findings(task, samples)
+        elif (self._root / data).is_file():
+            problem = f"is of no use, nor is {table}: {data} was not looked at"
+            yield Finding(shard=task.shard, file=commit_file(task.array, task.shard), problem=problem)
+
+    def _read_samples(self, task: ShardTask) -> tuple[ShardSamples | None, list[Finding]]:
+        """What the samples table says, if it can serve to find the samples, and why not."""
+        name = samples_file(task.shard)
+        if not (self._root / name).is_file():
+            return None, []  # which has been found already
+        try:
+            samples = ShardSamples(self._spec, task.array, task.shard, read_table(self._root / name))
+        except CacheError as error:
+            return None, [unreadable(error, self._root, name, task.shard)]
+        if problem := table_problem(samples):
+            return None, [Finding(shard=task.shard, file=name, problem=problem)]
+        return samples, []
+
+    @cached_property
+    def _plan(self) -> PlanFile | None:
+        """None where the plan is damaged, which is a finding of its own and no shard's fault."""
+        if self._seal and file_finding(self._root, self._seal.plan_file, "full"):
+            return None
+        try:
+            return PlanFile(self._root)
+        except CacheError:
+            return None
+
+    def _plan_findings(self, samples: ShardSamples, vouching: CommitContent | None) -> Iterator[Finding]:
+        """Whether the samples are the planned ones; `vouching` is a record whose hash the table has."""
+        if self._plan is None:
+            return
+        try:
+            planned = self._plan.shard(samples.shard, list(DIGESTED))
+        except CacheError:
+            return
+        findings = [*other_rows(samples, planned)]
+        if findings and vouching is not None and plan_digest([planned]) != vouching.plan_digest:
+            return  # plan and record differ, which is found elsewhere
+        yield from findings
+
+    def _data_findings(
+        self, task: ShardTask, samples: ShardSamples, is_tables_fault: bool = False, sums: ChannelSums | None = None
+    ) -> Iterator[Finding]:
+        """The shard file against the samples table: each sample, the file's own structure."""
+        shard, (name, table) = task.shard, self._files(task)
+        path = self._root / name
+        if not path.is_file():
+            return  # which has been found already
+        try:
+            problems = scan_shard(path, self._spec.arrays[task.array], samples.locations, sums)
+        except OSError as error:
+            yield unreadable(error, self._root, name, shard)
+            return
+        file, differs = (table, f"differs from {name}, which is sound: ") if is_tables_fault else (name, "")
+        rows = self._spec.shard_rows(shard)
+        for slot, problem in (*problems, *self._structure_problems(path, samples)):
+            row = None if slot is None or slot >= len(rows) else rows[slot]
+            yield Finding(shard=shard, row=row, file=file, problem=differs + problem)
+
+    def _structure_problems(self, path: Path, samples: ShardSamples) -> Iterator[tuple[int | None, str]]:
+        """What a mapping of the shard file shows; an empty file cannot be mapped, and is found by its size."""
+        if path.stat().st_size:
+            yield from shard_format(self._spec).structure_problems(map_file(path), samples)

@@ -1,0 +1,160 @@
+"""Saying whether every byte of a cache is right, and naming what is not.
+
+`quick` reads records and sizes: seconds for thousands of shards. `full` reads every byte: a file that has the SHA-256
+of its record holds what was written, and only where one has not are its samples looked at, to name rows. `deep` looks
+at every sample whatever the hashes say (crc32c, values, ids) and adds up the statistics, for what was written wrong or
+signed anew. Outside a subset all is read quickly.
+
+Threads read side by side: hashing, which is nearly all of the work, leaves the interpreter to the others.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from cache_store.cache.metadata import has_cache, read_build, read_seal, read_spec
+from cache_store.errors import CacheError, NewerFormatError
+from cache_store.format.schema import BUILD_FILE, SEAL_FILE, SPEC_FILE, Seal, Spec
+from cache_store.verify.file import unreadable
+from cache_store.verify.findings import Finding, Level, Report, in_reading_order
+from cache_store.verify.leftovers import stray_findings
+from cache_store.verify.plan import CheckedPlan, PlanTask, check_plan, plan_task
+from cache_store.verify.seal import seal_findings
+from cache_store.verify.shard import CheckedShard, ShardTask, ShardVerifier
+from cache_store.verify.spec import is_contradicted, metadata_findings
+from cache_store.verify.subset import Subset
+
+__all__ = ["Finding", "Level", "Report", "verify"]
+
+Task = PlanTask | ShardTask
+Checked = CheckedPlan | CheckedShard
+Progress = Callable[[CheckedShard], object]
+
+
+def ignore(checked: CheckedShard) -> None:
+    pass
+
+
+def verify(
+    path: str | Path,
+    level: Level = "quick",
+    *,
+    subset: Subset | None = None,
+    jobs: int = 1,
+    progress: Progress = ignore,
+) -> Report:
+    """Check a cache, with so many threads; the report is the same for any; `progress` hears of every shard.
+
+    Shards outside the subset are checked at level quick. CacheError only where there is no cache to check.
+    """
+    root = Path(path).expanduser()
+    name = subset.name if subset else None
+    nothing = Report(
+        cache=str(root), level=level, subset=name, identity=None, shards=0, samples=0, bytes=0, findings=()
+    )
+    try:
+        spec = read_spec(root)
+    except (CacheError, OSError) as error:
+        if isinstance(error, NewerFormatError) or not has_cache(root):
+            raise
+        return replace(nothing, findings=(unreadable(error, root, SPEC_FILE),))
+    seal, findings = read_seal_and_build(root)
+    if is_contradicted(root, spec, seal):
+        problem = "is not the spec that records, seal and plan were made with"
+        return replace(nothing, findings=(Finding(file=SPEC_FILE, problem=problem),))
+    findings += [*metadata_findings(root, spec), *stray_findings(root, spec)]
+    shards = shard_tasks(spec, level, subset)
+    tasks: list[Task] = [plan_task(shards, seal), *shards]
+    plan, checked = check_all(partial(Verifier, root, spec, seal), tasks, jobs, progress)
+    findings += [*plan.findings, *(finding for each in checked for finding in each.findings), *plan.compare(checked)]
+    if seal is not None:
+        findings += seal_findings(spec, seal, checked, {finding.file for finding in findings})
+    report = counted(nothing, [each for each in checked if subset is None or each.task.shard in subset])
+    findings.sort(key=in_reading_order)
+    identity = seal.identity if seal else None
+    return replace(report, identity=identity, shards=spec.num_shards, findings=tuple(findings))
+
+
+class Verifier:
+    """What one thread does: shards and the plan."""
+
+    def __init__(self, root: Path, spec: Spec, seal: Seal | None) -> None:
+        self._check_shard = ShardVerifier(root, spec, seal)
+        self._check_plan = partial(check_plan, root, spec, seal)
+
+    def __call__(self, task: Task) -> Checked:
+        return self._check_shard(task) if isinstance(task, ShardTask) else self._check_plan(task)
+
+
+def shard_tasks(spec: Spec, level: Level, subset: Subset | None) -> list[ShardTask]:
+    shards = range(spec.num_shards)
+    levels: list[Level] = [level if subset is None or shard in subset else "quick" for shard in shards]
+    return [
+        ShardTask(array=array, shard=shard, level=each)
+        for array in spec.arrays
+        for shard, each in zip(shards, levels, strict=True)
+    ]
+
+
+def check_all(
+    make_verifier: Callable[[], Verifier], tasks: Sequence[Task], jobs: int, progress: Progress
+) -> tuple[CheckedPlan, list[CheckedShard]]:
+    """The plan and every shard, in order, however they get done."""
+    plan, checked = CheckedPlan(), dict[int, CheckedShard]()
+    for position, result in results(make_verifier, tasks, jobs):
+        if isinstance(result, CheckedPlan):
+            plan = result
+        else:
+            checked[position] = result
+            progress(result)
+    return plan, [each for _, each in sorted(checked.items())]
+
+
+def results(make_verifier: Callable[[], Verifier], tasks: Sequence[Task], jobs: int) -> Iterator[tuple[int, Checked]]:
+    """What the tasks gave, each with its task's position, as they get done; each thread has a verifier of its own.
+
+    An exception here or in a thread ends them all; tasks in hand are finished first.
+    """
+    jobs = min(jobs, len(tasks))
+    if jobs == 1:
+        yield from enumerate(map(make_verifier(), tasks))
+        return
+    own = threading.local()
+
+    def start() -> None:
+        own.check = make_verifier()
+
+    with ThreadPoolExecutor(jobs, initializer=start) as pool:
+        try:
+            positions = {pool.submit(lambda task: own.check(task), task): place for place, task in enumerate(tasks)}
+            for done in as_completed(positions):
+                yield positions[done], done.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def counted(report: Report, covered: Sequence[CheckedShard]) -> Report:
+    """The report with the numbers of what was checked at the level asked for."""
+    shards = {each.task.shard for each in covered}
+    samples = {each.task.shard: each.content.cached for each in covered if each.content}
+    size = sum(each.bytes for each in covered)
+    return replace(report, covered=len(shards), samples=sum(samples.values()), bytes=size)
+
+
+def read_seal_and_build(root: Path) -> tuple[Seal | None, list[Finding]]:
+    """The seal, where it is sound, and what is wrong with the two records of the whole cache."""
+    seal, findings = None, []
+    try:
+        seal = read_seal(root)
+    except (CacheError, OSError) as error:
+        unsealed = Finding(file=SEAL_FILE, problem="is missing: the cache is not sealed", kind="unsealed")
+        findings.append(unreadable(error, root, SEAL_FILE) if os.path.lexists(root / SEAL_FILE) else unsealed)
+    try:
+        read_build(root)
+    except (CacheError, OSError) as error:
+        findings.append(unreadable(error, root, BUILD_FILE))
+    return seal, findings

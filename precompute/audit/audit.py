@@ -1,0 +1,205 @@
+"""`precompute audit`: encode a random draw again from the sources, and compare with what the cache holds.
+
+Verification proves that a cache holds the bytes once written; an audit shows that those were the right ones. A latent
+depends on its planned batch, so the whole batch of a drawn sample is encoded again and all of it is compared. Only the
+samples drawn, each as likely as any other, enter the confidence bound: those of one batch share a fate.
+"""
+
+# Axes: N images of a batch, C latent channels, H W latent cells.
+
+import secrets
+import shlex
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import lru_cache
+from itertools import islice, tee
+from math import inf
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import torch
+
+from cache_store.cache.metadata import read_commit
+from cache_store.cache.reader import Cache, open_cache
+from cache_store.errors import CacheError
+from cache_store.format.schema import CACHED, LATENTS, CommitRun, commit_file, samples_file
+from cache_store.refusal import differing, refuse
+from precompute.audit.comparison import Comparison, differences, source_problem
+from precompute.audit.report import AuditReport, Conditions
+from precompute.audit.tolerance import RELATIVE_TOLERANCE, device_class, root_mean_square
+from precompute.config import AuditConfig, BuildConfig, where_remembered
+from precompute.encode.batches import Batch, decoded_batches
+from precompute.encode.local import ENCODER_THREADS
+from precompute.encode.pipeline import library_versions
+from precompute.encoders.encoder import Encoder
+from precompute.encoders.registry import load_encoder
+from precompute.images.decoder_messages import silence_decoders
+from precompute.sources import Source, open_source
+
+SHARDS_HELD = 16
+"""Samples tables in memory at once."""
+
+SEEDS = 2**32
+
+
+OnDrawn = Callable[[int, int, float], object]
+"""Hears, after each batch, how many samples were drawn and compared, of how many that are to be, in how many seconds.
+"""
+
+
+def audit(root: Path, config: AuditConfig, stop: threading.Event, on_drawn: OnDrawn) -> AuditReport:
+    """Compare a random draw; ends early, with what it has, once `stop` is set or time is up.
+
+    Raises StaleError where the encoder is not the one that the cache was made with; CacheError where the cache is
+    damaged or not sealed.
+    """
+    silence_decoders()
+    cache = open_cache(root)
+    if not len(cache):
+        raise CacheError(f"{root} holds no cached sample; there is nothing to audit")
+    built = BuildConfig.of_cache(root)
+    with where_remembered(root):
+        source = open_source(built.source)
+        encoder = load_encoder(replace(built.encoder, device=config.device or built.encoder.device), built.image.range)
+    refuse_other_encoder(cache, built, encoder)
+    torch.set_num_threads(ENCODER_THREADS)
+    with ThreadPoolExecutor(built.run.threads(1), thread_name_prefix="decode") as pool:
+        return Auditor(cache, source, encoder, pool).run(config, stop, on_drawn)
+
+
+def refuse_other_encoder(cache: Cache, built: BuildConfig, encoder: Encoder) -> None:
+    """StaleError with a table of what the recorded encoder and recipe are now, and were."""
+    before = cache.spec.arrays[LATENTS]
+    now = msgspec.structs.replace(before, image=built.image.recipe, encoder=encoder.identity)
+    if differences := differing(msgspec.to_builtins(before), msgspec.to_builtins(now)):
+        refuse(
+            f"{cache.root} was made with another encoder than {built.encoder.model} is now; nothing was compared",
+            differences,
+            ["restore the encoder as it was and run the same command again"],
+        )
+
+
+def draw(total: int, seed: int) -> Iterator[int]:
+    """All sample numbers in random order, none twice, as they are asked for.
+
+    A Fisher-Yates shuffle, of which only what has moved is held: the cache may be far larger than the draw.
+    """
+    generator, moved = np.random.default_rng(seed), dict[int, int]()
+    for place in range(total):
+        taken = int(generator.integers(place, total))
+        yield moved.get(taken, taken)
+        moved[taken] = moved.pop(place, place)
+
+
+class Auditor:
+    """Encodes planned batches of a sealed cache again and compares them with what it holds."""
+
+    def __init__(self, cache: Cache, source: Source, encoder: Encoder, pool: ThreadPoolExecutor) -> None:
+        self._cache, self._source, self._encoder, self._pool = cache, source, encoder, pool
+        self._array = cache.spec.arrays[LATENTS]
+        self._rms = root_mean_square(cache.seal.arrays[LATENTS])
+        self._planned = lru_cache(maxsize=SHARDS_HELD)(self._read_planned)
+        self._runs: dict[int, CommitRun] = {}
+        """How the shards that were looked at came to be."""
+
+    def run(self, config: AuditConfig, stop: threading.Event, on_drawn: OnDrawn) -> AuditReport:
+        started, total = time.monotonic(), len(self._cache)
+        seed = secrets.randbelow(SEEDS) if config.seed is None else config.seed
+        asked = min(config.num_samples or total, total)
+        order, ahead = tee(islice(draw(total, seed), asked))
+        drawn, compared, upcoming = list[Comparison](), dict[int, Comparison](), next(order, None)
+        for batch in decoded_batches(self._batches(ahead), self._pool, self._source, self._array.image):
+            compared.update({each.number: each for each in self._compare(batch)})
+            while upcoming in compared:  # in the order of the draw: what was compared as a neighbour was not drawn
+                drawn.append(compared[upcoming])
+                upcoming = next(order, None)
+            on_drawn(len(drawn), asked, seconds := time.monotonic() - started)
+            if stop.is_set() or seconds > (config.seconds or inf):
+                self._pool.shutdown(cancel_futures=True)
+                break
+        return AuditReport(
+            conditions=self._conditions(seed, time.monotonic() - started),
+            samples=total,
+            asked=asked,
+            drawn=tuple(drawn),
+            compared=tuple(compared.values()),
+        )
+
+    def _batches(self, drawn: Iterable[int]) -> Iterator[Batch]:
+        """The planned batches of the samples drawn, each once, in the order of the draw."""
+        size = self._array.encoder.batch_size
+        batched = set[int]()
+        for number in (number for number in drawn if number not in batched):
+            shard = int(self._cache.shards.of(number))
+            planned, numbers = self._planned(shard)
+            start = int(np.flatnonzero(numbers == number)[0]) // size * size
+            stop = min(start + size, planned.num_rows)
+            batched.update(numbers[start:stop].tolist())
+            yield Batch(self._cache.spec, planned, shard, start, stop)
+
+    def _read_planned(self, shard: int) -> tuple[pa.Table, np.ndarray]:
+        """A shard's planned samples, and each one's sample number, -1 where it was rejected."""
+        shards, file, count = self._cache.shards, samples_file(shard), self._cache.seal.cached_per_shard[shard]
+        table = shards.table(shard, ["row", "id", "uri", "content_sha256", "status"])
+        cached = np.array(table["status"].to_pylist()) == CACHED
+        if table["row"].to_pylist() != list(self._cache.spec.shard_rows(shard)) or cached.sum() != count:
+            raise CacheError(f"{file} is damaged; run `cache-store verify {shlex.quote(str(self._cache.root))}`")
+        numbers = np.full(table.num_rows, -1, np.int64)
+        numbers[cached] = np.arange(shards.starts[shard], shards.ends[shard])
+        return table, numbers
+
+    def _compare(self, batch: Batch) -> Iterator[Comparison]:
+        """Every cached sample of the batch against its image encoded again."""
+        outcomes = batch.wait()
+        latent_NCHW = self._encoder.encode(torch.from_numpy(batch.pixels_NYX3)).cpu().numpy()
+        samples = batch.planned.slice(batch.start, len(outcomes)).to_pylist()
+        numbers = self._planned(batch.shard)[1][batch.start : batch.stop]
+        places = np.flatnonzero(numbers >= 0)
+        found = differences(self._cache.read(numbers[places]), latent_NCHW[places], self._array.dtype)
+        for place, difference in zip(places.tolist(), found, strict=True):
+            problem = source_problem(samples[place]["content_sha256"], outcomes[place])
+            yield Comparison(
+                number=int(numbers[place]),
+                shard=batch.shard,
+                row=samples[place]["row"],
+                id=samples[place]["id"],
+                tolerance=self._relative_tolerance(batch.shard) * self._rms,
+                difference=None if problem else difference,
+                source_problem=problem,
+            )
+
+    def _relative_tolerance(self, shard: int) -> float:
+        """For this shard's device and ours."""
+        if shard not in self._runs:
+            record = read_commit(self._cache.root, LATENTS, shard)
+            if record is None:
+                command = f"cache-store verify {shlex.quote(str(self._cache.root))}"
+                raise CacheError(f"{commit_file(LATENTS, shard)} is missing; run `{command}`")
+            self._runs[shard] = record.run
+        devices = device_class(self._runs[shard].device, str(self._encoder.device))
+        return RELATIVE_TOLERANCE[self._array.encoder.compute_dtype, devices]
+
+    def _conditions(self, seed: int, seconds: float) -> Conditions:
+        runs, versions = list(self._runs.values()), []
+        for run in runs:
+            versions += [run.versions] if run.versions not in versions else []
+        return Conditions(
+            cache=str(self._cache.root),
+            identity=self._cache.seal.identity,
+            seed=seed,
+            seconds=round(seconds, 3),
+            device=str(self._encoder.device),
+            versions=library_versions(),
+            built_on=tuple(sorted({run.device for run in runs})),
+            built_with=tuple(versions),
+            device_class=device_class(*(run.device for run in runs), str(self._encoder.device)),
+            compute_dtype=self._array.encoder.compute_dtype,
+            store_dtype=self._array.dtype,
+            relative_tolerance=max(map(self._relative_tolerance, self._runs)),
+            root_mean_square=self._rms,
+        )

@@ -1,0 +1,33 @@
+"""What a person sees while an audit runs: the samples drawn, or the time that it was given."""
+
+from types import TracebackType
+from typing import Self
+
+from cache_store.program.progress_bar import progress_bar
+from precompute.config import AuditConfig
+
+
+class AuditBar:
+    """A tqdm bar over what ends the audit: over seconds where they alone do."""
+
+    def __init__(self, config: AuditConfig) -> None:
+        self._seconds = config.seconds if config.num_samples is None else None
+        unit = "sample" if self._seconds is None else "s"
+        self.bar = progress_bar(total=self._seconds, desc="audit", unit=unit, delay=0.5)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bar.close()
+
+    def __call__(self, drawn: int, asked: int, seconds: float) -> None:
+        """So many of those asked for have been drawn and compared, in so long."""
+        if self._seconds is None:
+            self.bar.total = asked
+            self.bar.update(drawn - self.bar.n)
+        else:
+            self.bar.set_postfix_str(f"{drawn:,} samples", refresh=False)
+            self.bar.update(min(round(seconds, 1), self._seconds) - self.bar.n)

@@ -1,0 +1,175 @@
+"""What an audit found, and what may be said of the samples that it did not look at."""
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from math import ceil
+
+from scipy.special import betaincinv
+
+from cache_store.format.schema import LATENTS, SEAL_FILE, commit_file
+from precompute.audit.comparison import Comparison
+from precompute.audit.tolerance import DeviceClass
+
+CONFIDENCE = 0.95
+
+SHOWN_FINDINGS = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """Where and how an audit was made: what its result is worth depends on it."""
+
+    cache: str
+    identity: str
+    seed: int
+    seconds: float
+    device: str
+    versions: dict[str, str]
+    built_on: tuple[str, ...]
+    """Devices that encoded the shards that were looked at."""
+    built_with: tuple[dict[str, str], ...]
+    """Versions of libraries in those shards' records."""
+    device_class: DeviceClass
+    """Of all these devices: with the compute dtype, the entry of the table of tolerances."""
+    compute_dtype: str
+    store_dtype: str
+    relative_tolerance: float
+    """Of the root mean square; the loosest of the shards looked at."""
+    root_mean_square: float
+    """Of the cache's latents."""
+
+    @property
+    def tolerance(self) -> float:
+        """Largest difference allowed, beyond rounding to the stored dtype."""
+        return self.relative_tolerance * self.root_mean_square
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditReport:
+    """The result of one audit: whole batches are compared, and some of their samples were drawn at random."""
+
+    conditions: Conditions
+    samples: int
+    """Cached samples in the whole cache."""
+    asked: int
+    """Samples that the audit set out to draw."""
+    drawn: tuple[Comparison, ...]
+    compared: tuple[Comparison, ...]
+
+    @cached_property
+    def findings(self) -> list[Comparison]:
+        """Samples that differ by more than their tolerance, or whose image is not the one encoded; by row."""
+        return sorted((each for each in self.compared if each.problem), key=lambda each: each.row)
+
+    @cached_property
+    def largest(self) -> list[tuple[float, Comparison]]:
+        """The largest difference of each sample whose image is the one encoded, in rising order."""
+        found = [(each.difference.largest, each) for each in self.compared if each.difference is not None]
+        return sorted(found, key=lambda pair: pair[0])
+
+    @property
+    def equal_bits(self) -> int:
+        return sum(each.difference is not None and each.difference.equal_bits for each in self.compared)
+
+    @property
+    def is_exhaustive(self) -> bool:
+        return len(self.compared) == self.samples
+
+    @property
+    def bound(self) -> float:
+        """Largest share of all cached samples that may be wrong: exactly, or with CONFIDENCE."""
+        if self.is_exhaustive:
+            return len(self.findings) / self.samples
+        return upper_bound(sum(each.problem is not None for each in self.drawn), len(self.drawn))
+
+    @property
+    def statement(self) -> str:
+        conditions = self.conditions
+        beyond = f"differ by more than {conditions.tolerance:.3g} and rounding to {conditions.store_dtype}"
+        if any(each.difference is None for each in self.findings):
+            beyond += ", or their image is not the one encoded"
+        if self.is_exhaustive:
+            return f"all {self.samples:,} cached samples were compared: {len(self.findings):,} {beyond}"
+        share = f"at most {self.bound:.2%} of the {self.samples:,} cached samples"
+        return f"with {CONFIDENCE:.0%} confidence {share} {beyond}"
+
+    def quantile(self, share: float) -> float | None:
+        """A sample's largest difference that at least `share` of all samples do not exceed."""
+        return self.largest[max(ceil(share * len(self.largest)) - 1, 0)][0] if self.largest else None
+
+    def as_dict(self) -> dict[str, object]:
+        return {
+            **asdict(self.conditions),
+            "tolerance": self.conditions.tolerance,
+            "samples": self.samples,
+            "asked": self.asked,
+            "drawn": len(self.drawn),
+            "compared": len(self.compared),
+            "equal_bits": self.equal_bits,
+            "worst": asdict(self.largest[-1][1]) if self.largest else None,
+            "median": self.quantile(0.5),
+            "percentile_99": self.quantile(0.99),
+            "confidence": 1.0 if self.is_exhaustive else CONFIDENCE,
+            "bound": self.bound,
+            "statement": self.statement,
+            "findings": [asdict(each) | {"problem": each.problem} for each in self.findings],
+        }
+
+
+def upper_bound(bad: int, drawn: int, confidence: float = CONFIDENCE) -> float:
+    """The one-sided Clopper-Pearson bound: the largest share of bad samples that explains as few as `bad` of `drawn`.
+
+    It is the share at which a binomial variable of `drawn` trials is `bad` or less with probability 1 - confidence,
+    that is the `confidence` quantile of Beta(bad + 1, drawn - bad) (Clopper and Pearson, Biometrika 26, 1934); for
+    bad = 0 it is 1 - (1 - confidence) ** (1 / drawn). Drawing without repetition from a finite cache makes so few
+    bad samples only less likely, so the bound errs to the safe side and needs no correction for that.
+    """
+    return 1.0 if bad >= drawn else float(betaincinv(bad + 1, drawn - bad, confidence))
+
+
+def report_lines(report: AuditReport) -> list[str]:
+    """The report for a person: how it was made, what was found, the statement, what to do."""
+    fields = list(described(report))
+    width = max(len(field) for field, _ in fields)
+    lines = [f"{field:<{width}}  {value}" for field, value in fields]
+    lines += [
+        f"row {each.row}, {each.id} (shard {each.shard}): {each.problem}" for each in report.findings[:SHOWN_FINDINGS]
+    ]
+    if (more := len(report.findings) - SHOWN_FINDINGS) > 0:
+        lines.append(f"and {more:,} more; --report FILE writes them all")
+    return [*lines, report.statement, *advice(report)]
+
+
+def described(report: AuditReport) -> Iterator[tuple[str, str]]:
+    """Fields and their values."""
+    conditions = report.conditions
+    yield "seed", str(conditions.seed)
+    yield "drawn", f"{len(report.drawn):,} of {report.samples:,} cached samples"
+    where = f"on {conditions.device} in {conditions.seconds:.0f} s, built on {', '.join(conditions.built_on)}"
+    yield "compared", f"{len(report.compared):,} samples, the planned batches of those drawn, {where}"
+    yield "equal bits", f"{report.equal_bits:,} of {len(report.compared):,}"
+    if report.largest:
+        difference, worst = report.largest[-1]
+        yield "worst", f"{difference:.3g} (row {worst.row}, {worst.id})"
+        yield "typical", f"median {report.quantile(0.5):.3g}, 99th percentile {report.quantile(0.99):.3g}"
+    scale = f"{conditions.relative_tolerance:g} of the latents' root mean square, {conditions.root_mean_square:.3g}"
+    entry = f"{conditions.compute_dtype}, {conditions.device_class}"
+    yield "tolerance", f"{conditions.tolerance:.3g}: {scale} ({entry})"
+
+
+def advice(report: AuditReport) -> Iterator[str]:
+    """What to do about the findings."""
+    if shards := sorted({each.shard for each in report.findings if each.difference is not None}):
+        names = [
+            f"{report.conditions.cache}/{name}"
+            for name in (SEAL_FILE, *(commit_file(LATENTS, shard) for shard in shards))
+        ]
+        yield f"next: rm {shlex.join(names)}, if the encoder and the sources are the right ones"
+        yield (
+            "next: rerun the `precompute build` that made the cache: it encodes these shards again, and the cache is "
+            "another one for training; with the seal in place, it would keep to the bytes that were sealed"
+        )
+    if any(each.difference is None for each in report.findings):
+        yield "next: restore the images as they were, or build into a new cache; this one cannot be built again"

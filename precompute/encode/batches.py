@@ -1,0 +1,115 @@
+"""Planned batches of images, decoded a few ahead of whoever encodes them.
+
+A latent's bits depend on the batch that it was encoded in, so batches are planned: rows of a shard in order, cut
+every `batch_size`, a rejected image's place filled with grey.
+"""
+
+# Axes: N images of a batch, Y X pixels, h w latent cells, 3 RGB.
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+
+from cache_store.cache.writer import Outcome
+from cache_store.errors import SourceError
+from cache_store.format.plan import PlanFile
+from cache_store.format.schema import LATENTS, ImageRecipe, Spec
+from precompute.images.decode import MID_GREY, content_sha256, decode_image, fit_image, to_pixels
+from precompute.images.rejected import Rejected
+from precompute.sources import Source
+from precompute.sources.archive import MISSING
+
+BATCHES_AHEAD = 3
+"""Decoded batches that wait for the encoder: with those being encoded and written, memory's bound."""
+
+
+class Batch:
+    """A planned batch: images decode into it from several threads, each into its own place."""
+
+    def __init__(self, spec: Spec, planned: pa.Table, shard: int, start: int, stop: int) -> None:
+        recipe = spec.arrays[LATENTS].image
+        latent_height, latent_width = spec.arrays[LATENTS].shape[1:]
+        self.shard, self.planned, self.start, self.stop = shard, planned, start, stop
+        count = stop - start
+        self.pixels_NYX3 = np.full((count, recipe.height, recipe.width, 3), MID_GREY, np.uint8)
+        self.rgb_Nhw3 = np.full((count, latent_height, latent_width, 3), MID_GREY, np.uint8)
+        self.outcomes: list[Future[Outcome]] = []
+        self.encoding_since = 0.0
+        """When the encoder got it, by the monotonic clock."""
+
+    @property
+    def is_first(self) -> bool:
+        return self.start == 0
+
+    @property
+    def is_last(self) -> bool:
+        return bool(self.stop == self.planned.num_rows)
+
+    def decode(self, pool: ThreadPoolExecutor, source: Source, recipe: ImageRecipe) -> Self:
+        """Start decoding; `wait` until it is done."""
+        uris = self.planned["uri"].slice(self.start, self.stop - self.start).to_pylist()
+        for place, uri in enumerate(uris):
+            self.outcomes.append(pool.submit(self._decode_one, place, source, uri, recipe))
+        return self
+
+    def _decode_one(self, place: int, source: Source, uri: str, recipe: ImageRecipe) -> Outcome:
+        digest: str | None = None
+        size: tuple[int, int] | tuple[None, None] = (None, None)
+        try:
+            data = source.read(uri)
+            digest = content_sha256(data)
+            image = decode_image(data, recipe.max_pixels)
+            size = image.size
+            fitted = fit_image(image, recipe)
+        except Rejected as rejected:
+            return Outcome(content_sha256=digest, width=size[0], height=size[1], reason=rejected.reason)
+        height, width = self.rgb_Nhw3.shape[1:3]
+        self.pixels_NYX3[place] = to_pixels(fitted)
+        self.rgb_Nhw3[place] = to_pixels(fitted.reduce((fitted.width // width, fitted.height // height)))
+        return Outcome(content_sha256=digest, width=size[0], height=size[1], reason=None)
+
+    @property
+    def is_ready(self) -> bool:
+        return all(future.done() for future in self.outcomes)
+
+    def wait(self) -> list[Outcome]:
+        return [future.result() for future in self.outcomes]
+
+
+def planned_batches(root: Path, spec: Spec, shards: Iterable[int]) -> Iterator[Batch]:
+    """Every batch of the given shards, in order, not yet decoded."""
+    size = spec.arrays[LATENTS].encoder.batch_size
+    plan = PlanFile(root)
+    for shard in shards:
+        planned = plan.shard(shard)
+        for start in range(0, planned.num_rows, size):
+            yield Batch(spec, planned, shard, start, min(start + size, planned.num_rows))
+
+
+def decoded_batches(
+    batches: Iterator[Batch], pool: ThreadPoolExecutor, source: Source, recipe: ImageRecipe
+) -> Iterator[Batch]:
+    """The same batches, decoded, a few ahead of whoever asks."""
+    ahead: deque[Batch] = deque()
+    for batch in batches:
+        ahead.append(batch.decode(pool, source, recipe))
+        if len(ahead) > BATCHES_AHEAD:
+            yield ahead.popleft()
+    yield from ahead
+
+
+def refuse_vanished(batch: Batch, source: Source) -> None:
+    """SourceError for an image that is gone since it was planned: a mount that went is no fault of the sample."""
+    planned = batch.planned.slice(batch.start, batch.stop - batch.start)
+    columns = (planned[name].to_pylist() for name in ("id", "uri", "fingerprint"))
+    for outcome, name, uri, fingerprint in zip(batch.wait(), *columns, strict=True):
+        if outcome.content_sha256 is None and fingerprint != MISSING and source.fingerprint(uri) == MISSING:
+            raise SourceError(
+                f"the image of {name} was there when the cache was planned and is gone ({outcome.reason}); restore "
+                "the images and run the same command again"
+            )

@@ -1,0 +1,152 @@
+"""One worker's work: decode, encode and write overlap, a few batches in memory, whole shards on disk."""
+
+# Axes: N images of a batch, C latent channels, H W latent cells.
+
+import importlib.metadata
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from cache_store.cache.writer import OtherShardError, ShardBuilder
+from cache_store.errors import Interrupted
+from cache_store.format.schema import LATENTS, CommitRecord, Spec
+from precompute.encode.batches import Batch, decoded_batches, planned_batches, refuse_vanished
+from precompute.encoders.encoder import Encoder
+from precompute.resume.image_changes import OtherShard, other_shard
+from precompute.sources import Source
+
+WRITES_BEHIND = 2
+"""Encoded batches that wait for the disk."""
+
+VERSIONED = ("torch", "diffusers", "numpy", "pillow", "pyarrow")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What one step of the pipeline did."""
+
+    samples: int = 0
+    waited_s: float = 0.0
+    """Time that the encoder had nothing to do but wait for images."""
+    elapsed_s: float = 0.0
+    committed: CommitRecord | None = None
+    other: OtherShard | None = None
+    """A shard that is not committed, because it is not the one that was expected."""
+
+
+class ShardSink:
+    """Receives encoded batches in order, on one thread, and makes shards of them."""
+
+    def __init__(
+        self,
+        root: Path,
+        spec: Spec,
+        device: str,
+        expected: Mapping[int, Collection[str]],
+        on_progress: Callable[[Progress], None],
+    ) -> None:
+        self._root, self._spec, self._device = root, spec, device
+        self._expected, self._on_progress = expected, on_progress
+        self._shard = ExitStack()
+        self._failed = False
+
+    def write(self, batch: Batch, latent_NCHW: torch.Tensor) -> None:
+        """Add a batch; after a failure the batches already queued behind it are ignored."""
+        if self._failed:
+            return
+        self._failed = True
+        self._write(batch, latent_NCHW)
+        self._failed = False
+
+    def _write(self, batch: Batch, latent_NCHW: torch.Tensor) -> None:
+        if batch.is_first:
+            self._started = batch.encoding_since
+            expected = self._expected.get(batch.shard, ())
+            builder = ShardBuilder(self._root, self._spec, LATENTS, batch.shard, batch.planned, expected)
+            self._builder = self._shard.enter_context(builder)
+        rgb = batch.rgb_Nhw3.astype(np.float32) / 255.0
+        self._builder.append(latent_NCHW.cpu().numpy(), rgb, batch.wait())
+        if batch.is_last:
+            done = self._commit(batch.shard)
+            self._shard.close()
+            self._on_progress(done)
+
+    def _commit(self, shard: int) -> Progress:
+        """A shard that is not the expected one is told and left out; others may yet be."""
+        seconds = time.monotonic() - self._started
+        try:
+            return Progress(committed=self._builder.commit(seconds, self._device, library_versions()))
+        except OtherShardError as error:
+            return Progress(other=other_shard(self._root, shard, error))
+
+    def close(self) -> None:
+        """Drop a shard that is not committed."""
+        self._shard.close()
+
+
+@cache
+def library_versions() -> dict[str, str]:
+    """Of the libraries that a latent's bits may depend on."""
+    return {name: importlib.metadata.version(name) for name in VERSIONED}
+
+
+def encode_shards(
+    root: Path,
+    spec: Spec,
+    source: Source,
+    encoder: Encoder,
+    shards: Iterable[int],
+    expected: Mapping[int, Collection[str]],
+    *,
+    decode_threads: int,
+    stop: threading.Event,
+    on_progress: Callable[[Progress], None],
+) -> None:
+    """Build the given shards; Interrupted, with the shard in hand dropped, once `stop` is set.
+
+    A shard that does not come out as `expected` leaves what was there, and the others are built all the same.
+    """
+    sink = ShardSink(root, spec, str(encoder.device), expected, on_progress)
+    writes: deque[Future[None]] = deque()
+    decoders = ThreadPoolExecutor(decode_threads, thread_name_prefix="decode")
+    writer = ThreadPoolExecutor(1, thread_name_prefix="write")
+    try:
+        batches = decoded_batches(planned_batches(root, spec, shards), decoders, source, spec.arrays[LATENTS].image)
+        for batch, waited_s, elapsed_s in timed(batches, encoder.device):
+            if stop.is_set():
+                raise Interrupted("the shard in hand was dropped; run the same command again to go on")
+            refuse_vanished(batch, source)
+            batch.encoding_since = time.monotonic()
+            latents = encoder.encode(torch.from_numpy(batch.pixels_NYX3))
+            writes.append(writer.submit(sink.write, batch, latents))
+            while len(writes) > WRITES_BEHIND:
+                writes.popleft().result()
+            on_progress(Progress(len(batch.pixels_NYX3), waited_s, elapsed_s))
+        for write in writes:
+            write.result()
+    finally:
+        decoders.shutdown(cancel_futures=True)
+        writer.shutdown(cancel_futures=True)
+        sink.close()
+
+
+def timed(batches: Iterator[Batch], device: torch.device) -> Iterator[tuple[Batch, float, float]]:
+    """Each batch with the time that the encoder stood idle for it, and the time since the one before it."""
+    last = time.monotonic()
+    for batch in batches:
+        if not batch.is_ready and device.type == "cuda":
+            torch.cuda.synchronize(device)  # an encoder still at work does not wait yet
+        idle = time.monotonic()
+        batch.wait()
+        now = time.monotonic()
+        yield batch, now - idle, now - last
+        last = now

@@ -1,0 +1,86 @@
+"""What a person sees while a build runs, and the counts that decide whether it goes on."""
+
+import sys
+import time
+from collections import Counter
+from types import TracebackType
+from typing import Self
+
+from cache_store.format.schema import CommitRecord
+from cache_store.program.progress_bar import progress_bar
+from cache_store.refusal import plain
+from precompute.encode.pipeline import Progress
+from precompute.images.rejected import TooManyRejectsError
+from precompute.resume.image_changes import OtherShard
+
+
+def say(message: str) -> None:
+    """What a person should know though the build goes on."""
+    print(f"precompute: {plain(message)}", file=sys.stderr)
+
+
+class BuildProgress:
+    """A tqdm bar over images; raises EncodeOnceError as soon as too many samples are rejected."""
+
+    def __init__(self, planned: int, committed: list[CommitRecord], max_reject_fraction: float) -> None:
+        self._planned = planned
+        self._allowed = max_reject_fraction
+        self._reasons: Counter[str] = Counter()
+        contents = [record.content for record in committed]
+        done = sum(content.cached + content.rejected for content in contents)
+        self._bar = progress_bar(total=planned, initial=done, desc="encode", unit="image", smoothing=0.1)
+        self._elapsed_s = self._waited_s = 0.0
+        self._started = time.monotonic()
+        self.images = self.shards = 0
+        self.rejected: dict[int, int] = {}
+        """Samples rejected in each shard that was built."""
+        self.others: list[OtherShard] = []
+        """Shards that are as they were, because they did not come out as expected."""
+        for content in contents:
+            self._reasons.update(content.reasons)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.close()
+
+    def __call__(self, progress: Progress) -> None:
+        self.images += progress.samples
+        self._elapsed_s += progress.elapsed_s
+        self._waited_s += progress.waited_s
+        if progress.committed is not None:
+            self.shards += 1
+            content = progress.committed.content
+            self.rejected[content.shard] = content.rejected
+            self._reasons.update(content.reasons)
+            self.refuse_too_many_rejects()
+        if progress.other is not None:
+            self.others.append(progress.other)
+        self._bar.set_postfix_str(
+            f"encoder waits {self.waiting_share:.0%}, {self._reasons.total()} rejected", refresh=False
+        )
+        self._bar.update(progress.samples)
+
+    @property
+    def waiting_share(self) -> float:
+        return self._waited_s / self._elapsed_s if self._elapsed_s else 0.0
+
+    @property
+    def images_per_s(self) -> float:
+        return self.images / max(time.monotonic() - self._started, 1e-9)
+
+    @property
+    def all_rejected(self) -> bool:
+        return self._reasons.total() == self._planned
+
+    def refuse_too_many_rejects(self) -> None:
+        rejected = self._reasons.total()
+        if rejected > self._allowed * self._planned:
+            why = ", ".join(f"{count} {reason}" for reason, count in self._reasons.most_common())
+            raise TooManyRejectsError(
+                f"{rejected} of {self._planned} samples are rejected ({why}), more than run.max_reject_fraction "
+                f"{self._allowed:g} allows"
+            )

@@ -1,0 +1,66 @@
+"""`precompute gallery`: the gallery of `cache_store`, with what the VAE's decoder makes of the latents."""
+
+# Axes: N images, C latent channels, H W latent cells, Y X pixels, 3 RGB.
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cache_store.cache.reader import open_cache
+from cache_store.format.schema import EncoderIdentity
+from cache_store.refusal import Difference, refuse
+from precompute.config import BuildConfig, DecodedGalleryConfig, where_remembered
+from precompute.encoders.config import EncoderConfig
+from precompute.encoders.registry import load_decoder
+
+if TYPE_CHECKING:
+    from cache_store.gallery.exhibits import Decode
+    from cache_store.gallery.gallery import Gallery
+
+
+def gallery(root: Path, config: DecodedGalleryConfig) -> "Gallery":
+    """Write the page and the contact sheets; StaleError where the VAE is not the one that made the cache."""
+    from cache_store.gallery.gallery import make_gallery  # pulls in matplotlib
+
+    return make_gallery(root, config, open_decoder(root, config) if config.decode else None)
+
+
+def open_decoder(root: Path, config: DecodedGalleryConfig) -> "Decode":
+    """From stored latents to pictures, by the VAE that the cache was made with."""
+    identity = open_cache(root).array_spec(config.array).encoder
+    recorded = BuildConfig.of_cache(root).encoder
+    encoder = replace(recorded, model=config.model or recorded.model, device=config.device)
+    with where_remembered(root) if config.model is None else nullcontext():
+        decode = matching_decoder(encoder, identity)
+
+    def pictures(latent_NCHW: np.ndarray) -> np.ndarray:
+        latents = torch.from_numpy(latent_NCHW.astype(np.float32))
+        mean_NCHW = latents.chunk(2, dim=1)[0] if identity.posterior == "moments" else latents
+        return to_uint8(decode(mean_NCHW))
+
+    return pictures
+
+
+def matching_decoder(config: EncoderConfig, identity: EncoderIdentity) -> Callable[[Tensor], Tensor]:
+    """The decoder that belongs to the encoder of `identity`.
+
+    A checkpoint is whole: where its encode path is the cache's, its decoder is the one trained with it, or was
+    finetuned on it.
+    """
+    decode, weights_sha256 = load_decoder(config)
+    if weights_sha256 != identity.weights_sha256:
+        difference = Difference("sha256 of the encode path", identity.weights_sha256, weights_sha256)
+        refuse(f"{config.model} is not the model that made the cache", [difference], ["name that one with --model"])
+    return decode
+
+
+def to_uint8(image_N3YX: Tensor) -> np.ndarray:
+    """RGB in [-1, 1], which a VAE's decoder gives whatever range its encoder was fed, as uint8 [N, Y, X, 3]."""
+    levels_N3YX = image_N3YX.add(1).mul(127.5).round().clamp(0, 255).to(torch.uint8)
+    return levels_N3YX.permute(0, 2, 3, 1).cpu().numpy()

@@ -1,0 +1,37 @@
+"""A cache's source images as its encoder saw them, for programs that know only the cache; needs no torch.
+
+`cache_store.gallery` finds `open_source_images` by the entry point group `encode_once.images`.
+"""
+
+from pathlib import Path
+
+from PIL import Image
+
+from cache_store.errors import SourceError
+from cache_store.gallery.source_images import ReadImage
+from precompute.config import BuildConfig
+from precompute.images.decode import content_sha256, decode_image, fit_image
+from precompute.images.decoder_messages import silence_decoders
+from precompute.images.rejected import Rejected
+from precompute.sources import open_source
+
+
+def open_source_images(root: Path) -> ReadImage:
+    """A reader by uri, from what the cache remembers of its build; EncodeOnceError where the source cannot be had.
+
+    What it reads is upright and fitted to the recipe's size; SourceError says why there is no image.
+    """
+    built = BuildConfig.of_cache(root)
+    source, recipe = open_source(built.source), built.image.recipe
+    silence_decoders()
+
+    def read(uri: str) -> tuple[Image.Image, str]:
+        try:
+            data = source.read(uri)
+            return fit_image(decode_image(data, recipe.max_pixels), recipe), content_sha256(data)
+        except Rejected as rejected:
+            raise SourceError(rejected.reason) from None
+        except OSError as error:
+            raise SourceError(f"cannot be read: {error.strerror or error}") from None
+
+    return read

@@ -1,0 +1,167 @@
+"""Counting what the formats of boxes, JPEG 2000 and AVIF, are made of, before their decoders walk it.
+
+OpenJPEG allocates for every tile, precinct and code block, which a file of a kilobyte may have millions of. So a file
+is refused that cuts its image smaller than any encoder does. A file that ends between two tiles would be decoded with
+the others black: all must be there. libavif looks for every item among all items, and allocates for every frame.
+"""
+
+import re
+import struct
+from collections.abc import Iterator
+
+from precompute.images.rejected import Rejected
+
+SOC, SIZ, COD, COC, SOT, SOD, EOC = 0xFF4F, 0xFF51, 0xFF52, 0xFF53, 0xFF90, 0xFF93, 0xFFD9
+
+SIZE = struct.Struct(">2x8IH")
+"""Of SIZ behind its length: image's ends and beginnings, the tile's size and beginnings, components."""
+
+MAX_COMPONENTS = 4
+MAX_LAYERS = 100
+"""Each is a pass over all blocks; encoders write up to fifty."""
+
+MIN_TILE_PIXELS, FEW_TILES = 4_096, 1_000
+MIN_BLOCK_SIDE_LOG2, MIN_BLOCK_LOG2 = 4, 10
+"""Code blocks of 32 x 32 pixels, or 16 x 64, at least; they have 64 x 64 as a rule."""
+
+MIN_PRECINCT_SIDE_LOG2 = 5
+"""In pixels of the whole image, at any of its resolutions."""
+
+AVIF_BRANDS = frozenset({b"avif", b"avis", b"mif1", b"msf1"})
+"""First in a file that Pillow gives to libavif."""
+
+MAX_TABLE_BYTES = 2**16
+"""Of each table of an AVIF's items; a grid of 512 tiles needs 10 KB."""
+ITEM_TABLES = frozenset({b"iinf", b"iloc", b"iref", b"ipma"})
+
+FRAMES = re.compile(rb"stsz.{8}(.{4})", re.DOTALL)
+"""A track's number of frames."""
+
+
+def avif_parts(data: bytes, max_pixels: int) -> Iterator[int]:
+    """Boxes and frames; of other files of boxes, such as videos, none."""
+    if data[8:12] not in AVIF_BRANDS:
+        return
+    for kind, begin, end in boxes(data, 0, len(data)):
+        yield 1
+        if kind == b"meta":
+            yield from avif_items(data, begin + 4, end)
+        elif kind == b"moov":
+            yield from (int.from_bytes(match[1], "big") for match in FRAMES.finditer(data, begin, end))
+
+
+def avif_items(data: bytes, begin: int, end: int) -> Iterator[int]:
+    for kind, first, last in boxes(data, begin, end):
+        yield 1
+        tables = boxes(data, first, last) if kind == b"iprp" else [(kind, first, last)]
+        for table, table_begin, table_end in tables:
+            yield 1
+            if table in ITEM_TABLES and table_end - table_begin > MAX_TABLE_BYTES:
+                raise Rejected("too many parts", f"a table of items of more than {MAX_TABLE_BYTES:,} bytes")
+
+
+def jp2_parts(data: bytes, max_pixels: int) -> Iterator[int]:
+    """Boxes, entries of palettes, and the parts of the codestream."""
+    size = None
+    for kind, begin, end in boxes(data, 0, len(data)):
+        yield 1
+        if kind == b"jp2h":
+            for inner, inner_begin, inner_end in boxes(data, begin, end):
+                yield 1
+                if inner == b"ihdr":
+                    size = data[inner_begin : inner_begin + 8]
+                elif inner == b"pclr":
+                    yield int.from_bytes(data[inner_begin : inner_begin + 2], "big")
+                elif inner == b"res ":
+                    yield (inner_end - inner_begin) // 8
+        elif kind == b"jp2c":
+            if size is None:
+                raise Rejected("cannot decode", "its header does not come before its codestream")
+            yield from j2k_parts(data[begin:end], max_pixels, size)
+            return
+    raise Rejected("cannot decode", "cut short: there is no codestream in it")
+
+
+def boxes(data: bytes, position: int, end: int) -> Iterator[tuple[bytes, int, int]]:
+    """Type of each, and where its content begins and ends; the last may reach beyond the data."""
+    while position + 8 <= end:
+        length, kind = struct.unpack_from(">I4s", data, position)
+        begin = position + 8
+        if length == 1 and begin + 8 <= end:
+            length, begin = int.from_bytes(data[begin : begin + 8], "big"), begin + 8
+        following = end if length == 0 else position + length
+        if following < begin:
+            raise Rejected("cannot decode", f"its box at byte {position:,} is damaged")
+        yield kind, begin, min(following, end)
+        position = following
+
+
+def j2k_parts(data: bytes, max_pixels: int, size: bytes | None = None) -> Iterator[int]:
+    """Segments of the codestream and of each tile; `size` is what the file's own header has for height and width."""
+    tiles: int | None = None
+    position, seen = 2, set[int]()
+    try:
+        while True:
+            (marker,) = struct.unpack_from(">H", data, position)
+            yield 1
+            if marker == EOC:
+                break
+            (length,) = struct.unpack_from(">H", data, position + 2)
+            if marker < 0xFF00 or length < 2:
+                raise Rejected("cannot decode", f"its codestream is damaged at byte {position:,}")
+            if marker == SIZ and tiles is None:
+                tiles = tiles_of(data[position + 2 :][: 2 + SIZE.size], size)
+            elif marker == SOT:
+                tile, tile_bytes = struct.unpack_from(">HI", data, position + 4)
+                seen.add(tile)
+                yield from tile_parts(data, position + 2 + length)
+                position = position + tile_bytes if tile_bytes else data.rindex(b"\xff\xd9")
+                continue
+            refuse_small_blocks(marker, data[position + 4 : position + 2 + length])
+            position += 2 + length
+    except (struct.error, ValueError):
+        raise Rejected("cannot decode", "cut short: its codestream has no end") from None
+    if tiles is None or len(seen) != tiles:
+        raise Rejected("cannot decode", f"cut short: {len(seen)} of {tiles} tiles are there")
+
+
+def tile_parts(data: bytes, position: int) -> Iterator[int]:
+    """Segments before a tile's data, which may say anew how it is cut."""
+    while True:
+        marker, length = struct.unpack_from(">HH", data, position)
+        if marker == SOD:
+            return
+        yield 1
+        refuse_small_blocks(marker, data[position + 4 : position + 2 + length])
+        position += 2 + length
+
+
+def tiles_of(siz: bytes, size: bytes | None) -> int:
+    """How many tiles there are; Rejected where they are far too many for their image."""
+    right, bottom, left, top, tile_width, tile_height, tile_left, tile_top, components = SIZE.unpack_from(siz, 2)
+    width, height = right - left, bottom - top
+    if width <= 0 or height <= 0 or not (tile_width and tile_height) or components > MAX_COMPONENTS:
+        raise Rejected("cannot decode", f"{width} x {height} pixels of {components} components in its codestream")
+    if size is not None and size != struct.pack(">II", height, width):
+        raise Rejected("cannot decode", "its header and its codestream differ in the image's size")
+    tiles: int = -((tile_left - right) // tile_width) * -((tile_top - bottom) // tile_height)
+    if tiles > max(FEW_TILES, width * height // MIN_TILE_PIXELS):
+        raise Rejected("too many parts", f"{tiles:,} tiles of {tile_width} x {tile_height} pixels")
+    return tiles
+
+
+def refuse_small_blocks(marker: int, segment: bytes) -> None:
+    """Rejected where COD or COC cut the image into far too many layers, code blocks or precincts."""
+    if marker not in (COD, COC):
+        return
+    style = 1 if marker == COC else 0  # behind the component's number
+    layers = int.from_bytes(segment[1 + 1 : 4], "big") if marker == COD else 1
+    levels, width, height = segment[style + 1 + (4 if marker == COD else 0) :][:3]
+    width, height = (width & 15) + 2, (height & 15) + 2
+    if layers > MAX_LAYERS or min(width, height) < MIN_BLOCK_SIDE_LOG2 or width + height < MIN_BLOCK_LOG2:
+        raise Rejected("too many parts", f"{layers} layers of code blocks of {2**width} x {2**height} pixels")
+    if segment[style] & 1:
+        precincts = segment[style + (10 if marker == COD else 6) :][: levels + 1]
+        sides = [min(each & 15, each >> 4) + levels - level for level, each in enumerate(precincts)]
+        if len(precincts) <= levels or min(sides) < MIN_PRECINCT_SIDE_LOG2:
+            raise Rejected("too many parts", "precincts of a few pixels")

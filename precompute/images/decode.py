@@ -1,0 +1,179 @@
+"""From an image file's bytes to the pixels that the encoder sees.
+
+Image files are untrusted: formats are allow-listed, the pixel count is bounded from the header before anything is
+decoded, so is the number of parts that a decoder would walk, and a truncated file fails instead of ending in grey.
+Only the first frame is decoded. One image takes at most MEMORY_PER_PIXEL bytes for each of `max_pixels`, twice its
+file's size and MEMORY_AT_LEAST; each decode thread has one image in hand. An AVIF whose frames are larger than its
+header says is the exception: libavif decodes frames of up to 2^28 pixels, some 2 GB, before it scales them.
+"""
+
+# Axes: Y X image height and width in pixels, 3 RGB.
+
+import hashlib
+import io
+import re
+import struct
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from PIL import AvifImagePlugin, ExifTags, Image, ImageOps, UnidentifiedImageError
+
+from cache_store.errors import ConfigError
+from cache_store.format.schema import ImageRecipe
+from precompute.images.netpbm import decode_netpbm, is_netpbm
+from precompute.images.not_images import what_it_is
+from precompute.images.parts import MAX_EXIF_BYTES, refuse_costly
+from precompute.images.rejected import Rejected, refuse_many_pixels
+from precompute.images.rgb import to_rgb, with_true_levels
+
+SUFFIXES_OF = {
+    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"),
+    "PNG": (".png", ".apng"),
+    "WEBP": (".webp",),
+    "GIF": (".gif",),
+    "BMP": (".bmp",),
+    "TIFF": (".tif", ".tiff"),
+    "AVIF": (".avif", ".avifs"),
+    "JPEG2000": (".jp2", ".j2k", ".j2c", ".jpf", ".jpx"),
+    "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
+    "TGA": (".tga",),
+}
+"""Of files that hold images, by Pillow's name of the format; what a file holds decides how it is read."""
+FORMATS = tuple(SUFFIXES_OF)
+WITH_MAGIC = tuple(name for name in FORMATS if name not in ("PPM", "TGA"))
+"""What Pillow tells by a file's first bytes, and decodes outside Python."""
+TGA = re.compile(rb".(\0[\x02\x03\x0a\x0b]\0{5}|\x01[\x01\x09].{4}[\x10\x18\x20])", re.DOTALL)
+"""TGA has no magic: this is its header's beginning as programs write it, which no other image's header is."""
+SUFFIXES = frozenset(suffix for suffixes in SUFFIXES_OF.values() for suffix in suffixes)
+
+MID_GREY = 128
+"""Fills a rejected image's place in its batch, and the border of `pad`."""
+
+Image.MAX_IMAGE_PIXELS = None  # our own bound is checked first, from the header, and rejects instead of warning
+AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # a build decodes several images at once by itself
+
+MEMORY_PER_PIXEL = 32
+"""Bytes; measured were 25 for a JPEG 2000 with alpha, 19 for an AVIF and 16 for a WebP with alpha, 12 for a progressive
+JPEG in CMYK, 4 for a PNG.
+"""
+
+MEMORY_AT_LEAST = 64 * 2**20
+"""Bytes that an image may take however small it is: parts of its file as Python objects, decoders' buffers."""
+
+ORIENTATIONS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""By EXIF's number."""
+
+RESAMPLING = {
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+    "box": Image.Resampling.BOX,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageConfig:
+    """How an image becomes pixels; everything here changes latents, so changing it means a new cache."""
+
+    height: int = 224
+    """Pixels; a multiple of the encoder's spatial factor (8 for Cosmos)."""
+    width: int = 224
+    """Pixels; a multiple of the encoder's spatial factor."""
+    fit: Literal["squash", "crop", "pad"] = "squash"
+    """squash: scale both sides, ignoring the aspect; crop: fill and cut the middle out; pad: fit and border in grey."""
+    resample: Literal["bilinear", "bicubic", "lanczos", "box"] = "bilinear"
+    """Pillow's filter of that name; all of them average when they shrink."""
+    range: Literal["signed", "theworld"] = "signed"
+    """What the encoder is fed: signed is RGB in [-1, 1], as the VAE expects; theworld is RGB in [0, 255]."""
+    max_pixels: int = 100_000_000
+    """Larger images are rejected from their header, before decoding; 100 million take up to 3.2 GB to decode."""
+
+    def __post_init__(self) -> None:
+        for name in ("height", "width", "max_pixels"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"image.{name} must be at least 1, got {getattr(self, name)}")
+
+    @property
+    def recipe(self) -> ImageRecipe:
+        return ImageRecipe(
+            height=self.height,
+            width=self.width,
+            fit=self.fit,
+            resample=self.resample,
+            range=self.range,
+            max_pixels=self.max_pixels,
+        )
+
+
+def content_sha256(data: bytes) -> str:
+    """What a cache remembers of an image file: SHA-256 over its bytes, as read."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def decode_image(data: bytes, max_pixels: int) -> Image.Image:
+    """RGB, upright, of any size up to `max_pixels`; Rejected where the bytes are no such image."""
+    if is_netpbm(data):
+        return to_rgb(decode_netpbm(data, max_pixels))
+    refuse_costly(data, max_pixels)
+    try:
+        with Image.open(io.BytesIO(data), formats=("TGA",) if TGA.match(data) else WITH_MAGIC) as image:
+            refuse_many_pixels(*image.size, max_pixels)
+            image.load()
+            return to_rgb(upright(with_true_levels(image, data)))
+    except UnidentifiedImageError:
+        raise Rejected("cannot decode", what_it_is(data)) from None
+    except DECODER_ERRORS as error:
+        raise Rejected("cannot decode", f"{type(error).__name__}: {describe(error)}") from None
+
+
+DECODER_ERRORS = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    TypeError,
+    LookupError,
+    EOFError,
+    ArithmeticError,
+    struct.error,
+    RuntimeError,
+)
+"""What Pillow's decoders raise on broken input; libavif's are RuntimeErrors. Anything else, want of memory
+too, stops the build.
+"""
+
+
+def describe(error: BaseException) -> str:
+    """Without the address that Pillow prints of its input object, which would differ from run to run."""
+    return str(error).split("<_io.BytesIO")[0].strip() or "no details"
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """Turned as its EXIF says; unlike Pillow's `exif_transpose`, without a copy and without writing EXIF anew."""
+    if len(image.info.get("exif", b"")) > MAX_EXIF_BYTES:
+        raise Rejected("too many parts", f"more than {MAX_EXIF_BYTES:,} bytes of EXIF")
+    method = ORIENTATIONS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+    return image if method is None else image.transpose(method)
+
+
+def fit_image(image: Image.Image, recipe: ImageRecipe) -> Image.Image:
+    """The RGB image at the recipe's size."""
+    size, filter_ = (recipe.width, recipe.height), RESAMPLING[recipe.resample]
+    if recipe.fit == "crop":
+        return ImageOps.fit(image, size, filter_)
+    if recipe.fit == "pad":
+        return ImageOps.pad(image, size, filter_, color=(MID_GREY,) * 3)
+    return image.resize(size, filter_)
+
+
+def to_pixels(image: Image.Image) -> np.ndarray:
+    """uint8 [Y, X, 3]."""
+    return np.asarray(image, np.uint8)

@@ -1,0 +1,86 @@
+"""Netpbm images: PBM, PGM and PPM, plain and binary, of any maximum.
+
+Pillow reads those of another maximum than 255, and all plain ones, value by value in Python: minutes for a photograph,
+and hours for a plain file of comments.
+"""
+
+import re
+
+import numpy as np
+from PIL import Image
+
+from precompute.images.rejected import Rejected, refuse_many_pixels
+
+MAX_HEADER_BYTES = 2**16
+"""With its comments."""
+
+BLANK = rb"(?:[ \t-\r]|#[^\r\n]*+[\r\n])++"
+MAGIC = re.compile(rb"P[1-6][ \t-\r#]")
+SIZE = rb"P[1-6]" + BLANK + rb"(\d{1,9})" + BLANK + rb"(\d{1,9})"
+HEADERS = {
+    True: re.compile(SIZE + rb"[ \t-\r]"),
+    False: re.compile(SIZE + BLANK + rb"(\d{1,5})[ \t-\r]"),
+}
+"""By whether the image is bilevel, which has no maximum. One blank stands before the pixels."""
+
+COMMENT = re.compile(rb"#[^\r\n]*+")
+LONG_VALUE = re.compile(rb"\d{10}")
+BLANKS, DIGITS = b" \t\n\v\f\r", b"0123456789"
+
+
+def is_netpbm(data: bytes) -> bool:
+    return MAGIC.match(data) is not None
+
+
+def decode_netpbm(data: bytes, max_pixels: int) -> Image.Image:
+    """The first image, bilevel, grey or RGB; Rejected where it is broken."""
+    kind = data[1] - ord("0")
+    is_bilevel, is_plain, channels = kind in (1, 4), kind <= 3, 3 if kind in (3, 6) else 1
+    header = HEADERS[is_bilevel].match(data, 0, MAX_HEADER_BYTES)
+    if header is None:
+        raise Rejected("cannot decode", "its Netpbm header is damaged")
+    width, height, maximum = map(int, (*header.groups(), b"1")[:3])
+    if not (width and height and 0 < maximum < 65_536):
+        raise Rejected("cannot decode", f"its Netpbm header claims {width} x {height} pixels of up to {maximum}")
+    refuse_many_pixels(width, height, max_pixels)
+    body, count = memoryview(data)[header.end() :], width * height * channels
+    if is_bilevel and not is_plain:
+        whole(body, (width + 7) // 8 * height)
+        return Image.frombytes("1", (width, height), body, "raw", "1;I")
+    values = plain_values(body, count, is_bilevel) if is_plain else binary_values(body, count, maximum)
+    if values.max() > maximum:
+        raise Rejected("cannot decode", f"it has values above its maximum, {maximum}")
+    levels = levels_of(maximum)[1 - values if is_bilevel else values]  # of PBM, 1 is black
+    return Image.fromarray(levels.reshape((height, width, 3) if channels == 3 else (height, width)))
+
+
+def levels_of(maximum: int) -> np.ndarray:
+    """uint8 [maximum + 1]: the high byte of each value, as of 16 bits; of 255, the value itself."""
+    return (np.arange(maximum + 1, dtype=np.uint32) * 65_535 // maximum >> 8).astype(np.uint8)
+
+
+def binary_values(body: memoryview, count: int, maximum: int) -> np.ndarray:
+    kind = np.dtype(np.uint8 if maximum < 256 else ">u2")
+    whole(body, count * kind.itemsize)
+    return np.frombuffer(body, kind, count)
+
+
+def plain_values(body: memoryview, count: int, is_bilevel: bool) -> np.ndarray:
+    """The first `count` numbers; those of a PBM are single digits, which need no blanks between them. A number may end
+    with the file.
+    """
+    text = COMMENT.sub(b" ", body)
+    if text.translate(None, BLANKS + DIGITS) or (not is_bilevel and LONG_VALUE.search(text)):
+        raise Rejected("cannot decode", "it has values that are no small numbers")
+    if is_bilevel:
+        text = text.translate(None, BLANKS)
+        whole(text, count)
+        return np.frombuffer(text, np.uint8, count) - np.uint8(ord("0"))
+    values = np.fromstring(text, np.int32, sep=" ")
+    whole(values, count)
+    return values[:count]
+
+
+def whole(found: memoryview | bytes | np.ndarray, needed: int) -> None:
+    if len(found) < needed:
+        raise Rejected("cannot decode", f"cut short: {len(found):,} of {needed:,} bytes or values are there")

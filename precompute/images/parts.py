@@ -1,0 +1,195 @@
+"""Counting what an image file is made of, before Pillow walks it in Python.
+
+A pixel count does not bound the work in a file: empty chunks, comments and strip offsets cost a decoder a microsecond
+and hundreds of bytes of memory each, every scan of a JPEG goes over the whole image once more, and a TIFF's tile may be
+larger than its image. So the parts are counted first, at the cost of a few lookups in an honest file.
+"""
+
+import re
+import struct
+from collections.abc import Callable, Iterator
+
+from precompute.images.box_parts import avif_parts, j2k_parts, jp2_parts
+from precompute.images.rejected import Rejected
+
+MAX_PARTS = 100_000
+"""Chunks, segments, blocks or tag values of one file: 0.2 s and 40 MB at most. A PNG of 256 MiB in chunks of 4 KB, or
+a TIFF of 100,000 strips of one row, still fits.
+"""
+
+MAX_SCANS = 100
+"""Of a JPEG. Progressive files have about ten; libtiff has the same bound."""
+
+MAX_EXIF_BYTES = 2**20
+"""EXIF is at most 64 KB by its standard; Pillow joins several segments of it."""
+
+JPEG_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]", re.DOTALL)
+"""Neither a stuffed byte nor a restart marker: what can end a scan's data. Without a repeat, the search is linear."""
+SOI, EOI, SOS, APP1, APP13, TEM = 0xD8, 0xD9, 0xDA, 0xE1, 0xED, 0x01
+
+GIF_EXTENSION, GIF_IMAGE, GIF_END = 0x21, 0x2C, 0x3B
+
+BMP_COMPRESSION, BMP_RUN_LENGTHS = slice(30, 34), frozenset({b"\1\0\0\0", b"\2\0\0\0"})
+BMP_PART_BYTES = 160
+"""100,000 of them are 16 MB, which take Pillow 6 s."""
+
+TIFF_BYTE_LIKE = frozenset({1, 2, 7})
+"""BYTE, ASCII, UNDEFINED: kept as bytes, not as a tuple of numbers."""
+TIFF_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}
+"""Bytes of a value, by type."""
+TIFF_NUMBERS = {3: "H", 4: "L", 13: "L", 16: "Q", 18: "Q"}
+"""SHORT, LONG, IFD, LONG8, IFD8: what a tile's size or a directory's place may be."""
+TIFF_SUBDIRECTORIES = frozenset({34665, 34853, 40965})
+"""EXIF, GPS, interoperability."""
+TILE_WIDTH, TILE_LENGTH = 322, 323
+
+
+def refuse_costly(data: bytes, max_pixels: int) -> None:
+    """Rejected for a file that would cost far more to decode than its size and pixel count say.
+
+    Silent about most broken files: decoders refuse those.
+    """
+    for magic, parts in PARTS.items():
+        if data.startswith(magic, PLACES.get(magic, 0)):
+            count = 0
+            for found in parts(data, max_pixels):
+                count += found
+                if count > MAX_PARTS:
+                    raise Rejected("too many parts", f"more than {MAX_PARTS:,} chunks, segments, blocks or tag values")
+
+
+def jpeg_parts(data: bytes, max_pixels: int) -> Iterator[int]:
+    """Segments and Photoshop's resources; before the first scan also every byte between, which Pillow skips singly."""
+    scans = exif_bytes = position = 0
+    while match := JPEG_MARKER.search(data, position):
+        marker = data[match.end() - 1]
+        yield 1 if scans else match.end() - position - 1
+        position = match.end()
+        if marker == EOI:
+            return
+        if marker in (SOI, TEM):
+            continue
+        scans += marker == SOS
+        length = int.from_bytes(data[position : position + 2], "big")
+        yield data.count(b"8BIM", position, position + length) if marker == APP13 else 0
+        exif_bytes += length if marker == APP1 and data.startswith(b"Exif", position + 2) else 0
+        if scans > MAX_SCANS or exif_bytes > MAX_EXIF_BYTES:
+            raise Rejected("too many parts", f"more than {MAX_SCANS} scans or {MAX_EXIF_BYTES:,} bytes of EXIF")
+        position += max(length, 2)
+    yield 0 if scans else max(0, len(data) - position)
+
+
+def png_parts(data: bytes, max_pixels: int) -> Iterator[int]:
+    is_whole = False
+    for number, (kind, begin) in enumerate(png_chunks(data)):
+        if (kind == b"IHDR") != (number == 0):  # Pillow takes it from any place, the last of several
+            raise Rejected("cannot decode", "IHDR is not the first of its chunks, or one of several")
+        is_whole = kind == b"IEND" and begin + 4 <= len(data)  # with its crc32
+        yield 1
+    if not is_whole:  # Pillow does without the chunk
+        raise Rejected("cannot decode", "cut short: its last chunk, IEND, is missing or not whole")
+
+
+def png_chunks(data: bytes) -> Iterator[tuple[bytes, int]]:
+    """Type of each chunk up to the end of the image, and where its content begins."""
+    position, kind = 8, b""
+    while position + 8 <= len(data) and kind != b"IEND":
+        length, kind = struct.unpack_from(">I4s", data, position)
+        yield kind, position + 8
+        position += length + 12  # length, type, crc32
+
+
+def gif_parts(data: bytes, max_pixels: int) -> Iterator[int]:
+    """What stands before the first frame; its pixels' blocks are read in C."""
+    position = 13 + gif_palette_bytes(data[10:11])
+    while position + 1 < len(data) and data[position] not in (GIF_IMAGE, GIF_END):
+        yield 1
+        if data[position] != GIF_EXTENSION:
+            position += 1
+            continue
+        position += 2
+        while position < len(data) and data[position]:
+            position += data[position] + 1
+            yield 1
+        position += 1
+
+
+def bmp_parts(data: bytes, max_pixels: int) -> Iterator[int]:
+    """Of a file in run lengths, which Pillow reads one by one: one for as many bytes as cost what a part costs."""
+    if data[BMP_COMPRESSION] in BMP_RUN_LENGTHS:
+        yield len(data) // BMP_PART_BYTES
+
+
+def gif_palette_bytes(flags: bytes) -> int:
+    return 3 << (flags[0] & 7) + 1 if flags and flags[0] & 0x80 else 0
+
+
+def tiff_parts(data: bytes, max_pixels: int) -> Iterator[int]:
+    """Entries and their values in the first directory and those below it; the others are never read."""
+    if data[:4] == b"MM\0+":
+        raise Rejected("cannot decode", "Pillow and libtiff read a big-endian BigTIFF differently")
+    order, is_big = "<" if data[:2] == b"II" else ">", data[2] == ord("+")
+    first = int.from_bytes(data[8:16] if is_big else data[4:8], "little" if order == "<" else "big")
+    waiting, seen = [first], {first}
+    while waiting:
+        offset, tile_pixels = waiting.pop(), 1
+        try:
+            for tag, kind, count, value in tiff_entries(data, offset, order, is_big):
+                number = tiff_number(order, kind, count, value)
+                yield 1 if kind in TIFF_BYTE_LIKE or count > len(data) else 1 + count
+                if tag in (TILE_WIDTH, TILE_LENGTH):
+                    tile_pixels *= max_pixels + 1 if number is None else number
+                if tag in TIFF_SUBDIRECTORIES and number is not None and number not in seen:
+                    waiting.append(number)
+                    seen.add(number)
+        except struct.error:
+            if offset == first:  # Pillow would go on without the tags that are missing, the orientation for one
+                raise Rejected("cannot decode", "its directory is cut short") from None
+        if tile_pixels > max_pixels:
+            raise Rejected("too large", f"tiles of more than {max_pixels:,} pixels")
+
+
+def tiff_entries(data: bytes, offset: int, order: str, is_big: bool) -> Iterator[tuple[int, int, int, bytes]]:
+    """Tag, type, number of values, and the value or where it lies; struct.error where the file ends before either."""
+    head, entry = ("Q", "HHQ8s") if is_big else ("H", "HHL4s")
+    (count,) = struct.unpack_from(order + head, data, min(offset, len(data)))
+    step = struct.calcsize(order + entry)
+    for place in range(offset + struct.calcsize(order + head), offset + len(data), step)[:count]:
+        tag, kind, values, value = struct.unpack_from(order + entry, data, place)
+        size = values * TIFF_SIZES.get(kind, 0)
+        if size > len(value) and int.from_bytes(value, "little" if order == "<" else "big") + size > len(data):
+            raise struct.error("its value lies beyond the file")
+        yield tag, kind, values, value
+
+
+def tiff_number(order: str, kind: int, count: int, value: bytes) -> int | None:
+    """The entry's value, where it is one whole number."""
+    form = f"{order}{TIFF_NUMBERS.get(kind, 's')}"
+    if count != 1 or kind not in TIFF_NUMBERS or struct.calcsize(form) > len(value):
+        return None
+    (number,) = struct.unpack_from(form, value)
+    return int(number)
+
+
+FTYP = b"ftyp"
+
+PARTS: dict[bytes, Callable[[bytes, int], Iterator[int]]] = {
+    b"\xff\xd8": jpeg_parts,
+    b"\x89PNG\r\n\x1a\n": png_parts,
+    b"GIF8": gif_parts,
+    b"BM": bmp_parts,
+    b"II*\0": tiff_parts,
+    b"MM\0*": tiff_parts,
+    b"II\0*": tiff_parts,
+    b"MM*\0": tiff_parts,
+    b"II+\0": tiff_parts,
+    b"MM\0+": tiff_parts,
+    b"\0\0\0\x0cjP  \r\n\x87\n": jp2_parts,
+    b"\xff\x4f\xff\x51": j2k_parts,
+    FTYP: avif_parts,
+}
+"""By a file's first bytes, all that Pillow takes for that format. WebP is read in C; TGA in time and memory that the
+file's size and the pixel count bound.
+"""
+PLACES = {FTYP: 4}
+"""Of a magic that does not come first."""

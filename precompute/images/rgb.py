@@ -1,0 +1,82 @@
+"""Any of Pillow's modes as RGB, where what Pillow does by itself would be another picture."""
+
+import numpy as np
+from PIL import Image, PngImagePlugin, TiffImagePlugin
+
+from precompute.images.parts import png_chunks
+from precompute.images.rejected import Rejected
+
+SIXTEEN_BIT_MODES = frozenset({"I;16", "I;16L", "I;16B", "I;16N"})
+"""Unsigned, of any byte order: those of PNG and TIFF."""
+
+WITHOUT_RANGE = {"I": "signed or 32-bit integer", "F": "floating-point"}
+"""What no file says of pixels of these modes is which number is black and which is white."""
+
+STRIP_PIXELS = 2**20
+"""Images are made RGB in strips of about so many pixels: the steps between need little memory then."""
+
+PNG_BITS = 24
+"""Place of the bits of a level in a PNG whose first chunk is its header; Pillow does not tell them."""
+
+TIFF_BITS, TIFF_PHOTOMETRIC = 258, 262
+TIFF_WHITE_IS_ZERO = 0
+
+
+def with_true_levels(image: Image.Image, data: bytes) -> Image.Image:
+    """The image of these bytes, its levels from black to white as they are in others of its mode.
+
+    Pillow scales pixels of 2, 4 and 16 bits to 8, but not the level that is transparent among them, and of 1 bit it
+    takes any level but 0 for white; PNG has only the lowest bits of that level count. Of a TIFF's grey of more than
+    8 bits it gives the numbers of the file, be they of 12 bits or a negative's.
+    """
+    if isinstance(image, PngImagePlugin.PngImageFile) and "transparency" in image.info:
+        bits = data[PNG_BITS]
+        if image.mode == "RGB" and bits == 16:
+            raise Rejected("unsupported pixels", "a transparent colour of 16 bits, of which 8 are read")
+        if image.mode in ("1", "L"):
+            image.info["transparency"] = png_transparent_level(data) % 2**bits * (255 // (2**bits - 1))
+    elif isinstance(image, TiffImagePlugin.TiffImageFile) and image.mode == "I;16":
+        if image.tag_v2.get(TIFF_BITS) == (12,):
+            return image.point(lambda level: level * 16.0 + 0.0)
+        if image.tag_v2.get(TIFF_PHOTOMETRIC, TIFF_WHITE_IS_ZERO) == TIFF_WHITE_IS_ZERO:  # Pillow's default too
+            return image.point(lambda level: level * -1.0 + 65_535.0)
+    return image
+
+
+def png_transparent_level(data: bytes) -> int:
+    """As the file has it, of up to 16 bits; the last of several, which is Pillow's."""
+    *_, begin = (begin for kind, begin in png_chunks(data) if kind == b"tRNS")
+    return int.from_bytes(data[begin : begin + 2], "big")
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Any of Pillow's modes as RGB: 16-bit grey by its high byte, alpha over white, CMYK by Pillow's conversion."""
+    if image.mode == "RGB" and not image.has_transparency_data:
+        return image
+    rgb, rows = Image.new("RGB", image.size), max(1, STRIP_PIXELS // image.width)
+    for top in range(0, image.height, rows):
+        strip = image.crop((0, top, image.width, min(top + rows, image.height)))
+        rgb.paste(strip_to_rgb(strip), (0, top))
+    return rgb
+
+
+def strip_to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode in SIXTEEN_BIT_MODES:
+        image = high_byte(image)
+    elif image.mode in WITHOUT_RANGE:
+        raise Rejected("unsupported pixels", f"{WITHOUT_RANGE[image.mode]} pixels have no agreed range")
+    if image.has_transparency_data:
+        rgba = image.convert("RGBA")
+        ground = Image.new("RGBA", rgba.size, "white")
+        return Image.alpha_composite(ground, rgba).convert("RGB")
+    return image.convert("RGB")
+
+
+def high_byte(image: Image.Image) -> Image.Image:
+    """16-bit grey as 8-bit grey; Pillow's own conversion of some of these modes clips at 255 instead."""
+    values = np.asarray(image)
+    grey = Image.fromarray((values >> 8).astype(np.uint8))
+    transparent = image.info.get("transparency")
+    if isinstance(transparent, int):  # PNG's one transparent level, of 65,536
+        grey.putalpha(Image.fromarray(np.where(values == transparent, 0, 255).astype(np.uint8)))
+    return grey

@@ -1,0 +1,148 @@
+"""Latents in training order, for a training loop of one's own.
+
+The position is the count of samples consumed. Global batch k covers the positions [k·B, (k+1)·B) of the endless
+concatenation of epochs, so it may straddle two, and is never short. Rank r of R takes the r-th contiguous part of
+it; DataLoader worker w of W takes every W-th batch, which the DataLoader puts back in order.
+
+A pass covers `epochs` epochs, and the next pass goes on where it ended: passes one after the other are one long pass
+cut up. Where the next one begins has to be known to the workers, which are copies made anew for each pass or kept from
+pass to pass; so it lies in memory that all of them share, and moves on when the last of them has ended.
+"""
+
+import math
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import IterableDataset, get_worker_info
+
+from cache_store import Cache, open_cache
+from cache_store.errors import ConfigError
+from cache_store.refusal import differing, refuse
+from trainer.config import MAX_EPOCHS
+from trainer.data.order import Int64Array, SampleOrder
+
+MAX_WORKERS = 1_024
+"""Of one DataLoader; each has a place of its own to say where its next pass lies."""
+
+NEVER = 2**62
+"""Where a pass ends that does not."""
+
+
+def rank_slice(batch_size: int, rank: int, world_size: int) -> slice:
+    """The part of a global batch that belongs to `rank`."""
+    part = batch_size // world_size
+    return slice(rank * part, (rank + 1) * part)
+
+
+def batch_positions(batch: int, batch_size: int) -> Int64Array:
+    return np.arange(batch * batch_size, (batch + 1) * batch_size)
+
+
+def as_tensor(latents_NCHW: np.ndarray) -> Tensor:
+    """Share the array's memory; numpy's bfloat16 (ml_dtypes) is unknown to torch and goes by its bits."""
+    if latents_NCHW.dtype.name == "bfloat16":
+        return torch.from_numpy(latents_NCHW.view(np.uint16)).view(torch.bfloat16)
+    return torch.from_numpy(latents_NCHW)
+
+
+class LatentStream(IterableDataset[dict[str, Any]]):
+    """Batches of latents in the keyed order of samples; the same for any number of DataLoader workers.
+
+    Yields `latents` [batch_size / world_size, C, H, W] in the stored dtype, `numbers` (sample numbers, for
+    `cache.samples`) and `cursor`, the position after the batch. `load_state_dict({"cursor": …})` resumes there: the
+    next pass holds what was left of that one. A pass that is left before its end is not over: without workers the
+    next one begins where it began; with workers, which read ahead, load the cursor of the last batch first.
+    With workers, pass it to `DataLoader(stream, batch_size=None, num_workers=W)` and keep the cursor of the last
+    batch, since `state_dict` of this object then stands still: the workers hold copies.
+    """
+
+    def __init__(
+        self,
+        cache: Cache | str | Path,
+        batch_size: int,
+        *,
+        seed: int = 0,
+        epochs: float | None = 1,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        """`batch_size` is the global batch; a pass's last batch runs over into the next epoch; None never ends."""
+        super().__init__()
+        if batch_size < 1 or world_size < 1 or batch_size % world_size or not 0 <= rank < world_size:
+            raise ConfigError(f"batch_size {batch_size} must divide among ranks (rank {rank} of {world_size})")
+        if epochs is not None and not 0 < epochs <= MAX_EPOCHS:
+            raise ConfigError(
+                f"epochs must be above 0 and at most {MAX_EPOCHS:,}, or None for a pass that never ends, got {epochs}"
+            )
+        self.cache = cache if isinstance(cache, Cache) else open_cache(cache)
+        self.batch_size, self.rank, self.world_size = batch_size, rank, world_size
+        self.order = SampleOrder(self.cache.seal.identity, seed, len(self.cache))
+        # A decimal as it was written: a tenth of 40 samples is 4, and not a little more.
+        self.pass_samples = None if epochs is None else Fraction(str(epochs)) * len(self.cache)
+        self._cursor, self._end = 0, self.pass_end(0)
+        self._own_pass: tuple[int, int] | None = None
+        passes = torch.tensor([[self._cursor], [self._end]]).repeat(1, MAX_WORKERS)
+        self._passes_2W = passes.share_memory_()  # type: ignore[no-untyped-call]
+
+    def pass_end(self, position: int) -> int:
+        """Where the pass ends that holds `position`: with the batch that completes it."""
+        if self.pass_samples is None:
+            return NEVER
+        passes = position // self.pass_samples + 1
+        return math.ceil(passes * self.pass_samples / self.batch_size) * self.batch_size
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        worker = get_worker_info()
+        stride, offset = (worker.num_workers, worker.id) if worker else (1, 0)
+        # The least of all is past a pass only once every worker has ended it, however late the others begin.
+        start, end = self._own_pass or self._passes_2W[:, :stride].amin(1).tolist()
+        self._own_pass = None
+        self._cursor, self._end = start, end
+        batch = start // self.batch_size + offset
+        while batch * self.batch_size < end:
+            # A worker's cursor is where its next batch lies, less its offset, so that it too can resume alone.
+            self._cursor = (batch + stride - offset) * self.batch_size
+            yield self.read_batch(batch)
+            batch += stride
+        self._finish_pass(offset, stride, end)
+
+    def _finish_pass(self, worker: int, workers: int, end: int) -> None:
+        following = torch.tensor([end, self.pass_end(end)])
+        self._passes_2W[:, worker] = following
+        if int(self._passes_2W[0, :workers].min()) == end:
+            self._passes_2W[:] = following[:, None]  # the last of them: for any number of workers after these
+
+    def read_batch(self, batch: int) -> dict[str, Any]:
+        positions = batch_positions(batch, self.batch_size)[rank_slice(self.batch_size, self.rank, self.world_size)]
+        numbers = self.order.at(positions)
+        latents = as_tensor(self.cache.read(numbers))
+        return {"latents": latents, "numbers": torch.from_numpy(numbers), "cursor": (batch + 1) * self.batch_size}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the stream stands, the batch last yielded counted as consumed."""
+        return {"cursor": self._cursor, "end": self._end, **self._must_match()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from `state["cursor"]`; what else `state` says must match this stream."""
+        now = self._must_match()
+        if differences := differing({name: state.get(name, mine) for name, mine in now.items()}, now):
+            remedy = "to go on from it, open the stream as it was then; to start anew, load no state"
+            refuse("the stream's state was saved by another stream", differences, [remedy], held="in the state")
+        cursor = state.get("cursor")
+        if not isinstance(cursor, int) or cursor < 0 or cursor % self.batch_size:
+            raise ConfigError(f"cursor {cursor!r} is no multiple of the global batch {self.batch_size}")
+        # At the end of a pass nothing of it is left: the position before is the one that tells which pass it is.
+        end = self.pass_end(max(cursor - self.batch_size, 0))
+        if get_worker_info():  # whose neighbours stand elsewhere in the same pass
+            self._own_pass = cursor, state.get("end", end)
+        else:
+            self._cursor, self._end = cursor, end
+            self._passes_2W[:] = torch.tensor([[cursor], [end]])
+
+    def _must_match(self) -> dict[str, Any]:
+        return {"cache": self.order.identity, "seed": self.order.seed, "batch_size": self.batch_size}

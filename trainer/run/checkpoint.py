@@ -1,0 +1,201 @@
+"""Checkpoints: a folder each, whole or absent, bound to what they were trained from.
+
+OUTPUT/checkpoints/step-00000500/
+    projector.safetensors    the projector's parameters and the latents' mean and std
+    optimizer.safetensors    AdamW's moments
+    state.json               step, position, what must match, the resolved config, SHA-256 of both files; signed
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from cache_store.errors import CacheError, ConfigError, NewerFormatError
+from cache_store.format.record import FORMAT_VERSION, Record, canonical_json, parse_signed, signed
+from cache_store.refusal import differing, refuse
+from cache_store.storage.publish import file_sha256, naming
+from trainer.model.projector import Projector
+from trainer.run.published import clear_folders, publish_folder, remove_folder
+
+STATE_FILE, PROJECTOR_FILE, OPTIMIZER_FILE = "state.json", "projector.safetensors", "optimizer.safetensors"
+TENSOR_FILES = (PROJECTOR_FILE, OPTIMIZER_FILE)
+
+CACHE_IDENTITY = "cache identity"
+"""Under this name a run's cache is among what must match."""
+
+VAL_FRACTION = "data.val_fraction"
+"""And this, the share that was held out."""
+
+ORDER = ("data.batch_size", "data.seed")
+"""Of what must match, what decides the order of training alone."""
+
+
+class CheckpointState(Record, frozen=True):
+    """All of a checkpoint but its tensors."""
+
+    format_version: int
+    step: int
+    """Optimizer steps completed."""
+    position: int
+    """Samples consumed."""
+    must_match: dict[str, str]
+    """What a run that goes on from here must have the same."""
+    config: dict[str, Any]
+    files: dict[str, str]
+    """Their SHA-256."""
+    sha256: str
+
+
+@dataclass(frozen=True)
+class CheckpointFolder:
+    """The checkpoints of one run."""
+
+    root: Path
+    keep_last: int
+
+    def steps(self) -> list[int]:
+        """Of the folders named as we name them; a person's copy beside them is left alone."""
+        names = (re.fullmatch(r"step-(\d{8,})", path.name) for path in self.root.glob("step-*"))
+        return sorted(int(name[1]) for name in names if name)
+
+    def path(self, step: int) -> Path:
+        return self.root / f"step-{step:08d}"
+
+    def newest(self) -> Path | None:
+        steps = self.steps()
+        return self.path(steps[-1]) if steps else None
+
+    def save(
+        self,
+        step: int,
+        position: int,
+        projector: Projector,
+        optimizer: torch.optim.Optimizer,
+        must_match: dict[str, str],
+        config: dict[str, Any],
+    ) -> None:
+        """Publish a checkpoint, then delete all but the newest `keep_last`, and what a killed run left of others."""
+        clear_folders(self.root, "step-*")
+        with publish_folder(self.path(step)) as scratch:
+            write_part(scratch, PROJECTOR_FILE, save(projector_tensors(projector)))
+            write_part(scratch, OPTIMIZER_FILE, save(optimizer_tensors(optimizer)))
+            state = CheckpointState(
+                format_version=FORMAT_VERSION,
+                step=step,
+                position=position,
+                must_match=must_match,
+                config=config,
+                files={name: file_sha256(scratch / name) for name in TENSOR_FILES},
+                sha256="",
+            )
+            write_part(scratch, STATE_FILE, canonical_json(signed(state)))
+        for old in self.steps()[: -self.keep_last]:
+            remove_folder(self.path(old))
+
+
+def write_part(scratch: Path, name: str, data: bytes) -> None:
+    """One file of a checkpoint; safetensors' own writer would tell of a full disk in an exception of its own."""
+    with naming(scratch / name):
+        (scratch / name).write_bytes(data)
+
+
+def find_checkpoint(folder: CheckpointFolder, resume: str) -> tuple[Path, CheckpointState] | None:
+    """The checkpoint to go on from, as `run.resume` says; None starts anew.
+
+    A run that would write over the later checkpoints of another one is refused, and a folder named for another step.
+    """
+    start = folder.newest() if resume == "auto" else None if resume == "never" else Path(resume).expanduser()
+    state = None if start is None else read_state(start)
+    if state is not None and start == folder.newest() != folder.path(state.step):
+        raise CacheError(f"{start} holds step {state.step}: it was renamed, or copied there; delete it or name it so")
+    later = [step for step in folder.steps() if state is None or step > state.step]
+    if later:
+        raise ConfigError(
+            f"run.resume: {resume} would mix two runs: {folder.root} already holds step {later[-1]}; "
+            "set another run.output, or run.resume: auto to go on from there"
+        )
+    return None if start is None or state is None else (start, state)
+
+
+def read_state(path: Path) -> CheckpointState:
+    """The state of a checkpoint all of which is what was saved."""
+    try:
+        state = parse_signed(CheckpointState, (path / STATE_FILE).read_bytes(), STATE_FILE)
+    except (FileNotFoundError, NotADirectoryError):
+        raise ConfigError(f"{path} is no checkpoint (no {STATE_FILE})") from None
+    except NewerFormatError:
+        raise
+    except CacheError as error:
+        raise damaged(path, str(error)) from None
+    if set(state.files) != set(TENSOR_FILES):
+        raise damaged(path, f"{STATE_FILE} does not vouch for {' and '.join(TENSOR_FILES)}")
+    for name, expected in state.files.items():
+        if not (path / name).is_file() or file_sha256(path / name) != expected:
+            raise damaged(path, f"{name} does not match its sha256")
+    return state
+
+
+def damaged(path: Path, problem: str) -> CacheError:
+    return CacheError(
+        f"checkpoint {path} is damaged: {problem}; delete the folder to go on from the checkpoint before it"
+    )
+
+
+def refuse_other_run(path: Path, state: CheckpointState, now: Mapping[str, str]) -> None:
+    """StaleError naming what differs, where anything that must match does not."""
+    if differences := differing(state.must_match, now):
+        remedies = ["to train anew: the same command with --run.output NEW"]
+        if CACHE_IDENTITY in {each.field for each in differences}:
+            remedies.append("the cache was extended, rebuilt or replaced since; as it was, the run goes on with it")
+        else:
+            remedies.append("to go on from here, restore what it was trained with")
+        refuse(f"checkpoint {path} is of another run", differences, remedies, held="in the checkpoint")
+
+
+def refuse_other_projector(path: Path, state: CheckpointState, now: Mapping[str, str]) -> None:
+    """StaleError where an evaluation would be of another projector, or of samples that were trained on.
+
+    The order of training may be any. So may another cache whose latents mean the same, with a split of its own.
+    """
+    free = (*ORDER, CACHE_IDENTITY, VAL_FRACTION) if of_another_cache(state, now) else ORDER
+    if differences := [each for each in differing(state.must_match, now) if each.field not in free]:
+        remedies = [
+            f"to evaluate it, set these as it was trained; {path / STATE_FILE} holds its whole config",
+            "to evaluate another checkpoint: --checkpoint FOLDER",
+        ]
+        refuse(f"checkpoint {path} was not trained like this", differences, remedies, held="in the checkpoint")
+
+
+def of_another_cache(state: CheckpointState, now: Mapping[str, str]) -> bool:
+    return state.must_match.get(CACHE_IDENTITY) != now[CACHE_IDENTITY]
+
+
+def load_projector(path: Path, projector: Projector) -> None:
+    """Parameters and latent statistics; a digest over what made them has matched before."""
+    projector.load_state_dict(load_file(path / PROJECTOR_FILE))
+
+
+def load_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> None:
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in load_file(path / OPTIMIZER_FILE).items():
+        index, field = name.split(".")
+        state.setdefault(int(index), {})[field] = tensor
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def projector_tensors(projector: Projector) -> dict[str, Tensor]:
+    return {name: tensor.detach().contiguous() for name, tensor in projector.state_dict().items()}
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    return {
+        f"{index}.{field}": tensor.contiguous()
+        for index, fields in optimizer.state_dict()["state"].items()
+        for field, tensor in fields.items()
+    }

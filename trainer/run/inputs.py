@@ -1,0 +1,130 @@
+"""What a run is given, fitted together before anything is written: a verified cache, a tokenizer and the models.
+
+A new data set takes minutes to tokenise, so all that can be refused without its text is refused here.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from msgspec.structs import asdict
+
+from cache_store import Cache, open_cache
+from cache_store.errors import ConfigError
+from cache_store.format.schema import LATENTS, ArraySpec
+from cache_store.program.output_file import refuse_inside
+from cache_store.verify.verify import verify
+from trainer.config import TrainConfig
+from trainer.model.language_model import LanguageModel, load_language_model
+from trainer.model.projector import Projector
+from trainer.run.checkpoint import CACHE_IDENTITY, VAL_FRACTION
+from trainer.run.parallel import World
+from trainer.text.chat import ChatTokenizer, load_chat_tokenizer
+from trainer.text.store import TEXT_VERSION, text_folder
+
+PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+ENCODER_FIELDS = ("class_name", "weights_sha256", "posterior", "latents_mean", "latents_std")
+"""Of an encoder's identity, those that decide what its latents mean."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """All of a run but its text."""
+
+    config: TrainConfig
+    world: World
+    cache: Cache
+    chat: ChatTokenizer
+    text_folder: Path
+    """Where the cache's text is, or will be."""
+    language: LanguageModel
+    projector: Projector
+    """Not yet matched to the language model's embeddings, which takes samples to train on."""
+    must_match: dict[str, str]
+    """What a checkpoint must have been trained with to be used here."""
+
+
+def open_inputs(config: TrainConfig, world: World) -> Inputs:
+    cache = open_sound_cache(config.cache, world)
+    chat = load_chat_tokenizer(config.model.language_model, config.model.chat_template, config.data.max_text_tokens)
+    folder = text_folder(cache, chat, config.data.text_dir)
+    refuse_inside("data.text_dir", folder, cache.root)
+    language = load_language_model(config.model.language_model, PRECISIONS[config.run.precision], world.device)
+    projector = make_projector(config, cache, language)
+    check_length(config, language, projector)
+    must_match = what_must_match(config, cache, chat, language)
+    prepare(language, config)
+    return Inputs(
+        config=config, world=world, cache=cache, chat=chat, text_folder=folder, language=language,
+        projector=projector, must_match=must_match,
+    )  # fmt: skip
+
+
+def open_sound_cache(path: str, world: World) -> Cache:
+    if "://" in path:
+        raise ConfigError(f"cache: {path} is a URL; the trainer reads local folders")
+    cache = open_cache(path)
+    world.on_main(lambda: verify(path, level="quick").raise_if_damaged())
+    return cache
+
+
+def make_projector(config: TrainConfig, cache: Cache, language: LanguageModel) -> Projector:
+    mean, std = latent_statistics(cache)
+    return Projector(
+        latent_shape=cache.spec.arrays[LATENTS].shape,
+        width=language.width,
+        layout=config.model.layout,
+        shape=config.model.projector,
+        mean=mean,
+        std=std,
+        seed=config.data.seed,
+    )
+
+
+def latent_statistics(cache: Cache) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each latent channel: the encoder's own, or measured where it states none."""
+    array, summary = cache.spec.arrays[LATENTS], cache.seal.arrays[LATENTS]
+    if array.encoder.latents_mean:
+        return array.encoder.latents_mean, array.encoder.latents_std
+    channels = array.shape[0] // 2 if array.encoder.posterior == "moments" else array.shape[0]
+    return summary.channel_mean[:channels], summary.channel_std[:channels]
+
+
+def check_length(config: TrainConfig, language: LanguageModel, projector: Projector) -> None:
+    needed, known = projector.num_tokens + config.data.max_text_tokens, language.max_tokens
+    if known is not None and needed > known:
+        raise ConfigError(
+            f"{projector.num_tokens} world tokens and data.max_text_tokens {config.data.max_text_tokens} make "
+            f"{needed}; {config.model.language_model} knows {known} positions: set data.max_text_tokens to "
+            f"{known - projector.num_tokens} or less, or take another model.layout or model"
+        )
+
+
+def what_must_match(config: TrainConfig, cache: Cache, chat: ChatTokenizer, language: LanguageModel) -> dict[str, str]:
+    """Whatever decides the global batches and the shape and meaning of the projector."""
+    return {
+        CACHE_IDENTITY: cache.seal.identity,
+        **what_latents_mean(cache.spec.arrays[LATENTS]),
+        "tokenised text": f"{chat.digest}, version {TEXT_VERSION}",
+        "data.batch_size": str(config.data.batch_size),
+        "data.seed": str(config.data.seed),
+        VAL_FRACTION: str(config.data.val_fraction),
+        "model.layout": config.model.layout,
+        "model.projector": config.model.projector,
+        "language model": language.identity(),
+    }
+
+
+def what_latents_mean(array: ArraySpec) -> dict[str, str]:
+    """Of which pixels and which encoder they are; dtypes and batch sizes round them a little differently."""
+    image = {f"image.{name}": value for name, value in asdict(array.image).items() if name != "max_pixels"}
+    encoder = {f"encoder.{name}": getattr(array.encoder, name) for name in ENCODER_FIELDS}
+    return {name: str(value) for name, value in {"latents.shape": array.shape, **image, **encoder}.items()}
+
+
+def prepare(language: LanguageModel, config: TrainConfig) -> None:
+    if config.run.gradient_checkpointing:
+        language.checkpoint_layers()
+    if config.run.compile:
+        language.compile_decoder()

@@ -1,0 +1,265 @@
+"""The training loop: global batches in, a projector out; stops at any step and goes on exactly there."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from tqdm import tqdm
+
+from cache_store.errors import EncodeOnceError, Interrupted
+from cache_store.program.command_line import stop_on_signals
+from cache_store.program.output_file import refuse_inside
+from cache_store.program.progress_bar import progress_bar
+from cache_store.refusal import differing
+from cache_store.storage.claim import claim
+from cache_store.storage.publish import write_file
+from trainer.commands.evaluate import Comparison, compare, sample_names, validation_loss
+from trainer.config import WARMUP_STEPS, TrainConfig
+from trainer.data.batches import LatentSource, StepBatch
+from trainer.data.prefetch import prefetched
+from trainer.run.checkpoint import (
+    PROJECTOR_FILE,
+    CheckpointFolder,
+    CheckpointState,
+    find_checkpoint,
+    load_optimizer,
+    load_projector,
+    projector_tensors,
+    refuse_other_run,
+)
+from trainer.run.folder import checkpoints_of, has_run, refuse_other_than_a_run, write_config
+from trainer.run.inputs import open_inputs
+from trainer.run.metrics import Metrics, MetricsLog, metrics_of
+from trainer.run.optim import learning_rate, make_optimizer
+from trainer.run.parallel import World
+from trainer.run.session import Session, open_session
+
+
+def train(config: TrainConfig, world: World, source: LatentSource | None = None) -> None:
+    """Train to the last step, or raise Interrupted after a checkpoint; `source` stands in for the cache."""
+    config.data.refuse_undivided(world.size)
+    if config.run.max_steps is not None:  # else the steps are known once the text is
+        config.optim.refuse_endless_warmup(config.run.max_steps)
+    refuse_inside("run.output", config.run.folder, Path(config.cache).expanduser())
+    refuse_other_than_a_run(config)
+    with claim(config.run.folder) if world.is_main else nullcontext():
+        checkpoints = checkpoints_of(config.run)
+        start = find_checkpoint(checkpoints, config.run.resume)
+        inputs = open_inputs(config, world)
+        if start is not None:
+            refuse_other_run(*start, inputs.must_match)
+        session = open_session(inputs, source)
+        announce_large_batch(session)
+        loop = TrainingLoop(session, checkpoints)
+        announce_warmup(session, loop.total_steps)
+        if start is not None:
+            loop.resume(*start)
+        loop.run()
+
+
+def announce_large_batch(session: Session) -> None:
+    batch_size = session.config.data.batch_size
+    if len(session.split.train) < batch_size:
+        session.world.say(f"data.batch_size {batch_size} is more than that: every batch holds samples twice")
+
+
+def announce_warmup(session: Session, total_steps: int) -> None:
+    """Say where the default was too long for the run; ConfigError where the config's own is."""
+    optim = session.config.optim
+    optim.refuse_endless_warmup(total_steps)
+    if optim.warmup_steps is None and (steps := optim.warmup(total_steps)) < WARMUP_STEPS:
+        session.world.say(
+            f"warm-up: {steps:,} of {total_steps:,} steps, a tenth of the run; optim.warmup_steps sets another number"
+        )
+
+
+class TrainingLoop:
+    """The state of a run between two steps, and the step."""
+
+    def __init__(
+        self, session: Session, checkpoints: CheckpointFolder, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        """`clock` gives seconds: of the figures in the log, and of nothing else."""
+        self.session, self.checkpoints, self.clock = session, checkpoints, clock
+        self.config, self.world = session.config, session.world
+        self.output = self.config.run.folder
+        self.model = session.model
+        self.parameters = list(self.model.projector.parameters())
+        self.optimizer = make_optimizer(self.model.projector, self.config.optim)
+        self.total_steps = self.config.run.total_steps(len(session.split.train), self.config.data.batch_size)
+        self.completed = 0
+        """Optimizer steps done; the position is this many global batches."""
+        self.stop_request = Event()
+        """This rank was asked to stop."""
+        self.stopping = False
+        """All ranks know that one of them was."""
+
+    @property
+    def position(self) -> int:
+        """Samples consumed."""
+        return self.completed * self.config.data.batch_size
+
+    def resume(self, path: Path, state: CheckpointState) -> None:
+        load_projector(path, self.model.projector)
+        load_optimizer(path, self.optimizer)
+        self.completed = state.step
+        self.world.say(f"going on after step {state.step:,} of {self.total_steps:,}, from {path}")
+        for field, before, now in differing(state.config, asdict(self.config)):
+            self.world.say(f"  changed since then: {field}: {before} → {now}")
+
+    def run(self) -> None:
+        """All remaining steps; then the projector alone, ready for use."""
+        owed = self.owes_validation()
+        remaining = self.completed < self.total_steps or owed
+        if self.world.is_main and (remaining or not has_run(self.config.run)):
+            write_config(self.config)
+        if remaining:
+            self.remaining_steps(owed)
+        else:
+            self.world.say(f"nothing to do: step {self.completed:,} is done, and {self.total_steps:,} are asked for")
+        if self.world.is_main:
+            self.publish_projector()
+        self.world.say(f"trained {self.completed:,} steps: {self.output / PROJECTOR_FILE}")
+
+    def remaining_steps(self, owed: bool) -> None:
+        with stop_on_signals(self.stop_request.set), self.metrics_log() as log, self.progress() as bar:
+            if owed:
+                self.catch_up(log, bar)
+            steps = range(self.completed, self.total_steps)
+            with closing(prefetched(self.session.loader, steps)) as batches:
+                for _ in steps:
+                    self.one_step(batches, log, bar)
+
+    def publish_projector(self) -> None:
+        """Unless it is there: a run may have ended after its last checkpoint and before this."""
+        path, data = self.output / PROJECTOR_FILE, save(projector_tensors(self.model.projector))
+        if not (path.is_file() and path.read_bytes() == data):
+            write_file(path, data)
+
+    def one_step(self, batches: Iterator[StepBatch], log: MetricsLog | None, bar: "tqdm[Any]") -> None:
+        """A step and all that is due after it, in the order in which a kill in between loses nothing."""
+        began = self.clock()
+        batch = next(batches)
+        waited = self.clock() - began
+        metrics = self.update(batch)
+        elapsed = self.clock() - began
+        metrics["samples_per_s"] = self.config.data.batch_size / elapsed
+        metrics["data_wait_share"] = waited / elapsed
+        bar.set_postfix(loss=f"{metrics['loss']:.3f}", samples_s=f"{metrics['samples_per_s']:.1f}", refresh=False)
+        bar.update()
+        validation = self.validate(bar)
+        self.stopping |= validation is None
+        if log is not None:
+            log.write(metrics | (validation or {}))
+        self.save_if_due()
+        if validation is None or (self.stopping and self.completed < self.total_steps):
+            raise self.interrupted()
+
+    def interrupted(self) -> Interrupted:
+        return Interrupted(f"after step {self.completed:,} of {self.total_steps:,}; run the same command to go on")
+
+    def owes_validation(self) -> bool:
+        """Whether a stop came before a validation that the last step was due; rank 0 sees it in its log."""
+        owed = 0.0
+        if self.world.is_main and self.validation_due:
+            metrics = metrics_of(self.output, self.completed)
+            owed = float(bool(metrics) and "val_loss" not in metrics)
+        return bool(self.world.sum(torch.tensor(owed, device=self.world.device)))
+
+    def catch_up(self, log: MetricsLog | None, bar: "tqdm[Any]") -> None:
+        """The validation that is owed, into the line of its step."""
+        validation = self.validate(bar)
+        if validation is None:
+            raise self.interrupted()
+        if log is not None:
+            log.amend({"step": self.completed, **validation})
+
+    def update(self, batch: StepBatch) -> Metrics:
+        """One optimizer step, or EncodeOnceError with the projector as it was."""
+        loss, grad_norm = self.find_gradients(batch)
+        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+            raise self.not_finite(batch, loss, grad_norm)
+        lr = learning_rate(self.config.optim, self.completed, self.total_steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.completed += 1
+        epoch = self.position / len(self.session.split.train)
+        return {
+            "step": self.completed, "loss": loss, "grad_norm": grad_norm, "lr": lr,
+            "epoch": epoch, "position": self.position,
+        }  # fmt: skip
+
+    def find_gradients(self, batch: StepBatch) -> tuple[float, float]:
+        """Gradients of the global batch, clipped; gives its loss per label token and their norm before that.
+
+        Both are the same whatever share each rank has. Here ranks also learn whether one of them was asked to stop.
+        """
+        loss = torch.zeros((), device=self.world.device)
+        for micro_batch in batch.micro_batches:
+            part = self.model(micro_batch.to(self.world.device)).sum() / batch.label_tokens
+            part.backward()
+            loss += part.detach()
+        wish_to_stop = torch.tensor(float(self.stop_request.is_set()), device=self.world.device)
+        sums = self.world.sum_gradients(self.parameters, torch.stack([loss, wish_to_stop]))
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.config.optim.max_grad_norm or math.inf)
+        total_loss, stops = sums.tolist()
+        self.stopping = stops > 0
+        return total_loss, norm.item()
+
+    def not_finite(self, batch: StepBatch, loss: float, grad_norm: float) -> EncodeOnceError:
+        return EncodeOnceError(
+            f"step {self.completed + 1}: loss {loss}, gradient norm {grad_norm}; the projector was not updated\n"
+            f"  samples  {sample_names(self.session, batch.numbers)}\n"
+            f"  checkpoints up to step {max(self.checkpoints.steps(), default=0)} were saved before; "
+            "try a lower optim.lr, and where it fails again, delete the newest"
+        )
+
+    @property
+    def validation_due(self) -> bool:
+        last, regular = self.completed == self.total_steps, self.completed % self.config.run.eval_every == 0
+        return self.completed > 0 and (last or regular) and len(self.session.split.validation) > 0
+
+    def validate(self, bar: "tqdm[Any]") -> Metrics | None:
+        """What validation says where it is due: own latents, at the last step shuffled ones too; None once stopped."""
+        if not self.validation_due:
+            return {}
+        if self.stopping:
+            return None
+        if self.completed == self.total_steps and len(self.session.split.validation) >= 2:
+            comparison = compare(self.session, self.stop_request.is_set)
+            return self.report(comparison, bar) if comparison else None
+        loss = validation_loss(self.session, self.stop_request.is_set)
+        return None if loss is None else {"val_loss": loss}
+
+    def report(self, comparison: Comparison, bar: "tqdm[Any]") -> Metrics:
+        if self.world.is_main:
+            bar.write(str(comparison))
+        return {"val_loss": comparison.own, "val_loss_shuffled": comparison.shuffled}
+
+    def save_if_due(self) -> None:
+        due = self.completed % self.config.run.save_every == 0 or self.completed == self.total_steps
+        if self.world.is_main and (due or self.stopping):
+            self.checkpoints.save(
+                self.completed,
+                self.position,
+                self.model.projector,
+                self.optimizer,
+                self.session.must_match,
+                asdict(self.config),
+            )
+
+    def metrics_log(self) -> AbstractContextManager[MetricsLog | None]:
+        return closing(MetricsLog(self.output, self.completed)) if self.world.is_main else nullcontext()
+
+    def progress(self) -> "tqdm[Any]":
+        options: dict[str, Any] = {"desc": "train", "unit": "step", "disable": not self.world.is_main}
+        return progress_bar(total=self.total_steps, initial=self.completed, **options)

@@ -1,0 +1,69 @@
+"""What a run tells of itself: one JSON line a step, and the same in TensorBoard."""
+
+import json
+import math
+from pathlib import Path
+
+from cache_store.storage.publish import naming, write_file
+from trainer.run.event_file import EventFile
+
+METRICS_FILE = "metrics.jsonl"
+
+Metrics = dict[str, float | int]
+
+
+class MetricsLog:
+    """`metrics.jsonl` and TensorBoard events under `folder`, continued after `completed_steps`."""
+
+    def __init__(self, folder: Path, completed_steps: int) -> None:
+        self.path = folder / METRICS_FILE
+        drop_later_steps(self.path, completed_steps)
+        self._events = EventFile(folder / "tensorboard", purge_step=completed_steps + 1)
+        self._lines = self.path.open("a", encoding="utf-8")
+
+    def write(self, metrics: Metrics) -> None:
+        with naming(self.path):
+            self._lines.write(json.dumps(metrics) + "\n")
+            self._lines.flush()
+        self._scalars(metrics)
+
+    def _scalars(self, metrics: Metrics) -> None:
+        values = {name: value for name, value in metrics.items() if name != "step"}
+        self._events.add_scalars(int(metrics["step"]), values)
+
+    def amend(self, metrics: Metrics) -> None:
+        """Add to the last line what its step still owed."""
+        *before, last = self.path.read_bytes().splitlines(keepends=True)
+        write_file(self.path, b"".join([*before, json.dumps(json.loads(last) | metrics).encode() + b"\n"]))
+        self._lines.close()
+        self._lines = self.path.open("a", encoding="utf-8")
+        self._scalars(metrics)
+
+    def close(self) -> None:
+        with naming(self.path):
+            self._lines.close()
+
+
+def metrics_of(folder: Path, step: int) -> Metrics:
+    """What the log says of a step; nothing where it has no line of it."""
+    path = folder / METRICS_FILE
+    lines = path.read_bytes().split(b"\n") if path.exists() else []
+    return next((json.loads(line) for line in reversed(lines) if step_of(line) == step), {})
+
+
+def drop_later_steps(path: Path, completed_steps: int) -> None:
+    """Forget what ran beyond the checkpoint, so that no step appears twice, and lines that a kill or disk spoilt."""
+    if not path.exists():
+        return
+    kept = [line for line in path.read_bytes().split(b"\n") if step_of(line) <= completed_steps]
+    write_file(path, b"".join(line + b"\n" for line in kept))
+
+
+def step_of(line: bytes) -> float:
+    """Infinity for what is no record of a step."""
+    try:
+        record = json.loads(line.decode())
+    except ValueError:  # no UTF-8, or no JSON
+        return math.inf
+    step = record.get("step") if isinstance(record, dict) else None
+    return step if isinstance(step, int) else math.inf

@@ -1,0 +1,33 @@
+"""AdamW over the projector, with a learning rate that is a pure function of the step."""
+
+import math
+
+import torch
+
+from trainer.config import OptimConfig
+from trainer.model.projector import Projector
+
+
+def learning_rate(config: OptimConfig, step: int, total_steps: int) -> float:
+    """For the update with `step` updates before it: linear warm-up, then the schedule; zero is never reached.
+
+    A run that is made longer goes on at the rate which the longer one has at this step.
+    """
+    warmup = config.warmup(total_steps)
+    if step < warmup:
+        return config.lr * (step + 1) / warmup
+    if config.schedule == "constant":
+        return config.lr
+    progress = (step - warmup) / max(1, total_steps - warmup)
+    return config.lr * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+
+
+def make_optimizer(projector: Projector, config: OptimConfig) -> torch.optim.AdamW:
+    """Weight decay on the matrices alone; one fused kernel where there is a GPU."""
+    matrices = [layer for name, layer in projector.named_parameters() if name.endswith("weight")]
+    others = [layer for name, layer in projector.named_parameters() if not name.endswith("weight")]
+    groups = [
+        {"params": matrices, "weight_decay": config.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=config.lr, fused=matrices[0].is_cuda)

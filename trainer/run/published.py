@@ -1,0 +1,71 @@
+"""Whole or absent, for folders: how checkpoints and tokenised text come into being, and go."""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cache_store.storage.publish import SCRATCH_SUFFIX, make_folder, naming, scratch_path, sync_folder
+
+
+@contextmanager
+def publish_folder(path: Path) -> Iterator[Path]:
+    """Give a scratch folder that becomes `path`, durably, only if the block succeeds.
+
+    It has one writer at a time, so whatever scratch of its name lies there is of a process that died.
+    """
+    make_folder(path.parent)
+    clear_folders(path.parent, path.name)
+    scratch = scratch_path(path)
+    try:
+        with naming_published(path, scratch):
+            scratch.mkdir()
+            yield scratch
+            for file in scratch.iterdir():
+                sync_file(file)
+            sync_folder(scratch)
+            scratch.rename(path)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    sync_folder(path.parent)
+
+
+@contextmanager
+def naming_published(path: Path, scratch: Path) -> Iterator[None]:
+    """Name `path`, or what was to be in it, in the system's errors: nobody knows the scratch, and it is gone."""
+    try:
+        with naming(path):
+            yield
+    except OSError as error:
+        error.filename = str(error.filename).replace(str(scratch), str(path))
+        raise
+
+
+def clear_folders(parent: Path, name: str) -> None:
+    """Delete the scratch of folders whose name matches the pattern `name`; nothing else in `parent` is ours."""
+    for leftover in parent.glob(f".{name}.*{SCRATCH_SUFFIX}"):
+        shutil.rmtree(leftover)
+
+
+def remove_folder(path: Path) -> None:
+    """Delete `path` such that it is never seen in part."""
+    scratch = path.rename(scratch_path(path))
+    shutil.rmtree(scratch)
+
+
+def sync_file(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """Wait until no other process is inside this block for `folder`; the lock ends with its process."""
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

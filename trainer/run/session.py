@@ -1,0 +1,120 @@
+"""A run's inputs made ready: the cache's text, its split, and the model at its initial state."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from cache_store import Cache, CacheError
+from cache_store.errors import ModelError
+from trainer.config import TrainConfig
+from trainer.data.batches import LatentSource, StepLoader
+from trainer.data.order import SampleOrder
+from trainer.data.stream import as_tensor
+from trainer.model.model import WorldModel
+from trainer.run.checkpoint import load_projector
+from trainer.run.inputs import Inputs
+from trainer.run.parallel import World
+from trainer.text.store import Split, TextStore, refuse_other_text
+from trainer.text.writer import make_text
+
+CALIBRATION_SAMPLES = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """What training and evaluation share."""
+
+    config: TrainConfig
+    world: World
+    cache: Cache
+    text: TextStore
+    split: Split
+    model: WorldModel
+    loader: StepLoader
+    must_match: dict[str, str]
+    """What a checkpoint must have been trained with to be used here."""
+
+
+def open_session(inputs: Inputs, source: LatentSource | None = None, trained: Path | None = None) -> Session:
+    """Tokenise what no run before has; `source` stands in for the cache where latents come from elsewhere.
+
+    With the checkpoint `trained`, for an evaluation of its projector, there need be no sample to train on.
+    """
+    config, world, cache = inputs.config, inputs.world, inputs.cache
+    text = open_text(inputs)
+    check_vocabulary(inputs, text)
+    split = text.split(config.data.val_fraction)
+    announce_split(split, config, world, to_train=trained is None)
+    loader = make_loader(config, world, source or cache, text, split.train, cache.seal.identity)
+    if trained is None:
+        match_embeddings(inputs, loader)
+    else:
+        load_projector(trained, inputs.projector)
+    world.share(inputs.projector.to(world.device))
+    model = WorldModel(inputs.language, inputs.projector, begins_with_bos=text.meta.begins_with_bos)
+    return Session(
+        config=config, world=world, cache=cache, text=text, split=split, model=model, loader=loader,
+        must_match=inputs.must_match,
+    )  # fmt: skip
+
+
+def open_text(inputs: Inputs) -> TextStore:
+    """The cache's text, tokenised by rank 0 where no run before has done it."""
+    folder, cache = inputs.text_folder, inputs.cache
+    inputs.world.on_main(lambda: make_text(folder, cache, inputs.chat))
+    store = TextStore(folder)
+    refuse_other_text(folder, store.meta, cache)
+    return store
+
+
+def check_vocabulary(inputs: Inputs, text: TextStore) -> None:
+    """Of the tokens that occur: sound models have tokenizers with a few tokens more than they embed."""
+    if text.meta.largest_token >= inputs.language.vocabulary:
+        raise ModelError(
+            f"model.language_model {inputs.config.model.language_model}: its tokenizer gives token "
+            f"{text.meta.largest_token}, and the model embeds {inputs.language.vocabulary} tokens; the two do not "
+            "belong together"
+        )
+
+
+def announce_split(split: Split, config: TrainConfig, world: World, *, to_train: bool) -> None:
+    if not len(split.train) and len(split.validation) == 0:
+        raise CacheError(
+            f"{config.cache} has no text to learn: none of its {split.unlabelled:,} samples has an assistant's words "
+            f"within data.max_text_tokens {config.data.max_text_tokens}; raise it where texts are longer, and see that "
+            "the chat template writes what is said. LLaVA sources bring conversations; a folder brings captions in "
+            "name.txt beside name.jpg"
+        )
+    if to_train and not len(split.train):
+        raise CacheError(
+            f"{config.cache} leaves no sample to train on: {split.unlabelled:,} have no assistant's words within "
+            f"data.max_text_tokens {config.data.max_text_tokens}, {len(split.validation):,} are held out; raise it, "
+            f"or lower data.val_fraction {config.data.val_fraction}"
+        )
+    left_out = f", {split.unlabelled:,} without assistant's words left out" if split.unlabelled else ""
+    world.say(f"samples: {len(split.train):,} to train on, {len(split.validation):,} held out{left_out}")
+
+
+def make_loader(
+    config: TrainConfig, world: World, source: LatentSource, text: TextStore, train: np.ndarray, identity: str
+) -> StepLoader:
+    """Of this rank; the cache's identity is part of the order."""
+    return StepLoader(
+        source=source,
+        text=text,
+        order=SampleOrder(identity, config.data.seed, len(train)),
+        train=train,
+        batch_size=config.data.batch_size,
+        accumulate=config.data.accumulate,
+        rank=world.rank,
+        world_size=world.size,
+        pin=world.device.type == "cuda",
+    )
+
+
+def match_embeddings(inputs: Inputs, loader: StepLoader) -> None:
+    """Scale the projector's output to the token embeddings, on a fixed draw of training samples."""
+    positions = np.arange(min(CALIBRATION_SAMPLES, len(loader.train)))
+    latents = loader.source.read(loader.train[loader.order.at(positions)])
+    inputs.projector.match_rms(as_tensor(latents), inputs.language.embedding_rms())

@@ -1,0 +1,217 @@
+"""Conversations into tokens: the tokenizer's chat template, and which tokens the model is to learn.
+
+Labels are what the assistant says and the end of its turn. A turn without words has none: its end alone would teach
+the projector to say nothing. Where a turn stands in the text is found by rendering what comes before it with the
+template's own generation prompt, so that no template needs to be known here.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jinja2 import TemplateError, TemplateSyntaxError
+
+from cache_store.errors import ConfigError, ModelError, SourceError
+from trainer.model.pretrained import UNREADABLE_MODEL, first_line, pretrained_name, why_unreadable
+from trainer.text.special_text import Span, SpecialText, neutral
+
+ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+
+IMAGE_MARKER = re.compile(r"(?<![ \t])[ \t]*<image>\n?")
+"""LLaVA's place for the image; here world tokens always come first. A run of blanks is tried from its start alone."""
+
+TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, ArithmeticError)
+"""What a template raises by itself, and what the code in it can."""
+
+TOKENIZER_FILES = ("tokenizer*", "vocab*", "spiece*")
+"""A folder without any such file has no tokenizer, though transformers would make an empty one."""
+
+MESSAGE = 200
+"""Characters of Jinja's own message that are shown."""
+
+Message = dict[str, str]
+
+
+@dataclass(frozen=True)
+class TokenizedText:
+    """One sample's text; empty where nothing of it is to be learned."""
+
+    tokens: np.ndarray
+    """int32 [tokens]"""
+    is_label: np.ndarray
+    """bool [tokens]"""
+    problem: str = ""
+    """Why a text that says something is empty: nobody can tell what the assistant says in it."""
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A sample's whole text, and where in it the assistant speaks."""
+
+    text: str = ""
+    neutral: str = ""
+    """What the template makes of neutral words in the same turns."""
+    spans: Sequence[Span] = ()
+    """The assistant's turns, each with its end."""
+    problem: str = ""
+    """Why there is no text, where the sample says something."""
+
+
+def to_messages(conversation: Sequence[Message]) -> list[Message]:
+    """LLaVA's turns as chat messages, without image markers; SourceError names a role that nobody knows.
+
+    Where the assistant begins, a user's empty turn comes first: what it answers then is the image.
+    """
+    messages = []
+    for turn in conversation:
+        if turn["from"] not in ROLES:
+            raise SourceError(f"unknown role {turn['from']!r}; known are {', '.join(ROLES)}")
+        content = IMAGE_MARKER.sub("", turn["value"] or "").strip()
+        messages.append({"role": ROLES[turn["from"]], "content": content})
+    if messages and messages[0]["role"] == "assistant":
+        messages.insert(0, {"role": "user", "content": ""})
+    return messages
+
+
+class ChatTokenizer:
+    """A fast tokenizer with its chat template."""
+
+    def __init__(self, tokenizer: Any, template: str, max_tokens: int) -> None:
+        self.tokenizer, self.template, self.max_tokens = tokenizer, template, max_tokens
+        self.special = SpecialText(tokenizer)
+
+    @property
+    def begins_with_bos(self) -> bool:
+        """Whether every text starts with BOS; so it is where the tokenizer has one."""
+        return self.tokenizer.bos_token_id is not None
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over everything that decides a text's tokens and labels."""
+        special = {name: str(token) for name, token in self.tokenizer.special_tokens_map.items()}  # templates see them
+        parts = [self.tokenizer.backend_tokenizer.to_str(), self.template, special, self.max_tokens]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+    def __call__(self, ids: Sequence[str], conversations: Sequence[Sequence[Message]]) -> list[TokenizedText]:
+        """Tokens and labels of each conversation, `max_tokens` at most."""
+        rendered = [self._render_sample(*sample) for sample in zip(ids, conversations, strict=True)]
+        encoded = self.tokenizer(
+            [each.text for each in rendered],
+            add_special_tokens=False,
+            return_offsets_mapping=True,
+            return_attention_mask=False,
+        )
+        samples = zip(ids, encoded["input_ids"], encoded["offset_mapping"], rendered, strict=True)
+        return [self._label(*sample) for sample in samples]
+
+    def _render_sample(self, sample_id: str, conversation: Sequence[Message]) -> Rendered:
+        """Empty where the assistant says no word, or where that cannot be told, which is said."""
+        try:
+            messages = to_messages(conversation)
+            turns = [turn for turn, each in enumerate(messages) if each["role"] == "assistant" and each["content"]]
+            if not turns:
+                return Rendered()
+            text, neutral_text = self._render_twice(messages[: turns[-1] + 1])
+            return Rendered(text, neutral_text, [self._span(messages, turn, text) for turn in turns])
+        except SourceError as error:
+            return Rendered(problem=f"sample {sample_id!r}: {error}")
+        except TEMPLATE_ERRORS as error:
+            return Rendered(problem=f"sample {sample_id!r}: the chat template refuses it: {first_line(error)}")
+
+    def _render_twice(self, messages: list[Message]) -> tuple[str, str]:
+        """The text as it is, and of neutral words: unless the template rewrites words, places in both are the same."""
+        text = self._render(messages)
+        neutral_text = self._render([{**message, "content": neutral(message["content"])} for message in messages])
+        if len(neutral_text) != len(text) and any(self.special.controls(message["content"]) for message in messages):
+            raise SourceError("the chat template acts on a special token's text in it")
+        return text, neutral_text
+
+    def _span(self, messages: list[Message], turn: int, text: str) -> Span:
+        """Where `messages[turn]` stands in `text`, with its end of turn but not the white space after that."""
+        prefix = self._render(messages[:turn], add_generation_prompt=True)
+        through = self._render(messages[: turn + 1]).rstrip()
+        if not (text.startswith(through) and through.startswith(prefix)):
+            raise ConfigError(
+                "the chat template renders a conversation's beginning differently once more turns follow, so the "
+                "assistant's part cannot be told; set model.chat_template to one that only appends"
+            )
+        return len(prefix), len(through)
+
+    def _render(self, messages: list[Message], add_generation_prompt: bool = False) -> str:
+        text: str = self.tokenizer.apply_chat_template(
+            messages, chat_template=self.template, tokenize=False, add_generation_prompt=add_generation_prompt
+        )
+        return text
+
+    def _label(self, sample_id: str, tokens: list[int], offsets: list[Span], rendered: Rendered) -> TokenizedText:
+        """The sample's tokens, with BOS, cut to length; those are labels that begin in one of the spans."""
+        try:
+            tokens, offsets = self.special.as_words(tokens, offsets, rendered.text, rendered.neutral)
+        except SourceError as error:
+            return TokenizedText(np.array([], np.int32), np.array([], bool), f"sample {sample_id!r}: {error}")
+        is_label = begins_within(offsets, rendered.spans)
+        if self.begins_with_bos and tokens[:1] != [self.tokenizer.bos_token_id]:
+            tokens, is_label = [self.tokenizer.bos_token_id, *tokens], np.concatenate([[False], is_label])
+        length = length_to_keep(is_label, self.max_tokens)
+        return TokenizedText(np.array(tokens[:length], np.int32), is_label[:length], rendered.problem)
+
+
+def begins_within(offsets: Sequence[Span], spans: Sequence[Span]) -> np.ndarray:
+    """Whether each offset begins inside one of the spans: bool [tokens]."""
+    begins = np.array([begin for begin, _ in offsets], np.int64)
+    inside = np.zeros(len(offsets), bool)
+    for first, end in spans:
+        inside |= (first <= begins) & (begins < end)
+    return inside
+
+
+def length_to_keep(is_label: np.ndarray, max_tokens: int) -> int:
+    """At most `max_tokens`, and none after the last label: causal attention makes those change nothing."""
+    labels = np.flatnonzero(is_label[:max_tokens])
+    return int(labels[-1]) + 1 if len(labels) else 0
+
+
+def load_chat_tokenizer(model: str, template_file: str | None, max_tokens: int) -> ChatTokenizer:
+    """The tokenizer of a hub id or folder; needs a fast one and a template, its own or from `template_file`."""
+    from transformers import AutoTokenizer
+
+    name = pretrained_name(model)
+    if Path(name).is_dir() and not any(any(Path(name).glob(files)) for files in TOKENIZER_FILES):
+        raise ModelError(f"no tokenizer can be loaded from {model!r}: no file there is a tokenizer's")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    except UNREADABLE_MODEL as error:
+        raise ModelError(f"no tokenizer can be loaded from {model!r}: {why_unreadable(error)}") from None
+    if not tokenizer.is_fast:
+        raise ModelError(f"the tokenizer of {model!r} is not a fast one (tokenizer.json), which labels need")
+    template = tokenizer.chat_template if template_file is None else read_template(template_file)
+    if not isinstance(template, str):
+        raise ConfigError(f"the tokenizer of {model!r} has no chat template; name a Jinja file in model.chat_template")
+    where = f"of the tokenizer of {model!r}" if template_file is None else template_file
+    refuse_broken_template(tokenizer, template, where)
+    return ChatTokenizer(tokenizer, template, max_tokens)
+
+
+def refuse_broken_template(tokenizer: Any, template: str, where: str) -> None:
+    """ConfigError where a template cannot be read as Jinja; one that refuses a conversation may take others."""
+    try:
+        tokenizer.apply_chat_template([{"role": "user", "content": "a"}], chat_template=template, tokenize=False)
+    except TemplateSyntaxError as error:
+        raise ConfigError(
+            f"the chat template {where} is broken in line {error.lineno}: {first_line(error)[:MESSAGE]}; "
+            "mend it, or name another Jinja file in model.chat_template"
+        ) from None
+    except TEMPLATE_ERRORS:
+        return  # of this conversation, perhaps; each sample's own is told with its name
+
+
+def read_template(path: str) -> str:
+    try:
+        return Path(path).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"model.chat_template cannot be read: {error}") from None

@@ -1,0 +1,171 @@
+"""Text tokenised once, beside the cache: flat memory-mapped arrays, keyed by all that decides their content.
+
+    CACHE.text/KEY/tokens.npy      int32 [all tokens]
+                   is_label.npy    bool [all tokens]
+                   offsets.npy     int64 [samples + 1]; sample s holds tokens [offsets[s], offsets[s + 1])
+                   num_labels.npy  int32 [samples]
+                   id_hash.npy     uint64 [samples]; decides the split
+                   meta.json       the key, the counts and every array's crc32c, signed; written last
+
+The cache itself is sealed and stays untouched. The folder appears whole or not at all.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from cache_store import Cache, CacheError
+from cache_store.format.checksum import crc32c
+from cache_store.format.record import Record, parse_signed
+from cache_store.refusal import differing, refuse
+from trainer.text.chat import ChatTokenizer
+
+TEXT_VERSION = 5
+"""Raised when the same inputs would give other arrays."""
+
+ARRAYS = {"tokens": "<i4", "is_label": "|b1", "offsets": "<i8", "num_labels": "<i4", "id_hash": "<u8"}
+META_FILE = "meta.json"
+READ_BYTES = 64 * 2**20
+
+
+class TextMeta(Record, frozen=True):
+    format_version: int
+    key: str
+    samples: int
+    tokens: int
+    largest_token: int
+    begins_with_bos: bool
+    crc32c: dict[str, int]
+    """Of each array's file."""
+    sha256: str
+
+
+@dataclass(frozen=True)
+class TextBatch:
+    """Texts padded to one length, and where the model is to predict what; numpy, made off the main thread."""
+
+    # Axes: N samples, T text tokens, L label tokens of the batch.
+
+    tokens_NT: np.ndarray
+    sample_L: np.ndarray
+    """Row in tokens_NT of each label token."""
+    column_L: np.ndarray
+    """Its column."""
+    target_L: np.ndarray
+    """The token itself."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Sample numbers by use, each ascending."""
+
+    train: np.ndarray
+    validation: np.ndarray
+    unlabelled: int
+    """Samples without an assistant's token within the length limit; in neither part."""
+
+
+class TextStore:
+    """Tokens and labels by sample number."""
+
+    def __init__(self, folder: Path) -> None:
+        self.meta = read_meta(folder)
+        refuse_damaged(folder, self.meta)
+        samples, tokens = self.meta.samples, self.meta.tokens
+        self.tokens = map_array(folder, "tokens", tokens)
+        self.is_label = map_array(folder, "is_label", tokens)
+        self.offsets = map_array(folder, "offsets", samples + 1)
+        self.num_labels = map_array(folder, "num_labels", samples)
+        self.id_hash = map_array(folder, "id_hash", samples)
+        if self.offsets[0] != 0 or self.offsets[-1] != tokens or (self.offsets[1:] < self.offsets[:-1]).any():
+            raise damaged(folder, "offsets.npy does not cut tokens.npy into samples")
+
+    def label_tokens(self, numbers: np.ndarray) -> int:
+        return int(self.num_labels[numbers].sum())
+
+    def split(self, val_fraction: float) -> Split:
+        labelled, validation = np.asarray(self.num_labels) > 0, held_out(np.asarray(self.id_hash), val_fraction)
+        return Split(
+            train=np.flatnonzero(labelled & ~validation),
+            validation=np.flatnonzero(labelled & validation),
+            unlabelled=int((~labelled).sum()),
+        )
+
+    def collate(self, numbers: np.ndarray) -> TextBatch:
+        """Texts padded on the right with token 0, which no label token can see."""
+        starts, ends = self.offsets[numbers], self.offsets[numbers + 1]
+        shape = (len(numbers), int((ends - starts).max()))
+        tokens_NT, is_label_NT = np.zeros(shape, np.int64), np.zeros(shape, bool)
+        for row, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
+            tokens_NT[row, : end - start] = self.tokens[start:end]
+            is_label_NT[row, : end - start] = self.is_label[start:end]
+        sample_L, column_L = np.nonzero(is_label_NT)
+        return TextBatch(tokens_NT, sample_L, column_L, tokens_NT[sample_L, column_L])
+
+
+def held_out(id_hashes: np.ndarray, val_fraction: float) -> np.ndarray:
+    """Which samples are for validation: those whose id hashes into the first `val_fraction` of the range."""
+    if val_fraction == 1:
+        return np.ones_like(id_hashes, bool)
+    is_held_out: np.ndarray = id_hashes < np.uint64(int(val_fraction * 2**64))
+    return is_held_out
+
+
+def read_meta(folder: Path) -> TextMeta:
+    try:
+        return parse_signed(TextMeta, (folder / META_FILE).read_bytes(), META_FILE)
+    except (OSError, CacheError) as error:
+        problem = f"{META_FILE}: {error.strerror}" if isinstance(error, OSError) else str(error)
+        raise damaged(folder, problem) from None
+
+
+def refuse_damaged(folder: Path, meta: TextMeta) -> None:
+    """CacheError naming a file that is not the one written; reads them all, at many times a disk's speed."""
+    for name in ARRAYS:
+        try:
+            found = file_crc32c(folder / f"{name}.npy")
+        except OSError as error:
+            raise damaged(folder, f"{name}.npy cannot be read: {error.strerror}") from None
+        if found != meta.crc32c.get(name):
+            raise damaged(folder, f"{name}.npy does not match its crc32c")
+
+
+def file_crc32c(path: Path) -> int:
+    checksum = 0
+    with path.open("rb") as stream:
+        while block := stream.read(READ_BYTES):
+            checksum = crc32c(block, checksum)
+    return checksum
+
+
+def map_array(folder: Path, name: str, length: int) -> np.ndarray:
+    """One of ARRAYS, [length]; CacheError where the file is anything else."""
+    try:
+        array: np.ndarray = np.load(folder / f"{name}.npy", mmap_mode="r")
+    except (OSError, ValueError, EOFError) as error:
+        raise damaged(folder, f"{name}.npy cannot be read: {' '.join(str(error).split())}") from None
+    if array.shape != (length,) or array.dtype != np.dtype(ARRAYS[name]):
+        raise damaged(folder, f"{name}.npy holds {array.dtype} {array.shape}, expected {ARRAYS[name]} ({length},)")
+    return array
+
+
+def damaged(folder: Path, problem: str) -> CacheError:
+    return CacheError(f"{folder} is damaged: {problem}; delete the folder and run the same command again")
+
+
+def text_folder(cache: Cache, chat: ChatTokenizer, text_dir: str | None) -> Path:
+    """Where this text belongs; the name is its key."""
+    parts = (TEXT_VERSION, chat.digest, cache.seal.identity)
+    key = hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:32]
+    base = cache.root.with_name(f"{cache.root.name}.text") if text_dir is None else Path(text_dir).expanduser()
+    return base / key
+
+
+def refuse_other_text(folder: Path, meta: TextMeta, cache: Cache) -> None:
+    """StaleError where a folder holds the text of another cache than its name says."""
+    made = {"key": meta.key, "samples": meta.samples}
+    if differences := differing(made, {"key": folder.name, "samples": len(cache)}):
+        remedy = f"to tokenise anew, delete {folder} and run the same command again"
+        refuse(f"{folder} holds the text of another cache", differences, [remedy], held="in the folder")

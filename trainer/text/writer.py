@@ -1,0 +1,129 @@
+"""Making the tokenised text of a cache: shard by shard, in bounded memory, published whole."""
+
+import hashlib
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from cache_store import Cache
+from cache_store.errors import ConfigError, SourceError
+from cache_store.format.record import FORMAT_VERSION, canonical_json, signed
+from cache_store.storage.publish import make_folder, naming
+from trainer.run.published import one_at_a_time, publish_folder
+from trainer.text.chat import ChatTokenizer
+from trainer.text.store import ARRAYS, META_FILE, TextMeta, file_crc32c
+
+SHOWN = 3
+"""Of the samples left out, those that are named."""
+
+CHUNK_SAMPLES = 2_048
+"""Samples tokenised together, at most; bounds memory."""
+
+
+def make_text(folder: Path, cache: Cache, chat: ChatTokenizer) -> None:
+    """Tokenise the whole cache into `folder`, unless that is there already."""
+    if folder.exists():
+        return
+    try:
+        make_folder(folder.parent)
+    except OSError as error:
+        raise ConfigError(f"cannot make {folder.parent} ({error.strerror}); name another data.text_dir") from None
+    with one_at_a_time(folder.parent):
+        if not folder.exists():  # another run may have made it while this one waited
+            publish_text(folder, cache, chat)
+
+
+def publish_text(folder: Path, cache: Cache, chat: ChatTokenizer) -> None:
+    with publish_folder(folder) as scratch:
+        num_tokens, largest = write_arrays(scratch, cache, chat)
+        meta = TextMeta(
+            format_version=FORMAT_VERSION,
+            key=folder.name,
+            samples=len(cache),
+            tokens=num_tokens,
+            largest_token=largest,
+            begins_with_bos=chat.begins_with_bos,
+            crc32c={name: file_crc32c(scratch / f"{name}.npy") for name in ARRAYS},
+            sha256="",
+        )
+        (scratch / META_FILE).write_bytes(canonical_json(signed(meta)))
+
+
+def write_arrays(folder: Path, cache: Cache, chat: ChatTokenizer) -> tuple[int, int]:
+    """Write every array of the store; returns the number of tokens and the largest of them."""
+    num_tokens, largest, problems = 0, 0, list[str]()
+    with ExitStack() as stack:
+        files = {name: stack.enter_context(NpyWriter(folder / f"{name}.npy", ARRAYS[name])) for name in ARRAYS}
+        files["offsets"].append([0])
+        progress = stack.enter_context(tqdm(total=len(cache), desc="tokenise", unit="sample", disable=None))
+        for numbers in chunks(cache.seal.cached_per_shard):
+            samples = cache.samples(numbers, columns=["id", "conversations"]).to_pydict()
+            texts = chat(samples["id"], samples["conversations"])
+            problems += [text.problem for text in texts if text.problem]
+            largest = max(largest, *(int(text.tokens.max(initial=0)) for text in texts))
+            ends = num_tokens + np.cumsum([len(text.tokens) for text in texts])
+            num_tokens = int(ends[-1])
+            files["offsets"].append(ends)
+            files["tokens"].append(np.concatenate([text.tokens for text in texts]))
+            files["is_label"].append(np.concatenate([text.is_label for text in texts]))
+            files["num_labels"].append([text.is_label.sum() for text in texts])
+            files["id_hash"].append([id_hash(sample_id) for sample_id in samples["id"]])
+            progress.update(len(numbers))
+    say_left_out(problems, len(cache))
+    return num_tokens, largest
+
+
+def say_left_out(problems: Sequence[str], samples: int) -> None:
+    """Name samples that nothing can be learned from, though they say something; SourceError where all are such."""
+    if len(problems) == samples:
+        raise SourceError(f"{problems[0]}; so it is with every sample")
+    if problems:
+        print(f"trainer: {len(problems):,} samples are left out: {'; '.join(problems[:SHOWN])}", file=sys.stderr)
+
+
+def chunks(cached_per_shard: Sequence[int]) -> Iterator[np.ndarray]:
+    """Consecutive sample numbers, none from two shards."""
+    first = 0
+    for cached in cached_per_shard:
+        for start in range(first, first + cached, CHUNK_SAMPLES):
+            yield np.arange(start, min(start + CHUNK_SAMPLES, first + cached))
+        first += cached
+
+
+def id_hash(sample_id: str) -> int:
+    """The first 8 bytes of SHA-256 over the id: uniform, and the same in every cache that holds the sample."""
+    return int.from_bytes(hashlib.sha256(sample_id.encode()).digest()[:8], "little")
+
+
+class NpyWriter:
+    """A one-dimensional .npy file that grows; numpy leaves room in the header for its final length."""
+
+    def __init__(self, path: Path, dtype: str) -> None:
+        self.path, self.dtype, self.length = path, np.dtype(dtype), 0
+        self._stream = path.open("w+b")
+        self._header_bytes = self._write_header()
+
+    def append(self, values: Sequence[int] | np.ndarray) -> None:
+        array = np.asarray(values, self.dtype)
+        with naming(self.path):
+            self._stream.write(array.tobytes())
+        self.length += len(array)
+
+    def _write_header(self) -> int:
+        header = {"descr": self.dtype.str, "fortran_order": False, "shape": (self.length,)}
+        self._stream.seek(0)
+        np.lib.format.write_array_header_1_0(self._stream, header)
+        return self._stream.tell()
+
+    def __enter__(self) -> "NpyWriter":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with naming(self.path), self._stream:
+            if kind is None:
+                grown = self._write_header()
+                assert grown == self._header_bytes, "numpy reserves room for 21 digits of length"
