@@ -1,0 +1,134 @@
+"""docs/format.md is the specification: its reader reads both forms and finds damage, its tables name every field."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+
+from cache_store import open_cache
+from cache_store.cache.metadata import read_spec
+from cache_store.format.codec import zarr_codecs
+from cache_store.format.formats import shard_format
+from cache_store.format.record import Record
+from cache_store.format.schema import PLAN_SCHEMA, SAMPLES_SCHEMA, CommitRun, Spec, StoreFormat
+from tests.make_cache import make_cache
+
+PAGE = (Path(__file__).parents[3] / "docs/format.md").read_text()
+GOLDEN = Path(__file__).parent / "golden"
+RECORDS = [record for record in Record.__subclasses__() if record.__module__ == Spec.__module__]
+ROWS, REJECTED, SAMPLES_PER_SHARD = 10, (2, 9), 4
+CACHED = [row for row in range(ROWS) if row not in REJECTED]
+
+ReadRow = Callable[..., np.ndarray | None]
+
+
+def page_code(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.fixture
+def read_row() -> ReadRow:
+    """The page's reader, as a stranger would paste it."""
+    (code,) = page_code("python")
+    names: dict[str, ReadRow] = {}
+    exec(code, names)
+    return names["read_row"]
+
+
+@pytest.fixture(params=get_args(StoreFormat))
+def cache(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return small_cache(tmp_path / "cache", request.param)
+
+
+def small_cache(path: Path, store_format: StoreFormat) -> Path:
+    latents = np.random.default_rng(0).standard_normal((ROWS, 4, 3, 5), np.float32)
+    return make_cache(path, latents, rejected=REJECTED, samples_per_shard=SAMPLES_PER_SHARD, store_format=store_format)
+
+
+def shard_path(cache: Path, shard: int) -> Path:
+    return cache / shard_format(read_spec(cache)).shard_file("latents", shard)
+
+
+def test_the_pages_reader_reads_what_ours_reads(cache, read_row):
+    found = np.stack([read_row(cache, row) for row in CACHED])
+    np.testing.assert_array_equal(found, open_cache(cache).read(np.arange(len(CACHED))))
+    assert [read_row(cache, row) for row in REJECTED] == [None, None]
+
+
+def test_the_pages_reader_finds_every_flipped_bit_of_a_shard_and_of_what_vouches_for_it(cache, read_row):
+    """Random bits of the shard, the seal and what the reader uses of the record and the spec."""
+    random = np.random.default_rng(0)
+    commit = cache / "commits/latents/000001.json"
+    content_bytes = commit.read_bytes().index(b'\n "format_version"')
+    spec_bytes = re.search(rb"\n  \}", (cache / "zarr.json").read_bytes()).end()
+    for path, start, end in (
+        (shard_path(cache, 1), 0, None),
+        (cache / "seal.json", 0, None),
+        (commit, len('{\n "content": {'), content_bytes - len("\n },")),
+        (cache / "zarr.json", len('{\n "attributes": {\n  "encode_once": {'), spec_bytes - len("\n  }")),
+    ):
+        good = path.read_bytes()
+        for position in random.integers(start, end or len(good), 160):
+            data = bytearray(good)
+            data[position] ^= 1 << random.integers(8)
+            path.write_bytes(data)
+            with pytest.raises(AssertionError, match="damaged"):
+                read_row(cache, 4)
+        path.write_bytes(good)
+    assert read_row(cache, 4) is not None
+
+
+@pytest.mark.parametrize("left", [0, 1, 100, -1, -4, -600])
+def test_a_shard_cut_short_is_damage_to_the_pages_reader_not_a_rejected_row(cache, read_row, left):
+    path = shard_path(cache, 1)
+    path.write_bytes(path.read_bytes()[:left])
+    for row in (4, 7):
+        with pytest.raises(AssertionError, match="the file of shard 1 is damaged"):
+            read_row(cache, row)
+
+
+def test_swapped_shards_are_damage_to_the_pages_reader(cache, read_row):
+    """Every CRC32C of a Zarr shard is right there."""
+    one, other = shard_path(cache, 0), shard_path(cache, 1)
+    one_bytes = one.read_bytes()
+    shutil.copyfile(other, one)
+    other.write_bytes(one_bytes)
+    for row in (0, 2, 4):
+        with pytest.raises(AssertionError, match="is damaged"):
+            read_row(cache, row)
+
+
+def test_a_cache_without_a_seal_is_refused_by_the_pages_reader(cache, read_row):
+    (cache / "seal.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"seal\.json"):
+        read_row(cache, 0)
+
+
+def test_the_pages_reader_is_short_and_needs_numpy_alone():
+    (code,) = page_code("python")
+    assert sum(bool(line.strip()) for line in code.splitlines()) <= 40
+    imported = set(re.findall(r"^(?:import|from) (\w+)", code, re.MULTILINE))
+    assert imported == {"hashlib", "io", "json", "tarfile", "pathlib", "numpy"}
+
+
+def test_the_page_names_every_field_of_every_record_and_table():
+    words = set(re.findall(r"`\W*(\w+)`", PAGE))
+    assert {Spec, CommitRun} < set(RECORDS)
+    fields = {name for record in RECORDS for name in record.__struct_fields__}
+    missing = (fields | {*PLAN_SCHEMA.names, *SAMPLES_SCHEMA.names}) - words
+    assert not missing, sorted(missing)
+
+
+def test_an_arrays_metadata_is_what_the_page_shows():
+    metadata, blosc = map(json.loads, page_code("json"))
+    assert metadata == json.loads((GOLDEN / "latents/zarr.json").read_text())
+    assert blosc in zarr_codecs("zstd", 2)
+    group = json.loads((GOLDEN / "zarr.json").read_text())
+    inline = {"kind": "inline", "must_understand": False, "metadata": {"latents": metadata}}
+    group["attributes"].pop("encode_once")
+    assert group == {"attributes": {}, "consolidated_metadata": inline, "node_type": "group", "zarr_format": 3}

@@ -1,0 +1,336 @@
+"""What verification looks at, says and answers; tests/cache_store/verify/damage holds that it finds all damage."""
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+
+from cache_store.cli import main
+from cache_store.errors import ConfigError
+from cache_store.verify.findings import Level
+from cache_store.verify.subset import parse_subset
+from cache_store.verify.verify import verify
+from tests.cache_store.conftest import flip, shard_name
+from tests.make_cache import make_cache
+
+SHARD = 1
+
+
+@pytest.mark.parametrize(
+    ("store_format", "codec"), [("zarr", "none"), ("zarr", "lz4"), ("zarr", "zstd"), ("webdataset", "none")]
+)
+def test_a_sound_cache_has_no_findings_though_a_whole_shard_be_rejected(tmp_path, latents, store_format, codec):
+    rejected = range(8, 16)
+    path = make_cache(tmp_path / "cache", latents, rejected=rejected, store_format=store_format, codec=codec)
+    for level in get_args(Level):
+        report = verify(path, level)
+        assert report.findings == ()
+        assert (report.shards, report.covered, report.samples) == (4, 4, 22)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_values_of_every_dtype_are_looked_at(tmp_path, latents, dtype):
+    assert not verify(make_cache(tmp_path / "cache", latents, dtype=dtype), "deep").findings
+
+
+@pytest.mark.parametrize("slices", [1, 2, 3, 7, 20, 100])
+@pytest.mark.parametrize("shards", [1, 4, 19, 2_441])
+def test_the_slices_of_a_cache_cover_every_shard_once_and_are_of_a_size(slices, shards):
+    parts = [parse_subset(f"{number}/{slices}") for number in range(1, slices + 1)]
+    covered = [[shard for shard in range(shards) if shard in part] for part in parts]
+    assert sorted(shard for each in covered for shard in each) == list(range(shards))
+    assert max(map(len, covered)) - min(map(len, covered)) <= 4
+
+
+def test_a_slice_keeps_its_shards_while_the_cache_grows_and_is_spread_over_it():
+    part = [shard for shard in range(2_441) if shard in parse_subset("3/20")]
+    assert max(np.diff(part)) <= 40
+    assert len({shard % 4 for shard in part}) == 4
+
+
+def test_a_share_is_the_first_slices():
+    shares = {name: [shard for shard in range(500) if shard in parse_subset(name)] for name in ("5%", "1/20", "2.5%")}
+    assert shares["5%"] == shares["1/20"]
+    assert 0 < len(shares["2.5%"]) < len(shares["5%"])
+    assert set(shares["2.5%"]) < set(shares["5%"])
+    assert len([shard for shard in range(7) if shard in parse_subset("100%")]) == 7
+
+
+@pytest.mark.parametrize(
+    "text", ["0/20", "21/20", "3/0", "1.5/3", "x", "", "0%", "101%", "-5%", "5", "5 %", "1e1%", "٣/٥"]
+)
+def test_a_subset_that_is_none_is_refused_in_one_line(cache, capsys, text):
+    with pytest.raises(ConfigError, match="slice N/M"):
+        parse_subset(text)
+    assert main(["verify", str(cache), f"--subset={text}"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_subset_is_read_in_full_and_the_rest_of_the_cache_quickly(cache):
+    names = [shard_name(cache, shard) for shard in range(4)]
+    inside, outside = (
+        (shard for shard in range(4) if shard in parse_subset("1/2")),
+        (shard for shard in range(4) if shard in parse_subset("2/2")),
+    )
+    read, unread = names[next(inside)], names[next(outside)]
+    for name in (read, unread):
+        flip(cache / name, 700)
+    report = verify(cache, "full", subset=parse_subset("1/2"))
+    assert {finding.file for finding in report.findings} == {read}
+    assert (report.subset, report.shards, report.covered) == ("1/2", 4, 2)
+    (cache / unread).unlink()
+    found = {finding.file for finding in verify(cache, "full", subset=parse_subset("1/2")).findings}
+    assert found == {read, unread}
+
+
+def test_a_night_after_night_of_slices_covers_every_sample(cache):
+    reports = [verify(cache, "full", subset=parse_subset(f"{number}/3")) for number in (1, 2, 3)]
+    whole = verify(cache, "full")
+    for field in ("covered", "samples", "bytes"):
+        assert sum(getattr(report, field) for report in reports) == getattr(whole, field)
+
+
+def test_a_subset_means_level_full_and_does_not_go_with_quick(cache, capsys):
+    assert main(["verify", str(cache), "--subset", "1/2"]) == 0
+    assert "sound (full, subset 1/2): 2 of 4 shards" in capsys.readouterr().out
+    assert main(["verify", str(cache), "--level", "quick", "--subset", "1/2"]) == 2
+    assert "leave subset out" in capsys.readouterr().err
+
+
+def test_any_number_of_jobs_gives_the_same_report(cache):
+    for shard in (0, 2, 3):
+        flip(cache / shard_name(cache, shard), 700)
+    flip(cache / "samples/000001.parquet", 50)
+    one, three = (verify(cache, "deep", jobs=jobs) for jobs in (1, 3))
+    assert one == three
+    assert len(one.findings) > 4
+
+
+def test_a_slice_that_has_no_shard_says_so(cache, capsys):
+    assert main(["verify", str(cache), "--subset", "3/20"]) == 0
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first == "no shard falls into 3/20 of 4 shards: all were checked as by quick"
+    assert second.startswith("sound (full, subset 3/20): 0 of 4 shards, 0 samples")
+
+
+@pytest.mark.parametrize("jobs", ["0", "-1", "1000000", "many"])
+def test_a_wrong_number_of_jobs_is_one_message(cache, capsys, jobs):
+    assert main(["verify", str(cache), f"--jobs={jobs}"]) == 2
+    assert "jobs must be" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def slow_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Hundreds of shards, so that a signal comes in between."""
+    latents = np.zeros((600, 1, 1, 1), np.float32) + np.arange(600, dtype=np.float32)[:, None, None, None]
+    return make_cache(tmp_path_factory.mktemp("slow") / "cache", latents, samples_per_shard=1, batch_size=1)
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_it_with_code_3(slow_cache, tmp_path, jobs, number):
+    report = tmp_path / "report.json"
+    command = ["verify", str(slow_cache), "--level", "full", "--jobs", jobs, "--report", str(report)]
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-c", STOPPED_AT_THE_FIRST_SHARD, str(int(number)), *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 3, errors
+    assert "cache-store: stopped: nothing was changed" in errors
+    assert "Traceback" not in errors
+    assert not report.exists()
+
+
+STOPPED_AT_THE_FIRST_SHARD = """
+import os, sys
+from cache_store.verify.verify import command as verify_command
+from cache_store.cli import main
+
+class StoppingBar(verify_command.ReadingBar):
+    def __call__(self, checked):
+        os.kill(os.getpid(), int(sys.argv[1]))
+
+verify_command.ReadingBar = StoppingBar
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[2:]))
+"""
+
+
+def test_the_exit_code_and_the_report_say_what_was_found_and_what_to_run(cache, tmp_path, capsys):
+    path, name = tmp_path / "report.json", shard_name(cache, SHARD)
+    assert main(["verify", str(cache)]) == 0
+    assert "sound (quick): 4 shards, 27 samples" in capsys.readouterr().out
+    flip(cache / name, 700)
+    assert main(["verify", str(cache), "--subset", "100%", "--report", str(path)]) == 1
+    out = capsys.readouterr().out
+    report = json.loads(path.read_text())
+    assert {key: report[key] for key in ("level", "subset", "shards", "covered")} == {
+        "level": "full",
+        "subset": "100%",
+        "shards": 4,
+        "covered": 4,
+    }
+    assert [(finding["shard"], finding["file"]) for finding in report["findings"]] == [(SHARD, name)] * 2
+    assert report["identity"] == verify(cache).identity
+    assert f"next: precompute repair {cache} --report {path}" in out
+    assert report["next"] == [f"precompute repair {cache} --report {path}"]
+
+
+def test_every_step_can_be_pasted_into_a_shell(cache, tmp_path, capsys):
+    folder = cache.rename(tmp_path / "my cache; really")
+    flip(folder / shard_name(folder, SHARD), 700)
+    (folder / "samples/.left over.partial").touch()
+    report = tmp_path / "my report.json"
+    assert main(["verify", str(folder), "--level", "full", "--report", str(report)]) == 1
+    delete, repair = (line for line in capsys.readouterr().out.splitlines() if line.startswith("next: "))
+    assert shlex.split(delete)[:3] == ["next:", "delete", f"{folder}/samples/.left over.partial,"]
+    assert shlex.split(repair)[1:] == ["precompute", "repair", str(folder), "--report", str(report)]
+
+
+@pytest.mark.parametrize("name", ["two\nlines", "it's \x1b[31mred\\", os.fsdecode(b"no \xff text")], ids=ascii)
+def test_any_name_is_one_line_that_bash_takes_back(cache, capsys, name):
+    stray = cache / "samples" / name
+    stray.touch()
+    assert main(["verify", str(cache)]) == 1
+    header, row, summary, step = capsys.readouterr().out.splitlines()
+    assert row.rstrip().endswith("does not belong here")
+    assert all(line.isprintable() for line in (header, row, summary, step))
+    path = step.removeprefix("next: delete ").removesuffix(", unless a build is running")
+    subprocess.run(["bash", "-c", f"rm -- {path}"], check=True)
+    assert not stray.exists()
+
+
+def test_a_deleted_plan_is_missing_in_plain_words(cache):
+    (cache / "plan.parquet").unlink()
+    assert list(map(str, verify(cache).findings)) == ["plan.parquet: is missing"]
+
+
+def test_findings_are_sorted_whole_cache_first_then_by_shard_file_and_row(cache):
+    for shard in (3, 0, 2):
+        flip(cache / shard_name(cache, shard), 700)
+    (cache / "build.json").unlink()
+    findings = verify(cache, "full").findings
+    assert findings[0].file == "build.json"
+    places = [(finding.shard, finding.row is not None) for finding in findings[1:]]
+    assert places == [(shard, is_row) for shard in (0, 2, 3) for is_row in (False, True)]
+
+
+def test_a_lost_or_damaged_spec_is_a_finding_and_no_cache_at_all_is_an_error(cache, tmp_path, capsys):
+    shutil.copy(cache / "zarr.json", tmp_path)
+    (cache / "zarr.json").unlink()
+    assert main(["verify", str(cache), "--level", "full"]) == 1
+    out = capsys.readouterr().out
+    assert "zarr.json" in out
+    assert f"precompute repair {cache} --report FILE" in out
+    assert main(["verify", str(tmp_path / "nowhere")]) == 2
+    assert "holds no cache" in capsys.readouterr().err
+
+
+def test_a_spec_that_parses_but_is_not_the_one_of_seal_and_records_blames_no_shard(cache):
+    spec = cache / "zarr.json"
+    spec.write_bytes(spec.read_bytes().replace(b'"fit": "squash"', b'"fit": "squasH"'))
+    assert [finding.file for finding in verify(cache, "full").findings] == ["zarr.json"]
+    (cache / "seal.json").unlink()
+    assert [finding.file for finding in verify(cache, "full").findings] == ["zarr.json"]
+
+
+def test_what_died_in_a_build_is_to_be_deleted_and_what_is_unfinished_to_be_built(cache, capsys):
+    (cache / "samples/.000001.parquet.1.partial").write_bytes(b"half")
+    assert main(["verify", str(cache)]) == 1
+    assert f"next: delete {cache}/samples/.000001.parquet.1.partial" in capsys.readouterr().out
+    for name in ("seal.json", "commits/latents/000002.json"):
+        (cache / name).unlink()
+    assert main(["verify", str(cache)]) == 1
+    out = capsys.readouterr().out
+    assert "is missing: the cache is not sealed" in out
+    assert "unfinished: 1 of 4 shards are not committed" in out
+    assert "rerun the `precompute build`" in out
+    assert "precompute repair" not in out
+
+
+def test_a_cache_that_only_lacks_its_seal_is_repaired_as_finding_and_step_agree(cache, capsys):
+    (cache / "seal.json").unlink()
+    assert main(["verify", str(cache)]) == 1
+    out = capsys.readouterr().out
+    assert "is missing: the cache is not sealed" in out
+    assert "precompute build" not in out
+    assert f"next: write the findings down with --report FILE, then precompute repair {cache}" in out
+
+
+def test_a_lost_record_of_a_sealed_cache_is_damage_to_repair(cache, capsys):
+    (cache / "commits/latents/000002.json").unlink()
+    assert main(["verify", str(cache)]) == 1
+    out = capsys.readouterr().out
+    assert "is missing, though the cache is sealed" in out
+    assert "precompute repair" in out
+
+
+def test_a_report_says_of_every_finding_what_kind_it_is(cache, tmp_path):
+    """So that no program need look at texts, which are for people."""
+    for name in ("seal.json", "commits/latents/000001.json", "commits/latents/000002.json", "build.json"):
+        (cache / name).unlink()
+    (cache / "build.json").mkdir()
+    (cache / "commits/latents/000002.json").write_bytes(b"{")
+    (cache / "samples/.left.partial").touch()
+    main(["verify", str(cache), "--report", str(tmp_path / "report.json")])
+    findings = json.loads((tmp_path / "report.json").read_text())["findings"]
+    assert {finding["file"]: finding["kind"] for finding in findings} == {
+        "build.json": "replaced",
+        "commits/latents/000001.json": "uncommitted",
+        "commits/latents/000002.json": "damaged",
+        "samples/.left.partial": "stray",
+        "seal.json": "unsealed",
+    }
+
+
+def test_a_record_of_a_newer_format_is_refused_by_name(cache, capsys):
+    spec = cache / "zarr.json"
+    spec.write_bytes(spec.read_bytes().replace(b'"format_version": 1', b'"format_version": 2'))
+    assert main(["verify", str(cache)]) == 1
+    assert "format version 2; this program reads version 1" in capsys.readouterr().err
+
+
+def test_a_folder_may_be_named_from_home(cache, monkeypatch):
+    monkeypatch.setenv("HOME", str(cache.parent))
+    assert main(["verify", "~/cache"]) == 0
+    assert main(["info", "~/cache"]) == 0
+
+
+def test_progress_hears_of_every_shard_once(cache):
+    heard: Counter[int] = Counter()
+    verify(cache, "full", progress=lambda checked: heard.update([checked.task.shard]))
+    assert heard == Counter(range(4))
+
+
+def test_a_report_never_lands_in_the_cache(cache, tmp_path, capsys):
+    (tmp_path / "alias").symlink_to(cache)
+    before = (cache / "seal.json").read_bytes()
+    for path in (cache / "seal.json", tmp_path / "alias/seal.json", cache / "samples/report.json"):
+        assert main(["verify", str(cache), "--report", str(path)]) == 2
+        assert f"report: {path} lies in the cache {cache}; name another place" in capsys.readouterr().err
+    assert main(["verify", str(cache), "--report", str(tmp_path)]) == 2
+    assert (cache / "seal.json").read_bytes() == before
+    assert not verify(cache, "full").findings
+
+
+def test_a_report_into_a_pipe_leaves_the_pipe(cache, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    assert main(["verify", str(cache), "--report", str(pipe)]) == 0
+    assert json.loads(os.read(reader, 2**16))["findings"] == []
+    os.close(reader)
+    assert pipe.is_fifo()

@@ -1,0 +1,274 @@
+"""What the encoder is given, what the pipeline holds at a time, and what its figures mean."""
+
+import errno
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import precompute.encode.pipeline as pipeline
+from cache_store.cache.metadata import read_spec
+from cache_store.cache.writer import ShardBuilder
+from cache_store.format.schema import CommitRecord, Spec
+from precompute.cli import main
+from precompute.encode.batches import BATCHES_AHEAD, Batch, decoded_batches, planned_batches
+from precompute.encode.pipeline import WRITES_BEHIND, Progress, ShardSink, encode_shards
+from precompute.encode.progress import BuildProgress
+from precompute.encoders.encoder import Encoder
+from precompute.images.decode import MID_GREY, decode_image, fit_image, to_pixels
+from precompute.sources import Source, SourceConfig, open_source
+from tests.precompute.conftest import BROKEN, SAMPLES, config_values, image_bytes, write_config, write_source
+from tests.precompute.images.hostile_images import png, save
+
+
+class Planned(NamedTuple):
+    root: Path
+    spec: Spec
+    source: Source
+
+
+@pytest.fixture
+def planned(tmp_path, source_path, vae_path) -> Planned:
+    """A built cache's root, spec and source: 22 samples in batches of 1."""
+    values = config_values(tmp_path / "cache", source_path, vae_path, encoder__batch_size=1)
+    assert main(["build", "--config", str(write_config(tmp_path / "b.yaml", values))]) == 0
+    config = SourceConfig(kind="llava", path=str(source_path / "chat.json"), images=str(source_path / "images.zip"))
+    return Planned(tmp_path / "cache", read_spec(tmp_path / "cache"), open_source(config))
+
+
+FAILURES: dict[str, bytes | None] = {
+    "missing": None,
+    "empty": b"",
+    "no image": b"no image",
+    "too large": png(20_000, 20_000, data=b""),
+    "cut after some rows": image_bytes(4)[:-200],
+    "floating-point pixels": save(Image.new("F", (50, 40), 0.5), "TIFF"),
+}
+"""A sample's image, whose place in its batch is the fifth of the cache."""
+
+
+@pytest.fixture
+def encoded(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
+    """The batches that the encoder is given, which encodes them all the same."""
+    batches: list[np.ndarray] = []
+    encode = Encoder.encode
+
+    def record_and_encode(self: Encoder, image_NYX3: torch.Tensor) -> torch.Tensor:
+        batches.append(image_NYX3.numpy().copy())
+        return encode(self, image_NYX3)
+
+    monkeypatch.setattr(Encoder, "encode", record_and_encode)
+    return batches
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_rejected_images_place_in_its_planned_batch_is_mid_grey_whatever_failed_there(
+    tmp_path, vae_path, encoded, failure
+):
+    """So its neighbours do not move where a batch is encoded at once; here it is not, so its pixels are looked at."""
+    source = write_source(tmp_path / "source", sample_004=FAILURES[failure] or b"")
+    if FAILURES[failure] is None:
+        chat = (source / "chat.json").read_text()
+        (source / "chat.json").write_text(chat.replace('"sample-004.png"', '"nowhere.png"'))
+    values = config_values(tmp_path / "cache", source, vae_path)
+    assert main(["build", "--config", str(write_config(tmp_path / "b.yaml", values))]) == 0
+    assert [len(batch) for batch in encoded] == [3, 3, 2, 3, 3, 2, 3, 3]  # of shards of 8, 8 and 6
+    recipe = read_spec(tmp_path / "cache").arrays["latents"].image
+    for number, pixels_YX3 in enumerate(np.concatenate(encoded)):
+        expected = np.full((32, 40, 3), 128)
+        if number not in BROKEN:
+            expected = to_pixels(fit_image(decode_image(image_bytes(number), recipe.max_pixels), recipe))
+        np.testing.assert_array_equal(pixels_YX3, expected)
+
+
+class CountingEncoder:
+    """Gives latents of zeros, and calls `work` for each batch."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, spec: Spec, work: Callable[[], None]) -> None:
+        self.shape, self.work = spec.arrays["latents"].shape, work
+
+    def encode(self, image_NYX3: torch.Tensor) -> torch.Tensor:
+        self.work()
+        return torch.zeros(len(image_NYX3), *self.shape)
+
+
+def encode_all(planned: Planned, encoder: CountingEncoder, on_progress: Any) -> None:
+    encode_shards(
+        *planned, encoder, range(planned.spec.num_shards), {},
+        decode_threads=2, stop=threading.Event(), on_progress=on_progress,
+    )  # fmt: skip
+
+
+def test_decoding_runs_a_few_batches_ahead_and_no_further(planned):
+    """So memory does not grow with the data set, however slow the encoder is."""
+    started = []
+
+    def counted() -> Iterator[Batch]:
+        for batch in planned_batches(planned.root, planned.spec, range(planned.spec.num_shards)):
+            started.append(batch.shard)
+            yield batch
+
+    with ThreadPoolExecutor(2) as pool:
+        batches = decoded_batches(counted(), pool, planned.source, planned.spec.arrays["latents"].image)
+        for taken in range(1, 10):
+            next(batches).wait()
+            assert len(started) == taken + BATCHES_AHEAD
+
+
+class LazyDisk:
+    """A writer that does nothing before it is waited for: no disk is slower."""
+
+    def __init__(self) -> None:
+        self.owed = self.most_owed = 0
+
+    def submit(self, write: Callable[..., None], *arguments: Any) -> "Future[None]":
+        self.owed += 1
+        self.most_owed = max(self.most_owed, self.owed)
+        owed: Future[None] = Future()
+        owed.result = partial(self._write, write, *arguments)  # type: ignore[method-assign]
+        return owed
+
+    def _write(self, write: Callable[..., None], *arguments: Any) -> None:
+        self.owed -= 1
+        write(*arguments)
+
+    def shutdown(self, *, cancel_futures: bool) -> None:
+        assert self.owed == 0
+
+
+def test_encoding_runs_a_few_writes_ahead_of_the_disk_and_no_further(planned, monkeypatch):
+    """So memory does not grow with the data set, however slow the disk is."""
+    disk, owed_at_encode = LazyDisk(), []
+    pools = {"decode": ThreadPoolExecutor, "write": lambda *_, **__: disk}
+    monkeypatch.setattr(
+        pipeline,
+        "ThreadPoolExecutor",
+        lambda threads, thread_name_prefix: pools[thread_name_prefix](threads, thread_name_prefix=thread_name_prefix),
+    )
+    encode_all(planned, CountingEncoder(planned.spec, lambda: owed_at_encode.append(disk.owed)), lambda _: None)
+    assert len(owed_at_encode) == SAMPLES
+    assert max(owed_at_encode) == WRITES_BEHIND
+    assert disk.most_owed == WRITES_BEHIND + 1
+
+
+def test_a_rejected_images_place_in_its_batch_is_mid_grey(planned):
+    recipe = planned.spec.arrays["latents"].image
+    batches = list(planned_batches(planned.root, planned.spec, range(planned.spec.num_shards)))
+    with ThreadPoolExecutor(2) as pool:
+        for number in BROKEN:
+            batch = batches[number].decode(pool, planned.source, recipe)
+            assert batch.wait()[0].reason is not None
+            assert set(batch.pixels_NYX3.flat) == set(batch.rgb_Nhw3.flat) == {MID_GREY}
+
+
+def test_an_image_at_the_latents_resolution_is_the_mean_of_its_cells(planned):
+    """The preview is fitted to these."""
+    batch = next(planned_batches(planned.root, planned.spec, [0]))
+    with ThreadPoolExecutor(1) as pool:
+        batch.decode(pool, planned.source, planned.spec.arrays["latents"].image).wait()
+    count, latent_height, latent_width, _ = batch.rgb_Nhw3.shape
+    cells = batch.pixels_NYX3.reshape(count, latent_height, 8, latent_width, 8, 3)
+    np.testing.assert_allclose(batch.rgb_Nhw3, cells.mean(axis=(2, 4)), atol=0.5)
+
+
+def test_after_a_write_that_fails_nothing_more_of_the_shard_is_written(planned, monkeypatch):
+    """Batches that were queued behind it find a shard with a hole."""
+    done: list[Progress] = []
+    sink = ShardSink(planned.root, planned.spec, "cpu", {}, done.append)
+    batches = list(planned_batches(planned.root, planned.spec, [0]))
+    latent_NCHW = torch.zeros(1, *planned.spec.arrays["latents"].shape)
+    with ThreadPoolExecutor(2) as pool:
+        for batch in batches:
+            batch.decode(pool, planned.source, planned.spec.arrays["latents"].image)
+    sink.write(batches[0], latent_NCHW)
+    with monkeypatch.context() as full, pytest.raises(OSError, match="No space left"):
+        full.setattr(ShardBuilder, "append", raise_no_space)
+        sink.write(batches[1], latent_NCHW)
+    for batch in batches[2:]:
+        sink.write(batch, latent_NCHW)
+    sink.close()
+    assert not done
+
+
+def raise_no_space(*_: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_shards_seconds_count_from_the_encoding_of_its_first_batch(planned, monkeypatch):
+    """Batches of one image take 30 s each; with two writes behind, a shard is committed two batches later."""
+    clock, disk, done = SimpleNamespace(now=0.0), LazyDisk(), list[CommitRecord]()
+    monkeypatch.setattr(pipeline, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    pools = {"decode": ThreadPoolExecutor, "write": lambda *_, **__: disk}
+    monkeypatch.setattr(
+        pipeline, "ThreadPoolExecutor", lambda threads, thread_name_prefix: pools[thread_name_prefix](threads)
+    )
+
+    def work() -> None:
+        clock.now += 30.0
+
+    encode_all(
+        planned,
+        CountingEncoder(planned.spec, work),
+        lambda progress: done.extend([progress.committed] if progress.committed else []),
+    )
+    assert [record.run.seconds for record in done] == [10 * 30.0, 10 * 30.0, 6 * 30.0]
+
+
+class HeldBackSource:
+    """Images that come only once the encoder waits for them, and then let its clock go on by `seconds`.
+
+    Batches hold one image each. The main thread reads the clock once at first and three times a batch: before it waits,
+    after that, and before it encodes.
+    """
+
+    def __init__(self, planned: Planned, seconds: float) -> None:
+        batches = planned_batches(planned.root, planned.spec, range(planned.spec.num_shards))
+        self.batch_of = {batch.planned["uri"][batch.start].as_py(): number for number, batch in enumerate(batches)}
+        self.source, self.seconds = planned.source, seconds
+        self.now, self.readings = 0.0, 0
+        self.changed = threading.Condition()
+
+    def monotonic(self) -> float:
+        with self.changed:
+            self.readings += threading.current_thread() is threading.main_thread()
+            self.changed.notify_all()
+            return self.now
+
+    def read(self, uri: str) -> bytes:
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.readings >= 3 * self.batch_of[uri] + 2, timeout=60)
+            self.now += self.seconds
+        return self.source.read(uri)
+
+    def fingerprint(self, uri: str) -> str:
+        return self.source.fingerprint(uri)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 10.0, 90.0])
+def test_the_share_of_time_that_the_encoder_waits_is_that_in_which_images_are_held_back(
+    planned, monkeypatch, capsys, seconds
+):
+    """Each image is held back for so long, and each batch is encoded for 30 s."""
+    source = HeldBackSource(planned, seconds)
+    monkeypatch.setattr(pipeline, "time", source)
+
+    def work() -> None:
+        source.now += 30.0
+
+    with BuildProgress(SAMPLES, [], max_reject_fraction=1.0) as progress:
+        encode_all(planned._replace(source=source), CountingEncoder(planned.spec, work), progress)
+    # The first batch's time begins when its image is asked for, not with the encoding of one before it.
+    waited, worked = SAMPLES * seconds, (SAMPLES - 1) * 30.0
+    assert progress.waiting_share == pytest.approx(waited / (waited + worked))
+    assert f"encoder waits {progress.waiting_share:.0%}" in capsys.readouterr().err
