@@ -32,11 +32,15 @@ class Difference(NamedTuple):
 
 
 def refuse(
-    summary: str, differences: Sequence[Difference], remedies: Sequence[str], held: str = "in the cache"
+    summary: str,
+    differences: Sequence[Difference],
+    remedies: Sequence[str],
+    held: str = "in the cache",
+    now: str = "now",
 ) -> NoReturn:
-    """StaleError of a summary, the table of differences and a line for each remedy; `held` heads the older column."""
+    """StaleError of a summary, the table of differences under `held` and `now`, and a line for each remedy."""
     shown = [Difference(plain(each.field), *shorten(each.before, each.now)) for each in differences[:SHOWN_ROWS]]
-    lines = [plain(summary), *aligned([("field", held, "now"), *shown])]
+    lines = [plain(summary), *aligned([("field", held, now), *shown])]
     if (more := len(differences) - SHOWN_ROWS) > 0:
         lines.append(f"and {more:,} more")
     raise StaleError("\n  ".join([*lines, *remedies]))

@@ -109,6 +109,8 @@ class BuildConfig:
             raise ConfigError("cache: the name is empty; name the cache's folder")
         if "://" in self.cache:
             raise ConfigError(f"cache: {self.cache} is a URL; name a local folder")
+        if self.source.kind == "cache" and Path(self.source.path).expanduser().resolve() == self.root.resolve():
+            raise ConfigError(f"source.path: {self.source.path} is the cache itself; name another one of the same plan")
 
     @property
     def root(self) -> Path:

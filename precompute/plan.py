@@ -1,7 +1,8 @@
 """Making the plan from a source's samples, and saying how a later sample list differs from it.
 
-A new cache's rows are sorted by id. An extension keeps every row and appends its samples, again sorted, so a later
-sample list is always brought into the cache's own order: equal sets of samples are equal plans.
+A new cache's rows are sorted by id, or are those of the cache that it is planned from. An extension keeps every row and
+appends its samples, again in that order, so a later sample list is always brought into the cache's own order: equal
+sets of samples are equal plans.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,13 +31,14 @@ SHOWN = 5
 
 
 def make_plan(samples: Samples) -> pa.Table:
-    """Samples as a plan sorted by id; duplicate ids are a SourceError."""
+    """Samples as a plan, sorted by id where they are in no rows yet; duplicate ids are a SourceError."""
     schema = pa.schema([field for field in PLAN_SCHEMA if field.name != "row"])
     batches = [pa.RecordBatch.from_pylist(list(chunk), schema=schema) for chunk in chunks(samples, CHUNK)]
-    table = pa.Table.from_batches(batches, schema=schema).sort_by("id").combine_chunks()
+    table = pa.Table.from_batches(batches, schema=schema)
+    table = (table if samples.in_rows else table.sort_by("id")).combine_chunks()
     if table.num_rows == 0:
         raise SourceError("; ".join(filter(None, ["the source holds no samples", str(samples.passed_over)])))
-    refuse_duplicates(table["id"])
+    refuse_duplicates(table["id"].sort() if samples.in_rows else table["id"])
     return numbered(table)
 
 

@@ -9,7 +9,7 @@ PROGRAM = """
 import torch
 from cache_store.errors import ConfigError
 from precompute.encoders import wan
-from trainer.model.model import language_model
+from trainer.model import language_model
 
 cpu = torch.device("cpu")
 refusals = (wan.refuse_without_compiler, (cpu,)), (language_model.refuse_without_compiler, ("inductor", cpu))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from cache_store.cache.gather import FASTEST
@@ -19,7 +20,7 @@ from cache_store.errors import CacheError
 from cache_store.format.checksum import crc32c
 from cache_store.format.codec import decode_sample
 from cache_store.format.formats import shard_format
-from cache_store.format.schema import LATENTS, ArraySpec, Seal, Spec
+from cache_store.format.schema import LATENTS, REJECTED, ArraySpec, Seal, Spec
 from cache_store.refusal import refuse_other_seal, refuse_unsealed
 
 COPIED_BYTES = 8 << 20
@@ -56,6 +57,17 @@ def seal_problem(spec: Spec, seal: Seal) -> str | None:
     return None
 
 
+def valid_numbers(numbers: np.ndarray, count: int) -> NDArray[np.int64]:
+    """Sample numbers [N] as a copy, so that what is checked here is what is read; IndexError outside [0, count)."""
+    numbers = np.asarray(numbers)
+    if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
+        raise ValueError(f"numbers must be a 1-D integer array, got {numbers.dtype} {numbers.shape}")
+    numbers = numbers.astype(np.int64)
+    if numbers.size and (numbers.min() < 0 or numbers.max() >= count):
+        raise IndexError(f"sample numbers must be in [0, {count}), got {numbers.min()}..{numbers.max()}")
+    return numbers
+
+
 class Cache:
     """A sealed cache, read-only; safe to share between threads and to fork."""
 
@@ -69,6 +81,19 @@ class Cache:
     def __len__(self) -> int:
         """Number of cached samples."""
         return self.seal.cached
+
+    @property
+    def identity(self) -> str:
+        """SHA-256 that names what the cache holds; the order of samples depends on it."""
+        return self.seal.identity
+
+    def rejected_rows(self) -> NDArray[np.int64]:
+        """Rows without a sample, rising; reads the samples tables of the shards that have any."""
+        counts = enumerate(self.seal.cached_per_shard)
+        lacking = (shard for shard, count in counts if count < len(self.spec.shard_rows(shard)))
+        tables = (self.shards.table(shard, ["row", "status"]) for shard in lacking)
+        rows = [table.filter(pc.equal(table["status"], REJECTED))["row"].to_numpy() for table in tables]
+        return np.concatenate([np.empty(0, np.int64), *rows])
 
     def __repr__(self) -> str:
         return f"Cache({str(self.root)!r}, {len(self)} samples, arrays {list(self.spec.arrays)})"
@@ -89,7 +114,7 @@ class Cache:
         `out` reuses a buffer of that shape and dtype; `check=False` skips the crc32c of each sample. Raises
         IndexError for a number outside the cache and CacheError, naming shard and row, for damage.
         """
-        numbers = self._valid(numbers)
+        numbers = valid_numbers(numbers, len(self))
         spec = self.array_spec(array)
         shape = (len(numbers), *spec.shape)
         if out is None:
@@ -107,7 +132,7 @@ class Cache:
 
     def samples(self, numbers: np.ndarray, columns: list[str] | None = None) -> pa.Table:
         """Rows of the samples table by sample number, in the order asked for."""
-        numbers = self._valid(numbers)
+        numbers = valid_numbers(numbers, len(self))
         parts, order = [], []
         for shard, positions, local in self._by_shard(numbers):
             table = self._samples_table(shard)
@@ -124,15 +149,6 @@ class Cache:
             return self.spec.arrays[array]
         except KeyError:
             raise CacheError(f"{self.root} has no array {array!r}; it has {list(self.spec.arrays)}") from None
-
-    def _valid(self, numbers: np.ndarray) -> np.ndarray:
-        numbers = np.asarray(numbers)
-        if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
-            raise ValueError(f"numbers must be a 1-D integer array, got {numbers.dtype} {numbers.shape}")
-        numbers = numbers.astype(np.int64)  # a copy, so that what is checked here is what is read
-        if numbers.size and (numbers.min() < 0 or numbers.max() >= len(self)):
-            raise IndexError(f"sample numbers must be in [0, {len(self)}), got {numbers.min()}..{numbers.max()}")
-        return numbers
 
     def _by_shard(self, numbers: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         """For each shard touched: its number, positions in `numbers`, and the samples' places within the shard."""

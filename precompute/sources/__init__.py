@@ -1,49 +1,71 @@
-"""Where samples come from; a new kind of source is a class with these three methods and a line in SOURCES."""
+"""Where samples come from."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
-from cache_store.errors import ConfigError, MissingPathError
+import msgspec
+
+from cache_store.cache.metadata import read_build, refuse_no_cache
+from cache_store.errors import CacheError, ConfigError, MissingPathError
+from cache_store.format.schema import BUILD_FILE
+from precompute.sources.cache import CacheSource
 from precompute.sources.folder import FolderSource
-from precompute.sources.listing import Samples
 from precompute.sources.llava import LlavaSource
-
-
-class Source(Protocol):
-    def samples(self) -> Samples:
-        """Every sample, and what was passed over."""
-
-    def fingerprint(self, uri: str) -> str:
-        """What changes when an image changes, known without reading it."""
-
-    def read(self, uri: str) -> bytes:
-        """An image file's bytes; Rejected where there are none. Called from several threads."""
-
-
-SOURCES: dict[str, Callable[[Path, Path | None], Source]] = {"llava": LlavaSource, "folder": FolderSource}
+from precompute.sources.source import Source as Source
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceConfig:
     """Where the images and their texts are."""
 
-    kind: Literal["llava", "folder"]
-    """llava: a chat.json of id, image, conversations. folder: a tree of images, captions in name.txt beside them."""
+    kind: Literal["llava", "folder", "cache"]
+    """llava: a chat.json of id, image, conversations. folder: a tree of images, captions in name.txt beside them.
+    cache: the samples of another cache, in its rows, so that both can be read together."""
     path: str
-    """llava: the chat.json. folder: the folder, or a zip or an uncompressed tar of one."""
+    """llava: the chat.json. folder: the folder, or a zip or an uncompressed tar of one. cache: the other cache."""
     images: str | None = None
     """llava: a folder, or a zip or uncompressed tar that is read in place; by default the folder of the chat.json."""
 
     def __post_init__(self) -> None:
-        if self.kind == "folder" and self.images is not None:
-            raise ConfigError("source.images is for kind llava; of kind folder, source.path is the image tree")
+        if self.kind != "llava" and self.images is not None:
+            where = {"folder": "source.path is the image tree", "cache": "the other cache remembers its images"}
+            raise ConfigError(f"source.images is for kind llava; of kind {self.kind}, {where[self.kind]}")
 
 
 def open_source(config: SourceConfig) -> Source:
-    images = existing("images", config.images) if config.images else None
-    return SOURCES[config.kind](existing("path", config.path), images)
+    """The source that a config names; MissingPathError, SourceError or CacheError where it is not there."""
+    return SOURCES[config.kind](config)
+
+
+def open_llava(config: SourceConfig) -> Source:
+    return LlavaSource(existing("path", config.path), existing("images", config.images) if config.images else None)
+
+
+def open_folder(config: SourceConfig) -> Source:
+    return FolderSource(existing("path", config.path))
+
+
+def open_cache_source(config: SourceConfig) -> Source:
+    root = existing("path", config.path)
+    refuse_no_cache(root)
+    return CacheSource(root, open_source(source_of(root)))
+
+
+SOURCES: dict[str, Callable[[SourceConfig], Source]] = {
+    "llava": open_llava,
+    "folder": open_folder,
+    "cache": open_cache_source,
+}
+
+
+def source_of(root: Path) -> SourceConfig:
+    """Where a cache's images are, by its build.json; CacheError where this version reads it not."""
+    try:
+        return msgspec.convert(read_build(root).config["source"], SourceConfig, strict=True)
+    except (KeyError, msgspec.ValidationError, ConfigError) as error:
+        raise CacheError(f"{root / BUILD_FILE} names no source that this version knows: {error}") from None
 
 
 def existing(field: str, value: str) -> Path:

@@ -14,8 +14,7 @@ CAPTION = ".txt"
 class FolderSource:
     """Samples are the images found; a sample's id is its name in the tree."""
 
-    def __init__(self, path: Path, images: Path | None) -> None:
-        assert images is None, "SourceConfig refuses it"
+    def __init__(self, path: Path) -> None:
         self._images: ImageStore = open_image_store(path)
 
     def samples(self) -> Samples:

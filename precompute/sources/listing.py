@@ -71,10 +71,12 @@ class PassedOver:
 
 @dataclass(frozen=True)
 class Samples:
-    """A source's samples (id, uri, conversations, fingerprint), in any order, and what it holds besides."""
+    """A source's samples (id, uri, conversations, fingerprint), and what it holds besides."""
 
     each: Iterable[dict[str, object]]
     passed_over: PassedOver = PassedOver()
+    in_rows: bool = False
+    """Their order is that of the rows to plan; otherwise it says nothing."""
 
     def __iter__(self) -> Iterator[dict[str, object]]:
         return iter(self.each)

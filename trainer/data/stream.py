@@ -10,7 +10,7 @@ pass to pass; so it lies in memory that all of them share, and moves on when the
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
-from cache_store import Cache, open_cache
+from cache_store import Cache, JoinedCache, open_cache, open_joined
 from cache_store.errors import ConfigError
 from cache_store.refusal import differing, refuse
 from trainer.config import MAX_EPOCHS
@@ -50,20 +50,27 @@ def as_tensor(latents_NCHW: np.ndarray) -> Tensor:
     return torch.from_numpy(latents_NCHW)
 
 
+def opened(cache: Cache | JoinedCache | str | Path | Mapping[str, str | Path]) -> Cache | JoinedCache:
+    if isinstance(cache, Cache | JoinedCache):
+        return cache
+    return open_cache(cache) if isinstance(cache, str | Path) else open_joined(cache)
+
+
 class LatentStream(IterableDataset[dict[str, Any]]):
     """Batches of latents in the keyed order of samples; the same for any number of DataLoader workers.
 
-    Yields `latents` [batch_size / world_size, C, H, W] in the stored dtype, `numbers` (sample numbers, for
-    `cache.samples`) and `cursor`, the position after the batch. `load_state_dict({"cursor": …})` resumes there: the
-    next pass holds what was left of that one. A pass that is left before its end is not over: without workers the
-    next one begins where it began; with workers, which read ahead, load the cursor of the last batch first.
+    Yields `latents` [batch_size / world_size, *shape] in the stored dtype (of joined caches a tensor each, by name),
+    `numbers` (sample numbers, for `cache.samples`) and `cursor`, the position after the batch.
+    `load_state_dict({"cursor": …})` resumes there: the next pass holds what was left of that one. A pass that is left
+    before its end is not over: without workers the next one begins where it began; with workers, which read ahead, load
+    the cursor of the last batch first.
     With workers, pass it to `DataLoader(stream, batch_size=None, num_workers=W)` and keep the cursor of the last
     batch, since `state_dict` of this object then stands still: the workers hold copies.
     """
 
     def __init__(
         self,
-        cache: Cache | str | Path,
+        cache: Cache | JoinedCache | str | Path | Mapping[str, str | Path],
         batch_size: int,
         *,
         seed: int = 0,
@@ -71,7 +78,10 @@ class LatentStream(IterableDataset[dict[str, Any]]):
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        """`batch_size` is the global batch; a pass's last batch runs over into the next epoch; None never ends."""
+        """`cache`: opened or by its path; a mapping of names to paths is joined (`cache_store.open_joined`).
+
+        `batch_size` is the global batch; a pass's last batch runs over into the next epoch; None never ends.
+        """
         super().__init__()
         if batch_size < 1 or world_size < 1 or batch_size % world_size or not 0 <= rank < world_size:
             raise ConfigError(f"batch_size {batch_size} must divide among ranks (rank {rank} of {world_size})")
@@ -79,9 +89,9 @@ class LatentStream(IterableDataset[dict[str, Any]]):
             raise ConfigError(
                 f"epochs must be above 0 and at most {MAX_EPOCHS:,}, or None for a pass that never ends, got {epochs}"
             )
-        self.cache = cache if isinstance(cache, Cache) else open_cache(cache)
+        self.cache = opened(cache)
         self.batch_size, self.rank, self.world_size = batch_size, rank, world_size
-        self.order = SampleOrder(self.cache.seal.identity, seed, len(self.cache))
+        self.order = SampleOrder(self.cache.identity, seed, len(self.cache))
         # A decimal as it was written: a tenth of 40 samples is 4, and not a little more.
         self.pass_samples = None if epochs is None else Fraction(str(epochs)) * len(self.cache)
         self._cursor, self._end = 0, self.pass_end(0)
@@ -120,7 +130,8 @@ class LatentStream(IterableDataset[dict[str, Any]]):
     def read_batch(self, batch: int) -> dict[str, Any]:
         positions = batch_positions(batch, self.batch_size)[rank_slice(self.batch_size, self.rank, self.world_size)]
         numbers = self.order.at(positions)
-        latents = as_tensor(self.cache.read(numbers))
+        read = self.cache.read(numbers)
+        latents = {name: as_tensor(each) for name, each in read.items()} if isinstance(read, dict) else as_tensor(read)
         return {"latents": latents, "numbers": torch.from_numpy(numbers), "cursor": (batch + 1) * self.batch_size}
 
     def state_dict(self) -> dict[str, Any]:

@@ -156,7 +156,7 @@ def test_a_signal_stops_it_with_code_3(slow_cache, tmp_path, jobs, number):
 
 STOPPED_AT_THE_FIRST_SHARD = """
 import os, sys
-from cache_store.verify.verify import command as verify_command
+from cache_store.verify import command as verify_command
 from cache_store.cli import main
 
 class StoppingBar(verify_command.ReadingBar):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
-from cache_store import open_cache
+from cache_store import open_cache, open_joined
 from cache_store.errors import ConfigError, StaleError
 from tests.make_cache import make_cache
 from tests.trainer import runs  # noqa: F401  # which tells the fork server what to load
@@ -224,3 +224,26 @@ def test_a_batch_that_does_not_divide_among_ranks_and_a_rank_beyond_them_are_ref
 ) -> None:
     with pytest.raises(ConfigError, match="must divide among ranks"):
         LatentStream(one_cache, BATCH, **ranks)
+
+
+def test_joined_caches_stream_by_row_and_resume(tmp_path):
+    paths = {
+        name: make_cache(tmp_path / name, rng_latents(seed), rejected=rejected, samples_per_shard=size)
+        for name, seed, rejected, size in (("world", 1, [2, 5], 8), ("tower", 2, [5, 19], 3))
+    }
+    batches = list(LatentStream(paths, batch_size=4, seed=3))
+    world = open_joined(paths).caches["world"]
+    rows = [row for row in range(20) if row not in (2, 5)]
+    for batch in batches:
+        read = open_joined(paths).samples(batch["numbers"].numpy(), ["row"])["row"].to_numpy()
+        expected = world.read(np.searchsorted(rows, read))
+        np.testing.assert_array_equal(batch["latents"]["world"].numpy(), expected)
+        assert set(batch["latents"]) == {"world", "tower"}
+    resumed = LatentStream(paths, batch_size=4, seed=3)
+    resumed.load_state_dict({"cursor": batches[1]["cursor"]})
+    rest = list(resumed)
+    assert [each["numbers"].tolist() for each in rest] == [each["numbers"].tolist() for each in batches[2:]]
+
+
+def rng_latents(seed):
+    return np.random.default_rng(seed).standard_normal((20, 4, 6, 5)).astype(np.float32)

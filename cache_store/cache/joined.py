@@ -1,0 +1,101 @@
+"""Several caches of one plan, read together: what two encoders made of the same images, or one of two views of them.
+
+Rows join them: a joined sample is a row that is cached in every one. Shard sizes, forms and rejects may differ.
+"""
+
+import hashlib
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from cache_store.cache.reader import Cache, open_cache, valid_numbers
+from cache_store.errors import ConfigError
+from cache_store.refusal import differing, refuse
+
+PLANNED = ("row", "id", "uri", "conversations")
+"""Columns that the caches have in common."""
+
+
+def open_joined(caches: Mapping[str, Cache | str | Path]) -> "JoinedCache":
+    """Open sealed caches of one plan, each under a name of your choice.
+
+    Raises what `open_cache` raises of each, and StaleError, with a table, where two are not of one plan.
+    """
+    if not caches:
+        raise ConfigError("name at least one cache to join")
+    opened = {name: each if isinstance(each, Cache) else open_cache(each) for name, each in caches.items()}
+    first, *others = opened
+    for other in others:
+        refuse_other_plan(opened[first], opened[other])
+    return JoinedCache(opened)
+
+
+def refuse_other_plan(first: Cache, other: Cache) -> None:
+    """StaleError where the caches were not planned alike."""
+    plans = ({"rows": each.spec.rows, "plan digest": each.spec.plan_digest} for each in (first, other))
+    if differences := differing(*plans):
+        refuse(
+            f"{first.root} and {other.root} are not of one plan, so their rows are not the same samples",
+            differences,
+            [f"to plan a cache like the first: precompute build --source.kind cache --source.path "
+             f"{shlex.quote(str(first.root))} …"],
+            held="in the first",
+            now="in the second",
+        )  # fmt: skip
+
+
+class JoinedCache:
+    """Sealed caches of one plan, read-only; sample numbers are dense over the rows cached in all, in row order."""
+
+    # Axes: N samples asked for.
+
+    def __init__(self, caches: Mapping[str, Cache]) -> None:
+        self.caches = dict(caches)
+        self._rejected = {name: each.rejected_rows() for name, each in self.caches.items()}
+        lacking = np.unique(np.concatenate(list(self._rejected.values())))
+        self._cached_before = lacking - np.arange(len(lacking))
+        """Of each row that some cache lacks: how many joined samples come before it."""
+        self._count = next(iter(self.caches.values())).spec.rows - len(lacking)
+
+    def __len__(self) -> int:
+        """Number of rows cached in every one."""
+        return self._count
+
+    def __repr__(self) -> str:
+        return f"JoinedCache({', '.join(f'{name}={str(each.root)!r}' for name, each in self.caches.items())})"
+
+    def __reduce__(self) -> tuple[object, tuple[dict[str, Path]]]:
+        return open_joined, ({name: each.root for name, each in self.caches.items()},)
+
+    @property
+    def identity(self) -> str:
+        """SHA-256 over the caches' identities, whatever their names and order."""
+        return hashlib.sha256("\n".join(sorted(each.identity for each in self.caches.values())).encode()).hexdigest()
+
+    def rows(self, numbers: np.ndarray) -> NDArray[np.int64]:
+        """Rows of the plan of these sample numbers [N]."""
+        numbers = valid_numbers(numbers, len(self))
+        return numbers + np.searchsorted(self._cached_before, numbers, side="right")
+
+    def read(self, numbers: np.ndarray, *, check: bool = True) -> dict[str, np.ndarray]:
+        """Every cache's samples by joined number, by the cache's name: [N, *shape] each, in the order asked for.
+
+        Raises as `Cache.read` does; `check=False` skips the crc32c of each sample.
+        """
+        rows = self.rows(numbers)
+        return {name: each.read(self._numbers(name, rows), check=check) for name, each in self.caches.items()}
+
+    def samples(self, numbers: np.ndarray, columns: Sequence[str] = PLANNED) -> pa.Table:
+        """Row, id, uri and conversations, or fewer, by joined number, in the order asked for."""
+        if others := [name for name in columns if name not in PLANNED]:
+            raise ValueError(f"{others[0]!r} is not common to joined caches; columns are {', '.join(PLANNED)}")
+        name, first = next(iter(self.caches.items()))
+        return first.samples(self._numbers(name, self.rows(numbers)), list(columns))
+
+    def _numbers(self, name: str, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """A cache's own sample numbers of rows that it holds."""
+        return rows - np.searchsorted(self._rejected[name], rows)

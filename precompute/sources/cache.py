@@ -1,0 +1,37 @@
+"""Samples of another cache's plan, in its rows, with their images from where its build had them.
+
+So a second encoder, another size or a flipped view of the same images becomes a cache that joins the first by row.
+"""
+
+from pathlib import Path
+
+from cache_store.cache.metadata import read_spec
+from cache_store.errors import SourceError
+from cache_store.format.plan import plan_digest, read_plan
+from precompute.sources.listing import Samples
+from precompute.sources.source import Source
+
+
+class CacheSource:
+    """The plan of a cache, sealed or not; `images` is the source that it was built from."""
+
+    def __init__(self, root: Path, images: Source) -> None:
+        self._root, self._images = root, images
+
+    def samples(self) -> Samples:
+        """In the rows of the plan; SourceError where the plan is not the one that the cache was made for."""
+        plan = read_plan(self._root)
+        if plan_digest([plan]) != read_spec(self._root).plan_digest:
+            raise SourceError(
+                f"source.path: {self._root}/plan.parquet is damaged, or an extension of that cache has not finished; "
+                "run the `precompute build` of that cache again"
+            )
+        rows = (row for batch in plan.to_batches() for row in batch.drop_columns(["row"]).to_pylist())
+        each = ({**row, "fingerprint": self._images.fingerprint(row["uri"])} for row in rows)
+        return Samples(each, in_rows=True)
+
+    def fingerprint(self, uri: str) -> str:
+        return self._images.fingerprint(uri)
+
+    def read(self, uri: str) -> bytes:
+        return self._images.read(uri)

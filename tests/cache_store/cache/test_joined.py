@@ -1,0 +1,109 @@
+"""Several caches of one plan, read by row."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+from cache_store import open_cache, open_joined
+from cache_store.errors import ConfigError, NoCacheError, StaleError
+from tests.make_cache import make_cache
+
+ROWS = 27
+WORLD_REJECTS, TOWER_REJECTS = (0, 4, 13, 26), (4, 5, 14)
+JOINED_ROWS = [row for row in range(ROWS) if row not in {*WORLD_REJECTS, *TOWER_REJECTS}]
+
+
+def latents(shape, seed):
+    return np.random.default_rng(seed).standard_normal((ROWS, *shape)).astype(np.float16).astype(np.float32)
+
+
+WORLD, TOWER = latents((4, 6, 5), 1), latents((3, 2, 2), 2)
+
+
+@pytest.fixture(scope="module")
+def caches(tmp_path_factory):
+    """Of other shapes, shard sizes, forms and rejects."""
+    folder = tmp_path_factory.mktemp("joined")
+    return {
+        "world": make_cache(folder / "world", WORLD, rejected=WORLD_REJECTS, samples_per_shard=8),
+        "tower": make_cache(
+            folder / "tower", TOWER, rejected=TOWER_REJECTS, samples_per_shard=5, store_format="webdataset"
+        ),
+    }
+
+
+def test_joined_caches_give_the_rows_cached_in_all(caches):
+    joined = open_joined(caches)
+    assert len(joined) == len(JOINED_ROWS)
+    everything = joined.read(np.arange(len(joined)))
+    np.testing.assert_array_equal(everything["world"], WORLD[JOINED_ROWS].astype(np.float16))
+    np.testing.assert_array_equal(everything["tower"], TOWER[JOINED_ROWS].astype(np.float16))
+
+
+def test_joined_samples_come_in_the_order_asked_for(caches):
+    joined = open_joined(caches)
+    numbers = np.array([7, 0, 7, len(joined) - 1])
+    rows = [JOINED_ROWS[number] for number in numbers]
+    assert joined.rows(numbers).tolist() == rows
+    np.testing.assert_array_equal(joined.read(numbers)["tower"], TOWER[rows].astype(np.float16))
+    assert joined.samples(numbers, ["row", "id"]).to_pylist() == [{"row": r, "id": f"sample-{r:06d}"} for r in rows]
+
+
+@pytest.mark.parametrize("name", ["world", "tower"])
+def test_one_cache_joined_is_that_cache(caches, name):
+    cache, joined = open_cache(caches[name]), open_joined({name: caches[name]})
+    numbers = np.arange(len(cache))
+    assert len(joined) == len(cache)
+    np.testing.assert_array_equal(joined.read(numbers)[name], cache.read(numbers))
+
+
+def test_numbers_outside_the_joined_caches_are_refused(caches):
+    joined = open_joined(caches)
+    for number in (-1, len(joined)):
+        with pytest.raises(IndexError, match=rf"\[0, {len(joined)}\)"):
+            joined.read(np.array([number]))
+
+
+def test_caches_of_other_plans_are_refused_with_the_table(caches, tmp_path):
+    ids = [f"other-{row}" for row in range(ROWS)]
+    other = make_cache(tmp_path / "other", TOWER, ids)
+    with pytest.raises(StaleError, match=r"(?s)not of one plan.*plan digest.*--source.kind cache"):
+        open_joined({**caches, "other": other})
+    fewer = make_cache(tmp_path / "fewer", TOWER[:9])
+    with pytest.raises(StaleError, match=r"rows +27 +9"):
+        open_joined({"world": caches["world"], "fewer": fewer})
+
+
+def test_nothing_to_join_and_no_cache_are_refused(caches, tmp_path):
+    with pytest.raises(ConfigError, match="at least one"):
+        open_joined({})
+    with pytest.raises(NoCacheError):
+        open_joined({**caches, "absent": tmp_path / "absent"})
+
+
+def test_the_identity_is_of_the_caches_not_of_their_names(caches):
+    joined = open_joined(caches)
+    assert open_joined({"b": caches["tower"], "a": caches["world"]}).identity == joined.identity
+    assert open_joined({"world": caches["world"]}).identity != joined.identity
+
+
+def test_a_pickled_joined_cache_reads_the_same(caches):
+    joined = open_joined(caches)
+    copy = pickle.loads(pickle.dumps(joined))  # noqa: S301 (our own, as a DataLoader's worker gets it)
+    np.testing.assert_array_equal(copy.read(np.array([3]))["world"], joined.read(np.array([3]))["world"])
+
+
+def test_columns_that_caches_do_not_share_are_refused(caches):
+    with pytest.raises(ValueError, match="'status' is not common"):
+        open_joined(caches).samples(np.array([0]), ["status"])
+
+
+def test_a_flipped_bit_in_either_cache_is_refused(caches, tmp_path):
+    damaged = make_cache(tmp_path / "damaged", TOWER, samples_per_shard=64)
+    (file,) = (damaged / "latents" / "c").rglob("0/0/0/0")
+    data = bytearray(file.read_bytes())
+    data[100] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(Exception, match="crc32c"):
+        open_joined({"world": caches["world"], "tower": damaged}).read(np.arange(20))
