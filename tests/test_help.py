@@ -67,7 +67,7 @@ def test_the_usage_line_says_what_has_to_be_typed(help_of, program, command, usa
 @pytest.mark.parametrize(
     ("program", "command", "line"),
     [
-        ("precompute", "build", "--source.kind {llava,folder} llava: a chat.json of"),
+        ("precompute", "build", "--source.kind {llava,folder,cache} llava: a chat.json"),
         ("precompute", "build", "--store.codec {none,lz4,zstd} none reads fastest"),
         ("precompute", "build", "--encoder.fold {true,false} Fold"),
         ("precompute", "build", "(default: true)"),
