@@ -33,7 +33,7 @@ from benchmarks.timing import interleaved_seconds, rates, speedups, spread
 from cache_store import open_cache
 from cache_store.cache.gather import WAYS, move_rows
 from cache_store.errors import ConfigError
-from cache_store.format.schema import LATENTS, CodecName
+from cache_store.format.schema import ZARR_ARRAY, CodecName
 from cache_store.program.command_line import run_program
 from tests.make_cache import make_cache
 
@@ -81,7 +81,7 @@ def run(argv: Sequence[str]) -> int:
     datasets.disable_progress_bars()
     with work_folder(options.folder) as folder:
         loaders = prepare(folder, make_latents(options), options.batch_size, options.samples_per_shard)
-        disk_bytes = {codec: folder_bytes(folder / codec / LATENTS) for codec in CODECS}
+        disk_bytes = {codec: folder_bytes(folder / codec / ZARR_ARRAY) for codec in CODECS}
         count = options.samples // options.batch_size * options.batch_size
         works = {name: partial(run_passes, loader, count, options, passes(name)) for name, loader in loaders.items()}
         rounds = interleaved_seconds(works, options.repeats)

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from cache_store import open_cache
 from cache_store.cache.metadata import read_commit
-from cache_store.format.schema import LATENTS, REJECTED, samples_file
+from cache_store.format.schema import REJECTED, samples_file
 from cache_store.format.tables import read_table
 from demo.measure import WordAccuracy
 
@@ -47,7 +47,7 @@ class Outcome:
 def read_cache_facts(root: Path) -> CacheFacts:
     cache = open_cache(root)
     shards = range(cache.spec.num_shards)
-    records = [record for shard in shards if (record := read_commit(root, LATENTS, shard))]
+    records = [record for shard in shards if (record := read_commit(root, shard))]
     rejects: dict[str, str] = {}
     for shard in shards:
         table = read_table(root / samples_file(shard), ["id", "status", "reason"])

@@ -10,7 +10,7 @@ from functools import partial
 from cache_store.cache.metadata import has_cache, refuse_foreign_folder
 from cache_store.cache.seal import seal_cache
 from cache_store.errors import Interrupted
-from cache_store.format.schema import LATENTS, Seal
+from cache_store.format.schema import Seal
 from cache_store.program.command_line import stop_on_signals
 from cache_store.storage.claim import claim
 from cache_store.verify.leftovers import clear_leftovers
@@ -60,7 +60,7 @@ def build(config: BuildConfig, acts: Acts | None = None) -> Summary:
     """
     silence_decoders()
     root, acts = config.root, acts or Acts()
-    refuse_foreign_folder(root, [LATENTS], "cache")
+    refuse_foreign_folder(root, "cache")
     source = open_source(config.source)
     encoder = load_encoder(config.encoder, config.image.range)
     samples = source.samples()

@@ -164,8 +164,7 @@ def show(summary: Any, cache: str) -> None:
     console.print(f"{seal.planned:,} planned = {seal.cached:,} cached + {seal.rejected:,} rejected{why}")
     if passed_over := str(summary.passed_over):
         console.print(passed_over, markup=False, emoji=False)  # it holds file names
-    size = sum(array.bytes for array in seal.arrays.values())
-    console.print(f"sealed {cache}: {size:,} bytes of latents, cache identity {seal.identity}")
+    console.print(f"sealed {cache}: {seal.array.bytes:,} bytes of latents, cache identity {seal.identity}")
     console.print(f"next: cache-store verify {shlex.quote(cache)} --level full")
 
 

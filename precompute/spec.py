@@ -6,7 +6,7 @@ from cache_store.cache.metadata import spec_problems
 from cache_store.errors import ConfigError
 from cache_store.format.plan import plan_digest
 from cache_store.format.record import FORMAT_VERSION
-from cache_store.format.schema import LATENTS, ArraySpec, Spec
+from cache_store.format.schema import ArraySpec, Spec
 from precompute.config import BuildConfig
 from precompute.encoders.encoder import Encoder
 
@@ -29,7 +29,7 @@ def spec_of(config: BuildConfig, array: ArraySpec, plan: pa.Table) -> Spec:
         rows=plan.num_rows,
         samples_per_shard=config.store.samples_per_shard,
         plan_digest=plan_digest([plan]),
-        arrays={LATENTS: array},
+        array=array,
     )
     if problems := spec_problems(spec):
         raise ConfigError(f"no cache can hold {plan.num_rows:,} samples of this size: {'; '.join(problems)}")

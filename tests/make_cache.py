@@ -56,7 +56,7 @@ def make_cache(
         rows=len(latents),
         samples_per_shard=samples_per_shard,
         plan_digest=plan_digest([plan]),
-        arrays={"latents": make_array(latents.shape[1:], dtype, codec, encoder)},
+        array=make_array(latents.shape[1:], dtype, codec, encoder),
     )
     shards = [plan.slice(rows.start, len(rows)) for rows in map(spec.shard_rows, range(spec.num_shards))]
     write_plan(path / PLAN_FILE, shards)
@@ -65,7 +65,7 @@ def make_cache(
     rgb = np.random.default_rng(0).random((len(latents), height, width, 3), np.float32)
     outcomes = [outcome(row, row in rejected) for row in range(len(latents))]
     for shard, planned in enumerate(shards):
-        builder = ShardBuilder(path, spec, "latents", shard, planned)
+        builder = ShardBuilder(path, spec, shard, planned)
         write_shard(builder, spec.shard_rows(shard), batch_size, latents, rgb, outcomes)
     if seal:
         seal_cache(path, spec)

@@ -14,10 +14,8 @@ def describe(root: Path) -> list[tuple[str, str]]:
     """Field and value, in reading order; an unfinished cache is described as far as it goes."""
     spec = read_spec(root)
     lines = [("cache", str(root)), *spec_lines(spec)]
-    for name, array in spec.arrays.items():
-        records = [record for shard in range(spec.num_shards) if (record := read_commit(root, name, shard))]
-        lines += [*array_lines(name, array), *progress_lines(spec, records)]
-    return [*lines, *seal_lines(root)]
+    records = [record for shard in range(spec.num_shards) if (record := read_commit(root, shard))]
+    return [*lines, *array_lines(spec.array), *progress_lines(spec, records), *seal_lines(root)]
 
 
 def spec_lines(spec: Spec) -> Iterator[tuple[str, str]]:
@@ -26,10 +24,10 @@ def spec_lines(spec: Spec) -> Iterator[tuple[str, str]]:
     yield "rows", f"{spec.rows:,} in {spec.num_shards:,} shards of {spec.samples_per_shard:,}"
 
 
-def array_lines(name: str, array: ArraySpec) -> Iterator[tuple[str, str]]:
+def array_lines(array: ArraySpec) -> Iterator[tuple[str, str]]:
     image, encoder = array.image, array.encoder
     shape = " x ".join(map(str, array.shape))
-    yield "array", f"{name}: {array.dtype} [{shape}], codec {array.codec}, {array.sample_bytes:,} bytes a sample"
+    yield "array", f"{array.dtype} [{shape}], codec {array.codec}, {array.sample_bytes:,} bytes a sample"
     yield "image", f"{image.height} x {image.width}, {image.fit}, {image.resample}, range {image.range}"
     yield (
         "encoder",
@@ -63,9 +61,7 @@ def seal_lines(root: Path) -> Iterator[tuple[str, str]]:
         yield "seal", str(error)
         return
     yield "cache identity", seal.identity
-    for name, summary in seal.arrays.items():
-        means = ", ".join(f"{value:.3f}" for value in summary.channel_mean)
-        deviations = ", ".join(f"{value:.3f}" for value in summary.channel_std)
-        yield f"{name} mean", means
-        yield f"{name} std", deviations
-        yield f"{name} range", f"{min(summary.minimum):.4g} to {max(summary.maximum):.4g}"
+    summary = seal.array
+    yield "mean", ", ".join(f"{value:.3f}" for value in summary.channel_mean)
+    yield "std", ", ".join(f"{value:.3f}" for value in summary.channel_std)
+    yield "range", f"{min(summary.minimum):.4g} to {max(summary.maximum):.4g}"

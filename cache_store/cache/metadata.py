@@ -1,7 +1,6 @@
 """Reading and writing a cache's records: the spec, the commit records, the seal."""
 
 import contextlib
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from cache_store.format.schema import (
     SEAL_FILE,
     SPEC_ATTRIBUTE,
     SPEC_FILE,
+    ZARR_ARRAY,
     BuildRecord,
     CommitRecord,
     Seal,
@@ -29,8 +29,8 @@ from cache_store.storage.claim import refuse_foreign_names
 from cache_store.storage.publish import write_file
 from cache_store.storage.regular_file import read_regular
 
-BEFORE_THE_SPEC = {BUILD_FILE, PLAN_FILE}
-"""What a writer that died before the spec may leave: claim, scratch files and the arrays' folders aside."""
+BEFORE_THE_SPEC = {BUILD_FILE, PLAN_FILE, ZARR_ARRAY}
+"""What a writer that died before the spec may leave, claim and scratch files aside."""
 
 
 def has_cache(root: Path) -> bool:
@@ -38,10 +38,10 @@ def has_cache(root: Path) -> bool:
     return any((root / name).exists() for name in (SPEC_FILE, SEAL_FILE, COMMITS))
 
 
-def refuse_foreign_folder(root: Path, arrays: Iterable[str], option: str) -> None:
-    """ConfigError, naming the option, where `root` is no folder or holds something else than a cache of `arrays`."""
+def refuse_foreign_folder(root: Path, option: str) -> None:
+    """ConfigError, naming the option, where `root` is no folder or holds something else than a cache."""
     if not has_cache(root):
-        refuse_foreign_names(root, BEFORE_THE_SPEC | set(arrays), option, "cache")
+        refuse_foreign_names(root, BEFORE_THE_SPEC, option, "cache")
 
 
 def refuse_no_cache(root: Path) -> None:
@@ -85,15 +85,12 @@ def spec_problems(spec: Spec) -> list[str]:
     except msgspec.ValidationError as error:
         return [str(error)]
     problems = []
-    if len(spec.arrays) != 1:  # a samples table has the places of one array's samples
-        problems.append(f"arrays {', '.join(spec.arrays)}; this version knows caches of one array")
     if spec.num_shards > MAX_SHARDS:
         problems.append(f"{spec.num_shards:,} shards, more than {MAX_SHARDS:,}; take more samples per shard")
-    for name, array in spec.arrays.items():
-        if array.sample_bytes > MAX_SAMPLE_BYTES:
-            problems.append(f"array {name!r}: {array.sample_bytes:,} bytes a sample, more than {MAX_SAMPLE_BYTES:,}")
-        if problem := shard_format(spec).unsupported(array.dtype, array.codec):
-            problems.append(f"array {name!r}: {problem}")
+    if spec.array.sample_bytes > MAX_SAMPLE_BYTES:
+        problems.append(f"{spec.array.sample_bytes:,} bytes a sample, more than {MAX_SAMPLE_BYTES:,}")
+    if problem := shard_format(spec).unsupported(spec.array.dtype, spec.array.codec):
+        problems.append(problem)
     return problems
 
 
@@ -110,9 +107,9 @@ def write_spec(root: Path, spec: Spec) -> None:
         write_file(root / name, files[name])
 
 
-def read_commit(root: Path, array: str, shard: int) -> CommitRecord | None:
+def read_commit(root: Path, shard: int) -> CommitRecord | None:
     """A shard's record, or None where the shard is not committed."""
-    path = root / commit_file(array, shard)
+    path = root / commit_file(shard)
     with contextlib.suppress(FileNotFoundError):
         return parse_signed(CommitRecord, read_regular(path), str(path))
     return None
@@ -120,7 +117,7 @@ def read_commit(root: Path, array: str, shard: int) -> CommitRecord | None:
 
 def write_commit(root: Path, record: CommitRecord) -> None:
     content = record.content
-    write_file(root / commit_file(content.array, content.shard), canonical_json(record))
+    write_file(root / commit_file(content.shard), canonical_json(record))
 
 
 def read_seal(root: Path) -> Seal:

@@ -20,7 +20,7 @@ from cache_store.errors import CacheError
 from cache_store.format.checksum import crc32c
 from cache_store.format.codec import decode_sample
 from cache_store.format.formats import shard_format
-from cache_store.format.schema import LATENTS, REJECTED, ArraySpec, Seal, Spec
+from cache_store.format.schema import REJECTED, Seal, Spec
 from cache_store.refusal import refuse_other_seal, refuse_unsealed
 
 COPIED_BYTES = 8 << 20
@@ -49,11 +49,10 @@ def seal_problem(spec: Spec, seal: Seal) -> str | None:
         return "the seal's counts do not add up"
     if any(count > len(spec.shard_rows(shard)) for shard, count in enumerate(counts)):
         return "the seal counts more samples in a shard than it has rows"
-    if {name: len(digests) for name, digests in seal.commits.items()} != dict.fromkeys(spec.arrays, spec.num_shards):
+    if len(seal.commits) != spec.num_shards:
         return "the seal names other shards than the spec's"
-    channels = {name: array.shape[0] for name, array in spec.arrays.items()}
-    if {name: summary.channels for name, summary in seal.arrays.items()} != channels:
-        return "the seal sums up other arrays than the spec's"
+    if seal.array.channels != spec.array.shape[0]:
+        return "the seal sums up another array than the spec's"
     return None
 
 
@@ -96,7 +95,7 @@ class Cache:
         return np.concatenate([np.empty(0, np.int64), *rows])
 
     def __repr__(self) -> str:
-        return f"Cache({str(self.root)!r}, {len(self)} samples, arrays {list(self.spec.arrays)})"
+        return f"Cache({str(self.root)!r}, {len(self)} samples of {list(self.spec.array.shape)})"
 
     def __reduce__(self) -> tuple[object, tuple[Path]]:
         return open_cache, (self.root,)
@@ -107,7 +106,6 @@ class Cache:
         out: np.ndarray | None = None,
         *,
         check: bool = True,
-        array: str = LATENTS,
     ) -> np.ndarray:
         """Samples by number, in the order asked for: [N, C, H, W] in the stored dtype.
 
@@ -115,19 +113,19 @@ class Cache:
         IndexError for a number outside the cache and CacheError, naming shard and row, for damage.
         """
         numbers = valid_numbers(numbers, len(self))
-        spec = self.array_spec(array)
+        spec = self.spec.array
         shape = (len(numbers), *spec.shape)
         if out is None:
             out = np.empty(shape, spec.numpy_dtype)
         if out.shape != shape or out.dtype != spec.numpy_dtype or not (out.flags.c_contiguous and out.flags.writeable):
             raise ValueError(f"out must be a writable C-contiguous {spec.dtype} array of shape {shape}")
         shards = self.shards.of(numbers).tolist()
-        mapped = {shard: self.shards.mapped(array, shard) for shard in set(shards)}
+        mapped = {shard: self.shards.mapped(shard) for shard in set(shards)}
         target = out.view(np.uint8).reshape(len(numbers), spec.sample_bytes)
         if spec.codec == "none":
-            self._copy(array, numbers, [mapped[shard].address for shard in shards], target, check)
+            self._copy(numbers, [mapped[shard].address for shard in shards], target, check)
         else:
-            self._decode(array, numbers, [mapped[shard].data for shard in shards], target, check)
+            self._decode(numbers, [mapped[shard].data for shard in shards], target, check)
         return out
 
     def samples(self, numbers: np.ndarray, columns: list[str] | None = None) -> pa.Table:
@@ -143,13 +141,6 @@ class Cache:
             return empty if columns is None else empty.select(columns)
         return pa.concat_tables(parts).take(np.argsort(np.concatenate(order)))
 
-    def array_spec(self, array: str) -> ArraySpec:
-        """What a row of an array holds and how it was made; CacheError where the cache has no such array."""
-        try:
-            return self.spec.arrays[array]
-        except KeyError:
-            raise CacheError(f"{self.root} has no array {array!r}; it has {list(self.spec.arrays)}") from None
-
     def _by_shard(self, numbers: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         """For each shard touched: its number, positions in `numbers`, and the samples' places within the shard."""
         shards = self.shards.of(numbers)
@@ -159,9 +150,9 @@ class Cache:
             shard = int(shards[positions[0]])
             yield shard, positions, numbers[positions] - self.shards.starts[shard]
 
-    def _copy(self, array: str, numbers: np.ndarray, starts: list[int], target: NDArray[np.uint8], check: bool) -> None:
+    def _copy(self, numbers: np.ndarray, starts: list[int], target: NDArray[np.uint8], check: bool) -> None:
         """The hot loop of the codec none."""
-        places = self.shards.places(array)
+        places = self.shards.places
         addresses = places["offset"][numbers] + np.array(starts, np.int64)
         samples, size = target.shape
         step = max(1, COPIED_BYTES // size)
@@ -170,30 +161,28 @@ class Cache:
             with FASTEST.way(target[rows].nbytes, check) as copy:
                 copy(target[rows], addresses[rows], size)
                 if check:
-                    self._check(array, numbers[rows], target[rows], places["crc32c"])
+                    self._check(numbers[rows], target[rows], places["crc32c"])
 
-    def _check(self, array: str, numbers: np.ndarray, copied: NDArray[np.uint8], checksums: NDArray[np.uint32]) -> None:
+    def _check(self, numbers: np.ndarray, copied: NDArray[np.uint8], checksums: NDArray[np.uint32]) -> None:
         size = copied.shape[1]
         data = copied.reshape(-1).data
         for index, expected in enumerate(checksums[numbers].tolist()):
             if crc32c(data[index * size : (index + 1) * size]) != expected:
-                raise self._damaged(array, numbers[index], "does not match its crc32c")
+                raise self._damaged(numbers[index], "does not match its crc32c")
 
-    def _decode(
-        self, array: str, numbers: np.ndarray, files: list[memoryview], target: NDArray[np.uint8], check: bool
-    ) -> None:
-        codec, places = self.spec.arrays[array].codec, self.shards.places(array)
+    def _decode(self, numbers: np.ndarray, files: list[memoryview], target: NDArray[np.uint8], check: bool) -> None:
+        codec, places = self.spec.array.codec, self.shards.places
         columns = (places[name][numbers].tolist() for name in ("offset", "length", "crc32c"))
         for number, file, row, offset, length, expected in zip(numbers, files, target, *columns, strict=True):
             payload = file[offset : offset + length]
             if check and crc32c(payload) != expected:
-                raise self._damaged(array, number, "does not match its crc32c")
+                raise self._damaged(number, "does not match its crc32c")
             try:
                 decode_sample(payload, codec, row)
             except ValueError as error:
-                raise self._damaged(array, number, str(error)) from None
+                raise self._damaged(number, str(error)) from None
 
-    def _damaged(self, array: str, number: int, problem: str) -> CacheError:
+    def _damaged(self, number: int, problem: str) -> CacheError:
         shard = int(self.shards.of(number))
         try:
             rows = self.shards.samples(shard, ["row", "status"])["row"]
@@ -201,6 +190,6 @@ class Cache:
         except CacheError:  # its table is gone by now
             name = f"sample {number}"
         return CacheError(
-            f"{name} in shard {shard} ({shard_format(self.spec).shard_file(array, shard)}) {problem}; "
+            f"{name} in shard {shard} ({shard_format(self.spec).shard_file(shard)}) {problem}; "
             f"run `cache-store verify {shlex.quote(str(self.root))} --level full`"
         )

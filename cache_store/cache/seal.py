@@ -1,6 +1,7 @@
 """Closing a cache: every shard's record into one seal."""
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from cache_store.cache.metadata import read_commit
@@ -17,35 +18,33 @@ def seal_cache(root: Path, spec: Spec) -> Seal:
 
     A seal that is already right is left alone.
     """
-    contents = {array: read_contents(root, spec, array) for array in spec.arrays}
-    seal = make_seal(spec, contents, file_record(root, root / PLAN_FILE))
+    seal = make_seal(spec, read_contents(root, spec), file_record(root, root / PLAN_FILE))
     path, data = root / SEAL_FILE, canonical_json(seal)
     if not path.is_file() or path.read_bytes() != data:
         write_file(path, data)
     return seal
 
 
-def read_contents(root: Path, spec: Spec, array: str) -> list[CommitContent]:
+def read_contents(root: Path, spec: Spec) -> list[CommitContent]:
     contents = []
     for shard in range(spec.num_shards):
-        record = read_commit(root, array, shard)
+        record = read_commit(root, shard)
         if record is None:
             raise CacheError(f"shard {shard} of {root} is not committed; rerun `precompute build`")
         contents.append(record.content)
     return contents
 
 
-def cache_identity(contents: dict[str, list[CommitContent]]) -> str:
-    """SHA-256 over every commit record's content, arrays by name, shards in order."""
-    return record_digest(*(content for array in sorted(contents) for content in contents[array]))
+def cache_identity(contents: Iterable[CommitContent]) -> str:
+    """SHA-256 over every commit record's content, shards in order."""
+    return record_digest(*contents)
 
 
-def make_seal(spec: Spec, contents: dict[str, list[CommitContent]], plan_file: FileRecord) -> Seal:
-    first = next(iter(contents.values()))
-    cached, rejected = sum(each.cached for each in first), sum(each.rejected for each in first)
+def make_seal(spec: Spec, contents: Sequence[CommitContent], plan_file: FileRecord) -> Seal:
+    cached, rejected = sum(each.cached for each in contents), sum(each.rejected for each in contents)
     assert cached + rejected == spec.rows, (cached, rejected, spec.rows)
     reasons: Counter[str] = Counter()
-    for each in first:
+    for each in contents:
         reasons.update(each.reasons)
     seal = Seal(
         format_version=FORMAT_VERSION,
@@ -55,16 +54,16 @@ def make_seal(spec: Spec, contents: dict[str, list[CommitContent]], plan_file: F
         cached=cached,
         rejected=rejected,
         reasons=dict(reasons),
-        cached_per_shard=tuple(each.cached for each in first),
-        commits={array: tuple(map(record_digest, each)) for array, each in contents.items()},
+        cached_per_shard=tuple(each.cached for each in contents),
+        commits=tuple(map(record_digest, contents)),
         plan_file=plan_file,
-        arrays={array: summarise_array(each) for array, each in contents.items()},
+        array=summarise_array(contents),
         sha256="",
     )
     return signed(seal)
 
 
-def summarise_array(contents: list[CommitContent]) -> ArraySummary:
+def summarise_array(contents: Sequence[CommitContent]) -> ArraySummary:
     statistics = [each.statistics for each in contents if each.statistics is not None]
     if not statistics:
         raise CacheError("no sample could be cached, so there is nothing to seal")

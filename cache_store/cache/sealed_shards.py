@@ -53,16 +53,17 @@ class SealedShards:
         """Of each shard's sample numbers."""
         self.starts = self.ends - seal.cached_per_shard
         self._format = shard_format(spec)
-        self._known: dict[str, Places] = {}
+        self._places: list[Places] = []
+        """At most one counts, the first: threads may make several at once."""
         self.mapped = lru_cache(maxsize=mappable_shards())(self._map)
-        """A shard of an array, by their names; CacheError where its file or table is not as sealed."""
+        """A shard by its number; CacheError where its file or table is not as sealed."""
 
     def of(self, numbers: NDArray[np.int64] | int) -> NDArray[np.int64]:
         """The shards of these sample numbers."""
         return np.searchsorted(self.ends, numbers, side="right")
 
-    def _map(self, array: str, shard: int) -> MappedShard:
-        file = self._format.shard_file(array, shard)
+    def _map(self, shard: int) -> MappedShard:
+        file = self._format.shard_file(shard)
         try:
             data = map_file(self.root / file)
         except OSError as error:
@@ -71,24 +72,27 @@ class SealedShards:
         offset, length = table["offset"].to_numpy(), table["length"].to_numpy()
         if not ((offset >= 0) & (length > 0) & (length <= len(data) - offset)).all():
             raise self._broken(f"{file} is shorter than its samples table says")
-        spec = self.spec.arrays[array]
+        spec = self.spec.array
         if spec.codec == "none" and (length != spec.sample_bytes).any():
             raise self._broken(f"{file} holds samples of other sizes than {spec.sample_bytes} bytes")
-        for name, column in self.places(array).items():
+        for name, column in self.places.items():
             column[self.starts[shard] : self.ends[shard]] = table[name].to_numpy()
         return MappedShard(data, np.asarray(data).ctypes.data)
 
-    def places(self, array: str) -> Places:
+    @property
+    def places(self) -> Places:
         """Of all samples; made at the first shard: what a seal counts is not worth memory before any was found."""
-        if array in self._known:
-            return self._known[array]
-        names = ["offset", "crc32c"] if self.spec.arrays[array].codec == "none" else ["offset", "length", "crc32c"]
+        if not self._places:
+            self._places.append(self._unknown_places())
+        return self._places[0]
+
+    def _unknown_places(self) -> Places:
+        names = ["offset", "crc32c"] if self.spec.array.codec == "none" else ["offset", "length", "crc32c"]
         types = {name: SAMPLES_SCHEMA.field(name).type.to_pandas_dtype() for name in names}
         try:
-            unknown = {name: np.empty(self.seal.cached, dtype) for name, dtype in types.items()}
+            return {name: np.empty(self.seal.cached, dtype) for name, dtype in types.items()}
         except MemoryError:
             raise self._broken(f"the seal counts {self.seal.cached:,} samples, more than there is memory for") from None
-        return self._known.setdefault(array, unknown)
 
     def samples(self, shard: int, columns: list[str] | None = None) -> pa.Table:
         """A shard's cached samples, in row order; `status` must be among the columns asked for."""
@@ -115,9 +119,8 @@ class SealedShards:
 
     def _sealed_bytes(self, shard: int, file: str) -> bytes:
         """A file as the shard's record has it; CacheError where the record or the file is another than was sealed."""
-        array = next(iter(self.spec.arrays))
-        record = read_commit(self.root, array, shard)
-        if record is None or record_digest(record.content) != self.seal.commits[array][shard]:
+        record = read_commit(self.root, shard)
+        if record is None or record_digest(record.content) != self.seal.commits[shard]:
             raise self._broken(f"shard {shard} is not as sealed: the cache was replaced or changed since it was opened")
         try:
             data = read_regular(self.root / file)

@@ -78,13 +78,11 @@ class ShardBuilder:
     any where there are none.
     """
 
-    def __init__(
-        self, root: Path, spec: Spec, array: str, shard: int, planned: pa.Table, expected: Collection[str] = ()
-    ) -> None:
-        self._root, self._spec, self._array, self._shard, self._planned = root, spec, array, shard, planned
+    def __init__(self, root: Path, spec: Spec, shard: int, planned: pa.Table, expected: Collection[str] = ()) -> None:
+        self._root, self._spec, self._shard, self._planned = root, spec, shard, planned
         self._expected = expected
         self._format = shard_format(spec)
-        self._shard_path = root / self._format.shard_file(array, shard)
+        self._shard_path = root / self._format.shard_file(shard)
         self._samples_path = root / samples_file(shard)
         self._outcomes: list[Outcome] = []
         self._locations: list[Location | None] = []
@@ -96,7 +94,7 @@ class ShardBuilder:
         self.attempt = clear_scratch(self._shard_path)
         clear_scratch(self._samples_path)
         self._stream = self._files.enter_context(scratch_file(self._shard_path, self.attempt))
-        self._writer = self._format.writer(self._stream, self._spec, self._array, self._planned)
+        self._writer = self._format.writer(self._stream, self._spec, self._planned)
         return self
 
     def __exit__(
@@ -106,7 +104,7 @@ class ShardBuilder:
 
     def append(self, latent_NCHW: np.ndarray, rgb_NHW3: np.ndarray, outcomes: Sequence[Outcome]) -> None:
         """Add the next rows: float32 latents, images at latent resolution (RGB in [0, 1]), what became of each."""
-        array = self._spec.arrays[self._array]
+        array = self._spec.array
         with np.errstate(over="ignore"):  # an overflow shows as infinity and rejects its sample below
             stored = np.ascontiguousarray(latent_NCHW.astype(array.numpy_dtype))
         outcomes = [self._judge(*each) for each in zip(latent_NCHW, stored, outcomes, strict=True)]
@@ -124,7 +122,7 @@ class ShardBuilder:
             return outcome
         non_finite = int(np.count_nonzero(~np.isfinite(latent_CHW)))
         self._non_finite += non_finite
-        dtype = self._spec.arrays[self._array].dtype
+        dtype = self._spec.array.dtype
         reason = (
             f"latent not finite: {non_finite} values"
             if non_finite
@@ -170,7 +168,7 @@ class ShardBuilder:
         digest = record_digest(record.content)
         if self._expected and digest not in self._expected:
             raise OtherShardError(self._shard, digest, self._samples())
-        withdraw(self._root / commit_file(self._array, self._shard))  # it vouches for the files that are replaced now
+        withdraw(self._root / commit_file(self._shard))  # it vouches for the files that are replaced now
         put_in_place(self._shard_path, self.attempt)
         put_in_place(self._samples_path, self.attempt)
         write_commit(self._root, record)
@@ -180,7 +178,6 @@ class ShardBuilder:
         reasons = [outcome.reason for outcome in self._outcomes if outcome.reason is not None]
         contents = [outcome.content_sha256 for outcome in self._outcomes]
         return CommitContent(
-            array=self._array,
             shard=self._shard,
             recipe_digest=self._spec.recipe_digest,
             plan_digest=plan_digest([planned]),

@@ -12,9 +12,9 @@ def run_convert(root: Path, out: Path, config: ConvertConfig) -> int:
     with progress_bar(total=read_spec(root).rows, desc="convert", unit="sample", delay=0.5) as bar:
         done = convert(root, out, config, bar.update)
     kept = f"; {done.kept:,} were there, their records fit" if done.kept else ""
-    size = sum(array.bytes for array in done.seal.arrays.values())
     checked = ", every latent checked as it was read and as it was written" if done.shards else ""
     print(f"converted {done.shards:,} shards{checked}{kept}")
-    print(f"sealed {out}: {done.seal.cached:,} samples, {size:,} bytes, cache identity {done.seal.identity}")
+    size = f"{done.seal.cached:,} samples, {done.seal.array.bytes:,} bytes"
+    print(f"sealed {out}: {size}, cache identity {done.seal.identity}")
     print(f"next: cache-store verify {shlex.quote(str(out))} --level full")
     return 0

@@ -75,12 +75,11 @@ def convert(root: Path, out: Path, config: ConvertConfig, progress: Callable[[in
     verify(root, "quick").raise_if_damaged()
     source = Side(root, read_spec(root))
     target = Side(out, converted_spec(source.spec, config))
-    refuse_foreign_folder(out, target.spec.arrays, "OUT")
+    refuse_foreign_folder(out, "OUT")
     refuse_other_cache(target)
     with claim(out):
         write_metadata(source, target, seal)
-        done = [convert_array(source, target, array, progress) for array in target.spec.arrays]
-        shards, kept = (sum(each) for each in zip(*done, strict=True))
+        shards, kept = convert_shards(source, target, progress)
         clear_leftovers(out, target.spec)
         return Conversion(seal=write_seal(target, seal), shards=shards, kept=kept)
 
@@ -93,14 +92,12 @@ def refuse_overlap(root: Path, out: Path) -> None:
 
 
 def converted_spec(spec: Spec, config: ConvertConfig) -> Spec:
-    """The spec of the new cache; ConfigError where the form cannot hold the arrays."""
-    arrays = {}
-    for name, array in spec.arrays.items():
-        codec = config.codec or ("none" if config.format == "webdataset" else array.codec)
-        if problem := format_named(config.format).unsupported(array.dtype, codec):
-            raise ConfigError(f"--format {config.format}: {problem}")
-        arrays[name] = msgspec.structs.replace(array, codec=codec)
-    return msgspec.structs.replace(spec, store_format=config.format, arrays=arrays)
+    """The spec of the new cache; ConfigError where the form cannot hold the array."""
+    codec = config.codec or ("none" if config.format == "webdataset" else spec.array.codec)
+    if problem := format_named(config.format).unsupported(spec.array.dtype, codec):
+        raise ConfigError(f"--format {config.format}: {problem}")
+    array = msgspec.structs.replace(spec.array, codec=codec)
+    return msgspec.structs.replace(spec, store_format=config.format, array=array)
 
 
 def refuse_other_cache(target: Side) -> None:
@@ -124,8 +121,8 @@ def converted_build(source: Side, target: Side) -> BuildRecord:
     record = read_build(source.root)
     config = dict(record.config)
     if "store" in config:
-        codec = next(iter(target.spec.arrays.values())).codec
-        config["store"] = {**config["store"], "format": target.spec.store_format, "codec": codec}
+        form = {"format": target.spec.store_format, "codec": target.spec.array.codec}
+        config["store"] = {**config["store"], **form}
     return signed(msgspec.structs.replace(record, config=config))
 
 
@@ -146,24 +143,24 @@ def write_unless_equal(path: Path, data: bytes) -> None:
         write_file(path, data)
 
 
-def convert_array(source: Side, target: Side, array: str, progress: Callable[[int], object]) -> tuple[int, int]:
+def convert_shards(source: Side, target: Side, progress: Callable[[int], object]) -> tuple[int, int]:
     """Convert the shards that are missing; how many those were, and how many were there."""
-    converter, converted = ShardConverter(source, target, array, progress), 0
-    for shard, content in enumerate(read_contents(source.root, source.spec, array)):
-        if is_kept(target, array, content):
+    converter, converted = ShardConverter(source, target, progress), 0
+    for shard, content in enumerate(read_contents(source.root, source.spec)):
+        if is_kept(target, content):
             progress(len(source.spec.shard_rows(shard)))
             continue
         withdraw(target.root / SEAL_FILE)
-        record = read_commit(source.root, array, shard)
+        record = read_commit(source.root, shard)
         assert record is not None
         converter.convert(record)
         converted += 1
     return converted, source.spec.num_shards - converted
 
 
-def is_kept(target: Side, array: str, content: CommitContent) -> bool:
+def is_kept(target: Side, content: CommitContent) -> bool:
     """Whether the target has the shard of this source content; StaleError where it has another one's."""
-    record, problem = kept_record(target.root, target.spec, array, content.shard)
+    record, problem = kept_record(target.root, target.spec, content.shard)
     if problem is not None:
         print(f"cache-store: damage found, shard {content.shard} is converted again: {problem}", file=sys.stderr)
     elif record is not None:
@@ -182,13 +179,8 @@ def refuse_other_content(target: Side, record: CommitRecord, content: CommitCont
 
 def write_seal(target: Side, source_seal: Seal) -> Seal:
     """The new cache's seal, its figures copied: another machine's linear algebra would round the preview otherwise."""
-    spec = target.spec
-    contents = {array: read_contents(target.root, spec, array) for array in spec.arrays}
-    seal = make_seal(spec, contents, source_seal.plan_file)
-    arrays = {
-        name: msgspec.structs.replace(source_seal.arrays[name], bytes=summary.bytes)
-        for name, summary in seal.arrays.items()
-    }
-    seal = signed(msgspec.structs.replace(seal, arrays=arrays))
+    seal = make_seal(target.spec, read_contents(target.root, target.spec), source_seal.plan_file)
+    array = msgspec.structs.replace(source_seal.array, bytes=seal.array.bytes)
+    seal = signed(msgspec.structs.replace(seal, array=array))
     write_unless_equal(target.root / SEAL_FILE, canonical_json(seal))
     return seal

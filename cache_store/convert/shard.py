@@ -47,25 +47,25 @@ class Side:
 
 
 class ShardConverter:
-    """Takes one array's shards from `source` to `target`, whose specs differ in form and codec alone."""
+    """Takes shards from `source` to `target`, whose specs differ in form and codec alone."""
 
-    def __init__(self, source: Side, target: Side, array: str, progress: Callable[[int], object]) -> None:
-        self._source, self._target, self._array, self._progress = source, target, array, progress
-        self._recoded = Recoder(source.spec.arrays[array], target.spec.arrays[array].codec)
+    def __init__(self, source: Side, target: Side, progress: Callable[[int], object]) -> None:
+        self._source, self._target, self._progress = source, target, progress
+        self._recoded = Recoder(source.spec.array, target.spec.array.codec)
 
     def convert(self, record: CommitRecord) -> None:
         """Write the shard that the source's `record` vouches for; CacheError where the source does not match it."""
         target, shard = self._target, record.content.shard
         samples = self._read_samples(record)
-        withdraw(target.root / commit_file(self._array, shard))  # it vouches for the files that are replaced now
-        path = target.root / shard_format(target.spec).shard_file(self._array, shard)
+        withdraw(target.root / commit_file(shard))  # it vouches for the files that are replaced now
+        path = target.root / shard_format(target.spec).shard_file(shard)
         samples_path = target.root / samples_file(shard)
         attempt = clear_scratch(path)
         clear_scratch(samples_path)
         with publish(path, attempt) as stream:
             locations = self._copy(samples, stream)
         table = relocated(samples.table, locations)
-        self._read_back(path, ShardSamples(target.spec, self._array, shard, table))
+        self._read_back(path, ShardSamples(target.spec, shard, table))
         write_samples(samples_path, table)
         files = tuple(file_record(target.root, each) for each in (path, samples_path))
         content = msgspec.structs.replace(record.content, recipe_digest=target.spec.recipe_digest, files=files)
@@ -79,13 +79,13 @@ class ShardConverter:
         table = read_table(self._source.root / file.path)
         if table.schema != SAMPLES_SCHEMA:
             raise self._damaged(f"{file.path} has other columns than the format's")
-        return ShardSamples(self._source.spec, self._array, shard, table)
+        return ShardSamples(self._source.spec, shard, table)
 
     def _copy(self, samples: ShardSamples, stream: BinaryIO) -> list[Location | None]:
         """Every sample, checked, into the new shard file; where each lies there."""
         source, target, shard, found = self._source, self._target, samples.shard, samples.locations
-        file = shard_format(source.spec).shard_file(self._array, shard)
-        writer = shard_format(target.spec).writer(stream, target.spec, self._array, samples.table)
+        file = shard_format(source.spec).shard_file(shard)
+        writer = shard_format(target.spec).writer(stream, target.spec, samples.table)
         contents = samples.table["content_sha256"].to_pylist()
         data, locations = map_file(source.root / file), list[Location | None]()
         for slot, (location, content) in enumerate(zip(found, contents, strict=True)):

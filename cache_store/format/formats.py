@@ -23,7 +23,6 @@ class ShardSamples:
     """The samples of one shard, as its samples table has them."""
 
     spec: Spec
-    array: str
     shard: int
     table: pa.Table
 
@@ -48,12 +47,12 @@ class ShardWriter(Protocol):
 
 class ShardFormat(Protocol):
     def unsupported(self, dtype: StoreDtype, codec: CodecName) -> str | None:
-        """Why the format cannot hold such arrays and what can, or None where it can."""
+        """Why the format cannot hold such an array and what can, or None where it can."""
 
-    def shard_file(self, array: str, shard: int) -> str:
+    def shard_file(self, shard: int) -> str:
         """Name of a shard's file, relative to the cache."""
 
-    def writer(self, stream: BinaryIO, spec: Spec, array: str, planned: pa.Table) -> ShardWriter:
+    def writer(self, stream: BinaryIO, spec: Spec, planned: pa.Table) -> ShardWriter:
         """A writer of the shard whose rows are `planned`: row, id, uri, conversations."""
 
     def metadata(self, spec: Spec) -> dict[str, bytes]:

@@ -22,9 +22,8 @@ PLAN_FILE = "plan.parquet"
 SEAL_FILE = "seal.json"
 BUILD_FILE = "build.json"
 COMMITS = "commits"
-
-LATENTS = "latents"
-"""The array that a build writes; version 1 knows no second one."""
+ZARR_ARRAY = "latents"
+"""Folder of the array in the Zarr form."""
 
 StoreFormat = Literal["zarr", "webdataset"]
 StoreDtype = Literal["float16", "bfloat16", "float32"]
@@ -49,8 +48,6 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Side = Annotated[int, msgspec.Meta(ge=1, le=MAX_SIDE)]
 Moment = Annotated[float, msgspec.Meta(ge=-1e100, le=1e100)]
 """Of latents, which are float32 at most: sums and squares of such numbers stay far below, and far from overflow."""
-ArrayName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
-"""It becomes the name of a folder."""
 
 CONVERSATIONS = pa.list_(pa.struct([("from", pa.string()), ("value", pa.string())]))
 
@@ -113,7 +110,7 @@ class EncoderIdentity(Record, frozen=True, kw_only=True):
 
 
 class ArraySpec(Record, frozen=True, kw_only=True):
-    """One array of the cache: what a row holds and how it was made."""
+    """The array of the cache: what a row holds and how it was made."""
 
     shape: tuple[Side, Side, Side]
     """Of one sample: channels, latent_y, latent_x."""
@@ -140,7 +137,7 @@ class Spec(Record, frozen=True, kw_only=True):
     rows: Annotated[int, msgspec.Meta(ge=1, le=MAX_SHARDS * MAX_SAMPLES_PER_SHARD)]
     samples_per_shard: Annotated[int, msgspec.Meta(ge=1, le=MAX_SAMPLES_PER_SHARD)]
     plan_digest: str
-    arrays: Annotated[dict[ArrayName, ArraySpec], msgspec.Meta(min_length=1)]
+    array: ArraySpec
 
     @property
     def digest(self) -> str:
@@ -210,7 +207,6 @@ class PreviewEquations(Record, frozen=True, kw_only=True):
 class CommitContent(Record, frozen=True, kw_only=True):
     """What a shard holds; equal inputs give equal contents."""
 
-    array: str
     shard: Count
     recipe_digest: str
     plan_digest: str
@@ -258,7 +254,7 @@ class BuildRecord(Record, frozen=True, kw_only=True):
 
 
 class ArraySummary(Record, frozen=True, kw_only=True):
-    """An array over the whole cache."""
+    """The array over the whole cache."""
 
     bytes: Count
     channel_mean: tuple[Moment, ...]
@@ -291,10 +287,10 @@ class Seal(Record, frozen=True, kw_only=True):
     rejected: Count
     reasons: dict[str, Count]
     cached_per_shard: tuple[Count, ...]
-    commits: dict[str, tuple[str, ...]]
-    """SHA-256 of every commit record's content, by array, shards in order, so that an edited one is named."""
+    commits: tuple[str, ...]
+    """SHA-256 of every commit record's content, shards in order, so that an edited one is named."""
     plan_file: FileRecord
-    arrays: dict[str, ArraySummary]
+    array: ArraySummary
     sha256: str
     """Over the seal's canonical form without this field."""
 
@@ -303,8 +299,8 @@ def samples_file(shard: int) -> str:
     return f"samples/{shard:06d}.parquet"
 
 
-def commit_file(array: str, shard: int) -> str:
-    return f"{COMMITS}/{array}/{shard:06d}.json"
+def commit_file(shard: int) -> str:
+    return f"{COMMITS}/{shard:06d}.json"
 
 
 def rows_digest(rows: Iterable[int], ids: Iterable[str], contents: Iterable[str | None]) -> str:

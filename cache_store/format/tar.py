@@ -83,11 +83,11 @@ class TarFormat:
             return f"tars hold dtype float16 or float32; numpy's .npy knows no {dtype}, which needs format zarr"
         return None
 
-    def shard_file(self, array: str, shard: int) -> str:
+    def shard_file(self, shard: int) -> str:
         return f"shards/{shard:06d}.tar"
 
-    def writer(self, stream: BinaryIO, spec: Spec, array: str, planned: pa.Table) -> TarShardWriter:
-        return TarShardWriter(stream, spec.arrays[array], planned)
+    def writer(self, stream: BinaryIO, spec: Spec, planned: pa.Table) -> TarShardWriter:
+        return TarShardWriter(stream, spec.array, planned)
 
     def metadata(self, spec: Spec) -> dict[str, bytes]:
         """The group alone: what a tar holds is in the tar."""
@@ -96,7 +96,7 @@ class TarFormat:
 
     def structure_problems(self, data: memoryview, samples: ShardSamples) -> Iterator[tuple[int | None, str]]:
         """Every byte but the latents' own is a function of the samples table: (slot or None, what differs from it)."""
-        first_row, layout = samples.rows.start, RowLayout(samples.spec.arrays[samples.array])
+        first_row, layout = samples.rows.start, RowLayout(samples.spec.array)
         contents, position = samples.table["content_sha256"].to_pylist(), 0
         for slot, (_, name, uri, conversations) in enumerate(iterate_samples(samples.table)):
             location = samples.locations[slot]

@@ -20,7 +20,7 @@ from cache_store.format.checksum import crc32c
 from cache_store.format.codec import zarr_codecs
 from cache_store.format.formats import Location, ShardSamples
 from cache_store.format.record import canonical_json
-from cache_store.format.schema import SPEC_ATTRIBUTE, SPEC_FILE, ArraySpec, CodecName, Spec, StoreDtype
+from cache_store.format.schema import SPEC_ATTRIBUTE, SPEC_FILE, ZARR_ARRAY, CodecName, Spec, StoreDtype
 
 ABSENT = np.uint64(2**64 - 1)
 CRC = struct.Struct("<I")
@@ -62,26 +62,25 @@ class ZarrFormat:
     def unsupported(self, dtype: StoreDtype, codec: CodecName) -> str | None:
         return None
 
-    def shard_file(self, array: str, shard: int) -> str:
-        return f"{array}/c/{shard}/0/0/0"
+    def shard_file(self, shard: int) -> str:
+        return f"{ZARR_ARRAY}/c/{shard}/0/0/0"
 
-    def writer(self, stream: BinaryIO, spec: Spec, array: str, planned: pa.Table) -> ZarrShardWriter:
+    def writer(self, stream: BinaryIO, spec: Spec, planned: pa.Table) -> ZarrShardWriter:
         return ZarrShardWriter(stream, spec.samples_per_shard)
 
     def metadata(self, spec: Spec) -> dict[str, bytes]:
         """Contents of every metadata file, as functions of the spec alone.
 
-        The group carries its arrays' metadata (consolidated), so that readers need not list the folder.
+        The group carries the array's metadata (consolidated), so that readers need not list the folder.
         """
-        arrays = {name: array_metadata(spec, array) for name, array in spec.arrays.items()}
+        array = array_metadata(spec)
         group = {
             "zarr_format": 3,
             "node_type": "group",
             "attributes": {SPEC_ATTRIBUTE: spec},
-            "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": arrays},
+            "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": {ZARR_ARRAY: array}},
         }
-        files = {f"{name}/zarr.json": canonical_json(metadata) for name, metadata in arrays.items()}
-        return {SPEC_FILE: canonical_json(group), **files}
+        return {SPEC_FILE: canonical_json(group), f"{ZARR_ARRAY}/zarr.json": canonical_json(array)}
 
     def structure_problems(self, data: memoryview, samples: ShardSamples) -> Iterator[tuple[int | None, str]]:
         """Every byte but the latents' own is a function of the samples table: (slot or None, what differs from it)."""
@@ -134,7 +133,8 @@ def position_problems(samples: memoryview, places: np.ndarray) -> Iterator[tuple
         yield int(slots[each]), "crc32c behind the sample differs from the samples table"
 
 
-def array_metadata(spec: Spec, array: ArraySpec) -> dict[str, object]:
+def array_metadata(spec: Spec) -> dict[str, object]:
+    array = spec.array
     sharding = {
         "chunk_shape": [1, *array.shape],
         "codecs": zarr_codecs(array.codec, array.numpy_dtype.itemsize),

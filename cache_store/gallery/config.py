@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cache_store.errors import ConfigError
-from cache_store.format.schema import LATENTS
 
 MAX_ROWS = 256
 """Of each kind; a page of so many is 20 MB."""
@@ -22,8 +21,6 @@ class GalleryConfig:
     """Equal seeds draw equal rows."""
     sheets: str | None = None
     """Folder of the contact sheets; by default they lie beside the page."""
-    array: str = LATENTS
-    """Array of the cache to show."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.rows <= MAX_ROWS:

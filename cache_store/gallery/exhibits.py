@@ -54,7 +54,6 @@ class Showcase:
     """Turns rows into exhibits."""
 
     cache: Cache
-    array: str
     read_image: ReadImage
     decode: Decode | None
 
@@ -73,14 +72,14 @@ class Showcase:
         return [self._exhibit(sample)[0] for sample in samples]
 
     def _batch(self, numbers: np.ndarray) -> Iterator[Exhibit]:
-        latent_NCHW = self.cache.read(numbers, array=self.array)
+        latent_NCHW = self.cache.read(numbers)
         decoded_NYX3 = self.decode(latent_NCHW) if self.decode else [None] * len(numbers)
         samples = self.cache.samples(numbers, SAMPLE_COLUMNS).to_pylist()
         for sample, latent_CHW, decoded_YX3 in zip(samples, latent_NCHW.astype(np.float32), decoded_NYX3, strict=True):
             yield self._shown(sample, latent_CHW, decoded_YX3)
 
     def _shown(self, sample: dict[str, Any], latent_CHW: np.ndarray, decoded_YX3: np.ndarray | None) -> Exhibit:
-        summary = self.cache.seal.arrays[self.array]
+        summary = self.cache.seal.array
         exhibit, source_YX3 = self._exhibit(sample)
         pictures: dict[str, Any] = {
             "preview": preview(latent_CHW, summary),

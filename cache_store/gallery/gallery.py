@@ -62,23 +62,21 @@ def make_gallery(root: Path, config: GalleryConfig, decode: Decode | None = None
 
 def collect(cache: Cache, config: GalleryConfig, decode: Decode | None) -> PageContent:
     """Everything the page shows."""
-    array = config.array
-    drawn = draw_survey(cache, cache.array_spec(array).sample_bytes, config.seed)
-    surveyed = survey(cache, array, drawn)
+    drawn = draw_survey(cache, cache.spec.array.sample_bytes, config.seed)
+    surveyed = survey(cache, drawn)
     unusual = most_unusual(surveyed, config.rows)
     numbers = random_numbers(cache, config.rows, config.seed).tolist()
     read_image, source_problem = source_reader(cache.root)
-    showcase = Showcase(cache=cache, array=array, read_image=read_image, decode=decode)
+    showcase = Showcase(cache=cache, read_image=read_image, decode=decode)
     exhibits = showcase.cached([*numbers, *(each.number for each in unusual)])
     return PageContent(
         cache=cache,
-        array=array,
         seed=config.seed,
         survey=surveyed,
         random=[exhibits[number] for number in numbers],
         unusual=[(exhibits[each.number], each) for each in unusual],
         rejected=showcase.rejected(draw_rejects(cache, config.rows, config.seed)),
-        records=read_commits(cache, array),
+        records=read_commits(cache),
         source_problem=source_problem,
     )
 
@@ -96,12 +94,12 @@ def source_reader(root: Path) -> tuple[ReadImage, str | None]:
     return unavailable, problem  # type: ignore[return-value]
 
 
-def read_commits(cache: Cache, array: str) -> list[CommitRecord]:
+def read_commits(cache: Cache) -> list[CommitRecord]:
     """Records of all shards, or of `SHOWN_COMMITS` evenly spaced ones."""
     shards = cache.spec.num_shards
     shown = range(shards) if shards <= SHOWN_COMMITS else [i * shards // SHOWN_COMMITS for i in range(SHOWN_COMMITS)]
     records = (
-        read_commit(cache.root, array, shard)
+        read_commit(cache.root, shard)
         for shard in progress_bar(iterable=shown, desc="records", unit="shard", delay=0.5)
     )
     return [record for record in records if record is not None]
@@ -114,7 +112,7 @@ def write_sheets(content: PageContent, config: GalleryConfig) -> list[Path]:
         "unusual": [exhibit for exhibit, _ in content.unusual],
         "rejected": content.rejected,
     }
-    image, written = content.cache.spec.arrays[content.array].image, []
+    image, written = content.cache.spec.array.image, []
     for kind, exhibits in kinds.items():
         path = config.sheet(kind)
         if not exhibits:

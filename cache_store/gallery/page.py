@@ -28,7 +28,6 @@ class PageContent:
     """What a gallery shows, before it is laid out."""
 
     cache: Cache
-    array: str
     seed: int
     survey: Survey
     random: list[Exhibit]
@@ -51,7 +50,7 @@ class PageContent:
 def render(content: PageContent) -> str:
     """The page as one HTML text that refers to nothing outside itself."""
     spec, seal = content.cache.spec, content.cache.seal
-    summary, array = seal.arrays[content.array], spec.arrays[content.array]
+    summary, array = seal.array, spec.array
     channels, columns = array.shape[0], strip_columns(*array.shape[1:])
     return template().render(
         content=content,
@@ -61,7 +60,7 @@ def render(content: PageContent) -> str:
         summary=summary,
         array=array,
         layout=layout(array.image),
-        facts=[*spec_lines(spec), *array_lines(content.array, array)],
+        facts=[*spec_lines(spec), *array_lines(array)],
         reasons=sorted(seal.reasons.items(), key=lambda reason: (-reason[1], reason[0])),
         histograms=plots.plot(partial(plots.histograms, content.survey, summary)),
         throughput=plots.plot(partial(plots.throughput, content.records)) if content.records else None,

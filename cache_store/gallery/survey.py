@@ -28,15 +28,15 @@ class Survey:
     count_CB: np.ndarray
 
 
-def survey(cache: Cache, array: str, draw: SurveyDraw) -> Survey:
+def survey(cache: Cache, draw: SurveyDraw) -> Survey:
     """Read every sample drawn, once, in batches of bounded size."""
-    edges = histogram_edges(cache.seal.arrays[array])
-    counts = np.zeros((cache.spec.arrays[array].shape[0], BINS), np.int64)
+    edges = histogram_edges(cache.seal.array)
+    counts = np.zeros((cache.spec.array.shape[0], BINS), np.int64)
     features = []
-    size = max(1, READ_BYTES // (4 * cache.spec.arrays[array].sample_bytes))
+    size = max(1, READ_BYTES // (4 * cache.spec.array.sample_bytes))
     with progress_bar(total=len(draw.number_N), desc="survey", unit="sample", delay=0.5) as bar:
         for numbers in batches(draw.number_N, size):
-            latent_NCHW = cache.read(numbers, array=array).astype(np.float32)
+            latent_NCHW = cache.read(numbers).astype(np.float32)
             features.append(sample_features(latent_NCHW))
             for channel, values in enumerate(np.moveaxis(latent_NCHW, 1, 0)):
                 counts[channel] += np.histogram(values, BINS, (edges[0], edges[-1]))[0]

@@ -115,8 +115,7 @@ def reading_bar(cache: Path, config: VerifyConfig) -> Iterator[ReadingBar]:
     subset = config.shards
     try:
         spec = read_spec(cache)
-        shards = sum(subset is None or shard in subset for shard in range(spec.num_shards))
-        total = shards * len(spec.arrays)
+        total = sum(subset is None or shard in subset for shard in range(spec.num_shards))
     except (CacheError, OSError):
         total = 0  # verification says what is wrong with it
     with progress_bar(total=total, desc=f"verify {config.resolved_level}", unit="shard", delay=0.5) as bar:

@@ -43,11 +43,8 @@ def clear_leftovers(root: Path, spec: Spec) -> None:
 def files_of(spec: Spec) -> set[str]:
     """The names of all files that a cache of this spec has."""
     shards, layout = range(spec.num_shards), shard_format(spec)
-    names = {PLAN_FILE, BUILD_FILE, SEAL_FILE, *layout.metadata(spec), *map(samples_file, shards)}
-    for array in spec.arrays:
-        names.update(commit_file(array, shard) for shard in shards)
-        names.update(layout.shard_file(array, shard) for shard in shards)
-    return names
+    by_shard = (name(shard) for name in (samples_file, commit_file, layout.shard_file) for shard in shards)
+    return {PLAN_FILE, BUILD_FILE, SEAL_FILE, *layout.metadata(spec), *by_shard}
 
 
 def is_leftover(name: str, known: set[str]) -> bool:

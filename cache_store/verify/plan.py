@@ -34,10 +34,10 @@ class CheckedPlan:
     def compare(self, checked: Iterable[CheckedShard]) -> Iterator[Finding]:
         """Commit records that were made for other rows."""
         for each in checked:
-            array, shard = each.task.array, each.task.shard
+            shard = each.task.shard
             if each.content and self.digests.get(shard, each.content.plan_digest) != each.content.plan_digest:
                 problem = "was made for other samples than the plan's"
-                yield Finding(shard=shard, file=commit_file(array, shard), problem=problem)
+                yield Finding(shard=shard, file=commit_file(shard), problem=problem)
 
 
 def plan_task(tasks: Sequence[ShardTask], seal: Seal | None) -> PlanTask:

@@ -20,16 +20,16 @@ from cache_store.verify.file import file_finding
 from cache_store.verify.findings import Finding
 
 
-def kept_record(root: Path, spec: Spec, array: str, shard: int) -> tuple[CommitRecord | None, str | None]:
+def kept_record(root: Path, spec: Spec, shard: int) -> tuple[CommitRecord | None, str | None]:
     """A committed shard's record, where it fits the spec, and why the shard cannot be kept, be it for its files' sizes.
 
     For whoever goes on with a cache; neither of the two where the shard is not committed.
     """
     try:
-        record = read_commit(root, array, shard)
+        record = read_commit(root, shard)
         if record is None:
             return None, None
-        if other := next(content_findings(spec, array, shard, record.content), None):
+        if other := next(content_findings(spec, shard, record.content), None):
             return None, str(other)
         found = (file_finding(root, file, "quick", shard) for file in record.content.files)
         problem = next((str(each) for each in found if each), None)
@@ -38,36 +38,33 @@ def kept_record(root: Path, spec: Spec, array: str, shard: int) -> tuple[CommitR
     return record, problem
 
 
-def files_of_shard(spec: Spec, array: str, shard: int) -> tuple[str, str]:
+def files_of_shard(spec: Spec, shard: int) -> tuple[str, str]:
     """The names that a record must give: of the shard file, of the samples table."""
-    return shard_format(spec).shard_file(array, shard), samples_file(shard)
+    return shard_format(spec).shard_file(shard), samples_file(shard)
 
 
-def content_findings(spec: Spec, array: str, shard: int, content: CommitContent) -> Iterator[Finding]:
-    name = commit_file(array, shard)
+def content_findings(spec: Spec, shard: int, content: CommitContent) -> Iterator[Finding]:
+    name = commit_file(shard)
     claims = {
-        "array": (content.array, array),
         "shard": (content.shard, shard),
         "recipe digest": (content.recipe_digest, spec.recipe_digest),
-        "files": (tuple(file.path for file in content.files), files_of_shard(spec, array, shard)),
+        "files": (tuple(file.path for file in content.files), files_of_shard(spec, shard)),
         "planned samples": (content.cached + content.rejected, len(spec.shard_rows(shard))),
         "reasons": (sum(content.reasons.values()), content.rejected),
-        "statistics": (statistics_shape(content), expected_shape(spec.arrays[array], content.cached)),
+        "statistics": (statistics_shape(content), expected_shape(spec.array, content.cached)),
     }
     for claim, (found, expected) in claims.items():
         if found != expected:
             yield Finding(shard=shard, file=name, problem=f"{claim}: expected {expected}, found {found}")
 
 
-def statistics_findings(
-    array: str, shard: int, recorded: ChannelStatistics, found: ChannelStatistics | None
-) -> Iterator[Finding]:
+def statistics_findings(shard: int, recorded: ChannelStatistics, found: ChannelStatistics | None) -> Iterator[Finding]:
     """Whether the record's sums are those of the shard's samples, each of which has been checked."""
     if found is None or len(found.sum) != len(recorded.sum):
         return  # which is found by the counts, and by the spec
     if not equal_but_for_rounding(found, recorded):
         problem = "statistics do not follow from the shard's samples"
-        yield Finding(shard=shard, file=commit_file(array, shard), problem=problem)
+        yield Finding(shard=shard, file=commit_file(shard), problem=problem)
 
 
 def statistics_shape(content: CommitContent) -> list[int]:

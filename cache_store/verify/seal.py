@@ -24,7 +24,7 @@ def seal_findings(spec: Spec, seal: Seal, checked: Sequence[CheckedShard], damag
         yield Finding(file=SEAL_FILE, problem="is the seal of none of the commit records")
         return
     yield from (finding for finding in others if finding.file not in damaged)
-    records = {commit_file(each.task.array, each.task.shard) for each in checked}
+    records = {commit_file(each.task.shard) for each in checked}
     if others or records & damaged:
         return  # what it should be cannot be told
     expected = make_seal(spec, contents_of(checked), seal.plan_file)
@@ -33,23 +33,19 @@ def seal_findings(spec: Spec, seal: Seal, checked: Sequence[CheckedShard], damag
         yield Finding(file=SEAL_FILE, problem="is not the roll-up of the commit records")
 
 
-def contents_of(checked: Sequence[CheckedShard]) -> dict[str, list[CommitContent]]:
-    """By array, in order of shards; of shards without a record, nothing."""
-    contents: dict[str, list[CommitContent]] = {each.task.array: [] for each in checked}
-    for each in checked:
-        contents[each.task.array] += [each.content] if each.content else []
-    return contents
+def contents_of(checked: Sequence[CheckedShard]) -> list[CommitContent]:
+    """In order of shards; of shards without a record, nothing."""
+    return [each.content for each in checked if each.content]
 
 
 def other_records(seal: Seal, checked: Sequence[CheckedShard]) -> list[Finding]:
     """Readable records that are not those the cache was sealed with; none where the seal's own list is at fault."""
     findings = []
     for each in checked:
-        array, shard = each.task.array, each.task.shard
-        digests = seal.commits.get(array, ())
+        shard, digests = each.task.shard, seal.commits
         if each.digest is not None and (shard >= len(digests) or digests[shard] != each.digest):
             problem = "is not the record that the cache was sealed with"
-            findings.append(Finding(shard=shard, file=commit_file(array, shard), problem=problem))
+            findings.append(Finding(shard=shard, file=commit_file(shard), problem=problem))
     return [] if findings and cache_identity(contents_of(checked)) == seal.identity else findings
 
 

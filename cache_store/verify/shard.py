@@ -25,7 +25,6 @@ from cache_store.verify.scan import scan_shard
 class ShardTask:
     """One shard to check."""
 
-    array: str
     shard: int
     level: Level
 
@@ -58,16 +57,16 @@ class ShardVerifier:
             findings = [record, *([] if record.kind == "uncommitted" else self._findings_without_record(task))]
             return CheckedShard(task=task, content=None, digest=None, findings=tuple(findings))
         content = record.content
-        findings = [*content_findings(self._spec, task.array, task.shard, content)]
+        findings = [*content_findings(self._spec, task.shard, content)]
         has_names = tuple(file.path for file in content.files) == self._files(task)
         findings += self._file_findings(task, content) if has_names else self._findings_without_record(task)
         return CheckedShard(task=task, content=content, digest=record_digest(content), findings=tuple(findings))
 
     def _read_record(self, task: ShardTask) -> CommitRecord | Finding:
         """The shard's record, or why there is none."""
-        shard, name = task.shard, commit_file(task.array, task.shard)
+        shard, name = task.shard, commit_file(task.shard)
         try:
-            if record := read_commit(self._root, task.array, shard):
+            if record := read_commit(self._root, shard):
                 return record
             if (self._root / SEAL_FILE).exists():
                 return Finding(shard=shard, file=name, problem="is missing, though the cache is sealed")
@@ -76,7 +75,7 @@ class ShardVerifier:
         return Finding(shard=shard, file=name, problem="is missing: the shard is not committed", kind="uncommitted")
 
     def _files(self, task: ShardTask) -> tuple[str, str]:
-        return files_of_shard(self._spec, task.array, task.shard)
+        return files_of_shard(self._spec, task.shard)
 
     def _file_findings(self, task: ShardTask, content: CommitContent) -> Iterator[Finding]:
         """The two files of the shard; at level full samples of files that are what was sealed are not looked at."""
@@ -90,7 +89,7 @@ class ShardVerifier:
         """Whether the record is the sealed one; that of an unsealed cache stands for itself."""
         if self._seal is None:
             return True
-        digests = self._seal.commits.get(task.array, ())
+        digests = self._seal.commits
         return task.shard < len(digests) and digests[task.shard] == record_digest(content)
 
     def _sample_findings(
@@ -108,7 +107,7 @@ class ShardVerifier:
         differing = [*self._data_findings(task, samples, is_tables_fault, sums)]
         yield from (each for each in differing if each.row is not None or not wrong_data)  # which is known to be wrong
         if sums is not None and not differing and content.statistics is not None:
-            yield from statistics_findings(task.array, task.shard, content.statistics, sums.statistics())
+            yield from statistics_findings(task.shard, content.statistics, sums.statistics())
 
     def _findings_without_record(self, task: ShardTask) -> Iterator[Finding]:
         """No hash is known, but the files can still be absent, or say of themselves and each other that they differ."""
@@ -124,7 +123,7 @@ class ShardVerifier:
             yield from self._data_findings(task, samples)
         elif (self._root / data).is_file():
             problem = f"is of no use, nor is {table}: {data} was not looked at"
-            yield Finding(shard=task.shard, file=commit_file(task.array, task.shard), problem=problem)
+            yield Finding(shard=task.shard, file=commit_file(task.shard), problem=problem)
 
     def _read_samples(self, task: ShardTask) -> tuple[ShardSamples | None, list[Finding]]:
         """What the samples table says, if it can serve to find the samples, and why not."""
@@ -132,7 +131,7 @@ class ShardVerifier:
         if not (self._root / name).is_file():
             return None, []  # which has been found already
         try:
-            samples = ShardSamples(self._spec, task.array, task.shard, read_table(self._root / name))
+            samples = ShardSamples(self._spec, task.shard, read_table(self._root / name))
         except CacheError as error:
             return None, [unreadable(error, self._root, name, task.shard)]
         if problem := table_problem(samples):
@@ -171,7 +170,7 @@ class ShardVerifier:
         if not path.is_file():
             return  # which has been found already
         try:
-            problems = scan_shard(path, self._spec.arrays[task.array], samples.locations, sums)
+            problems = scan_shard(path, self._spec.array, samples.locations, sums)
         except OSError as error:
             yield unreadable(error, self._root, name, shard)
             return

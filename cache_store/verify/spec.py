@@ -35,11 +35,10 @@ def is_borne_out(root: Path, spec: Spec) -> bool:
 
 
 def readable_records(root: Path, spec: Spec) -> Iterator[CommitRecord]:
-    for array in spec.arrays:
-        for shard in range(spec.num_shards):
-            with contextlib.suppress(CacheError, OSError):
-                if record := read_commit(root, array, shard):
-                    yield record
+    for shard in range(spec.num_shards):
+        with contextlib.suppress(CacheError, OSError):
+            if record := read_commit(root, shard):
+                yield record
 
 
 def metadata_findings(root: Path, spec: Spec) -> Iterator[Finding]:

@@ -27,7 +27,7 @@ import torch
 from cache_store.cache.metadata import read_commit
 from cache_store.cache.reader import Cache, open_cache
 from cache_store.errors import CacheError
-from cache_store.format.schema import CACHED, LATENTS, CommitRun, commit_file, samples_file
+from cache_store.format.schema import CACHED, CommitRun, commit_file, samples_file
 from cache_store.refusal import differing, refuse
 from precompute.audit.comparison import Comparison, differences, source_problem
 from precompute.audit.report import AuditReport, Conditions
@@ -74,7 +74,7 @@ def audit(root: Path, config: AuditConfig, stop: threading.Event, on_drawn: OnDr
 
 def refuse_other_encoder(cache: Cache, built: BuildConfig, encoder: Encoder) -> None:
     """StaleError with a table of what the recorded encoder and recipe are now, and were."""
-    before = cache.spec.arrays[LATENTS]
+    before = cache.spec.array
     now = msgspec.structs.replace(before, image=built.image.recipe, encoder=encoder.identity)
     if differences := differing(msgspec.to_builtins(before), msgspec.to_builtins(now)):
         refuse(
@@ -101,8 +101,8 @@ class Auditor:
 
     def __init__(self, cache: Cache, source: Source, encoder: Encoder, pool: ThreadPoolExecutor) -> None:
         self._cache, self._source, self._encoder, self._pool = cache, source, encoder, pool
-        self._array = cache.spec.arrays[LATENTS]
-        self._rms = root_mean_square(cache.seal.arrays[LATENTS])
+        self._array = cache.spec.array
+        self._rms = root_mean_square(cache.seal.array)
         self._planned = lru_cache(maxsize=SHARDS_HELD)(self._read_planned)
         self._runs: dict[int, CommitRun] = {}
         """How the shards that were looked at came to be."""
@@ -176,10 +176,10 @@ class Auditor:
     def _relative_tolerance(self, shard: int) -> float:
         """For this shard's device and ours."""
         if shard not in self._runs:
-            record = read_commit(self._cache.root, LATENTS, shard)
+            record = read_commit(self._cache.root, shard)
             if record is None:
                 command = f"cache-store verify {shlex.quote(str(self._cache.root))}"
-                raise CacheError(f"{commit_file(LATENTS, shard)} is missing; run `{command}`")
+                raise CacheError(f"{commit_file(shard)} is missing; run `{command}`")
             self._runs[shard] = record.run
         devices = device_class(self._runs[shard].device, str(self._encoder.device))
         return RELATIVE_TOLERANCE[self._array.encoder.compute_dtype, devices]

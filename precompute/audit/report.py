@@ -8,7 +8,7 @@ from math import ceil
 
 from scipy.special import betaincinv
 
-from cache_store.format.schema import LATENTS, SEAL_FILE, commit_file
+from cache_store.format.schema import SEAL_FILE, commit_file
 from precompute.audit.comparison import Comparison
 from precompute.audit.tolerance import DeviceClass
 
@@ -162,10 +162,7 @@ def described(report: AuditReport) -> Iterator[tuple[str, str]]:
 def advice(report: AuditReport) -> Iterator[str]:
     """What to do about the findings."""
     if shards := sorted({each.shard for each in report.findings if each.difference is not None}):
-        names = [
-            f"{report.conditions.cache}/{name}"
-            for name in (SEAL_FILE, *(commit_file(LATENTS, shard) for shard in shards))
-        ]
+        names = [f"{report.conditions.cache}/{name}" for name in (SEAL_FILE, *(commit_file(shard) for shard in shards))]
         yield f"next: rm {shlex.join(names)}, if the encoder and the sources are the right ones"
         yield (
             "next: rerun the `precompute build` that made the cache: it encodes these shards again, and the cache is "

@@ -18,7 +18,7 @@ import pyarrow as pa
 from cache_store.cache.writer import Outcome
 from cache_store.errors import SourceError
 from cache_store.format.plan import PlanFile
-from cache_store.format.schema import LATENTS, ImageRecipe, Spec
+from cache_store.format.schema import ImageRecipe, Spec
 from precompute.images.decode import MID_GREY, content_sha256, decode_image, fit_image, to_pixels
 from precompute.images.rejected import Rejected
 from precompute.sources import Source
@@ -32,8 +32,8 @@ class Batch:
     """A planned batch: images decode into it from several threads, each into its own place."""
 
     def __init__(self, spec: Spec, planned: pa.Table, shard: int, start: int, stop: int) -> None:
-        recipe = spec.arrays[LATENTS].image
-        latent_height, latent_width = spec.arrays[LATENTS].shape[1:]
+        recipe = spec.array.image
+        latent_height, latent_width = spec.array.shape[1:]
         self.shard, self.planned, self.start, self.stop = shard, planned, start, stop
         count = stop - start
         self.pixels_NYX3 = np.full((count, recipe.height, recipe.width, 3), MID_GREY, np.uint8)
@@ -83,7 +83,7 @@ class Batch:
 
 def planned_batches(root: Path, spec: Spec, shards: Iterable[int]) -> Iterator[Batch]:
     """Every batch of the given shards, in order, not yet decoded."""
-    size = spec.arrays[LATENTS].encoder.batch_size
+    size = spec.array.encoder.batch_size
     plan = PlanFile(root)
     for shard in shards:
         planned = plan.shard(shard)

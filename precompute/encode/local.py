@@ -18,7 +18,7 @@ import msgspec
 import torch
 
 from cache_store.errors import EncodeOnceError, Interrupted
-from cache_store.format.schema import LATENTS, Spec
+from cache_store.format.schema import Spec
 from cache_store.program.processes import obey_parent_alone, stop_signals_held
 from cache_store.refusal import differing, refuse
 from precompute.config import BuildConfig
@@ -192,8 +192,8 @@ def work(
 
 
 def refuse_other_encoder(encoder: Encoder, spec: Spec) -> None:
-    if encoder.identity != spec.arrays[LATENTS].encoder:
-        planned, loaded = (msgspec.to_builtins(each) for each in (spec.arrays[LATENTS].encoder, encoder.identity))
+    if encoder.identity != spec.array.encoder:
+        planned, loaded = (msgspec.to_builtins(each) for each in (spec.array.encoder, encoder.identity))
         summary = "encoder.model changed while the build was starting"
         refuse(summary, differing(planned, loaded), ["run the same command again"], held="when planned")
 

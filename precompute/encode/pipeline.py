@@ -18,7 +18,7 @@ import torch
 
 from cache_store.cache.writer import OtherShardError, ShardBuilder
 from cache_store.errors import Interrupted
-from cache_store.format.schema import LATENTS, CommitRecord, Spec
+from cache_store.format.schema import CommitRecord, Spec
 from precompute.encode.batches import Batch, decoded_batches, planned_batches, refuse_vanished
 from precompute.encoders.encoder import Encoder
 from precompute.resume.image_changes import OtherShard, other_shard
@@ -71,7 +71,7 @@ class ShardSink:
         if batch.is_first:
             self._started = batch.encoding_since
             expected = self._expected.get(batch.shard, ())
-            builder = ShardBuilder(self._root, self._spec, LATENTS, batch.shard, batch.planned, expected)
+            builder = ShardBuilder(self._root, self._spec, batch.shard, batch.planned, expected)
             self._builder = self._shard.enter_context(builder)
         rgb = batch.rgb_Nhw3.astype(np.float32) / 255.0
         self._builder.append(latent_NCHW.cpu().numpy(), rgb, batch.wait())
@@ -120,7 +120,7 @@ def encode_shards(
     decoders = ThreadPoolExecutor(decode_threads, thread_name_prefix="decode")
     writer = ThreadPoolExecutor(1, thread_name_prefix="write")
     try:
-        batches = decoded_batches(planned_batches(root, spec, shards), decoders, source, spec.arrays[LATENTS].image)
+        batches = decoded_batches(planned_batches(root, spec, shards), decoders, source, spec.array.image)
         for batch, waited_s, elapsed_s in timed(batches, encoder.device):
             if stop.is_set():
                 raise Interrupted("the shard in hand was dropped; run the same command again to go on")

@@ -33,7 +33,7 @@ def gallery(root: Path, config: DecodedGalleryConfig) -> "Gallery":
 
 def open_decoder(root: Path, config: DecodedGalleryConfig) -> "Decode":
     """From stored latents to pictures, by the VAE that the cache was made with."""
-    identity = open_cache(root).array_spec(config.array).encoder
+    identity = open_cache(root).spec.array.encoder
     recorded = BuildConfig.of_cache(root).encoder
     encoder = replace(recorded, model=config.model or recorded.model, device=config.device)
     with where_remembered(root) if config.model is None else nullcontext():

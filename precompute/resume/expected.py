@@ -5,7 +5,7 @@ The seal says it, as long as any shard bears it out; where it is lost or at faul
 
 from cache_store.cache.seal import cache_identity
 from cache_store.format.record import record_digest
-from cache_store.format.schema import LATENTS, CommitContent, Seal, Spec
+from cache_store.format.schema import CommitContent, Seal, Spec
 from precompute.resume.kept import FoundShard
 
 Expected = dict[int, frozenset[str]]
@@ -26,7 +26,6 @@ def sealed_digests(spec: Spec, seal: Seal | None, contents: dict[int, CommitCont
     """Digests of every shard's content by the seal; its own list of them is checked by the identity where it can be."""
     if seal is None or seal.spec_digest != spec.digest:
         return {}
-    if len(contents) == spec.num_shards and cache_identity({LATENTS: list(contents.values())}) == seal.identity:
+    if len(contents) == spec.num_shards and cache_identity(contents.values()) == seal.identity:
         return {shard: record_digest(content) for shard, content in contents.items()}
-    digests = seal.commits.get(LATENTS, ())
-    return dict(enumerate(digests)) if len(digests) == spec.num_shards else {}
+    return dict(enumerate(seal.commits)) if len(seal.commits) == spec.num_shards else {}

@@ -21,8 +21,7 @@ def extend(root: Path, config: BuildConfig, samples: SampleList, spec: Spec) -> 
     write_plan_of(root, spec, samples.to_write)
     unseal(root)
     if samples.open_shard is not None:
-        for array in spec.arrays:
-            withdraw(root / commit_file(array, samples.open_shard))
+        withdraw(root / commit_file(samples.open_shard))
     write_build(root, config.recorded())
     write_spec(root, spec)
 

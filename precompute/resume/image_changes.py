@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from cache_store.cache.writer import OtherShardError
 from cache_store.errors import CacheError
-from cache_store.format.schema import LATENTS, REJECTED, SEAL_FILE, Spec, commit_file, reason_kind, samples_file
+from cache_store.format.schema import REJECTED, SEAL_FILE, Spec, commit_file, reason_kind, samples_file
 from cache_store.format.tables import read_table
 from cache_store.program.progress_bar import progress_bar
 from cache_store.refusal import ABSENT, Difference
@@ -82,7 +82,7 @@ def check_images(
 
 
 def was_built(root: Path, shard: int) -> bool:
-    return (root / commit_file(LATENTS, shard)).exists() or (root / SEAL_FILE).exists()
+    return (root / commit_file(shard)).exists() or (root / SEAL_FILE).exists()
 
 
 def suspects(planned: pa.Table, before: pa.ChunkedArray | None) -> list[int]:

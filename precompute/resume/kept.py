@@ -12,7 +12,6 @@ from cache_store.format.formats import shard_format
 from cache_store.format.plan import plan_digest, write_plan
 from cache_store.format.record import record_digest
 from cache_store.format.schema import (
-    LATENTS,
     PLAN_FILE,
     SEAL_FILE,
     CommitRecord,
@@ -45,7 +44,7 @@ def find_shards(root: Path, spec: Spec, plan: pa.Table, without: int | None) -> 
 
 
 def find_shard(root: Path, spec: Spec, shard: int, plan: pa.Table) -> FoundShard:
-    record, problem = kept_record(root, spec, LATENTS, shard)
+    record, problem = kept_record(root, spec, shard)
     if record is None:
         return FoundShard(shard, None, problem)
     rows = spec.shard_rows(shard)
@@ -78,7 +77,7 @@ def other_than_expected(found: FoundShard, expected: Mapping[int, Container[str]
 
 
 def record_problem(shard: int, problem: str) -> str:
-    return str(Finding(shard=shard, file=commit_file(LATENTS, shard), problem=problem))
+    return str(Finding(shard=shard, file=commit_file(shard), problem=problem))
 
 
 def sound_seal(root: Path) -> Seal | None:

@@ -8,7 +8,7 @@ import pyarrow as pa
 from cache_store.cache.metadata import read_commit
 from cache_store.errors import CacheError
 from cache_store.format.record import record_digest
-from cache_store.format.schema import LATENTS, samples_file
+from cache_store.format.schema import samples_file
 from cache_store.format.tables import read_table
 from cache_store.verify.file import file_finding
 
@@ -21,7 +21,7 @@ def remembered_samples(
     `expected` are the digests of the contents that the record may have, where anything says it.
     """
     try:
-        record = read_commit(root, LATENTS, shard)
+        record = read_commit(root, shard)
         if record is None or (expected is not None and record_digest(record.content) not in expected):
             return None
         files = [file for file in record.content.files if file.path == samples_file(shard)]

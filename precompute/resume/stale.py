@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from cache_store.errors import CacheError
-from cache_store.format.schema import LATENTS, SEAL_FILE, Spec, commit_file
+from cache_store.format.schema import SEAL_FILE, Spec, commit_file
 from cache_store.refusal import ABSENT, Difference, differing, refuse
 from precompute.plan import SHOWN, PlanDifference, some
 from precompute.resume.expected import Expected
@@ -135,5 +135,5 @@ def culprits(others: Sequence[OtherShard]) -> str:
 
 def stands_for(root: Path, others: Sequence[OtherShard]) -> str:
     """The files that say what the shards were."""
-    names = [SEAL_FILE, *(commit_file(LATENTS, other.shard) for other in others)]
+    names = [SEAL_FILE, *(commit_file(other.shard) for other in others)]
     return some([name for name in names if (root / name).exists()])

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from cache_store.cache.metadata import write_build, write_spec
 from cache_store.errors import ConfigError
-from cache_store.format.schema import LATENTS, PLAN_FILE, CommitRecord, Seal, Spec
+from cache_store.format.schema import PLAN_FILE, CommitRecord, Seal, Spec
 from precompute.config import BuildConfig
 from precompute.encode.progress import say
 from precompute.resume.examine import examine_images
@@ -79,7 +79,7 @@ def what_is_left(root: Path, spec: Spec, samples: SampleList, source: Source, ac
     seal, shards = sound_seal(root), find_shards(root, spec, samples.plan, without=samples.open_shard)
     expected = expected_shards(spec, seal, shards)
     kept = sort_shards(shards, expected)
-    recipe = spec.arrays[LATENTS].image
+    recipe = spec.array.image
     retry = try_rejected(root, kept.records, source, recipe, threads) if acts.retry_rejected else None
     recovered = retry.rejected_before if retry else {}
     again = {*acts.rebuild, *recovered}

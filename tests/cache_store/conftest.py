@@ -45,4 +45,4 @@ def flip(path: Path, position: int) -> None:
 
 
 def shard_name(cache: Path, shard: int) -> str:
-    return shard_format(read_spec(cache)).shard_file("latents", shard)
+    return shard_format(read_spec(cache)).shard_file(shard)

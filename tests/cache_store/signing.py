@@ -47,7 +47,7 @@ def resign(root: Path) -> None:
     spec_raw = resign_spec(root)
     recipe = digest({**spec_raw, "rows": 0, "plan_digest": ""}) if spec_raw else ""
     contents = []
-    for path in sorted(root.glob("commits/latents/*.json")):
+    for path in sorted(root.glob("commits/*.json")):
         record = load(path)
         if isinstance(record.get("content"), dict):
             if "recipe_digest" in record["content"] and recipe:
@@ -60,8 +60,8 @@ def resign(root: Path) -> None:
     seal = load(root / "seal.json")
     if seal:
         seal.update(spec_digest=digest(spec_raw), identity=digest(*contents))
-        if isinstance(seal.get("commits"), dict):
-            seal["commits"]["latents"] = [digest(content) for content in contents]
+        if isinstance(seal.get("commits"), list):
+            seal["commits"] = [digest(content) for content in contents]
         refile(root, seal.get("plan_file"))
         save_signed(root / "seal.json", seal)
     save_signed(root / "build.json", load(root / "build.json"))

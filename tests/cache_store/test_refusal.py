@@ -58,6 +58,6 @@ def test_nested_fields_are_named_by_their_path():
 def test_an_unsealed_cache_says_how_far_its_build_has_come(tmp_path: Path):
     latents = np.zeros((30, 4, 2, 2), np.float32)
     path = make_cache(tmp_path / "cache", latents, seal=False)
-    (path / commit_file("latents", 1)).unlink()
+    (path / commit_file(1)).unlink()
     with pytest.raises(StaleError, match=r"committed shards +\d+ +\d+ needed"):
         open_cache(path)

@@ -19,7 +19,7 @@ def start_building(
     """
     arguments = ["build", "--config", str(write_config(folder / "b.yaml", values))]
     process = start([*wrapper, sys.executable, "-m", "precompute", *arguments])
-    wait_for(lambda: list((folder / "cache").glob("commits/latents/*.json")))
+    wait_for(lambda: list((folder / "cache").glob("commits/*.json")))
     return process, arguments
 
 

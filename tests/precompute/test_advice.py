@@ -25,7 +25,7 @@ def unfinish(cache: Path, shard: int) -> None:
     """As a build leaves it that is killed: nothing of the shard, no seal."""
     names = (
         "seal.json",
-        f"commits/latents/{shard:06d}.json",
+        f"commits/{shard:06d}.json",
         f"samples/{shard:06d}.parquet",
         f"latents/c/{shard}/0/0/0",
     )
@@ -46,7 +46,7 @@ def take_steps(cache: Path, tmp_path: Path) -> list[str]:
     return [" ".join(step.split()[:2]) for step in steps]
 
 
-@pytest.mark.parametrize("name", ["latents/c/1/0/0/0", "samples/000001.parquet", "commits/latents/000001.json"])
+@pytest.mark.parametrize("name", ["latents/c/1/0/0/0", "samples/000001.parquet", "commits/000001.json"])
 def test_damage_in_a_half_built_cache_is_mended_beside_what_is_missing(cache, tmp_path, name):
     before = timeless_files(cache)
     unfinish(cache, 2)
@@ -62,9 +62,9 @@ def test_what_was_only_missing_is_built_once(cache, tmp_path):
     report = tmp_path / "report.json"
     assert cache_store(["verify", str(cache), "--level", "full", "--report", str(report)]) == 1
     assert precompute(["build", "--config", str(tmp_path / "build.yaml")]) == 0
-    built = read_commit(cache, "latents", 2)
+    built = read_commit(cache, 2)
     assert precompute(["repair", str(cache), "--report", str(report)]) == 0
-    assert read_commit(cache, "latents", 2) == built
+    assert read_commit(cache, 2) == built
     assert not verify(cache, "full").findings
 
 

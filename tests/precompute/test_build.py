@@ -147,18 +147,18 @@ def refused(build, capsys, cache: Path, **changes: object) -> str:
 
 def test_other_weights_are_refused(build, capsys, tmp_path):
     message = refused(build, capsys, tmp_path / "cache", vae=make_vae(tmp_path / "other-vae", seed=1))
-    assert "arrays.latents.encoder.weights_sha256" in message
+    assert "array.encoder.weights_sha256" in message
 
 
 def test_another_size_is_refused(build, capsys, tmp_path):
     message = refused(build, capsys, tmp_path / "cache", image__height=40)
-    assert "arrays.latents.image.height  32            40" in message
+    assert "array.image.height  32            40" in message
     assert "weights" not in message
 
 
 def test_another_range_is_refused(build, capsys, tmp_path):
     message = refused(build, capsys, tmp_path / "cache", image__range="theworld")
-    assert "arrays.latents.image.range  signed        theworld" in message
+    assert "array.image.range  signed        theworld" in message
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_a_lost_plan_is_restored_and_a_swapped_one_is_never_followed(build, tmp_
     cache, before = tmp_path / "cache", timeless_files(tmp_path / "cache")
     (cache / "seal.json").unlink()
     for shard in (0, 1):
-        (cache / f"commits/latents/{shard:06d}.json").unlink()
+        (cache / f"commits/{shard:06d}.json").unlink()
     plan = pq.read_table(cache / "plan.parquet")
     uris = plan["uri"].to_pylist()
     uris[0], uris[1] = uris[1], uris[0]
@@ -455,11 +455,11 @@ def test_a_shard_of_samples_with_other_texts_is_built_again(build, tmp_path, sou
     assert build(cache=tmp_path / "other") == 0
     (source_path / "chat.json").write_bytes(captions)
     (cache / "seal.json").unlink()
-    for name in ("commits/latents/000001.json", "samples/000001.parquet"):
+    for name in ("commits/000001.json", "samples/000001.parquet"):
         (cache / name).write_bytes((tmp_path / "other" / name).read_bytes())
     capsys.readouterr()
     assert build() == 0
-    assert "commits/latents/000001.json: was made for other samples" in capsys.readouterr().err
+    assert "commits/000001.json: was made for other samples" in capsys.readouterr().err
     assert timeless_files(cache) == before
 
 

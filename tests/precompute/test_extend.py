@@ -25,7 +25,7 @@ from tests.precompute.conftest import (
 SHORT, LONG = 12, 22
 """Samples, in shards of 8: the short list fills one and a half."""
 
-SHARDS_OF_SHORT = {"latents/c/0/0/0/0", "samples/000000.parquet", "commits/latents/000000.json"}
+SHARDS_OF_SHORT = {"latents/c/0/0/0/0", "samples/000000.parquet", "commits/000000.json"}
 """Files of the one full shard."""
 
 
@@ -135,7 +135,7 @@ def test_a_cache_can_be_extended_twice(build, tmp_path):
 def test_an_unsealed_cache_is_extended_and_finished(build, tmp_path):
     assert build() == 0
     cache = tmp_path / "cache"
-    for name in ("seal.json", "commits/latents/000000.json"):
+    for name in ("seal.json", "commits/000000.json"):
         (cache / name).unlink()
     grow(tmp_path)
     assert build("--extend") == 0
@@ -221,7 +221,7 @@ def test_an_extension_with_another_recipe_is_refused(build, tmp_path, capsys):
     grow(tmp_path)
     assert build("--extend", image__height=40) == 1
     message = capsys.readouterr().err
-    assert "arrays.latents.image.height" in message
+    assert "array.image.height" in message
     assert "rows" not in message
     assert places(tmp_path / "cache") == before
 

@@ -61,7 +61,7 @@ LOST = [
     [],
     ["plan.parquet"],
     ["build.json", "latents/zarr.json"],
-    ["commits/latents/000000.json"],
+    ["commits/000000.json"],
     ["samples/000001.parquet"],
 ]
 

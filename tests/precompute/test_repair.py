@@ -28,7 +28,7 @@ def cache(tmp_path: Path, source_path: Path, vae_path: Path) -> Path:
 DAMAGED = (
     "latents/c/1/0/0/0",
     "samples/000002.parquet",
-    "commits/latents/000000.json",
+    "commits/000000.json",
     "plan.parquet",
     "seal.json",
     "latents/zarr.json",
@@ -129,8 +129,8 @@ def edit(path: Path) -> None:
 HIDING = [
     ("samples/000001.parquet", flip),
     ("samples/000001.parquet", Path.unlink),
-    ("commits/latents/000001.json", edit),
-    ("commits/latents/000001.json", Path.unlink),
+    ("commits/000001.json", edit),
+    ("commits/000001.json", Path.unlink),
 ]
 """Damage behind which nothing that can be trusted remembers the images of shard 1."""
 
@@ -166,7 +166,7 @@ def assert_named(capsys: pytest.CaptureFixture[str], by_table: bool) -> None:
 def shard_files(cache: Path, shard: int) -> dict[str, bytes]:
     """The shard's files and record, and what the whole cache stands on."""
     names = (f"latents/c/{shard}/0/0/0", f"shards/{shard:06d}.tar", f"samples/{shard:06d}.parquet")
-    names = (*names, f"commits/latents/{shard:06d}.json", "seal.json", "plan.parquet", "zarr.json")
+    names = (*names, f"commits/{shard:06d}.json", "seal.json", "plan.parquet", "zarr.json")
     return {name: (cache / name).read_bytes() for name in names if (cache / name).exists()}
 
 
@@ -186,7 +186,7 @@ def test_two_workers_leave_such_a_shard_of_tars_and_repair_the_others(tmp_path, 
     values = config_values(cache, source_path, vae_path, store__format="webdataset")
     assert precompute(["build", "--config", str(write_config(tmp_path / "build.yaml", values))]) == 0
     before = timeless_files(cache)
-    edit(cache / "commits/latents/000001.json")
+    edit(cache / "commits/000001.json")
     flip(cache / "shards/000002.tar")
     damaged = shard_files(cache, 1)
     write_source(source_path, **ANOTHER)
@@ -232,7 +232,7 @@ def test_a_build_of_a_cache_without_a_seal_holds_a_shard_to_its_own_record(cache
     (cache / "samples/000001.parquet").unlink()
     write_source(source_path, **ANOTHER)
     assert precompute(rerun(tmp_path)) == 1
-    assert f"delete commits/latents/000001.json in {cache}, then precompute build" in capsys.readouterr().err
+    assert f"delete commits/000001.json in {cache}, then precompute build" in capsys.readouterr().err
     write_source(source_path)
     assert precompute(rerun(tmp_path)) == 0
     assert timeless_files(cache) == before
@@ -245,7 +245,7 @@ def test_what_was_refused_can_be_taken_as_another_cache(cache, tmp_path, source_
     (cache / "samples/000001.parquet").unlink()
     write_source(source_path, **ANOTHER)
     assert precompute(["repair", str(cache), "--shards", "1"] if command == "repair" else rerun(tmp_path)) == 1
-    names = ("seal.json", "commits/latents/000001.json")
+    names = ("seal.json", "commits/000001.json")
     assert f"delete {', '.join(names)} in {cache}, then precompute build --config" in capsys.readouterr().err
     for name in names:
         (cache / name).unlink()

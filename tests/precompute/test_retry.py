@@ -233,10 +233,10 @@ def test_a_check_precedes_the_work_that_is_left(build, tmp_path, images, capsys)
     assert build() == 0
     cache = tmp_path / "cache"
     (cache / "seal.json").unlink()
-    (cache / "commits/latents/000002.json").unlink()
+    (cache / "commits/000002.json").unlink()
     change_in_secret(image(images, 7))
     assert build("--check-sources") == 1
-    assert not (cache / "commits/latents/000002.json").exists()
+    assert not (cache / "commits/000002.json").exists()
     mend(images, 7)
     assert build("--check-sources") == 0
     assert "16 images were read again" in capsys.readouterr().err
@@ -249,12 +249,12 @@ def test_a_retry_that_stops_halfway_has_lost_no_shard(build, tmp_path, images, r
     mend(images, BROKEN[0])
     request.getfixturevalue("at_second_batch").append(lambda: os.kill(os.getpid(), signal.SIGTERM))
     assert build("--retry-rejected") == 3
-    assert len(list((tmp_path / "cache/commits/latents").iterdir())) == 3
+    assert len(list((tmp_path / "cache/commits").iterdir())) == 3
     assert build() == 0
     assert timeless_files(tmp_path / "cache") == before
 
 
-@pytest.mark.parametrize("name", ["samples/000001.parquet", "commits/latents/000001.json"])
+@pytest.mark.parametrize("name", ["samples/000001.parquet", "commits/000001.json"])
 @pytest.mark.parametrize("sealed", [True, False])
 def test_a_check_names_shards_whose_images_nothing_remembers(build, tmp_path, images, capsys, name, sealed):
     assert build() == 0

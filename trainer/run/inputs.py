@@ -11,7 +11,7 @@ from msgspec.structs import asdict
 
 from cache_store import Cache, open_cache
 from cache_store.errors import ConfigError
-from cache_store.format.schema import LATENTS, ArraySpec
+from cache_store.format.schema import ArraySpec
 from cache_store.program.output_file import refuse_inside
 from cache_store.verify.verify import verify
 from trainer.config import TrainConfig
@@ -72,7 +72,7 @@ def open_sound_cache(path: str, world: World) -> Cache:
 def make_projector(config: TrainConfig, cache: Cache, language: LanguageModel) -> Projector:
     mean, std = latent_statistics(cache)
     return Projector(
-        latent_shape=cache.spec.arrays[LATENTS].shape,
+        latent_shape=cache.spec.array.shape,
         width=language.width,
         layout=config.model.layout,
         shape=config.model.projector,
@@ -84,7 +84,7 @@ def make_projector(config: TrainConfig, cache: Cache, language: LanguageModel) -
 
 def latent_statistics(cache: Cache) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each latent channel: the encoder's own, or measured where it states none."""
-    array, summary = cache.spec.arrays[LATENTS], cache.seal.arrays[LATENTS]
+    array, summary = cache.spec.array, cache.seal.array
     if array.encoder.latents_mean:
         return array.encoder.latents_mean, array.encoder.latents_std
     channels = array.shape[0] // 2 if array.encoder.posterior == "moments" else array.shape[0]
@@ -105,7 +105,7 @@ def what_must_match(config: TrainConfig, cache: Cache, chat: ChatTokenizer, lang
     """Whatever decides the global batches and the shape and meaning of the projector."""
     return {
         CACHE_IDENTITY: cache.seal.identity,
-        **what_latents_mean(cache.spec.arrays[LATENTS]),
+        **what_latents_mean(cache.spec.array),
         "tokenised text": f"{chat.digest}, version {TEXT_VERSION}",
         "data.batch_size": str(config.data.batch_size),
         "data.seed": str(config.data.seed),

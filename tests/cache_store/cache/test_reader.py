@@ -179,7 +179,7 @@ def test_every_sample_of_a_batch_is_checked_however_few_are_copied_at_once(cache
 
 def test_a_shard_whose_record_is_gone_is_not_read(cache):
     opened = open_cache(cache)
-    (cache / commit_file("latents", 1)).unlink()
+    (cache / commit_file(1)).unlink()
     with pytest.raises(CacheError, match="shard 1 is not as sealed"):
         opened.read(np.arange(27))
 

@@ -68,7 +68,7 @@ def test_another_codec_holds_the_same_latents(tmp_path, latents, dtype):
     cache = make_cache(tmp_path / "cache", latents, rejected=REJECTED, dtype=dtype, codec="lz4")
     assert convert(cache, tmp_path / "out", "zarr", "--codec", "zstd") == 0
     before, after = open_cache(cache), open_cache(tmp_path / "out")
-    assert after.spec.arrays["latents"].codec == "zstd"
+    assert after.spec.array.codec == "zstd"
     numbers = np.arange(len(before))
     assert after.read(numbers).tobytes() == before.read(numbers).tobytes()
 
@@ -120,7 +120,7 @@ def test_what_a_conversion_that_died_was_writing_is_cleared_though_its_shards_ar
     assert convert(cache, out, OTHER[store_format]) == 0
     before = contents(out)
     folder, _, shard = shard_name(out, 2).rpartition("/")
-    for name in (f"{folder}/.{shard}", "samples/.000002.parquet", "commits/latents/.000001.json", ".seal.json"):
+    for name in (f"{folder}/.{shard}", "samples/.000002.parquet", "commits/.000001.json", ".seal.json"):
         (out / f"{name}.1.partial").write_bytes(b"half")
     (out / "seal.json").unlink()
     assert convert(cache, out, OTHER[store_format]) == 0
@@ -130,9 +130,7 @@ def test_what_a_conversion_that_died_was_writing_is_cleared_though_its_shards_ar
 
 def times(out: Path) -> dict[str, int]:
     """When each committed shard was written."""
-    return {
-        path.stem: (out / f"shards/{path.stem}.tar").stat().st_mtime_ns for path in out.glob("commits/latents/*.json")
-    }
+    return {path.stem: (out / f"shards/{path.stem}.tar").stat().st_mtime_ns for path in out.glob("commits/*.json")}
 
 
 def test_a_finished_conversion_run_again_touches_nothing(cache, tmp_path, store_format, capsys):
@@ -143,7 +141,7 @@ def test_a_finished_conversion_run_again_touches_nothing(cache, tmp_path, store_
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize("name", ["shard", "samples/000001.parquet", "commits/latents/000001.json", "plan.parquet"])
+@pytest.mark.parametrize("name", ["shard", "samples/000001.parquet", "commits/000001.json", "plan.parquet"])
 def test_what_the_copy_lost_is_converted_again(cache, tmp_path, store_format, name):
     out = tmp_path / "out"
     assert convert(cache, out, OTHER[store_format]) == 0
@@ -160,7 +158,7 @@ def test_a_damaged_latent_is_never_copied_and_names_its_row(cache, tmp_path, sto
     assert convert(cache, tmp_path / "out", OTHER[store_format]) == 1
     place = f"row {sample['row']} in shard 1 ({shard_name(cache, 1)}) does not match its crc32c"
     assert place in capsys.readouterr().err
-    assert [path.stem for path in (tmp_path / "out").glob("commits/latents/*")] == ["000000"]
+    assert [path.stem for path in (tmp_path / "out").glob("commits/*")] == ["000000"]
     assert not list((tmp_path / "out").rglob("*000001*")), "the shard in hand is withdrawn"
 
 

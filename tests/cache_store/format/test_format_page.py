@@ -51,7 +51,7 @@ def small_cache(path: Path, store_format: StoreFormat) -> Path:
 
 
 def shard_path(cache: Path, shard: int) -> Path:
-    return cache / shard_format(read_spec(cache)).shard_file("latents", shard)
+    return cache / shard_format(read_spec(cache)).shard_file(shard)
 
 
 def test_the_pages_reader_reads_what_ours_reads(cache, read_row):
@@ -63,7 +63,7 @@ def test_the_pages_reader_reads_what_ours_reads(cache, read_row):
 def test_the_pages_reader_finds_every_flipped_bit_of_a_shard_and_of_what_vouches_for_it(cache, read_row):
     """Random bits of the shard, the seal and what the reader uses of the record and the spec."""
     random = np.random.default_rng(0)
-    commit = cache / "commits/latents/000001.json"
+    commit = cache / "commits/000001.json"
     content_bytes = commit.read_bytes().index(b'\n "format_version"')
     spec_bytes = re.search(rb"\n  \}", (cache / "zarr.json").read_bytes()).end()
     for path, start, end in (

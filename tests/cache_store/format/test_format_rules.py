@@ -118,15 +118,15 @@ def test_every_digest_of_a_cache_follows_from_the_pages_rules(extreme_cache):
     assert len(signed) == 3 + 2
     assert all(digest({**record, "sha256": ""}) == record["sha256"] for record in signed)
     spec, seal = records["zarr.json"]["attributes"]["encode_once"], records["seal.json"]
-    contents = [records[f"commits/latents/{shard:06d}.json"]["content"] for shard in range(3)]
+    contents = [records[f"commits/{shard:06d}.json"]["content"] for shard in range(3)]
     assert digest(spec) == seal["spec_digest"]
     assert [digest({**spec, "rows": 0, "plan_digest": ""})] * 3 == [content["recipe_digest"] for content in contents]
-    assert [digest(content) for content in contents] == seal["commits"]["latents"]
+    assert [digest(content) for content in contents] == seal["commits"]
     assert digest(*contents) == seal["identity"] == open_cache(extreme_cache).seal.identity
 
 
 def test_the_cache_of_that_test_holds_numbers_on_both_sides_of_every_border(extreme_cache):
-    written = "".join((extreme_cache / name).read_text() for name in ("commits/latents/000000.json", "zarr.json"))
+    written = "".join((extreme_cache / name).read_text() for name in ("commits/000000.json", "zarr.json"))
     for form in (r"\d\.\d+e-\d+,", r"\d\.\d+e\d+,", " 1e16,", r" 0\.00001,", r" 9\.99e-6,", r" -0\.0,", r"\d{15,}\.0,"):
         assert re.search(form, written), form
 
@@ -150,7 +150,7 @@ def test_digests_of_plan_and_rows_follow_from_the_pages_rules(extreme_cache):
     lines = [line([each["row"], each["id"], each["uri"], each["conversations"]]) for each in plan]
     spec = json.loads((extreme_cache / "zarr.json").read_text())["attributes"]["encode_once"]
     assert hashlib.sha256(b"".join(lines)).hexdigest() == spec["plan_digest"]
-    content = json.loads((extreme_cache / "commits/latents/000001.json").read_text())["content"]
+    content = json.loads((extreme_cache / "commits/000001.json").read_text())["content"]
     assert hashlib.sha256(b"".join(lines[4:8])).hexdigest() == content["plan_digest"]
     samples = pq.read_table(extreme_cache / "samples/000001.parquet").to_pylist()
     rows = [line([each["row"], each["id"], each["content_sha256"]]) for each in samples]
@@ -183,11 +183,11 @@ def test_the_previews_equations_and_what_the_seal_makes_of_them_are_as_the_page_
     latent_NCHW = open_cache(cache).read(np.arange(len(CACHED))).astype(np.float64)
     v = np.concatenate([latent_NCHW, np.ones_like(latent_NCHW[:, :1])], axis=1)[:, :, ::2, ::2]
     v, t = v.transpose(0, 2, 3, 1).reshape(-1, 5), rgb_NHW3[CACHED, ::2, ::2].astype(np.float64).reshape(-1, 3)
-    records = [json.loads(path.read_text()) for path in sorted((cache / "commits/latents").iterdir())]
+    records = [json.loads(path.read_text()) for path in sorted((cache / "commits").iterdir())]
     gram, moment = (sum(np.array(each["content"]["preview"][name]) for each in records) for name in ("gram", "moment"))
     np.testing.assert_allclose(gram, v.T @ v, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(moment, v.T @ t, rtol=1e-12, atol=1e-12)
     g = np.diag(gram)
     solution = np.linalg.solve(gram + 1e-6 * np.diag(g + g.mean()), moment)
-    summary = json.loads((cache / "seal.json").read_text())["arrays"]["latents"]
+    summary = json.loads((cache / "seal.json").read_text())["array"]
     np.testing.assert_allclose(solution, [*np.transpose(summary["rgb_weight"]), summary["rgb_bias"]], rtol=1e-9)

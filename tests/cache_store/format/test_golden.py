@@ -22,8 +22,8 @@ GOLDEN = {
     "webdataset": Path(__file__).parent / "golden_webdataset",
 }
 IDENTITIES = {
-    "zarr": "e09daa93915914c4371645f0e45670126e8dba25a690331c670294d46fa080b5",
-    "webdataset": "f01d529484b3c9b458443d592dce72ae6f7ed80797854f59fc17a6bd382d7c6e",
+    "zarr": "cd640eeccec48be3d946ffd0b5124b626af81bdb172a13f2eb7c42cc1a30da4c",
+    "webdataset": "d58bca44117e17948897022833d5956c5f01811b9a349b5c965b9badeb1ba9e4",
 }
 WRITTEN_ALIKE = {
     "zarr": ("zarr.json", "latents/zarr.json", "latents/c/0/0/0/0", "latents/c/1/0/0/0"),

@@ -8,7 +8,7 @@ from tests.make_cache import make_cache
 
 
 def test_the_seal_has_the_mean_and_deviation_of_the_cached_samples(cache, latents):
-    summary = read_seal(cache).arrays["latents"]
+    summary = read_seal(cache).array
     values = latents[CACHED_ROWS].astype(np.float64)
     np.testing.assert_allclose(summary.channel_mean, values.mean((0, 2, 3)), rtol=1e-12)
     np.testing.assert_allclose(summary.channel_std, values.std((0, 2, 3)), rtol=1e-12)
@@ -51,6 +51,6 @@ def test_a_value_too_large_for_float16_is_kept_in_float32(tmp_path, latents):
 
 
 def test_latents_that_are_all_equal_can_be_sealed(tmp_path):
-    summary = open_cache(make_cache(tmp_path / "cache", np.zeros((3, 4, 6, 5), np.float32))).seal.arrays["latents"]
+    summary = open_cache(make_cache(tmp_path / "cache", np.zeros((3, 4, 6, 5), np.float32))).seal.array
     assert summary.channel_std == (0.0,) * 4
     assert np.isfinite(summary.rgb_weight).all()

@@ -153,7 +153,7 @@ def test_every_byte_that_is_no_latents_names_its_row(cache):
 @pytest.mark.parametrize(("field", "value"), [("dtype", "bfloat16"), ("codec", "zstd")])
 def test_a_spec_of_a_tar_that_cannot_be_is_refused(cache, field, value):
     group = json.loads((cache / SPEC_FILE).read_bytes())
-    group["attributes"][SPEC_ATTRIBUTE]["arrays"]["latents"][field] = value
+    group["attributes"][SPEC_ATTRIBUTE]["array"][field] = value
     write_file(cache / SPEC_FILE, canonical_json(group))
-    with pytest.raises(CacheError, match=f"holds no valid spec: array 'latents': tars hold .*{value}"):
+    with pytest.raises(CacheError, match=f"holds no valid spec: tars hold .*{value}"):
         read_spec(cache)

@@ -143,7 +143,7 @@ def test_hostile_ids_and_captions_stay_text(cache, tmp_path):
 
 def test_the_outlier_leads_the_unusual_rows(cache, page):
     opened = open_cache(cache)
-    seen = survey(opened, "latents", draw_survey(opened, 240, seed=0))
+    seen = survey(opened, draw_survey(opened, 240, seed=0))
     first = most_unusual(seen, 3)[0]
     assert opened.samples(np.array([first.number]))["row"].to_pylist() == [OUTLIER]
     assert re.fullmatch(r"(mean|spread) of channel [0-3] at [+−]\d\.\d σ", first.why)
@@ -154,7 +154,7 @@ def test_few_samples_are_not_all_equally_far(tmp_path):
     """Under their own unshrunk covariance they would be."""
     path = make_cache(tmp_path / "cache", latents()[OUTLIER - 2 : OUTLIER + 2])
     opened = open_cache(path)
-    order = most_unusual(survey(opened, "latents", draw_survey(opened, 240, seed=0)), 4)
+    order = most_unusual(survey(opened, draw_survey(opened, 240, seed=0)), 4)
     assert order[0].number == 2
     assert order[0].distance > 1.1 * order[1].distance
 
@@ -210,7 +210,7 @@ def test_flat_recipes_have_cards_of_their_own_layout(tmp_path, height, width, ex
 @pytest.mark.parametrize("shards", [1, 2, 3, 10, 1_000])
 def test_throughput_is_drawn_over_shard_numbers(shards, cache):
     """Of one shard the axis read -0, -0, -0, 0, 0, 0, 0."""
-    record = read_commit(cache, "latents", 0)
+    record = read_commit(cache, 0)
     contents = [structs.replace(record.content, shard=shard) for shard in range(shards)]
     figure = plots.throughput([structs.replace(record, content=content) for content in contents], plots.LIGHT)
     figure.draw_without_rendering()
@@ -292,7 +292,7 @@ def test_without_a_package_that_reads_sources_the_page_says_so(cache, tmp_path, 
 
 
 def test_the_preview_is_the_seals_linear_map(cache):
-    summary = open_cache(cache).seal.arrays["latents"]
+    summary = open_cache(cache).seal.array
     latent = latents()[0]
     expected = np.tensordot(np.array(summary.rgb_weight), latent, 1) + np.array(summary.rgb_bias)[:, None, None]
     assert np.abs(preview(latent, summary) / 255 - np.clip(expected, 0, 1).transpose(1, 2, 0)).max() <= 0.5 / 255 + 1e-9
@@ -387,7 +387,7 @@ LONG_REASON = "cannot decode: UnidentifiedImageError: cannot identify image file
 @pytest.mark.parametrize(("height", "width"), [(224, 224), (64, 512), (256, 64)])
 def test_labels_of_a_sheet_neither_touch_nor_leave_it(cache, height, width):
     exhibits = [Exhibit(row=row, id=LONG_ID, uri="", size=None, caption="", reason=LONG_REASON) for row in range(9)]
-    recipe = structs.replace(open_cache(cache).spec.arrays["latents"].image, height=height, width=width)
+    recipe = structs.replace(open_cache(cache).spec.array.image, height=height, width=width)
     sheet = np.asarray(Image.open(io.BytesIO(contact_sheet("title", exhibits, recipe))).convert("L"))
     column = max(sheets.COLUMN, sheets.fitted(recipe)[1]) + sheets.MARGIN
     assert (sheet[:, -1] == 255).all()
@@ -452,11 +452,6 @@ def test_a_mistake_is_one_line(cache, tmp_path, monkeypatch, capsys, options, me
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
-
-
-def test_an_unknown_array_is_refused_by_name(cache, tmp_path):
-    with pytest.raises(CacheError, match="has no array 'features'; it has"):
-        make_gallery(cache, GalleryConfig(output=str(tmp_path / "page.html"), array="features"))
 
 
 def test_rows_are_bounded():

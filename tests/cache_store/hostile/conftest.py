@@ -22,7 +22,7 @@ from tests.make_cache import make_cache
 MEMORY_BYTES = 2 * 2**30
 """Address space that all of it may take beyond what the process has: pyarrow maps much and touches little."""
 
-RECORDS = ("zarr.json", "seal.json", "build.json", "commits/latents/000000.json", "commits/latents/000001.json")
+RECORDS = ("zarr.json", "seal.json", "build.json", "commits/000000.json", "commits/000001.json")
 TABLES = ("plan.parquet", "samples/000000.parquet")
 
 
@@ -97,7 +97,7 @@ def read_everything(root: Path) -> None:
     assert cache.samples(numbers).schema == SAMPLES_SCHEMA
     for check in (True, False):
         latents = cache.read(numbers, check=check)
-        assert latents.shape == (len(numbers), *cache.spec.arrays["latents"].shape)
+        assert latents.shape == (len(numbers), *cache.spec.array.shape)
 
 
 def verify_everything(root: Path) -> None:

@@ -44,7 +44,7 @@ def write_and_close(sink: FileIO, data: bytes) -> None:
 def array(tmp_path: Path) -> ArraySpec:
     """Float16 samples, stored as they are."""
     cache = make_cache(tmp_path / "cache", np.zeros((1, *SHAPE), np.float32))
-    return read_spec(cache).arrays["latents"]
+    return read_spec(cache).array
 
 
 @pytest.mark.parametrize("gap", [0, 2, 3, 1_536, 2 * PIECE_BYTES], ids=lambda gap: f"gap {gap}")

@@ -16,7 +16,7 @@ def scratch_of_every_kind(cache) -> set[str]:
         f"{shard_folder}/.{shard}.1.partial",
         f"{shard_folder}/.{shard}.12.partial",
         "samples/.000002.parquet.1.partial",
-        "commits/latents/.000002.json.1.partial",
+        "commits/.000002.json.1.partial",
     }
 
 
@@ -27,7 +27,7 @@ LOOKALIKES = {
     "samples/000002.parquet.1.partial",
     "samples/.notes.1.partial",
     "samples/mine.partial",
-    "commits/latents/.000002.parquet.1.partial",
+    "commits/.000002.parquet.1.partial",
 }
 
 

@@ -251,7 +251,7 @@ def test_what_died_in_a_build_is_to_be_deleted_and_what_is_unfinished_to_be_buil
     (cache / "samples/.000001.parquet.1.partial").write_bytes(b"half")
     assert main(["verify", str(cache)]) == 1
     assert f"next: delete {cache}/samples/.000001.parquet.1.partial" in capsys.readouterr().out
-    for name in ("seal.json", "commits/latents/000002.json"):
+    for name in ("seal.json", "commits/000002.json"):
         (cache / name).unlink()
     assert main(["verify", str(cache)]) == 1
     out = capsys.readouterr().out
@@ -271,7 +271,7 @@ def test_a_cache_that_only_lacks_its_seal_is_repaired_as_finding_and_step_agree(
 
 
 def test_a_lost_record_of_a_sealed_cache_is_damage_to_repair(cache, capsys):
-    (cache / "commits/latents/000002.json").unlink()
+    (cache / "commits/000002.json").unlink()
     assert main(["verify", str(cache)]) == 1
     out = capsys.readouterr().out
     assert "is missing, though the cache is sealed" in out
@@ -280,17 +280,17 @@ def test_a_lost_record_of_a_sealed_cache_is_damage_to_repair(cache, capsys):
 
 def test_a_report_says_of_every_finding_what_kind_it_is(cache, tmp_path):
     """So that no program need look at texts, which are for people."""
-    for name in ("seal.json", "commits/latents/000001.json", "commits/latents/000002.json", "build.json"):
+    for name in ("seal.json", "commits/000001.json", "commits/000002.json", "build.json"):
         (cache / name).unlink()
     (cache / "build.json").mkdir()
-    (cache / "commits/latents/000002.json").write_bytes(b"{")
+    (cache / "commits/000002.json").write_bytes(b"{")
     (cache / "samples/.left.partial").touch()
     main(["verify", str(cache), "--report", str(tmp_path / "report.json")])
     findings = json.loads((tmp_path / "report.json").read_text())["findings"]
     assert {finding["file"]: finding["kind"] for finding in findings} == {
         "build.json": "replaced",
-        "commits/latents/000001.json": "uncommitted",
-        "commits/latents/000002.json": "damaged",
+        "commits/000001.json": "uncommitted",
+        "commits/000002.json": "damaged",
         "samples/.left.partial": "stray",
         "seal.json": "unsealed",
     }

@@ -110,13 +110,13 @@ def alter(cache: Path, row: int) -> None:
     spec, held = read_spec(cache), open_cache(cache)
     shard = row // spec.samples_per_shard
     samples = read_table(cache / samples_file(shard)).to_pylist()
-    latents = np.zeros((len(samples), *spec.arrays["latents"].shape), np.float32)
+    latents = np.zeros((len(samples), *spec.array.shape), np.float32)
     cached = [place for place, sample in enumerate(samples) if sample["status"] == CACHED]
     first = sum(held.seal.cached_per_shard[:shard])
     latents[cached] = held.read(np.arange(first, first + len(cached)))
     latents[row % spec.samples_per_shard] += 0.25
     outcomes = [Outcome(**{name: sample[name] for name in Outcome.__annotations__}) for sample in samples]
-    with ShardBuilder(cache, spec, "latents", shard, PlanFile(cache).shard(shard)) as builder:
+    with ShardBuilder(cache, spec, shard, PlanFile(cache).shard(shard)) as builder:
         builder.append(latents, np.zeros((len(samples), *latents.shape[2:], 3), np.float32), outcomes)
         builder.commit(seconds=1.0, device="cpu", versions={})
     seal_cache(cache, spec)

@@ -143,11 +143,9 @@ def assert_whole(cache: Path, *wholes: Path) -> None:
         assert sealed_files(found) in map(sealed_files, allowed)
     if not (cache / "zarr.json").exists():
         return
-    for path in cache.glob("commits/latents/*.json"):
-        held = read_commit(cache, "latents", int(path.stem))
-        assert any(
-            held.content == getattr(read_commit(each, "latents", int(path.stem)), "content", None) for each in wholes
-        )
+    for path in cache.glob("commits/*.json"):
+        held = read_commit(cache, int(path.stem))
+        assert any(held.content == getattr(read_commit(each, int(path.stem)), "content", None) for each in wholes)
 
 
 def sealed_files(files: dict[str, bytes]) -> dict[str, bytes]:
@@ -215,7 +213,7 @@ def test_a_disk_that_fails_at_any_step_of_a_build_leaves_no_half_file(undisturbe
 def test_a_disk_that_fails_at_any_step_of_a_repair_leaves_no_half_file(undisturbed, tmp_path, disk, capsys):
     cache, damaged = tmp_path / "cache", tmp_path / "damaged"
     shutil.copytree(undisturbed / "cache", damaged)
-    shard = damaged / shard_format(read_spec(damaged)).shard_file("latents", 0)
+    shard = damaged / shard_format(read_spec(damaged)).shard_file(0)
     shard.write_bytes(bytes(reversed(shard.read_bytes())))
     repair = ["repair", str(cache), "--shards", "[0]"]
     disturb_every_step(disk, capsys, repair, cache, damaged, undisturbed / "cache", stays=SEAL_FILE)
@@ -284,7 +282,7 @@ def test_the_kernel_refusing_to_let_a_shard_grow_stops_the_build_in_its_middle(
     assert done.returncode == 1
     assert_said_in_one_line(capfd, f"File too large: {cache}/latents/c/")
     assert_whole(cache, whole)
-    assert not list(cache.glob("commits/latents/*"))
+    assert not list(cache.glob("commits/*"))
     assert main(arguments) == 0
     assert timeless_files(cache) == timeless_files(whole)
 

@@ -82,7 +82,7 @@ def test_a_rejected_images_place_in_its_planned_batch_is_mid_grey_whatever_faile
     values = config_values(tmp_path / "cache", source, vae_path)
     assert main(["build", "--config", str(write_config(tmp_path / "b.yaml", values))]) == 0
     assert [len(batch) for batch in encoded] == [3, 3, 2, 3, 3, 2, 3, 3]  # of shards of 8, 8 and 6
-    recipe = read_spec(tmp_path / "cache").arrays["latents"].image
+    recipe = read_spec(tmp_path / "cache").array.image
     for number, pixels_YX3 in enumerate(np.concatenate(encoded)):
         expected = np.full((32, 40, 3), 128)
         if number not in BROKEN:
@@ -96,7 +96,7 @@ class CountingEncoder:
     device = torch.device("cpu")
 
     def __init__(self, spec: Spec, work: Callable[[], None]) -> None:
-        self.shape, self.work = spec.arrays["latents"].shape, work
+        self.shape, self.work = spec.array.shape, work
 
     def encode(self, image_NYX3: torch.Tensor) -> torch.Tensor:
         self.work()
@@ -120,7 +120,7 @@ def test_decoding_runs_a_few_batches_ahead_and_no_further(planned):
             yield batch
 
     with ThreadPoolExecutor(2) as pool:
-        batches = decoded_batches(counted(), pool, planned.source, planned.spec.arrays["latents"].image)
+        batches = decoded_batches(counted(), pool, planned.source, planned.spec.array.image)
         for taken in range(1, 10):
             next(batches).wait()
             assert len(started) == taken + BATCHES_AHEAD
@@ -163,7 +163,7 @@ def test_encoding_runs_a_few_writes_ahead_of_the_disk_and_no_further(planned, mo
 
 
 def test_a_rejected_images_place_in_its_batch_is_mid_grey(planned):
-    recipe = planned.spec.arrays["latents"].image
+    recipe = planned.spec.array.image
     batches = list(planned_batches(planned.root, planned.spec, range(planned.spec.num_shards)))
     with ThreadPoolExecutor(2) as pool:
         for number in BROKEN:
@@ -176,7 +176,7 @@ def test_an_image_at_the_latents_resolution_is_the_mean_of_its_cells(planned):
     """The preview is fitted to these."""
     batch = next(planned_batches(planned.root, planned.spec, [0]))
     with ThreadPoolExecutor(1) as pool:
-        batch.decode(pool, planned.source, planned.spec.arrays["latents"].image).wait()
+        batch.decode(pool, planned.source, planned.spec.array.image).wait()
     count, latent_height, latent_width, _ = batch.rgb_Nhw3.shape
     cells = batch.pixels_NYX3.reshape(count, latent_height, 8, latent_width, 8, 3)
     np.testing.assert_allclose(batch.rgb_Nhw3, cells.mean(axis=(2, 4)), atol=0.5)
@@ -187,10 +187,10 @@ def test_after_a_write_that_fails_nothing_more_of_the_shard_is_written(planned, 
     done: list[Progress] = []
     sink = ShardSink(planned.root, planned.spec, "cpu", {}, done.append)
     batches = list(planned_batches(planned.root, planned.spec, [0]))
-    latent_NCHW = torch.zeros(1, *planned.spec.arrays["latents"].shape)
+    latent_NCHW = torch.zeros(1, *planned.spec.array.shape)
     with ThreadPoolExecutor(2) as pool:
         for batch in batches:
-            batch.decode(pool, planned.source, planned.spec.arrays["latents"].image)
+            batch.decode(pool, planned.source, planned.spec.array.image)
     sink.write(batches[0], latent_NCHW)
     with monkeypatch.context() as full, pytest.raises(OSError, match="No space left"):
         full.setattr(ShardBuilder, "append", raise_no_space)

@@ -144,7 +144,7 @@ def test_a_signal_in_any_phase_of_a_build_ends_it_with_code_3(signalled, whole, 
 def test_a_signal_in_any_phase_of_a_repair_ends_it_with_code_3(signalled, whole, tmp_path, phase, number):
     cache, damaged = tmp_path / "cache", tmp_path / "damaged"
     shutil.copytree(whole / "cache", damaged)
-    shard = damaged / shard_format(read_spec(damaged)).shard_file("latents", 1)
+    shard = damaged / shard_format(read_spec(damaged)).shard_file(1)
     shard.write_bytes(bytes(reversed(shard.read_bytes())))
     shutil.copytree(damaged, cache)
     arguments = ["repair", str(cache), "--shards", "[1]"]

@@ -53,7 +53,6 @@ def test_decoded_rows_and_their_psnr_are_those_of_the_model(cache, vae_path):
     expected = decoded_by_diffusers(vae_path, opened.read(numbers))
     showcase = Showcase(
         cache=opened,
-        array="latents",
         read_image=open_source_images(cache),
         decode=open_decoder(cache, decoding()),
     )

@@ -214,7 +214,7 @@ def test_a_pickle_in_place_of_a_caches_file_is_never_loaded(tmp_path, trap, stor
 def test_a_pickle_in_place_of_a_latent_is_bytes_like_any_other(tmp_path, trap, store_format):
     """Also where checksums are not asked for, and where the tar says that a pickled object is what it holds."""
     path = make_cache(tmp_path / "cache", small_latents(16), store_format=store_format)
-    shard = shard_format(read_spec(path)).shard_file("latents", 0)
+    shard = shard_format(read_spec(path)).shard_file(0)
     (place,) = pq.read_table(path / samples_file(0)).slice(0, 1).to_pylist()
     data = bytearray((path / shard).read_bytes())
     latent = slice(place["offset"], place["offset"] + place["length"])

@@ -40,7 +40,7 @@ class LiveEncoder:
 
     def encode(self, row: int) -> np.ndarray:
         spec = self.cache.spec
-        array = spec.arrays["latents"]
+        array = spec.array
         shard, place = divmod(row, spec.samples_per_shard)
         planned = PlanFile(self.cache.root).shard(shard)
         start = place - place % array.encoder.batch_size

@@ -16,7 +16,7 @@ def test_a_session_standardises_with_its_caches_statistics_and_matches_the_embed
     cache_path: Path, language_model: Path, tmp_path: Path
 ) -> None:
     session = open_session(open_inputs(make_config(cache_path, language_model, tmp_path / "run"), ALONE))
-    projector, encoder = session.model.projector, session.cache.spec.arrays["latents"].encoder
+    projector, encoder = session.model.projector, session.cache.spec.array.encoder
     assert tuple(projector.mean_C11.flatten().tolist()) == pytest.approx(encoder.latents_mean)
     assert tuple(projector.std_C11.flatten().tolist()) == pytest.approx(encoder.latents_std)
     latents = as_tensor(session.cache.read(session.split.train))

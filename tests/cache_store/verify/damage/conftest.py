@@ -52,7 +52,7 @@ def files_of(cache: Path) -> list[str]:
 
 
 def record_file(cache: Path, shard: int) -> str:
-    return commit_file("latents", shard)
+    return commit_file(shard)
 
 
 def table_file(cache: Path, shard: int) -> str:

@@ -98,7 +98,7 @@ def test_what_a_dead_build_left_is_named(cache):
 
 def test_what_does_not_belong_is_named(cache):
     folder = shard_name(cache, SHARD).partition("/")[0]
-    strangers = {f"{folder}/extra", "samples/000099.parquet", "commits/latents/notes.txt", "commits/features"}
+    strangers = {f"{folder}/extra", "samples/000099.parquet", "commits/notes.txt", "commits/features"}
     for name in strangers:
         if "." in name:
             (cache / name).write_bytes(b"?")
@@ -136,10 +136,10 @@ def test_what_is_no_file_is_named_and_never_waited_on(cache, put):
 
 
 def test_a_file_in_place_of_a_folder_is_to_be_deleted_before_a_repair(cache):
-    shutil.rmtree(cache / "commits/latents")
-    (cache / "commits/latents").write_bytes(b"?")
+    shutil.rmtree(cache / "commits")
+    (cache / "commits").write_bytes(b"?")
     first, *others = verify(cache, "full").next_steps("report.json")
-    assert first.startswith(f"delete {cache}/commits/latents")
+    assert first.startswith(f"delete {cache}/commits")
     assert others[0].startswith("precompute repair")
 
 

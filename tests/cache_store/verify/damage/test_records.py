@@ -61,7 +61,6 @@ def bump(values: tuple[float, ...]) -> tuple[float, ...]:
 
 
 RECORD_EDITS: dict[str, dict[str, Any]] = {
-    "array": {"array": "features"},
     "shard": {"shard": 0},
     "recipe digest": {"recipe_digest": "0" * 64},
     "plan digest": {"plan_digest": "0" * 64},
@@ -113,20 +112,19 @@ SEAL_EDITS: dict[str, Callable[[Seal], Seal]] = {
     "planned": lambda seal: replace(seal, planned=99),
     "reasons": lambda seal: replace(seal, reasons={}),
     "shards' counts": lambda seal: replace(seal, cached_per_shard=seal.cached_per_shard[::-1]),
-    "records": lambda seal: replace(seal, commits={"latents": seal.commits["latents"][::-1]}),
-    "no records": lambda seal: replace(seal, commits={}),
+    "records": lambda seal: replace(seal, commits=seal.commits[::-1]),
+    "no records": lambda seal: replace(seal, commits=()),
     "plan": lambda seal: replace(seal, plan_file=replace(seal.plan_file, sha256="0" * 64)),
     "plan's path": lambda seal: replace(seal, plan_file=replace(seal.plan_file, path="build.json")),
-    "mean": lambda seal: edited_summary(seal, channel_mean=bump(seal.arrays["latents"].channel_mean)),
-    "maximum": lambda seal: edited_summary(seal, maximum=bump(seal.arrays["latents"].maximum)),
-    "preview": lambda seal: edited_summary(seal, rgb_bias=bump(seal.arrays["latents"].rgb_bias)),
+    "mean": lambda seal: edited_summary(seal, channel_mean=bump(seal.array.channel_mean)),
+    "maximum": lambda seal: edited_summary(seal, maximum=bump(seal.array.maximum)),
+    "preview": lambda seal: edited_summary(seal, rgb_bias=bump(seal.array.rgb_bias)),
     "bytes": lambda seal: edited_summary(seal, bytes=1),
-    "arrays": lambda seal: replace(seal, arrays={}),
 }
 
 
 def edited_summary(seal: Seal, **fields: Any) -> Seal:
-    return replace(seal, arrays={"latents": replace(seal.arrays["latents"], **fields)})
+    return replace(seal, array=replace(seal.array, **fields))
 
 
 @pytest.mark.parametrize("edit", SEAL_EDITS)

@@ -73,7 +73,7 @@ def edited_column(cache: Path, name: str) -> Iterator[list[Any]]:
 
 def fit_record(cache: Path) -> None:
     """Make the record one of the files as they are."""
-    record = read_commit(cache, "latents", SHARD)
+    record = read_commit(cache, SHARD)
     assert record is not None
     files = tuple(file_record(cache, cache / file.path) for file in record.content.files)
     write_commit(cache, signed(replace(record, content=replace(record.content, files=files))))
