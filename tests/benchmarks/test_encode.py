@@ -20,7 +20,7 @@ def printed() -> list[str]:
     return out.getvalue().splitlines()
 
 
-def test_the_last_line_is_a_record_with_its_conditions(printed: list[str]) -> None:
+def test_the_last_line_is_a_record_with_its_conditions(printed):
     record = json.loads(printed[-1])
     assert record["benchmark"] == "encode"
     assert record["versions"]["torch"] == torch.__version__
@@ -31,7 +31,7 @@ def test_the_last_line_is_a_record_with_its_conditions(printed: list[str]) -> No
     assert {"command", "revision", "baseline"} <= record.keys()
 
 
-def test_both_paths_are_measured_in_both_dtypes(printed: list[str]) -> None:
+def test_both_paths_are_measured_in_both_dtypes(printed):
     record = json.loads(printed[-1])
     rivals = {f"{path} {dtype}" for path in ("diffusers", "folded") for dtype in ("float32", "bfloat16")}
     assert record["images_per_s"].keys() == record["peak_share"].keys() == rivals
@@ -44,12 +44,12 @@ def test_both_paths_are_measured_in_both_dtypes(printed: list[str]) -> None:
     }
 
 
-def test_the_table_above_it_is_for_people(printed: list[str]) -> None:
+def test_the_table_above_it_is_for_people(printed):
     assert any(line.startswith("folded bfloat16 ") and line.endswith("%") for line in printed)
     assert sum(" over " in line and "x  (" in line for line in printed[:-1]) == 3
 
 
-def test_help_imports_neither_torch_nor_diffusers() -> None:
+def test_help_imports_neither_torch_nor_diffusers():
     code = (
         "import sys; from benchmarks.encode import option_parser; option_parser().format_help();"
         "sys.exit(bool({'torch', 'diffusers'} & {*sys.modules}))"
@@ -57,6 +57,6 @@ def test_help_imports_neither_torch_nor_diffusers() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_wrong_usage_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_is_one_line(capsys):
     assert main(["--height", "tall"]) == 2
     assert "argument --height: invalid int value: 'tall'" in capsys.readouterr().err

@@ -113,14 +113,14 @@ def initialised_by_torch(projector: Projector) -> Projector:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_standardised_and_matched_the_first_gradient_is_moderate(scale: Scale, layout: str, shape: str) -> None:
+def test_standardised_and_matched_the_first_gradient_is_moderate(scale, layout, shape):
     """4.8 to 9.7."""
     projector = scale.matched(layout, shape)
     assert scale.token_rms(projector) == pytest.approx(1, rel=1e-3)
     assert 1 < scale.gradient_norm(projector) < MODERATE / 5
 
 
-def test_raw_latents_through_layers_as_transformers_initialises_them_are_far_from_moderate(scale: Scale) -> None:
+def test_raw_latents_through_layers_as_transformers_initialises_them_are_far_from_moderate(scale):
     unmatched = initialised_by_transformers(scale, scale.projector(standardised=False))
     assert scale.token_rms(unmatched) == pytest.approx(0.017, rel=0.2)
     assert scale.gradient_norm(scale.matched()) == pytest.approx(9.7, rel=0.2)
@@ -128,13 +128,13 @@ def test_raw_latents_through_layers_as_transformers_initialises_them_are_far_fro
     assert scale.gradient_norm(unmatched) > MODERATE
 
 
-def test_raw_latents_through_layers_as_torch_initialises_them_happen_to_come_near(scale: Scale) -> None:
+def test_raw_latents_through_layers_as_torch_initialises_them_happen_to_come_near(scale):
     unmatched = initialised_by_torch(scale.projector(standardised=False))
     assert scale.token_rms(unmatched) == pytest.approx(0.46, rel=0.2)
     assert scale.gradient_norm(unmatched) == pytest.approx(19.8, rel=0.2)
 
 
 @pytest.mark.parametrize("size", [0.1, 0.01])
-def test_the_gradient_is_as_many_times_larger_as_the_tokens_are_smaller(scale: Scale, size: float) -> None:
+def test_the_gradient_is_as_many_times_larger_as_the_tokens_are_smaller(scale, size):
     ratio = scale.gradient_norm(scale.matched(to=size)) / scale.gradient_norm(scale.matched())
     assert ratio == pytest.approx(1 / size, rel=0.2)

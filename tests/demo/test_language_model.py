@@ -21,13 +21,13 @@ def lessons() -> tuple[PreTrainedTokenizerFast, list[Lesson]]:
     return tokenizer, [Lesson(Caption.of(sample.scene), text) for sample, text in zip(drawn, texts, strict=True)]
 
 
-def test_notes_hold_the_captions_words_and_nothing_else() -> None:
+def test_notes_hold_the_captions_words_and_nothing_else():
     cells, weights = write_notes(CAPTION, np.random.default_rng(0))
     assert {word for cell in cells for word in cell} == {GROUND_WORD, " red", " ring", " blue", " cross"}
     assert np.linalg.norm(weights, axis=1) == pytest.approx(1.0)
 
 
-def test_notes_keep_the_relation() -> None:
+def test_notes_keep_the_relation():
     for seed in range(20):
         cells, _ = write_notes(CAPTION, np.random.default_rng(seed))
         grid = np.array([cell[1] for cell in cells]).reshape(8, 8)
@@ -35,7 +35,7 @@ def test_notes_keep_the_relation() -> None:
         assert first.mean() + 2 < second.mean()
 
 
-def test_training_on_text_lowers_the_loss_and_repeats_exactly() -> None:
+def test_training_on_text_lowers_the_loss_and_repeats_exactly():
     tokenizer, taught = lessons()
 
     def train(steps: int) -> tuple[float, Gemma3ForCausalLM]:

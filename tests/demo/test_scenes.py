@@ -15,17 +15,17 @@ def pixels_of(scene: Scene, thing: Thing) -> np.ndarray:
     return np.argwhere((np.asarray(draw(scene)) == COLOURS[thing.colour]).all(axis=-1))
 
 
-def test_the_same_seed_and_number_give_the_same_scene_and_pixels() -> None:
+def test_the_same_seed_and_number_give_the_same_scene_and_pixels():
     assert compose(3, 5) == compose(3, 5)
     assert draw(compose(3, 5)).tobytes() == draw(compose(3, 5)).tobytes()
 
 
-def test_another_seed_gives_other_scenes() -> None:
+def test_another_seed_gives_other_scenes():
     assert [compose(8, number) for number in range(60)] != SCENES
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.caption)
-def test_the_caption_names_what_is_drawn(scene: Scene) -> None:
+def test_the_caption_names_what_is_drawn(scene):
     for thing in (scene.first, scene.second):
         assert f"a {thing.colour} {thing.shape}" in scene.caption
         rows, columns = pixels_of(scene, thing).T
@@ -36,20 +36,20 @@ def test_the_caption_names_what_is_drawn(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.caption)
-def test_the_relation_holds_between_whole_shapes(scene: Scene) -> None:
+def test_the_relation_holds_between_whole_shapes(scene):
     axis = {"above": 0, "left of": 1}[scene.relation]
     first, second = (pixels_of(scene, thing)[:, axis] for thing in (scene.first, scene.second))
     assert first.max() <= second.min() + 1
 
 
-def test_shapes_lie_inside_the_image() -> None:
+def test_shapes_lie_inside_the_image():
     for scene in SCENES:
         for thing in (scene.first, scene.second):
             assert min(thing.x, thing.y) - thing.radius >= 0
             assert max(thing.x, thing.y) + thing.radius < SIDE
 
 
-def test_every_colour_shape_and_relation_occurs_and_colours_differ_within_a_scene() -> None:
+def test_every_colour_shape_and_relation_occurs_and_colours_differ_within_a_scene():
     things = [thing for scene in SCENES for thing in (scene.first, scene.second)]
     assert {thing.colour for thing in things} == set(COLOURS)
     assert {thing.shape for thing in things} == set(SHAPES)

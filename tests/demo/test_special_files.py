@@ -23,41 +23,41 @@ def written(kind: str) -> tuple[Scene, bytes]:
 
 
 @pytest.mark.parametrize("kind", sorted(set(BROKEN) - {"missing"}))
-def test_broken_files_are_rejected(kind: str) -> None:
+def test_broken_files_are_rejected(kind):
     with pytest.raises(Rejected):
         decode_image(written(kind)[1], MAX_PIXELS)
 
 
-def test_the_missing_file_has_no_bytes() -> None:
+def test_the_missing_file_has_no_bytes():
     assert BROKEN["missing"].write(compose(0, 11)) is None
 
 
 @pytest.mark.parametrize("kind", ["exif-rotated", "cmyk"])
-def test_unusual_jpegs_show_the_scene(kind: str) -> None:
+def test_unusual_jpegs_show_the_scene(kind):
     scene, data = written(kind)
     shown, drawn = (np.asarray(image, float) for image in (decode_image(data, MAX_PIXELS), draw(scene)))
     assert abs(shown - drawn).mean() < 8
 
 
-def test_the_rotated_file_is_stored_lying() -> None:
+def test_the_rotated_file_is_stored_lying():
     scene, data = written("exif-rotated")
     stored = Image.open(io.BytesIO(data))
     assert stored.getexif()[ORIENTATION_TAG] == 6
     assert abs(np.asarray(stored, float) - np.asarray(draw(scene), float)).mean() > 20
 
 
-def test_the_cmyk_file_has_four_inks() -> None:
+def test_the_cmyk_file_has_four_inks():
     assert Image.open(io.BytesIO(written("cmyk")[1])).mode == "CMYK"
 
 
-def test_the_grey_file_has_sixteen_bits_and_shows_the_scene_in_grey() -> None:
+def test_the_grey_file_has_sixteen_bits_and_shows_the_scene_in_grey():
     scene, data = written("grey-16-bit")
     assert Image.open(io.BytesIO(data)).mode == "I;16"
     shown = decode_image(data, MAX_PIXELS)
     assert np.array_equal(np.asarray(shown.convert("L")), np.asarray(draw(scene).convert("L")))
 
 
-def test_the_palette_file_has_a_transparent_ground_that_shows_as_white() -> None:
+def test_the_palette_file_has_a_transparent_ground_that_shows_as_white():
     scene, data = written("palette-transparent")
     stored = Image.open(io.BytesIO(data))
     assert stored.mode == "P"

@@ -1,7 +1,5 @@
 """The small tokenizer loses nothing, and the trainer finds the assistant's words in its chat template."""
 
-from pathlib import Path
-
 import pytest
 from transformers import PreTrainedTokenizerFast
 
@@ -18,20 +16,20 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 @pytest.mark.parametrize("number", range(12))
-def test_captions_of_other_scenes_round_trip_without_unknowns(tokenizer: PreTrainedTokenizerFast, number: int) -> None:
+def test_captions_of_other_scenes_round_trip_without_unknowns(tokenizer, number):
     caption = compose(1, number).caption
     tokens = tokenizer(caption, add_special_tokens=False)["input_ids"]
     assert tokenizer.unk_token_id not in tokens
     assert tokenizer.decode(tokens) == caption
 
 
-def test_every_colour_and_shape_is_one_token(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_every_colour_and_shape_is_one_token(tokenizer):
     for word in (*COLOURS, *SHAPES):
         assert len(tokenizer(f" {word}", add_special_tokens=False)["input_ids"]) == 1
 
 
 @pytest.mark.parametrize("number", range(len(KINDS)))
-def test_labels_are_what_the_assistant_says(tokenizer: PreTrainedTokenizerFast, tmp_path: Path, number: int) -> None:
+def test_labels_are_what_the_assistant_says(tokenizer, tmp_path, number):
     tokenizer.save_pretrained(tmp_path)
     conversation = converse(compose(1, number), number)
     [text] = load_chat_tokenizer(str(tmp_path), None, 128)(["a"], [conversation])

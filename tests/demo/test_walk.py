@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -20,7 +19,7 @@ def run_demo(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "demo", *arguments], capture_output=True, text=True, check=False)
 
 
-def test_the_whole_demo_runs_at_toy_size(tmp_path: Path) -> None:
+def test_the_whole_demo_runs_at_toy_size(tmp_path):
     root = tmp_path / "run"
     ended = run_demo("--output", str(root), "--scenes", "120", "--text_steps", "2", "--train_steps", "2")
     assert ended.returncode == 0, ended.stderr
@@ -46,13 +45,13 @@ def test_the_whole_demo_runs_at_toy_size(tmp_path: Path) -> None:
     assert "model.language_model: google/gemma-3-4b-it" in ended.stdout
 
 
-def test_a_failing_command_stops_the_demo_with_its_exit_code(tmp_path: Path) -> None:
+def test_a_failing_command_stops_the_demo_with_its_exit_code(tmp_path):
     with pytest.raises(StepFailedError, match="cache_store verify") as failure:
         Walk(Console(quiet=True)).run("cache_store", "verify", str(tmp_path))
     assert failure.value.exit_code == 2
 
 
-def test_a_folder_that_the_demo_did_not_make_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_that_the_demo_did_not_make_is_left_alone(tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
     ended = run_demo("--output", str(tmp_path))
     assert ended.returncode == 2
@@ -61,7 +60,7 @@ def test_a_folder_that_the_demo_did_not_make_is_left_alone(tmp_path: Path) -> No
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-def test_a_previous_demos_folder_is_replaced(tmp_path: Path) -> None:
+def test_a_previous_demos_folder_is_replaced(tmp_path):
     root = tmp_path / "run"
     assert not prepare_folder(root)
     (root / "old").touch()
@@ -69,19 +68,19 @@ def test_a_previous_demos_folder_is_replaced(tmp_path: Path) -> None:
     assert [file.name for file in root.iterdir()] == [MARKER]
 
 
-def test_help_teaches() -> None:
+def test_help_teaches():
     ended = run_demo("--help")
     assert ended.returncode == 0
     for piece in ("--scenes", "broken or unusual", "examples:", "cache_store info"):
         assert piece in " ".join(ended.stdout.split())
 
 
-def test_too_few_scenes_are_refused() -> None:
+def test_too_few_scenes_are_refused():
     with pytest.raises(ConfigError, match="scenes must be at least"):
         DemoConfig(scenes=3)
 
 
-def test_in_its_own_folder_the_demo_adds_nothing_to_the_yaml_files() -> None:
+def test_in_its_own_folder_the_demo_adds_nothing_to_the_yaml_files():
     config = DemoConfig()
     assert config.build_options == ["--config", "configs/demo.yaml"]
     assert config.train_options == ["--config", "configs/train_demo.yaml"]

@@ -1,6 +1,8 @@
 """Tiny models, made here and loaded through the ordinary path: a Gemma 3 text model and a word-level tokenizer."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +11,9 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, PreTrainedTokenizerFast
 
 from tests.make_cache import make_cache
+from tests.trainer.runs import command, make_config
+from trainer.cli import main
+from trainer.config import TrainConfig
 
 SPECIAL = ["<pad>", "<bos>", "<eos>", "<unk>", "<start_of_turn>", "<end_of_turn>"]
 WORDS = [
@@ -93,3 +98,40 @@ def cache_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         latents_mean=mean,
         latents_std=std,
     )
+
+
+MakeConfig = Callable[..., TrainConfig]
+
+
+@pytest.fixture
+def configured(cache_path: Path, language_model: Path, tmp_path: Path) -> MakeConfig:
+    """The config of a run in the test's own folder, where its text lies too."""
+    return configured_in(tmp_path, cache_path, language_model)
+
+
+@pytest.fixture(scope="module")
+def configured_here(cache_path: Path, language_model: Path, tmp_path_factory: pytest.TempPathFactory) -> MakeConfig:
+    """The config of a run that stands beside others of its module and shares their tokenised text."""
+    return configured_in(tmp_path_factory.mktemp("runs"), cache_path, language_model)
+
+
+def configured_in(home: Path, its_cache: Path, its_model: Path) -> MakeConfig:
+    def configure(
+        name: Path | str = "run", *, cache: Path = its_cache, language_model: Path | str = its_model, **changes: Any
+    ) -> TrainConfig:
+        return make_config(cache, language_model, home / name, **changes)
+
+    return configure
+
+
+@pytest.fixture
+def refusal(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs a program that must end with that code; what its user reads of it."""
+
+    def run(code: int, config: TrainConfig, program: str = "train", *options: str) -> str:
+        assert main([*command(config, program), *options]) == code
+        error = capsys.readouterr().err
+        assert "Traceback" not in error
+        return error
+
+    return run

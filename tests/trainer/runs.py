@@ -4,7 +4,6 @@ import json
 import multiprocessing
 import os
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 ALONE = World(rank=0, size=1, device=torch.device("cpu"))
 
 
-def make_config(cache: Path, language_model: Path, output: Path, **changes: Any) -> TrainConfig:
+def make_config(cache: Path, language_model: Path | str, output: Path, **changes: Any) -> TrainConfig:
     """Twelve steps of 8 of about 30 samples; `changes` go to whichever section has the field."""
     sections = {
         "model": ModelConfig(language_model=str(language_model)),
@@ -53,29 +52,12 @@ def metrics(output: Path, key: str = "loss") -> dict[int, Any]:
     return {line["step"]: line[key] for line in lines if key in line}
 
 
-def start_process(config: TrainConfig, environment: Mapping[str, str] = {}) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-m", "trainer", *command(config)],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 def meeting_of(size: int) -> dict[str, str]:
     """Where so many ranks are to meet, as torchrun tells them."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size)}
-
-
-def start_ranks(config: TrainConfig, size: int) -> "list[subprocess.Popen[str]]":
-    """What torchrun does: one process a rank, told by environment variables where to meet."""
-    meeting = meeting_of(size)
-    return [start_process(config, {**meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(size)]
 
 
 FORKED = multiprocessing.get_context("forkserver")
@@ -137,3 +119,8 @@ def fork_rank(
     config: TrainConfig, rank: int, meeting: Mapping[str, str], prepare: Callable[[], None] | None = None
 ) -> ForkedTrainer:
     return ForkedTrainer(command(config), {**meeting, "RANK": str(rank), "LOCAL_RANK": "0"}, prepare)
+
+
+def end_well(*ranks: ForkedTrainer) -> None:
+    for code, error in [rank.end() for rank in ranks]:
+        assert code == 0, error

@@ -1,5 +1,8 @@
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,81 +11,59 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from tests.make_cache import make_cache
-from tests.trainer.conftest import describe, save_language_model
-from tests.trainer.runs import command, make_config, metrics, start_process
+from tests.trainer.conftest import MakeConfig, describe, save_language_model
+from tests.trainer.runs import ROOT, ForkedTrainer, command, make_config, metrics
 from trainer.cli import main
-from trainer.config import TrainConfig
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cli")
-
-
-def failure(capsys: pytest.CaptureFixture[str], code: int, arguments: list[str]) -> str:
-    """What the user reads; the exit code must be `code`."""
-    assert main(arguments) == code
-    return capsys.readouterr().err
-
-
-def test_train_then_eval_reports_own_and_shuffled_loss(
-    cache_path: Path, language_model: Path, home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = make_config(cache_path, language_model, home / "run")
+def test_train_then_eval_reports_own_and_shuffled_loss(configured, tmp_path, capsys):
+    config = configured()
     assert main(command(config)) == 0
     assert "samples: 30 to train on, 7 held out" in capsys.readouterr().out
-    report = home / "eval.json"
+    report = tmp_path / "eval.json"
     assert main([*command(config, "eval"), f"--report={report}"]) == 0
     printed = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert printed == json.loads(report.read_text())
     assert printed["step"] == 12
-    assert printed["own"] == pytest.approx(metrics(home / "run", "val_loss")[12], rel=1e-5)
-    assert printed["shuffled"] == pytest.approx(metrics(home / "run", "val_loss_shuffled")[12], rel=1e-5)
-    assert main([*command(config, "eval"), f"--checkpoint={home}/run/checkpoints/step-00000005"]) == 0
+    assert printed["own"] == pytest.approx(metrics(tmp_path / "run", "val_loss")[12], rel=1e-5)
+    assert printed["shuffled"] == pytest.approx(metrics(tmp_path / "run", "val_loss_shuffled")[12], rel=1e-5)
+    assert main([*command(config, "eval"), f"--checkpoint={tmp_path}/run/checkpoints/step-00000005"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["step"] == 5
 
 
-def test_a_yaml_file_and_the_command_line_are_one_config(
-    cache_path: Path, language_model: Path, home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = home / "train.yaml"
+def test_a_yaml_file_and_the_command_line_are_one_config(cache_path, language_model, tmp_path, capsys):
+    file = tmp_path / "train.yaml"
     file.write_text(
         f"cache: {cache_path}\nmodel: {{language_model: {language_model}, projector: linear}}\n"
-        f"data: {{max_text_tokens: 64}}\nrun: {{output: {home}/yaml, precision: fp32}}\n"
+        f"data: {{max_text_tokens: 64}}\nrun: {{output: {tmp_path}/yaml, precision: fp32}}\n"
     )
     assert main(["train", f"--config={file}", "--run.max_steps=2", "--data.val_fraction=0"]) == 0
-    resolved = (home / "yaml" / "config.yaml").read_text()
+    resolved = (tmp_path / "yaml" / "config.yaml").read_text()
     assert "max_steps: 2" in resolved
     assert "projector: linear" in resolved
-    assert main(["train", f"--config={home}/yaml/config.yaml"]) == 0
+    assert main(["train", f"--config={tmp_path}/yaml/config.yaml"]) == 0
     assert "going on after step 2 of 2" in capsys.readouterr().out
 
 
-def test_a_batch_larger_than_the_samples_to_train_on_is_said(
-    cache_path: Path, language_model: Path, home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = make_config(cache_path, language_model, home / "large")
-    assert main([*command(config), "--data.batch_size=32", "--run.max_steps=1"]) == 0
+def test_a_batch_larger_than_the_samples_to_train_on_is_said(configured, capsys):
+    assert main([*command(configured()), "--data.batch_size=32", "--run.max_steps=1"]) == 0
     assert "data.batch_size 32 is more than that" in capsys.readouterr().out
 
 
-def test_a_host_without_a_compiler_is_told_so_before_the_first_step(
-    cache_path: Path, language_model: Path, home: Path
-) -> None:
-    config = make_config(cache_path, language_model, home / "uncompiled", compile=True)
-    process = start_process(config, {"CXX": "/nowhere/g++", "TORCHINDUCTOR_CACHE_DIR": str(home / "inductor")})
-    _, error = process.communicate()
-    assert process.returncode == 2
-    assert "trainer: error: run.compile: torch.compile does not work here" in error
-    assert "Traceback" not in error
-    assert not (home / "uncompiled").exists()
+def test_a_host_without_a_compiler_is_told_before_the_first_step(configured, tmp_path):
+    """In a process that has not looked for its compiler yet."""
+    environment = {**os.environ, "CXX": "/nowhere/g++", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
+    arguments = [sys.executable, "-m", "trainer", *command(configured(compile=True))]
+    ended = subprocess.run(arguments, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert "trainer: error: run.compile: torch.compile does not work here" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert not (tmp_path / "run").exists()
 
 
-def test_a_model_that_the_hub_cannot_give_is_one_line_with_the_offline_ways(cache_path: Path, tmp_path: Path) -> None:
-    config = make_config(cache_path, Path("nobody/nothing"), tmp_path / "run")
-    process = start_process(config, {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hub")})
-    _, error = process.communicate()
-    assert process.returncode == 1
+def test_a_model_the_hub_cannot_give_is_one_line_with_offline_ways(configured):
+    code, error = ForkedTrainer(command(configured(language_model="nobody/nothing")), {}).end()
+    assert code == 1
     (line,) = error.splitlines()
     assert line.startswith("trainer: error: no tokenizer can be loaded from 'nobody/nothing': ")
     assert line.endswith("name its folder, or copy the Hub's cache and set HF_HUB_OFFLINE=1")
@@ -100,12 +81,8 @@ def test_a_model_that_the_hub_cannot_give_is_one_line_with_the_offline_ways(cach
         ({"val_fraction": 0.99999999}, 1, "37 are held out; raise it, or lower data.val_fraction 0.99999999"),
     ],
 )
-def test_a_config_that_cannot_run_is_one_line(
-    cache_path: Path, language_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    changes: dict[str, Any], code: int, message: str,
-) -> None:  # fmt: skip
-    model = changes.pop("model_name", language_model)
-    error = failure(capsys, code, command(make_config(cache_path, model, tmp_path / "run", **changes)))
+def test_a_config_that_cannot_run_is_one_line(configured, refusal, changes, code, message):
+    error = refusal(code, configured(**changes))
     assert message in error
     assert [line for line in error.splitlines() if line.startswith("trainer: ")] == [error.splitlines()[-1]]
 
@@ -122,29 +99,26 @@ def test_a_config_that_cannot_run_is_one_line(
         ("checkpoint", ["nothing", "file", "file/deeper", "folder"], "{path} is no checkpoint"),
     ],
 )
-def test_a_path_where_nothing_or_another_kind_of_thing_is_is_wrong_usage(
-    cache_path: Path, language_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    option: str, paths: list[str], message: str,
-) -> None:  # fmt: skip
+def test_a_path_where_another_kind_of_thing_is_is_wrong_usage(configured, refusal, tmp_path, option, paths, message):
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
     program = "eval" if option == "checkpoint" else "train"
-    arguments = command(make_config(cache_path, language_model, tmp_path / "run"), program)
     for path in paths:
-        error = failure(capsys, 2, [*arguments, f"--{option}={tmp_path / path}"])
+        error = refusal(2, configured(), program, f"--{option}={tmp_path / path}")
         assert message.format(path=tmp_path / path, file=tmp_path / "file") in error
     assert sorted(each.name for each in tmp_path.rglob("*")) == ["file", "folder"]
 
 
-@pytest.mark.parametrize("of_the_cache", [True, False])
-def test_texts_too_long_for_the_model_are_refused_before_any_is_made(
-    language_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], of_the_cache: bool
-) -> None:
-    latents = np.zeros((16, 4, 2, 2), np.float32)
-    cache = make_cache(tmp_path / "cache", latents, conversations=[describe(row) for row in range(16)])
-    place = {"text_dir": None} if of_the_cache else {}
-    config = make_config(cache, language_model, tmp_path / "run", max_text_tokens=10_000, **place)
-    assert "10000 make 10006" in failure(capsys, 2, command(config))
+def captions(rows: int) -> dict[str, Any]:
+    """Latents and conversations of a small cache."""
+    latents = np.random.default_rng(0).standard_normal((rows, 4, 2, 2), np.float32)
+    return {"latents": latents, "conversations": [describe(row) for row in range(rows)]}
+
+
+@pytest.mark.parametrize("place", [{}, {"text_dir": None}], ids=["in a folder", "beside the cache"])
+def test_texts_too_long_are_refused_before_any_is_made(configured, refusal, tmp_path, place):
+    cache = make_cache(tmp_path / "cache", **captions(16))
+    assert "10000 make 10006" in refusal(2, configured(cache=cache, max_text_tokens=10_000, **place))
     assert list(tmp_path.iterdir()) == [cache]
 
 
@@ -177,46 +151,35 @@ def test_texts_too_long_for_the_model_are_refused_before_any_is_made(
         ("--optim.lr=fast", "optim.lr"),
     ],
 )
-def test_a_wrong_value_names_its_key(option: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    required = ["--cache=c", "--model.language_model=m", "--run.output=o"]
-    error = failure(capsys, 2, ["train", *required, option])
+def test_a_wrong_value_names_its_key(option, message, capsys):
+    assert main(["train", "--cache=c", "--model.language_model=m", "--run.output=o", option]) == 2
+    error = capsys.readouterr().err
     assert message in error
     assert "Traceback" not in error
 
 
-def test_nothing_is_written_into_the_cache(
-    cache_path: Path, language_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_written_into_the_cache(cache_path, configured, refusal):
     before = sorted(cache_path.rglob("*"))
-    inside = str(cache_path / "seal.json")
-    within = make_config(cache_path, language_model, Path(inside))
-    for config in (
-        within,
-        make_config(cache_path, language_model, tmp_path / "run", text_dir=str(cache_path / "text")),
-    ):
-        assert "lies in the cache" in failure(capsys, 2, command(config))
-    config = make_config(cache_path, language_model, tmp_path / "run")
-    assert f"report: {inside} lies in the cache" in failure(capsys, 2, [*command(config, "eval"), f"--report={inside}"])
+    inside = cache_path / "seal.json"
+    for config in (configured(inside), configured(text_dir=str(cache_path / "text"))):
+        assert "lies in the cache" in refusal(2, config)
+    assert f"report: {inside} lies in the cache" in refusal(2, configured(), "eval", f"--report={inside}")
     assert sorted(cache_path.rglob("*")) == before
 
 
-def test_a_path_may_begin_at_home(
-    cache_path: Path, language_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_path_may_begin_at_home(cache_path, language_model, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "lm").symlink_to(language_model)
-    config = make_config(cache_path, Path("~/lm"), Path("~/run"), max_steps=1, text_dir="~/text")
+    config = make_config(cache_path, "~/lm", Path("~/run"), max_steps=1, text_dir="~/text")
     assert main(command(config)) == 0
     arguments = ["--checkpoint=~/run/checkpoints/step-00000001", "--report=~/eval.json"]
     assert main([*command(config, "eval"), *arguments]) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["eval.json", "lm", "run", "text"]
 
 
-def test_a_tokenizer_with_more_tokens_than_the_model_embeds_is_refused(
-    cache_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_tokenizer_with_more_tokens_than_the_model_embeds_is_refused(configured, refusal, tmp_path):
     model = save_language_model(tmp_path / "lm", vocab_size=10)
-    error = failure(capsys, 1, command(make_config(cache_path, model, tmp_path / "run")))
+    error = refusal(1, configured(language_model=model))
     assert "and the model embeds 10 tokens; the two do not belong together" in error
 
 
@@ -231,36 +194,33 @@ def test_a_tokenizer_with_more_tokens_than_the_model_embeds_is_refused(
         ("tokenizer_config.json", "[1]"),
     ],
 )
-def test_a_model_folder_with_a_broken_file_is_one_line(
-    cache_path: Path, language_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, text: str
-) -> None:
+def test_a_model_folder_with_a_broken_file_is_one_line(configured, refusal, language_model, tmp_path, file, text):
     broken = shutil.copytree(language_model, tmp_path / "lm")
     (broken / file).write_text(text)
-    (line,) = failure(capsys, 1, command(make_config(cache_path, broken, tmp_path / "run"))).strip().splitlines()[-1:]
+    line = refusal(1, configured(language_model=broken)).strip().splitlines()[-1]
     assert line.startswith("trainer: error: ")
     assert str(broken) in line
 
 
-def test_evaluation_without_checkpoint_or_held_out_samples_is_refused(
-    cache_path: Path, language_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = make_config(cache_path, language_model, tmp_path / "run", val_fraction=0.0, max_steps=1)
-    assert "holds no checkpoint" in failure(capsys, 2, command(config, "eval"))
+def test_evaluation_without_checkpoint_or_held_out_samples_is_refused(configured, refusal):
+    config = configured(val_fraction=0.0, max_steps=1)
+    assert "holds no checkpoint" in refusal(2, config, "eval")
     assert main(command(config)) == 0
-    assert "holds out 0 of 37 samples" in failure(capsys, 2, command(config, "eval"))
+    assert "holds out 0 of 37 samples" in refusal(2, config, "eval")
 
 
 @pytest.fixture(scope="module")
-def one_step(cache_path: Path, language_model: Path, home: Path) -> Path:
+def one_step(configured_here: MakeConfig) -> Path:
     """The output of a run of one step."""
-    assert main(command(make_config(cache_path, language_model, home / "one-step", max_steps=1))) == 0
-    return home / "one-step"
+    config = configured_here("one-step", max_steps=1)
+    assert main(command(config)) == 0
+    return config.run.folder
 
 
 @pytest.fixture(scope="module")
-def other_language_model(language_model: Path, home: Path) -> Path:
+def other_language_model(language_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of the same shape and tokenizer, with one weight changed."""
-    other = shutil.copytree(language_model, home / "other")
+    other = shutil.copytree(language_model, tmp_path_factory.mktemp("other") / "model")
     weights = load_file(other / "model.safetensors")
     weights["model.norm.weight"][0] += 1
     save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
@@ -281,11 +241,11 @@ MUST_MATCH = {
 OF_TRAINING_ALONE = ("data.batch_size", "data.seed")
 
 
-def changed_run(
-    field: str, one_step: Path, cache_path: Path, language_model: Path, other_language_model: Path, **more: Any
-) -> TrainConfig:
-    model = other_language_model if field == "language model" else language_model
-    return make_config(cache_path, model, one_step, **MUST_MATCH[field], **more)
+@pytest.fixture(params=MUST_MATCH)
+def changed(request: pytest.FixtureRequest, other_language_model: Path, tmp_path: Path) -> tuple[str, dict[str, Any]]:
+    """What differs from the run of one step, and options that make it so."""
+    model = {"language_model": other_language_model} if request.param == "language model" else {}
+    return request.param, {**MUST_MATCH[request.param], **model, "text_dir": str(tmp_path / "text")}
 
 
 def named_fields(error: str) -> set[str]:
@@ -294,62 +254,44 @@ def named_fields(error: str) -> set[str]:
     return {row[0] for row in rows if len(row) > 1} - {"field"}
 
 
-@pytest.mark.parametrize("field", MUST_MATCH)
-def test_a_run_of_other_batches_or_another_projector_is_refused_by_the_name_of_what_differs(
-    one_step: Path, cache_path: Path, language_model: Path, other_language_model: Path, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str], field: str,
-) -> None:  # fmt: skip
-    text = {"text_dir": str(tmp_path / "text")}
-    config = changed_run(field, one_step, cache_path, language_model, other_language_model, max_steps=2, **text)
-    error = failure(capsys, 1, command(config))
+def test_a_run_of_other_batches_or_another_projector_is_refused(changed, configured, refusal, one_step, tmp_path):
+    field, options = changed
+    error = refusal(1, configured(one_step, max_steps=2, **options))
     assert named_fields(error) == {field}
     assert "--run.output NEW" in error
     assert not (tmp_path / "text").exists()
 
 
-@pytest.mark.parametrize("field", MUST_MATCH)
-def test_an_evaluation_asks_only_for_what_decides_the_projector_and_the_split(
-    one_step: Path, cache_path: Path, language_model: Path, other_language_model: Path, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str], field: str,
-) -> None:  # fmt: skip
-    text = {"text_dir": str(tmp_path / "text")}
-    config = changed_run(field, one_step, cache_path, language_model, other_language_model, **text)
-    arguments = command(config, "eval")
+def test_an_evaluation_asks_for_what_decides_projector_and_split(changed, configured, refusal, one_step, tmp_path):
+    field, options = changed
     if field in OF_TRAINING_ALONE:
-        assert main(arguments) == 0
+        assert main(command(configured(one_step, **options), "eval")) == 0
         return
-    error = failure(capsys, 1, arguments)
+    error = refusal(1, configured(one_step, **options), "eval")
     assert named_fields(error) == {field}
     assert "train anew" not in error
     assert not (tmp_path / "text").exists()
     assert f"{one_step}/checkpoints/step-00000001/state.json holds its whole config" in error
 
 
-def test_an_evaluation_does_not_mind_a_training_batch_that_does_not_divide(
-    one_step: Path, cache_path: Path, language_model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = make_config(cache_path, language_model, one_step, max_steps=2, batch_size=32, accumulate=5)
-    assert "must divide by" in failure(capsys, 2, command(config))
+def test_an_evaluation_minds_no_batch_that_does_not_divide(one_step, configured, refusal, capsys):
+    config = configured(one_step, max_steps=2, batch_size=32, accumulate=5)
+    assert "must divide by" in refusal(2, config)
     assert main(command(config, "eval")) == 0
     assert "every batch holds samples twice" not in capsys.readouterr().out
 
 
-def test_a_run_whose_cache_was_extended_is_refused_and_says_what_to_do(
-    language_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    latents = np.random.default_rng(0).standard_normal((24, 4, 2, 2), np.float32)
-    for rows in (16, 24):
-        shutil.rmtree(tmp_path / "cache", ignore_errors=True)
-        conversations = [describe(row) for row in range(rows)]
-        cache = make_cache(tmp_path / "cache", latents[:rows], conversations=conversations)
-        config = make_config(cache, language_model, tmp_path / "run", max_steps=1 + rows // 24)
-        if rows == 16:
-            assert main(command(config)) == 0
-            texts = sorted((tmp_path / "text").iterdir())
-    error = failure(capsys, 1, command(config))
-    assert "cache identity" in error
-    assert "the cache was extended" in error
-    assert "--run.output NEW" in error
+def test_a_run_whose_cache_was_extended_is_refused_and_told_what_to_do(configured, refusal, tmp_path, capsys):
+    cache, whole = tmp_path / "cache", captions(24)
+    make_cache(cache, **{name: column[:16] for name, column in whole.items()})
+    assert main(command(configured(cache=cache, max_steps=1))) == 0
+    texts = sorted((tmp_path / "text").iterdir())
+    shutil.rmtree(cache)
+    make_cache(cache, **whole)
+    config = configured(cache=cache, max_steps=2)
+    error = refusal(1, config)
+    for words in ("cache identity", "the cache was extended", "--run.output NEW"):
+        assert words in error
     assert sorted((tmp_path / "text").iterdir()) == texts
     assert main(command(config, "eval")) == 0
     assert "holds out, by id as in training\n" in capsys.readouterr().out
@@ -363,40 +305,29 @@ def other_cache(path: Path, **changes: Any) -> Path:
     return make_cache(path, latents, conversations=conversations, store_format="webdataset", **options)
 
 
-def test_an_evaluation_on_another_cache_of_the_same_recipe_says_what_it_evaluates(
-    one_step: Path, language_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    other = other_cache(tmp_path / "other")
-    config = make_config(other, language_model, one_step, val_fraction=1.0, text_dir=None)
-    assert main(command(config, "eval")) == 0
+def test_an_evaluation_on_another_cache_says_what_it_evaluates(one_step, configured, refusal, tmp_path, capsys):
+    other = {"cache": other_cache(tmp_path / "other"), "val_fraction": 1.0, "text_dir": None}
+    assert main(command(configured(one_step, **other), "eval")) == 0
     said = capsys.readouterr().out
     assert "of this one, the 10 samples are evaluated that data.val_fraction 1.0 holds out" in said
     assert "training held out 0.2: ids of both may have been trained on" in said
     assert json.loads(said.splitlines()[-1])["samples"] == 10
-    fresh = make_config(other, language_model, tmp_path / "fresh", val_fraction=1.0, text_dir=None)
-    assert "leaves no sample to train on" in failure(capsys, 1, command(fresh))
+    assert "leaves no sample to train on" in refusal(1, configured(**other))
 
 
-def test_an_evaluation_on_latents_of_another_encoder_is_refused(
-    one_step: Path, language_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_evaluation_on_latents_of_another_encoder_is_refused(one_step, configured, refusal, tmp_path):
     other = other_cache(tmp_path / "other", latents_std=[2.0, 0.5, 3.0, 2.0])
-    config = make_config(other, language_model, one_step, text_dir=None)
-    assert named_fields(failure(capsys, 1, command(config, "eval"))) == {"encoder.latents_std"}
+    error = refusal(1, configured(one_step, cache=other, text_dir=None), "eval")
+    assert named_fields(error) == {"encoder.latents_std"}
     assert not (tmp_path / "other.text").exists()
 
 
-def test_an_unsealed_or_damaged_cache_is_refused(
-    language_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    latents = np.random.default_rng(0).standard_normal((16, 4, 2, 2), np.float32)
-    conversations = [describe(row) for row in range(16)]
-    unsealed = make_cache(tmp_path / "unsealed", latents, conversations=conversations, seal=False)
-    error = failure(capsys, 1, command(make_config(unsealed, language_model, tmp_path / "run")))
-    assert "is not sealed" in error
-    damaged = make_cache(tmp_path / "damaged", latents, conversations=conversations)
-    shard = next((damaged / "latents" / "c").glob("1/0/0/0"))
+def test_an_unsealed_or_damaged_cache_is_refused(configured, refusal, tmp_path):
+    unsealed = make_cache(tmp_path / "unsealed", **captions(16), seal=False)
+    assert "is not sealed" in refusal(1, configured(cache=unsealed))
+    damaged = make_cache(tmp_path / "damaged", **captions(16))
+    (shard,) = damaged.glob("latents/c/1/0/0/0")
     shard.write_bytes(shard.read_bytes()[:-1])
-    error = failure(capsys, 1, command(make_config(damaged, language_model, tmp_path / "run")))
+    error = refusal(1, configured(cache=damaged))
     assert "is damaged" in error
     assert "shard 1" in error

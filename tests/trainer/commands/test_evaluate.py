@@ -1,5 +1,4 @@
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,7 +7,7 @@ import torch
 
 from cache_store.errors import EncodeOnceError
 from tests.make_cache import caption, make_cache
-from tests.trainer.runs import ALONE, make_config
+from tests.trainer.runs import ALONE
 from trainer.commands.evaluate import compare, make_comparison, rank_parts, sample_losses, validation_loss
 from trainer.run.checkpoint import CheckpointFolder
 from trainer.run.inputs import open_inputs
@@ -19,15 +18,13 @@ from trainer.run.session import open_session
 COLOURS = ("red", "green", "blue")
 
 
-def test_a_projector_that_learned_the_images_is_told_from_one_that_did_not(
-    tmp_path: Path, language_model: Path
-) -> None:
+def test_a_projector_that_learned_is_told_from_one_that_did_not(configured, tmp_path):
     rng = np.random.default_rng(0)
     kind = np.arange(60) % 3
     latents = 0.1 * rng.standard_normal((60, 4, 2, 2), np.float32) + kind[:, None, None, None] - 1
     words = [caption(COLOURS[colour]) for colour in kind]
     cache = make_cache(tmp_path / "cache", latents.astype(np.float32), conversations=words, dtype="float32")
-    config = make_config(cache, language_model, tmp_path / "run", lr=1e-2, epochs=20, eval_every=10_000)
+    config = configured(cache=cache, lr=1e-2, epochs=20, eval_every=10_000)
     session = open_session(open_inputs(config, ALONE))
     before = compare(session)
     TrainingLoop(session, CheckpointFolder(tmp_path / "run" / "checkpoints", 1)).run()
@@ -39,12 +36,10 @@ def test_a_projector_that_learned_the_images_is_told_from_one_that_did_not(
     assert after.own < before.own
 
 
-def test_each_sample_keeps_its_own_loss_whatever_its_batch(
-    cache_path: Path, language_model: Path, tmp_path: Path
-) -> None:
+def test_each_sample_keeps_its_own_loss_whatever_its_batch(configured):
     losses = []
     for batch_size in (1, 3, 8):
-        config = make_config(cache_path, language_model, tmp_path / "run", eval_batch_size=batch_size)
+        config = configured(eval_batch_size=batch_size)
         session = open_session(open_inputs(config, ALONE))
         losses.append(sample_losses(session, session.split.validation))
     assert len(losses[0]) == len(session.split.validation)
@@ -52,18 +47,16 @@ def test_each_sample_keeps_its_own_loss_whatever_its_batch(
     np.testing.assert_allclose(losses[0], losses[2], rtol=1e-4)
 
 
-def test_a_stopped_evaluation_says_nothing(cache_path: Path, language_model: Path, tmp_path: Path) -> None:
-    session = open_session(open_inputs(make_config(cache_path, language_model, tmp_path / "run"), ALONE))
+def test_a_stopped_evaluation_says_nothing(configured):
+    session = open_session(open_inputs(configured(), ALONE))
     assert compare(session, stopped=lambda: True) is None
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_loss_that_is_not_finite_is_no_result_and_names_its_sample(
-    tmp_path: Path, language_model: Path, value: float
-) -> None:
+def test_a_loss_that_is_not_finite_names_its_sample(configured, tmp_path, value):
     latents = np.random.default_rng(0).standard_normal((20, 4, 2, 2), np.float32)
     cache = make_cache(tmp_path / "cache", latents, dtype="float32", conversations=[caption("red")] * 20)
-    session = open_session(open_inputs(make_config(cache, language_model, tmp_path / "run"), ALONE))
+    session = open_session(open_inputs(configured(cache=cache), ALONE))
     spoilt = session.split.validation[1]
 
     def read(numbers: np.ndarray) -> np.ndarray:
@@ -79,7 +72,7 @@ def test_a_loss_that_is_not_finite_is_no_result_and_names_its_sample(
 
 
 @pytest.mark.parametrize(("count", "size", "batch_size"), [(7, 1, 3), (7, 2, 2), (7, 4, 8), (1, 3, 8)])
-def test_ranks_share_the_samples_without_gap_or_overlap(count: int, size: int, batch_size: int) -> None:
+def test_ranks_share_the_samples_without_gap_or_overlap(count, size, batch_size):
     worlds = [World(rank=rank, size=size, device=torch.device("cpu")) for rank in range(size)]
     parts = [part for world in worlds for part in rank_parts(count, batch_size, world)]
     covered = [index for part in parts for index in range(part.start, part.stop)]
@@ -87,7 +80,7 @@ def test_ranks_share_the_samples_without_gap_or_overlap(count: int, size: int, b
     assert max(part.stop - part.start for part in parts) <= batch_size
 
 
-def test_a_difference_within_the_noise_is_not_claimed() -> None:
+def test_a_difference_within_the_noise_is_not_claimed():
     rng = np.random.default_rng(0)
     own, tokens = rng.uniform(1, 2, 50), np.full(50, 4)
     noise = rng.standard_normal(50)

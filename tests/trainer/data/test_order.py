@@ -13,29 +13,29 @@ GOLDEN_595_000 = [529365, 12586, 475385]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7, 16, 17, 64, 97, 255, 256, 257, 1_000, 4_096, 65_537])
-def test_every_sample_stands_at_exactly_one_position(count: int) -> None:
+def test_every_sample_stands_at_exactly_one_position(count):
     assert np.array_equal(np.sort(permute(np.arange(count), count, KEY)), np.arange(count))
 
 
-def test_positions_may_be_asked_one_by_one() -> None:
+def test_positions_may_be_asked_one_by_one():
     together = permute(np.arange(1_000), 1_000, KEY)
     alone = [int(permute(np.array([position]), 1_000, KEY)[0]) for position in range(1_000)]
     assert together.tolist() == alone
 
 
-def test_the_order_never_changes_between_versions() -> None:
+def test_the_order_never_changes_between_versions():
     assert permute(np.arange(8), 8, KEY).tolist() == GOLDEN_8
     assert permute(np.arange(16), 16, KEY).tolist() == GOLDEN_16
     assert permute(np.array([0, 1, 594_999]), 595_000, epoch_key("cache", 7, 3)).tolist() == GOLDEN_595_000
 
 
-def test_epoch_seed_and_cache_each_change_the_order() -> None:
+def test_epoch_seed_and_cache_each_change_the_order():
     keys = [epoch_key("cache", 0, 0), epoch_key("cache", 0, 1), epoch_key("cache", 1, 0), epoch_key("other", 0, 0)]
     for one, other in itertools.combinations([permute(np.arange(1_000), 1_000, key) for key in keys], 2):
         assert (one == other).mean() < 0.01
 
 
-def test_a_sample_lands_anywhere_with_equal_chance() -> None:
+def test_a_sample_lands_anywhere_with_equal_chance():
     count, trials = 10, 5_000
     landed = np.zeros((count, count))
     for trial in range(trials):
@@ -46,7 +46,7 @@ def test_a_sample_lands_anywhere_with_equal_chance() -> None:
     assert chi_square < 126
 
 
-def test_a_range_of_positions_may_straddle_epochs() -> None:
+def test_a_range_of_positions_may_straddle_epochs():
     order = SampleOrder("cache", 0, 5)
     straddling = order.at(np.arange(3, 12))
     assert (

@@ -9,7 +9,7 @@ from tests.trainer.runs import ROOT
 from trainer.data.prefetch import prefetched
 
 
-def test_items_come_in_order_and_no_more_are_made_than_asked_for() -> None:
+def test_items_come_in_order_and_no_more_are_made_than_asked_for():
     made: list[int] = []
     with closing(prefetched(lambda key: made.append(key) or key, range(100), ahead=2)) as items:
         assert [next(items) for _ in range(3)] == [0, 1, 2]
@@ -17,7 +17,7 @@ def test_items_come_in_order_and_no_more_are_made_than_asked_for() -> None:
     assert len(made) <= 5
 
 
-def test_an_error_surfaces_where_its_item_is_asked_for() -> None:
+def test_an_error_surfaces_where_its_item_is_asked_for():
     def load(key: int) -> int:
         if key == 1:
             raise OSError("disk gone")
@@ -29,7 +29,7 @@ def test_an_error_surfaces_where_its_item_is_asked_for() -> None:
         next(items)
 
 
-def test_leaving_early_leaves_no_thread() -> None:
+def test_leaving_early_leaves_no_thread():
     before = threading.active_count()
     with closing(prefetched(lambda key: key, range(10))) as items:
         next(items)
@@ -45,6 +45,6 @@ next(items)
 """
 
 
-def test_a_generator_left_open_at_exit_says_nothing() -> None:
+def test_a_generator_left_open_at_exit_says_nothing():
     ended = subprocess.run([sys.executable, "-c", LEFT_OPEN], cwd=ROOT, capture_output=True, text=True, check=True)
     assert (ended.stdout, ended.stderr) == ("", "")

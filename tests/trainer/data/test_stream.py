@@ -36,13 +36,13 @@ def numbers_of(batches: Any) -> list[list[int]]:
     return [batch["numbers"].tolist() for batch in batches]
 
 
-def test_an_epoch_holds_every_sample_once_and_fills_its_last_batch(cache_path: Path) -> None:
+def test_an_epoch_holds_each_sample_and_fills_its_last_batch(cache_path):
     seen = list(chain.from_iterable(numbers_of(LatentStream(cache_path, BATCH))))
     assert len(seen) == 24
     assert sorted(seen[:COUNT]) == list(range(COUNT))
 
 
-def test_latents_are_the_stored_ones_bit_for_bit(cache_path: Path) -> None:
+def test_latents_are_the_stored_ones_bit_for_bit(cache_path):
     cache = open_cache(cache_path)
     for batch in LatentStream(cache, BATCH):
         stored = cache.read(batch["numbers"].numpy())
@@ -53,7 +53,7 @@ def test_latents_are_the_stored_ones_bit_for_bit(cache_path: Path) -> None:
 # More workers than cores is what this test is about, and what torch warns of.
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_any_number_of_workers_gives_the_same_batches(cache_path: Path, workers: int) -> None:
+def test_any_number_of_workers_gives_the_same_batches(cache_path, workers):
     stream = LatentStream(cache_path, BATCH, epochs=2)
     loader = DataLoader(stream, batch_size=None, num_workers=workers)
     for alone, loaded in zip(stream, loader, strict=True):
@@ -73,9 +73,7 @@ LOADERS = {
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("options", LOADERS.values(), ids=LOADERS)
-def test_pass_after_pass_goes_on_through_the_epochs_also_after_a_resume(
-    one_cache: Path, options: dict[str, Any]
-) -> None:
+def test_passes_go_on_through_the_epochs_also_after_a_resume(one_cache, options):
     """Without workers, and with workers that are made anew for each pass, or stay."""
     whole = numbers_of(LatentStream(one_cache, BATCH, epochs=3))
     loader = DataLoader(LatentStream(one_cache, BATCH), batch_size=None, **options)
@@ -88,7 +86,7 @@ def test_pass_after_pass_goes_on_through_the_epochs_also_after_a_resume(
     assert [numbers_of(loader), numbers_of(loader)] == [whole[8:11], whole[11:16]]
 
 
-def test_a_pass_that_is_left_begins_again_where_it_began(one_cache: Path) -> None:
+def test_a_pass_that_is_left_begins_again_where_it_began(one_cache):
     stream = LatentStream(one_cache, BATCH)
     first = next(iter(stream))
     state = stream.state_dict()
@@ -98,7 +96,7 @@ def test_a_pass_that_is_left_begins_again_where_it_began(one_cache: Path) -> Non
     assert numbers_of(stream) == whole[1:]
 
 
-def test_passes_of_a_part_of_an_epoch_are_that_long_pass_cut_up(one_cache: Path) -> None:
+def test_passes_of_a_part_of_an_epoch_are_that_long_pass_cut_up(one_cache):
     stream = LatentStream(one_cache, BATCH, epochs=0.1)
     passes = [numbers_of(stream) for _ in range(30)]
     assert all(passes)
@@ -106,7 +104,7 @@ def test_passes_of_a_part_of_an_epoch_are_that_long_pass_cut_up(one_cache: Path)
     assert batches == numbers_of(LatentStream(one_cache, BATCH, epochs=9))[: len(batches)]
 
 
-def test_a_pass_of_a_tenth_is_a_tenth_though_no_float_is(tmp_path: Path) -> None:
+def test_a_pass_of_a_tenth_is_a_tenth_though_no_float_is(tmp_path):
     """Ten passes of a tenth of 40 samples are of 4 samples each, and one epoch."""
     cache = make_cache(tmp_path / "cache", np.random.default_rng(0).standard_normal((40, 4, 1, 1), np.float32))
     stream = LatentStream(cache, BATCH, epochs=0.1)
@@ -116,7 +114,7 @@ def test_a_pass_of_a_tenth_is_a_tenth_though_no_float_is(tmp_path: Path) -> None
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-def test_passes_with_another_number_of_workers_each_go_on_too(one_cache: Path) -> None:
+def test_passes_with_another_number_of_workers_each_go_on_too(one_cache):
     stream = LatentStream(one_cache, BATCH)
     loaders = [DataLoader(stream, batch_size=None, num_workers=workers) for workers in (0, 3, 1, 2)]
     passes = [numbers_of(loader) for loader in loaders]
@@ -130,7 +128,7 @@ def with_state(batch: dict[str, Any]) -> tuple[int, dict[str, Any], list[int]]:
 
 
 @pytest.mark.parametrize(("consumed", "end"), [(4, 6), (5, 6), (6, 6), (10, 11), (11, 11)])
-def test_workers_that_resume_alone_go_on_together(one_cache: Path, consumed: int, end: int) -> None:
+def test_workers_that_resume_alone_go_on_together(one_cache, consumed, end):
     """As loaders do that keep the state of each worker; workers that stay then give the next pass too."""
     whole = numbers_of(LatentStream(one_cache, BATCH, epochs=3))
     loader = DataLoader(LatentStream(one_cache, BATCH), batch_size=None, num_workers=2, collate_fn=with_state)
@@ -154,20 +152,20 @@ def begin_last(worker: int) -> None:
         time.sleep(0.01)
 
 
-def test_a_worker_that_begins_when_another_has_ended_the_pass_skips_nothing(one_cache: Path) -> None:
+def test_a_worker_that_begins_after_the_pass_skips_nothing(one_cache):
     loader = DataLoader(
         LatentStream(one_cache, BATCH), batch_size=None, num_workers=2, prefetch_factor=8, worker_init_fn=begin_last
     )
     assert numbers_of(loader) == numbers_of(LatentStream(one_cache, BATCH))
 
 
-def test_ranks_together_see_the_global_batches(cache_path: Path) -> None:
+def test_ranks_together_see_the_global_batches(cache_path):
     whole = numbers_of(LatentStream(cache_path, BATCH, epochs=2))
     halves = [numbers_of(LatentStream(cache_path, BATCH, epochs=2, rank=rank, world_size=2)) for rank in (0, 1)]
     assert whole == [left + right for left, right in zip(*halves, strict=True)]
 
 
-def test_the_cursor_of_any_batch_is_enough_to_go_on_after_it(cache_path: Path) -> None:
+def test_the_cursor_of_any_batch_is_enough_to_go_on_after_it(cache_path):
     stream = LatentStream(cache_path, BATCH, epochs=3)
     batches = list(stream)
     whole, cursors = numbers_of(batches), [batch["cursor"] for batch in batches]
@@ -179,7 +177,7 @@ def test_the_cursor_of_any_batch_is_enough_to_go_on_after_it(cache_path: Path) -
     assert numbers_of(DataLoader(resumed, batch_size=None, num_workers=2)) == whole[5:]
 
 
-def test_the_state_counts_the_batch_in_hand_as_consumed(cache_path: Path) -> None:
+def test_the_state_counts_the_batch_in_hand_as_consumed(cache_path):
     stream = LatentStream(cache_path, BATCH)
     states = [copy.deepcopy(stream.state_dict()) for _ in stream]
     whole = numbers_of(LatentStream(cache_path, BATCH))
@@ -189,27 +187,25 @@ def test_the_state_counts_the_batch_in_hand_as_consumed(cache_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("field", "before", "now"), [("seed", 1, 0), ("batch_size", 2, BATCH), ("cache", "ab", "")])
-def test_a_state_of_another_seed_batch_or_cache_is_refused(
-    one_cache: Path, field: str, before: int | str, now: int | str
-) -> None:
+def test_a_state_of_another_seed_batch_or_cache_is_refused(one_cache, field, before, now):
     stream = LatentStream(one_cache, BATCH)
     with pytest.raises(StaleError, match=rf"{field} +{before} +{now}"):
         stream.load_state_dict({**stream.state_dict(), field: before})
 
 
-def test_a_pass_without_end_goes_on_through_the_epochs(one_cache: Path) -> None:
+def test_a_pass_without_end_goes_on_through_the_epochs(one_cache):
     endless = islice(LatentStream(one_cache, BATCH, epochs=None), 14)
     assert numbers_of(endless) == numbers_of(LatentStream(one_cache, BATCH, epochs=3))[:14]
 
 
 @pytest.mark.parametrize("state", [{}, {"cursor": None}, {"cursor": "8"}, {"cursor": -4}, {"cursor": 3}])
-def test_a_state_without_a_cursor_is_refused(one_cache: Path, state: dict[str, Any]) -> None:
+def test_a_state_without_a_cursor_is_refused(one_cache, state):
     with pytest.raises(ConfigError, match=r"cursor .* is no multiple"):
         LatentStream(one_cache, BATCH).load_state_dict(state)
 
 
 @pytest.mark.parametrize("epochs", [0, -1, 1e300, float("nan"), float("inf")])
-def test_a_pass_of_nothing_is_refused(one_cache: Path, epochs: float) -> None:
+def test_a_pass_of_nothing_is_refused(one_cache, epochs):
     with pytest.raises(ConfigError, match="epochs must be above 0"):
         LatentStream(one_cache, BATCH, epochs=epochs)
 
@@ -219,9 +215,7 @@ def test_a_pass_of_nothing_is_refused(one_cache: Path, epochs: float) -> None:
     [{"world_size": 3}, {"world_size": 0}, {"rank": 2, "world_size": 2}, {"rank": -1}],
     ids=str,
 )
-def test_a_batch_that_does_not_divide_among_ranks_and_a_rank_beyond_them_are_refused(
-    one_cache: Path, ranks: dict[str, int]
-) -> None:
+def test_a_batch_must_divide_and_a_rank_lie_among_the_ranks(one_cache, ranks):
     with pytest.raises(ConfigError, match="must divide among ranks"):
         LatentStream(one_cache, BATCH, **ranks)
 

@@ -66,9 +66,7 @@ def without_weights(folder: Path, copy: Path, part: str) -> Path:
 
 
 @pytest.mark.parametrize("shown", [True, False])
-def test_loading_shows_no_bar_and_leaves_a_users_setting(
-    language_model: Path, capfd: pytest.CaptureFixture[str], shown: bool
-) -> None:
+def test_loading_shows_no_bar_and_leaves_a_users_setting(language_model, capfd, shown):
     before = logging.is_progress_bar_enabled()
     (logging.enable_progress_bar if shown else logging.disable_progress_bar)()
     try:
@@ -79,20 +77,20 @@ def test_loading_shows_no_bar_and_leaves_a_users_setting(
     assert capfd.readouterr().err == ""
 
 
-def test_a_multimodal_checkpoint_gives_its_text_model(multimodal: Path) -> None:
+def test_a_multimodal_checkpoint_gives_its_text_model(multimodal):
     model = load(multimodal)
     assert type(model.decoder).__name__ == "Gemma3TextModel"
     assert not any("vision" in name for name, _ in model.named_parameters())
 
 
-def test_a_checkpoint_that_lacks_tensors_is_refused(language_model: Path, multimodal: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_that_lacks_tensors_is_refused(language_model, multimodal, tmp_path):
     with pytest.raises(ModelError, match=r"lacks 2 of its weights \(model\.layers\.0\.self_attn\.q_proj\.weight, "):
         load(without_weights(language_model, tmp_path / "text", "q_proj"))
     with pytest.raises(ModelError, match=r"lacks 1 of its weights .*embed_tokens|lacks 2 of its weights"):
         load(without_weights(multimodal, tmp_path / "multimodal", "embed_tokens"))
 
 
-def test_weights_of_another_shape_are_refused_in_one_line(language_model: Path, tmp_path: Path) -> None:
+def test_weights_of_another_shape_are_refused_in_one_line(language_model, tmp_path):
     wider = shutil.copytree(language_model, tmp_path / "wider")
     config = json.loads((wider / "config.json").read_text())
     (wider / "config.json").write_text(json.dumps({**config, "intermediate_size": 96}))
@@ -102,14 +100,12 @@ def test_weights_of_another_shape_are_refused_in_one_line(language_model: Path, 
 
 
 @pytest.mark.parametrize("name", ["./nothing", "/nothing/here", "a/b/c"])
-def test_a_folder_that_is_not_there_is_refused(name: str) -> None:
+def test_a_folder_that_is_not_there_is_refused(name):
     with pytest.raises(ConfigError, match="no folder"):
         load(name)
 
 
-def test_a_folder_without_model_or_with_a_damaged_one_is_refused_in_one_line(
-    language_model: Path, tmp_path: Path
-) -> None:
+def test_a_folder_without_a_sound_model_is_refused_in_one_line(language_model, tmp_path):
     (tmp_path / "empty").mkdir()
     damaged = shutil.copytree(language_model, tmp_path / "damaged")
     (damaged / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0not a header....")
@@ -120,7 +116,7 @@ def test_a_folder_without_model_or_with_a_damaged_one_is_refused_in_one_line(
 
 
 @pytest.mark.parametrize("soft_cap", [None, 0.1])
-def test_label_only_logits_are_the_models_own(tmp_path: Path, soft_cap: float | None) -> None:
+def test_label_only_logits_are_the_models_own(tmp_path, soft_cap):
     folder = save_language_model(tmp_path, final_logit_softcapping=soft_cap)
     model, full = load(folder), AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokens = torch.randint(model.config.vocab_size, (3, 9))
@@ -159,7 +155,7 @@ SCALED = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", SCALED)
-def test_losses_are_those_of_models_that_scale_their_logits(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
+def test_losses_are_those_of_models_that_scale_their_logits(tmp_path, name, dtype):
     kind, settings, scale = SCALED[name]
     folder = save_decoder(tmp_path, kind, **settings)
     model, full = load(folder, dtype), AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
@@ -178,35 +174,33 @@ def test_losses_are_those_of_models_that_scale_their_logits(tmp_path: Path, name
         (Gemma4TextConfig, {"layer_types": TINY["layer_types"]}, "fails when it runs on embeddings"),
     ],
 )
-def test_an_architecture_that_the_trainer_cannot_run_is_refused_in_one_line(
-    tmp_path: Path, kind: type[PreTrainedConfig], settings: dict[str, object], reason: str
-) -> None:
+def test_an_architecture_that_cannot_run_is_refused_in_one_line(tmp_path, kind, settings, reason):
     with pytest.raises(ModelError, match=reason) as caught:
         load(save_decoder(tmp_path, kind, **settings))
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_decoder_that_sees_later_tokens_is_refused(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_a_decoder_that_sees_later_tokens_is_refused(tmp_path, dtype):
     with pytest.raises(ModelError, match="is not causal") as caught:
         load(save_language_model(tmp_path, use_bidirectional_attention=True), dtype)
     assert "\n" not in str(caught.value)
 
 
-def test_other_decoders_load_the_same_way(tmp_path: Path) -> None:
+def test_other_decoders_load_the_same_way(tmp_path):
     GPT2LMHeadModel(GPT2Config(vocab_size=40, n_embd=32, n_layer=1, n_head=2, n_positions=64)).save_pretrained(tmp_path)
     model = load(tmp_path)
     assert (model.width, model.max_tokens) == (32, 64)
     assert model.hidden(torch.zeros(1, 5, 32)).shape == (1, 5, 32)
 
 
-def test_the_embedding_rms_has_gemmas_scale_in_it(language_model: Path) -> None:
+def test_the_embedding_rms_has_gemmas_scale_in_it(language_model):
     model = load(language_model)
     bare = model.embed.weight.double().square().mean().sqrt()
     assert model.embedding_rms() == pytest.approx(float(bare) * TINY["hidden_size"] ** 0.5, rel=1e-3)
 
 
-def test_the_identity_follows_the_weights_and_not_the_precision(language_model: Path, tmp_path: Path) -> None:
+def test_the_identity_follows_the_weights_and_not_the_precision(language_model, tmp_path):
     identity = load(language_model).identity()
     assert identity == load(language_model, torch.bfloat16).identity()
     assert identity == load(shutil.copytree(language_model, tmp_path / "moved")).identity()
@@ -216,7 +210,7 @@ def test_the_identity_follows_the_weights_and_not_the_precision(language_model: 
     assert tuned.identity() != identity
 
 
-def test_recomputing_layers_changes_no_gradient(language_model: Path) -> None:
+def test_recomputing_layers_changes_no_gradient(language_model):
     plain, recomputed = load(language_model), load(language_model)
     recomputed.checkpoint_layers()
     calls = []
@@ -233,7 +227,7 @@ def test_recomputing_layers_changes_no_gradient(language_model: Path) -> None:
 # The compiler imports what torch deprecates, and looks at gradients that torch warns of.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-def test_compiled_and_recomputed_layers_give_the_same_gradients_at_every_length(tmp_path: Path) -> None:
+def test_compiled_layers_give_the_same_gradients_at_every_length(tmp_path):
     folder = save_language_model(tmp_path, num_hidden_layers=1, layer_types=["full_attention"])
     plain, compiled = load(folder), load(folder)
     compiled.checkpoint_layers()

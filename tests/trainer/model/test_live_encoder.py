@@ -20,7 +20,7 @@ from precompute.encoders.registry import load_encoder
 from precompute.images.decode import ImageConfig
 from precompute.sources import SourceConfig, open_source
 from tests.trainer.conftest import describe
-from tests.trainer.runs import ALONE, make_config, metrics
+from tests.trainer.runs import ALONE, metrics
 from trainer.run.loop import train
 
 SAMPLES, BROKEN = 22, 5
@@ -76,10 +76,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> BuildConfig:
     return config
 
 
-def test_losses_from_a_float32_cache_equal_those_with_the_encoder_in_the_loop(
-    built: BuildConfig, language_model: Path, tmp_path: Path
-) -> None:
-    cached, live = (make_config(Path(built.cache), language_model, tmp_path / name) for name in ("cached", "live"))
+def test_cached_training_is_training_with_the_encoder_in_the_loop(configured, built, tmp_path):
+    cached, live = (configured(name, cache=Path(built.cache)) for name in ("cached", "live"))
     train(cached, ALONE)
     train(live, ALONE, LiveEncoder(built))
     losses = metrics(tmp_path / "cached")

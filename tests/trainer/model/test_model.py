@@ -38,7 +38,7 @@ def make_input(lengths: tuple[int, ...] = (9, 5, 7), pad: int = 0) -> ModelInput
 
 
 @pytest.mark.parametrize("bos", [True, False])
-def test_label_only_losses_equal_those_of_full_logits(language_model: Path, language: LanguageModel, bos: bool) -> None:
+def test_label_only_losses_equal_those_of_full_logits(language_model, language, bos):
     model, batch = make_model(language, bos=bos), make_input()
     full = AutoModelForCausalLM.from_pretrained(language_model, dtype=torch.float32)
     embeddings = full.get_input_embeddings()(batch.tokens_NT)
@@ -53,7 +53,7 @@ def test_label_only_losses_equal_those_of_full_logits(language_model: Path, lang
     assert torch.allclose(model(batch), expected, atol=1e-5)
 
 
-def test_the_head_sees_the_positions_before_labels_and_no_others(language: LanguageModel) -> None:
+def test_the_head_sees_the_positions_before_labels_and_no_others(language):
     model, batch, seen = make_model(language), make_input(), list[torch.Tensor]()
     hook = language.head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     with hook:
@@ -64,12 +64,12 @@ def test_the_head_sees_the_positions_before_labels_and_no_others(language: Langu
     assert torch.equal(rows, hidden[batch.sample_L, predicting])
 
 
-def test_padding_changes_no_loss(language: LanguageModel) -> None:
+def test_padding_changes_no_loss(language):
     model = make_model(language)
     assert torch.allclose(model(make_input()), model(make_input(pad=11)), atol=1e-5)
 
 
-def test_only_the_projector_receives_gradients(language: LanguageModel) -> None:
+def test_only_the_projector_receives_gradients(language):
     model = make_model(language)
     model(make_input()).sum().backward()
     with_gradient = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
@@ -78,7 +78,7 @@ def test_only_the_projector_receives_gradients(language: LanguageModel) -> None:
     assert all(parameter.grad.abs().sum() > 0 for parameter in model.projector.parameters())
 
 
-def test_bf16_runs_the_language_model_in_bf16_and_keeps_float32_masters(language_model: Path) -> None:
+def test_bf16_keeps_float32_masters(language_model):
     language = load_language_model(str(language_model), torch.bfloat16, torch.device("cpu"))
     model, batch = make_model(language), make_input()
     assert model.sequence(batch.latents_NCHW, batch.tokens_NT).dtype == torch.bfloat16
@@ -90,9 +90,7 @@ def test_bf16_runs_the_language_model_in_bf16_and_keeps_float32_masters(language
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_projectors_matrix_products_run_in_the_language_models_precision(
-    language_model: Path, dtype: torch.dtype
-) -> None:
+def test_the_projectors_products_run_in_the_models_precision(language_model, dtype):
     language = load_language_model(str(language_model), dtype, torch.device("cpu"))
     model, batch, products = make_model(language), make_input(), list[torch.Tensor]()
     for layer in model.projector.layers[::2]:
@@ -103,7 +101,7 @@ def test_the_projectors_matrix_products_run_in_the_language_models_precision(
     assert torch.equal(products[0], linear(features.to(dtype), first.weight.to(dtype), first.bias.to(dtype)))
 
 
-def test_latents_may_rest_in_half_precision(language: LanguageModel) -> None:
+def test_latents_may_rest_in_half_precision(language):
     model, batch = make_model(language), make_input()
     whole = model(batch)
     for dtype in (torch.float16, torch.bfloat16):

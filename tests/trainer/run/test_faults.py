@@ -3,12 +3,12 @@
 import os
 import re
 import signal
-from pathlib import Path
 
 import pytest
 
 from tests.full_disk import largest_file, make_room, mounted_disk
-from tests.trainer.runs import ALONE, ForkedTrainer, command, make_config, metrics
+from tests.trainer.conftest import MakeConfig
+from tests.trainer.runs import ALONE, ForkedTrainer, command, metrics
 from trainer.cli import main
 from trainer.config import TrainConfig
 from trainer.run.checkpoint import OPTIMIZER_FILE, PROJECTOR_FILE, CheckpointFolder
@@ -16,9 +16,8 @@ from trainer.run.loop import TrainingLoop, train
 
 
 @pytest.fixture(scope="module")
-def undisturbed(cache_path: Path, language_model: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
-    home = tmp_path_factory.mktemp("undisturbed")
-    config = make_config(cache_path, language_model, home / "run", save_every=1, max_steps=6)
+def undisturbed(configured_here: MakeConfig) -> TrainConfig:
+    config = configured_here(save_every=1, max_steps=6)
     train(config, ALONE)
     return config
 
@@ -33,9 +32,7 @@ def assert_same_run(config: TrainConfig, undisturbed: TrainConfig) -> None:
     assert projector(config) == projector(undisturbed)
 
 
-def said_in_one_line(capsys: pytest.CaptureFixture[str]) -> str:
-    error = capsys.readouterr().err
-    assert "Traceback" not in error
+def in_one_line(error: str) -> str:
     (line,) = [line for line in error.splitlines() if line.startswith("trainer: ")]
     return line
 
@@ -44,11 +41,8 @@ def die_before_the_projector() -> None:
     TrainingLoop.publish_projector = lambda loop: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
 
 
-def test_a_run_killed_after_its_last_checkpoint_gives_its_projector_when_run_again(
-    undisturbed: TrainConfig, cache_path: Path, language_model: Path, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    config = make_config(cache_path, language_model, tmp_path / "run", save_every=1, max_steps=6)
+def test_a_run_killed_before_its_projector_gives_it_when_rerun(configured, undisturbed, capsys):
+    config = configured(save_every=1, max_steps=6)
     code, _ = ForkedTrainer(command(config), {}, die_before_the_projector).end()
     assert code == -signal.SIGKILL
     assert CheckpointFolder(config.run.folder / "checkpoints", 3).steps()[-1] == 6
@@ -58,9 +52,7 @@ def test_a_run_killed_after_its_last_checkpoint_gives_its_projector_when_run_aga
     assert_same_run(config, undisturbed)
 
 
-def test_a_projector_other_than_the_last_checkpoints_is_replaced_and_its_own_left_alone(
-    undisturbed: TrainConfig,
-) -> None:
+def test_a_projector_other_than_the_last_checkpoints_is_replaced(undisturbed):
     path, whole = undisturbed.run.folder / PROJECTOR_FILE, projector(undisturbed)
     path.write_bytes(b"of an earlier end of this run")
     train(undisturbed, ALONE)
@@ -71,15 +63,11 @@ def test_a_projector_other_than_the_last_checkpoints_is_replaced_and_its_own_lef
 
 
 @pytest.mark.parametrize("name", [PROJECTOR_FILE, OPTIMIZER_FILE])
-def test_a_checkpoint_that_does_not_fit_names_its_file_and_leaves_nothing_of_itself(
-    undisturbed: TrainConfig, cache_path: Path, language_model: Path, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str], name: str,
-) -> None:  # fmt: skip
+def test_a_checkpoint_that_does_not_fit_leaves_nothing(configured, undisturbed, refusal, name):
     size = (CheckpointFolder(undisturbed.run.folder / "checkpoints", 3).path(6) / name).stat().st_size
-    config = make_config(cache_path, language_model, tmp_path / "run", save_every=1, max_steps=6)
+    config = configured(save_every=1, max_steps=6)
     with largest_file(size - 1):
-        assert main(command(config)) == 1
-    line = said_in_one_line(capsys)
+        line = in_one_line(refusal(1, config))
     assert line == f"trainer: error: File too large: {config.run.folder}/checkpoints/step-00000001/{name}"
     assert list((config.run.folder / "checkpoints").iterdir()) == []
     assert main(command(config)) == 0
@@ -87,16 +75,12 @@ def test_a_checkpoint_that_does_not_fit_names_its_file_and_leaves_nothing_of_its
 
 
 @pytest.mark.parametrize("size", ["8k", "12k", "20k", "96k"])
-def test_a_full_disk_stops_the_run_and_room_on_it_lets_it_go_on(
-    undisturbed: TrainConfig, cache_path: Path, language_model: Path, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str], size: str,
-) -> None:  # fmt: skip
+def test_room_on_a_full_disk_lets_its_run_go_on(configured, undisturbed, refusal, tmp_path, size):
     """Full at TensorBoard's events, at the log, at the first checkpoint, at a later one."""
     with mounted_disk(tmp_path / "disk", size) as disk:
         texts = str(tmp_path / "text")
-        config = make_config(cache_path, language_model, disk / "run", save_every=1, max_steps=6, text_dir=texts)
-        assert main(command(config)) == 1
-        line = said_in_one_line(capsys)
+        config = configured(disk / "run", save_every=1, max_steps=6, text_dir=texts)
+        line = in_one_line(refusal(1, config))
         assert line.startswith(f"trainer: error: No space left on device: {disk}/run/")
         assert ".partial" not in line
         make_room(disk)
@@ -104,24 +88,18 @@ def test_a_full_disk_stops_the_run_and_room_on_it_lets_it_go_on(
         assert_same_run(config, undisturbed)
 
 
-def test_a_full_text_dir_is_named_and_left_empty(
-    cache_path: Path, language_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_text_dir_is_named_and_left_empty(configured, refusal, tmp_path):
     with mounted_disk(tmp_path / "disk", "16k") as disk:
-        config = make_config(cache_path, language_model, tmp_path / "run", max_steps=1, text_dir=str(disk / "text"))
-        assert main(command(config)) == 1
-        assert said_in_one_line(capsys).startswith(f"trainer: error: No space left on device: {disk}/text/")
+        config = configured(max_steps=1, text_dir=str(disk / "text"))
+        assert in_one_line(refusal(1, config)).startswith(f"trainer: error: No space left on device: {disk}/text/")
         assert list((disk / "text").iterdir()) == [disk / "text/.lock"]
         make_room(disk)
         assert main(command(config)) == 0
 
 
-def test_text_that_does_not_fit_names_its_file(
-    cache_path: Path, language_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = make_config(cache_path, language_model, tmp_path / "run", max_steps=1)
+def test_text_that_does_not_fit_names_its_file(configured, refusal, tmp_path):
+    config = configured(max_steps=1)
     with largest_file(1_000):
-        assert main(command(config)) == 1
-    line = said_in_one_line(capsys)
+        line = in_one_line(refusal(1, config))
     assert re.fullmatch(rf"trainer: error: File too large: {tmp_path}/text/[0-9a-f]{{32}}/tokens.npy", line)
     assert list((tmp_path / "text").iterdir()) == [tmp_path / "text/.lock"]

@@ -2,16 +2,17 @@ import copy
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from cache_store import Cache, open_cache
+from cache_store import open_cache
 from cache_store.errors import CacheError, EncodeOnceError, Interrupted
-from tests.trainer.runs import ALONE, fork_ranks, make_config, metrics, start_ranks
+from tests.trainer.conftest import MakeConfig
+from tests.trainer.runs import ALONE, end_well, fork_ranks, metrics
 from trainer.config import TrainConfig
 from trainer.data.batches import StepLoader
 from trainer.run.checkpoint import PROJECTOR_FILE, CheckpointFolder
@@ -21,10 +22,10 @@ from trainer.run.session import open_session
 
 
 class Watched:
-    """A cache that calls `at_read(count, latents)` on each read."""
+    """A cache that calls `at_read(count, latents)` on each read: one calibrates, then each step reads once."""
 
-    def __init__(self, cache: Cache, at_read: Any) -> None:
-        self.cache, self.at_read, self.reads = cache, at_read, 0
+    def __init__(self, cache: str, at_read: Callable[[int, np.ndarray], None]) -> None:
+        self.cache, self.at_read, self.reads = open_cache(cache), at_read, 0
 
     def read(self, numbers: np.ndarray) -> np.ndarray:
         self.reads += 1
@@ -33,15 +34,16 @@ class Watched:
         return latents
 
 
-@pytest.fixture(scope="module")
-def text_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs of this module stand side by side here and share their tokenised text."""
-    return tmp_path_factory.mktemp("runs")
+def stop_at_read(config: TrainConfig, read: int) -> None:
+    """Train until that read, at which somebody stops the run."""
+    source = Watched(config.cache, lambda count, _: os.kill(os.getpid(), signal.SIGTERM) if count == read else None)
+    with pytest.raises(Interrupted, match="run the same command to go on"):
+        train(config, ALONE, source)
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(cache_path: Path, language_model: Path, text_home: Path) -> TrainConfig:
-    config = make_config(cache_path, language_model, text_home / "uninterrupted")
+def uninterrupted(configured_here: MakeConfig) -> TrainConfig:
+    config = configured_here("uninterrupted")
     train(config, ALONE)
     return config
 
@@ -50,7 +52,7 @@ def output(config: TrainConfig) -> Path:
     return Path(config.run.output)
 
 
-def test_a_run_lowers_its_loss_and_logs_every_step(uninterrupted: TrainConfig) -> None:
+def test_a_run_lowers_its_loss_and_logs_every_step(uninterrupted):
     losses = metrics(output(uninterrupted))
     assert list(losses) == list(range(1, 13))
     assert losses[12] < losses[1] - 0.1
@@ -61,110 +63,78 @@ def test_a_run_lowers_its_loss_and_logs_every_step(uninterrupted: TrainConfig) -
     assert (output(uninterrupted) / "config.yaml").exists()
 
 
+def assert_same_run(config: TrainConfig, uninterrupted: TrainConfig, *keys: str) -> None:
+    for key in ("loss", *keys):
+        assert metrics(output(config), key) == metrics(output(uninterrupted), key)
+
+
 @pytest.mark.parametrize("stops", [(3, 4), (2, 9)])
-def test_a_run_stopped_twice_gives_the_losses_of_one_never_stopped(
-    uninterrupted: TrainConfig, cache_path: Path, language_model: Path, text_home: Path, stops: tuple[int, int]
-) -> None:
-    config = make_config(cache_path, language_model, text_home / f"stopped-{stops[0]}-{stops[1]}")
-    cache = open_cache(cache_path)
-
-    def stop_at(wanted: int) -> Any:
-        # One read calibrates; each step reads once.
-        return lambda count, _: os.kill(os.getpid(), signal.SIGTERM) if count == wanted + 1 else None
-
-    for wanted in stops:
-        with pytest.raises(Interrupted, match="run the same command to go on"):
-            train(config, ALONE, Watched(cache, stop_at(wanted)))
+def test_a_run_stopped_twice_is_the_run_never_stopped(configured_here, uninterrupted, stops):
+    config = configured_here(f"stopped-{stops[0]}-{stops[1]}")
+    for steps in stops:
+        stop_at_read(config, steps + 1)
     train(config, ALONE)
-    assert metrics(output(config)) == metrics(output(uninterrupted))
-    assert metrics(output(config), "grad_norm") == metrics(output(uninterrupted), "grad_norm")
+    assert_same_run(config, uninterrupted, "grad_norm")
     projectors = [(output(each) / PROJECTOR_FILE).read_bytes() for each in (config, uninterrupted)]
     assert projectors[0] == projectors[1]
 
 
 @pytest.mark.parametrize("read", [5, 6, 7, 14, 15, 16, 17])
-def test_a_validation_that_a_stop_came_before_is_made_up_for(
-    uninterrupted: TrainConfig, cache_path: Path, language_model: Path, text_home: Path, read: int
-) -> None:
+def test_a_validation_that_a_stop_came_before_is_made_up_for(configured_here, uninterrupted, read):
     """Reads around the steps that are due one: the 5th, the 10th and the last, and within the validations."""
-    config = make_config(cache_path, language_model, text_home / f"owing-{read}")
-
-    def stop(count: int, _: np.ndarray) -> None:
-        if count == read:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.raises(Interrupted, match="run the same command to go on"):
-        train(config, ALONE, Watched(open_cache(cache_path), stop))
+    config = configured_here(f"owing-{read}")
+    stop_at_read(config, read)
     train(config, ALONE)
-    for key in ("loss", "val_loss", "val_loss_shuffled"):
-        assert metrics(output(config), key) == metrics(output(uninterrupted), key)
+    assert_same_run(config, uninterrupted, "val_loss", "val_loss_shuffled")
     assert list(metrics(output(config))) == list(range(1, 13))
 
 
-def test_a_second_training_in_one_folder_is_refused_and_names_the_first(
-    cache_path: Path, language_model: Path, text_home: Path
-) -> None:
-    config = make_config(cache_path, language_model, text_home / "claimed")
+def test_a_second_training_in_one_folder_names_the_first(configured_here):
+    config = configured_here("claimed")
 
     def start_another(count: int, _: np.ndarray) -> None:
         if count == 3:
             with pytest.raises(CacheError, match=rf"is being written by process {os.getpid()} on "):
                 train(config, ALONE)
 
-    train(config, ALONE, Watched(open_cache(cache_path), start_another))
+    train(config, ALONE, Watched(config.cache, start_another))
     assert list(metrics(output(config))) == list(range(1, 13))
 
 
-def test_a_run_that_died_goes_on_from_its_last_checkpoint(
-    uninterrupted: TrainConfig, cache_path: Path, language_model: Path, text_home: Path
-) -> None:
-    config = make_config(cache_path, language_model, text_home / "died")
+def test_a_run_that_died_goes_on_from_its_last_checkpoint(configured_here, uninterrupted):
+    config = configured_here("died")
 
     def die(count: int, latents: np.ndarray) -> None:
         if count == 10:
             raise OSError("disk gone")
 
     with pytest.raises(OSError, match="disk gone"):
-        train(config, ALONE, Watched(open_cache(cache_path), die))
+        train(config, ALONE, Watched(config.cache, die))
     train(config, ALONE)
     assert metrics(output(config)) == metrics(output(uninterrupted))
 
 
-def test_a_finished_run_is_left_as_it_is(uninterrupted: TrainConfig, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_run_is_left_as_it_is(uninterrupted, capsys):
     before = (output(uninterrupted) / "metrics.jsonl").read_bytes()
     train(uninterrupted, ALONE)
     assert (output(uninterrupted) / "metrics.jsonl").read_bytes() == before
     assert "going on after step 12 of 12" in capsys.readouterr().out
 
 
-def test_accumulation_changes_no_loss(
-    uninterrupted: TrainConfig, cache_path: Path, language_model: Path, text_home: Path
-) -> None:
-    config = make_config(cache_path, language_model, text_home / "accumulated", accumulate=4)
-    train(config, ALONE)
-    assert metrics(output(config)) == pytest.approx(metrics(output(uninterrupted)), rel=1e-4)
-
-
-def test_two_ranks_give_the_losses_of_one_which_can_go_on_from_their_checkpoint(
-    uninterrupted: TrainConfig, cache_path: Path, language_model: Path, text_home: Path
-) -> None:
-    config = make_config(cache_path, language_model, text_home / "two-ranks")
-    for process in start_ranks(config, 2):
-        _, errors = process.communicate(timeout=120)
-        assert process.returncode == 0, errors
+def test_two_ranks_train_as_one_which_can_go_on_after_them(configured_here, uninterrupted):
+    config = configured_here("two-ranks")
+    end_well(*fork_ranks(config, 2))
     assert metrics(output(config)) == pytest.approx(metrics(output(uninterrupted)), rel=1e-4)
     assert metrics(output(config), "val_loss") == pytest.approx(metrics(output(uninterrupted), "val_loss"), rel=1e-4)
     checkpoint = CheckpointFolder(output(config) / "checkpoints", 3).path(5)
-    alone = make_config(cache_path, language_model, text_home / "one-after-two", resume=str(checkpoint))
+    alone = configured_here("one-after-two", resume=str(checkpoint))
     train(alone, ALONE)
     expected = {step: loss for step, loss in metrics(output(uninterrupted)).items() if step > 5}
     assert metrics(output(alone)) == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_signal_to_any_rank_stops_all_after_the_same_step(
-    cache_path: Path, language_model: Path, text_home: Path
-) -> None:
-    config = make_config(cache_path, language_model, text_home / "signalled", max_steps=100_000)
+def test_a_signal_to_any_rank_stops_all_after_the_same_step(configured_here):
+    config = configured_here("signalled", max_steps=100_000)
     ranks = fork_ranks(config, 2)
     deadline = time.monotonic() + 100
     while not (output(config) / "metrics.jsonl").exists() or len(metrics(output(config))) < 3:
@@ -177,7 +147,7 @@ def test_a_signal_to_any_rank_stops_all_after_the_same_step(
     assert CheckpointFolder(output(config) / "checkpoints", 3).steps()[-1] == max(metrics(output(config)))
 
 
-def test_any_world_size_and_accumulation_sees_the_same_global_batches(uninterrupted: TrainConfig) -> None:
+def test_any_world_size_and_accumulation_sees_the_same_batches(uninterrupted):
     session = open_session(open_inputs(uninterrupted, ALONE))
     whole = session.loader(7)
     for world_size in (1, 2, 4):
@@ -191,10 +161,8 @@ def test_any_world_size_and_accumulation_sees_the_same_global_batches(uninterrup
             assert {len(part) for part in parts} == {8 // (world_size * accumulate)}
 
 
-def test_training_leaves_the_language_model_bit_identical(
-    cache_path: Path, language_model: Path, text_home: Path
-) -> None:
-    config = make_config(cache_path, language_model, text_home / "frozen", max_steps=3)
+def test_training_leaves_the_language_model_bit_identical(configured_here):
+    config = configured_here("frozen", max_steps=3)
     session = open_session(open_inputs(config, ALONE))
     before = copy.deepcopy(session.model.language.state_dict())
     start = copy.deepcopy(session.model.projector.state_dict())
@@ -205,29 +173,24 @@ def test_training_leaves_the_language_model_bit_identical(
     assert {name for name in start if torch.equal(start[name], moved[name])} == {"mean_C11", "std_C11"}
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_names_its_samples(
-    cache_path: Path, language_model: Path, text_home: Path
-) -> None:
-    config = make_config(cache_path, language_model, text_home / "not-finite", save_every=2)
+def test_a_loss_that_is_not_finite_stops_and_names_its_samples(configured_here):
+    config = configured_here("not-finite", save_every=2)
 
     def spoil(count: int, latents: np.ndarray) -> None:
         if count == 6:
             latents[0] = np.nan
 
     with pytest.raises(EncodeOnceError, match=r"step 5: loss nan[^§]*samples  sample-0000[^§]*up to step 4 were saved"):
-        train(config, ALONE, Watched(open_cache(cache_path), spoil))
+        train(config, ALONE, Watched(config.cache, spoil))
     assert CheckpointFolder(output(config) / "checkpoints", 3).steps() == [2, 4]
 
 
-def test_recomputed_layers_give_the_same_run(
-    uninterrupted: TrainConfig, cache_path: Path, language_model: Path, text_home: Path
-) -> None:
-    config = make_config(cache_path, language_model, text_home / "recomputed", gradient_checkpointing=True)
+@pytest.mark.parametrize(
+    ("changes", "tolerance"),
+    [({"gradient_checkpointing": True}, 0), ({"accumulate": 4}, 1e-4), ({"precision": "bf16"}, 0.02)],
+    ids=str,
+)
+def test_what_saves_memory_changes_no_loss(configured_here, uninterrupted, changes, tolerance):
+    config = configured_here("-".join(changes), **changes)
     train(config, ALONE)
-    assert metrics(output(config)) == metrics(output(uninterrupted))
-
-
-def test_bf16_trains(uninterrupted: TrainConfig, cache_path: Path, language_model: Path, text_home: Path) -> None:
-    config = make_config(cache_path, language_model, text_home / "bf16", precision="bf16")
-    train(config, ALONE)
-    assert metrics(output(config)) == pytest.approx(metrics(output(uninterrupted)), rel=0.02)
+    assert metrics(output(config)) == pytest.approx(metrics(output(uninterrupted)), rel=tolerance, abs=0)

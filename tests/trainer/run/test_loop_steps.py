@@ -2,8 +2,6 @@
 
 import threading
 from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,22 +9,13 @@ import pytest
 import torch
 
 from cache_store import Cache, open_cache
-from tests.trainer.runs import ALONE, make_config, metrics
+from tests.trainer.runs import ALONE, metrics
 from trainer.config import TrainConfig
 from trainer.run.checkpoint import CheckpointFolder
 from trainer.run.inputs import open_inputs
 from trainer.run.loop import TrainingLoop
 from trainer.run.optim import learning_rate
 from trainer.run.session import Session, open_session
-
-MakeConfig = Callable[..., TrainConfig]
-
-
-@pytest.fixture
-def config_of(cache_path: Path, language_model: Path, tmp_path: Path) -> MakeConfig:
-    return lambda name="run", **changes: make_config(
-        cache_path, language_model, tmp_path / name, max_steps=4, **changes
-    )
 
 
 def make_loop(session: Session, **options: Any) -> TrainingLoop:
@@ -47,8 +36,8 @@ def optimizer_inputs(config: TrainConfig) -> tuple[list[float], list[set[float]]
     return norms, rates
 
 
-def test_gradients_are_clipped_and_the_log_has_their_norm_before_that(config_of: MakeConfig) -> None:
-    free, bounded = config_of(max_grad_norm=None), config_of("bounded", max_grad_norm=0.25)
+def test_gradients_are_clipped_and_logged_as_they_were_before(configured):
+    free, bounded = configured("free", max_steps=4, max_grad_norm=None), configured(max_steps=4, max_grad_norm=0.25)
     free_norms, _ = optimizer_inputs(free)
     assert max(free_norms) > 1
     assert list(metrics(free.run.folder, "grad_norm").values()) == pytest.approx(free_norms, rel=1e-5)
@@ -57,8 +46,8 @@ def test_gradients_are_clipped_and_the_log_has_their_norm_before_that(config_of:
     assert metrics(bounded.run.folder, "grad_norm")[1] == pytest.approx(free_norms[0], rel=1e-5)
 
 
-def test_the_optimizer_steps_at_the_schedules_rate_which_is_logged(config_of: MakeConfig) -> None:
-    config = config_of(warmup_steps=1)
+def test_the_optimizer_steps_at_the_schedules_rate_which_is_logged(configured):
+    config = configured(max_steps=4, warmup_steps=1)
     _, rates = optimizer_inputs(config)
     expected = [learning_rate(config.optim, step, 4) for step in range(4)]
     assert len(set(expected)) == 3
@@ -94,11 +83,9 @@ class HeldBackCache:
 
 
 @pytest.mark.parametrize(("seconds", "share"), [(0.0, 0.0), (10.0, 0.25), (90.0, 0.75)])
-def test_the_share_of_time_waited_for_data_is_that_of_a_held_back_source(
-    config_of: MakeConfig, seconds: float, share: float
-) -> None:
+def test_the_data_wait_share_is_that_of_a_held_back_source(configured, seconds, share):
     """Each batch is held back for so long, and each step works for 30 s."""
-    config = config_of(val_fraction=0.0)
+    config = configured(max_steps=4, val_fraction=0.0)
     source = HeldBackCache(open_cache(config.cache), seconds)
     session = open_session(open_inputs(config, ALONE), source)
 
@@ -113,11 +100,9 @@ def test_the_share_of_time_waited_for_data_is_that_of_a_held_back_source(
 
 
 @pytest.mark.parametrize(("gradient_checkpointing", "passes"), [(True, 2), (False, 1)])
-def test_layers_are_computed_twice_a_step_where_they_are_recomputed(
-    config_of: MakeConfig, gradient_checkpointing: bool, passes: int
-) -> None:
+def test_recomputed_layers_are_computed_twice_a_step(configured, gradient_checkpointing, passes):
     session = open_session(
-        open_inputs(config_of(gradient_checkpointing=gradient_checkpointing, val_fraction=0.0), ALONE)
+        open_inputs(configured(max_steps=4, gradient_checkpointing=gradient_checkpointing, val_fraction=0.0), ALONE)
     )
     calls: Counter[int] = Counter()
     layers = session.model.language.decoder.layers

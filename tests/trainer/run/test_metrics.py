@@ -17,7 +17,7 @@ def write_steps(folder: Path, completed: int, last: int) -> None:
     log.close()
 
 
-def test_no_step_appears_twice_after_a_resume(tmp_path: Path) -> None:
+def test_no_step_appears_twice_after_a_resume(tmp_path):
     write_steps(tmp_path, 0, 7)
     write_steps(tmp_path, 4, 9)
     assert steps(tmp_path) == list(range(1, 10))
@@ -35,7 +35,7 @@ NO_RECORDS = {
 
 
 @pytest.mark.parametrize("line", NO_RECORDS.values(), ids=NO_RECORDS)
-def test_a_line_that_is_no_record_is_dropped_and_the_others_stay(tmp_path: Path, line: bytes) -> None:
+def test_a_line_that_is_no_record_is_dropped_and_the_others_stay(tmp_path, line):
     write_steps(tmp_path, 0, 3)
     path = tmp_path / "metrics.jsonl"
     first, *others = path.read_bytes().splitlines()
@@ -44,7 +44,7 @@ def test_a_line_that_is_no_record_is_dropped_and_the_others_stay(tmp_path: Path,
     assert steps(tmp_path) == [1, 2, 3, 4]
 
 
-def test_tensorboard_holds_the_same_numbers_each_step_once_after_a_resume_too(tmp_path: Path) -> None:
+def test_tensorboard_holds_each_step_once_after_a_resume_too(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     write_steps(tmp_path, 0, 5)

@@ -3,28 +3,27 @@
 import json
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from cache_store.errors import ConfigError, EncodeOnceError
 from tests.make_cache import make_cache
 from tests.trainer.conftest import describe
-from tests.trainer.runs import ROOT, ForkedTrainer, fork_rank, fork_ranks, make_config, meeting_of, metrics
+from tests.trainer.runs import FORKED, end_well, fork_rank, fork_ranks, meeting_of, metrics
 from trainer.config import TrainConfig
 from trainer.run import parallel
 from trainer.run.folder import write_config
-from trainer.run.parallel import join_world
+from trainer.run.parallel import World, join_world
 
 
 @pytest.fixture
-def own_cache(tmp_path: Path) -> Path:
+def cache_path(tmp_path: Path) -> Path:
     latents = np.random.default_rng(0).standard_normal((24, 4, 2, 2), np.float32)
     return make_cache(tmp_path / "cache", latents, conversations=[describe(row) for row in range(24)])
 
@@ -40,21 +39,17 @@ def ends(config: TrainConfig, exit_code: int = 1) -> list[str]:
     return lines
 
 
-def test_a_cache_that_rank_0_refuses_ends_the_others_in_one_line(
-    own_cache: Path, language_model: Path, tmp_path: Path
-) -> None:
-    shard = own_cache / "latents" / "c" / "1" / "0" / "0" / "0"
+def test_a_cache_that_rank_0_refuses_ends_the_others(configured, cache_path):
+    shard = cache_path / "latents" / "c" / "1" / "0" / "0" / "0"
     shard.write_bytes(shard.read_bytes()[:-50])
-    first, second = ends(make_config(own_cache, language_model, tmp_path / "run"))
+    first, second = ends(configured())
     assert "damaged" in first
     assert second == "trainer: error: another rank ended: its message says why"
 
 
-def test_a_rank_that_fails_between_steps_ends_the_others_in_one_line(
-    own_cache: Path, language_model: Path, tmp_path: Path
-) -> None:
+def test_a_rank_that_fails_between_steps_ends_the_others(configured, tmp_path):
     """Only rank 0 logs, and cannot."""
-    config = make_config(own_cache, language_model, tmp_path / "run")
+    config = configured()
     write_config(config)
     (tmp_path / "run" / "metrics.jsonl").mkdir()
     first, second = ends(config)
@@ -62,11 +57,9 @@ def test_a_rank_that_fails_between_steps_ends_the_others_in_one_line(
     assert second.startswith("trainer: error: another rank ended: its message says why (")
 
 
-def test_text_that_rank_0_cannot_write_ends_the_others_in_one_line(
-    own_cache: Path, language_model: Path, tmp_path: Path
-) -> None:
+def test_text_that_rank_0_cannot_write_ends_the_others(configured, tmp_path):
     (tmp_path / "file").touch()
-    config = make_config(own_cache, language_model, tmp_path / "run", text_dir=str(tmp_path / "file"))
+    config = configured(text_dir=str(tmp_path / "file"))
     first, second = ends(config, exit_code=2)
     assert str(tmp_path / "file") in first
     assert second == "trainer: error: another rank ended: its message says why"
@@ -81,93 +74,81 @@ def test_text_that_rank_0_cannot_write_ends_the_others_in_one_line(
         ({"WORLD_SIZE": "2", "RANK": "2", "MASTER_ADDR": "x", "MASTER_PORT": "1"}, "RANK is 2, of WORLD_SIZE 2"),
     ],
 )
-def test_an_environment_that_no_launcher_made_is_refused(
-    environment: Mapping[str, str], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_environment_that_no_launcher_made_is_refused(environment, message, monkeypatch):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=message), join_world():
         pass
 
 
-TWO_RANKS = """
-import json, os, sys, time
-from datetime import timedelta
-
-import torch
-
-from cache_store.errors import ConfigError, EncodeOnceError
-from trainer.run import parallel
-
-parallel.STEP, parallel.POLL_S = timedelta(seconds=1), 0.02
-
-
-def long_work(world):
+def long_work(world: World) -> int:
     world.on_main(lambda: time.sleep(2.5))
     return int(world.sum(torch.tensor(1)))
 
 
-def hanging_rank(world):
+def hanging_rank(world: World) -> str | None:
     if world.rank == 1:
         time.sleep(2.5)
         return "slept"
     world.sum(torch.tensor(1))
+    return None
 
 
-def refused_rank_0(world):
+def refused_rank_0(world: World) -> None:
     if world.is_main:
         raise ConfigError("refused")
     world.on_main(lambda: None)
 
 
-def live(scenario, rank):
+def live(scenario: Callable[[World], object], rank: int, file: Path) -> None:
+    """One rank of two, whose collectives wait for a second; what it says at its end goes into `file`."""
+    parallel.STEP, parallel.POLL_S = timedelta(seconds=1), 0.02
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": "0"}
     try:
-        with parallel.join_world() as world:
+        with join_world() as world:
             said = scenario(world)
     except EncodeOnceError as error:
         said = str(error)
-    os.write(1, json.dumps([scenario.__name__, rank, said]).encode() + b"\\n")  # at once: lines stay whole
+    file.write_text(json.dumps(said))
 
 
-# As under torchrun, the store is another process's.
-os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-for scenario in (long_work, hanging_rank, refused_rank_0):
-    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    os.environ["MASTER_PORT"] = str(store.port)
-    ranks = []
-    for rank in (0, 1):
-        if not (child := os.fork()):
-            live(scenario, rank)
-            os._exit(0)
-        ranks.append(child)
-    for rank in ranks:
-        os.waitpid(rank, 0)
-"""
+def live_together(folder: Path) -> None:
+    """As under torchrun, the store is another process's."""
+    os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    for scenario in (long_work, hanging_rank, refused_rank_0):
+        store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        os.environ["MASTER_PORT"] = str(store.port)
+        ranks = []
+        for rank in (0, 1):
+            if not (child := os.fork()):
+                live(scenario, rank, folder / f"{scenario.__name__}-{rank}")
+                os._exit(0)
+            ranks.append(child)
+        for child in ranks:
+            os.waitpid(child, 0)
 
 
 @pytest.fixture(scope="module")
-def said() -> dict[tuple[str, int], Any]:
-    """By scenario and rank, of real ranks whose collectives wait for a second."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(
-        [sys.executable, "-c", TWO_RANKS], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
-    )
-    lines = [json.loads(line) for line in ended.stdout.splitlines()]
-    return {(scenario, rank): said for scenario, rank, said in lines}
+def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    """By scenario and rank."""
+    folder = tmp_path_factory.mktemp("said")
+    process = FORKED.Process(target=live_together, args=(folder,))
+    process.start()
+    process.join(120)
+    return {file.name: json.loads(file.read_text()) for file in folder.iterdir()}
 
 
-def test_rank_0_may_work_for_longer_than_a_collective_waits(said: dict[tuple[str, int], Any]) -> None:
-    assert (said["long_work", 0], said["long_work", 1]) == (2, 2)
+def test_rank_0_may_work_for_longer_than_a_collective_waits(said):
+    assert (said["long_work-0"], said["long_work-1"]) == (2, 2)
 
 
-def test_a_rank_that_hangs_ends_the_others_soon(said: dict[tuple[str, int], Any]) -> None:
-    assert said["hanging_rank", 0] == "another rank has not answered for 0:00:01: it hangs, or its machine does"
+def test_a_rank_that_hangs_ends_the_others_soon(said):
+    assert said["hanging_rank-0"] == "another rank has not answered for 0:00:01: it hangs, or its machine does"
 
 
-def test_who_waits_for_rank_0_learns_that_it_ended(said: dict[tuple[str, int], Any]) -> None:
-    assert said["refused_rank_0", 0] == "refused"
-    assert said["refused_rank_0", 1] == "another rank ended: its message says why"
+def test_who_waits_for_rank_0_learns_that_it_ended(said):
+    assert said["refused_rank_0-0"] == "refused"
+    assert said["refused_rank_0-1"] == "another rank ended: its message says why"
 
 
 def be_impatient() -> None:
@@ -175,21 +156,12 @@ def be_impatient() -> None:
     parallel.QUIET_S = 0.0
 
 
-def end_well(*ranks: ForkedTrainer) -> None:
-    for code, error in [rank.end() for rank in ranks]:
-        assert code == 0, error
-
-
-def test_a_rank_that_comes_late_is_waited_for_and_trains_as_if_it_had_not_been(
-    own_cache: Path, language_model: Path, tmp_path: Path
-) -> None:
+def test_a_rank_that_comes_late_is_waited_for(configured, tmp_path):
     """Rank 1 in a fresh run, whose text is still to be made; rank 0 where the run goes on."""
-    together = make_config(own_cache, language_model, tmp_path / "together", max_steps=4, schedule="constant")
+    together = configured("together", max_steps=4, schedule="constant")
     end_well(*fork_ranks(together, 2))
     for late, max_steps in ((1, 2), (0, 4)):
-        config = make_config(
-            own_cache, language_model, tmp_path / "run", max_steps=max_steps, schedule="constant", text_dir=None
-        )
+        config = configured(max_steps=max_steps, schedule="constant", text_dir=None)
         meeting = meeting_of(2)
         early = fork_rank(config, 1 - late, meeting, be_impatient)
         early.until_it_says("waits at 127.0.0.1:")
@@ -198,10 +170,8 @@ def test_a_rank_that_comes_late_is_waited_for_and_trains_as_if_it_had_not_been(
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_ctrl_c_ends_a_wait_for_a_rank_that_never_comes(
-    rank: int, own_cache: Path, language_model: Path, tmp_path: Path
-) -> None:
-    config = make_config(own_cache, language_model, tmp_path / "run")
+def test_ctrl_c_ends_a_wait_for_a_rank_that_never_comes(rank, configured, tmp_path):
+    config = configured()
     process = fork_rank(config, rank, meeting_of(2), be_impatient)
     process.until_it_says("waits at 127.0.0.1:")
     process.send_signal(signal.SIGINT)
@@ -212,9 +182,7 @@ def test_ctrl_c_ends_a_wait_for_a_rank_that_never_comes(
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])
-def test_a_rank_that_never_comes_is_an_error_that_says_how_ranks_are_started(
-    rank: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_rank_that_never_comes_is_an_error_that_says_what_to_do(rank, monkeypatch, capfd):
     monkeypatch.setattr(parallel, "MEETING", timedelta(seconds=1))
     monkeypatch.setattr(parallel, "QUIET_S", 0.0)
     for name, value in {**meeting_of(2), "LOCAL_RANK": "0", "RANK": rank}.items():
@@ -227,7 +195,7 @@ def test_a_rank_that_never_comes_is_an_error_that_says_how_ranks_are_started(
     assert f"trainer: rank {rank} waits at 127.0.0.1:" in capfd.readouterr().err
 
 
-def test_a_port_that_is_none_is_an_error_and_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_that_is_none_is_an_error_and_no_traceback(monkeypatch):
     for name, value in {**meeting_of(2), "LOCAL_RANK": "0", "RANK": "0", "MASTER_PORT": "99999"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(EncodeOnceError, match="port must have value from 0 to 65535"), join_world():

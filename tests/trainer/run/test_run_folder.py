@@ -1,21 +1,15 @@
 """Which folders a run may have for its output."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from cache_store.errors import ConfigError
 from tests.trainer.run.test_checkpoint import save_steps
-from tests.trainer.runs import command, make_config
+from tests.trainer.runs import command
 from trainer.cli import main
 from trainer.config import TrainConfig
 from trainer.run.folder import CONFIG_FILE, refuse_other_than_a_run, write_config
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> TrainConfig:
-    return make_config(tmp_path / "cache", tmp_path / "lm", tmp_path / "run")
 
 
 def fill(folder: Path, files: dict[str, str]) -> dict[str, bytes]:
@@ -40,29 +34,23 @@ def held_in(folder: Path) -> dict[str, bytes]:
         ({"llava/config.yaml": ""}, "llava"),
     ],
 )
-def test_a_folder_of_other_files_is_refused_in_one_line_and_left_as_it_is(
-    cache_path: Path, language_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    files: dict[str, str], named: str,
-) -> None:  # fmt: skip
+def test_a_folder_of_other_files_is_refused_and_left_as_it_is(configured, refusal, tmp_path, files, named):
     before = fill(tmp_path / "run", files)
-    assert main(command(make_config(cache_path, language_model, tmp_path / "run"))) == 2
     expected = f"run.output: {tmp_path}/run holds {named!r} but no run; name an empty or a new folder"
-    assert capsys.readouterr().err == f"trainer: error: {expected}\n"
+    assert refusal(2, configured()) == f"trainer: error: {expected}\n"
     assert held_in(tmp_path / "run") == before
 
 
-def test_a_file_in_the_place_of_the_folder_is_refused(config: TrainConfig) -> None:
+def test_a_file_in_the_place_of_the_folder_is_refused(configured):
+    config = configured()
     config.run.folder.touch()
     with pytest.raises(ConfigError, match="run.output: .*/run is not a folder"):
         refuse_other_than_a_run(config)
 
 
-def test_the_folder_itself_is_no_place_for_the_text(
-    cache_path: Path, language_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = command(make_config(cache_path, language_model, tmp_path / "run"))
-    assert main([*options, "--data.text_dir", f"{tmp_path}/run/"]) == 2
-    assert f"data.text_dir: {tmp_path}/run/ is run.output; name a folder in it" in capsys.readouterr().err
+def test_the_folder_itself_is_no_place_for_the_text(configured, refusal, tmp_path):
+    error = refusal(2, configured(), "train", "--data.text_dir", f"{tmp_path}/run/")
+    assert f"data.text_dir: {tmp_path}/run/ is run.output; name a folder in it" in error
     assert not (tmp_path / "run").exists()
 
 
@@ -96,16 +84,15 @@ def leave_checkpoints(config: TrainConfig) -> None:
     [leave_nothing, leave_empty, leave_a_claim, leave_a_config, leave_checkpoints],
     ids=lambda each: each.__name__,
 )
-def test_an_empty_folder_and_a_run_at_any_stage_are_taken(
-    config: TrainConfig, leave: Callable[[TrainConfig], None]
-) -> None:
+def test_an_empty_folder_and_a_run_at_any_stage_are_taken(configured, leave):
+    config = configured()
     leave(config)
     refuse_other_than_a_run(config)
 
 
-def test_text_that_is_kept_in_the_output_is_no_foreign_file(tmp_path: Path) -> None:
+def test_text_that_is_kept_in_the_output_is_no_foreign_file(configured, tmp_path):
     texts = tmp_path / "run" / "made" / "text"
-    config = make_config(tmp_path / "cache", tmp_path / "lm", tmp_path / "run", text_dir=str(texts))
+    config = configured(text_dir=str(texts))
     fill(texts, {".lock": ""})
     refuse_other_than_a_run(config)
     fill(tmp_path / "run", {"thesis.tex": ""})
@@ -113,13 +100,11 @@ def test_text_that_is_kept_in_the_output_is_no_foreign_file(tmp_path: Path) -> N
         refuse_other_than_a_run(config)
 
 
-def test_a_run_that_has_no_step_to_do_can_be_run_again(
-    cache_path: Path, language_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    first = make_config(cache_path, language_model, tmp_path / "first", max_steps=1)
+def test_a_run_that_has_no_step_to_do_can_be_run_again(configured, capsys):
+    first = configured("first", max_steps=1)
     assert main(command(first)) == 0
     checkpoint = str(first.run.folder / "checkpoints" / "step-00000001")
-    second = make_config(cache_path, language_model, tmp_path / "second", max_steps=1, resume=checkpoint)
+    second = configured("second", max_steps=1, resume=checkpoint)
     for _ in range(2):
         assert main(command(second)) == 0
         assert "nothing to do: step 1 is done" in capsys.readouterr().out

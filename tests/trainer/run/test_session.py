@@ -1,21 +1,17 @@
 """What a run starts with."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
-from tests.trainer.runs import ALONE, make_config
+from tests.trainer.runs import ALONE
 from trainer.data.stream import as_tensor
 from trainer.model.projector import rms
 from trainer.run.inputs import open_inputs
 from trainer.run.session import open_session
 
 
-def test_a_session_standardises_with_its_caches_statistics_and_matches_the_embeddings(
-    cache_path: Path, language_model: Path, tmp_path: Path
-) -> None:
-    session = open_session(open_inputs(make_config(cache_path, language_model, tmp_path / "run"), ALONE))
+def test_a_session_standardises_latents_and_matches_embeddings(configured):
+    session = open_session(open_inputs(configured(), ALONE))
     projector, encoder = session.model.projector, session.cache.spec.array.encoder
     assert tuple(projector.mean_C11.flatten().tolist()) == pytest.approx(encoder.latents_mean)
     assert tuple(projector.std_C11.flatten().tolist()) == pytest.approx(encoder.latents_std)
@@ -27,11 +23,7 @@ def test_a_session_standardises_with_its_caches_statistics_and_matches_the_embed
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("bf16", torch.bfloat16), ("fp32", torch.float32)])
-def test_the_language_model_has_the_runs_precision_and_the_projector_float32(
-    cache_path: Path, language_model: Path, tmp_path: Path, precision: str, dtype: torch.dtype
-) -> None:
-    session = open_session(
-        open_inputs(make_config(cache_path, language_model, tmp_path / "run", precision=precision), ALONE)
-    )
+def test_the_model_has_the_runs_precision_the_projector_float32(configured, precision, dtype):
+    session = open_session(open_inputs(configured(precision=precision), ALONE))
     assert {each.dtype for each in session.model.language.parameters()} == {dtype}
     assert {each.dtype for each in session.model.projector.parameters()} == {torch.float32}

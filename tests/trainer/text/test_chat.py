@@ -27,25 +27,25 @@ def labelled(
     return words, [word for word, is_label in zip(words, text.is_label, strict=True) if is_label]
 
 
-def test_labels_are_exactly_the_assistants_tokens_and_its_end_of_turn() -> None:
+def test_labels_are_the_assistants_tokens_and_its_end_of_turn():
     words, labels = labelled(TWO_TURNS)
     assert labels == ["a", "red", "square", "<end_of_turn>", "yes", "<end_of_turn>"]
     assert words[:4] == ["<bos>", "<start_of_turn>", "user", "\n"]
     assert words.count("<bos>") == 1
 
 
-def test_a_template_without_bos_gets_one_all_the_same() -> None:
+def test_a_template_without_bos_gets_one_all_the_same():
     without = GEMMA_TEMPLATE.replace("{{ bos_token }}", "")
     assert labelled(TWO_TURNS, template=without) == labelled(TWO_TURNS)
 
 
-def test_nothing_after_the_last_label_is_kept() -> None:
+def test_nothing_after_the_last_label_is_kept():
     words, labels = labelled(TWO_TURNS[:3])
     assert words[-1] == "<end_of_turn>"
     assert labels == ["a", "red", "square", "<end_of_turn>"]
 
 
-def test_a_text_cut_before_the_assistant_speaks_is_empty() -> None:
+def test_a_text_cut_before_the_assistant_speaks_is_empty():
     words, labels = labelled(TWO_TURNS, max_tokens=14)
     assert (len(words), labels) == (14, ["a", "red"])
     assert labelled(TWO_TURNS, max_tokens=12) == ([], [])
@@ -63,18 +63,18 @@ def test_a_text_cut_before_the_assistant_speaks_is_empty() -> None:
         ("no marker", "no marker"),
     ],
 )
-def test_image_markers_vanish_wherever_they_stand(value: str, content: str) -> None:
+def test_image_markers_vanish_wherever_they_stand(value, content):
     assert to_messages([{"from": "human", "value": value}]) == [{"role": "user", "content": content}]
 
 
-def test_what_the_assistant_says_first_is_learned_as_an_answer_to_the_image() -> None:
+def test_an_answer_that_comes_first_is_learned_as_one_to_the_image():
     words, labels = labelled([{"from": "gpt", "value": "<image>\na red square"}])
     assert words[:6] == ["<bos>", "<start_of_turn>", "user", "\n", "<end_of_turn>", "\n"]
     assert labels == ["a", "red", "square", "<end_of_turn>"]
 
 
 @pytest.mark.parametrize("nothing", ["", " \n\t ", "<image>\n", "\u00a0"])
-def test_an_answer_without_words_teaches_nothing(nothing: str) -> None:
+def test_an_answer_without_words_teaches_nothing(nothing):
     asked, answered = TWO_TURNS[:2], TWO_TURNS[2:]
     silent = [TWO_TURNS[0], {"from": "gpt", "value": nothing}]
     assert labelled(silent) == ([], [])
@@ -91,13 +91,13 @@ def problem_of(conversation: list[dict[str, str]], template: str = GEMMA_TEMPLAT
     return texts[0].problem
 
 
-def test_an_unknown_role_leaves_its_sample_out_and_names_it() -> None:
+def test_an_unknown_role_leaves_its_sample_out_and_names_it():
     assert problem_of([{"from": "robot", "value": ""}]).startswith(
         "sample 'x7': unknown role 'robot'; known are human,"
     )
 
 
-def test_a_template_that_rewrites_earlier_turns_is_refused() -> None:
+def test_a_template_that_rewrites_earlier_turns_is_refused():
     last_only = "{% for m in messages %}{% if loop.last %}{{ m['role'] + m['content'] }}{% endif %}{% endfor %}"
     with pytest.raises(ConfigError, match=r"set model\.chat_template"):
         labelled(TWO_TURNS, template=last_only)
@@ -111,12 +111,12 @@ def test_a_template_that_rewrites_earlier_turns_is_refused() -> None:
         ("{{ messages + 1 }}", "can only concatenate list"),
     ],
 )
-def test_a_conversation_that_the_template_refuses_is_left_out_and_named(template: str, problem: str) -> None:
+def test_a_conversation_that_the_template_refuses_is_named(template, problem):
     said = problem_of(TWO_TURNS, template)
     assert said.startswith(f"sample 'x7': the chat template refuses it: {problem}")
 
 
-def test_the_digest_follows_all_that_decides_tokens_and_labels() -> None:
+def test_the_digest_follows_all_that_decides_tokens_and_labels():
     tokenizer = make_tokenizer()
     digest = ChatTokenizer(tokenizer, GEMMA_TEMPLATE, 64).digest
     assert digest == ChatTokenizer(make_tokenizer(), GEMMA_TEMPLATE, 64).digest
@@ -135,7 +135,7 @@ def save(tokenizer: Any, folder: Path) -> str:
     return str(folder)
 
 
-def test_a_tokenizer_without_template_needs_one_in_the_config(tmp_path: Path) -> None:
+def test_a_tokenizer_without_template_needs_one_in_the_config(tmp_path):
     folder = save(make_tokenizer(None), tmp_path / "model")
     with pytest.raises(ConfigError, match="no chat template"):
         load_chat_tokenizer(folder, None, 64)
@@ -144,7 +144,7 @@ def test_a_tokenizer_without_template_needs_one_in_the_config(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_a_template_that_is_no_jinja_is_refused_once(tmp_path: Path, own: bool) -> None:
+def test_a_template_that_is_no_jinja_is_refused_once(tmp_path, own):
     broken, file = "{{ bos_token }}\n{% for m in messages %}{{ m", tmp_path / "template.jinja"
     file.write_text(broken)
     folder = save(make_tokenizer(broken if own else GEMMA_TEMPLATE), tmp_path / "model")
@@ -153,15 +153,13 @@ def test_a_template_that_is_no_jinja_is_refused_once(tmp_path: Path, own: bool) 
         load_chat_tokenizer(folder, None if own else str(file), 64)
 
 
-def test_a_folder_of_a_model_alone_is_refused_and_not_taken_for_an_empty_tokenizer(
-    language_model: Path, tmp_path: Path
-) -> None:
+def test_a_folder_of_a_model_alone_is_no_empty_tokenizer(language_model, tmp_path):
     alone = shutil.copytree(language_model, tmp_path / "alone", ignore=shutil.ignore_patterns("*token*", "chat*"))
     with pytest.raises(ModelError, match="no file there is a tokenizer's"):
         load_chat_tokenizer(str(alone), None, 64)
 
 
-def test_code_that_a_folder_brings_is_never_run(tmp_path: Path) -> None:
+def test_code_that_a_folder_brings_is_never_run(tmp_path):
     folder = Path(save(make_tokenizer(), tmp_path / "model"))
     config = json.loads((folder / "tokenizer_config.json").read_text())
     config |= {"tokenizer_class": "Theirs", "auto_map": {"AutoTokenizer": [None, "theirs.Theirs"]}}
@@ -172,7 +170,7 @@ def test_code_that_a_folder_brings_is_never_run(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_folder_without_tokenizer_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_a_folder_without_tokenizer_is_refused_in_one_line(tmp_path):
     with pytest.raises(ModelError, match="no tokenizer can be loaded") as caught:
         load_chat_tokenizer(str(tmp_path), None, 64)
     assert "\n" not in str(caught.value)

@@ -79,7 +79,7 @@ CAPTIONS = [
 
 
 @pytest.mark.parametrize("caption", CAPTIONS)
-def test_a_caption_in_special_tokens_words_is_learned_as_words(chat: ChatTokenizer, caption: str) -> None:
+def test_a_caption_in_special_tokens_words_is_learned_as_words(chat, caption):
     text = said(chat, caption, caption)
     assert texts_of_special_tokens(chat, text) == TEMPLATES_OWN
     assert chat.tokenizer.decode(text.tokens[text.is_label]) == f"{caption}<end_of_turn>"
@@ -87,7 +87,7 @@ def test_a_caption_in_special_tokens_words_is_learned_as_words(chat: ChatTokeniz
     assert chat.tokenizer.decode(text.tokens) == whole
 
 
-def test_the_tokens_around_such_words_are_those_without_them(chat: ChatTokenizer) -> None:
+def test_the_tokens_around_such_words_are_those_without_them(chat):
     tokens = said(chat, "what is this", "a red<pad> square").tokens.tolist()
     spelled = chat.tokenizer("<pad>", add_special_tokens=False, split_special_tokens=True)["input_ids"]
     assert len(spelled) > 1
@@ -99,7 +99,7 @@ def test_the_tokens_around_such_words_are_those_without_them(chat: ChatTokenizer
     assert without == chat.tokenizer(rendered, add_special_tokens=False)["input_ids"]
 
 
-def test_the_digest_is_the_same_before_and_after_such_words(chat: ChatTokenizer) -> None:
+def test_the_digest_is_the_same_before_and_after_such_words(chat):
     before = chat.digest
     said(chat, "<pad>", "<pad>")
     assert chat.digest == before
@@ -111,39 +111,34 @@ def problem(chat: ChatTokenizer, caption: str) -> str:
     return text.problem
 
 
-def test_a_sample_whose_words_nothing_but_a_special_token_spells_is_left_out_and_named() -> None:
+def test_a_sample_that_only_a_special_token_spells_is_named():
     whole_words = ChatTokenizer(make_tokenizer(), GEMMA_TEMPLATE, 64)
     expected = "sample 'asked': it says '<end_of_turn>', which this tokenizer has as a special token only"
     assert problem(whole_words, "a <end_of_turn> red") == expected
 
 
-def test_a_sample_whose_words_the_template_acts_on_is_left_out_and_named(chat: ChatTokenizer) -> None:
+def test_a_sample_whose_words_the_template_acts_on_is_named(chat):
     template = GEMMA_TEMPLATE.replace("| trim", "| replace('<pad>', '')")
     acting = ChatTokenizer(chat.tokenizer, template, 64)
     assert problem(acting, "a <pad> red") == "sample 'asked': the chat template acts on a special token's text in it"
 
 
-def test_words_that_the_template_makes_a_special_tokens_are_learned_as_words(chat: ChatTokenizer) -> None:
-    lowering = ChatTokenizer(chat.tokenizer, GEMMA_TEMPLATE.replace("| trim", "| trim | lower"), 512)
+@pytest.mark.parametrize("lowered_by", ["template", "tokenizer"])
+def test_words_that_become_a_special_tokens_are_learned_as_words(chat, lowered_by, tmp_path):
+    if lowered_by == "template":
+        lowering = ChatTokenizer(chat.tokenizer, GEMMA_TEMPLATE.replace("| trim", "| trim | lower"), 512)
+    else:
+        backend = byte_level(normalized=True)
+        backend.normalizer = normalizers.Lowercase()
+        lowering = saved(backend, tmp_path, normalized=True)
     text = said(lowering, "what <PAD>", "<Pad> a <END_OF_TURN> red")
-    assert texts_of_special_tokens(chat, text) == TEMPLATES_OWN
-    assert chat.tokenizer.decode(text.tokens[text.is_label]) == "<pad> a <end_of_turn> red<end_of_turn>"
-
-
-def test_words_that_the_tokenizer_normalises_to_a_special_tokens_are_learned_as_words(tmp_path: Path) -> None:
-    backend = byte_level(normalized=True)
-    backend.normalizer = normalizers.Lowercase()
-    normalising = saved(backend, tmp_path, normalized=True)
-    text = said(normalising, "what <PAD>", "<Pad> a <END_OF_TURN> red")
-    assert texts_of_special_tokens(normalising, text) == TEMPLATES_OWN
-    assert normalising.tokenizer.decode(text.tokens[text.is_label]) == "<pad> a <end_of_turn> red<end_of_turn>"
+    assert texts_of_special_tokens(lowering, text) == TEMPLATES_OWN
+    assert lowering.tokenizer.decode(text.tokens[text.is_label]) == "<pad> a <end_of_turn> red<end_of_turn>"
 
 
 @pytest.mark.parametrize("trim_offsets", [False, True])
 @pytest.mark.parametrize("flags", [{"lstrip": True}, {"rstrip": True}, {"lstrip": True, "rstrip": True}])
-def test_what_a_special_token_swallows_is_neither_lost_nor_moves_the_labels(
-    flags: dict[str, bool], trim_offsets: bool, tmp_path: Path
-) -> None:
+def test_what_a_special_token_swallows_is_not_lost(flags, trim_offsets, tmp_path):
     """The white space before an answer is the template's; a special token's words at its beginning are a label."""
     swallowing = saved(byte_level(trim_offsets, **flags), tmp_path, **flags)
     text = said(swallowing, "what", "<pad>  a  <end_of_turn>  red")
@@ -152,9 +147,7 @@ def test_what_a_special_token_swallows_is_neither_lost_nor_moves_the_labels(
     assert learned == "<pad>  a  <end_of_turn>  red<end_of_turn>"
 
 
-def test_words_that_the_template_makes_longer_are_learned_where_no_special_token_is_among_them(
-    chat: ChatTokenizer,
-) -> None:
+def test_words_that_the_template_makes_longer_are_learned(chat):
     template = GEMMA_TEMPLATE.replace("| trim", "| replace('[', '<') | replace(']', '> ')")
     longer = ChatTokenizer(chat.tokenizer, template, 512)
     text = said(longer, "what", "a [red]")
@@ -163,7 +156,7 @@ def test_words_that_the_template_makes_longer_are_learned_where_no_special_token
     assert problem(longer, "a [start_of_image] [pad]") == expected
 
 
-def test_words_that_a_tokenizer_knows_only_as_special_are_left_out_and_unknown_ones_are_not(tmp_path: Path) -> None:
+def test_words_known_only_as_special_are_left_out_unknown_ones_not(tmp_path):
     """A unigram model has special tokens among its pieces, and normalisation comes after they are looked for."""
     pieces = [(text, 0.0) for text in ["<unk>", *SPECIAL]] + [(letter, -5.0) for letter in "▁aderlmostuw<>_\n"]
     backend = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=False))
@@ -175,7 +168,7 @@ def test_words_that_a_tokenizer_knows_only_as_special_are_left_out_and_unknown_o
     assert len(said(unigram, "a", "a \u4e2d red").tokens)
 
 
-def test_words_that_hide_a_special_token_of_the_template_are_left_out_and_named(tmp_path: Path) -> None:
+def test_words_that_hide_a_special_token_are_left_out_and_named(tmp_path):
     whole_words = saved(byte_level(single_word=True), tmp_path, single_word=True)
     assert len(said(whole_words, "what?", "red.").tokens)
     expected = "sample 'asked': its words change where the tokenizer finds '<end_of_turn>', at "

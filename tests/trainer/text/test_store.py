@@ -1,6 +1,6 @@
 import pickle
+import re
 import shutil
-from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def folder(cache_path: Path, chat: ChatTokenizer, tmp_path_factory: pytest.TempP
     return folder
 
 
-def test_every_sample_keeps_its_own_text(cache_path: Path, chat: ChatTokenizer, folder: Path) -> None:
+def test_every_sample_keeps_its_own_text(cache_path, chat, folder):
     store, cache = TextStore(folder), open_cache(cache_path)
     samples = cache.samples(np.arange(len(cache))).to_pydict()
     for number, (sample_id, row) in enumerate(zip(samples["id"], samples["row"], strict=True)):
@@ -44,7 +44,7 @@ def test_every_sample_keeps_its_own_text(cache_path: Path, chat: ChatTokenizer, 
         assert store.num_labels[number] == expected.is_label.sum()
 
 
-def test_a_batch_points_at_every_label_token(folder: Path) -> None:
+def test_a_batch_points_at_every_label_token(folder):
     store = TextStore(folder)
     numbers = np.array([8, 1, 30])
     batch = store.collate(numbers)
@@ -53,7 +53,7 @@ def test_a_batch_points_at_every_label_token(folder: Path) -> None:
     assert (batch.column_L > 0).all()
 
 
-def test_the_split_holds_each_labelled_sample_once_and_grows_with_its_fraction(folder: Path) -> None:
+def test_a_split_holds_each_sample_once_and_grows_with_its_fraction(folder):
     store = TextStore(folder)
     small, large = store.split(0.2), store.split(0.5)
     for split in (small, large):
@@ -63,7 +63,7 @@ def test_the_split_holds_each_labelled_sample_once_and_grows_with_its_fraction(f
     assert len(store.split(0).validation) == 0
 
 
-def test_the_same_ids_are_held_out_whatever_their_row_and_their_neighbours(tmp_path: Path, chat: ChatTokenizer) -> None:
+def test_the_same_ids_are_held_out_whatever_their_row(tmp_path, chat):
     shared, others = [f"shared-{number}" for number in range(60)], [f"other-{number}" for number in range(37)]
     held_out = []
     for name, ids in {"alone": shared, "among": [*others, *reversed(shared)]}.items():
@@ -77,7 +77,7 @@ def test_the_same_ids_are_held_out_whatever_their_row_and_their_neighbours(tmp_p
     assert 5 < len(held_out[0]) < 40
 
 
-def test_a_sample_without_an_assistants_words_is_in_neither_part(tmp_path: Path, chat: ChatTokenizer) -> None:
+def test_a_sample_without_an_assistants_words_is_in_neither_part(tmp_path, chat):
     conversations = [describe(0), [], [{"from": "human", "value": "what"}], describe(1), caption(" \n")]
     cache = open_cache(
         make_cache(
@@ -93,13 +93,13 @@ def test_a_sample_without_an_assistants_words_is_in_neither_part(tmp_path: Path,
     assert (split.train.tolist(), split.unlabelled) == ([0, 3], 3)
 
 
-def test_text_that_is_there_is_not_made_again(cache_path: Path, chat: ChatTokenizer, folder: Path) -> None:
+def test_text_that_is_there_is_not_made_again(cache_path, chat, folder):
     before = [path.stat().st_mtime_ns for path in sorted(folder.iterdir())]
     make_text(folder, open_cache(cache_path), chat)
     assert [path.stat().st_mtime_ns for path in sorted(folder.iterdir())] == before
 
 
-def test_a_failed_tokenisation_leaves_nothing(tmp_path: Path, cache_path: Path) -> None:
+def test_a_failed_tokenisation_leaves_nothing(tmp_path, cache_path):
     cache = open_cache(cache_path)
     refusing = ChatTokenizer(make_tokenizer(), "{{ raise_exception('no') }}", MAX_TOKENS)
     folder = text_folder(cache, refusing, str(tmp_path))
@@ -132,17 +132,20 @@ def turned_around(path: Path) -> None:
         ("offsets", of_two_dimensions),
         ("offsets", turned_around),
         ("num_labels", Path.unlink),
+        ("meta", Path.unlink),
+        ("meta", cut_short),
         ("id_hash", lambda path: np.save(path, np.zeros(3, np.uint64))),
     ],
 )
-def test_a_damaged_array_is_named(tmp_path: Path, folder: Path, name: str, damage: Callable[[Path], None]) -> None:
+def test_a_damaged_or_lost_file_is_named(tmp_path, folder, name, damage):
     damaged = shutil.copytree(folder, tmp_path / "damaged")
-    damage(damaged / f"{name}.npy")
-    with pytest.raises(CacheError, match=rf"{name}\.npy .*; delete the folder"):
+    file = "meta.json" if name == "meta" else f"{name}.npy"
+    damage(damaged / file)
+    with pytest.raises(CacheError, match=rf"is damaged: {re.escape(file)}.*; delete the folder"):
         TextStore(damaged)
 
 
-def test_any_flipped_bit_is_found(tmp_path: Path, folder: Path) -> None:
+def test_any_flipped_bit_is_found(tmp_path, folder):
     random = np.random.default_rng(0)
     damaged = shutil.copytree(folder, tmp_path / "damaged")
     for path in sorted(damaged.iterdir()):
@@ -156,9 +159,7 @@ def test_any_flipped_bit_is_found(tmp_path: Path, folder: Path) -> None:
         path.write_bytes(data)
 
 
-def test_a_sample_that_nobody_can_read_is_left_out_and_named(
-    tmp_path: Path, chat: ChatTokenizer, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sample_that_nobody_can_read_is_left_out_and_named(tmp_path, chat, capsys):
     odd = [{"from": "robot", "value": "beep"}]
     latents = np.zeros((4, 1, 2, 2), np.float32)
     path = make_cache(tmp_path / "cache", latents, conversations=[describe(0), odd, describe(2), describe(3)])
@@ -169,17 +170,7 @@ def test_a_sample_that_nobody_can_read_is_left_out_and_named(
     assert TextStore(folder).split(0.0).train.tolist() == [0, 2, 3]
 
 
-@pytest.mark.parametrize("damage", [Path.unlink, cut_short])
-def test_a_lost_or_damaged_meta_file_is_named(tmp_path: Path, folder: Path, damage: Callable[[Path], None]) -> None:
-    damaged = shutil.copytree(folder, tmp_path / "damaged")
-    damage(damaged / "meta.json")
-    with pytest.raises(CacheError, match=r"is damaged: meta\.json.*; delete the folder"):
-        TextStore(damaged)
-
-
-def test_nothing_but_its_own_scratch_is_cleared_from_a_folder_of_the_users(
-    tmp_path: Path, cache_path: Path, chat: ChatTokenizer
-) -> None:
+def test_nothing_but_its_own_scratch_is_cleared(tmp_path, cache_path, chat):
     precious = tmp_path / "texts/.precious.partial/thesis.tex"
     precious.parent.mkdir(parents=True)
     precious.touch()
@@ -192,20 +183,20 @@ def test_nothing_but_its_own_scratch_is_cleared_from_a_folder_of_the_users(
     assert not left_over.exists()
 
 
-def test_a_folder_that_cannot_be_made_points_to_text_dir(tmp_path: Path, cache_path: Path, chat: ChatTokenizer) -> None:
+def test_a_folder_that_cannot_be_made_points_to_text_dir(tmp_path, cache_path, chat):
     (tmp_path / "file").write_text("")
     cache = open_cache(cache_path)
     with pytest.raises(ConfigError, match=r"data\.text_dir"):
         make_text(text_folder(cache, chat, str(tmp_path / "file" / "deeper")), cache, chat)
 
 
-def test_chunks_cover_all_samples_and_no_chunk_spans_two_shards() -> None:
+def test_chunks_cover_all_samples_and_no_chunk_spans_two_shards():
     parts = [chunk.tolist() for chunk in chunks([3, 0, 5_000, 1])]
     assert list(chain.from_iterable(parts)) == list(range(5_004))
     assert [part[0] for part in parts] == [0, 3, 2051, 4099, 5003]
 
 
-def test_text_of_another_cache_is_refused(cache_path: Path, folder: Path) -> None:
+def test_text_of_another_cache_is_refused(cache_path, folder):
     cache, meta = open_cache(cache_path), TextStore(folder).meta
     refuse_other_text(folder, meta, cache)
     with pytest.raises(StaleError, match=r"samples +\d+ +\d+\n.*delete"):
