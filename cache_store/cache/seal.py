@@ -5,10 +5,20 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from cache_store.cache.metadata import read_commit
+from cache_store.cache.recorded import refuse_other_recipe
 from cache_store.cache.writer import file_record
 from cache_store.errors import CacheError
 from cache_store.format.record import FORMAT_VERSION, canonical_json, record_digest, signed
-from cache_store.format.schema import PLAN_FILE, SEAL_FILE, ArraySummary, CommitContent, FileRecord, Seal, Spec
+from cache_store.format.schema import (
+    PLAN_FILE,
+    SEAL_FILE,
+    ArraySummary,
+    CommitContent,
+    CommitRecord,
+    FileRecord,
+    Seal,
+    Spec,
+)
 from cache_store.format.statistics import summarise
 from cache_store.storage.publish import write_file
 
@@ -26,13 +36,15 @@ def seal_cache(root: Path, spec: Spec) -> Seal:
 
 
 def read_contents(root: Path, spec: Spec) -> list[CommitContent]:
-    contents = []
+    """What every shard holds; CacheError where one is not committed, StaleError where two have two recipes."""
+    records: list[CommitRecord] = []
     for shard in range(spec.num_shards):
         record = read_commit(root, shard)
         if record is None:
             raise CacheError(f"shard {shard} of {root} is not committed; rerun `precompute build`")
-        contents.append(record.content)
-    return contents
+        records.append(record)
+        refuse_other_recipe(root, records[0], record)
+    return [record.content for record in records]
 
 
 def cache_identity(contents: Iterable[CommitContent]) -> str:
@@ -48,6 +60,7 @@ def make_seal(spec: Spec, contents: Sequence[CommitContent], plan_file: FileReco
         reasons.update(each.reasons)
     seal = Seal(
         format_version=FORMAT_VERSION,
+        recipe=spec.recipe,
         spec_digest=spec.digest,
         identity=cache_identity(contents),
         planned=spec.rows,

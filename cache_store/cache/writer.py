@@ -179,7 +179,7 @@ class ShardBuilder:
         contents = [outcome.content_sha256 for outcome in self._outcomes]
         return CommitContent(
             shard=self._shard,
-            recipe_digest=self._spec.recipe_digest,
+            recipe=self._spec.recipe,
             plan_digest=plan_digest([planned]),
             files=files,
             rows_digest=rows_digest(planned["row"].to_pylist(), planned["id"].to_pylist(), contents),

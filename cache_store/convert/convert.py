@@ -171,8 +171,8 @@ def is_kept(target: Side, content: CommitContent) -> bool:
 
 def refuse_other_content(target: Side, record: CommitRecord, content: CommitContent) -> None:
     """StaleError where the shard was converted from other latents or samples."""
-    held = msgspec.structs.replace(record.content, files=(), recipe_digest="")
-    asked = msgspec.structs.replace(content, files=(), recipe_digest="")
+    held = msgspec.structs.replace(record.content, files=())
+    asked = msgspec.structs.replace(content, files=(), recipe=record.content.recipe)
     if differences := differing(*(msgspec.to_builtins(each) for each in (held, asked))):
         refuse(f"{target.root} holds a shard {content.shard} of another cache", differences, [OTHER_FOLDER])
 

@@ -68,7 +68,7 @@ class ShardConverter:
         self._read_back(path, ShardSamples(target.spec, shard, table))
         write_samples(samples_path, table)
         files = tuple(file_record(target.root, each) for each in (path, samples_path))
-        content = msgspec.structs.replace(record.content, recipe_digest=target.spec.recipe_digest, files=files)
+        content = msgspec.structs.replace(record.content, recipe=target.spec.recipe, files=files)
         write_commit(target.root, signed(msgspec.structs.replace(record, content=content)))
 
     def _read_samples(self, record: CommitRecord) -> ShardSamples:

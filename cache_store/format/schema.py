@@ -129,27 +129,31 @@ class ArraySpec(Record, frozen=True, kw_only=True):
         return math.prod(self.shape) * self.numpy_dtype.itemsize
 
 
-class Spec(Record, frozen=True, kw_only=True):
-    """The cache's contract with its readers; two caches with equal digests are interchangeable."""
+class Recipe(Record, frozen=True, kw_only=True):
+    """All that is common to every shard: the spec without its sample list, so that a cache can grow.
+
+    It stands whole in every commit record and in the seal, so that a lost spec is copied, not guessed.
+    """
 
     format_version: int
     store_format: StoreFormat
-    rows: Annotated[int, msgspec.Meta(ge=1, le=MAX_SHARDS * MAX_SAMPLES_PER_SHARD)]
     samples_per_shard: Annotated[int, msgspec.Meta(ge=1, le=MAX_SAMPLES_PER_SHARD)]
-    plan_digest: str
     array: ArraySpec
+
+
+class Spec(Recipe, frozen=True, kw_only=True):
+    """The cache's contract with its readers; two caches with equal digests are interchangeable."""
+
+    rows: Annotated[int, msgspec.Meta(ge=1, le=MAX_SHARDS * MAX_SAMPLES_PER_SHARD)]
+    plan_digest: str
 
     @property
     def digest(self) -> str:
         return record_digest(self)
 
     @property
-    def recipe_digest(self) -> str:
-        """Of all that is common to every shard: the spec without its sample list, so that a cache can grow.
-
-        A commit record binds its own samples itself.
-        """
-        return record_digest(msgspec.structs.replace(self, rows=0, plan_digest=""))
+    def recipe(self) -> Recipe:
+        return Recipe(**{name: getattr(self, name) for name in Recipe.__struct_fields__})
 
     @property
     def num_shards(self) -> int:
@@ -208,7 +212,7 @@ class CommitContent(Record, frozen=True, kw_only=True):
     """What a shard holds; equal inputs give equal contents."""
 
     shard: Count
-    recipe_digest: str
+    recipe: Recipe
     plan_digest: str
     """Of the shard's own planned rows, so that a shard of another cache shows."""
     files: Annotated[tuple[FileRecord, ...], msgspec.Meta(min_length=1)]
@@ -279,6 +283,7 @@ class Seal(Record, frozen=True, kw_only=True):
     """The whole cache's roll-up; holds no clock, so equal inputs give an equal seal."""
 
     format_version: int
+    recipe: Recipe
     spec_digest: str
     identity: str
     """SHA-256 over the contents of all commit records, in order: the cache identity."""

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cache_store.cache.metadata import read_commit
+from cache_store.cache.recorded import recipe_differences
 from cache_store.errors import CacheError
 from cache_store.format.formats import shard_format
 from cache_store.format.schema import (
@@ -47,12 +48,14 @@ def content_findings(spec: Spec, shard: int, content: CommitContent) -> Iterator
     name = commit_file(shard)
     claims = {
         "shard": (content.shard, shard),
-        "recipe digest": (content.recipe_digest, spec.recipe_digest),
         "files": (tuple(file.path for file in content.files), files_of_shard(spec, shard)),
         "planned samples": (content.cached + content.rejected, len(spec.shard_rows(shard))),
         "reasons": (sum(content.reasons.values()), content.rejected),
         "statistics": (statistics_shape(content), expected_shape(spec.array, content.cached)),
     }
+    for field, found_text, expected_text in recipe_differences(content.recipe, spec.recipe):
+        problem = f"recipe: {field}: expected {expected_text}, found {found_text}"
+        yield Finding(shard=shard, file=name, problem=problem)
     for claim, (found, expected) in claims.items():
         if found != expected:
             yield Finding(shard=shard, file=name, problem=f"{claim}: expected {expected}, found {found}")

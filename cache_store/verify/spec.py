@@ -18,8 +18,8 @@ def is_contradicted(root: Path, spec: Spec, seal: Seal | None) -> bool:
     """Whether the rest of the cache agrees on another spec, which is then at fault itself."""
     if seal is not None:
         return seal.spec_digest != spec.digest and not is_borne_out(root, spec)
-    recipes = [record.content.recipe_digest for record in readable_records(root, spec)]
-    return len(recipes) > 1 == len({*recipes}) and recipes[0] != spec.recipe_digest
+    recipes = [record.content.recipe for record in readable_records(root, spec)]
+    return len(recipes) > 1 and recipes[0] != spec.recipe and all(each == recipes[0] for each in recipes)
 
 
 def is_borne_out(root: Path, spec: Spec) -> bool:
@@ -31,7 +31,7 @@ def is_borne_out(root: Path, spec: Spec) -> bool:
     except CacheError:
         pass  # then it says nothing
     first = next(readable_records(root, spec), None)
-    return first is not None and first.content.recipe_digest == spec.recipe_digest
+    return first is not None and first.content.recipe == spec.recipe
 
 
 def readable_records(root: Path, spec: Spec) -> Iterator[CommitRecord]:

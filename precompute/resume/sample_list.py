@@ -127,7 +127,7 @@ def vouches_for(root: Path, spec: Spec) -> bool:
     if plan_digest([held_plan(root)]) != spec.plan_digest:
         return False
     witnesses = islice(readable_records(root, spec), WITNESSES)
-    fits = [record.content.recipe_digest == spec.recipe_digest for record in witnesses]
+    fits = [record.content.recipe == spec.recipe for record in witnesses]
     return sum(fits) * 2 > len(fits)
 
 

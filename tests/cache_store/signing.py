@@ -45,13 +45,13 @@ def edited_spec(root: Path) -> Iterator[dict[str, Any]]:
 def resign(root: Path) -> None:
     """Make every digest, of files, records and the whole, what it would be had the cache been written like this."""
     spec_raw = resign_spec(root)
-    recipe = digest({**spec_raw, "rows": 0, "plan_digest": ""}) if spec_raw else ""
+    recipe = {name: value for name, value in spec_raw.items() if name not in ("rows", "plan_digest")}
     contents = []
     for path in sorted(root.glob("commits/*.json")):
         record = load(path)
         if isinstance(record.get("content"), dict):
-            if "recipe_digest" in record["content"] and recipe:
-                record["content"]["recipe_digest"] = recipe
+            if "recipe" in record["content"] and recipe:
+                record["content"]["recipe"] = recipe
             files = record["content"].get("files")
             for file in files if isinstance(files, list) else []:
                 refile(root, file)
@@ -59,7 +59,7 @@ def resign(root: Path) -> None:
         save_signed(path, record)
     seal = load(root / "seal.json")
     if seal:
-        seal.update(spec_digest=digest(spec_raw), identity=digest(*contents))
+        seal.update(recipe=recipe or seal.get("recipe"), spec_digest=digest(spec_raw), identity=digest(*contents))
         if isinstance(seal.get("commits"), list):
             seal["commits"] = [digest(content) for content in contents]
         refile(root, seal.get("plan_file"))

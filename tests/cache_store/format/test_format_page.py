@@ -20,7 +20,7 @@ from tests.make_cache import make_cache
 
 PAGE = (Path(__file__).parents[3] / "docs/format.md").read_text()
 GOLDEN = Path(__file__).parent / "golden"
-RECORDS = [record for record in Record.__subclasses__() if record.__module__ == Spec.__module__]
+RECORDS = [Spec, *(record for record in Record.__subclasses__() if record.__module__ == Spec.__module__)]
 ROWS, REJECTED, SAMPLES_PER_SHARD = 10, (2, 9), 4
 CACHED = [row for row in range(ROWS) if row not in REJECTED]
 

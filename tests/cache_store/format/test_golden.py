@@ -22,8 +22,8 @@ GOLDEN = {
     "webdataset": Path(__file__).parent / "golden_webdataset",
 }
 IDENTITIES = {
-    "zarr": "cd640eeccec48be3d946ffd0b5124b626af81bdb172a13f2eb7c42cc1a30da4c",
-    "webdataset": "d58bca44117e17948897022833d5956c5f01811b9a349b5c965b9badeb1ba9e4",
+    "zarr": "c40d266990bd70ad20bdf8dc5e372a6e69c7dbf4fc4339ba6f5370eb3fd0e58d",
+    "webdataset": "2981979377e242c7a283f008407974eae8809a22377b65d53a46b796ffa2f218",
 }
 WRITTEN_ALIKE = {
     "zarr": ("zarr.json", "latents/zarr.json", "latents/c/0/0/0/0", "latents/c/1/0/0/0"),
