@@ -1,10 +1,12 @@
-"""What the documents name exists: tests, files, headings, commands and their options."""
+"""What the documents name exists (tests, files, headings, commands, options), and the loops they show run."""
 
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from tests.make_cache import make_cache
 from tests.test_help import PROGRAMS, Help, help_of
 
 __all__ = ["help_of"]
@@ -74,3 +76,23 @@ def test_the_tree_in_the_readme_holds_every_room():
         tree = readme.partition(f"\n{package}/ ")[2].partition("\n```")[0]
         shown = re.findall(r"^  (\w+)/ ", re.split(r"^\w", tree, maxsplit=1, flags=re.MULTILINE)[0], re.MULTILINE)
         assert sorted(shown) == sorted(path.parent.name for path in (ROOT / package).glob("*/__init__.py"))
+
+
+@pytest.fixture(scope="module")
+def small_cache(tmp_path_factory):
+    latents = np.random.default_rng(0).standard_normal((20, 16, 4, 4), np.float32)
+    return make_cache(tmp_path_factory.mktemp("documents") / "cache", latents, rejected=[2])
+
+
+def loops(document: Path) -> list[str]:
+    """Its blocks of Python that open a cache."""
+    blocks = re.findall(r"^```python\n(.*?)^```$", document.read_text(), re.DOTALL | re.MULTILINE)
+    return [block for block in blocks if re.search(r"open_|LatentStream", block)]
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/operations.md", "docs/training.md"])
+def test_the_loops_in_the_documents_run(name, small_cache):
+    shown = loops(ROOT / name)
+    assert shown
+    for code in shown:
+        exec(re.sub(r'"[\w/.-]*cache"', repr(str(small_cache)), code), {})
