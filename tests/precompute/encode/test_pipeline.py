@@ -71,9 +71,7 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-def test_a_rejected_images_place_in_its_planned_batch_is_mid_grey_whatever_failed_there(
-    tmp_path, vae_path, encoded, failure
-):
+def test_a_rejected_image_is_grey_in_its_batch(tmp_path, vae_path, encoded, failure):
     """So its neighbours do not move where a batch is encoded at once; here it is not, so its pixels are looked at."""
     source = write_source(tmp_path / "source", sample_004=FAILURES[failure] or b"")
     if FAILURES[failure] is None:
@@ -129,8 +127,13 @@ def test_decoding_runs_a_few_batches_ahead_and_no_further(planned):
 class LazyDisk:
     """A writer that does nothing before it is waited for: no disk is slower."""
 
-    def __init__(self) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """In place of the pipeline's own writer."""
         self.owed = self.most_owed = 0
+        pools = {"decode": ThreadPoolExecutor, "write": lambda count: self}
+        monkeypatch.setattr(
+            pipeline, "ThreadPoolExecutor", lambda threads, thread_name_prefix: pools[thread_name_prefix](threads)
+        )
 
     def submit(self, write: Callable[..., None], *arguments: Any) -> "Future[None]":
         self.owed += 1
@@ -147,42 +150,29 @@ class LazyDisk:
         assert self.owed == 0
 
 
-def test_encoding_runs_a_few_writes_ahead_of_the_disk_and_no_further(planned, monkeypatch):
+def test_encoding_runs_a_few_writes_ahead_and_no_further(planned, monkeypatch):
     """So memory does not grow with the data set, however slow the disk is."""
-    disk, owed_at_encode = LazyDisk(), []
-    pools = {"decode": ThreadPoolExecutor, "write": lambda *_, **__: disk}
-    monkeypatch.setattr(
-        pipeline,
-        "ThreadPoolExecutor",
-        lambda threads, thread_name_prefix: pools[thread_name_prefix](threads, thread_name_prefix=thread_name_prefix),
-    )
+    disk, owed_at_encode = LazyDisk(monkeypatch), list[int]()
     encode_all(planned, CountingEncoder(planned.spec, lambda: owed_at_encode.append(disk.owed)), lambda _: None)
     assert len(owed_at_encode) == SAMPLES
     assert max(owed_at_encode) == WRITES_BEHIND
     assert disk.most_owed == WRITES_BEHIND + 1
 
 
-def test_a_rejected_images_place_in_its_batch_is_mid_grey(planned):
-    recipe = planned.spec.array.image
-    batches = list(planned_batches(planned.root, planned.spec, range(planned.spec.num_shards)))
-    with ThreadPoolExecutor(2) as pool:
-        for number in BROKEN:
-            batch = batches[number].decode(pool, planned.source, recipe)
-            assert batch.wait()[0].reason is not None
-            assert set(batch.pixels_NYX3.flat) == set(batch.rgb_Nhw3.flat) == {MID_GREY}
-
-
 def test_an_image_at_the_latents_resolution_is_the_mean_of_its_cells(planned):
-    """The preview is fitted to these."""
-    batch = next(planned_batches(planned.root, planned.spec, [0]))
+    """The preview is fitted to these; of a rejected image they are grey."""
+    batches = list(planned_batches(planned.root, planned.spec, range(planned.spec.num_shards)))
     with ThreadPoolExecutor(1) as pool:
-        batch.decode(pool, planned.source, planned.spec.array.image).wait()
-    count, latent_height, latent_width, _ = batch.rgb_Nhw3.shape
-    cells = batch.pixels_NYX3.reshape(count, latent_height, 8, latent_width, 8, 3)
-    np.testing.assert_allclose(batch.rgb_Nhw3, cells.mean(axis=(2, 4)), atol=0.5)
+        for number, batch in enumerate(batches):
+            is_rejected = batch.decode(pool, planned.source, planned.spec.array.image).wait()[0].reason is not None
+            assert is_rejected == (number in BROKEN)
+            assert (set(batch.rgb_Nhw3.flat) == {MID_GREY}) == is_rejected
+            count, latent_height, latent_width, _ = batch.rgb_Nhw3.shape
+            cells = batch.pixels_NYX3.reshape(count, latent_height, 8, latent_width, 8, 3)
+            np.testing.assert_allclose(batch.rgb_Nhw3, cells.mean(axis=(2, 4)), atol=0.5)
 
 
-def test_after_a_write_that_fails_nothing_more_of_the_shard_is_written(planned, monkeypatch):
+def test_after_a_failed_write_no_more_of_the_shard_is_written(planned, monkeypatch):
     """Batches that were queued behind it find a shard with a hole."""
     done: list[Progress] = []
     sink = ShardSink(planned.root, planned.spec, "cpu", {}, done.append)
@@ -205,14 +195,11 @@ def raise_no_space(*_: Any) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_a_shards_seconds_count_from_the_encoding_of_its_first_batch(planned, monkeypatch):
+def test_a_shards_seconds_count_from_its_first_batch(planned, monkeypatch):
     """Batches of one image take 30 s each; with two writes behind, a shard is committed two batches later."""
-    clock, disk, done = SimpleNamespace(now=0.0), LazyDisk(), list[CommitRecord]()
+    clock, done = SimpleNamespace(now=0.0), list[CommitRecord]()
+    LazyDisk(monkeypatch)
     monkeypatch.setattr(pipeline, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    pools = {"decode": ThreadPoolExecutor, "write": lambda *_, **__: disk}
-    monkeypatch.setattr(
-        pipeline, "ThreadPoolExecutor", lambda threads, thread_name_prefix: pools[thread_name_prefix](threads)
-    )
 
     def work() -> None:
         clock.now += 30.0
@@ -256,9 +243,7 @@ class HeldBackSource:
 
 
 @pytest.mark.parametrize("seconds", [0.0, 10.0, 90.0])
-def test_the_share_of_time_that_the_encoder_waits_is_that_in_which_images_are_held_back(
-    planned, monkeypatch, capsys, seconds
-):
+def test_the_waiting_share_is_that_in_which_images_are_held_back(planned, monkeypatch, capsys, seconds):
     """Each image is held back for so long, and each batch is encoded for 30 s."""
     source = HeldBackSource(planned, seconds)
     monkeypatch.setattr(pipeline, "time", source)

@@ -37,7 +37,7 @@ def vae(narrow_vae: Callable[..., Any]) -> Any:
 
 
 @pytest.mark.parametrize("fold", [True, False])
-def test_signed_range_and_mean_are_diffusers_mode(vae: Any, tmp_path: Path, fold: bool) -> None:
+def test_signed_range_and_mean_are_diffusers_mode(vae, tmp_path, fold):
     image = photos()
     latents = encoder_of(vae, tmp_path, fold=fold).encode(image)
     expected = diffusers_posterior(vae, image.permute(0, 3, 1, 2).float() / 127.5 - 1).mode()
@@ -46,7 +46,7 @@ def test_signed_range_and_mean_are_diffusers_mode(vae: Any, tmp_path: Path, fold
     assert latents.shape[1:] == encoder_of(vae, tmp_path).latent_shape(24, 40) == (4, 3, 5)
 
 
-def test_theworld_feeds_bytes_as_they_are(vae: Any, tmp_path: Path) -> None:
+def test_theworld_feeds_bytes_as_they_are(vae, tmp_path):
     image = photos()
     latents = encoder_of(vae, tmp_path, "theworld").encode(image)
     expected = diffusers_posterior(vae, image.permute(0, 3, 1, 2).float()).mode()
@@ -54,7 +54,7 @@ def test_theworld_feeds_bytes_as_they_are(vae: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fold", [True, False])
-def test_moments_are_mean_and_bounded_log_variance(vae: Any, tmp_path: Path, fold: bool) -> None:
+def test_moments_are_mean_and_bounded_log_variance(vae, tmp_path, fold):
     vae.quant_conv.bias.data[4:] += torch.tensor([-100.0, 100.0, 0.0, 0.0])
     image = photos()
     encoder = encoder_of(vae, tmp_path, posterior="moments", fold=fold)
@@ -68,7 +68,7 @@ def test_moments_are_mean_and_bounded_log_variance(vae: Any, tmp_path: Path, fol
 
 
 @pytest.mark.parametrize("compute_dtype", ["float32", "bfloat16"])
-def test_on_a_cpu_a_latent_does_not_depend_on_its_batch(vae: Any, tmp_path: Path, compute_dtype: str) -> None:
+def test_on_a_cpu_a_latent_does_not_depend_on_its_batch(vae, tmp_path, compute_dtype):
     """Where each image is encoded alone, as all but small ones are."""
     encoder = encoder_of(vae, tmp_path, compute_dtype=compute_dtype)
     image = photos(number=3, height=160, width=168)
@@ -76,13 +76,13 @@ def test_on_a_cpu_a_latent_does_not_depend_on_its_batch(vae: Any, tmp_path: Path
     assert torch.equal(encoder.encode(image), alone)
 
 
-def test_latents_are_float32_whatever_computes_them(vae: Any, tmp_path: Path) -> None:
+def test_latents_are_float32_whatever_computes_them(vae, tmp_path):
     latents = encoder_of(vae, tmp_path, compute_dtype="bfloat16").encode(photos())
     assert latents.dtype == torch.float32
     assert not latents.requires_grad
 
 
-def test_the_identity_says_what_a_latent_depends_on(vae: Any, tmp_path: Path) -> None:
+def test_the_identity_says_what_a_latent_depends_on(vae, tmp_path):
     identity = encoder_of(vae, tmp_path, posterior="moments", batch_size=7).identity
     assert (identity.class_name, identity.path, identity.posterior) == ("AutoencoderKLWan", "folded", "moments")
     assert (identity.compute_dtype, identity.batch_size, identity.compiled) == ("float32", 7, False)
@@ -93,7 +93,7 @@ def test_the_identity_says_what_a_latent_depends_on(vae: Any, tmp_path: Path) ->
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("config", [{"fold": False}, {"fold": True}, {"compile": True}])
-def test_a_gpu_gives_the_cpus_latents(vae: Any, tmp_path: Path, config: dict[str, Any]) -> None:
+def test_a_gpu_gives_the_cpus_latents(vae, tmp_path, config):
     image = photos()
     expected = encoder_of(vae, tmp_path).encode(image)
     latents = encoder_of(vae, tmp_path, device="cuda", **config).encode(image)
@@ -101,7 +101,7 @@ def test_a_gpu_gives_the_cpus_latents(vae: Any, tmp_path: Path, config: dict[str
 
 
 @pytest.mark.parametrize("size", [(20, 40), (24, 44), (0, 8)])
-def test_a_size_that_would_be_cropped_is_refused(vae: Any, tmp_path: Path, size: tuple[int, int]) -> None:
+def test_a_size_that_would_be_cropped_is_refused(vae, tmp_path, size):
     with pytest.raises(ConfigError, match="multiples of 8"):
         encoder_of(vae, tmp_path).latent_shape(*size)
 
@@ -110,14 +110,14 @@ def test_a_size_that_would_be_cropped_is_refused(vae: Any, tmp_path: Path, size:
     ("config", "fits"),
     [({}, False), ({"dim_mult": [1, 2, 4]}, True), ({"patch_size": 2}, False), ({"dim_mult": 3}, True)],
 )
-def test_a_size_is_refused_by_what_the_config_alone_says(tmp_path: Path, config: dict[str, Any], fits: bool) -> None:
+def test_a_size_is_refused_by_what_the_config_alone_says(tmp_path, config, fits):
     """There are no weights; a config that makes no sense is left to the loading of the model."""
     (tmp_path / "config.json").write_text(json.dumps({"_class_name": "AutoencoderKLWan", **config}))
     with nullcontext() if fits else pytest.raises(ConfigError, match="got 20x40"):
         refuse_unfit_for(str(tmp_path), 20, 40)
 
 
-def test_wan_2_2_runs_unfolded(narrow_vae: Callable[..., Any], tmp_path: Path) -> None:
+def test_wan_2_2_runs_unfolded(narrow_vae, tmp_path):
     vae = narrow_vae(is_residual=True, patch_size=2, in_channels=12, out_channels=12)
     encoder = encoder_of(vae, tmp_path, fold=False)
     assert encoder.latent_shape(32, 48) == (16, 2, 3)
@@ -134,12 +134,12 @@ def test_wan_2_2_runs_unfolded(narrow_vae: Callable[..., Any], tmp_path: Path) -
         ({"compile": True, "fold": False}, "encoder.compile needs encoder.fold: true"),
     ],
 )
-def test_a_config_that_cannot_run_names_its_key(config: dict[str, Any], message: str) -> None:
+def test_a_config_that_cannot_run_names_its_key(config, message):
     with pytest.raises(ConfigError, match=message):
         EncoderConfig(**{"model": "org/name", **config})
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:99", "cuda:x", "cpu:1"])
-def test_a_device_that_is_not_here_is_refused(device: str) -> None:
+def test_a_device_that_is_not_here_is_refused(device):
     with pytest.raises(ConfigError, match="encoder.device"):
         _ = EncoderConfig(model="org/name", device=device).torch_device

@@ -1,4 +1,3 @@
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -27,7 +26,7 @@ def rms_difference(one: Tensor, other: Tensor) -> float:
 
 
 @pytest.mark.parametrize(("height", "width"), [(64, 64), (48, 80), (8, 8)])
-def test_folded_equals_diffusers_on_the_full_size_architecture(full_size_vae: Any, height: int, width: int) -> None:
+def test_folded_equals_diffusers_on_the_full_size_architecture(full_size_vae, height, width):
     image = pixels(2, 3, height, width)
     with torch.inference_mode():
         mode = full_size_vae.encode(image.unsqueeze(2)).latent_dist.mode().squeeze(2)
@@ -37,14 +36,14 @@ def test_folded_equals_diffusers_on_the_full_size_architecture(full_size_vae: An
     assert largest_difference(folded[:, :16], mode) < 1e-5
 
 
-def test_folded_equals_diffusers_where_the_input_is_not_normalised(full_size_vae: Any) -> None:
+def test_folded_equals_diffusers_where_the_input_is_not_normalised(full_size_vae):
     image = (pixels(1, 3, 32, 32) + 1) * 127.5
     with torch.inference_mode():
         folded = FoldedWanEncoder(full_size_vae, torch.float32)(image)
         assert largest_difference(folded, diffusers_moments(full_size_vae, image)) < 1e-5
 
 
-def test_bfloat16_rounds_no_worse_than_diffusers_bfloat16(full_size_vae: Any, narrow_vae: Callable[..., Any]) -> None:
+def test_bfloat16_rounds_no_worse_than_diffusers_bfloat16(full_size_vae, narrow_vae):
     image = pixels(2, 3, 64, 64)
     rounded = narrow_vae(base_dim=96)
     rounded.load_state_dict(full_size_vae.state_dict())
@@ -58,7 +57,7 @@ def test_bfloat16_rounds_no_worse_than_diffusers_bfloat16(full_size_vae: Any, na
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_folded_weights_lie_channels_last_as_the_pixels_do(narrow_vae: Callable[..., Any], dtype: Any) -> None:
+def test_the_folded_weights_lie_channels_last_as_the_pixels_do(narrow_vae, dtype):
     modules = FoldedWanEncoder(narrow_vae(), dtype).modules()
     weights = [module.weight for module in modules if isinstance(module, torch.nn.Conv2d)]
     assert len(weights) > 10
@@ -76,7 +75,7 @@ def test_the_folded_weights_lie_channels_last_as_the_pixels_do(narrow_vae: Calla
         {"num_res_blocks": 3},
     ],
 )
-def test_every_shape_of_wan_2_1_folds(narrow_vae: Callable[..., Any], config: dict[str, Any]) -> None:
+def test_every_shape_of_wan_2_1_folds(narrow_vae, config):
     vae = narrow_vae(**config)
     image = pixels(2, 3, 40, 24)
     with torch.inference_mode():
@@ -84,7 +83,7 @@ def test_every_shape_of_wan_2_1_folds(narrow_vae: Callable[..., Any], config: di
         assert largest_difference(folded, diffusers_moments(vae, image)) < 1e-5
 
 
-def test_attention_at_several_scales_folds(narrow_vae: Callable[..., Any]) -> None:
+def test_attention_at_several_scales_folds(narrow_vae):
     vae = narrow_vae(attn_scales=[0.5, 0.25])
     image = pixels(2, 3, 32, 48)
     with torch.inference_mode():
@@ -95,7 +94,7 @@ def test_attention_at_several_scales_folds(narrow_vae: Callable[..., Any]) -> No
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_latent_does_not_depend_on_the_number_of_threads(full_size_vae: Any, dtype: torch.dtype) -> None:
+def test_a_latent_does_not_depend_on_the_number_of_threads(full_size_vae, dtype):
     network = FoldedWanEncoder(full_size_vae, dtype)
     image = pixels(1, 3, 72, 104).to(dtype)  # odd enough that threads' shares are no multiples of a vector
     before = torch.get_num_threads()
@@ -111,7 +110,7 @@ def test_a_latent_does_not_depend_on_the_number_of_threads(full_size_vae: Any, d
 
 
 @pytest.mark.parametrize("silu", [True, False])
-def test_both_normalisations_agree(silu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_normalisations_agree(silu, monkeypatch):
     monkeypatch.setattr(folded_wan, "BLOCK_ELEMENTS", 96 * 8)
     x, gain = pixels(2, 5, 7, 96), pixels(96)
     blocks = normalize_in_blocks(x, gain, silu, out=torch.empty_like(x))
@@ -119,13 +118,13 @@ def test_both_normalisations_agree(silu: bool, monkeypatch: pytest.MonkeyPatch) 
     assert torch.equal(normalize_in_blocks(x, gain, silu, out=x), blocks)
 
 
-def test_a_pixel_of_zeros_stays_zero() -> None:
+def test_a_pixel_of_zeros_stays_zero():
     zeros = torch.zeros(1, 2, 2, 8)
     assert normalize_in_blocks(zeros, torch.ones(8), True, out=torch.empty_like(zeros)).eq(0).all()
     assert normalize_whole(zeros, torch.ones(8), True).eq(0).all()
 
 
-def test_folding_copies_so_that_the_model_can_be_dropped(narrow_vae: Callable[..., Any]) -> None:
+def test_folding_copies_so_that_the_model_can_be_dropped(narrow_vae):
     vae = narrow_vae()
     network = FoldedWanEncoder(vae, torch.float32)
     image = pixels(1, 3, 16, 16)
@@ -138,6 +137,6 @@ def test_folding_copies_so_that_the_model_can_be_dropped(narrow_vae: Callable[..
 
 
 @pytest.mark.parametrize("config", [{"is_residual": True}, {"patch_size": 2, "in_channels": 12, "out_channels": 12}])
-def test_wan_2_2_is_refused_with_the_way_out(narrow_vae: Callable[..., Any], config: dict[str, Any]) -> None:
+def test_wan_2_2_is_refused_with_the_way_out(narrow_vae, config):
     with pytest.raises(ConfigError, match="set encoder.fold: false"):
         FoldedWanEncoder(narrow_vae(**config), torch.float32)

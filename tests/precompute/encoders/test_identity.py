@@ -39,33 +39,33 @@ def vae(narrow_vae: Callable[..., Any]) -> Any:
     "name",
     ["encoder.conv_in.weight", "encoder.mid_block.resnets.1.norm2.gamma", "encoder.conv_out.bias", "quant_conv.weight"],
 )
-def test_one_changed_encode_path_weight_changes_the_hash(vae: Any, tmp_path: Path, name: str) -> None:
+def test_one_changed_encode_path_weight_changes_the_hash(vae, tmp_path, name):
     before = saved_hash(vae, tmp_path / "before")
     nudge(vae, name)
     assert saved_hash(vae, tmp_path / "after") != before
 
 
 @pytest.mark.parametrize("name", ["decoder.conv_in.weight", "post_quant_conv.bias"])
-def test_a_changed_decoder_weight_does_not(vae: Any, tmp_path: Path, name: str) -> None:
+def test_a_changed_decoder_weight_does_not(vae, tmp_path, name):
     before = saved_hash(vae, tmp_path / "before")
     nudge(vae, name)
     assert saved_hash(vae, tmp_path / "after") == before
 
 
-def test_a_changed_encode_path_config_key_changes_the_hash(vae: Any, tmp_path: Path) -> None:
+def test_a_changed_encode_path_config_key_changes_the_hash(vae, tmp_path):
     before = saved_hash(vae, tmp_path)
     edit_config(tmp_path, temperal_downsample=[False, False, True])
     drop_weight(tmp_path, "encoder.down_blocks.5.time_conv")
     assert folder_hash(tmp_path) != before
 
 
-def test_a_config_key_beside_the_encode_path_does_not(vae: Any, tmp_path: Path) -> None:
+def test_a_config_key_beside_the_encode_path_does_not(vae, tmp_path):
     before = saved_hash(vae, tmp_path)
     edit_config(tmp_path, dropout=0.5, scale_factor_temporal=2)
     assert folder_hash(tmp_path) == before
 
 
-def test_the_hash_is_of_values_not_of_files(vae: Any, tmp_path: Path) -> None:
+def test_the_hash_is_of_values_not_of_files(vae, tmp_path):
     whole = saved_hash(vae, tmp_path / "whole")
     sharded = saved_hash(vae, tmp_path / "sharded", max_shard_size="100KB")
     narrow = saved_hash(vae.to(torch.bfloat16), tmp_path / "bfloat16")
@@ -73,7 +73,7 @@ def test_the_hash_is_of_values_not_of_files(vae: Any, tmp_path: Path) -> None:
     assert whole == sharded == narrow
 
 
-def test_the_hash_does_not_depend_on_how_the_encoder_runs(vae: Any, tmp_path: Path) -> None:
+def test_the_hash_does_not_depend_on_how_the_encoder_runs(vae, tmp_path):
     vae.save_pretrained(tmp_path)
     folded = folder_hash(tmp_path, compute_dtype="float32")
     assert folder_hash(tmp_path, fold=False, compute_dtype="bfloat16") == folded

@@ -74,7 +74,7 @@ def run(code: str, model: str, cache: Path, **variables: str) -> subprocess.Comp
     ("height", "width", "sizes"),
     [(64, 64, [8, 3]), (32, 64, [11]), (128, 128, [2, 2, 2, 2, 2, 1]), (160, 160, [1] * 11), (224, 224, [1] * 11)],
 )
-def test_a_cpu_cuts_a_batch_by_the_images_size_alone(height: int, width: int, sizes: list[int]) -> None:
+def test_a_cpu_cuts_a_batch_by_the_images_size_alone(height, width, sizes):
     batch = torch.arange(11.0).reshape(11, 1, 1, 1).expand(11, 3, height, width)
     chunks = cpu_chunks(batch)
     assert [len(chunk) for chunk in chunks] == sizes
@@ -82,7 +82,7 @@ def test_a_cpu_cuts_a_batch_by_the_images_size_alone(height: int, width: int, si
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_small_images_encoded_together_are_what_each_is_alone(vae_folder: Path, dtype: str) -> None:
+def test_small_images_encoded_together_are_what_each_is_alone(vae_folder, dtype):
     encoder = load(vae_folder, compute_dtype=dtype)
     image_NYX3 = torch.randint(0, 256, (11, 64, 64, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     alone = torch.cat([encoder.encode(image[None]) for image in image_NYX3])
@@ -90,29 +90,29 @@ def test_small_images_encoded_together_are_what_each_is_alone(vae_folder: Path, 
     assert float((encoder.encode(image_NYX3) - alone).abs().max()) <= tolerance
 
 
-def test_the_subfolder_is_found_by_itself(vae_folder: Path) -> None:
+def test_the_subfolder_is_found_by_itself(vae_folder):
     assert load(vae_folder).identity == load(vae_folder / "vae").identity
 
 
-def test_a_pipelines_own_config_does_not_hide_its_vae(vae_folder: Path) -> None:
+def test_a_pipelines_own_config_does_not_hide_its_vae(vae_folder):
     (vae_folder / "config.json").write_text('{"_class_name": "SomePipeline"}')
     assert find_model(str(vae_folder)).subfolder == "vae"
 
 
-def test_a_hub_id_loads_offline_from_a_cache_of_the_vae_alone(vae_folder: Path, tmp_path: Path) -> None:
+def test_a_hub_id_loads_offline_from_a_cache_of_the_vae_alone(vae_folder, tmp_path):
     expected = load(vae_folder).identity.weights_sha256
     done = offline("org/pipeline", hub_cache(vae_folder, tmp_path / "hub"))
     assert (done.returncode, done.stdout.strip()) == (0, expected)
 
 
-def test_a_hub_id_that_cannot_be_had_is_one_line(tmp_path: Path) -> None:
+def test_a_hub_id_that_cannot_be_had_is_one_line(tmp_path):
     done = offline("org/absent", tmp_path)
     assert done.returncode == 1
     assert done.stderr.startswith("precompute: error: encoder.model org/absent is no folder here")
     assert done.stderr.count("\n") == 1
 
 
-def test_a_hub_that_cannot_be_reached_is_told_of_once(tmp_path: Path) -> None:
+def test_a_hub_that_cannot_be_reached_is_told_of_once(tmp_path):
     """Though it is asked several times; there is no waiting between here."""
     hub = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0", "NO_PROXY": "127.0.0.1"}
     done = run(f"import time; time.sleep = lambda seconds: None; {LOAD}", "org/absent", tmp_path, **hub)
@@ -124,7 +124,7 @@ def test_a_hub_that_cannot_be_reached_is_told_of_once(tmp_path: Path) -> None:
     assert done.returncode == 1
 
 
-def test_a_proxy_that_refuses_is_one_line(tmp_path: Path) -> None:
+def test_a_proxy_that_refuses_is_one_line(tmp_path):
     with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as proxy:  # which knows no method, CONNECT neither
         threading.Thread(target=proxy.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{proxy.server_port}"
@@ -137,12 +137,12 @@ def test_a_proxy_that_refuses_is_one_line(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr.count("\n")) == (1, 2)
 
 
-def test_the_decoder_is_dropped(vae_folder: Path) -> None:
+def test_the_decoder_is_dropped(vae_folder):
     vae = read_vae(find_model(str(vae_folder)))
     assert not [name for name in vae.state_dict() if not name.startswith(("encoder.", "quant_conv."))]
 
 
-def test_a_checkpoint_without_a_decoder_is_enough(vae_folder: Path) -> None:
+def test_a_checkpoint_without_a_decoder_is_enough(vae_folder):
     expected = load(vae_folder).identity
 
     def keep_encoder(weights: dict[str, Any]) -> None:
@@ -153,87 +153,87 @@ def test_a_checkpoint_without_a_decoder_is_enough(vae_folder: Path) -> None:
     assert load(vae_folder).identity == expected
 
 
-def test_a_missing_encode_path_weight_is_refused(vae_folder: Path) -> None:
+def test_a_missing_encode_path_weight_is_refused(vae_folder):
     edit_weights(vae_folder / "vae", lambda weights: weights.pop("encoder.conv_out.bias"))
     assert "1 missing keys in its encode path, encoder.conv_out.bias first" in refusal(vae_folder)
 
 
-def test_an_unknown_encode_path_weight_is_refused(vae_folder: Path) -> None:
+def test_an_unknown_encode_path_weight_is_refused(vae_folder):
     edit_weights(
         vae_folder / "vae", lambda weights: weights.update({"encoder.extra": weights["quant_conv.bias"].clone()})
     )
     assert "1 unexpected keys in its encode path, encoder.extra first" in refusal(vae_folder)
 
 
-def test_a_weight_of_another_shape_is_refused(vae_folder: Path) -> None:
+def test_a_weight_of_another_shape_is_refused(vae_folder):
     edit_weights(
         vae_folder / "vae", lambda weights: weights.update({"quant_conv.bias": weights["encoder.conv_in.bias"].clone()})
     )
     assert "cannot be loaded" in refusal(vae_folder)
 
 
-def test_other_classes_are_refused_by_name(vae_folder: Path) -> None:
+def test_other_classes_are_refused_by_name(vae_folder):
     (vae_folder / "vae" / "config.json").write_text('{"_class_name": "AutoencoderKLCosmos"}')
     assert refusal(vae_folder).endswith("is of class AutoencoderKLCosmos; known are AutoencoderKLWan")
 
 
 @pytest.mark.parametrize("text", ["", "{"])
-def test_a_config_that_is_cut_is_refused(vae_folder: Path, text: str) -> None:
+def test_a_config_that_is_cut_is_refused(vae_folder, text):
     (vae_folder / "vae" / "config.json").write_text(text)
     assert "config.json is not JSON" in refusal(vae_folder)
 
 
-def test_a_config_that_the_class_cannot_build_is_refused(vae_folder: Path) -> None:
+def test_a_config_that_the_class_cannot_build_is_refused(vae_folder):
     (vae_folder / "vae" / "config.json").write_text('{"_class_name": "AutoencoderKLWan", "dim_mult": "wide"}')
     assert "cannot be loaded" in refusal(vae_folder)
 
 
 @pytest.mark.parametrize("keep", [0, 7, 5_000])
-def test_cut_weights_are_refused(vae_folder: Path, keep: int) -> None:
+def test_cut_weights_are_refused(vae_folder, keep):
     weights = vae_folder / "vae" / WEIGHTS
     weights.write_bytes(weights.read_bytes()[:keep])
     assert "cannot be loaded" in refusal(vae_folder)
 
 
-def test_pickled_weights_are_never_read(vae_folder: Path) -> None:
+def test_pickled_weights_are_never_read(vae_folder):
     (vae_folder / "vae" / WEIGHTS).rename(vae_folder / "vae" / "diffusion_pytorch_model.bin")
     assert "cannot be loaded" in refusal(vae_folder)
 
 
-def test_a_folder_without_a_model_is_wrong_usage(tmp_path: Path) -> None:
+def test_a_folder_without_a_model_is_wrong_usage(tmp_path):
     with pytest.raises(MissingPathError, match=r"is no VAE: it holds none of vae/config\.json, config\.json") as caught:
         load(tmp_path)
     assert caught.value.exit_code == 2
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"model_type": "gemma3"}'])
-def test_the_folder_of_a_model_that_is_no_vae_is_wrong_usage(tmp_path: Path, text: str) -> None:
+def test_the_folder_of_a_model_that_is_no_vae_is_wrong_usage(tmp_path, text):
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(MissingPathError, match=r"config\.json is not a VAE's config: it has no _class_name") as caught:
         load(tmp_path)
     assert caught.value.exit_code == 2
 
 
-def test_a_file_given_for_a_model_is_wrong_usage(vae_folder: Path) -> None:
+def test_a_file_given_for_a_model_is_wrong_usage(vae_folder):
     with pytest.raises(MissingPathError, match=f"{WEIGHTS} is no VAE: it holds none of vae/config.json") as caught:
         load(vae_folder / "vae" / WEIGHTS)
     assert caught.value.exit_code == 2
 
 
 @pytest.mark.parametrize("model", ["/nowhere/at/all", "./nowhere", "~/nowhere", "a/b/c", "nowhere"])
-def test_a_path_that_does_not_exist_is_wrong_usage_and_the_hub_is_not_asked(model: str) -> None:
+def test_a_path_that_does_not_exist_is_wrong_usage_and_the_hub_is_not_asked(model):
     with pytest.raises(MissingPathError, match="is neither a folder here nor a hub id, which is owner/name") as caught:
         load(model)
     assert caught.value.exit_code == 2
 
 
-def test_a_latent_scale_for_other_channels_is_refused(vae_folder: Path) -> None:
+def test_a_latent_scale_for_other_channels_is_refused(vae_folder):
     config = vae_folder / "vae" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"latents_std": [1.0, 2.0]}))
     assert "has 2 values of latents_std for 16 latent channels" in refusal(vae_folder)
 
 
-def test_attention_scales_are_refused_unfolded(narrow_vae: Callable[..., Any], tmp_path: Path) -> None:
+def test_attention_scales_are_refused_unfolded(narrow_vae, tmp_path):
     narrow_vae(attn_scales=[0.5]).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="encoder.fold: false cannot run a model with attn_scales"):
         load(tmp_path, fold=False)
