@@ -14,7 +14,8 @@ from typing import Any, get_args
 
 from benchmarks.record import print_record
 from benchmarks.timing import interleaved_seconds, rates, speedups, spread
-from cache_store.program.command_line import run_program
+from cache_store.program.command_line import Parser
+from cache_store.program.run_program import run_program
 from precompute.encoders.config import ComputeDtype
 
 Seconds = Mapping[str, Sequence[float]]
@@ -61,7 +62,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def option_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, exit_on_error=False)
+    parser = Parser(description=__doc__)
     parser.add_argument("--height", type=int, default=224)
     parser.add_argument("--width", type=int, default=224)
     parser.add_argument("--batch-size", type=int, default=4)

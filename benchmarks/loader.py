@@ -34,7 +34,8 @@ from cache_store import open_cache
 from cache_store.cache.gather import WAYS, move_rows
 from cache_store.errors import ConfigError
 from cache_store.format.schema import ZARR_ARRAY, CodecName
-from cache_store.program.command_line import run_program
+from cache_store.program.command_line import Parser
+from cache_store.program.run_program import run_program
 from tests.make_cache import make_cache
 
 # Axes: N samples, C channels, H W latent cells.
@@ -104,7 +105,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def option_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, exit_on_error=False)
+    parser = Parser(description=__doc__)
     parser.add_argument("--samples", type=int, default=20_000, help="20,000 are 0.5 GB in each format")
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument(

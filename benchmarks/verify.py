@@ -24,7 +24,8 @@ import numpy as np
 from benchmarks.record import print_record
 from benchmarks.timing import interleaved_seconds, rates, speedups, spread
 from cache_store.format.schema import CodecName, StoreFormat
-from cache_store.program.command_line import run_program
+from cache_store.program.command_line import Parser
+from cache_store.program.run_program import run_program
 from cache_store.verify.verify import Level, verify
 from tests.make_cache import make_cache
 
@@ -67,7 +68,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def option_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, exit_on_error=False)
+    parser = Parser(description=__doc__)
     parser.add_argument("--samples", type=int, default=40_960, help="40,960 are 1 GB in each form")
     parser.add_argument("--samples-per-shard", type=int, default=4_096)
     parser.add_argument("--quick-shards", type=int, default=2_000, help="tiny shards of the cache for level quick")

@@ -1,25 +1,14 @@
 """`cache-store`: look into a cache and verify it, on any machine, without torch."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-from jsonargparse import ArgumentParser
 
 from cache_store.cache.info import describe
 from cache_store.convert.command import run_convert
 from cache_store.convert.convert import ConvertConfig
-from cache_store.gallery.command import gallery_parser, show_gallery
+from cache_store.gallery.command import show_gallery
 from cache_store.gallery.config import GalleryConfig
-from cache_store.program.command_line import (
-    add_commands,
-    add_fields,
-    cache_parser,
-    parse_command,
-    program_parser,
-    run_program,
-    to_config,
-)
+from cache_store.program.command_line import CACHE, Command, Program
 from cache_store.verify.command import VerifyConfig, run_verify
 
 EXAMPLES = """\
@@ -31,68 +20,42 @@ EXAMPLES = """\
   cache-store gallery data/cc3m -o cc3m.html    look at it
   cache-store convert data/cc3m data/tars --format webdataset
 """
+CONVERTED = {"cache": "The cache's folder; it is read only.", "out": "The new cache's folder; made if need be."}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The console script `cache-store`; returns the exit code."""
-    return run_program("cache-store", run, argv)
-
-
-def run(argv: Sequence[str]) -> int:
-    arguments = parse_command(build_parser(), argv)
-    options = arguments[arguments.command]
-    return COMMANDS[arguments.command](options)
-
-
-def build_parser() -> ArgumentParser:
-    parser = program_parser("cache-store", "Look into a cache of latents and verify it; needs no torch.", EXAMPLES)
-    commands = add_commands(parser)
-    info = cache_parser("Show what a cache holds and how it was made.")
-    commands.add_subcommand("info", info, help="The spec, counts, sizes and throughput, in a table.")
-    commands.add_subcommand("verify", verify_parser(), help="Is every byte right? Exits 1 if not.")
-    commands.add_subcommand("convert", convert_parser(), help="The same cache as tars, as Zarr or with another codec.")
-    gallery = gallery_parser(GalleryConfig)
-    commands.add_subcommand("gallery", gallery, help="Rows of the cache on an HTML page: random, unusual, rejected.")
-    return parser
-
-
-def convert_parser() -> ArgumentParser:
-    operands = {"cache": "The cache's folder; it is read only.", "out": "The new cache's folder; made if need be."}
-    parser = cache_parser(ConvertConfig.__doc__, **operands)
-    add_fields(parser, ConvertConfig)
-    return parser
-
-
-def verify_parser() -> ArgumentParser:
-    parser = cache_parser(VerifyConfig.__doc__)
-    add_fields(parser, VerifyConfig)
-    return parser
-
-
-def info_command(options: Any) -> int:
-    lines = describe(Path(options.cache).expanduser())
+def info_command(arguments: Any) -> int:
+    """Show what a cache holds and how it was made."""
+    lines = describe(Path(arguments.cache).expanduser())
     width = max(len(field) for field, _ in lines)
     for field, value in lines:
         print(f"{field:<{width}}  {value}")
     return 0
 
 
-def verify_command(options: Any) -> int:
-    config = to_config(VerifyConfig, verify_parser(), options)
-    return run_verify(Path(options.cache).expanduser(), config)
+def verify_command(arguments: Any) -> int:
+    """Check every byte of a cache, or only its records and sizes; exits 1 if anything is damaged."""
+    return run_verify(Path(arguments.cache).expanduser(), arguments.config)
 
 
-def convert_command(options: Any) -> int:
-    config = to_config(ConvertConfig, convert_parser(), options)
-    return run_convert(Path(options.cache).expanduser(), Path(options.out).expanduser(), config)
+def convert_command(arguments: Any) -> int:
+    """Write a cache again in the other form or with another codec, checking every latent; run again to resume."""
+    return run_convert(Path(arguments.cache).expanduser(), Path(arguments.out).expanduser(), arguments.config)
 
 
-def gallery_command(options: Any) -> int:
+def gallery_command(arguments: Any) -> int:
+    """Show rows of a cache on one self-contained HTML page, and as PNG contact sheets."""
     from cache_store.gallery.gallery import make_gallery  # pulls in matplotlib
 
-    config = to_config(GalleryConfig, gallery_parser(GalleryConfig), options)
-    show_gallery(make_gallery(Path(options.cache).expanduser(), config))
+    show_gallery(make_gallery(Path(arguments.cache).expanduser(), arguments.config))
     return 0
 
 
-COMMANDS = {"info": info_command, "verify": verify_command, "gallery": gallery_command, "convert": convert_command}
+COMMANDS = {
+    "info": Command(info_command, operands=CACHE),
+    "verify": Command(verify_command, VerifyConfig, CACHE),
+    "convert": Command(convert_command, ConvertConfig, CONVERTED),
+    "gallery": Command(gallery_command, GalleryConfig, CACHE),
+}
+
+PROGRAM = Program("cache-store", "Look into a cache of latents and verify it; needs no torch.", EXAMPLES, COMMANDS)
+main = PROGRAM.main

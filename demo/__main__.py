@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from cache_store.errors import Interrupted
-from cache_store.program.command_line import command_parser, run_program, to_config
-from cache_store.program.help_text import HelpFormatter
+from cache_store.program.command_line import parse_config
+from cache_store.program.run_program import run_program
 from demo.config import DemoConfig
 
 EXAMPLES = """\
@@ -30,9 +30,7 @@ def run(argv: Sequence[str]) -> int:
     # torch's threads spin while they wait; where other programs use the cores too, that made small models a hundred
     # times slower. Sleeping costs next to nothing. OpenMP reads this when torch is imported, here and in each child.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    parser = command_parser(DemoConfig, DemoConfig.__doc__ or "")
-    parser.prog, parser.epilog, parser.formatter_class = "python -m demo", EXAMPLES, HelpFormatter
-    config = to_config(DemoConfig, parser, parser.parse_args(list(argv)))
+    config = parse_config(DemoConfig, argv, "python -m demo", EXAMPLES)
     from demo.walk import walk  # pulls in torch; `--help` stays quick without it
 
     try:

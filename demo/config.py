@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cache_store.errors import ConfigError
-from cache_store.program.command_line import command_parser, to_config
+from cache_store.program.command_line import parse_config
 from demo.dataset import CHAT_FILE, IMAGES_FILE
 from trainer.config import TrainConfig
 
@@ -101,5 +101,4 @@ class DemoConfig:
 
     def train_config(self) -> TrainConfig:
         """What the trainer will make of `train_options`."""
-        parser = command_parser(TrainConfig, "")
-        return to_config(TrainConfig, parser, parser.parse_args(self.train_options))
+        return parse_config(TrainConfig, self.train_options)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from rich.console import Console
 
 from cache_store.errors import EncodeOnceError
-from cache_store.program.command_line import stop_on_signals
+from cache_store.program.stop_signals import stop_on_signals
 from demo.config import DemoConfig
 from demo.inputs import make_data, prepare_folder, save_language_model, save_vae
 from demo.measure import word_accuracy

@@ -11,7 +11,7 @@ from cache_store.cache.metadata import has_cache, refuse_foreign_folder
 from cache_store.cache.seal import seal_cache
 from cache_store.errors import Interrupted
 from cache_store.format.schema import Seal
-from cache_store.program.command_line import stop_on_signals
+from cache_store.program.stop_signals import stop_on_signals
 from cache_store.storage.claim import claim
 from cache_store.verify.leftovers import clear_leftovers
 from precompute.config import BuildConfig

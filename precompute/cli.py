@@ -1,30 +1,18 @@
 """`precompute`: from images to a sealed cache of latents."""
 
-import argparse
 import shlex
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from jsonargparse import ArgumentParser
 from rich.console import Console
 
-from cache_store.errors import ConfigError, Interrupted
-from cache_store.gallery.command import gallery_parser, show_gallery
-from cache_store.program.command_line import (
-    add_commands,
-    add_fields,
-    cache_parser,
-    command_parser,
-    parse_command,
-    program_parser,
-    run_program,
-    stop_on_signals,
-    to_config,
-)
+from cache_store.errors import Interrupted
+from cache_store.gallery.command import show_gallery
+from cache_store.program.command_line import CACHE, Command, Program
 from cache_store.program.output_file import refuse_output, write_output
+from cache_store.program.stop_signals import stop_on_signals
 from precompute.audit.bar import AuditBar
 from precompute.config import AuditConfig, BuildConfig, DecodedGalleryConfig, RepairConfig
 from precompute.encoders.spatial_factor import refuse_unfit_for
@@ -52,43 +40,15 @@ FLAGS = {
 """Acts of one run of `build`, which no config holds."""
 
 
-DECODE = "Add decoded images, error maps and PSNR; a full-size VAE takes seconds an image on a CPU."
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """The console script `precompute`; returns the exit code."""
-    return run_program("precompute", run, argv)
-
-
-def run(argv: Sequence[str]) -> int:
-    parser, commands = build_parsers()
-    arguments = parse_command(parser, argv)
-    return COMMANDS[arguments.command](commands[arguments.command], arguments[arguments.command], argv)
-
-
-def build_parsers() -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
-    """The program's parser and those of its commands."""
-    parser = program_parser("precompute", "Encode every image once, with a frozen VAE, into a cache.", EXAMPLES)
-    build = command_parser(BuildConfig, "Plan, encode and seal a cache; run again to resume.")
-    for flag, meaning in FLAGS.items():
-        build.add_argument(flag, action="store_true", default=argparse.SUPPRESS, help=meaning)
-    repair, audit = cache_parser(RepairConfig.__doc__), cache_parser(AuditConfig.__doc__)
-    add_fields(repair, RepairConfig)
-    add_fields(audit, AuditConfig)
-    commands = {
-        "build": build,
-        "repair": repair,
-        "audit": audit,
-        "gallery": gallery_parser(DecodedGalleryConfig, decode=DECODE),
-    }
-    subcommands = add_commands(parser)
-    for name, command in commands.items():
-        subcommands.add_subcommand(name, command, help=command.description)
-    return parser, commands
-
-
-def build_command(parser: ArgumentParser, options: Any, argv: Sequence[str]) -> int:
-    config, acts = to_config(BuildConfig, parser, options), read_acts(options, argv)
+def build_command(arguments: Any) -> int:
+    """Plan, encode and seal a cache; run again to resume."""
+    config = arguments.config
+    acts = Acts(
+        new_samples="append" if arguments.extend else "refuse",
+        retry_rejected=arguments.retry_rejected,
+        check_sources=arguments.check_sources,
+        command=("precompute", *arguments.argv),
+    )
     refuse_unfit_for(config.encoder.model, config.image.height, config.image.width)
     from precompute.build import build  # torch takes seconds to import
 
@@ -96,37 +56,25 @@ def build_command(parser: ArgumentParser, options: Any, argv: Sequence[str]) -> 
     return 0
 
 
-def read_acts(options: Any, argv: Sequence[str]) -> Acts:
-    """The flags that were typed; a config file cannot hold them."""
-    given = {flag: bool(options.get(flag.removeprefix("--").replace("-", "_"))) for flag in FLAGS}
-    for flag in (flag for flag, is_given in given.items() if is_given and flag not in argv):
-        raise ConfigError(f"{flag} is an act of one run; give it on the command line, not in a config file")
-    return Acts(
-        new_samples="append" if given["--extend"] else "refuse",
-        retry_rejected=given["--retry-rejected"],
-        check_sources=given["--check-sources"],
-        command=("precompute", *argv),
-    )
-
-
-def repair_command(parser: ArgumentParser, options: Any, argv: Sequence[str]) -> int:
+def repair_command(arguments: Any) -> int:
+    """Build damaged shards again, to the same bytes, and reseal."""
     from precompute.resume.repair import repair
 
-    config = to_config(RepairConfig, parser, options)
-    show(repair(Path(options.cache).expanduser(), config), options.cache)
+    show(repair(Path(arguments.cache).expanduser(), arguments.config), arguments.cache)
     return 0
 
 
-def audit_command(parser: ArgumentParser, options: Any, argv: Sequence[str]) -> int:
+def audit_command(arguments: Any) -> int:
+    """Encode a random draw of a cache's samples again and compare; exits 1 if any differs or its image changed."""
     from precompute.audit.audit import audit
     from precompute.audit.report import report_lines
 
-    config = to_config(AuditConfig, parser, options)
+    root, config = Path(arguments.cache).expanduser(), arguments.config
     if config.report:
-        refuse_output("report", Path(config.report).expanduser(), Path(options.cache).expanduser())
+        refuse_output("report", Path(config.report).expanduser(), root)
     stop = threading.Event()
     with stop_on_signals(stop.set), AuditBar(config) as bar:
-        report = audit(Path(options.cache).expanduser(), config, stop, bar)
+        report = audit(root, config, stop, bar)
     try:
         print(*report_lines(report), sep="\n")
     finally:  # also where the reader of our output has gone, as `| head` does
@@ -140,10 +88,11 @@ def audit_command(parser: ArgumentParser, options: Any, argv: Sequence[str]) -> 
     return 1 if report.findings else 0
 
 
-def gallery_command(parser: ArgumentParser, options: Any, argv: Sequence[str]) -> int:
+def gallery_command(arguments: Any) -> int:
+    """Show rows of a cache on one HTML page; with --decode, beside what the VAE makes of them."""
     from precompute.gallery.gallery import gallery
 
-    show_gallery(gallery(Path(options.cache).expanduser(), to_config(DecodedGalleryConfig, parser, options)))
+    show_gallery(gallery(Path(arguments.cache).expanduser(), arguments.config))
     return 0
 
 
@@ -168,4 +117,12 @@ def show(summary: Any, cache: str) -> None:
     console.print(f"next: cache-store verify {shlex.quote(cache)} --level full")
 
 
-COMMANDS = {"build": build_command, "repair": repair_command, "audit": audit_command, "gallery": gallery_command}
+COMMANDS = {
+    "build": Command(build_command, BuildConfig, flags=FLAGS),
+    "repair": Command(repair_command, RepairConfig, CACHE),
+    "audit": Command(audit_command, AuditConfig, CACHE),
+    "gallery": Command(gallery_command, DecodedGalleryConfig, CACHE),
+}
+
+PROGRAM = Program("precompute", "Encode every image once, with a frozen VAE, into a cache.", EXAMPLES, COMMANDS)
+main = PROGRAM.main

@@ -211,8 +211,8 @@ class AuditConfig:
 class DecodedGalleryConfig(GalleryConfig):
     """Show rows of a cache on one self-contained HTML page; with --decode, beside what the VAE makes of them."""
 
-    decode: bool = False
-    """Add decoded images, error maps and PSNR."""
+    decode: bool = field(default=False, metadata={"is_flag": True})
+    """Add decoded images, error maps and PSNR; a full-size VAE takes seconds an image on a CPU."""
     model: str | None = None
     """Where the VAE is now, if not where the build found it: a hub id or a folder."""
     device: str = "auto"

@@ -68,9 +68,9 @@ def test_a_program_whose_extra_is_missing_names_it():
     )
 
 
-@pytest.mark.parametrize(("program", "parser"), [("precompute", "build_parsers"), ("trainer", "build_parser")])
-def test_help_does_not_import_torch(program, parser):
-    code = f"import sys; from {program}.cli import {parser}; {parser}(); sys.exit('torch' in sys.modules)"
+@pytest.mark.parametrize("program", ["precompute", "trainer"])
+def test_help_does_not_import_torch(program):
+    code = f"import sys; from {program}.cli import PROGRAM; PROGRAM.parser(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 

@@ -9,26 +9,17 @@ import pytest
 
 import precompute.cli
 import trainer.cli
-from cache_store.program.command_line import to_config
-from precompute.config import BuildConfig
-from trainer.config import TrainConfig
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 
-PROGRAMS = {
-    "precompute": (precompute.cli.build_parsers, BuildConfig),
-    "trainer": (trainer.cli.build_parser, TrainConfig),
-}
+PROGRAMS = {"precompute": precompute.cli.PROGRAM, "trainer": trainer.cli.PROGRAM}
 
 
 def parse(arguments: list[str]) -> Any:
     """The config that `PROGRAM COMMAND OPTIONS…` stands for."""
-    program, command, *options = arguments
-    parsers, config_class = PROGRAMS[program]
-    parser, commands = parsers()
-    parsed = parser.parse_args([command, *options])
-    return to_config(config_class, commands[command], parsed[command])
+    program, *options = arguments
+    return PROGRAMS[program].parse(options).config
 
 
 def command_lines(config: Path) -> list[list[str]]:

@@ -1,31 +1,10 @@
-"""The command `gallery`, which two programs share: its options and its last words."""
+"""The last words of the command `gallery`, which two programs share."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jsonargparse import ArgumentParser
-
-from cache_store.gallery.config import GalleryConfig
-from cache_store.program.command_line import add_fields, cache_parser
-
 if TYPE_CHECKING:
     from cache_store.gallery.gallery import Gallery
-
-
-def gallery_parser(config_class: type[GalleryConfig], **flags: str) -> ArgumentParser:
-    """The options of a gallery; `flags` are fields that are switched on by naming them, and what they do."""
-    parser = cache_parser(config_class.__doc__)
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=str,
-        default=GalleryConfig.output,
-        help="The page; an older one is replaced whole, its folder must exist.",
-    )
-    for flag, meaning in flags.items():
-        parser.add_argument(f"--{flag}", action="store_true", help=meaning)
-    add_fields(parser, config_class, skip={"output", *flags})
-    return parser
 
 
 def show_gallery(gallery: "Gallery") -> None:

@@ -1,6 +1,6 @@
 """What a gallery shows and where it goes, checked before any work is done."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from cache_store.errors import ConfigError
@@ -13,8 +13,8 @@ MAX_ROWS = 256
 class GalleryConfig:
     """Show rows of a cache on one self-contained HTML page, and as PNG contact sheets."""
 
-    output: str = "gallery.html"
-    """The page's file."""
+    output: str = field(default="gallery.html", metadata={"short": "-o"})
+    """The page; an older one is replaced whole, its folder must exist."""
     rows: int = 24
     """Random rows to show; of the most unusual and of the rejected rows at most as many."""
     seed: int = 0

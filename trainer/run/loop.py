@@ -14,9 +14,9 @@ from safetensors.torch import save
 from tqdm import tqdm
 
 from cache_store.errors import EncodeOnceError, Interrupted
-from cache_store.program.command_line import stop_on_signals
 from cache_store.program.output_file import refuse_inside
 from cache_store.program.progress_bar import progress_bar
+from cache_store.program.stop_signals import stop_on_signals
 from cache_store.refusal import differing
 from cache_store.storage.claim import claim
 from cache_store.storage.publish import write_file

@@ -5,7 +5,8 @@ import signal
 
 import pytest
 
-from cache_store.program.command_line import FORWARDED_S, run_program, stop_on_signals, unwound_by_sigterm
+from cache_store.program.run_program import run_program
+from cache_store.program.stop_signals import FORWARDED_S, stop_on_signals, unwound_by_sigterm
 
 
 def send(*numbers):

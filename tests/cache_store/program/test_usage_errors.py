@@ -6,7 +6,8 @@ from typing import Literal
 
 import pytest
 
-from cache_store.program.command_line import command_parser, run_program, to_config
+from cache_store.program.command_line import parse_config
+from cache_store.program.run_program import run_program
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,6 +16,7 @@ class Store:
     shards: int = 1
     workers: int | Literal["auto"] = "auto"
     some: list[int] | None = None
+    share: float = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +26,7 @@ class Config:
 
 
 def run(argv):
-    parser = command_parser(Config, "A test's program.")
-    to_config(Config, parser, parser.parse_args(list(argv)))
+    parse_config(Config, argv, "program")
     return 0
 
 
@@ -36,12 +37,34 @@ def run(argv):
         (["--store.shards", "many"], "store.shards must be a whole number, got many"),
         (["--store.workers", "many"], "store.workers must be a whole number or auto, got many"),
         (["--store.some", "x"], "store.some must be a list of whole numbers, got x"),
-        (["--store.codek", "none"], "--store.codek"),
+        (["--store.shards", "1" * 5_000], "store.shards must be a whole number, got 111"),
+        (["--store.share", "1" * 500], "store.share must be a number, got 111"),
+        (["--store.codek", "none"], "there is no option --store.codek"),
+        (["--store.code", "none"], "there is no option --store.code"),
     ],
 )
 def test_a_wrong_option_is_named_with_what_was_expected(options, message, capsys):
     assert run_program("program", run, ["--cache", "x", *options]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_values_are_read_as_yaml_whatever_their_order(tmp_path):
+    (tmp_path / "a.yaml").write_text("cache: 2024-01-01\nstore: {codec: zstd, share: 1e-4, shards: 0x10}\n")
+    (tmp_path / "b.yaml").write_text("store: {workers: 3, shards: 7}\n")
+    files = [f"--config={tmp_path}/a.yaml", f"--config={tmp_path}/b.yaml"]
+    store = Store(codec="zstd", shards=9, workers=3, share=0.0001, some=[1, 2])
+    expected = Config(cache="2024-01-01", store=store)
+    assert parse_config(Config, ["--store.shards=9", *files, "--store.some", "[1, 2]"]) == expected
+
+
+def test_a_printed_config_is_the_config_again(tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse_config(Config, ["--store.codec", "zstd", "--print_config"])
+    assert ended.value.code == 0
+    (tmp_path / "config.yaml").write_text(printed := capsys.readouterr().out)
+    assert printed.startswith("cache: null\nstore:\n  codec: zstd\n  shards: 1\n")
+    again = parse_config(Config, ["--config", str(tmp_path / "config.yaml"), "--cache", "c"])
+    assert again == Config(cache="c", store=Store(codec="zstd"))
 
 
 def test_missing_fields_are_listed(capsys):
@@ -139,15 +162,15 @@ def test_a_config_may_come_through_a_pipe():
 
 def nested_aliases(levels: int) -> str:
     """Each level holds the one below it ten times."""
-    lines = ["a0: &a0 [ha, ha]"]
-    lines += [f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]" for level in range(1, levels)]
-    return "\n".join([*lines, f"cache: *a{levels - 1}"])
+    lists = ["&a0 [ha, ha]"]
+    lists += [f"&a{level} [{', '.join([f'*a{level - 1}'] * 10)}]" for level in range(1, levels)]
+    return f"cache: [{', '.join(lists)}]"
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (nested_aliases(4), "cache must be text, got [[[['ha', 'ha'], ["),
+        (nested_aliases(4), "cache must be text, got [['ha', 'ha'], [['ha', 'ha'], ["),
         (nested_aliases(40), "more than 1,000,000 characters, with its aliases written out"),
         ("cache: &a [*a]", "more than 1,000,000 characters"),
         ("cache: &a {b: *a}", "more than 1,000,000 characters"),
@@ -172,4 +195,4 @@ def test_an_alias_is_no_repetition(tmp_path):
 def test_a_config_file_with_a_field_config_is_refused_in_one_line(tmp_path, capsys):
     (tmp_path / "build.json").write_text('{"config": {"cache": "c"}}')
     assert run_program("program", run, ["--config", str(tmp_path / "build.json")]) == 2
-    assert "build.json has a field 'config', which no config has" in capsys.readouterr().err
+    assert "build.json: there is no field config" in capsys.readouterr().err

@@ -23,7 +23,7 @@ from precompute.encoders.wan import cpu_chunks, read_vae
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 LOAD = (
-    "import sys; from cache_store.program.command_line import run_program;"
+    "import sys; from cache_store.program.run_program import run_program;"
     "from precompute.encoders.config import EncoderConfig; from precompute.encoders.registry import load_encoder;"
     "run = lambda argv: print(load_encoder(EncoderConfig(model=argv[0], device='cpu'), 'signed')"
     ".identity.weights_sha256) or 0;"

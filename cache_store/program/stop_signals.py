@@ -1,0 +1,63 @@
+"""SIGTERM and Ctrl-C: a program stops at once, or asks its work to stop."""
+
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+FORWARDED_S = 5.0
+"""A SIGTERM this soon after the first signal is the same request: schedulers send theirs to every process of a job,
+and torchrun then forwards its own to the ranks."""
+
+
+@contextmanager
+def unwound_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends the block as Ctrl-C does, so that scratch files go and the exit code is that of a stop."""
+    ours, asked = os.getpid(), -math.inf
+
+    def unwind(number: int, frame: object) -> None:
+        nonlocal asked
+        if os.getpid() != ours:
+            signal.signal(number, signal.SIG_DFL)  # a forked child dies of it, as its parent expects
+            os.kill(os.getpid(), number)
+        elif time.monotonic() - asked > FORWARDED_S:
+            asked = time.monotonic()
+            raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, unwind)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+@contextmanager
+def stop_on_signals(stop: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
+    """Call `stop` at the first SIGTERM or SIGINT; a second SIGINT, or a SIGTERM that is no echo, acts without us."""
+    previous: dict[signal.Signals, Any] = {}
+    asked: float | None = None
+
+    def handle(number: int, frame: object) -> None:
+        nonlocal asked
+        if asked is None:
+            asked = clock()
+            print("\nstopping; another Ctrl-C stops at once", file=sys.stderr)
+            stop()
+        elif number == signal.SIGINT or clock() - asked > FORWARDED_S:
+            restore()
+            signal.raise_signal(number)
+
+    def restore() -> None:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        previous[number] = signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        restore()
