@@ -89,6 +89,13 @@ def write_config(path: Path, values: dict[str, Any]) -> Path:
     return path
 
 
+def run_build(folder: Path, source: Path, vae: Path, *flags: str, code: int = 0, **overrides: Any) -> Path:
+    """Build the cache in `folder`, whose config lies beside it; ends with that exit code."""
+    values = config_values(folder / "cache", source, vae, **overrides)
+    assert main(["build", "--config", str(write_config(folder / "build.yaml", values)), *flags]) == code
+    return folder / "cache"
+
+
 def flip(path: Path) -> None:
     """One bit in the middle of a file."""
     data = bytearray(path.read_bytes())

@@ -58,7 +58,7 @@ def can_compile() -> bool:
 @ways
 @pytest.mark.parametrize("row_bytes", [1, 63, 64, 65, 4_096, 12_287, 12_288, 12_289, 12_353, 25_088, 131_072])
 @pytest.mark.parametrize("rows", [0, 1, 2, 7])
-def test_rows_from_any_addresses_lie_in_the_buffer_and_nothing_beside_it_changes(copy, row_bytes, rows):
+def test_rows_from_any_addresses_lie_in_the_buffer_alone(copy, row_bytes, rows):
     rng = np.random.default_rng(row_bytes + rows)
     source = rng.integers(0, 256, 2 * row_bytes + 999, np.uint8)
     offsets = rng.integers(0, len(source) - row_bytes + 1, rows)
@@ -72,7 +72,7 @@ def test_rows_from_any_addresses_lie_in_the_buffer_and_nothing_beside_it_changes
 
 
 @ways
-def test_the_last_row_of_a_file_is_read_without_touching_what_lies_behind(copy, tmp_path):
+def test_nothing_behind_the_last_row_of_a_file_is_touched(copy, tmp_path):
     """A mapping of three pages with nothing mapped behind: a read of one byte more would kill the process."""
     size, row_bytes = 3 * mmap.PAGESIZE, 1_500
     (tmp_path / "file").write_bytes(np.arange(size).astype(np.uint8).tobytes())
@@ -90,7 +90,7 @@ def test_the_last_row_of_a_file_is_read_without_touching_what_lies_behind(copy, 
     + [(2, np.zeros(2, np.int64), size) for size in (0, -8, 2**62)]
     + [(2, np.zeros(17, np.uint8), 8), (0, np.zeros(1, np.int64), 8)],
 )
-def test_a_buffer_of_another_size_than_the_rows_is_refused_and_not_written(copy, rows, addresses, row_bytes):
+def test_a_buffer_of_another_size_is_refused_and_not_written(copy, rows, addresses, row_bytes):
     out = np.full((rows, 8), 7, np.uint8)
     with pytest.raises(ValueError, match="one row"):
         copy(out, addresses, row_bytes)

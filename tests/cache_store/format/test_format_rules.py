@@ -179,7 +179,7 @@ def test_a_zarr_shards_checksums_lie_where_the_page_says(cache):
         assert crc32c(latent[:-4]) == int.from_bytes(latent[-4:], "little")
 
 
-def test_the_previews_equations_and_what_the_seal_makes_of_them_are_as_the_page_says(cache):
+def test_the_previews_equations_are_as_the_page_says(cache):
     rgb_NHW3 = np.random.default_rng(0).random((ROWS, 3, 5, 3), np.float32)
     latent_NCHW = open_cache(cache).read(np.arange(len(CACHED))).astype(np.float64)
     v = np.concatenate([latent_NCHW, np.ones_like(latent_NCHW[:, :1])], axis=1)[:, :, ::2, ::2]

@@ -33,6 +33,7 @@ from cache_store.gallery.pictures import channel_strip, error_map, preview, psnr
 from cache_store.gallery.sheets import contact_sheet
 from cache_store.gallery.survey import most_unusual, survey
 from cache_store.verify.verify import verify
+from tests.cache_store.conftest import flip
 from tests.make_cache import caption, make_cache
 
 ROWS, REJECTED, OUTLIER = 30, (3, 9, 29), 17
@@ -75,6 +76,10 @@ class Elements(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.text += data
+
+    @property
+    def titles(self) -> set[str | None]:
+        return {attributes.get("title") for _, attributes in self.tags}
 
     def alt(self, start: str) -> list[str]:
         """Sources of the images whose alternative text starts so."""
@@ -180,14 +185,19 @@ def test_rejected_rows_tell_id_size_caption_and_reason(tmp_path, monkeypatch):
             assert told in text
 
 
-def test_a_rejected_row_whose_image_can_be_read_now_is_shown_as_such(tmp_path):
-    cache = write_cache(tmp_path / "cache")
-    give_sources(cache, tmp_path / "images", sample_000003=png_bytes((255, 0, 0)))
-    page = page_of(cache, tmp_path)
-    assert len(page.alt("source image of row 3")) == 1
-    assert "this file could not be read when the cache was built" in {
-        attributes.get("title") for _, attributes in page.tags
-    }
+@pytest.fixture(scope="module")
+def page_with_sources(tmp_path_factory: pytest.TempPathFactory) -> Elements:
+    """Of a cache whose folder of images holds another picture for row 0, no picture for row 1, and one for row 3."""
+    folder = tmp_path_factory.mktemp("sources")
+    cache = write_cache(folder / "cache")
+    red = png_bytes((255, 0, 0))
+    give_sources(cache, folder / "images", sample_000000=red, sample_000001=b"no image", sample_000003=red)
+    return page_of(cache, folder, rows=27)
+
+
+def test_a_rejected_row_whose_image_is_readable_now_says_so(page_with_sources):
+    assert len(page_with_sources.alt("source image of row 3")) == 1
+    assert "this file could not be read when the cache was built" in page_with_sources.titles
 
 
 def test_sizes_are_height_by_width_throughout(page):
@@ -256,25 +266,19 @@ def test_both_store_forms_give_the_same_rows_and_pictures(page, tmp_path):
     assert page.alt("latent preview") == page_of(tars, tmp_path).alt("latent preview")
 
 
-def test_thumbnails_are_shown_and_missing_ones_say_why(tmp_path):
-    cache = write_cache(tmp_path / "cache")
-    give_sources(cache, tmp_path / "images", sample_000000=png_bytes((255, 0, 0)), sample_000001=b"no image")
-    page = page_of(cache, tmp_path, rows=27)
-    (uri, *_) = page.alt("source image of row 0")
+def test_thumbnails_are_shown_and_missing_ones_say_why(page_with_sources):
+    (uri, *_) = page_with_sources.alt("source image of row 0")
     thumbnail = Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2])))
     assert thumbnail.size == (40, 48), "the recipe's size: as the encoder saw it"
     assert np.abs(np.asarray(thumbnail).astype(int) - (255, 0, 0)).max() < 8
-    assert page.alt("source image of row 1") == []
-    assert "cannot decode: is " in page.text
-    assert "missing: sample-000002.png: No such file or directory" in page.text
+    assert page_with_sources.alt("source image of row 1") == []
+    assert "cannot decode: is " in page_with_sources.text
+    assert "missing: sample-000002.png: No such file or directory" in page_with_sources.text
 
 
-def test_an_image_that_changed_since_is_marked(tmp_path):
-    cache = write_cache(tmp_path / "cache")
-    give_sources(cache, tmp_path / "images", sample_000000=png_bytes((255, 0, 0)))
-    page = page_of(cache, tmp_path, rows=27)
-    assert "source (changed)" in page.text
-    assert "this file has changed since it was encoded" in {attributes.get("title") for _, attributes in page.tags}
+def test_an_image_that_changed_since_is_marked(page_with_sources):
+    assert "source (changed)" in page_with_sources.text
+    assert "this file has changed since it was encoded" in page_with_sources.titles
 
 
 def test_a_source_that_is_gone_is_told_once(tmp_path):
@@ -420,10 +424,7 @@ def test_damage_stops_the_page_and_keeps_the_earlier_one(tmp_path):
     config = GalleryConfig(output=str(tmp_path / "gallery.html"))
     make_gallery(cache, config)
     before = config.page.read_bytes()
-    shard = cache / "latents" / "c" / "0" / "0" / "0" / "0"
-    data = bytearray(shard.read_bytes())
-    data[0] ^= 1
-    shard.write_bytes(data)
+    flip(cache / "latents/c/0/0/0/0", 0)
     with pytest.raises(CacheError, match="row 0 in shard 0"):
         make_gallery(cache, config)
     assert config.page.read_bytes() == before
@@ -459,7 +460,7 @@ def test_rows_are_bounded():
         replace(GalleryConfig(), rows=10_000)
 
 
-def test_the_command_tells_what_it_wrote_and_loads_neither_torch_nor_pyplot(tmp_path):
+def test_the_command_tells_what_it_wrote_without_torch_or_pyplot(tmp_path):
     cache = write_cache(tmp_path / "cache")
     give_sources(cache, tmp_path / "images", sample_000000=png_bytes((255, 0, 0)))
     code = (

@@ -56,7 +56,7 @@ def test_trying_leaves_everything_as_it_is(tmp_path):
     assert (tmp_path / "old").read_bytes() == b"old"
 
 
-def test_a_full_disk_at_the_end_loses_the_file_alone_and_names_it(cache):
+def test_a_full_disk_at_the_end_loses_the_report_alone(cache):
     (cache / "samples/000001.parquet").unlink()
     done = run_program("verify", str(cache), "--report", "/dev/full")
     assert done.returncode == 1
@@ -65,7 +65,7 @@ def test_a_full_disk_at_the_end_loses_the_file_alone_and_names_it(cache):
     assert done.stderr == "cache-store: error: No space left on device: /dev/full\n"
 
 
-def test_a_report_on_standard_output_follows_what_was_printed_also_into_a_file(cache, tmp_path):
+def test_a_report_on_standard_output_follows_what_was_printed(cache, tmp_path):
     with (tmp_path / "out").open("w") as out:
         done = run_program("verify", str(cache), "--report", "/dev/stdout", capture_output=False, stdout=out)
     assert done.returncode == 0

@@ -15,7 +15,7 @@ def send(*numbers):
 
 
 @pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
-def test_a_sigterm_that_a_launcher_forwards_on_top_is_the_same_request(first):
+def test_a_sigterm_forwarded_on_top_is_the_same_request(first):
     stops = []
     with unwound_by_sigterm(), stop_on_signals(lambda: stops.append(first)):
         send(first, signal.SIGTERM, signal.SIGTERM)

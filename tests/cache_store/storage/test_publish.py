@@ -21,7 +21,7 @@ def test_a_failed_block_leaves_the_earlier_file_as_it_was(tmp_path):
     assert (tmp_path / "file").read_bytes() == b"old"
 
 
-def test_a_killed_writer_leaves_only_scratch_that_the_next_attempt_clears_and_counts(tmp_path):
+def test_a_killed_writers_scratch_is_cleared_and_counted(tmp_path):
     code = (
         "import os, sys, pathlib; from cache_store.storage.publish import publish\n"
         "with publish(pathlib.Path(sys.argv[1]), attempt=3) as stream:\n"

@@ -26,32 +26,32 @@ SHARD = 1
 
 
 @pytest.mark.parametrize(
-    ("store_format", "codec"), [("zarr", "none"), ("zarr", "lz4"), ("zarr", "zstd"), ("webdataset", "none")]
+    "options",
+    [
+        *({"codec": codec} for codec in ("none", "lz4", "zstd")),
+        *({"dtype": dtype} for dtype in ("bfloat16", "float32")),
+        {"store_format": "webdataset"},
+    ],
+    ids=str,
 )
-def test_a_sound_cache_has_no_findings_though_a_whole_shard_be_rejected(tmp_path, latents, store_format, codec):
-    rejected = range(8, 16)
-    path = make_cache(tmp_path / "cache", latents, rejected=rejected, store_format=store_format, codec=codec)
+def test_a_sound_cache_with_a_rejected_shard_has_no_findings(tmp_path, latents, options):
+    path = make_cache(tmp_path / "cache", latents, rejected=range(8, 16), **options)
     for level in get_args(Level):
         report = verify(path, level)
         assert report.findings == ()
         assert (report.shards, report.covered, report.samples) == (4, 4, 22)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_values_of_every_dtype_are_looked_at(tmp_path, latents, dtype):
-    assert not verify(make_cache(tmp_path / "cache", latents, dtype=dtype), "deep").findings
-
-
 @pytest.mark.parametrize("slices", [1, 2, 3, 7, 20, 100])
 @pytest.mark.parametrize("shards", [1, 4, 19, 2_441])
-def test_the_slices_of_a_cache_cover_every_shard_once_and_are_of_a_size(slices, shards):
+def test_slices_cover_every_shard_once_and_are_of_a_size(slices, shards):
     parts = [parse_subset(f"{number}/{slices}") for number in range(1, slices + 1)]
     covered = [[shard for shard in range(shards) if shard in part] for part in parts]
     assert sorted(shard for each in covered for shard in each) == list(range(shards))
     assert max(map(len, covered)) - min(map(len, covered)) <= 4
 
 
-def test_a_slice_keeps_its_shards_while_the_cache_grows_and_is_spread_over_it():
+def test_a_slice_is_spread_over_a_cache_that_grows():
     part = [shard for shard in range(2_441) if shard in parse_subset("3/20")]
     assert max(np.diff(part)) <= 40
     assert len({shard % 4 for shard in part}) == 4
@@ -75,13 +75,10 @@ def test_a_subset_that_is_none_is_refused_in_one_line(cache, capsys, text):
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_a_subset_is_read_in_full_and_the_rest_of_the_cache_quickly(cache):
-    names = [shard_name(cache, shard) for shard in range(4)]
-    inside, outside = (
-        (shard for shard in range(4) if shard in parse_subset("1/2")),
-        (shard for shard in range(4) if shard in parse_subset("2/2")),
+def test_a_subset_is_read_in_full_and_the_rest_quickly(cache):
+    read, unread = (
+        shard_name(cache, next(shard for shard in range(4) if shard in parse_subset(half))) for half in ("1/2", "2/2")
     )
-    read, unread = names[next(inside)], names[next(outside)]
     for name in (read, unread):
         flip(cache / name, 700)
     report = verify(cache, "full", subset=parse_subset("1/2"))
@@ -169,7 +166,7 @@ if __name__ == "__main__":
 """
 
 
-def test_the_exit_code_and_the_report_say_what_was_found_and_what_to_run(cache, tmp_path, capsys):
+def test_exit_code_and_report_say_what_was_found_and_what_to_run(cache, tmp_path, capsys):
     path, name = tmp_path / "report.json", shard_name(cache, SHARD)
     assert main(["verify", str(cache)]) == 0
     assert "sound (quick): 4 shards, 27 samples" in capsys.readouterr().out
@@ -177,12 +174,7 @@ def test_the_exit_code_and_the_report_say_what_was_found_and_what_to_run(cache, 
     assert main(["verify", str(cache), "--subset", "100%", "--report", str(path)]) == 1
     out = capsys.readouterr().out
     report = json.loads(path.read_text())
-    assert {key: report[key] for key in ("level", "subset", "shards", "covered")} == {
-        "level": "full",
-        "subset": "100%",
-        "shards": 4,
-        "covered": 4,
-    }
+    assert report.items() >= {"level": "full", "subset": "100%", "shards": 4, "covered": 4}.items()
     assert [(finding["shard"], finding["file"]) for finding in report["findings"]] == [(SHARD, name)] * 2
     assert report["identity"] == verify(cache).identity
     assert f"next: precompute repair {cache} --report {path}" in out
@@ -218,7 +210,7 @@ def test_a_deleted_plan_is_missing_in_plain_words(cache):
     assert list(map(str, verify(cache).findings)) == ["plan.parquet: is missing"]
 
 
-def test_findings_are_sorted_whole_cache_first_then_by_shard_file_and_row(cache):
+def test_findings_are_sorted_by_shard_file_and_row(cache):
     for shard in (3, 0, 2):
         flip(cache / shard_name(cache, shard), 700)
     (cache / "build.json").unlink()
@@ -228,7 +220,7 @@ def test_findings_are_sorted_whole_cache_first_then_by_shard_file_and_row(cache)
     assert places == [(shard, is_row) for shard in (0, 2, 3) for is_row in (False, True)]
 
 
-def test_a_lost_or_damaged_spec_is_a_finding_and_no_cache_at_all_is_an_error(cache, tmp_path, capsys):
+def test_a_lost_spec_is_a_finding_and_no_cache_an_error(cache, tmp_path, capsys):
     shutil.copy(cache / "zarr.json", tmp_path)
     (cache / "zarr.json").unlink()
     assert main(["verify", str(cache), "--level", "full"]) == 1
@@ -239,7 +231,7 @@ def test_a_lost_or_damaged_spec_is_a_finding_and_no_cache_at_all_is_an_error(cac
     assert "holds no cache" in capsys.readouterr().err
 
 
-def test_a_spec_that_parses_but_is_not_the_one_of_seal_and_records_blames_no_shard(cache):
+def test_another_spec_than_seal_and_records_have_blames_no_shard(cache):
     spec = cache / "zarr.json"
     spec.write_bytes(spec.read_bytes().replace(b'"fit": "squash"', b'"fit": "squasH"'))
     assert [finding.file for finding in verify(cache, "full").findings] == ["zarr.json"]
@@ -247,7 +239,7 @@ def test_a_spec_that_parses_but_is_not_the_one_of_seal_and_records_blames_no_sha
     assert [finding.file for finding in verify(cache, "full").findings] == ["zarr.json"]
 
 
-def test_what_died_in_a_build_is_to_be_deleted_and_what_is_unfinished_to_be_built(cache, capsys):
+def test_scratch_is_to_be_deleted_and_what_is_unfinished_built(cache, capsys):
     (cache / "samples/.000001.parquet.1.partial").write_bytes(b"half")
     assert main(["verify", str(cache)]) == 1
     assert f"next: delete {cache}/samples/.000001.parquet.1.partial" in capsys.readouterr().out
@@ -261,21 +253,20 @@ def test_what_died_in_a_build_is_to_be_deleted_and_what_is_unfinished_to_be_buil
     assert "precompute repair" not in out
 
 
-def test_a_cache_that_only_lacks_its_seal_is_repaired_as_finding_and_step_agree(cache, capsys):
-    (cache / "seal.json").unlink()
+@pytest.mark.parametrize(
+    ("lost", "problem"),
+    [
+        ("seal.json", "is missing: the cache is not sealed"),
+        ("commits/000002.json", "is missing, though the cache is sealed"),
+    ],
+)
+def test_a_lost_seal_or_record_alone_is_damage_to_repair(cache, capsys, lost, problem):
+    (cache / lost).unlink()
     assert main(["verify", str(cache)]) == 1
     out = capsys.readouterr().out
-    assert "is missing: the cache is not sealed" in out
+    assert problem in out
     assert "precompute build" not in out
     assert f"next: write the findings down with --report FILE, then precompute repair {cache}" in out
-
-
-def test_a_lost_record_of_a_sealed_cache_is_damage_to_repair(cache, capsys):
-    (cache / "commits/000002.json").unlink()
-    assert main(["verify", str(cache)]) == 1
-    out = capsys.readouterr().out
-    assert "is missing, though the cache is sealed" in out
-    assert "precompute repair" in out
 
 
 def test_a_report_says_of_every_finding_what_kind_it_is(cache, tmp_path):

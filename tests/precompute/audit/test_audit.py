@@ -34,11 +34,10 @@ from precompute.encoders.encoder import Encoder
 from tests.precompute.conftest import (
     BROKEN,
     SAMPLES,
-    config_values,
     image_bytes,
     make_vae,
+    run_build,
     sample_name,
-    write_config,
     write_source,
 )
 
@@ -56,8 +55,7 @@ def built(tmp_path_factory: pytest.TempPathFactory, vae_path: Path) -> Path:
 
 def build(folder: Path, **overrides: object) -> None:
     write_source(folder / "source")
-    values = config_values(folder / "cache", folder / "source", folder / "vae", **overrides)
-    assert main(["build", "--config", str(write_config(folder / "build.yaml", values))]) == 0
+    run_build(folder, folder / "source", folder / "vae", **overrides)
 
 
 class Audit:
@@ -122,7 +120,7 @@ def alter(cache: Path, row: int) -> None:
     seal_cache(cache, spec)
 
 
-def test_a_latent_of_no_image_is_found_and_named_though_every_checksum_is_right(own, tmp_path):
+def test_a_latent_of_no_image_is_named_though_checksums_are_right(own, tmp_path):
     alter(tmp_path / "cache", row=9)
     assert not verify(tmp_path / "cache", "full").findings
     assert own() == 1
@@ -139,18 +137,21 @@ def test_a_latent_of_no_image_is_found_and_named_though_every_checksum_is_right(
     assert own() == 0
 
 
-def test_a_changed_image_is_named_and_its_neighbours_are_not(own, tmp_path):
-    write_source(tmp_path / "source", sample_006=image_bytes(99))
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"sample_006": image_bytes(99)}, "row 6, sample-006 (shard 0): its image changed: sha256 is"),
+        ({"numbers": [number for number in range(SAMPLES) if number != 6]},
+         "row 6, sample-006 (shard 0): its image is gone: missing"),
+    ],
+    ids=["changed", "gone"],
+)  # fmt: skip
+def test_an_image_that_changed_or_is_gone_is_named_and_no_other(own, tmp_path, change, said):
+    write_source(tmp_path / "source", **change)
     assert own() == 1
     assert [finding["id"] for finding in own.report["findings"]] == ["sample-006"]
-    assert "row 6, sample-006 (shard 0): its image changed: sha256 is" in own.out
+    assert said in own.out
     assert own.report["equal_bits"] == CACHED_SAMPLES - 1
-
-
-def test_an_image_that_is_gone_is_named(own, tmp_path):
-    write_source(tmp_path / "source", [number for number in range(SAMPLES) if number != 5])
-    assert own() == 1
-    assert "row 5, sample-005 (shard 0): its image is gone: missing" in own.out
 
 
 def test_another_encoder_is_refused_with_the_field_that_differs(own, tmp_path):
@@ -160,7 +161,7 @@ def test_another_encoder_is_refused_with_the_field_that_differs(own, tmp_path):
     assert own.report is None
 
 
-def test_one_drawn_sample_compares_its_whole_batch_and_bounds_by_itself(audit):
+def test_one_drawn_sample_compares_its_whole_batch(audit):
     assert audit("--samples", "1", "--seed", "3") == 0
     assert audit.report["drawn"] == 1
     assert audit.report["compared"] in (2, 3)
@@ -168,7 +169,7 @@ def test_one_drawn_sample_compares_its_whole_batch_and_bounds_by_itself(audit):
     assert "with 95% confidence at most 95.00% of the 20 cached samples differ by more than" in audit.out
 
 
-def test_a_wrong_neighbour_is_a_finding_and_does_not_enter_the_bound(own, tmp_path):
+def test_a_wrong_neighbour_is_a_finding_outside_the_bound(own, tmp_path):
     """Drawn or not, what is wrong is named; but only what was drawn says something of the rest."""
     alter(tmp_path / "cache", row=9)
     batch = [8, 9, 10]
@@ -217,7 +218,7 @@ def test_a_time_budget_stops_the_draw_and_weakens_the_statement(audit):
         (["--samples", "1000"], CACHED_SAMPLES),
     ],
 )
-def test_time_alone_draws_on_to_the_end_and_with_a_number_the_first_to_come_ends_it(audit, monkeypatch, options, drawn):
+def test_the_first_of_time_and_number_ends_the_draw(audit, monkeypatch, options, drawn):
     """Of 20 cached samples, where a draw that is told neither takes 7."""
     monkeypatch.setattr("precompute.config.SAMPLES_DRAWN", 7)
     assert audit(*options) == 0
@@ -273,9 +274,7 @@ def test_a_signal_ends_the_audit_with_code_3_and_what_it_has(audit, monkeypatch,
 
 
 @pytest.mark.parametrize(("relative", "code"), [(3e-6, 0), (3e-4, 1)])
-def test_an_encoder_that_rounds_otherwise_passes_and_one_that_is_off_does_not(
-    built, tmp_path, capsys, monkeypatch, relative, code
-):
+def test_an_encoder_that_rounds_otherwise_passes_one_off_does_not(built, tmp_path, capsys, monkeypatch, relative, code):
     """As another machine's float32 kernels would, measured at some 5e-6 of the root mean square."""
     shutil.copytree(built / "vae", tmp_path / "vae")
     build(tmp_path, store__dtype="float32")
@@ -288,7 +287,7 @@ def test_an_encoder_that_rounds_otherwise_passes_and_one_that_is_off_does_not(
 
 
 @pytest.mark.parametrize(("bad", "drawn"), [(0, 1), (0, 59), (0, 299), (1, 20), (7, 100), (19, 20)])
-def test_the_bound_is_the_share_at_which_so_few_are_seen_once_in_twenty(bad, drawn):
+def test_the_bound_is_where_so_few_are_seen_once_in_twenty(bad, drawn):
     share = upper_bound(bad, drawn)
     seen = sum(math.comb(drawn, count) * share**count * (1 - share) ** (drawn - count) for count in range(bad + 1))
     assert seen == pytest.approx(0.05)

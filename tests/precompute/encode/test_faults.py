@@ -33,6 +33,7 @@ from tests.precompute.conftest import (
     assert_same_as_undisturbed,
     config_values,
     image_bytes,
+    run_build,
     sample_name,
     timeless_files,
     write_config,
@@ -204,13 +205,13 @@ def start_from(before: Path | None, cache: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick_loading")
-def test_a_disk_that_fails_at_any_step_of_a_build_leaves_no_half_file(undisturbed, tmp_path, disk, capsys):
+def test_no_half_file_is_left_by_a_disk_failing_in_a_build(undisturbed, tmp_path, disk, capsys):
     cache = tmp_path / "cache"
     disturb_every_step(disk, capsys, build_in(cache, undisturbed), cache, None, undisturbed / "cache")
 
 
 @pytest.mark.usefixtures("quick_loading")
-def test_a_disk_that_fails_at_any_step_of_a_repair_leaves_no_half_file(undisturbed, tmp_path, disk, capsys):
+def test_no_half_file_is_left_by_a_disk_failing_in_a_repair(undisturbed, tmp_path, disk, capsys):
     cache, damaged = tmp_path / "cache", tmp_path / "damaged"
     shutil.copytree(undisturbed / "cache", damaged)
     shard = damaged / shard_format(read_spec(damaged)).shard_file(0)
@@ -224,7 +225,7 @@ GROWN = range(SAMPLES + 2)
 
 
 @pytest.mark.usefixtures("quick_loading")
-def test_a_disk_that_fails_at_any_step_of_an_extension_leaves_no_half_file(undisturbed, tmp_path, disk, capsys):
+def test_no_half_file_is_left_by_a_disk_failing_in_an_extension(undisturbed, tmp_path, disk, capsys):
     arguments, before = changed_source(undisturbed, tmp_path, GROWN)
     assert main([*arguments, "--cache", str(tmp_path / "whole")]) == 0
     cache, arguments = tmp_path / "cache", [*arguments, "--cache", str(tmp_path / "cache"), "--extend"]
@@ -232,7 +233,7 @@ def test_a_disk_that_fails_at_any_step_of_an_extension_leaves_no_half_file(undis
 
 
 @pytest.mark.usefixtures("quick_loading")
-def test_a_disk_that_fails_at_any_step_of_a_retry_leaves_no_half_file(undisturbed, tmp_path, disk, capsys):
+def test_no_half_file_is_left_by_a_disk_failing_in_a_retry(undisturbed, tmp_path, disk, capsys):
     (broken,) = set(BROKEN) & set(range(SAMPLES))
     mended = {sample_name(broken).replace("-", "_"): image_bytes(broken)}
     arguments, before = changed_source(undisturbed, tmp_path, range(SAMPLES), **mended)
@@ -250,7 +251,7 @@ def changed_source(undisturbed: Path, folder: Path, numbers: range, **replaced: 
     return ["build", "--config", str(write_config(folder / "changed.yaml", values))], undisturbed / "cache"
 
 
-def test_a_disk_that_fails_at_any_step_of_a_conversion_leaves_no_half_file(undisturbed, tmp_path, disk, capsys):
+def test_no_half_file_is_left_by_a_disk_failing_in_a_conversion(undisturbed, tmp_path, disk, capsys):
     """Into the other form, from either."""
     source, whole, cache = undisturbed / "cache", tmp_path / "whole", tmp_path / "cache"
     (form,) = set(get_args(StoreFormat)) - {read_spec(source).store_format}
@@ -267,9 +268,7 @@ def shard_sized_build(folder: Path, source: Path, vae: Path, name: str) -> tuple
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_the_kernel_refusing_to_let_a_shard_grow_stops_the_build_in_its_middle(
-    tmp_path, source_path, vae_path, capfd, workers
-):
+def test_a_shard_that_may_not_grow_stops_the_build(tmp_path, source_path, vae_path, capfd, workers):
     """Also where it is a worker's: its failure is the build's."""
     whole, arguments = shard_sized_build(tmp_path, source_path, vae_path, "whole")
     assert main(arguments) == 0
@@ -293,7 +292,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
-def test_a_full_disk_stops_the_build_and_room_on_it_lets_it_go_on(tmp_path, small_disk, source_path, vae_path, capsys):
+def test_room_on_a_full_disk_lets_its_build_go_on(tmp_path, small_disk, source_path, vae_path, capsys):
     whole, arguments = shard_sized_build(tmp_path, source_path, vae_path, "whole")
     assert main(arguments) == 0
     cache, arguments = shard_sized_build(small_disk, source_path, vae_path, "cache")
@@ -310,7 +309,7 @@ OBEYING = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
 """Makes root obey permissions like anyone else."""
 
 
-def test_a_folder_that_turns_read_only_stops_the_build_and_is_named(tmp_path, source_path, vae_path):
+def test_a_folder_that_turns_read_only_is_named(tmp_path, source_path, vae_path):
     if os.geteuid() == 0 and shutil.which(OBEYING[0]) is None:
         pytest.skip("root obeys no permissions and there is no setpriv to make it")
     values = config_values(tmp_path / "cache", source_path, vae_path, store__samples_per_shard=1)
@@ -328,37 +327,27 @@ def test_a_folder_that_turns_read_only_stops_the_build_and_is_named(tmp_path, so
     assert_same_as_undisturbed(tmp_path, values)
 
 
-def folder_values(tmp_path: Path, source: Path, vae: Path) -> dict[str, Any]:
-    """A build from a folder of images."""
-    with zipfile.ZipFile(source / "images.zip") as archive:
-        archive.extractall(source / "images")
-    return config_values(tmp_path / "cache", source, vae, source__images=str(source / "images"))
-
-
-def test_images_that_disappear_stop_the_build_and_reject_nothing(
-    tmp_path, source_path, vae_path, at_second_batch, capsys
-):
+def test_images_that_disappear_stop_the_build(tmp_path, source_path, vae_path, at_second_batch, capsys):
     """Within the share of rejects that is allowed, too."""
-    values = folder_values(tmp_path, source_path, vae_path)
-    values["run"]["max_reject_fraction"] = 1.0
-    arguments = ["build", "--config", str(write_config(tmp_path / "build.yaml", values))]
     images = source_path / "images"
+    with zipfile.ZipFile(source_path / "images.zip") as archive:
+        archive.extractall(images)
+    allowed = {"source__images": str(images), "run__max_reject_fraction": 1.0}
     at_second_batch.append(lambda: images.rename(source_path / "elsewhere"))
-    assert main(arguments) == 1
+    run_build(tmp_path, source_path, vae_path, code=1, **allowed)
     assert_said_in_one_line(capsys, "was there when the cache was planned and is gone", "sample-0")
     (source_path / "elsewhere").rename(images)
-    assert main(arguments) == 0
-    assert_same_as_undisturbed(tmp_path, values)
+    run_build(tmp_path, source_path, vae_path, **allowed)
+    assert_same_as_undisturbed(tmp_path, config_values(tmp_path / "cache", source_path, vae_path, **allowed))
 
 
 def test_a_zip_that_is_replaced_or_deleted_is_read_to_its_end(tmp_path, source_path, vae_path, at_second_batch):
-    values = config_values(tmp_path / "cache", source_path, vae_path)
     archive = source_path / "images.zip"
     kept = archive.read_bytes()
     at_second_batch.append(archive.unlink)
-    assert main(["build", "--config", str(write_config(tmp_path / "build.yaml", values))]) == 0
+    cache = run_build(tmp_path, source_path, vae_path)
     archive.write_bytes(kept)
-    assert_same_as_undisturbed(tmp_path, values)
+    assert_same_as_undisturbed(tmp_path, config_values(cache, source_path, vae_path))
 
 
 def make_tar(source: Path) -> Path:
@@ -372,19 +361,17 @@ def make_tar(source: Path) -> Path:
 
 @pytest.mark.parametrize("kind", ["zip", "tar"])
 @pytest.mark.parametrize("change", ["cut", "overwritten"])
-def test_an_archive_that_is_changed_in_place_stops_the_build_and_rejects_nothing(
+def test_an_archive_that_is_changed_in_place_stops_the_build(
     tmp_path, source_path, vae_path, at_second_batch, capsys, kind, change
 ):
     archive = make_tar(source_path) if kind == "tar" else source_path / "images.zip"
-    values = config_values(tmp_path / "cache", source_path, vae_path, source__images=str(archive))
-    values["run"]["max_reject_fraction"] = 1.0
-    arguments = ["build", "--config", str(write_config(tmp_path / "build.yaml", values))]
+    allowed = {"source__images": str(archive), "run__max_reject_fraction": 1.0}
     kept, status = archive.read_bytes(), archive.stat()
     changed = kept[: len(kept) // 4] if change == "cut" else bytes(reversed(kept))
     at_second_batch.append(lambda: archive.write_bytes(changed))
-    assert main(arguments) == 1
+    run_build(tmp_path, source_path, vae_path, code=1, **allowed)
     assert_said_in_one_line(capsys, f"{archive} was changed while it was read")
     archive.write_bytes(kept)
     os.utime(archive, ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert main(arguments) == 0
-    assert_same_as_undisturbed(tmp_path, values)
+    run_build(tmp_path, source_path, vae_path, **allowed)
+    assert_same_as_undisturbed(tmp_path, config_values(tmp_path / "cache", source_path, vae_path, **allowed))

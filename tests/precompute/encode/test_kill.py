@@ -128,7 +128,7 @@ def killed_copies(fork_server: Any, before: Path, arguments: Callable[[str], lis
         yield cache
 
 
-def test_an_extension_killed_at_any_step_goes_on_to_identical_bytes(fork_server, tmp_path, build):
+def test_an_extension_killed_at_any_step_ends_in_identical_bytes(fork_server, tmp_path, build):
     """Every other rerun is not asked to extend, which it need not be once the extension has begun."""
     assert main(build("short")) == 0
     short = timeless_files(tmp_path / "short")
@@ -146,7 +146,7 @@ def test_an_extension_killed_at_any_step_goes_on_to_identical_bytes(fork_server,
     assert timeless_files(tmp_path / f"killed-{steps + 1}") == expected
 
 
-def test_an_extension_killed_before_it_changed_the_spec_is_undone_without_its_samples(fork_server, tmp_path, build):
+def test_an_extension_killed_before_its_spec_is_undone(fork_server, tmp_path, build):
     assert main(build("short")) == 0
     short, undone = timeless_files(tmp_path / "short"), 0
     write_source(tmp_path / "source", range(10))
@@ -162,7 +162,7 @@ def test_an_extension_killed_before_it_changed_the_spec_is_undone_without_its_sa
     assert undone >= 7, "two for each file that is written, one for each that is withdrawn"
 
 
-def test_a_retry_killed_at_any_step_leaves_none_of_its_scratch_in_a_build_without_it(fork_server, tmp_path, build):
+def test_a_retry_killed_at_any_step_leaves_none_of_its_scratch(fork_server, tmp_path, build):
     """Until it puts its shard in place, the earlier one still stands, and nothing writes it again."""
     assert main(build("before")) == 0
     before, kept = timeless_files(tmp_path / "before"), 0
@@ -176,9 +176,7 @@ def test_a_retry_killed_at_any_step_leaves_none_of_its_scratch_in_a_build_withou
     assert kept > 2, "at the seal, the shard and its samples table"
 
 
-def test_a_repair_killed_at_any_step_leaves_none_of_its_scratch_in_a_build_that_has_nothing_to_do(
-    fork_server, tmp_path, build
-):
+def test_a_repair_killed_at_any_step_leaves_none_of_its_scratch(fork_server, tmp_path, build):
     assert main(build("before")) == 0
     before = timeless_files(tmp_path / "before")
     for cache in killed_copies(
@@ -189,8 +187,14 @@ def test_a_repair_killed_at_any_step_leaves_none_of_its_scratch_in_a_build_that_
         assert not verify(cache, "full").findings
 
 
-def test_workers_die_with_their_killed_parent_and_the_build_resumes(tmp_path, source_path, vae_path):
-    values = config_values(tmp_path / "cache", source_path, vae_path, store__samples_per_shard=2, run__workers=2)
+@pytest.fixture
+def values(tmp_path: Path, source_path: Path, vae_path: Path) -> dict[str, Any]:
+    """Of a build with many commits, by two workers."""
+    cache = tmp_path / "cache"
+    return config_values(cache, source_path, vae_path, store__samples_per_shard=1, run__workers=2)
+
+
+def test_workers_die_with_their_killed_parent_and_the_build_resumes(tmp_path, values):
     process, arguments = start_building(tmp_path, values)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
@@ -199,8 +203,7 @@ def test_workers_die_with_their_killed_parent_and_the_build_resumes(tmp_path, so
     assert_same_as_undisturbed(tmp_path, values)
 
 
-def test_a_signal_stops_two_workers_with_code_3_and_nothing_half_written(tmp_path, source_path, vae_path):
-    values = config_values(tmp_path / "cache", source_path, vae_path, store__samples_per_shard=1, run__workers=2)
+def test_a_signal_stops_two_workers_and_leaves_nothing_half_written(tmp_path, values):
     process, arguments = start_building(tmp_path, values)
     process.send_signal(signal.SIGTERM)
     _, error = process.communicate(timeout=60)
@@ -213,9 +216,8 @@ def test_a_signal_stops_two_workers_with_code_3_and_nothing_half_written(tmp_pat
     assert_same_as_undisturbed(tmp_path, values)
 
 
-def test_a_signal_to_the_whole_group_stops_workers_and_parent_alike(tmp_path, source_path, vae_path):
+def test_a_signal_to_the_whole_group_stops_workers_and_parent_alike(tmp_path, values):
     """As batch systems and terminals send it."""
-    values = config_values(tmp_path / "cache", source_path, vae_path, store__samples_per_shard=1, run__workers=2)
     process, _ = start_building(tmp_path, values)
     os.killpg(process.pid, signal.SIGINT)
     _, error = process.communicate(timeout=60)
@@ -225,9 +227,8 @@ def test_a_signal_to_the_whole_group_stops_workers_and_parent_alike(tmp_path, so
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_to_the_group_while_workers_are_starting_is_a_stop_too(tmp_path, source_path, vae_path, number):
+def test_a_signal_to_the_group_while_workers_start_is_a_stop_too(tmp_path, values, number):
     """They are importing then, and nobody has told them yet what a signal means."""
-    values = config_values(tmp_path / "cache", source_path, vae_path, store__samples_per_shard=1, run__workers=2)
     arguments = ["build", "--config", str(write_config(tmp_path / "b.yaml", values))]
     process = start([sys.executable, "-m", "precompute", *arguments])
     wait_for(lambda: len(workers_of(process.pid)) == 2)
@@ -239,8 +240,7 @@ def test_a_signal_to_the_group_while_workers_are_starting_is_a_stop_too(tmp_path
     wait_for(lambda: not session_members(process.pid))
 
 
-def test_a_killed_worker_fails_the_build_by_name_and_a_rerun_goes_on(tmp_path, source_path, vae_path):
-    values = config_values(tmp_path / "cache", source_path, vae_path, store__samples_per_shard=1, run__workers=2)
+def test_a_killed_worker_fails_the_build_by_name_and_a_rerun_goes_on(tmp_path, values):
     process, arguments = start_building(tmp_path, values)
     os.kill(workers_of(process.pid)[0], signal.SIGKILL)
     _, error = process.communicate(timeout=60)
@@ -251,8 +251,7 @@ def test_a_killed_worker_fails_the_build_by_name_and_a_rerun_goes_on(tmp_path, s
     assert_same_as_undisturbed(tmp_path, values)
 
 
-def test_a_second_build_of_one_cache_is_refused_and_names_the_first(tmp_path, source_path, vae_path, capsys):
-    values = config_values(tmp_path / "cache", source_path, vae_path, store__samples_per_shard=1)
+def test_a_second_build_of_one_cache_is_refused_and_names_the_first(tmp_path, values, capsys):
     process, arguments = start_building(tmp_path, values)
     process.send_signal(signal.SIGSTOP)
     assert main(arguments) == 1

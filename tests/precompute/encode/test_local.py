@@ -10,23 +10,20 @@ import pytest
 
 from cache_store.cache.metadata import read_spec
 from cache_store.errors import StaleError
-from precompute.cli import main
 from precompute.config import BuildConfig, RunConfig
 from precompute.encode.local import num_workers, run_local
 from precompute.encoders.registry import load_encoder
 from precompute.sources import open_source
-from tests.precompute.conftest import config_values, make_vae, timeless_files, write_config
+from tests.precompute.conftest import make_vae, run_build, timeless_files
 
 
 @pytest.fixture
 def config(tmp_path: Path, source_path: Path, vae_path: Path) -> BuildConfig:
     """Of a cache that is built."""
-    values = config_values(tmp_path / "cache", source_path, vae_path)
-    assert main(["build", "--config", str(write_config(tmp_path / "build.yaml", values))]) == 0
-    return BuildConfig.of_cache(tmp_path / "cache")
+    return BuildConfig.of_cache(run_build(tmp_path, source_path, vae_path))
 
 
-def test_a_model_that_changes_while_workers_start_stops_the_build_before_a_shard_is_written(config, tmp_path):
+def test_a_model_that_changes_while_workers_start_stops_the_build(config, tmp_path):
     encoder, before = load_encoder(config.encoder, config.image.range), timeless_files(config.root)
     other = replace(config.encoder, model=str(make_vae(tmp_path / "other", seed=1)))
     changed = replace(config, encoder=other, run=RunConfig(workers=2))

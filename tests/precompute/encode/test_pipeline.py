@@ -19,14 +19,13 @@ import precompute.encode.pipeline as pipeline
 from cache_store.cache.metadata import read_spec
 from cache_store.cache.writer import ShardBuilder
 from cache_store.format.schema import CommitRecord, Spec
-from precompute.cli import main
 from precompute.encode.batches import BATCHES_AHEAD, Batch, decoded_batches, planned_batches
 from precompute.encode.pipeline import WRITES_BEHIND, Progress, ShardSink, encode_shards
 from precompute.encode.progress import BuildProgress
 from precompute.encoders.encoder import Encoder
 from precompute.images.decode import MID_GREY, decode_image, fit_image, to_pixels
 from precompute.sources import Source, SourceConfig, open_source
-from tests.precompute.conftest import BROKEN, SAMPLES, config_values, image_bytes, write_config, write_source
+from tests.precompute.conftest import BROKEN, SAMPLES, image_bytes, run_build, write_source
 from tests.precompute.images.hostile_images import png, save
 
 
@@ -39,10 +38,9 @@ class Planned(NamedTuple):
 @pytest.fixture
 def planned(tmp_path, source_path, vae_path) -> Planned:
     """A built cache's root, spec and source: 22 samples in batches of 1."""
-    values = config_values(tmp_path / "cache", source_path, vae_path, encoder__batch_size=1)
-    assert main(["build", "--config", str(write_config(tmp_path / "b.yaml", values))]) == 0
+    cache = run_build(tmp_path, source_path, vae_path, encoder__batch_size=1)
     config = SourceConfig(kind="llava", path=str(source_path / "chat.json"), images=str(source_path / "images.zip"))
-    return Planned(tmp_path / "cache", read_spec(tmp_path / "cache"), open_source(config))
+    return Planned(cache, read_spec(cache), open_source(config))
 
 
 FAILURES: dict[str, bytes | None] = {
@@ -77,10 +75,9 @@ def test_a_rejected_image_is_grey_in_its_batch(tmp_path, vae_path, encoded, fail
     if FAILURES[failure] is None:
         chat = (source / "chat.json").read_text()
         (source / "chat.json").write_text(chat.replace('"sample-004.png"', '"nowhere.png"'))
-    values = config_values(tmp_path / "cache", source, vae_path)
-    assert main(["build", "--config", str(write_config(tmp_path / "b.yaml", values))]) == 0
+    cache = run_build(tmp_path, source, vae_path)
     assert [len(batch) for batch in encoded] == [3, 3, 2, 3, 3, 2, 3, 3]  # of shards of 8, 8 and 6
-    recipe = read_spec(tmp_path / "cache").array.image
+    recipe = read_spec(cache).array.image
     for number, pixels_YX3 in enumerate(np.concatenate(encoded)):
         expected = np.full((32, 40, 3), 128)
         if number not in BROKEN:

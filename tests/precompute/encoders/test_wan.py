@@ -153,46 +153,46 @@ def test_a_checkpoint_without_a_decoder_is_enough(vae_folder):
     assert load(vae_folder).identity == expected
 
 
-def test_a_missing_encode_path_weight_is_refused(vae_folder):
-    edit_weights(vae_folder / "vae", lambda weights: weights.pop("encoder.conv_out.bias"))
-    assert "1 missing keys in its encode path, encoder.conv_out.bias first" in refusal(vae_folder)
+def with_weights(**weights: str | None) -> Callable[[Path], None]:
+    """Weights are others', or gone; . is __ in their names."""
+
+    def change(held: dict[str, Any]) -> None:
+        for name, other in weights.items():
+            held.pop(name.replace("__", "."), None)
+            held |= {} if other is None else {name.replace("__", "."): original[other].clone()}
+
+    def spoil(folder: Path) -> None:
+        original.update(load_file(folder / WEIGHTS))
+        edit_weights(folder, change)
+
+    original: dict[str, Any] = {}
+    return spoil
 
 
-def test_an_unknown_encode_path_weight_is_refused(vae_folder):
-    edit_weights(
-        vae_folder / "vae", lambda weights: weights.update({"encoder.extra": weights["quant_conv.bias"].clone()})
-    )
-    assert "1 unexpected keys in its encode path, encoder.extra first" in refusal(vae_folder)
+def with_config(text: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / "config.json").write_text(text)
 
 
-def test_a_weight_of_another_shape_is_refused(vae_folder):
-    edit_weights(
-        vae_folder / "vae", lambda weights: weights.update({"quant_conv.bias": weights["encoder.conv_in.bias"].clone()})
-    )
-    assert "cannot be loaded" in refusal(vae_folder)
+def cut_to(size: int) -> Callable[[Path], object]:
+    return lambda folder: os.truncate(folder / WEIGHTS, size)
 
 
-def test_other_classes_are_refused_by_name(vae_folder):
-    (vae_folder / "vae" / "config.json").write_text('{"_class_name": "AutoencoderKLCosmos"}')
-    assert refusal(vae_folder).endswith("is of class AutoencoderKLCosmos; known are AutoencoderKLWan")
-
-
-@pytest.mark.parametrize("text", ["", "{"])
-def test_a_config_that_is_cut_is_refused(vae_folder, text):
-    (vae_folder / "vae" / "config.json").write_text(text)
-    assert "config.json is not JSON" in refusal(vae_folder)
-
-
-def test_a_config_that_the_class_cannot_build_is_refused(vae_folder):
-    (vae_folder / "vae" / "config.json").write_text('{"_class_name": "AutoencoderKLWan", "dim_mult": "wide"}')
-    assert "cannot be loaded" in refusal(vae_folder)
-
-
-@pytest.mark.parametrize("keep", [0, 7, 5_000])
-def test_cut_weights_are_refused(vae_folder, keep):
-    weights = vae_folder / "vae" / WEIGHTS
-    weights.write_bytes(weights.read_bytes()[:keep])
-    assert "cannot be loaded" in refusal(vae_folder)
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (with_weights(encoder__conv_out__bias=None), "1 missing keys in its encode path, encoder.conv_out.bias first"),
+        (with_weights(encoder__extra="quant_conv.bias"), "1 unexpected keys in its encode path, encoder.extra first"),
+        (with_weights(quant_conv__bias="encoder.conv_in.bias"), "cannot be loaded"),
+        (with_config('{"_class_name": "AutoencoderKLCosmos"}'), "AutoencoderKLCosmos; known are AutoencoderKLWan"),
+        (with_config(""), "config.json is not JSON"),
+        (with_config("{"), "config.json is not JSON"),
+        (with_config('{"_class_name": "AutoencoderKLWan", "dim_mult": "wide"}'), "cannot be loaded"),
+        *((cut_to(size), "cannot be loaded") for size in (0, 7, 5_000)),
+    ],
+)
+def test_a_model_that_is_not_whole_and_known_is_refused(vae_folder, spoil, message):
+    spoil(vae_folder / "vae")
+    assert message in refusal(vae_folder)
 
 
 def test_pickled_weights_are_never_read(vae_folder):
@@ -200,29 +200,30 @@ def test_pickled_weights_are_never_read(vae_folder):
     assert "cannot be loaded" in refusal(vae_folder)
 
 
-def test_a_folder_without_a_model_is_wrong_usage(tmp_path):
-    with pytest.raises(MissingPathError, match=r"is no VAE: it holds none of vae/config\.json, config\.json") as caught:
+NO_VAE = r"config\.json is not a VAE's config: it has no _class_name"
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        (None, r"is no VAE: it holds none of vae/config\.json, config\.json"),
+        *((text, NO_VAE) for text in ("[]", "{}", '{"model_type": "gemma3"}')),
+    ],
+)
+def test_a_folder_of_no_vae_is_wrong_usage(tmp_path, file, message):
+    if file is not None:
+        (tmp_path / "config.json").write_text(file)
+    with pytest.raises(MissingPathError, match=message) as caught:
         load(tmp_path)
     assert caught.value.exit_code == 2
 
 
-@pytest.mark.parametrize("text", ["[]", "{}", '{"model_type": "gemma3"}'])
-def test_the_folder_of_a_model_that_is_no_vae_is_wrong_usage(tmp_path, text):
-    (tmp_path / "config.json").write_text(text)
-    with pytest.raises(MissingPathError, match=r"config\.json is not a VAE's config: it has no _class_name") as caught:
-        load(tmp_path)
-    assert caught.value.exit_code == 2
-
-
-def test_a_file_given_for_a_model_is_wrong_usage(vae_folder):
-    with pytest.raises(MissingPathError, match=f"{WEIGHTS} is no VAE: it holds none of vae/config.json") as caught:
-        load(vae_folder / "vae" / WEIGHTS)
-    assert caught.value.exit_code == 2
-
-
-@pytest.mark.parametrize("model", ["/nowhere/at/all", "./nowhere", "~/nowhere", "a/b/c", "nowhere"])
-def test_a_path_that_does_not_exist_is_wrong_usage_and_the_hub_is_not_asked(model):
-    with pytest.raises(MissingPathError, match="is neither a folder here nor a hub id, which is owner/name") as caught:
+@pytest.mark.parametrize("model", ["/nowhere/at/all", "./nowhere", "~/nowhere", "a/b/c", "nowhere", __file__])
+def test_a_path_of_nothing_or_a_file_is_wrong_usage(model):
+    """The Hub is not asked."""
+    no_vae = "is no VAE: it holds none of vae/config.json"
+    message = no_vae if model == __file__ else "is neither a folder here nor a hub id, which is owner/name"
+    with pytest.raises(MissingPathError, match=message) as caught:
         load(model)
     assert caught.value.exit_code == 2
 

@@ -20,19 +20,13 @@ from cache_store.gallery.pictures import psnr
 from precompute.cli import main
 from precompute.gallery.gallery import DecodedGalleryConfig, open_decoder
 from precompute.gallery.source_images import open_source_images
-from tests.precompute.conftest import BROKEN, config_values, image_bytes, make_vae, write_config, write_source
-
-
-def build(folder: Path, source: Path, vae: Path, **overrides: Any) -> Path:
-    values = config_values(folder / "cache", source, vae, **overrides)
-    assert main(["build", "--config", str(write_config(folder / "build.yaml", values))]) == 0
-    return folder / "cache"
+from tests.precompute.conftest import BROKEN, image_bytes, make_vae, run_build, write_source
 
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory, vae_path: Path) -> Path:
     folder = tmp_path_factory.mktemp("gallery")
-    return build(folder, write_source(folder / "source"), vae_path)
+    return run_build(folder, write_source(folder / "source"), vae_path)
 
 
 def decoding(**options: Any) -> DecodedGalleryConfig:
@@ -88,7 +82,7 @@ def test_without_decode_it_is_the_gallery_of_cache_store(cache, tmp_path):
 
 
 def test_moments_decode_by_their_mean(cache, source_path, vae_path, tmp_path):
-    moments = build(tmp_path, source_path, vae_path, encoder__posterior="moments")
+    moments = run_build(tmp_path, source_path, vae_path, encoder__posterior="moments")
     numbers = np.arange(4)
     latents, doubled = open_cache(cache).read(numbers), open_cache(moments).read(numbers)
     assert doubled.shape[1] == 2 * latents.shape[1]
@@ -97,7 +91,7 @@ def test_moments_decode_by_their_mean(cache, source_path, vae_path, tmp_path):
 
 
 def test_another_range_is_explained(source_path, vae_path, tmp_path):
-    cache = build(tmp_path, source_path, vae_path, image__range="theworld")
+    cache = run_build(tmp_path, source_path, vae_path, image__range="theworld")
     page = tmp_path / "page.html"
     assert main(["gallery", str(cache), "-o", str(page), "--decode", "--device", "cpu", "--rows", "1"]) == 0
     assert "These latents were encoded from RGB in [0, 255]" in page.read_text()
@@ -109,7 +103,7 @@ def test_another_models_decoder_is_refused(cache, tmp_path):
         open_decoder(cache, decoding(model=str(other)))
 
 
-def test_a_model_that_is_named_and_not_there_is_wrong_usage_and_not_said_to_be_remembered(cache, tmp_path, capsys):
+def test_a_named_model_that_is_not_there_is_wrong_usage(cache, tmp_path, capsys):
     gone = str(tmp_path / "gone")
     assert main(["gallery", str(cache), "-o", str(tmp_path / "page.html"), "--decode", "--model", gone]) == 2
     assert capsys.readouterr().err.splitlines() == [
