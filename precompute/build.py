@@ -5,12 +5,14 @@ Everything that can be refused is refused before anything is written.
 
 import threading
 from dataclasses import dataclass
-from functools import partial
+from pathlib import Path
 
-from cache_store.cache.metadata import has_cache, refuse_foreign_folder
-from cache_store.cache.seal import seal_cache
+from cache_store.cache.metadata import refuse_foreign_folder
+from cache_store.cache.seal import make_seal, write_seal
+from cache_store.cache.survey import Survey, survey
+from cache_store.cache.writer import file_record
 from cache_store.errors import Interrupted
-from cache_store.format.schema import Seal
+from cache_store.format.schema import PLAN_FILE, FileRecord, Seal
 from cache_store.program.stop_signals import stop_on_signals
 from cache_store.storage.claim import claim
 from cache_store.verify.leftovers import clear_leftovers
@@ -22,14 +24,15 @@ from precompute.encoders.registry import load_encoder
 from precompute.images.decoder_messages import silence_decoders
 from precompute.images.rejected import TooManyRejectsError
 from precompute.plan import make_plan, refuse_missing_images
-from precompute.resume.kept import unseal
-from precompute.resume.rejections import refuse_all_rejected, too_many
-from precompute.resume.request import Acts
-from precompute.resume.stale import refuse_other_shards
-from precompute.resume.work import Work, begin, go_on
+from precompute.resume.act import unseal, write_metadata
+from precompute.resume.decide import Wanted, Work, decide
+from precompute.resume.images import examine_images, sample_changes
+from precompute.resume.refusals import refuse_mismatched_shards
+from precompute.resume.rejected import refuse_all_rejected, too_many, try_rejected
+from precompute.resume.request import BuildRequest
 from precompute.sources import Source, open_source
 from precompute.sources.listing import PassedOver
-from precompute.spec import array_spec, spec_of
+from precompute.spec import recipe_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +45,6 @@ class Summary:
     images_per_s: float
     waiting_share: float
     """Share of the encoder's time spent waiting for images."""
-    new_samples: int
-    """Rows that the cache was extended by."""
     tried_again: int
     """Rejected samples that were tried again."""
     recovered: int
@@ -52,58 +53,85 @@ class Summary:
     """What the source holds besides samples."""
 
 
-def build(config: BuildConfig, acts: Acts | None = None) -> Summary:
-    """Bring the cache to its sealed state; committed shards that fit are kept, but for what `acts` ask.
+def build(config: BuildConfig, request: BuildRequest | None = None) -> Summary:
+    """Bring the cache to its sealed state; committed shards that fit are kept, but for what is requested.
 
     Raises StaleError, with nothing touched, where the cache was made from other inputs; Interrupted where a signal
     came while encoding; EncodeOnceError where too many samples are rejected.
     """
     silence_decoders()
-    root, acts = config.root, acts or Acts()
+    root, request = config.root, request or BuildRequest()
     refuse_foreign_folder(root, "cache")
     source = open_source(config.source)
     encoder = load_encoder(config.encoder, config.image.range)
     samples = source.samples()
     found = make_plan(samples)
-    make_spec = partial(spec_of, config, array_spec(config, encoder))
     refuse_missing_images(found, config.source, config.run.max_reject_fraction)
+    wanted = Wanted(samples=found, recipe=recipe_of(config, encoder))
     with claim(root):
-        if has_cache(root):
-            work = go_on(config, make_spec, source, found, acts)
-        else:
-            work = begin(config, make_spec(found), found)
-            if told := str(samples.passed_over):  # now, as the encoding may take days
-                say(told)
-        del found  # the plan is on disk now; nothing below grows with the data set
-        try:
-            progress = build_missing(config, work, source, encoder, acts)
-        except TooManyRejectsError as error:
-            raise too_many(error, root, work.spec, acts) from None
-        if progress.all_rejected:
-            refuse_all_rejected(root, work.spec, acts)
+        surveyed = survey(root)
+        work, tried = look_at_images(config, surveyed, decide(surveyed, wanted, request), source, request)
+        write_metadata(surveyed, work, config)
+        if not surveyed.has_cache and (told := str(samples.passed_over)):  # now, as the encoding may take days
+            say(told)
+        plan_file = surveyed.plan.value.file if surveyed.plan.value and not work.writes_plan else None
+        del found, wanted, surveyed
+        work = work.without_plan()  # it is on disk now; nothing below grows with the data set
+        progress = build_missing(config, work, source, encoder, request)
         clear_leftovers(root, work.spec)
-        seal = seal_cache(root, work.spec)
+        seal = seal_of(root, work, progress, plan_file)
         announce_identity(work, seal)
-        return summarise(work, progress, seal, samples.passed_over)
+        return summarise(work, progress, seal, tried, samples.passed_over)
 
 
-def build_missing(config: BuildConfig, work: Work, source: Source, encoder: Encoder, acts: Acts) -> BuildProgress:
+def look_at_images(
+    config: BuildConfig, surveyed: Survey, work: Work, source: Source, request: BuildRequest
+) -> tuple[Work, int]:
+    """The work with shards of rejected samples that succeed now, how many were tried; StaleError for changed images."""
+    threads, tried = config.run.threads(1), 0
+    if request.retry_rejected:
+        retry = try_rejected(config.root, work, source, threads)
+        work, tried = work.recovering(retry.rejected_before), retry.tried
+    examine_images(surveyed, work, source, request, threads)
+    return work, tried
+
+
+def build_missing(
+    config: BuildConfig, work: Work, source: Source, encoder: Encoder, request: BuildRequest
+) -> BuildProgress:
     """Build every shard that is not kept; what was done, and how fast.
 
     The seal stays where shards have to come out as it says: mending that stops halfway has forgotten nothing.
     """
-    with BuildProgress(work.spec.rows, work.kept, config.run.max_reject_fraction) as progress:
-        progress.refuse_too_many_rejects()
-        if work.missing:
-            if work.samples_differ or not work.expected:
-                unseal(config.root)
-            stop = threading.Event()
-            with stop_on_signals(stop.set):  # here, threads and processes have to be told; elsewhere, we are unwound
-                run_local(config, work.spec, source, encoder, work.missing, work.expected, stop, progress)
-            refuse_other_shards(config.root, progress.others, work.expected, acts)
-            if stop.is_set():  # too late for the encoder to notice
-                raise Interrupted("every shard is committed; run the same command again to seal the cache")
+    root = config.root
+    with BuildProgress(work.spec.rows, work.kept.values(), config.run.max_reject_fraction) as progress:
+        try:
+            progress.refuse_too_many_rejects()
+            if work.to_build:
+                if work.samples_differ or not work.allowed_digests:
+                    unseal(root)
+                stop = threading.Event()
+                with stop_on_signals(
+                    stop.set
+                ):  # here, threads and processes have to be told; elsewhere, we are unwound
+                    run_local(config, work.spec, source, encoder, work.to_build, work.allowed_digests, stop, progress)
+                changes = {shard: list(sample_changes(root, each)) for shard, each in progress.mismatched.items()}
+                refuse_mismatched_shards(root, progress.mismatched, work.allowed_digests, changes, request)
+                if stop.is_set():  # too late for the encoder to notice
+                    raise Interrupted("every shard is committed; run the same command again to seal the cache")
+        except TooManyRejectsError as error:
+            raise too_many(error, root, work.spec, request) from None
+    if progress.all_rejected:
+        refuse_all_rejected(root, work.spec, request)
     return progress
+
+
+def seal_of(root: Path, work: Work, progress: BuildProgress, plan_file: FileRecord | None) -> Seal:
+    """Seal the cache, from the records of all its shards."""
+    records = {**work.kept, **progress.built}
+    contents = [records[shard].content for shard in range(work.spec.num_shards)]
+    seal = make_seal(work.spec, contents, plan_file or file_record(root, root / PLAN_FILE))
+    return write_seal(root, seal, work.earlier_seal)
 
 
 def announce_identity(work: Work, seal: Seal) -> None:
@@ -115,16 +143,15 @@ def announce_identity(work: Work, seal: Seal) -> None:
     say(f"the cache's identity was {work.earlier_seal.identity} and is {seal.identity}: {why}")
 
 
-def summarise(work: Work, progress: BuildProgress, seal: Seal, passed_over: PassedOver) -> Summary:
-    before = work.retry.rejected_before if work.retry else {}
+def summarise(work: Work, progress: BuildProgress, seal: Seal, tried: int, passed_over: PassedOver) -> Summary:
+    built = progress.built
     return Summary(
         seal=seal,
-        built_shards=progress.shards,
+        built_shards=len(built),
         built_images=progress.images,
         images_per_s=progress.images_per_s,
         waiting_share=progress.waiting_share,
-        new_samples=work.new_samples,
-        tried_again=work.retry.tried if work.retry else 0,
-        recovered=sum(rejected - progress.rejected[shard] for shard, rejected in before.items()),
+        tried_again=tried,
+        recovered=sum(before - built[shard].content.rejected for shard, before in work.recovered.items()),
         passed_over=passed_over,
     )

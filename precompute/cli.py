@@ -16,7 +16,7 @@ from cache_store.program.stop_signals import stop_on_signals
 from precompute.audit.bar import AuditBar
 from precompute.config import AuditConfig, BuildConfig, DecodedGalleryConfig, RepairConfig
 from precompute.encoders.spatial_factor import refuse_unfit_for
-from precompute.resume.request import Acts
+from precompute.resume.request import BuildRequest
 
 EXAMPLES = """\
   precompute build --config configs/llava_cc3m.yaml   run again to resume
@@ -37,13 +37,13 @@ FLAGS = {
     "--retry-rejected": "Try rejected samples again; shards in which one can be read now are built again.",
     "--check-sources": "Read every image again and compare it with what was encoded, not only those that look changed.",
 }
-"""Acts of one run of `build`, which no config holds."""
+"""Flags of one run of `build`, which no config holds."""
 
 
 def build_command(arguments: Any) -> int:
     """Plan, encode and seal a cache; run again to resume."""
     config = arguments.config
-    acts = Acts(
+    request = BuildRequest(
         new_samples="append" if arguments.extend else "refuse",
         retry_rejected=arguments.retry_rejected,
         check_sources=arguments.check_sources,
@@ -52,7 +52,7 @@ def build_command(arguments: Any) -> int:
     refuse_unfit_for(config.encoder.model, config.image.height, config.image.width)
     from precompute.build import build  # torch takes seconds to import
 
-    show(build(config, acts), config.cache)
+    show(build(config, request), config.cache)
     return 0
 
 

@@ -1,36 +1,32 @@
-"""The spec of the cache that a config asks for."""
-
-import pyarrow as pa
+"""The recipe and the spec of the cache that a config asks for."""
 
 from cache_store.cache.metadata import spec_problems
 from cache_store.errors import ConfigError
-from cache_store.format.plan import plan_digest
 from cache_store.format.record import FORMAT_VERSION
-from cache_store.format.schema import ArraySpec, Spec
+from cache_store.format.schema import ArraySpec, Recipe, Spec
 from precompute.config import BuildConfig
 from precompute.encoders.encoder import Encoder
 
 
-def array_spec(config: BuildConfig, encoder: Encoder) -> ArraySpec:
-    return ArraySpec(
+def recipe_of(config: BuildConfig, encoder: Encoder) -> Recipe:
+    array = ArraySpec(
         shape=encoder.latent_shape(config.image.height, config.image.width),
         dtype=config.store.dtype,
         codec=config.store.codec,
         image=config.image.recipe,
         encoder=encoder.identity,
     )
-
-
-def spec_of(config: BuildConfig, array: ArraySpec, plan: pa.Table) -> Spec:
-    """The spec of a cache that holds `plan`; ConfigError, before anything is written, where no cache can be so."""
-    spec = Spec(
+    return Recipe(
         format_version=FORMAT_VERSION,
         store_format=config.store.format,
-        rows=plan.num_rows,
         samples_per_shard=config.store.samples_per_shard,
-        plan_digest=plan_digest([plan]),
         array=array,
     )
+
+
+def possible_spec(recipe: Recipe, rows: int, plan_digest: str) -> Spec:
+    """The spec of a cache of that plan; ConfigError, before anything is written, where no cache can be so."""
+    spec = recipe.spec(rows, plan_digest)
     if problems := spec_problems(spec):
-        raise ConfigError(f"no cache can hold {plan.num_rows:,} samples of this size: {'; '.join(problems)}")
+        raise ConfigError(f"no cache can hold {rows:,} samples of this size: {'; '.join(problems)}")
     return spec

@@ -58,6 +58,11 @@ def read_spec(root: Path) -> Spec:
         data = read_regular(root / SPEC_FILE)
     except FileNotFoundError:
         raise CacheError(f"{where} is missing; rerun `precompute build` to restore it") from None
+    return parse_checked_spec(data, where)
+
+
+def parse_checked_spec(data: bytes, where: str) -> Spec:
+    """The spec that a group holds; CacheError for a group that is not the one of its own spec."""
     spec = parse_spec(data, where)
     refuse_invalid(spec, where)
     if shard_format(spec).metadata(spec)[SPEC_FILE] != data:

@@ -24,14 +24,14 @@ from cache_store.storage.publish import write_file
 
 
 def seal_cache(root: Path, spec: Spec) -> Seal:
-    """Write the seal of a cache whose shards are all committed; CacheError where one is not.
+    """Write the seal of a cache whose shards are all committed, from its files; CacheError where one is not."""
+    return write_seal(root, make_seal(spec, read_contents(root, spec), file_record(root, root / PLAN_FILE)), None)
 
-    A seal that is already right is left alone.
-    """
-    seal = make_seal(spec, read_contents(root, spec), file_record(root, root / PLAN_FILE))
-    path, data = root / SEAL_FILE, canonical_json(seal)
-    if not path.is_file() or path.read_bytes() != data:
-        write_file(path, data)
+
+def write_seal(root: Path, seal: Seal, held: Seal | None) -> Seal:
+    """Write the seal, unless the cache holds it already."""
+    if seal != held or not (root / SEAL_FILE).exists():
+        write_file(root / SEAL_FILE, canonical_json(seal))
     return seal
 
 

@@ -62,25 +62,27 @@ class Outcome:
     reason: str | None
 
 
-class OtherShardError(CacheError):
-    """A shard did not come out as expected, so that the one that was there stays."""
+class MismatchedShardError(CacheError):
+    """A shard did not come out as it was, so that the one that was there stays."""
 
     def __init__(self, shard: int, digest: str, samples: pa.Table) -> None:
-        super().__init__(f"shard {shard} did not come out as expected; nothing of it was replaced")
-        self.digest, self.samples = digest, samples
+        super().__init__(f"shard {shard} did not come out as it was; nothing of it was replaced")
+        self.shard, self.digest, self.samples = shard, digest, samples
         """Of the content that it would have had, and its samples table."""
 
 
 class ShardBuilder:
     """A context manager: append every row of the shard in order, then commit; uncommitted, it leaves what was there.
 
-    `planned` is the shard's row group of the plan; `expected` are digests of the contents that the shard may have,
-    any where there are none.
+    `planned` is the shard's row group of the plan; where there are `allowed_digests`, the shard's content must have one
+    of them.
     """
 
-    def __init__(self, root: Path, spec: Spec, shard: int, planned: pa.Table, expected: Collection[str] = ()) -> None:
+    def __init__(
+        self, root: Path, spec: Spec, shard: int, planned: pa.Table, allowed_digests: Collection[str] = ()
+    ) -> None:
         self._root, self._spec, self._shard, self._planned = root, spec, shard, planned
-        self._expected = expected
+        self._allowed_digests = allowed_digests
         self._format = shard_format(spec)
         self._shard_path = root / self._format.shard_file(shard)
         self._samples_path = root / samples_file(shard)
@@ -131,7 +133,7 @@ class ShardBuilder:
         return Outcome(content_sha256=outcome.content_sha256, width=outcome.width, height=outcome.height, reason=reason)
 
     def commit(self, seconds: float, device: str, versions: dict[str, str]) -> CommitRecord:
-        """Publish the shard's files, then its record; OtherShardError where it is not the one expected."""
+        """Publish the shard's files, then its record; MismatchedShardError where it is not the one expected."""
         count = self._planned.num_rows
         assert len(self._outcomes) == count, (len(self._outcomes), count)
         run = CommitRun(
@@ -166,8 +168,8 @@ class ShardBuilder:
     def _replace(self, record: CommitRecord) -> None:
         """Put files and record in the place of what was there."""
         digest = record_digest(record.content)
-        if self._expected and digest not in self._expected:
-            raise OtherShardError(self._shard, digest, self._samples())
+        if self._allowed_digests and digest not in self._allowed_digests:
+            raise MismatchedShardError(self._shard, digest, self._samples())
         withdraw(self._root / commit_file(self._shard))  # it vouches for the files that are replaced now
         put_in_place(self._shard_path, self.attempt)
         put_in_place(self._samples_path, self.attempt)

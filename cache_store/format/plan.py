@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -11,7 +12,7 @@ import pyarrow.parquet as pq
 
 from cache_store.errors import CacheError
 from cache_store.format.schema import PLAN_FILE, PLAN_SCHEMA
-from cache_store.format.tables import TableFile, read_table
+from cache_store.format.tables import TableFile, parse_table, read_table
 from cache_store.storage.publish import publish
 
 DIGESTED = ("row", "id", "uri", "conversations")
@@ -25,6 +26,27 @@ def plan_digest(tables: Iterable[pa.Table]) -> str:
         for lines in digested_lines(table):
             digest.update(lines)
     return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class PlanDigests:
+    """SHA-256 over the meaning of a plan's rows."""
+
+    whole: str
+    shards: tuple[str, ...]
+    """Of each shard's rows."""
+
+
+def plan_digests(plan: pa.Table, samples_per_shard: int) -> PlanDigests:
+    """Both in one pass."""
+    whole, shards = hashlib.sha256(), []
+    for first in range(0, plan.num_rows, samples_per_shard):
+        shard = hashlib.sha256()
+        for lines in digested_lines(plan.slice(first, samples_per_shard)):
+            whole.update(lines)
+            shard.update(lines)
+        shards.append(shard.hexdigest())
+    return PlanDigests(whole.hexdigest(), tuple(shards))
 
 
 def digested_lines(table: pa.Table) -> Iterator[bytes]:
@@ -61,6 +83,13 @@ class Sha256Stream:
 
     def hexdigest(self) -> str:
         return self._sha256.hexdigest()
+
+
+def parse_plan(data: bytes, path: Path) -> pa.Table:
+    """The whole plan, of what was read from `path`."""
+    table = parse_table(data, path)
+    refuse_other_columns(path, table.schema)
+    return table
 
 
 def read_plan(root: Path) -> pa.Table:

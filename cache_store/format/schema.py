@@ -140,6 +140,11 @@ class Recipe(Record, frozen=True, kw_only=True):
     samples_per_shard: Annotated[int, msgspec.Meta(ge=1, le=MAX_SAMPLES_PER_SHARD)]
     array: ArraySpec
 
+    def spec(self, rows: int, plan_digest: str) -> "Spec":
+        """Of a cache of that plan."""
+        recipe = {name: getattr(self, name) for name in Recipe.__struct_fields__}
+        return Spec(**recipe, rows=rows, plan_digest=plan_digest)
+
 
 class Spec(Recipe, frozen=True, kw_only=True):
     """The cache's contract with its readers; two caches with equal digests are interchangeable."""

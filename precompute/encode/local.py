@@ -57,11 +57,11 @@ def run_local(
     source: Source,
     encoder: Encoder,
     shards: Sequence[int],
-    expected: Mapping[int, Collection[str]],
+    allowed_digests: Mapping[int, Collection[str]],
     stop: threading.Event,
     on_progress: Callable[[Progress], None],
 ) -> None:
-    """Build the shards, each as `expected` where anything is; Interrupted once `stop` is set."""
+    """Build the shards, each with one of its allowed digests if it has any; Interrupted once `stop` is set."""
     workers = num_workers(config, len(shards))
     if workers == 1:
         torch.set_num_threads(ENCODER_THREADS)
@@ -72,13 +72,13 @@ def run_local(
             source,
             encoder,
             shards,
-            expected,
+            allowed_digests,
             decode_threads=threads,
             stop=stop,
             on_progress=on_progress,
         )
     else:
-        WorkerPool(config, spec, shards, expected, workers).run(stop, on_progress)
+        WorkerPool(config, spec, shards, allowed_digests, workers).run(stop, on_progress)
 
 
 class WorkerPool:
@@ -89,7 +89,7 @@ class WorkerPool:
         config: BuildConfig,
         spec: Spec,
         shards: Sequence[int],
-        expected: Mapping[int, Collection[str]],
+        allowed_digests: Mapping[int, Collection[str]],
         workers: int,
     ) -> None:
         # Forked from a process that has imported what they need and done nothing else: a fork of this one, where CUDA
@@ -101,7 +101,7 @@ class WorkerPool:
         self._stop = context.Event()
         for shard in [*shards, *[None] * workers]:  # a None tells one worker that there is no more
             self._shards.put(shard)
-        arguments = (config, spec, expected, workers, self._shards, self._events, self._stop)
+        arguments = (config, spec, allowed_digests, workers, self._shards, self._events, self._stop)
         self._processes: list[BaseProcess] = [
             context.Process(target=work, args=(index, *arguments), name=f"worker-{index}", daemon=True)
             for index in range(workers)
@@ -159,7 +159,7 @@ def work(
     index: int,
     config: BuildConfig,
     spec: Spec,
-    expected: Mapping[int, Collection[str]],
+    allowed_digests: Mapping[int, Collection[str]],
     workers: int,
     shards: Any,
     events: Any,
@@ -178,7 +178,7 @@ def work(
             open_source(config.source),
             encoder,
             iter(shards.get, None),
-            expected,
+            allowed_digests,
             decode_threads=config.run.threads(workers),
             stop=stop,
             on_progress=events.put,

@@ -14,20 +14,31 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import torch
 
-from cache_store.cache.writer import OtherShardError, ShardBuilder
+from cache_store.cache.writer import MismatchedShardError, ShardBuilder
 from cache_store.errors import Interrupted
 from cache_store.format.schema import CommitRecord, Spec
 from precompute.encode.batches import Batch, decoded_batches, planned_batches, refuse_vanished
 from precompute.encoders.encoder import Encoder
-from precompute.resume.image_changes import OtherShard, other_shard
 from precompute.sources import Source
 
 WRITES_BEHIND = 2
 """Encoded batches that wait for the disk."""
 
 VERSIONED = ("torch", "diffusers", "numpy", "pillow", "pyarrow")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MismatchedShard:
+    """A shard that did not come out as it was, so that the one that was there stays."""
+
+    shard: int
+    digest: str
+    """Of the content that it would have had."""
+    samples: pa.Table
+    """Its samples, as it would have had them: id, content_sha256, status, reason."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +50,7 @@ class Progress:
     """Time that the encoder had nothing to do but wait for images."""
     elapsed_s: float = 0.0
     committed: CommitRecord | None = None
-    other: OtherShard | None = None
-    """A shard that is not committed, because it is not the one that was expected."""
+    mismatched: MismatchedShard | None = None
 
 
 class ShardSink:
@@ -51,11 +61,11 @@ class ShardSink:
         root: Path,
         spec: Spec,
         device: str,
-        expected: Mapping[int, Collection[str]],
+        allowed_digests: Mapping[int, Collection[str]],
         on_progress: Callable[[Progress], None],
     ) -> None:
         self._root, self._spec, self._device = root, spec, device
-        self._expected, self._on_progress = expected, on_progress
+        self._allowed_digests, self._on_progress = allowed_digests, on_progress
         self._shard = ExitStack()
         self._failed = False
 
@@ -70,23 +80,24 @@ class ShardSink:
     def _write(self, batch: Batch, latent_NCHW: torch.Tensor) -> None:
         if batch.is_first:
             self._started = batch.encoding_since
-            expected = self._expected.get(batch.shard, ())
-            builder = ShardBuilder(self._root, self._spec, batch.shard, batch.planned, expected)
+            allowed = self._allowed_digests.get(batch.shard, ())
+            builder = ShardBuilder(self._root, self._spec, batch.shard, batch.planned, allowed)
             self._builder = self._shard.enter_context(builder)
         rgb = batch.rgb_Nhw3.astype(np.float32) / 255.0
         self._builder.append(latent_NCHW.cpu().numpy(), rgb, batch.wait())
         if batch.is_last:
-            done = self._commit(batch.shard)
+            done = self._commit()
             self._shard.close()
             self._on_progress(done)
 
-    def _commit(self, shard: int) -> Progress:
-        """A shard that is not the expected one is told and left out; others may yet be."""
+    def _commit(self) -> Progress:
+        """Report a shard that does not match and skip it; others may yet."""
         seconds = time.monotonic() - self._started
         try:
             return Progress(committed=self._builder.commit(seconds, self._device, library_versions()))
-        except OtherShardError as error:
-            return Progress(other=other_shard(self._root, shard, error))
+        except MismatchedShardError as error:
+            samples = error.samples.select(["id", "content_sha256", "status", "reason"])
+            return Progress(mismatched=MismatchedShard(shard=error.shard, digest=error.digest, samples=samples))
 
     def close(self) -> None:
         """Drop a shard that is not committed."""
@@ -105,7 +116,7 @@ def encode_shards(
     source: Source,
     encoder: Encoder,
     shards: Iterable[int],
-    expected: Mapping[int, Collection[str]],
+    allowed_digests: Mapping[int, Collection[str]],
     *,
     decode_threads: int,
     stop: threading.Event,
@@ -113,9 +124,9 @@ def encode_shards(
 ) -> None:
     """Build the given shards; Interrupted, with the shard in hand dropped, once `stop` is set.
 
-    A shard that does not come out as `expected` leaves what was there, and the others are built all the same.
+    A shard whose digest is not among those allowed leaves what was there, and the others are built all the same.
     """
-    sink = ShardSink(root, spec, str(encoder.device), expected, on_progress)
+    sink = ShardSink(root, spec, str(encoder.device), allowed_digests, on_progress)
     writes: deque[Future[None]] = deque()
     decoders = ThreadPoolExecutor(decode_threads, thread_name_prefix="decode")
     writer = ThreadPoolExecutor(1, thread_name_prefix="write")

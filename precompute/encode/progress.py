@@ -3,15 +3,15 @@
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
 from cache_store.format.schema import CommitRecord
 from cache_store.program.progress_bar import progress_bar
 from cache_store.refusal import plain
-from precompute.encode.pipeline import Progress
+from precompute.encode.pipeline import MismatchedShard, Progress
 from precompute.images.rejected import TooManyRejectsError
-from precompute.resume.image_changes import OtherShard
 
 
 def say(message: str) -> None:
@@ -22,7 +22,7 @@ def say(message: str) -> None:
 class BuildProgress:
     """A tqdm bar over images; raises EncodeOnceError as soon as too many samples are rejected."""
 
-    def __init__(self, planned: int, committed: list[CommitRecord], max_reject_fraction: float) -> None:
+    def __init__(self, planned: int, committed: Iterable[CommitRecord], max_reject_fraction: float) -> None:
         self._planned = planned
         self._allowed = max_reject_fraction
         self._reasons: Counter[str] = Counter()
@@ -31,11 +31,10 @@ class BuildProgress:
         self._bar = progress_bar(total=planned, initial=done, desc="encode", unit="image", smoothing=0.1)
         self._elapsed_s = self._waited_s = 0.0
         self._started = time.monotonic()
-        self.images = self.shards = 0
-        self.rejected: dict[int, int] = {}
-        """Samples rejected in each shard that was built."""
-        self.others: list[OtherShard] = []
-        """Shards that are as they were, because they did not come out as expected."""
+        self.images = 0
+        self.built: dict[int, CommitRecord] = {}
+        """Records of the shards that were built."""
+        self.mismatched: dict[int, MismatchedShard] = {}
         for content in contents:
             self._reasons.update(content.reasons)
 
@@ -52,13 +51,12 @@ class BuildProgress:
         self._elapsed_s += progress.elapsed_s
         self._waited_s += progress.waited_s
         if progress.committed is not None:
-            self.shards += 1
             content = progress.committed.content
-            self.rejected[content.shard] = content.rejected
+            self.built[content.shard] = progress.committed
             self._reasons.update(content.reasons)
             self.refuse_too_many_rejects()
-        if progress.other is not None:
-            self.others.append(progress.other)
+        if progress.mismatched is not None:
+            self.mismatched[progress.mismatched.shard] = progress.mismatched
         self._bar.set_postfix_str(
             f"encoder waits {self.waiting_share:.0%}, {self._reasons.total()} rejected", refresh=False
         )

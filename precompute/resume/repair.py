@@ -1,18 +1,15 @@
 """`precompute repair`: build again what a verification named, and nothing else."""
 
-import shlex
 from pathlib import Path
 
 import msgspec
 
 from cache_store.cache.metadata import refuse_no_cache
 from cache_store.errors import ConfigError
-from cache_store.refusal import differing, refuse
 from cache_store.verify.findings import Report
 from precompute.build import Summary, build
 from precompute.config import BuildConfig, RepairConfig, where_remembered
-from precompute.resume.kept import sound_seal
-from precompute.resume.request import Acts
+from precompute.resume.request import BuildRequest
 
 
 def repair(root: Path, config: RepairConfig) -> Summary:
@@ -23,29 +20,21 @@ def repair(root: Path, config: RepairConfig) -> Summary:
     the same repair goes on.
     """
     refuse_no_cache(root)
-    rebuild = {*config.named, *(shards_of(Path(config.report).expanduser(), root) if config.report else ())}
+    report = read_report(Path(config.report).expanduser()) if config.report else None
+    rebuild = {*config.named, *(shards_of(report) if report else ())}
     build_config = BuildConfig.of_cache(root)
     with where_remembered(root):
-        return build(build_config, Acts(rebuild=rebuild, new_samples="leave out"))
+        return build(build_config, BuildRequest(rebuild=rebuild, new_samples="leave out", report=report))
 
 
-def shards_of(path: Path, root: Path) -> set[int]:
-    """The damaged shards that a report names; what lacks, of shards and of the whole cache, is mended by any build."""
+def read_report(path: Path) -> Report:
     try:
-        report = msgspec.json.decode(path.read_bytes(), type=Report)
+        return msgspec.json.decode(path.read_bytes(), type=Report)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"--report {path} is not a report of `cache-store verify --report`: {error}") from None
-    refuse_other_report(path, report, root)
+
+
+def shards_of(report: Report) -> set[int]:
+    """The damaged shards that a report names; what lacks, of shards and of the whole cache, is mended by any build."""
     damaged = (finding for finding in report.findings if finding.kind != "uncommitted")
     return {finding.shard for finding in damaged if finding.shard is not None}
-
-
-def refuse_other_report(path: Path, report: Report, root: Path) -> None:
-    """StaleError where both seals were sound and are not the same; what one of them says can be damaged."""
-    seal = sound_seal(root)
-    if seal is None or report.identity in (None, seal.identity):
-        return
-    before = {"folder": report.cache, "cache identity": report.identity}
-    differences = differing(before, {"folder": str(root), "cache identity": seal.identity})
-    remedy = f"verify the cache as it is now: cache-store verify {shlex.quote(str(root))} --level full --report FILE"
-    refuse(f"{path} is not a report of {root} as it is; it is untouched", differences, [remedy], held="in the report")

@@ -1,14 +1,16 @@
-"""What one run of a build is asked to do besides going on: acts of that run, not properties of the cache."""
+"""What one run of a build is asked to do besides going on; no property of the cache."""
 
 import shlex
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
+from cache_store.verify.findings import Report
+
 
 @dataclass(frozen=True, kw_only=True)
-class Acts:
-    """Flags of `precompute build`, and what a repair asks of a build."""
+class BuildRequest:
+    """Flags of one `precompute build` run, and what a repair asks of it."""
 
     new_samples: Literal["refuse", "append", "leave out"] = "refuse"
     """What becomes of samples that the source's list has gained since the cache was planned."""
@@ -18,6 +20,8 @@ class Acts:
     """Read every image again, rather than those only whose file or zip member looks changed."""
     rebuild: Collection[int] = ()
     """Shards to build again though they seem to fit."""
+    report: Report | None = None
+    """Of the verification that named them; of this very cache."""
     command: tuple[str, ...] = ("precompute", "build", "--config", "CONFIG")
     """What was typed, so that messages can name the very command that fits."""
 

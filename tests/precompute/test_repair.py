@@ -105,7 +105,7 @@ def test_a_report_of_another_cache_is_refused_and_nothing_is_touched(cache, tmp_
     damaged = timeless_files(cache)
     assert precompute(["repair", str(cache), "--report", str(report)]) == 1
     message = capsys.readouterr().err
-    assert f"{report} is not a report of {cache} as it is" in message
+    assert f"the report is not one of {cache} as it is" in message
     assert f"cache-store verify {cache} --level full --report FILE" in message
     assert timeless_files(cache) == damaged
 

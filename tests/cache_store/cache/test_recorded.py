@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from cache_store.cache.metadata import read_seal, read_spec
-from cache_store.cache.recorded import recorded_recipe, recorded_spec
 from cache_store.cache.seal import seal_cache
-from cache_store.errors import CacheError, StaleError
+from cache_store.cache.survey import held_recipe, survey
+from cache_store.errors import StaleError
+from cache_store.format.plan import plan_digest
 from cache_store.format.schema import StoreDtype
 from tests.make_cache import make_cache
 
@@ -31,17 +32,19 @@ def test_any_sound_record_and_the_plan_are_the_spec(cache, shard):
     (cache / "seal.json").unlink()
     for other in {0, 1, 2} - {shard}:
         (cache / f"commits/{other:06d}.json").write_bytes(b"?")
-    assert recorded_spec(cache) == spec
+    found = survey(cache)
+    recipe, plan = held_recipe(found), found.plan.value.table
+    assert recipe.spec(plan.num_rows, plan_digest([plan])) == spec
 
 
 def test_the_seal_holds_the_recipe_too(cache):
-    assert read_seal(cache).recipe == recorded_recipe(cache)
+    assert read_seal(cache).recipe == held_recipe(survey(cache))
 
 
 def test_records_of_two_recipes_are_refused_and_both_named(cache, tmp_path):
     other = small_cache(tmp_path / "other", "float32")
     shutil.copyfile(other / "commits/000001.json", cache / "commits/000001.json")
-    for refused in (lambda: recorded_spec(cache), lambda: seal_cache(cache, read_spec(cache))):
+    for refused in (lambda: held_recipe(survey(cache)), lambda: seal_cache(cache, read_spec(cache))):
         with pytest.raises(StaleError, match="holds shards of two recipes") as raised:
             refused()
         table = [" ".join(line.split()) for line in str(raised.value).splitlines()]
@@ -49,8 +52,10 @@ def test_records_of_two_recipes_are_refused_and_both_named(cache, tmp_path):
         assert "array.dtype float16 float32" in table
 
 
-def test_no_sound_record_is_said(cache):
-    for path in (cache / "commits").iterdir():
+def test_without_a_sound_record_the_seal_says_the_recipe(cache):
+    recipe = read_spec(cache).recipe
+    for path in (cache / "zarr.json", *(cache / "commits").iterdir()):
         path.write_bytes(b"?")
-    with pytest.raises(CacheError, match="has no sound commit record"):
-        recorded_recipe(cache)
+    assert held_recipe(survey(cache)) == recipe
+    (cache / "seal.json").unlink()
+    assert held_recipe(survey(cache)) is None

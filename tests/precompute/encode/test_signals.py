@@ -40,16 +40,16 @@ class Place(NamedTuple):
 
 BUILD_PHASES = {
     "planning": Place("precompute.build:make_plan"),
-    "planned": Place("precompute.resume.work:write_spec"),
+    "planned": Place("precompute.resume.act:write_build"),
     "encoding": Place("precompute.encoders.encoder:Encoder.encode", 3),
     "writing": Place("cache_store.cache.writer:write_rows", 2),
-    "sealing": Place("cache_store.cache.seal:make_seal"),
+    "sealing": Place("precompute.build:make_seal"),
     "writing the seal": Place("cache_store.cache.seal:write_file"),
 }
 REPAIR_PHASES = {
-    "examining": Place("precompute.resume.work:examine_images"),
+    "examining": Place("precompute.build:examine_images"),
     "encoding": Place("precompute.encoders.encoder:Encoder.encode"),
-    "sealing": Place("cache_store.cache.seal:make_seal"),
+    "sealing": Place("precompute.build:make_seal"),
 }
 
 

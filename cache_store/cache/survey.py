@@ -1,0 +1,188 @@
+"""All that a cache's folder says about itself, read once: what builds, repairs and verifications decide by.
+
+Nothing here judges: a file is read, or it is said why not. Shard files and samples tables are looked at for their size.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import pyarrow as pa
+
+from cache_store.cache.metadata import has_cache, parse_checked_spec
+from cache_store.cache.recorded import refuse_other_recipe
+from cache_store.errors import CacheError, NewerFormatError
+from cache_store.format.formats import shard_format
+from cache_store.format.plan import PlanDigests, parse_plan, plan_digests
+from cache_store.format.record import RecordT, parse_signed
+from cache_store.format.schema import (
+    BUILD_FILE,
+    COMMITS,
+    PLAN_FILE,
+    SEAL_FILE,
+    SPEC_FILE,
+    BuildRecord,
+    CommitRecord,
+    FileRecord,
+    Recipe,
+    Seal,
+    Spec,
+    commit_file,
+    samples_file,
+)
+from cache_store.format.tables import read_table
+from cache_store.storage.regular_file import read_regular
+from cache_store.verify.file import file_finding
+from cache_store.verify.findings import Finding
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Reading(Generic[T]):
+    """What a file holds, or why that cannot be told; neither where there is no file."""
+
+    value: T | None = None
+    problem: CacheError | OSError | None = None
+
+    @property
+    def is_absent(self) -> bool:
+        return self.value is None and self.problem is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOnDisk:
+    table: pa.Table
+    file: FileRecord
+    digests: PlanDigests | None
+    """Of the rows that the spec has, where there is a spec."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardOnDisk:
+    """A commit record, and what is wrong with the files that it names, as far as their sizes tell."""
+
+    record: Reading[CommitRecord]
+    file_problem: Finding | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """A cache as it lies on disk; of a new one, nothing."""
+
+    root: Path
+    has_cache: bool = False
+    spec: Reading[Spec] = field(default_factory=Reading)
+    seal: Reading[Seal] = field(default_factory=Reading)
+    build: Reading[BuildRecord] = field(default_factory=Reading)
+    plan: Reading[PlanOnDisk] = field(default_factory=Reading)
+    shards: Mapping[int, ShardOnDisk] = field(default_factory=dict)
+    """Those that have a commit record, be it damaged."""
+    metadata: Mapping[str, bytes | None] = field(default_factory=dict)
+    """The files that the spec determines, as far as they can be read."""
+    ids: Mapping[int, str] = field(default_factory=dict)
+    """Rows and ids by the samples tables, where the plan is lost or another than the spec's."""
+
+    @property
+    def records(self) -> dict[int, CommitRecord]:
+        """Those that can be read."""
+        return {shard: each.record.value for shard, each in self.shards.items() if each.record.value is not None}
+
+    def raise_unreadable(self) -> None:
+        """The system's error for a file that lies there and cannot be read: it may hold what it should."""
+        problems = [self.spec.problem, self.seal.problem, self.build.problem, self.plan.problem]
+        for problem in (*problems, *(each.record.problem for each in self.shards.values())):
+            if isinstance(problem, OSError):
+                raise problem
+
+
+def survey(root: Path) -> Survey:
+    """Read what there is; NewerFormatError where the spec is of a version that this program does not know."""
+    if not has_cache(root):
+        return Survey(root=root)
+    group = read(lambda: read_regular(root / SPEC_FILE))
+    spec = Reading[Spec](problem=group.problem)
+    if group.value is not None:
+        spec = read(partial(parse_checked_spec, group.value, str(root / SPEC_FILE)))
+    if isinstance(spec.problem, NewerFormatError):
+        raise spec.problem
+    plan = read(partial(read_plan_file, root, spec.value))
+    digests = plan.value and plan.value.digests
+    is_planned = spec.value and digests and digests.whole == spec.value.plan_digest
+    return Survey(
+        root=root,
+        has_cache=True,
+        spec=spec,
+        seal=read_signed(Seal, root / SEAL_FILE),
+        build=read_signed(BuildRecord, root / BUILD_FILE),
+        plan=plan,
+        shards=dict(read_shards(root)),
+        metadata={SPEC_FILE: group.value, **metadata_beside(root, spec.value)},
+        ids={} if is_planned else dict(ids_by_row(root)),
+    )
+
+
+def held_recipe(survey: Survey) -> Recipe | None:
+    """What the shards were made with, by the records, or else the spec, or else the seal; None where all are lost.
+
+    StaleError, naming both, where two records have two recipes.
+    """
+    records = [record for _, record in sorted(survey.records.items())]
+    for record in records[1:]:
+        refuse_other_recipe(survey.root, records[0], record)
+    if records:
+        return records[0].content.recipe
+    if survey.spec.value:
+        return survey.spec.value.recipe
+    return survey.seal.value.recipe if survey.seal.value else None
+
+
+def read(parse: Callable[[], T]) -> Reading[T]:
+    try:
+        return Reading(parse())
+    except FileNotFoundError:
+        return Reading()
+    except (CacheError, OSError) as error:
+        return Reading(problem=error)
+
+
+def read_signed(record_class: type[RecordT], path: Path) -> Reading[RecordT]:
+    return read(lambda: parse_signed(record_class, read_regular(path), str(path)))
+
+
+def metadata_beside(root: Path, spec: Spec | None) -> dict[str, bytes | None]:
+    """The other files that the spec determines."""
+    names = shard_format(spec).metadata(spec).keys() - {SPEC_FILE} if spec else ()
+    return {name: read(partial(read_regular, root / name)).value for name in names}
+
+
+def read_plan_file(root: Path, spec: Spec | None) -> PlanOnDisk:
+    """The plan, from one reading of its bytes."""
+    data = read_regular(root / PLAN_FILE)
+    table = parse_plan(data, root / PLAN_FILE)
+    file = FileRecord(path=PLAN_FILE, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+    digests = plan_digests(table.slice(0, spec.rows), spec.samples_per_shard) if spec else None
+    return PlanOnDisk(table=table, file=file, digests=digests)
+
+
+def read_shards(root: Path) -> Iterator[tuple[int, ShardOnDisk]]:
+    """Every shard for which there is a commit record, sound or not."""
+    for name in sorted(path.name for path in (root / COMMITS).glob("*.json")):
+        stem = name.removesuffix(".json")
+        if not stem.isdecimal() or (root / commit_file(shard := int(stem))).name != name:
+            continue  # it is no record of a shard
+        record = read_signed(CommitRecord, root / commit_file(shard))
+        if not record.is_absent:
+            files = record.value.content.files if record.value else ()
+            problems = (file_finding(root, file, "quick", shard) for file in files)
+            yield shard, ShardOnDisk(record=record, file_problem=next(filter(None, problems), None))
+
+
+def ids_by_row(root: Path) -> Iterator[tuple[int, str]]:
+    """What samples tables say, damaged or not: whether it was right, a digest tells."""
+    for path in sorted((root / samples_file(0)).parent.glob("*.parquet")):
+        if table := read(partial(read_table, path, ["row", "id"])).value:
+            yield from zip(table["row"].to_pylist(), table["id"].to_pylist(), strict=True)

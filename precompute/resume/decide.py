@@ -1,0 +1,237 @@
+"""What a build has to do, from what was found of the cache and what is asked of it: pure functions, no disk.
+
+A cache is the recipe, the list of samples and the shards. Each stands on disk more than once, so that a loss is made
+good by copying: the recipe in the spec, the seal and every record, the list in the plan and the source, what a shard
+was in its record and the seal.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+
+from cache_store.cache.seal import cache_identity
+from cache_store.cache.survey import ShardOnDisk, Survey, held_recipe
+from cache_store.errors import ConfigError
+from cache_store.format.formats import shard_format
+from cache_store.format.plan import PlanDigests, plan_digests
+from cache_store.format.record import record_digest
+from cache_store.format.schema import BUILD_FILE, PLAN_FILE, SPEC_FILE, CommitRecord, Recipe, Seal, Spec, commit_file
+from cache_store.verify.findings import Finding
+from cache_store.verify.record import content_findings
+from precompute.resume.refusals import refuse_lost_recipe, refuse_other_recipe, refuse_other_report
+from precompute.resume.request import BuildRequest
+from precompute.resume.sample_list import SampleList, arrange
+from precompute.spec import possible_spec
+
+AllowedDigests = dict[int, frozenset[str]]
+"""By shard, digests of the contents that it may have; a shard of which nothing sound is left may have any."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What config and source ask for."""
+
+    samples: pa.Table
+    """Of the source, as a plan sorted by id."""
+    recipe: Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What is left to do."""
+
+    spec: Spec
+    plan: pa.Table
+    """Every sample that the cache is to hold, as the source has it now."""
+    rows_before: int = 0
+    """Rows that the cache was planned with."""
+    fingerprints: pa.ChunkedArray | None = None
+    """Of those rows, from a plan file that can be trusted."""
+    writes_plan: bool = True
+    kept: Mapping[int, CommitRecord] = field(default_factory=dict)
+    """Records of the shards that need no work."""
+    allowed_digests: AllowedDigests = field(default_factory=dict)
+    earlier_seal: Seal | None = None
+    notes: tuple[str, ...] = ()
+    """Damage that is mended, and what else a person should know."""
+    recovered: Mapping[int, int] = field(default_factory=dict)
+    """Shards with rejected samples that succeed now, and how many each had rejected."""
+
+    @property
+    def grows(self) -> bool:
+        return 0 < self.rows_before < self.spec.rows
+
+    @property
+    def samples_differ(self) -> bool:
+        """Whether the cache becomes another one, on purpose."""
+        return self.grows or bool(self.recovered)
+
+    @property
+    def open_shard(self) -> int | None:
+        """The shard, if there is one, that new rows fill up: the last one so far."""
+        full, open_rows = divmod(self.rows_before, self.spec.samples_per_shard)
+        return full if self.grows and open_rows else None
+
+    @property
+    def to_build(self) -> list[int]:
+        return [shard for shard in range(self.spec.num_shards) if shard not in self.kept]
+
+    @property
+    def to_write(self) -> pa.Table:
+        """The plan, with the fingerprints of the images that were encoded."""
+        if self.fingerprints is None:
+            return self.plan
+        new = self.plan["fingerprint"].slice(self.rows_before)
+        all_rows = pa.chunked_array([*self.fingerprints.chunks, *new.chunks], pa.string()).combine_chunks()
+        return self.plan.set_column(self.plan.column_names.index("fingerprint"), "fingerprint", all_rows)
+
+    def without_plan(self) -> "Work":
+        """The work once the plan is on disk, so that nothing of it grows with the data set."""
+        return replace(self, plan=self.plan.schema.empty_table(), fingerprints=None)
+
+    def recovering(self, shards: Mapping[int, int]) -> "Work":
+        """The work with these shards built again, to whatever they come out as."""
+        return replace(
+            self,
+            recovered=shards,
+            kept={shard: record for shard, record in self.kept.items() if shard not in shards},
+            allowed_digests={shard: each for shard, each in self.allowed_digests.items() if shard not in shards},
+        )
+
+
+def decide(survey: Survey, wanted: Wanted, request: BuildRequest) -> Work:
+    """The work; StaleError where the cache was made from other inputs, ConfigError for what no cache can be."""
+    if not survey.has_cache:
+        digests = plan_digests(wanted.samples, wanted.recipe.samples_per_shard)
+        spec = possible_spec(wanted.recipe, wanted.samples.num_rows, digests.whole)
+        return Work(spec=spec, plan=wanted.samples)
+    survey.raise_unreadable()
+    refuse_other_report(survey, request.report)
+    recipe = held_recipe(survey)
+    if recipe is None:
+        refuse_lost_recipe(survey)
+    refuse_other_recipe(survey.root, recipe, wanted.recipe, request)
+    samples = arrange(survey, recipe, wanted.samples, request)
+    spec = possible_spec(recipe, len(samples.wanted), samples.wanted.digests.whole)
+    refuse_unknown_shards(survey, spec, request)
+    fingerprints = trusted_fingerprints(survey, recipe, samples)
+    work = Work(
+        spec=spec,
+        plan=samples.wanted.table,
+        rows_before=len(samples.planned),
+        fingerprints=fingerprints,
+        writes_plan=fingerprints is None or samples.has_begun_to_grow or spec.rows > len(samples.planned),
+        earlier_seal=survey.seal.value,
+    )
+    work = with_shards(work, survey, samples.wanted.digests, request)
+    return replace(work, notes=(*work.notes, *notes_on_metadata(survey, work, samples)))
+
+
+def trusted_fingerprints(survey: Survey, recipe: Recipe, samples: SampleList) -> pa.ChunkedArray | None:
+    """Of the rows planned before, where the plan file is the sealed one, if any is, or that of a begun extension."""
+    plan, seal = survey.plan.value, survey.seal.value
+    if plan is None or not samples.planned.on_disk:
+        return None
+    is_sealed = seal is not None and seal.spec_digest == samples.planned.spec(recipe).digest
+    if seal is not None and is_sealed and not samples.has_begun_to_grow and seal.plan_file != plan.file:
+        return None
+    return samples.planned.table["fingerprint"]
+
+
+def notes_on_metadata(survey: Survey, work: Work, samples: SampleList) -> Iterator[str]:
+    """What becomes of the plan and of the files that spec and config determine."""
+    if samples.left_out:
+        yield f"{samples.left_out:,} samples are new in the source; `precompute build … --extend` adds them"
+    if survey.seal.problem:
+        yield f"damage found, the seal is made again from the records: {survey.seal.problem}"
+    if work.grows:
+        before, shard = work.rows_before, work.open_shard
+        full = before // work.spec.samples_per_shard
+        kept = f"; shards [0, {full:,}) are full and kept" if full else ""
+        again = "" if shard is None else f"; shard {shard}, partly filled so far, is written again"
+        yield f"extending from {before:,} to {work.spec.rows:,} samples{kept}{again}"
+        return
+    for finding in damaged_metadata(survey, work.spec):
+        yield f"damage found and mended: {finding}"
+    if samples.has_begun_to_grow:
+        yield f"an extension that had only begun is undone: {PLAN_FILE} is written again"
+    elif work.writes_plan:
+        yield f"damage found, {PLAN_FILE} is written again from the source"
+
+
+def damaged_metadata(survey: Survey, spec: Spec) -> Iterator[Finding | Exception]:
+    for name, data in shard_format(spec).metadata(spec).items():
+        found = survey.metadata.get(name)
+        if found is None and (survey.spec.value is not None or name == SPEC_FILE):
+            yield Finding(file=name, problem="is missing")
+        elif found is not None and found != data:
+            yield Finding(file=name, problem="is not what the spec says it should be")
+    if survey.build.value is None:
+        yield survey.build.problem or Finding(file=BUILD_FILE, problem="is missing")
+
+
+def with_shards(work: Work, survey: Survey, digests: PlanDigests, request: BuildRequest) -> Work:
+    """Sort the shards; one whose samples stay the same is held to what it was, by a build as by a repair."""
+    shards = [shard for shard in survey.shards if shard < work.spec.num_shards and shard != work.open_shard]
+    records, problems = dict[int, CommitRecord](), dict[int, str]()
+    for shard in shards:
+        record, problem = usable_record(work.spec, digests, shard, survey.shards[shard])
+        if record is not None:
+            records[shard] = record
+        if problem is not None:
+            problems[shard] = problem
+    allowed = allowed_digests(work.spec, survey.seal.value, records)
+    for shard, record in records.items():
+        if shard not in problems and record_digest(record.content) not in allowed.get(shard, ()):
+            problems[shard] = str(record_finding(shard, "is not the record that the cache was sealed with"))
+    kept = {shard: each for shard, each in records.items() if shard not in problems and shard not in request.rebuild}
+    notes = tuple(f"damage found, shard {shard} is built again: {problems[shard]}" for shard in sorted(problems))
+    return replace(work, kept=kept, allowed_digests=allowed, notes=notes)
+
+
+def usable_record(
+    spec: Spec, digests: PlanDigests, shard: int, on_disk: ShardOnDisk
+) -> tuple[CommitRecord | None, str | None]:
+    """A record of the spec and of the plan's samples, and why the shard cannot be kept, be it for its files alone."""
+    record, problem = on_disk.record.value, on_disk.file_problem
+    if record is None:
+        return None, str(on_disk.record.problem)
+    if finding := next(content_findings(spec, shard, record.content), None):
+        return None, str(finding)
+    if record.content.plan_digest != digests.shards[shard]:
+        return None, str(problem or record_finding(shard, "was made for other samples"))
+    return record, str(problem) if problem else None
+
+
+def record_finding(shard: int, problem: str) -> Finding:
+    return Finding(shard=shard, file=commit_file(shard), problem=problem)
+
+
+def allowed_digests(spec: Spec, seal: Seal | None, records: Mapping[int, CommitRecord]) -> AllowedDigests:
+    """What shards that are built again may come out as: damage is mended to the bytes that were, or not at all.
+
+    The seal's digests if at least one shard matches them; else a shard may be what either says.
+    """
+    recorded = {shard: record_digest(record.content) for shard, record in records.items()}
+    sealed = sealed_digests(spec, seal, records, recorded)
+    if not recorded or any(digest == sealed.get(shard) for shard, digest in recorded.items()):
+        return {shard: frozenset([digest]) for shard, digest in (sealed or recorded).items()}
+    return {shard: frozenset({digest, sealed.get(shard, digest)}) for shard, digest in recorded.items()}
+
+
+def sealed_digests(
+    spec: Spec, seal: Seal | None, records: Mapping[int, CommitRecord], recorded: dict[int, str]
+) -> dict[int, str]:
+    """Of every shard, by the seal; its list is checked by the identity where all records are there."""
+    if seal is None or seal.spec_digest != spec.digest:
+        return {}
+    contents = [records[shard].content for shard in sorted(records)]
+    if len(contents) == spec.num_shards and cache_identity(contents) == seal.identity:
+        return recorded
+    return dict(enumerate(seal.commits)) if len(seal.commits) == spec.num_shards else {}
+
+
+def refuse_unknown_shards(survey: Survey, spec: Spec, request: BuildRequest) -> None:
+    if beyond := sorted(shard for shard in request.rebuild if not 0 <= shard < spec.num_shards):
+        raise ConfigError(f"{survey.root} has shards [0, {spec.num_shards}); it has no shard {beyond[0]}")

@@ -1,0 +1,157 @@
+"""Whether the images are still the ones encoded, by the SHA-256 that the samples tables hold."""
+
+import hashlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from cache_store.cache.survey import Survey
+from cache_store.errors import CacheError
+from cache_store.format.record import record_digest
+from cache_store.format.schema import REJECTED, CommitRecord, reason_kind, samples_file
+from cache_store.format.tables import parse_table, read_table
+from cache_store.program.progress_bar import progress_bar
+from cache_store.refusal import ABSENT, Difference
+from cache_store.storage.regular_file import read_regular
+from precompute.encode.pipeline import MismatchedShard
+from precompute.encode.progress import say
+from precompute.images.decode import content_sha256
+from precompute.images.rejected import Rejected
+from precompute.plan import some
+from precompute.resume.decide import Work
+from precompute.resume.refusals import refuse_changed_images, refuse_changed_rejects, refuse_unknown_images
+from precompute.resume.request import BuildRequest
+from precompute.sources import Source
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageChange:
+    """A sample whose image is another than when its shard was built."""
+
+    shard: int
+    rejected: bool
+    """Then no latent depends on the image, and the sample may succeed if it is tried again."""
+    difference: Difference
+    """By id: content SHA-256, or that there was nothing to read, and why there is nothing now."""
+
+
+def examine_images(survey: Survey, work: Work, source: Source, request: BuildRequest, threads: int) -> None:
+    """StaleError naming changed images; of rejected ones only in shards that must come out as they were.
+
+    Read are images whose fingerprint (a file's size and time, a zip member's crc) is not the planned one; of shards
+    that are built again all of them, however they look: a new latent would hide that an image changed.
+    """
+    if not survey.has_cache:
+        return
+    root, compared, changes, unknown = survey.root, 0, list[ImageChange](), list[int]()
+    before = None if request.check_sources else work.fingerprints
+    planned_before = work.plan.slice(0, work.rows_before)
+    with (
+        ThreadPoolExecutor(threads, thread_name_prefix="check") as pool,
+        progress_bar(total=work.rows_before, desc="check images", unit="image", delay=0.5) as bar,
+    ):
+        for shard in range(-(-work.rows_before // work.spec.samples_per_shard)):
+            planned = rows_of_shard(planned_before, work, shard)
+            trusted = None if before is None or shard not in work.kept else rows_of_shard(before, work, shard)
+            suspects = changed_places(planned["fingerprint"], trusted)
+            samples = encoded_samples(survey, work, shard, planned) if suspects else None
+            if samples is not None:
+                chosen = [samples[place] for place in suspects]
+                found = pool.map(lambda sample: compare(source, shard, sample), chosen)  # noqa: B023 (used at once)
+                changes += filter(None, found)
+                compared += len(chosen)
+            elif suspects and (shard in survey.shards or not survey.seal.is_absent):
+                unknown.append(shard)
+            bar.update(planned.num_rows)
+    refuse_changed_images(root, work.rows_before, [each.difference for each in changes if not each.rejected], request)
+    if request.check_sources:
+        refuse_unknown_images(root, unknown)
+        say(f"{compared:,} images were read again; all that are encoded have the bytes that were encoded")
+    if not request.retry_rejected:
+        settle_rejected(root, [each for each in changes if each.rejected], work, request)
+
+
+def rows_of_shard(rows: Any, work: Work, shard: int) -> Any:
+    """Of a table or a column of all rows."""
+    return rows.slice(shard * work.spec.samples_per_shard, work.spec.samples_per_shard)
+
+
+def changed_places(now: pa.ChunkedArray, before: pa.ChunkedArray | None) -> list[int]:
+    """Places, in a shard, of samples whose fingerprints differ; all of them where none can be trusted."""
+    if before is None:
+        return list(range(len(now)))
+    pairs = zip(before.to_pylist(), now.to_pylist(), strict=True)
+    return [place for place, (was, is_now) in enumerate(pairs) if was != is_now]
+
+
+def encoded_samples(survey: Survey, work: Work, shard: int, planned: pa.Table) -> list[dict[str, Any]] | None:
+    """The planned samples of a shard, with what was encoded; None where nothing that can be trusted tells."""
+    record, allowed = survey.records.get(shard), work.allowed_digests.get(shard)
+    if record is None or (allowed is not None and record_digest(record.content) not in allowed):
+        return None
+    samples = recorded_samples(survey.root, record, ["id", "content_sha256", "status"])
+    if samples is None or not samples["id"].equals(planned["id"]):
+        return None
+    rows: list[dict[str, Any]] = samples.append_column("uri", planned["uri"]).to_pylist()
+    return rows
+
+
+def recorded_samples(root: Path, record: CommitRecord, columns: list[str]) -> pa.Table | None:
+    """A shard's samples table; None where it is not, byte for byte, the one that the record names."""
+    path = root / samples_file(record.content.shard)
+    try:
+        data = read_regular(path)
+        if hashlib.sha256(data).hexdigest() in (
+            file.sha256 for file in record.content.files if root / file.path == path
+        ):
+            return parse_table(data, path, columns)
+    except (CacheError, FileNotFoundError):
+        pass
+    return None
+
+
+def compare(source: Source, shard: int, sample: dict[str, Any]) -> ImageChange | None:
+    """How a sample's image has changed; None where it has not."""
+    before = sample["content_sha256"]
+    try:
+        now, readable = content_sha256(source.read(sample["uri"])), True
+    except Rejected as rejected:
+        now, readable = reason_kind(rejected.reason), False
+    if now == before or (before is None and not readable):
+        return None
+    difference = Difference(sample["id"], before or ABSENT, now)
+    return ImageChange(shard=shard, rejected=sample["status"] == REJECTED, difference=difference)
+
+
+def settle_rejected(root: Path, changes: list[ImageChange], work: Work, request: BuildRequest) -> None:
+    """Refuse, or name, rejected samples that might succeed now; an extension tries those of its open shard anyway."""
+    held = [each.difference for each in changes if each.shard not in {*work.kept, work.open_shard}]
+    refuse_changed_rejects(root, held, request)
+    if tried := [each.difference.field for each in changes if each.shard == work.open_shard]:
+        say(f"rejected images that have changed, in the shard that is written again: {len(tried):,} ({some(tried)})")
+    rest = [each.difference for each in changes if each.shard != work.open_shard]
+    back = [each.field for each in rest if each.before == ABSENT]
+    changed = [each.field for each in rest if each.before != ABSENT]
+    for ids, what in ((back, "were missing and are there now"), (changed, "were rejected and have changed")):
+        if ids:
+            flag = request.with_options("--retry-rejected")
+            say(f"images that {what}: {len(ids):,} ({some(ids)}); they stay rejected, unless you run {flag}")
+
+
+def sample_changes(root: Path, mismatched: MismatchedShard) -> Iterator[Difference]:
+    """How samples differ from the table on disk, which may be damaged: it names them, and decides nothing."""
+    try:
+        before = read_table(root / samples_file(mismatched.shard), mismatched.samples.column_names)
+    except CacheError:
+        return
+    if not before["id"].equals(mismatched.samples["id"]):
+        return
+    for was, now in zip(before.to_pylist(), mismatched.samples.to_pylist(), strict=True):
+        if was["content_sha256"] != now["content_sha256"]:
+            yield Difference(f"image of {was['id']}", *(each["content_sha256"] or ABSENT for each in (was, now)))
+        elif was["status"] != now["status"]:
+            yield Difference(f"sample {was['id']}", *(each["reason"] or each["status"] for each in (was, now)))

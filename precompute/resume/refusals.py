@@ -1,0 +1,173 @@
+"""What a build refuses, in words and tables: another recipe, another sample list, other images, other bytes."""
+
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import pyarrow as pa
+
+from cache_store.cache.recorded import recipe_differences
+from cache_store.cache.survey import Survey
+from cache_store.errors import CacheError
+from cache_store.format.plan import PlanDigests
+from cache_store.format.schema import COMMITS, PLAN_FILE, SEAL_FILE, SPEC_FILE, Recipe, commit_file
+from cache_store.refusal import ABSENT, Difference, differing, refuse
+from cache_store.verify.findings import Report
+from precompute.encode.pipeline import MismatchedShard
+from precompute.plan import SHOWN, PlanDifference, some
+from precompute.resume.request import BuildRequest
+
+
+def refuse_other_recipe(root: Path, held: Recipe, asked: Recipe, request: BuildRequest) -> None:
+    """StaleError naming every field of recipe, encoder and store that differs."""
+    if differences := recipe_differences(held, asked):
+        refuse(f"{root} was made from other inputs; it is untouched", differences, keep_both(request))
+
+
+def refuse_other_report(survey: Survey, report: Report | None) -> None:
+    """StaleError where both seals were sound and are not the same; what one of them says can be damaged."""
+    root, seal = survey.root, survey.seal.value
+    if report is None or seal is None or report.identity in (None, seal.identity):
+        return
+    before = {"folder": report.cache, "cache identity": report.identity}
+    differences = differing(before, {"folder": str(root), "cache identity": seal.identity})
+    remedy = f"verify the cache as it is now: cache-store verify {shlex.quote(str(root))} --level full --report FILE"
+    refuse(f"the report is not one of {root} as it is; it is untouched", differences, [remedy], held="in the report")
+
+
+def refuse_lost_recipe(survey: Survey) -> NoReturn:
+    """StaleError where neither spec nor seal nor any record says what the cache was made with."""
+    name = shlex.quote(str(survey.root))
+    refuse(
+        f"{survey.root}: nothing says with what recipe it was made; it is untouched",
+        [Difference(file, "lost or damaged", "needed") for file in (SPEC_FILE, SEAL_FILE, f"{COMMITS}/")],
+        [f"restore one of them, or move what lies in {name} away, then run the same command again"],
+    )
+
+
+def keep_both(request: BuildRequest) -> list[str]:
+    return [
+        f"to keep both, build another cache: {request.with_options('--cache', 'NEW')}",
+        "to go on with this one, restore what it was made from and run the same command again",
+    ]
+
+
+def refuse_grown_list(root: Path, rows: int, added: list[str], request: BuildRequest) -> NoReturn:
+    """StaleError for a list that has only gained samples."""
+    refuse(
+        f"{root} was planned from fewer samples than the source has now; it is untouched",
+        list_differences(rows, rows + len(added), PlanDifference(added=added, removed=[], changed=[])),
+        [f"to add them, keeping all that is encoded: {request.with_options('--extend')}"],
+    )
+
+
+def refuse_other_list(
+    root: Path, rows: int, rows_now: int, difference: PlanDifference, request: BuildRequest
+) -> NoReturn:
+    """StaleError for a list that has lost samples or changed some."""
+    refuse(
+        f"{root} was planned from another sample list: {difference}; it is untouched",
+        list_differences(rows, rows_now, difference),
+        keep_both(request),
+    )
+
+
+def list_differences(rows: int, rows_now: int, difference: PlanDifference) -> list[Difference]:
+    return [
+        Difference("samples", f"{rows:,}", f"{rows_now:,}"),
+        *(Difference("new sample", "", name) for name in difference.added[:SHOWN]),
+        *(Difference("gone sample", name, "") for name in difference.removed[:SHOWN]),
+        *(Difference("image name or text", name, "changed") for name in difference.changed[:SHOWN]),
+    ]
+
+
+def refuse_lost_list(survey: Survey, source: pa.Table, digests: PlanDigests) -> NoReturn:
+    """StaleError where the plan file is lost or damaged, and the source's samples are not those it was made from."""
+    gone = sorted({*survey.ids.values()} - {*source["id"].to_pylist()})
+    shards = {shard: record.content.plan_digest for shard, record in survey.records.items()}
+    now = dict(enumerate(digests.shards))
+    changed = [Difference(f"samples of shard {shard}", shards[shard], now.get(shard, ABSENT)) for shard in shards]
+    refuse(
+        f"{survey.root / PLAN_FILE} is lost, and the source's samples are not those it was made from; the cache is "
+        "untouched",
+        [
+            *(Difference("gone sample", name, "") for name in gone[:SHOWN]),
+            *(each for each in changed if each.before != each.now),
+        ],
+        ["restore the source and run the same command again, and the file is restored"],
+    )
+
+
+def refuse_changed_images(root: Path, rows: int, changes: Sequence[Difference], request: BuildRequest) -> None:
+    """StaleError naming samples whose image is no longer the one encoded."""
+    if changes:
+        ids = some([change.field for change in changes])
+        refuse(
+            f"{root}: {len(changes):,} of {rows:,} images are not the ones encoded: {ids}; the cache is untouched",
+            of_images(changes),
+            [
+                f"to encode the images as they are now, build another cache: {request.with_options('--cache', 'NEW')}",
+                "to go on with this one, restore the files and run the same command again",
+            ],
+        )
+
+
+def refuse_changed_rejects(root: Path, changes: Sequence[Difference], request: BuildRequest) -> None:
+    """StaleError for rejected samples of shards that are to be built again: the shards would not come out the same."""
+    if changes:
+        ids = some([change.field for change in changes])
+        refuse(
+            f"{root}: {len(changes):,} rejected images, in shards that are to be built again, have changed: {ids}; "
+            "the cache is untouched",
+            of_images(changes),
+            [
+                f"to build the shards with the images as they are: {request.with_options('--retry-rejected')}",
+                "to have the very same bytes again, restore the files as they were",
+            ],
+        )
+
+
+def of_images(changes: Sequence[Difference]) -> list[Difference]:
+    """Changes by sample id as rows of a table."""
+    return [change._replace(field=f"image of {change.field}") for change in changes]
+
+
+def refuse_unknown_images(root: Path, shards: Sequence[int]) -> None:
+    """CacheError where nothing that can be trusted remembers the images of shards that were built."""
+    if shards:
+        first = shlex.join(["precompute", "repair", str(root), "--shards", str(list(shards))])
+        raise CacheError(
+            f"{root}: what the images of {len(shards):,} shards were cannot be told, because their samples tables or "
+            f"records are damaged; first run {first}"
+        )
+
+
+def refuse_mismatched_shards(
+    root: Path,
+    mismatched: Mapping[int, MismatchedShard],
+    allowed: Mapping[int, Collection[str]],
+    changes: Mapping[int, Sequence[Difference]],
+    request: BuildRequest,
+) -> None:
+    """StaleError naming shards that were built again and left as they were, and their samples that have changed."""
+    if not mismatched:
+        return
+    differences = []
+    for shard, each in sorted(mismatched.items()):
+        differences += [Difference(f"content of shard {shard}", min(allowed[shard]), each.digest), *changes[shard]]
+    culprits = "an image may have changed unseen, or another machine or library made them"
+    if all(changes.values()):
+        culprits = "samples are not the ones encoded"
+    names = [SEAL_FILE, *map(commit_file, sorted(mismatched))]
+    vouching = some([name for name in names if (root / name).exists()])
+    refuse(
+        f"{root}: {len(mismatched):,} shards built again do not come out as they were, so that nothing of them was "
+        f"replaced: {some(list(map(str, sorted(mismatched))))}",
+        differences,
+        [
+            f"{culprits}: restore that and run the same command again",
+            f"to take them as they come out now, as another cache for training: delete {vouching} in {root}, then "
+            f"{request.with_options()}",
+        ],
+    )

@@ -1,0 +1,107 @@
+"""Rejected samples: tried again where that is asked for, and told by reason where they end a build."""
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow.compute as pc
+
+from cache_store.errors import CacheError, EncodeOnceError
+from cache_store.format.schema import REJECTED, ImageRecipe, Spec, reason_kind, samples_file
+from cache_store.format.tables import read_table
+from cache_store.program.progress_bar import progress_bar
+from cache_store.refusal import aligned, plain
+from precompute.images.decode import decode_image, fit_image
+from precompute.images.rejected import Rejected, TooManyRejectsError
+from precompute.resume.decide import Work
+from precompute.resume.images import recorded_samples, rows_of_shard
+from precompute.resume.request import BuildRequest
+from precompute.sources import Source
+
+OF_THE_LATENT = "latent "
+"""Kinds of reasons that begin so are the encoder's or the store's doing: trying again would give the same."""
+
+
+@dataclass(frozen=True)
+class Retry:
+    """Rejected samples tried again."""
+
+    tried: int
+    rejected_before: dict[int, int]
+    """The shards to build again, those with a sample that gives pixels now, and how many each had rejected."""
+
+
+def try_rejected(root: Path, work: Work, source: Source, threads: int) -> Retry:
+    """Read, decode and fit every rejected sample of the shards that are kept, without an encoder."""
+    tried, again, recipe = 0, dict[int, int](), work.spec.array.image
+    counts = {shard: record.content.rejected for shard, record in work.kept.items() if record.content.rejected}
+    with (
+        ThreadPoolExecutor(threads, thread_name_prefix="retry") as pool,
+        progress_bar(total=sum(counts.values()), desc="retry", unit="image", delay=0.5) as bar,
+    ):
+        for shard, count in counts.items():
+            samples = recorded_samples(root, work.kept[shard], ["status"])
+            if samples is None:
+                continue  # it is damaged: a verification names that
+            planned = rows_of_shard(work.plan, work, shard).slice(0, samples.num_rows)
+            rejected = planned.filter(pc.equal(samples["status"], REJECTED))["uri"].to_pylist()
+            outcomes = list(pool.map(lambda uri: gives_pixels(source, uri, recipe), rejected))
+            tried += len(outcomes)
+            if any(outcomes):
+                again[shard] = count
+            bar.update(len(outcomes))
+    return Retry(tried, again)
+
+
+def gives_pixels(source: Source, uri: str, recipe: ImageRecipe) -> bool:
+    try:
+        fit_image(decode_image(source.read(uri), recipe.max_pixels), recipe)
+    except Rejected:
+        return False
+    return True
+
+
+def refuse_all_rejected(root: Path, spec: Spec, request: BuildRequest) -> None:
+    """EncodeOnceError where every sample is rejected."""
+    kinds = rejected_kinds(root, spec)
+    if sum(count for count, _ in kinds.values()) == spec.rows:  # else a table is damaged, and says it is not so
+        summary = f"{root}: none of {spec.rows:,} samples could be cached, so there is nothing to seal"
+        raise EncodeOnceError("\n  ".join([summary, *table_of(kinds), *advice(kinds, request)]))
+
+
+def too_many(error: TooManyRejectsError, root: Path, spec: Spec, request: BuildRequest) -> EncodeOnceError:
+    """The error, with what was rejected so far and what can be done."""
+    kinds = rejected_kinds(root, spec)
+    allow = "to go on without such samples, allow more of them with --run.max_reject_fraction"
+    return EncodeOnceError("\n  ".join([str(error), *table_of(kinds), *advice(kinds, request), allow]))
+
+
+def rejected_kinds(root: Path, spec: Spec) -> dict[str, tuple[int, str]]:
+    """How many samples of committed shards are rejected for each kind of reason, and the first of them."""
+    kinds: dict[str, tuple[int, str]] = {}
+    for shard in range(spec.num_shards):
+        try:
+            samples = read_table(root / samples_file(shard), ["id", "reason"])
+        except CacheError:
+            continue  # not built yet
+        for name, reason in zip(samples["id"].to_pylist(), samples["reason"].to_pylist(), strict=True):
+            if reason is not None:
+                count, example = kinds.get(reason_kind(reason), (0, f"{name}: {reason}"))
+                kinds[reason_kind(reason)] = (count + 1, example)
+    return kinds
+
+
+def table_of(kinds: dict[str, tuple[int, str]]) -> list[str]:
+    rows = [(kind, f"{count:,}", plain(example)) for kind, (count, example) in sorted(kinds.items())]
+    return aligned([("reason", "samples", "one of them"), *rows])
+
+
+def advice(kinds: Iterable[str], request: BuildRequest) -> list[str]:
+    """What can help, by who is at fault."""
+    lines = []
+    if any(not kind.startswith(OF_THE_LATENT) for kind in kinds):
+        lines.append(f"mend the images or source.images, then: {request.with_options('--retry-rejected')}")
+    if any(kind.startswith(OF_THE_LATENT) for kind in kinds):
+        lines.append("latents need more range: set encoder.compute_dtype and store.dtype to float32, in another cache")
+    return lines
