@@ -20,11 +20,14 @@ from cache_store.errors import CacheError
 from cache_store.format.checksum import crc32c
 from cache_store.format.codec import decode_sample
 from cache_store.format.formats import shard_format
-from cache_store.format.schema import REJECTED, Seal, Spec
+from cache_store.format.schema import REJECTED, SAMPLES_SCHEMA, TEXT_COLUMNS, Seal, Spec
 from cache_store.refusal import refuse_other_seal, refuse_unsealed
 
 COPIED_BYTES = 8 << 20
 """Copied at once: then checked, out of a cache and not out of memory, and then a Ctrl-C is heard."""
+
+SAMPLE_COLUMNS = [*SAMPLES_SCHEMA.names, *TEXT_COLUMNS]
+"""What `Cache.samples` offers."""
 
 SAMPLE_TABLES = 8
 """Samples tables held at once: their text is large, and readers go shard by shard."""
@@ -75,7 +78,7 @@ class Cache:
     def __init__(self, root: Path, spec: Spec, seal: Seal) -> None:
         self.root, self.spec, self.seal = root, spec, seal
         self.shards = SealedShards(root, spec, seal)
-        self._samples_table = lru_cache(maxsize=SAMPLE_TABLES)(self.shards.samples)
+        self._samples_table = lru_cache(maxsize=SAMPLE_TABLES)(self._read_samples)
 
     def __len__(self) -> int:
         """Number of cached samples."""
@@ -129,17 +132,20 @@ class Cache:
         return out
 
     def samples(self, numbers: np.ndarray, columns: list[str] | None = None) -> pa.Table:
-        """Rows of the samples table by sample number, in the order asked for."""
+        """What plan and samples tables say of samples, by sample number, in the order asked for."""
         numbers = valid_numbers(numbers, len(self))
+        columns = SAMPLE_COLUMNS if columns is None else columns
+        has_text = not set(TEXT_COLUMNS).isdisjoint(columns)
         parts, order = [], []
         for shard, positions, local in self._by_shard(numbers):
-            table = self._samples_table(shard)
-            parts.append((table if columns is None else table.select(columns)).take(local))
+            parts.append(self._samples_table(shard, has_text).select(columns).take(local))
             order.append(positions)
         if not parts:
-            empty = self._samples_table(0).slice(0, 0)
-            return empty if columns is None else empty.select(columns)
+            return self._samples_table(0, has_text).slice(0, 0).select(columns)
         return pa.concat_tables(parts).take(np.argsort(np.concatenate(order)))
+
+    def _read_samples(self, shard: int, has_text: bool) -> pa.Table:
+        return self.shards.samples(shard, SAMPLE_COLUMNS if has_text else SAMPLES_SCHEMA.names)
 
     def _by_shard(self, numbers: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         """For each shard touched: its number, positions in `numbers`, and the samples' places within the shard."""

@@ -18,8 +18,18 @@ from numpy.typing import NDArray
 from cache_store.cache.metadata import read_commit
 from cache_store.errors import CacheError
 from cache_store.format.formats import shard_format
+from cache_store.format.plan import PlanFile
 from cache_store.format.record import record_digest
-from cache_store.format.schema import CACHED, SAMPLES_SCHEMA, Seal, Spec, samples_file
+from cache_store.format.schema import (
+    CACHED,
+    PLAN_SCHEMA,
+    SAMPLES_SCHEMA,
+    TEXT_COLUMNS,
+    CommitContent,
+    Seal,
+    Spec,
+    samples_file,
+)
 from cache_store.format.tables import parse_table
 from cache_store.storage.regular_file import read_regular, refuse_irregular
 
@@ -54,7 +64,8 @@ class SealedShards:
         self.starts = self.ends - seal.cached_per_shard
         self._format = shard_format(spec)
         self._places: list[Places] = []
-        """At most one counts, the first: threads may make several at once."""
+        self._plan: list[PlanFile] = []
+        """Of each list the first counts: threads may make several at once."""
         self.mapped = lru_cache(maxsize=mappable_shards())(self._map)
         """A shard by its number; CacheError where its file or table is not as sealed."""
 
@@ -69,6 +80,8 @@ class SealedShards:
         except OSError as error:
             raise self._broken(f"{file} cannot be read ({error.strerror})") from None
         table = self.samples(shard, ["status", "offset", "length", "crc32c"])
+        if any(column.null_count for column in table.columns):
+            raise self._broken(f"{samples_file(shard)} lacks values that every cached row has")
         offset, length = table["offset"].to_numpy(), table["length"].to_numpy()
         if not ((offset >= 0) & (length > 0) & (length <= len(data) - offset)).all():
             raise self._broken(f"{file} is shorter than its samples table says")
@@ -100,34 +113,53 @@ class SealedShards:
         cached = table.filter(pc.equal(table["status"], CACHED))
         if cached.num_rows != self.seal.cached_per_shard[shard]:
             raise self._broken(f"{file} has {cached.num_rows} cached rows, the seal counts another number")
-        if columns is not None and any(column.null_count for column in cached.columns):
-            raise self._broken(f"{file} lacks values that every cached row has")
         return cached
 
     def table(self, shard: int, columns: list[str] | None = None) -> pa.Table:
         """A shard's planned samples, in row order, from a table that is the sealed one byte for byte.
 
+        Uri and conversations come from the plan's rows of the shard, if they have the digest of the sealed record.
+
         The record is read after the shard's file was mapped, so that this is not another cache's, put in this one's
         place since it was opened: its samples would pass their own checksums.
         """
-        file = samples_file(shard)
-        table = parse_table(self._sealed_bytes(shard, file), self.root / file, columns)
-        expected = SAMPLES_SCHEMA if columns is None else pa.schema([SAMPLES_SCHEMA.field(name) for name in columns])
-        if table.schema != expected:
+        names = [*SAMPLES_SCHEMA.names, *TEXT_COLUMNS] if columns is None else columns
+        content, file = self._sealed_content(shard), samples_file(shard)
+        schema = pa.schema([SAMPLES_SCHEMA.field(name) for name in names if name not in TEXT_COLUMNS])
+        table = parse_table(self._sealed_bytes(content, file), self.root / file, schema.names)
+        if table.schema != schema:
             raise self._broken(f"{file} has other columns than the format's")
-        return table
+        if texts := [name for name in TEXT_COLUMNS if name in names]:
+            planned = self._planned_rows(content)
+            if planned.num_rows != table.num_rows:
+                raise self._broken(f"{file} has {table.num_rows} rows, the plan {planned.num_rows}")
+            for name in texts:
+                table = table.append_column(PLAN_SCHEMA.field(name), planned[name])
+        return table.select(names)
 
-    def _sealed_bytes(self, shard: int, file: str) -> bytes:
-        """A file as the shard's record has it; CacheError where the record or the file is another than was sealed."""
+    def _planned_rows(self, content: CommitContent) -> pa.Table:
+        try:
+            if not self._plan:
+                self._plan.append(PlanFile(self.root))
+            return self._plan[0].recorded_rows(content)
+        except CacheError as error:
+            raise self._broken(str(error)) from None
+
+    def _sealed_content(self, shard: int) -> CommitContent:
+        """CacheError where the shard's record is another than was sealed."""
         record = read_commit(self.root, shard)
         if record is None or record_digest(record.content) != self.seal.commits[shard]:
             raise self._broken(f"shard {shard} is not as sealed: the cache was replaced or changed since it was opened")
+        return record.content
+
+    def _sealed_bytes(self, content: CommitContent, file: str) -> bytes:
+        """A file of a shard; CacheError where it is another than was sealed."""
         try:
             data = read_regular(self.root / file)
         except OSError as error:
             raise self._broken(f"{file} cannot be read ({error.strerror})") from None
         digest = hashlib.sha256(data).hexdigest()
-        if digest not in (each.sha256 for each in record.content.files if each.path == file):
+        if digest not in (each.sha256 for each in content.files if each.path == file):
             raise self._broken(f"{file} is not as sealed: its sha256 is {digest[:12]}…")
         return data
 

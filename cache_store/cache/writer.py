@@ -198,13 +198,11 @@ class ShardBuilder:
         columns: dict[str, Any] = {
             "row": planned["row"],
             "id": planned["id"],
-            "uri": planned["uri"],
+            "status": [CACHED if outcome.reason is None else REJECTED for outcome in outcomes],
+            "reason": [outcome.reason for outcome in outcomes],
             "content_sha256": [outcome.content_sha256 for outcome in outcomes],
             "width": [outcome.width for outcome in outcomes],
             "height": [outcome.height for outcome in outcomes],
-            "status": [CACHED if outcome.reason is None else REJECTED for outcome in outcomes],
-            "reason": [outcome.reason for outcome in outcomes],
-            "conversations": planned["conversations"],
         }
         for field in Location._fields:
             columns[field] = [location and getattr(location, field) for location in self._locations]
@@ -217,9 +215,8 @@ def write_samples(path: Path, samples: pa.Table) -> None:
 
 
 def write_rows(stream: BinaryIO, samples: pa.Table) -> None:
-    """Equal tables give equal bytes, however they are held: a list's items have another name once read from Parquet."""
-    samples = pa.table(samples.columns, schema=SAMPLES_SCHEMA).combine_chunks()
-    pq.write_table(samples, stream, compression="zstd")
+    """Equal tables give equal bytes, however they are held."""
+    pq.write_table(samples.combine_chunks(), stream, compression="zstd")
 
 
 def file_record(root: Path, path: Path) -> FileRecord:

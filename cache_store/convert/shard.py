@@ -20,6 +20,7 @@ from cache_store.errors import CacheError
 from cache_store.format.checksum import crc32c
 from cache_store.format.codec import decode_sample, encode_sample
 from cache_store.format.formats import Location, ShardSamples, shard_format
+from cache_store.format.plan import PlanFile
 from cache_store.format.record import signed
 from cache_store.format.schema import (
     SAMPLES_SCHEMA,
@@ -51,6 +52,7 @@ class ShardConverter:
 
     def __init__(self, source: Side, target: Side, progress: Callable[[int], object]) -> None:
         self._source, self._target, self._progress = source, target, progress
+        self._plan = PlanFile(source.root)
         self._recoded = Recoder(source.spec.array, target.spec.array.codec)
 
     def convert(self, record: CommitRecord) -> None:
@@ -65,7 +67,7 @@ class ShardConverter:
         with publish(path, attempt) as stream:
             locations = self._copy(samples, stream)
         table = relocated(samples.table, locations)
-        self._read_back(path, ShardSamples(target.spec, shard, table))
+        self._read_back(path, ShardSamples(target.spec, shard, table, samples.planned))
         write_samples(samples_path, table)
         files = tuple(file_record(target.root, each) for each in (path, samples_path))
         content = msgspec.structs.replace(record.content, recipe=target.spec.recipe, files=files)
@@ -79,13 +81,13 @@ class ShardConverter:
         table = read_table(self._source.root / file.path)
         if table.schema != SAMPLES_SCHEMA:
             raise self._damaged(f"{file.path} has other columns than the format's")
-        return ShardSamples(self._source.spec, shard, table)
+        return ShardSamples(self._source.spec, shard, table, self._plan.recorded_rows(record.content))
 
     def _copy(self, samples: ShardSamples, stream: BinaryIO) -> list[Location | None]:
         """Every sample, checked, into the new shard file; where each lies there."""
         source, target, shard, found = self._source, self._target, samples.shard, samples.locations
         file = shard_format(source.spec).shard_file(shard)
-        writer = shard_format(target.spec).writer(stream, target.spec, samples.table)
+        writer = shard_format(target.spec).writer(stream, target.spec, samples.planned)
         contents = samples.table["content_sha256"].to_pylist()
         data, locations = map_file(source.root / file), list[Location | None]()
         for slot, (location, content) in enumerate(zip(found, contents, strict=True)):

@@ -25,6 +25,8 @@ class ShardSamples:
     spec: Spec
     shard: int
     table: pa.Table
+    planned: pa.Table | None
+    """The shard's rows of the plan; None where they are not known to be sound."""
 
     @property
     def rows(self) -> range:
@@ -53,7 +55,7 @@ class ShardFormat(Protocol):
         """Name of a shard's file, relative to the cache."""
 
     def writer(self, stream: BinaryIO, spec: Spec, planned: pa.Table) -> ShardWriter:
-        """A writer of the shard whose rows are `planned`: row, id, uri, conversations."""
+        """A writer of the shard whose rows of the plan are `planned`."""
 
     def metadata(self, spec: Spec) -> dict[str, bytes]:
         """Contents of every metadata file by name, as functions of the spec alone."""

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cache_store.errors import CacheError
-from cache_store.format.schema import PLAN_FILE, PLAN_SCHEMA
+from cache_store.format.schema import PLAN_FILE, PLAN_SCHEMA, CommitContent
 from cache_store.format.tables import TableFile, parse_table, read_table
 from cache_store.storage.publish import publish
 
@@ -107,8 +107,9 @@ class PlanFile:
     """The plan, shard by shard: for whoever reads one after the other."""
 
     def __init__(self, root: Path) -> None:
-        self._file = TableFile(root / PLAN_FILE)
-        refuse_other_columns(root / PLAN_FILE, self._file.schema)
+        self._path = root / PLAN_FILE
+        self._file = TableFile(self._path)
+        refuse_other_columns(self._path, self._file.schema)
 
     @property
     def num_shards(self) -> int:
@@ -142,3 +143,10 @@ class PlanFile:
     def shard(self, shard: int, columns: list[str] | None = None) -> pa.Table:
         """One shard's row group."""
         return self._file.row_group(shard, columns)
+
+    def recorded_rows(self, content: CommitContent) -> pa.Table:
+        """The rows that a shard was made for; CacheError where the plan has others, its fingerprints aside."""
+        rows = self.shard(content.shard, list(DIGESTED)) if content.shard < self.num_shards else None
+        if rows is None or plan_digest([rows]) != content.plan_digest:
+            raise CacheError(f"{self._path} has other rows for shard {content.shard} than the shard was made for")
+        return rows

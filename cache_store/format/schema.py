@@ -66,19 +66,20 @@ SAMPLES_SCHEMA = pa.schema(
     [
         ("row", pa.int64()),
         ("id", pa.string()),
-        ("uri", pa.string()),
+        ("status", pa.string()),
+        ("reason", pa.string()),
         ("content_sha256", pa.string()),
         ("width", pa.int32()),
         ("height", pa.int32()),
-        ("status", pa.string()),
-        ("reason", pa.string()),
-        ("conversations", CONVERSATIONS),
         ("offset", pa.int64()),
         ("length", pa.int64()),
         ("crc32c", pa.uint32()),
     ]
 )
 """`offset` and `length` delimit the encoded latent in its shard file; `crc32c` is over those bytes."""
+
+TEXT_COLUMNS = ("uri", "conversations")
+"""What the plan alone holds; a reader offers it beside the columns of the samples table."""
 
 
 class ImageRecipe(Record, frozen=True, kw_only=True):

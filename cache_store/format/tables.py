@@ -31,14 +31,13 @@ class TableFile:
 
     def __init__(self, path: Path, data: bytes | None = None) -> None:
         """`data` is what was read from `path`, if it was."""
-        self._path = path
+        self._path, self._data = path, data
         if data is None:
             refuse_irregular(path)
         try:
             plain = open_parquet(path, data)
             columns = [plain.metadata.schema.column(number) for number in range(plain.metadata.num_columns)]
-            texts = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
-            self._file = open_parquet(path, data, read_dictionary=texts)
+            self._texts = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
         except BROKEN as error:
             raise broken(path, error) from None
         self.metadata, self.schema = plain.metadata, plain.schema_arrow
@@ -54,8 +53,10 @@ class TableFile:
                 )
 
     def row_group(self, number: int, columns: list[str] | None = None) -> pa.Table:
+        """The file is opened for it, its index known: threads and forks share no position in it."""
         try:
-            return self._plain(self._file.read_row_group(number, columns))
+            file = open_parquet(self._path, self._data, read_dictionary=self._texts, metadata=self.metadata)
+            return self._plain(file.read_row_group(number, columns))
         except BROKEN as error:
             raise broken(self._path, error) from None
 

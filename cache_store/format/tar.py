@@ -95,10 +95,12 @@ class TarFormat:
         return {SPEC_FILE: canonical_json(group)}
 
     def structure_problems(self, data: memoryview, samples: ShardSamples) -> Iterator[tuple[int | None, str]]:
-        """Every byte but the latents' own is a function of the samples table: (slot or None, what differs from it)."""
+        """Every byte but the latents' own follows from plan and samples table: (slot or None, what differs from it)."""
+        if samples.planned is None:
+            return
         first_row, layout = samples.rows.start, RowLayout(samples.spec.array)
         contents, position = samples.table["content_sha256"].to_pylist(), 0
-        for slot, (_, name, uri, conversations) in enumerate(iterate_samples(samples.table)):
+        for slot, (_, name, uri, conversations) in enumerate(iterate_samples(samples.planned)):
             location = samples.locations[slot]
             if location is None:
                 continue
@@ -112,7 +114,7 @@ class TarFormat:
             end = offset + layout.latent_bytes
             position = end + len(after)
             if bytes(data[end:position]) != after:
-                yield slot, "the JSON member is not what the samples table says"
+                yield slot, "the JSON member is not what plan and samples table say"
         if data[position:] != bytes(end_bytes(position)):
             yield None, f"does not end as a tar after byte {position}"
 

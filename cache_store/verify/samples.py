@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from cache_store.format.formats import Location, ShardSamples
@@ -57,15 +56,15 @@ def status_findings(samples: ShardSamples) -> Iterator[Finding]:
         yield Finding(shard=shard, row=table["row"][slot].as_py(), file=name, problem=problem)
 
 
-def other_rows(samples: ShardSamples, planned: pa.Table) -> Iterator[Finding]:
+def other_rows(samples: ShardSamples) -> Iterator[Finding]:
     """Rows of the samples table that are not the plan's; one finding where none is."""
-    found = samples.table.select(planned.column_names)
+    if samples.planned is None:
+        return
+    found, planned = (table.select(["row", "id"]) for table in (samples.table, samples.planned))
     if found.equals(planned):
         return
     shard, rows, name = samples.shard, samples.rows, samples_file(samples.shard)
-    problem = "row, id, uri or text is not the plan's"
-    if planned.num_rows != len(rows):
-        return  # the plan is not this cache's, which is a finding of its own
+    problem = "row or id is not the plan's"
     pairs = zip(found.to_pylist(), planned.to_pylist(), strict=True)
     differing = [row for row, (mine, theirs) in zip(rows, pairs, strict=True) if mine != theirs]
     if len(differing) == len(rows) > 1:

@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import pyarrow as pa
+
 from cache_store.cache.metadata import read_commit
 from cache_store.cache.sealed_shards import map_file
 from cache_store.errors import CacheError
 from cache_store.format.formats import ShardSamples, shard_format
-from cache_store.format.plan import DIGESTED, PlanFile, plan_digest
+from cache_store.format.plan import DIGESTED, PlanFile
 from cache_store.format.record import record_digest
 from cache_store.format.schema import SEAL_FILE, CommitContent, CommitRecord, Seal, Spec, commit_file, samples_file
 from cache_store.format.statistics import ChannelSums
@@ -96,12 +98,12 @@ class ShardVerifier:
         self, task: ShardTask, content: CommitContent, wrong_data: Finding | None, wrong_table: Finding | None
     ) -> Iterator[Finding]:
         """What is wrong with the samples; where the shard file is sound and the table is not, that is its fault."""
-        samples, found = self._read_samples(task)
+        samples, found = self._read_samples(task, content)
         yield from found
         if samples is None:
             return
         yield from table_findings(samples, content)
-        yield from self._plan_findings(samples, None if wrong_table else content)
+        yield from other_rows(samples)
         is_tables_fault = wrong_table is not None and wrong_data is None
         sums = ChannelSums() if task.level == "deep" else None
         differing = [*self._data_findings(task, samples, is_tables_fault, sums)]
@@ -115,8 +117,8 @@ class ShardVerifier:
         yield from filter(None, (absence(self._root, name, task.shard) for name in (data, table)))
         if task.level == "quick":
             return
-        samples, found = self._read_samples(task)
-        found += [] if samples is None else self._plan_findings(samples, None)
+        samples, found = self._read_samples(task, None)
+        found += [] if samples is None else other_rows(samples)
         yield from found
         if samples is not None and not found:
             yield from status_findings(samples)
@@ -125,13 +127,16 @@ class ShardVerifier:
             problem = f"is of no use, nor is {table}: {data} was not looked at"
             yield Finding(shard=task.shard, file=commit_file(task.shard), problem=problem)
 
-    def _read_samples(self, task: ShardTask) -> tuple[ShardSamples | None, list[Finding]]:
+    def _read_samples(
+        self, task: ShardTask, content: CommitContent | None
+    ) -> tuple[ShardSamples | None, list[Finding]]:
         """What the samples table says, if it can serve to find the samples, and why not."""
         name = samples_file(task.shard)
         if not (self._root / name).is_file():
             return None, []  # which has been found already
         try:
-            samples = ShardSamples(self._spec, task.shard, read_table(self._root / name))
+            table, planned = read_table(self._root / name), self._planned_rows(task.shard, content)
+            samples = ShardSamples(self._spec, task.shard, table, planned)
         except CacheError as error:
             return None, [unreadable(error, self._root, name, task.shard)]
         if problem := table_problem(samples):
@@ -148,18 +153,17 @@ class ShardVerifier:
         except CacheError:
             return None
 
-    def _plan_findings(self, samples: ShardSamples, vouching: CommitContent | None) -> Iterator[Finding]:
-        """Whether the samples are the planned ones; `vouching` is a record whose hash the table has."""
-        if self._plan is None:
-            return
+    def _planned_rows(self, shard: int, content: CommitContent | None) -> pa.Table | None:
+        """The shard's rows of a plan that is sound and, where there is a record, the one it was made for."""
         try:
-            planned = self._plan.shard(samples.shard, list(DIGESTED))
+            if self._plan is None:
+                return None
+            if content is not None:
+                return self._plan.recorded_rows(content)
+            rows = self._plan.shard(shard, list(DIGESTED))
         except CacheError:
-            return
-        findings = [*other_rows(samples, planned)]
-        if findings and vouching is not None and plan_digest([planned]) != vouching.plan_digest:
-            return  # plan and record differ, which is found elsewhere
-        yield from findings
+            return None  # plan and record differ, which is found elsewhere
+        return rows if rows.num_rows == len(self._spec.shard_rows(shard)) else None
 
     def _data_findings(
         self, task: ShardTask, samples: ShardSamples, is_tables_fault: bool = False, sums: ChannelSums | None = None

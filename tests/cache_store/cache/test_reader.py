@@ -154,7 +154,7 @@ def test_a_cut_shard_file_is_named(cache):
 def test_a_cache_put_in_the_place_of_one_that_is_open_is_never_mixed_in(cache, latents, store_format, tmp_path):
     opened = open_cache(cache)
     opened.read(np.array([0]))
-    opened.samples(np.array([0]), ["id"])
+    opened.samples(np.array([0]))
     other = make_cache(tmp_path / "other", latents + 1, rejected=REJECTED, store_format=store_format)
     cache.rename(tmp_path / "moved")
     other.rename(cache)

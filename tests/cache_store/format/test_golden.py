@@ -22,8 +22,8 @@ GOLDEN = {
     "webdataset": Path(__file__).parent / "golden_webdataset",
 }
 IDENTITIES = {
-    "zarr": "c40d266990bd70ad20bdf8dc5e372a6e69c7dbf4fc4339ba6f5370eb3fd0e58d",
-    "webdataset": "2981979377e242c7a283f008407974eae8809a22377b65d53a46b796ffa2f218",
+    "zarr": "608670aacc9df34d14e36058672d0114b474a98a1f1214b52b676d3ba394e5d4",
+    "webdataset": "629c9efe6bdfcab3e7c174752c2d29c9c0e5ff35e6b72efc93659b298eeec9f5",
 }
 WRITTEN_ALIKE = {
     "zarr": ("zarr.json", "latents/zarr.json", "latents/c/0/0/0/0", "latents/c/1/0/0/0"),

@@ -142,7 +142,6 @@ TABLE_CHANGES: dict[str, st.SearchStrategy[Any]] = {
     "length": st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1), st.integers(-1, 300)),
     "crc32c": st.one_of(st.none(), st.integers(0, 2**32 - 1)),
     "content_sha256": st.one_of(st.none(), st.text(max_size=3)),
-    "conversations": st.sampled_from([None, [], [None], [{"from": None, "value": None}]]),
 }
 
 
