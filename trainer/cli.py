@@ -1,13 +1,10 @@
 """`trainer`: train a projector from a cache, and evaluate it."""
 
-import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cache_store.errors import ConfigError
 from cache_store.program.command_line import Command, Program
-from cache_store.program.output_file import refuse_output, write_output
+from cache_store.program.output_file import refuse_output
 from trainer.config import TrainConfig
 
 EXAMPLES = """\
@@ -26,8 +23,8 @@ EVAL_OPTIONS = {
 
 
 def train_command(arguments: Any) -> int:
-    """Train the projector; rerun to go on where it stopped. Exits 3 when stopped by a signal."""
-    from trainer.run.loop import train
+    """Train the projector; rerun to resume where it stopped. Exits 3 when stopped by a signal."""
+    from trainer.commands.train import train
     from trainer.run.parallel import join_world
 
     with join_world() as world:
@@ -41,33 +38,16 @@ def eval_command(arguments: Any) -> int:
     --cache may name another cache than the run's, of the same image recipe and encoder; its samples are those that
     data.val_fraction holds out of it.
     """
-    from trainer.commands.evaluate import announce_other_cache, compare
-    from trainer.run.checkpoint import CheckpointFolder, read_state, refuse_other_projector
-    from trainer.run.inputs import open_inputs
+    from trainer.commands.evaluate import evaluate
     from trainer.run.parallel import join_world
-    from trainer.run.session import open_session
 
     config: TrainConfig = arguments.config
     report = Path(arguments.report).expanduser() if arguments.report else None
     if report:
         refuse_output("report", report, Path(config.cache).expanduser())
-    newest = CheckpointFolder(config.run.folder / "checkpoints", config.run.keep_last).newest()
-    checkpoint = Path(arguments.checkpoint).expanduser() if arguments.checkpoint else newest
-    if checkpoint is None:
-        raise ConfigError(f"run.output: {config.run.output} holds no checkpoint; run `trainer train` first")
-    state = read_state(checkpoint)
+    checkpoint = Path(arguments.checkpoint).expanduser() if arguments.checkpoint else None
     with join_world() as world:
-        inputs = open_inputs(config, world)
-        refuse_other_projector(checkpoint, state, inputs.must_match)
-        session = open_session(inputs, trained=checkpoint)
-        announce_other_cache(session, state)
-        comparison = compare(session)
-        if comparison is not None and world.is_main:
-            record = {"checkpoint": str(checkpoint), "step": state.step, **asdict(comparison)}
-            record |= {"difference": comparison.difference, "verdict": comparison.verdict}
-            print(comparison, json.dumps(record, allow_nan=False), sep="\n")
-            if report:
-                write_output(report, json.dumps(record, indent=1).encode() + b"\n")
+        evaluate(config, world, checkpoint, report)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What a training run is told: the YAML file as frozen dataclasses, checked once.
+"""The config of a training run: frozen dataclasses, filled from YAML and options, checked once.
 
 They stand together in one module without torch, not beside their owners, so that `--help` and a config error take
 no time.
@@ -12,7 +12,7 @@ from typing import Literal
 from cache_store.errors import ConfigError
 
 MAX_BATCH_SIZE = 1_000_000
-"""A slip of the keyboard is refused before memory runs out."""
+"""A larger one is a typing error, refused before memory runs out."""
 
 MAX_LR = 1e3
 """Far above any that trains, far below those that overflow float32; of the weight decay too."""
@@ -26,7 +26,7 @@ MAX_TOKENS = 2**20
 """Of a text; longer than any model reads."""
 
 WARMUP_STEPS = 100
-"""Of a run that does not say; a shorter run warms up for a tenth of its steps."""
+"""The default; a run of fewer than ten times as many warms up for a tenth of its steps."""
 
 
 def require(condition: bool, key: str, expected: str, found: object) -> None:
@@ -61,7 +61,7 @@ class DataConfig:
     val_fraction: float = 0.01
     """Share of samples held out, by hash of the sample id; 1 holds out all, to evaluate on another cache."""
     seed: int = 0
-    """Of the order of samples and of the projector's initial weights."""
+    """Seed of the order of samples and of the projector's initial weights."""
     text_dir: str | None = None
     """Where tokenised text is kept; default: CACHE.text beside the cache."""
 
@@ -89,7 +89,7 @@ class OptimConfig:
     """AdamW and its learning rate."""
 
     lr: float = 1e-4
-    """Peak learning rate."""
+    """Learning rate at its peak."""
     weight_decay: float = 0.01
     """On the projector's matrices; biases and the two learned vectors have none."""
     warmup_steps: int | None = None
@@ -122,7 +122,7 @@ class OptimConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig:
+class TrainRunConfig:
     """How long, in what precision, and what is kept."""
 
     output: str
@@ -160,7 +160,7 @@ class RunConfig:
 
     @property
     def folder(self) -> Path:
-        """`output`, from the user's home where it says so."""
+        """`output` as a path, with `~` replaced by the user's home."""
         return Path(self.output).expanduser()
 
     def total_steps(self, samples: int, batch_size: int) -> int:
@@ -174,10 +174,6 @@ class TrainConfig:
     cache: str
     """The sealed cache to train from."""
     model: ModelConfig
-    """The models."""
     data: DataConfig = field(default_factory=DataConfig)
-    """The samples."""
     optim: OptimConfig = field(default_factory=OptimConfig)
-    """The optimizer."""
-    run: RunConfig
-    """The run."""
+    run: TrainRunConfig

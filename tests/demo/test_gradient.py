@@ -19,8 +19,9 @@ from demo.language_model import BATCH, Caption, Lesson, make_language_model, tra
 from demo.scenes import draw
 from demo.tokenizer import make_tokenizer
 from demo.vae import encode, make_vae
+from trainer.data.batches import model_input
 from trainer.model.language_model import LanguageModel
-from trainer.model.model import ModelInput, WorldModel, model_input
+from trainer.model.model import ModelInput, WorldModel
 from trainer.model.projector import LAYOUTS, SHAPES, Projector, rms
 from trainer.text.chat import ChatTokenizer
 from trainer.text.store import TextBatch

@@ -16,7 +16,7 @@ import torch
 
 import trainer
 from trainer.cli import main
-from trainer.config import DataConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig
+from trainer.config import DataConfig, ModelConfig, OptimConfig, TrainConfig, TrainRunConfig
 from trainer.run.parallel import World
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +29,7 @@ def make_config(cache: Path, language_model: Path | str, output: Path, **changes
         "model": ModelConfig(language_model=str(language_model)),
         "data": DataConfig(max_text_tokens=64, val_fraction=0.2, text_dir=str(output.parent / "text")),
         "optim": OptimConfig(lr=1e-3),
-        "run": RunConfig(output=str(output), epochs=3, precision="fp32", save_every=5, eval_every=5),
+        "run": TrainRunConfig(output=str(output), epochs=3, precision="fp32", save_every=5, eval_every=5),
     }
     for name, section in sections.items():
         mine = {field.name for field in fields(section)} & set(changes)

@@ -1,83 +1,48 @@
-"""Does the projector use the image? Validation loss with each sample's own latents and with another's.
+"""The command `eval`: measure a checkpoint's validation loss, with own and with shuffled latents."""
 
-The shuffle gives every sample the latents of the next one in validation order, so none keeps its own.
-"""
+import json
+from dataclasses import asdict
+from pathlib import Path
 
-import shlex
-from collections.abc import Callable
-from contextlib import closing
-from dataclasses import dataclass
-
-import numpy as np
-import torch
-
-from cache_store.errors import ConfigError, EncodeOnceError
-from trainer.data.prefetch import prefetched
-from trainer.run.checkpoint import VAL_FRACTION, CheckpointState, of_another_cache
+from cache_store.errors import ConfigError
+from cache_store.program.output_file import write_output
+from trainer.config import TrainConfig
+from trainer.run.checkpoint import (
+    VAL_FRACTION,
+    CheckpointState,
+    is_of_another_cache,
+    read_state,
+    refuse_other_projector,
+)
+from trainer.run.folder import checkpoints_of
+from trainer.run.inputs import open_inputs
 from trainer.run.parallel import World
-from trainer.run.session import Session
-
-SURE = 2.0
-"""Standard errors beyond which a difference counts."""
-
-NAMED_SAMPLES = 16
-"""In a message, at most."""
+from trainer.run.session import Session, open_session
+from trainer.run.validation import shuffle_test
 
 
-def never() -> bool:
-    return False
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Validation loss per label token, with own and with shuffled latents."""
-
-    samples: int
-    label_tokens: int
-    own: float
-    shuffled: float
-    standard_error: float
-    """Of the difference, over samples."""
-
-    @property
-    def difference(self) -> float:
-        return self.shuffled - self.own
-
-    @property
-    def verdict(self) -> str:
-        if self.difference > SURE * self.standard_error:
-            return "the model uses the image: another image's latents make the text less likely"
-        if self.difference < -SURE * self.standard_error:
-            return "the image misleads the model: another image's latents make the text more likely"
-        return "no sign that the model uses the image: own and other latents do equally well"
-
-    def __str__(self) -> str:
-        return (
-            f"validation loss per label token ({self.samples:,} samples, {self.label_tokens:,} tokens)\n"
-            f"  own latents       {self.own:.4f}\n"
-            f"  shuffled latents  {self.shuffled:.4f}\n"
-            f"  difference        {self.difference:.4f} ± {self.standard_error:.4f}: {self.verdict}"
-        )
-
-
-def compare(session: Session, stopped: Callable[[], bool] = never) -> Comparison | None:
-    """Own against shuffled latents; None where a rank was stopped."""
-    numbers = session.split.validation
-    if len(numbers) < 2:
-        raise ConfigError(
-            f"data.val_fraction {session.config.data.val_fraction} holds out {len(numbers)} of "
-            f"{len(numbers) + len(session.split.train)} samples; shuffled latents need at least 2"
-        )
-    own = sample_losses(session, numbers, stopped)
-    shuffled = None if own is None else sample_losses(session, np.roll(numbers, -1), stopped)
-    if own is None or shuffled is None:
-        return None
-    return make_comparison(own, shuffled, session.text.num_labels[numbers])
+def evaluate(config: TrainConfig, world: World, checkpoint: Path | None, report: Path | None) -> None:
+    """Print the result for `checkpoint`, by default the newest; also write it to `report`, as JSON."""
+    checkpoint = checkpoint or checkpoints_of(config.run).newest()
+    if checkpoint is None:
+        raise ConfigError(f"run.output: {config.run.output} holds no checkpoint; run `trainer train` first")
+    state = read_state(checkpoint)
+    inputs = open_inputs(config, world)
+    refuse_other_projector(checkpoint, state, inputs.must_match)
+    session = open_session(inputs, trained=checkpoint)
+    announce_other_cache(session, state)
+    result = shuffle_test(session)
+    if result is not None and world.is_main:
+        record = {"checkpoint": str(checkpoint), "step": state.step, **asdict(result)}
+        record |= {"difference": result.difference, "verdict": result.verdict}
+        print(result, json.dumps(record, allow_nan=False), sep="\n")
+        if report:
+            write_output(report, json.dumps(record, indent=1).encode() + b"\n")
 
 
 def announce_other_cache(session: Session, state: CheckpointState) -> None:
     """Say which samples are evaluated where the checkpoint was trained from another cache."""
-    if not of_another_cache(state, session.must_match):
+    if not is_of_another_cache(state, session.must_match):
         return
     here, then = session.config.data.val_fraction, state.must_match[VAL_FRACTION]
     trained_on = "" if here <= float(then) else f"; training held out {then}: ids of both may have been trained on"
@@ -85,74 +50,3 @@ def announce_other_cache(session: Session, state: CheckpointState) -> None:
         f"the checkpoint was trained from another cache: of this one, the {len(session.split.validation):,} samples "
         f"are evaluated that data.val_fraction {here} holds out, by id as in training{trained_on}"
     )
-
-
-def make_comparison(own: np.ndarray, shuffled: np.ndarray, label_tokens: np.ndarray) -> Comparison:
-    """From each sample's summed losses; the error is that of a ratio of sums over samples."""
-    tokens, samples = int(label_tokens.sum()), len(own)
-    difference = (shuffled - own).sum() / tokens
-    residuals = (shuffled - own) - difference * label_tokens
-    return Comparison(
-        samples=samples,
-        label_tokens=tokens,
-        own=float(own.sum() / tokens),
-        shuffled=float(shuffled.sum() / tokens),
-        standard_error=float(np.sqrt((residuals**2).sum() * samples / (samples - 1)) / tokens),
-    )
-
-
-def validation_loss(session: Session, stopped: Callable[[], bool] = never) -> float | None:
-    """Loss per label token with own latents; None where nothing is held out or a rank was stopped."""
-    numbers = session.split.validation
-    losses = sample_losses(session, numbers, stopped) if len(numbers) else None
-    return None if losses is None else float(losses.sum() / session.text.label_tokens(numbers))
-
-
-@torch.no_grad()
-def sample_losses(session: Session, latents_of: np.ndarray, stopped: Callable[[], bool] = never) -> np.ndarray | None:
-    """Each validation sample's summed loss, in float64, with the latents of `latents_of`; ranks share the work.
-
-    None where a rank was stopped.
-    """
-    numbers, world = session.split.validation, session.world
-    # The last value counts the ranks that were stopped.
-    sums = torch.zeros(len(numbers) + 1, dtype=torch.float64, device=world.device)
-    parts = rank_parts(len(numbers), session.config.run.eval_batch_size, world)
-    loads = prefetched(lambda part: session.loader.load(numbers[part], latents_of[part]), parts)
-    with closing(loads) as batches:
-        for part, batch in zip(parts, batches, strict=True):
-            if stopped():
-                sums[-1] = 1
-                break
-            on_device = batch.to(world.device)
-            sums[part.start : part.stop].index_add_(0, on_device.sample_L, session.model(on_device).double())
-    world.sum(sums)
-    if sums[-1] > 0:
-        return None
-    losses = sums[:-1].cpu().numpy()
-    refuse_not_finite(session, losses)
-    return losses
-
-
-def refuse_not_finite(session: Session, losses: np.ndarray) -> None:
-    """EncodeOnceError that names the validation samples whose loss is NaN or infinite."""
-    spoilt = session.split.validation[~np.isfinite(losses)]
-    if not len(spoilt):
-        return
-    raise EncodeOnceError(
-        f"validation: the loss of {len(spoilt):,} of {len(losses):,} held-out samples is not finite\n"
-        f"  samples  {sample_names(session, spoilt)}\n"
-        f"  run `cache-store verify {shlex.quote(session.config.cache)} --level deep`; where it finds nothing, "
-        "the projector has diverged: try a lower optim.lr"
-    )
-
-
-def sample_names(session: Session, numbers: np.ndarray) -> str:
-    ids = session.cache.samples(numbers[:NAMED_SAMPLES], columns=["id"])["id"].to_pylist()
-    return ", ".join(ids) + (f" and {len(numbers) - len(ids):,} more" if len(numbers) > len(ids) else "")
-
-
-def rank_parts(count: int, batch_size: int, world: World) -> list[slice]:
-    """This rank's contiguous share of [0, count), in batches."""
-    first, last = (count * rank // world.size for rank in (world.rank, world.rank + 1))
-    return [slice(start, min(start + batch_size, last)) for start in range(first, last, batch_size)]

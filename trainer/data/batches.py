@@ -1,14 +1,15 @@
-"""What one optimizer step consumes: from a step's number to tensors, on any rank, with nothing remembered."""
+"""The batch of an optimizer step: computed from the step's number alone, on any rank."""
 
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import torch
 
 from trainer.data.order import SampleOrder
-from trainer.data.stream import batch_positions, rank_slice
-from trainer.model.model import ModelInput, model_input
-from trainer.text.store import TextStore
+from trainer.data.stream import as_tensor, batch_positions, rank_slice
+from trainer.model.model import ModelInput
+from trainer.text.store import TextBatch, TextStore
 
 
 class LatentSource(Protocol):
@@ -48,7 +49,7 @@ class StepLoader:
     """Whether batches go to a GPU, from page-locked memory."""
 
     def numbers(self, step: int) -> np.ndarray:
-        """The global batch of the step that has `step` steps before it."""
+        """Return the sample numbers of the global batch that has `step` batches before it."""
         return self.train[self.order.at(batch_positions(step, self.batch_size))]
 
     def __call__(self, step: int) -> StepBatch:
@@ -58,6 +59,11 @@ class StepLoader:
         return StepBatch(numbers, self.text.label_tokens(numbers), [self.load(part, part) for part in parts])
 
     def load(self, numbers: np.ndarray, latents_of: np.ndarray) -> ModelInput:
-        """The text of `numbers` with the latents of `latents_of`."""
+        """Load the text of `numbers` with the latents of `latents_of`."""
         batch = model_input(self.source.read(latents_of), self.text.collate(numbers))
         return batch.pin_memory() if self.pin else batch
+
+
+def model_input(latents_NCHW: np.ndarray, text: TextBatch) -> ModelInput:
+    text_tensors = {name: torch.from_numpy(array) for name, array in vars(text).items()}
+    return ModelInput(latents_NCHW=as_tensor(latents_NCHW), **text_tensors)

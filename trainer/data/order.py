@@ -27,7 +27,7 @@ class SampleOrder:
     count: int
 
     def at(self, positions: Int64Array) -> Int64Array:
-        """Indices in [0, count) at `positions`, which count samples consumed since the start."""
+        """Return the indices in [0, count) at `positions`, which count samples consumed since the start."""
         epochs, within = np.divmod(positions, self.count)
         indices = np.empty_like(positions)
         for epoch in np.unique(epochs):
@@ -41,7 +41,7 @@ def epoch_key(identity: str, seed: int, epoch: int) -> bytes:
 
 
 def permute(positions: Int64Array, count: int, key: bytes) -> Int64Array:
-    """The image of each position in [0, count) under the permutation of [0, count) that `key` chooses."""
+    """Apply the permutation of [0, count) that `key` chooses to each position."""
     half_bits = max(1, ((count - 1).bit_length() + 1) // 2)
     round_keys = [_round_key(key, number) for number in range(ROUNDS)]
     values = _feistel(positions.astype(np.uint64), half_bits, round_keys)

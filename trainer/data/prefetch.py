@@ -1,7 +1,7 @@
 """Loading ahead: one background thread makes the next batches while the model works on this one.
 
 One thread is enough: latents are copied out of memory maps several orders of magnitude faster than a language model
-reads them. A future carries an error to whoever asks for its batch.
+reads them. An error is raised where its batch is taken.
 """
 
 import sys
@@ -15,7 +15,7 @@ ItemT = TypeVar("ItemT")
 
 
 def prefetched(load: Callable[[KeyT], ItemT], keys: Iterable[KeyT], ahead: int = 2) -> Generator[ItemT]:
-    """`load(key)` for each key in order, up to `ahead` of them made before they are asked for."""
+    """Yield `load(key)` for each key in order; up to `ahead` of them are made before they are needed."""
     pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefetch")
     pending: deque[Future[ItemT]] = deque()
     finalizing = sys.is_finalizing  # a local name: modules lose theirs before the last generators are closed

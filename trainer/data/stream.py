@@ -27,10 +27,10 @@ from trainer.config import MAX_EPOCHS
 from trainer.data.order import Int64Array, SampleOrder
 
 MAX_WORKERS = 1_024
-"""Of one DataLoader; each has a place of its own to say where its next pass lies."""
+"""Of one DataLoader; each keeps the bounds of its next pass in a column of its own."""
 
 NEVER = 2**62
-"""Where a pass ends that does not."""
+"""The end of a pass that has none."""
 
 
 def rank_slice(batch_size: int, rank: int, world_size: int) -> slice:
@@ -50,7 +50,7 @@ def as_tensor(latents_NCHW: np.ndarray) -> Tensor:
     return torch.from_numpy(latents_NCHW)
 
 
-def opened(cache: Cache | JoinedCache | str | Path | Mapping[str, str | Path]) -> Cache | JoinedCache:
+def as_cache(cache: Cache | JoinedCache | str | Path | Mapping[str, str | Path]) -> Cache | JoinedCache:
     if isinstance(cache, Cache | JoinedCache):
         return cache
     return open_cache(cache) if isinstance(cache, str | Path) else open_joined(cache)
@@ -78,7 +78,7 @@ class LatentStream(IterableDataset[dict[str, Any]]):
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        """`cache`: opened or by its path; a mapping of names to paths is joined (`cache_store.open_joined`).
+        """`cache`: open, or its path; a mapping of names to paths is joined (`cache_store.open_joined`).
 
         `batch_size` is the global batch; a pass's last batch runs over into the next epoch; None never ends.
         """
@@ -89,7 +89,7 @@ class LatentStream(IterableDataset[dict[str, Any]]):
             raise ConfigError(
                 f"epochs must be above 0 and at most {MAX_EPOCHS:,}, or None for a pass that never ends, got {epochs}"
             )
-        self.cache = opened(cache)
+        self.cache = as_cache(cache)
         self.batch_size, self.rank, self.world_size = batch_size, rank, world_size
         self.order = SampleOrder(self.cache.identity, seed, len(self.cache))
         # A decimal as it was written: a tenth of 40 samples is 4, and not a little more.
@@ -100,7 +100,7 @@ class LatentStream(IterableDataset[dict[str, Any]]):
         self._passes_2W = passes.share_memory_()  # type: ignore[no-untyped-call]
 
     def pass_end(self, position: int) -> int:
-        """Where the pass ends that holds `position`: with the batch that completes it."""
+        """Find the end of the pass that holds `position`: the end of the batch that completes it."""
         if self.pass_samples is None:
             return NEVER
         passes = position // self.pass_samples + 1
@@ -135,18 +135,18 @@ class LatentStream(IterableDataset[dict[str, Any]]):
         return {"latents": latents, "numbers": torch.from_numpy(numbers), "cursor": (batch + 1) * self.batch_size}
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the stream stands, the batch last yielded counted as consumed."""
+        """Return the stream's position; the batch last yielded counts as consumed."""
         return {"cursor": self._cursor, "end": self._end, **self._must_match()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state["cursor"]`; what else `state` says must match this stream."""
+        """Resume at `state["cursor"]`; everything else in `state` must match this stream."""
         now = self._must_match()
         if differences := differing({name: state.get(name, mine) for name, mine in now.items()}, now):
             remedy = "to go on from it, open the stream as it was then; to start anew, load no state"
             refuse("the stream's state was saved by another stream", differences, [remedy], held="in the state")
         cursor = state.get("cursor")
         if not isinstance(cursor, int) or cursor < 0 or cursor % self.batch_size:
-            raise ConfigError(f"cursor {cursor!r} is no multiple of the global batch {self.batch_size}")
+            raise ConfigError(f"cursor {cursor!r} is not a multiple of the global batch {self.batch_size}")
         # At the end of a pass nothing of it is left: the position before is the one that tells which pass it is.
         end = self.pass_end(max(cursor - self.batch_size, 0))
         if get_worker_info():  # whose neighbours stand elsewhere in the same pass

@@ -114,7 +114,7 @@ class LanguageModel(nn.Module):
 
     def compile_decoder(self, backend: str = "inductor") -> None:
         """Compiled at the first use, and once more when lengths are seen to vary; ConfigError without a compiler."""
-        refuse_without_compiler(backend, next(self.decoder.parameters()).device)
+        refuse_uncompilable(backend, next(self.decoder.parameters()).device)
         self.decoder.compile(backend=backend)
 
 
@@ -145,7 +145,7 @@ def load_language_model(name: str, dtype: torch.dtype, device: torch.device) -> 
     return model
 
 
-def refuse_without_compiler(backend: str, device: torch.device) -> None:
+def refuse_uncompilable(backend: str, device: torch.device) -> None:
     """ConfigError where torch.compile finds no compiler: known before the first step, in precompute's words.
 
     Neither program imports the other, and cache_store, which both import, knows no torch; a test compares the words.

@@ -8,15 +8,12 @@ model runs in its own dtype throughout, since autocast would put some of its ope
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from trainer.data.stream import as_tensor
 from trainer.model.language_model import LanguageModel
 from trainer.model.projector import Projector
-from trainer.text.store import TextBatch
 
 
 @dataclass(frozen=True)
@@ -34,11 +31,6 @@ class ModelInput:
 
     def pin_memory(self) -> "ModelInput":
         return ModelInput(**{name: tensor.pin_memory() for name, tensor in vars(self).items()})
-
-
-def model_input(latents_NCHW: np.ndarray, text: TextBatch) -> ModelInput:
-    text_tensors = {name: torch.from_numpy(array) for name, array in vars(text).items()}
-    return ModelInput(latents_NCHW=as_tensor(latents_NCHW), **text_tensors)
 
 
 class WorldModel(nn.Module):

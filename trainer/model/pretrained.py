@@ -1,4 +1,4 @@
-"""Where pretrained models come from, a hub id or a folder, and what to say when nothing is there."""
+"""Pretrained models by hub id or folder, and the messages where one cannot be loaded."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,11 +23,11 @@ UNREADABLE_MODEL = (
     *(OSError, ValueError, RuntimeError, TypeError, KeyError, AttributeError),
     *(SafetensorError, StrictDataclassError, HTTPError),
 )
-"""What transformers raises, and lets through, where a model's files are not what they should be."""
+"""Exceptions that transformers raises or passes on where a model's files are broken."""
 
 
 def pretrained_name(name: str) -> str:
-    """What transformers is to load: a hub id, or a folder, from the user's home where it says so.
+    """Return the hub id or folder for transformers to load, with `~` replaced by the user's home.
 
     ConfigError for what can only be a folder and is none: a hub id has one slash at most and begins with a name.
     """
@@ -40,7 +40,7 @@ def pretrained_name(name: str) -> str:
 
 @contextmanager
 def quiet_loading() -> Iterator[None]:
-    """Without transformers' bar over a model's weights; the Hub's, over a download, is shown as before."""
+    """Hide transformers' progress bar over a model's weights; the Hub's, over a download, stays."""
     shown, hub_shown = logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
     logging.disable_progress_bar()  # the Hub's too
     if hub_shown:
@@ -55,7 +55,7 @@ def quiet_loading() -> Iterator[None]:
 
 
 def why_unreadable(error: Exception) -> str:
-    """What transformers says of a model, and how to do without the Hub where that was not reached."""
+    """Return transformers' message, and the ways to work offline where the Hub was not reached."""
     if not isinstance(error.__cause__, LocalEntryNotFoundError):
         return first_line(error)
     remedy = (
@@ -65,7 +65,7 @@ def why_unreadable(error: Exception) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """Of a KeyError, which says nothing but the key, with its name; a line that ends in a colon, with the next one."""
+    """Return the first line of a message; after a colon the next one too, and for a KeyError its name."""
     line, *more = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     line = f"{line} {more[0]}" if line.endswith(":") and more else line
     return f"{type(error).__name__} {line}" if isinstance(error, KeyError | AttributeError) else line

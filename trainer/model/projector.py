@@ -85,9 +85,9 @@ class Projector(nn.Module):
 
     @torch.no_grad()
     def match_rms(self, latents_NCHW: Tensor, target: float) -> None:
-        """Scale the last matrix and the ends so that what comes out has this root mean square."""
+        """Scale the last matrix and the ends such that the output has the root mean square `target`."""
         self.refuse_statistics()
-        refuse_not_finite(latents_NCHW[:, : len(self.mean_C11)])
+        refuse_nonfinite_latents(latents_NCHW[:, : len(self.mean_C11)])
         features_SF = self.features(latents_NCHW).flatten(0, 1)
         features_SF = features_SF[:: -(-len(features_SF) // CALIBRATION_TOKENS)]
         last = max(index for index, layer in enumerate(self.layers) if isinstance(layer, nn.Linear))
@@ -100,7 +100,7 @@ class Projector(nn.Module):
         self.ends_2D.mul_(target / rms(self.ends_2D))
 
     def refuse_statistics(self) -> None:
-        """CacheError for channels that cannot be standardised."""
+        """Raise CacheError for channels that cannot be standardised."""
         statistics = zip(self.mean_C11.flatten().tolist(), self.std_C11.flatten().tolist(), strict=True)
         for channel, (mean, std) in enumerate(statistics):
             if not (math.isfinite(mean) and math.isfinite(std) and std > 0):
@@ -110,12 +110,12 @@ class Projector(nn.Module):
                 )
 
 
-def refuse_not_finite(latents_NCHW: Tensor) -> None:
-    """Told apart from latents that are all equal, whose root mean square is not above 0 either."""
-    spoilt = int((~latents_NCHW.isfinite()).flatten(1).any(1).sum())
-    if spoilt:
+def refuse_nonfinite_latents(latents_NCHW: Tensor) -> None:
+    """Raise CacheError for NaN and infinity: the check for latents that are all equal would not tell them apart."""
+    faulty = int((~latents_NCHW.isfinite()).flatten(1).any(1).sum())
+    if faulty:
         raise CacheError(
-            f"{spoilt} of the {len(latents_NCHW)} samples that set the projector's scale hold NaN or infinity; "
+            f"{faulty} of the {len(latents_NCHW)} samples that set the projector's scale hold NaN or infinity; "
             "`cache-store verify CACHE --level deep` names all such samples"
         )
 
@@ -125,7 +125,7 @@ def rms(values: Tensor) -> float:
 
 
 def find_scale(rms_at: Callable[[float], float], target: float) -> float:
-    """The scale at which a growing `rms_at` meets `target`, by bisection of its logarithm; exact to 1e-9."""
+    """Find the scale at which a growing `rms_at` reaches `target`, by bisection of its logarithm; exact to 1e-9."""
     low, high = -30.0, 30.0
     for _ in range(SEARCH_STEPS):
         middle = (low + high) / 2

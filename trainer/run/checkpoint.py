@@ -21,19 +21,19 @@ from cache_store.format.record import FORMAT_VERSION, Record, canonical_json, pa
 from cache_store.refusal import differing, refuse
 from cache_store.storage.publish import file_sha256, naming
 from trainer.model.projector import Projector
-from trainer.run.published import clear_folders, publish_folder, remove_folder
+from trainer.published import clear_folders, publish_folder, remove_folder
 
 STATE_FILE, PROJECTOR_FILE, OPTIMIZER_FILE = "state.json", "projector.safetensors", "optimizer.safetensors"
 TENSOR_FILES = (PROJECTOR_FILE, OPTIMIZER_FILE)
 
 CACHE_IDENTITY = "cache identity"
-"""Under this name a run's cache is among what must match."""
+"""Key of `must_match`: the cache a run was trained from."""
 
 VAL_FRACTION = "data.val_fraction"
-"""And this, the share that was held out."""
+"""Key of `must_match`: the share of samples held out."""
 
 ORDER = ("data.batch_size", "data.seed")
-"""Of what must match, what decides the order of training alone."""
+"""Keys of `must_match` that decide only the order of training."""
 
 
 class CheckpointState(Record, frozen=True):
@@ -45,10 +45,10 @@ class CheckpointState(Record, frozen=True):
     position: int
     """Samples consumed."""
     must_match: dict[str, str]
-    """What a run that goes on from here must have the same."""
+    """What must be equal in a run that resumes from here."""
     config: dict[str, Any]
     files: dict[str, str]
-    """Their SHA-256."""
+    """SHA-256 of each tensor file, by name."""
     sha256: str
 
 
@@ -60,7 +60,7 @@ class CheckpointFolder:
     keep_last: int
 
     def steps(self) -> list[int]:
-        """Of the folders named as we name them; a person's copy beside them is left alone."""
+        """List the steps of all checkpoints; folders with other names, such as a copy, are ignored."""
         names = (re.fullmatch(r"step-(\d{8,})", path.name) for path in self.root.glob("step-*"))
         return sorted(int(name[1]) for name in names if name)
 
@@ -80,7 +80,7 @@ class CheckpointFolder:
         must_match: dict[str, str],
         config: dict[str, Any],
     ) -> None:
-        """Publish a checkpoint, then delete all but the newest `keep_last`, and what a killed run left of others."""
+        """Publish a checkpoint, then delete all but the newest `keep_last`; leftovers of a killed run go first."""
         clear_folders(self.root, "step-*")
         with publish_folder(self.path(step)) as scratch:
             write_part(scratch, PROJECTOR_FILE, save(projector_tensors(projector)))
@@ -100,13 +100,13 @@ class CheckpointFolder:
 
 
 def write_part(scratch: Path, name: str, data: bytes) -> None:
-    """One file of a checkpoint; safetensors' own writer would tell of a full disk in an exception of its own."""
+    """Write one file of a checkpoint; safetensors' own writer reports a full disk by an exception of its own."""
     with naming(scratch / name):
         (scratch / name).write_bytes(data)
 
 
 def find_checkpoint(folder: CheckpointFolder, resume: str) -> tuple[Path, CheckpointState] | None:
-    """The checkpoint to go on from, as `run.resume` says; None starts anew.
+    """Find the checkpoint that `run.resume` names; None starts anew.
 
     A run that would write over the later checkpoints of another one is refused, and a folder named for another step.
     """
@@ -124,7 +124,7 @@ def find_checkpoint(folder: CheckpointFolder, resume: str) -> tuple[Path, Checkp
 
 
 def read_state(path: Path) -> CheckpointState:
-    """The state of a checkpoint all of which is what was saved."""
+    """Read a checkpoint's state, after checking that every file is as it was saved."""
     try:
         state = parse_signed(CheckpointState, (path / STATE_FILE).read_bytes(), STATE_FILE)
     except (FileNotFoundError, NotADirectoryError):
@@ -132,23 +132,23 @@ def read_state(path: Path) -> CheckpointState:
     except NewerFormatError:
         raise
     except CacheError as error:
-        raise damaged(path, str(error)) from None
+        raise damaged_checkpoint(path, str(error)) from None
     if set(state.files) != set(TENSOR_FILES):
-        raise damaged(path, f"{STATE_FILE} does not vouch for {' and '.join(TENSOR_FILES)}")
+        raise damaged_checkpoint(path, f"{STATE_FILE} lists other files than {' and '.join(TENSOR_FILES)}")
     for name, expected in state.files.items():
         if not (path / name).is_file() or file_sha256(path / name) != expected:
-            raise damaged(path, f"{name} does not match its sha256")
+            raise damaged_checkpoint(path, f"{name} does not match its sha256")
     return state
 
 
-def damaged(path: Path, problem: str) -> CacheError:
+def damaged_checkpoint(path: Path, problem: str) -> CacheError:
     return CacheError(
         f"checkpoint {path} is damaged: {problem}; delete the folder to go on from the checkpoint before it"
     )
 
 
 def refuse_other_run(path: Path, state: CheckpointState, now: Mapping[str, str]) -> None:
-    """StaleError naming what differs, where anything that must match does not."""
+    """Raise StaleError that lists what differs, where anything that must match does not."""
     if differences := differing(state.must_match, now):
         remedies = ["to train anew: the same command with --run.output NEW"]
         if CACHE_IDENTITY in {each.field for each in differences}:
@@ -159,11 +159,11 @@ def refuse_other_run(path: Path, state: CheckpointState, now: Mapping[str, str])
 
 
 def refuse_other_projector(path: Path, state: CheckpointState, now: Mapping[str, str]) -> None:
-    """StaleError where an evaluation would be of another projector, or of samples that were trained on.
+    """Raise StaleError where an evaluation would use another projector, or samples that were trained on.
 
     The order of training may be any. So may another cache whose latents mean the same, with a split of its own.
     """
-    free = (*ORDER, CACHE_IDENTITY, VAL_FRACTION) if of_another_cache(state, now) else ORDER
+    free = (*ORDER, CACHE_IDENTITY, VAL_FRACTION) if is_of_another_cache(state, now) else ORDER
     if differences := [each for each in differing(state.must_match, now) if each.field not in free]:
         remedies = [
             f"to evaluate it, set these as it was trained; {path / STATE_FILE} holds its whole config",
@@ -172,12 +172,12 @@ def refuse_other_projector(path: Path, state: CheckpointState, now: Mapping[str,
         refuse(f"checkpoint {path} was not trained like this", differences, remedies, held="in the checkpoint")
 
 
-def of_another_cache(state: CheckpointState, now: Mapping[str, str]) -> bool:
+def is_of_another_cache(state: CheckpointState, now: Mapping[str, str]) -> bool:
     return state.must_match.get(CACHE_IDENTITY) != now[CACHE_IDENTITY]
 
 
 def load_projector(path: Path, projector: Projector) -> None:
-    """Parameters and latent statistics; a digest over what made them has matched before."""
+    """Load parameters and latent statistics of a checkpoint that `read_state` has checked."""
     projector.load_state_dict(load_file(path / PROJECTOR_FILE))
 
 

@@ -1,6 +1,6 @@
-"""TensorBoard's event file, written as it is logged.
+"""TensorBoard's event file, written line by line.
 
-Its own writer works on a thread, which tells of a full disk in a traceback and once more at the next scalar.
+TensorBoard's own writer uses a thread, which reports a full disk by a traceback.
 """
 
 import os
@@ -19,7 +19,7 @@ FILE_VERSION = "brain.Event:2"
 
 
 class EventFile:
-    """A new event file in `folder`; what others there say of `purge_step` and later is void."""
+    """A new event file in `folder`; it replaces what earlier files there hold of `purge_step` and later."""
 
     def __init__(self, folder: Path, purge_step: int) -> None:
         make_folder(folder)

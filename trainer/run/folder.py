@@ -1,4 +1,4 @@
-"""The folder of a run: never one that holds something else, and what was asked of the run in it."""
+"""The output folder of a run: refused where it holds anything else; the resolved config lies in it."""
 
 import re
 from dataclasses import asdict, fields
@@ -10,18 +10,18 @@ from cache_store.errors import ConfigError
 from cache_store.program.output_file import real_path
 from cache_store.storage.claim import refuse_foreign_names
 from cache_store.storage.publish import write_file
-from trainer.config import RunConfig, TrainConfig
+from trainer.config import TrainConfig, TrainRunConfig
 from trainer.run.checkpoint import CheckpointFolder
 
 CONFIG_FILE = "config.yaml"
 
 
-def checkpoints_of(run: RunConfig) -> CheckpointFolder:
+def checkpoints_of(run: TrainRunConfig) -> CheckpointFolder:
     return CheckpointFolder(run.folder / "checkpoints", run.keep_last)
 
 
-def refuse_other_than_a_run(config: TrainConfig) -> None:
-    """ConfigError where the output holds something and is no run of ours, or is to be the text's folder too."""
+def refuse_foreign_output(config: TrainConfig) -> None:
+    """Raise ConfigError where run.output holds anything but a run, or is also data.text_dir."""
     if config.data.text_dir and real_path(Path(config.data.text_dir).expanduser()) == real_path(config.run.folder):
         raise ConfigError(f"data.text_dir: {config.data.text_dir} is run.output; name a folder in it, or another")
     if not has_run(config.run):
@@ -29,18 +29,18 @@ def refuse_other_than_a_run(config: TrainConfig) -> None:
 
 
 def names_before_the_config(config: TrainConfig) -> tuple[str, ...]:
-    """What a run that ended before it wrote its config may leave: its text, where that is kept in the output."""
+    """Names that a run stopped before it wrote its config may leave: its text, if that is kept in the output."""
     folder, text_dir = real_path(config.run.folder), real_path(Path(config.data.text_dir or "/").expanduser())
     return text_dir.relative_to(folder).parts[:1] if text_dir.is_relative_to(folder) else ()
 
 
-def has_run(run: RunConfig) -> bool:
-    """A run writes its config first; one that has lost it still has its checkpoints."""
+def has_run(run: TrainRunConfig) -> bool:
+    """Whether the folder holds a run: its config, which is written first, or checkpoints."""
     return is_resolved_config(run.folder / CONFIG_FILE) or bool(checkpoints_of(run).steps())
 
 
 def is_resolved_config(path: Path) -> bool:
-    """By the sections: many programs have a file of that name."""
+    """Whether the file has exactly the sections of a TrainConfig: many programs write a config.yaml."""
     sections = re.findall(rb"^(\w+):", path.read_bytes() if path.is_file() else b"", re.MULTILINE)
     return [name.decode() for name in sections] == [field.name for field in fields(TrainConfig)]
 

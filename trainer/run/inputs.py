@@ -1,6 +1,6 @@
-"""What a run is given, fitted together before anything is written: a verified cache, a tokenizer and the models.
+"""The inputs of a run: a verified cache, a tokenizer and the models, checked against each other.
 
-A new data set takes minutes to tokenise, so all that can be refused without its text is refused here.
+Tokenising a new data set takes minutes, so everything that can be refused before it is refused here.
 """
 
 from dataclasses import dataclass
@@ -25,12 +25,12 @@ from trainer.text.store import TEXT_VERSION, text_folder
 PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 ENCODER_FIELDS = ("class_name", "weights_sha256", "posterior", "latents_mean", "latents_std")
-"""Of an encoder's identity, those that decide what its latents mean."""
+"""Fields of an encoder's identity that decide what its latents mean."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """All of a run but its text."""
+    """Everything a run needs except its text."""
 
     config: TrainConfig
     world: World
@@ -40,7 +40,7 @@ class Inputs:
     """Where the cache's text is, or will be."""
     language: LanguageModel
     projector: Projector
-    """Not yet matched to the language model's embeddings, which takes samples to train on."""
+    """Not yet scaled to the language model's embeddings, which needs training samples."""
     must_match: dict[str, str]
     """What a checkpoint must have been trained with to be used here."""
 
@@ -83,7 +83,7 @@ def make_projector(config: TrainConfig, cache: Cache, language: LanguageModel) -
 
 
 def latent_statistics(cache: Cache) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each latent channel: the encoder's own, or measured where it states none."""
+    """Return mean and standard deviation of each latent channel: the encoder's own, else as measured over the cache."""
     array, summary = cache.spec.array, cache.seal.array
     if array.encoder.latents_mean:
         return array.encoder.latents_mean, array.encoder.latents_std
@@ -102,7 +102,7 @@ def check_length(config: TrainConfig, language: LanguageModel, projector: Projec
 
 
 def what_must_match(config: TrainConfig, cache: Cache, chat: ChatTokenizer, language: LanguageModel) -> dict[str, str]:
-    """Whatever decides the global batches and the shape and meaning of the projector."""
+    """Collect what decides the global batches and the shape and meaning of the projector."""
     return {
         CACHE_IDENTITY: cache.seal.identity,
         **what_latents_mean(cache.spec.array),
@@ -117,7 +117,7 @@ def what_must_match(config: TrainConfig, cache: Cache, chat: ChatTokenizer, lang
 
 
 def what_latents_mean(array: ArraySpec) -> dict[str, str]:
-    """Of which pixels and which encoder they are; dtypes and batch sizes round them a little differently."""
+    """Describe the pixels and the encoder that latents come from; not dtype and batch size, which only round."""
     image = {f"image.{name}": value for name, value in asdict(array.image).items() if name != "max_pixels"}
     encoder = {f"encoder.{name}": getattr(array.encoder, name) for name in ENCODER_FIELDS}
     return {name: str(value) for name, value in {"latents.shape": array.shape, **image, **encoder}.items()}

@@ -1,4 +1,4 @@
-"""The training loop: global batches in, a projector out; stops at any step and goes on exactly there."""
+"""The training loop: global batches in, a projector out; it stops after any step and resumes exactly there."""
 
 import math
 import time
@@ -14,70 +14,25 @@ from safetensors.torch import save
 from tqdm import tqdm
 
 from cache_store.errors import EncodeOnceError, Interrupted
-from cache_store.program.output_file import refuse_inside
 from cache_store.program.progress_bar import progress_bar
 from cache_store.program.stop_signals import stop_on_signals
 from cache_store.refusal import differing
-from cache_store.storage.claim import claim
 from cache_store.storage.publish import write_file
-from trainer.commands.evaluate import Comparison, compare, sample_names, validation_loss
-from trainer.config import WARMUP_STEPS, TrainConfig
-from trainer.data.batches import LatentSource, StepBatch
+from trainer.data.batches import StepBatch
 from trainer.data.prefetch import prefetched
 from trainer.run.checkpoint import (
     PROJECTOR_FILE,
     CheckpointFolder,
     CheckpointState,
-    find_checkpoint,
     load_optimizer,
     load_projector,
     projector_tensors,
-    refuse_other_run,
 )
-from trainer.run.folder import checkpoints_of, has_run, refuse_other_than_a_run, write_config
-from trainer.run.inputs import open_inputs
+from trainer.run.folder import has_run, write_config
 from trainer.run.metrics import Metrics, MetricsLog, metrics_of
 from trainer.run.optim import learning_rate, make_optimizer
-from trainer.run.parallel import World
-from trainer.run.session import Session, open_session
-
-
-def train(config: TrainConfig, world: World, source: LatentSource | None = None) -> None:
-    """Train to the last step, or raise Interrupted after a checkpoint; `source` stands in for the cache."""
-    config.data.refuse_undivided(world.size)
-    if config.run.max_steps is not None:  # else the steps are known once the text is
-        config.optim.refuse_endless_warmup(config.run.max_steps)
-    refuse_inside("run.output", config.run.folder, Path(config.cache).expanduser())
-    refuse_other_than_a_run(config)
-    with claim(config.run.folder) if world.is_main else nullcontext():
-        checkpoints = checkpoints_of(config.run)
-        start = find_checkpoint(checkpoints, config.run.resume)
-        inputs = open_inputs(config, world)
-        if start is not None:
-            refuse_other_run(*start, inputs.must_match)
-        session = open_session(inputs, source)
-        announce_large_batch(session)
-        loop = TrainingLoop(session, checkpoints)
-        announce_warmup(session, loop.total_steps)
-        if start is not None:
-            loop.resume(*start)
-        loop.run()
-
-
-def announce_large_batch(session: Session) -> None:
-    batch_size = session.config.data.batch_size
-    if len(session.split.train) < batch_size:
-        session.world.say(f"data.batch_size {batch_size} is more than that: every batch holds samples twice")
-
-
-def announce_warmup(session: Session, total_steps: int) -> None:
-    """Say where the default was too long for the run; ConfigError where the config's own is."""
-    optim = session.config.optim
-    optim.refuse_endless_warmup(total_steps)
-    if optim.warmup_steps is None and (steps := optim.warmup(total_steps)) < WARMUP_STEPS:
-        session.world.say(
-            f"warm-up: {steps:,} of {total_steps:,} steps, a tenth of the run; optim.warmup_steps sets another number"
-        )
+from trainer.run.session import Session
+from trainer.run.validation import ShuffleTest, sample_names, shuffle_test, validation_loss
 
 
 class TrainingLoop:
@@ -86,7 +41,7 @@ class TrainingLoop:
     def __init__(
         self, session: Session, checkpoints: CheckpointFolder, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        """`clock` gives seconds: of the figures in the log, and of nothing else."""
+        """`clock` gives seconds, for the figures in the log alone."""
         self.session, self.checkpoints, self.clock = session, checkpoints, clock
         self.config, self.world = session.config, session.world
         self.output = self.config.run.folder
@@ -97,9 +52,9 @@ class TrainingLoop:
         self.completed = 0
         """Optimizer steps done; the position is this many global batches."""
         self.stop_request = Event()
-        """This rank was asked to stop."""
+        """Set when this rank gets a signal to stop."""
         self.stopping = False
-        """All ranks know that one of them was."""
+        """Whether any rank got one; equal on all ranks."""
 
     @property
     def position(self) -> int:
@@ -115,20 +70,20 @@ class TrainingLoop:
             self.world.say(f"  changed since then: {field}: {before} → {now}")
 
     def run(self) -> None:
-        """All remaining steps; then the projector alone, ready for use."""
+        """Do the remaining steps, then write the projector alone, ready for use."""
         owed = self.owes_validation()
         remaining = self.completed < self.total_steps or owed
         if self.world.is_main and (remaining or not has_run(self.config.run)):
             write_config(self.config)
         if remaining:
-            self.remaining_steps(owed)
+            self.train_to_the_end(owed)
         else:
             self.world.say(f"nothing to do: step {self.completed:,} is done, and {self.total_steps:,} are asked for")
         if self.world.is_main:
             self.publish_projector()
         self.world.say(f"trained {self.completed:,} steps: {self.output / PROJECTOR_FILE}")
 
-    def remaining_steps(self, owed: bool) -> None:
+    def train_to_the_end(self, owed: bool) -> None:
         with stop_on_signals(self.stop_request.set), self.metrics_log() as log, self.progress() as bar:
             if owed:
                 self.catch_up(log, bar)
@@ -138,13 +93,13 @@ class TrainingLoop:
                     self.one_step(batches, log, bar)
 
     def publish_projector(self) -> None:
-        """Unless it is there: a run may have ended after its last checkpoint and before this."""
+        """Write the projector, unless it is there already: a run may end after its last checkpoint and before this."""
         path, data = self.output / PROJECTOR_FILE, save(projector_tensors(self.model.projector))
         if not (path.is_file() and path.read_bytes() == data):
             write_file(path, data)
 
     def one_step(self, batches: Iterator[StepBatch], log: MetricsLog | None, bar: "tqdm[Any]") -> None:
-        """A step and all that is due after it, in the order in which a kill in between loses nothing."""
+        """Do a step and everything due after it, in an order in which a kill in between loses nothing."""
         began = self.clock()
         batch = next(batches)
         waited = self.clock() - began
@@ -166,7 +121,7 @@ class TrainingLoop:
         return Interrupted(f"after step {self.completed:,} of {self.total_steps:,}; run the same command to go on")
 
     def owes_validation(self) -> bool:
-        """Whether a stop came before a validation that the last step was due; rank 0 sees it in its log."""
+        """Whether the run was stopped before the validation that its last step was due; rank 0's log tells."""
         owed = 0.0
         if self.world.is_main and self.validation_due:
             metrics = metrics_of(self.output, self.completed)
@@ -174,7 +129,7 @@ class TrainingLoop:
         return bool(self.world.sum(torch.tensor(owed, device=self.world.device)))
 
     def catch_up(self, log: MetricsLog | None, bar: "tqdm[Any]") -> None:
-        """The validation that is owed, into the line of its step."""
+        """Do the validation that is still due, and add it to the log line of its step."""
         validation = self.validate(bar)
         if validation is None:
             raise self.interrupted()
@@ -182,10 +137,10 @@ class TrainingLoop:
             log.amend({"step": self.completed, **validation})
 
     def update(self, batch: StepBatch) -> Metrics:
-        """One optimizer step, or EncodeOnceError with the projector as it was."""
+        """Do one optimizer step; EncodeOnceError, with the projector unchanged, where the loss is not finite."""
         loss, grad_norm = self.find_gradients(batch)
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-            raise self.not_finite(batch, loss, grad_norm)
+            raise self.nonfinite_error(batch, loss, grad_norm)
         lr = learning_rate(self.config.optim, self.completed, self.total_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -199,7 +154,7 @@ class TrainingLoop:
         }  # fmt: skip
 
     def find_gradients(self, batch: StepBatch) -> tuple[float, float]:
-        """Gradients of the global batch, clipped; gives its loss per label token and their norm before that.
+        """Compute and clip the global batch's gradients; return its loss per label token and their norm before.
 
         Both are the same whatever share each rank has. Here ranks also learn whether one of them was asked to stop.
         """
@@ -208,14 +163,14 @@ class TrainingLoop:
             part = self.model(micro_batch.to(self.world.device)).sum() / batch.label_tokens
             part.backward()
             loss += part.detach()
-        wish_to_stop = torch.tensor(float(self.stop_request.is_set()), device=self.world.device)
-        sums = self.world.sum_gradients(self.parameters, torch.stack([loss, wish_to_stop]))
+        stop_flag = torch.tensor(float(self.stop_request.is_set()), device=self.world.device)
+        sums = self.world.sum_gradients(self.parameters, torch.stack([loss, stop_flag]))
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.config.optim.max_grad_norm or math.inf)
         total_loss, stops = sums.tolist()
         self.stopping = stops > 0
         return total_loss, norm.item()
 
-    def not_finite(self, batch: StepBatch, loss: float, grad_norm: float) -> EncodeOnceError:
+    def nonfinite_error(self, batch: StepBatch, loss: float, grad_norm: float) -> EncodeOnceError:
         return EncodeOnceError(
             f"step {self.completed + 1}: loss {loss}, gradient norm {grad_norm}; the projector was not updated\n"
             f"  samples  {sample_names(self.session, batch.numbers)}\n"
@@ -229,21 +184,21 @@ class TrainingLoop:
         return self.completed > 0 and (last or regular) and len(self.session.split.validation) > 0
 
     def validate(self, bar: "tqdm[Any]") -> Metrics | None:
-        """What validation says where it is due: own latents, at the last step shuffled ones too; None once stopped."""
+        """Validate if it is due, at the last step with shuffled latents too; None where a rank was stopped."""
         if not self.validation_due:
             return {}
         if self.stopping:
             return None
         if self.completed == self.total_steps and len(self.session.split.validation) >= 2:
-            comparison = compare(self.session, self.stop_request.is_set)
-            return self.report(comparison, bar) if comparison else None
+            result = shuffle_test(self.session, self.stop_request.is_set)
+            return self.report(result, bar) if result else None
         loss = validation_loss(self.session, self.stop_request.is_set)
         return None if loss is None else {"val_loss": loss}
 
-    def report(self, comparison: Comparison, bar: "tqdm[Any]") -> Metrics:
+    def report(self, result: ShuffleTest, bar: "tqdm[Any]") -> Metrics:
         if self.world.is_main:
-            bar.write(str(comparison))
-        return {"val_loss": comparison.own, "val_loss_shuffled": comparison.shuffled}
+            bar.write(str(result))
+        return {"val_loss": result.own, "val_loss_shuffled": result.shuffled}
 
     def save_if_due(self) -> None:
         due = self.completed % self.config.run.save_every == 0 or self.completed == self.total_steps

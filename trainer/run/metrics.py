@@ -1,4 +1,4 @@
-"""What a run tells of itself: one JSON line a step, and the same in TensorBoard."""
+"""The metrics of a run: one JSON line a step, and the same values in TensorBoard."""
 
 import json
 import math
@@ -32,7 +32,7 @@ class MetricsLog:
         self._events.add_scalars(int(metrics["step"]), values)
 
     def amend(self, metrics: Metrics) -> None:
-        """Add to the last line what its step still owed."""
+        """Add values to the last line."""
         *before, last = self.path.read_bytes().splitlines(keepends=True)
         write_file(self.path, b"".join([*before, json.dumps(json.loads(last) | metrics).encode() + b"\n"]))
         self._lines.close()
@@ -45,14 +45,14 @@ class MetricsLog:
 
 
 def metrics_of(folder: Path, step: int) -> Metrics:
-    """What the log says of a step; nothing where it has no line of it."""
+    """Return the log's values of a step; none where it has no line for it."""
     path = folder / METRICS_FILE
     lines = path.read_bytes().split(b"\n") if path.exists() else []
     return next((json.loads(line) for line in reversed(lines) if step_of(line) == step), {})
 
 
 def drop_later_steps(path: Path, completed_steps: int) -> None:
-    """Forget what ran beyond the checkpoint, so that no step appears twice, and lines that a kill or disk spoilt."""
+    """Drop lines of steps after the checkpoint, which run again, and lines that a kill or a full disk left broken."""
     if not path.exists():
         return
     kept = [line for line in path.read_bytes().split(b"\n") if step_of(line) <= completed_steps]
@@ -60,7 +60,7 @@ def drop_later_steps(path: Path, completed_steps: int) -> None:
 
 
 def step_of(line: bytes) -> float:
-    """Infinity for what is no record of a step."""
+    """Return the step of a line; infinity where it is no record of a step."""
     try:
         record = json.loads(line.decode())
     except ValueError:  # no UTF-8, or no JSON

@@ -9,9 +9,9 @@ from trainer.model.projector import Projector
 
 
 def learning_rate(config: OptimConfig, step: int, total_steps: int) -> float:
-    """For the update with `step` updates before it: linear warm-up, then the schedule; zero is never reached.
+    """Return the rate for the update with `step` updates before it: linear warm-up, then the schedule; never zero.
 
-    A run that is made longer goes on at the rate which the longer one has at this step.
+    A run that is extended continues at the rate that the longer run has at this step.
     """
     warmup = config.warmup(total_steps)
     if step < warmup:
@@ -23,7 +23,7 @@ def learning_rate(config: OptimConfig, step: int, total_steps: int) -> float:
 
 
 def make_optimizer(projector: Projector, config: OptimConfig) -> torch.optim.AdamW:
-    """Weight decay on the matrices alone; one fused kernel where there is a GPU."""
+    """Make AdamW with weight decay on matrices alone; fused into one kernel on a GPU."""
     matrices = [layer for name, layer in projector.named_parameters() if name.endswith("weight")]
     others = [layer for name, layer in projector.named_parameters() if not name.endswith("weight")]
     groups = [

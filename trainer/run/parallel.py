@@ -25,22 +25,22 @@ from torch.distributed.rendezvous import rendezvous
 from cache_store.errors import ConfigError, EncodeOnceError
 
 STEP = timedelta(minutes=10)
-"""Ranks that step together; compiling, saving and validating lie within it. A rank that hangs ends all after it."""
+"""Longest wait of a collective, which may include compiling, saving and validating; then a rank is taken to hang."""
 
 MAIN_WORK = timedelta(hours=2)
-"""Rank 0 verifies the cache and tokenises a new data set while the others wait."""
+"""Longest wait for rank 0, which verifies the cache and tokenises a new data set."""
 
 POLL_S = 0.1
-"""Between two looks whether rank 0 is done; in between, a signal ends the wait."""
+"""Between two checks whether rank 0 is done; a signal ends the wait in between."""
 
 ENDED = "a rank ended"
-"""In the store, for those who wait for rank 0: with torchrun's store they would not see its process end."""
+"""Key in the store that tells ranks waiting for rank 0 that a process ended."""
 
-MEETING = timedelta(minutes=10)
-"""Ranks are started together; that long one may take to load its libraries over a network."""
+START_UP = timedelta(minutes=10)
+"""Longest wait for all ranks to start; loading libraries over a network takes time."""
 
 QUIET_S = 15.0
-"""Of waiting for the others; longer is said."""
+"""A longer wait for the other ranks is reported."""
 
 TORCHRUN = "torchrun sets what the ranks need; to train in one process, unset WORLD_SIZE"
 
@@ -55,7 +55,7 @@ class OtherRankError(EncodeOnceError):
 
 @contextmanager
 def collective() -> Iterator[None]:
-    """Around what needs all ranks: it fails where one of them is gone."""
+    """Wrap what needs all ranks: it fails where one of them is gone."""
     try:
         yield
     except RuntimeError as error:  # gloo raises just that; torch's own DistError is one too
@@ -67,13 +67,13 @@ def collective() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class World:
-    """This process among those that train together."""
+    """One rank of a training run: this process and how it reaches the others."""
 
     rank: int
     size: int
     device: torch.device
     store: Store | None = None
-    """What the ranks met in, where there are several."""
+    """Where ranks leave messages for each other; None for a single rank."""
     main_work: Iterator[int] = field(default_factory=count)
     """Numbers the calls of `on_main`, in the same order on every rank."""
 
@@ -86,7 +86,7 @@ class World:
             print(message, flush=True)
 
     def on_main(self, work: Callable[[], object]) -> None:
-        """Rank 0 does the work while the others wait; where it fails, they end with its exit code.
+        """Do the work on rank 0 while the others wait; where it fails, they end with its exit code.
 
         They look into the store until it is done, so that collectives need not wait for as long as this may take.
         """
@@ -102,7 +102,7 @@ class World:
             raise OtherRankError(exit_code)
 
     def _exit_code_of_main(self, done: str, mine: int) -> int:
-        """Known to all once rank 0 has said that it is done; the others give 0, so that the sum is rank 0's."""
+        """Wait until rank 0 has set `done`, then sum `mine` over ranks: the others give 0, so the sum is rank 0's."""
         if self.store is not None:
             with collective():
                 if self.is_main:
@@ -139,7 +139,7 @@ class World:
 
 
 def wait_for(done: str, store: Store) -> None:
-    """Until rank 0 has set `done`; OtherRankError where a rank ended before that."""
+    """Wait until rank 0 has set `done`; OtherRankError if a rank ends before that."""
     for _ in range(round(MAIN_WORK.total_seconds() / POLL_S)):
         if store.check([done]):
             return
@@ -156,7 +156,7 @@ def gradient_of(parameter: nn.Parameter) -> Tensor:
 
 @contextmanager
 def join_world() -> Iterator[World]:
-    """The process group that torchrun's environment describes, or this process alone."""
+    """Join the process group that torchrun's environment describes; without it, this process trains alone."""
     size = environment_number("WORLD_SIZE", 1, at_least=1)
     rank, local_rank = environment_number("RANK", 0), environment_number("LOCAL_RANK", 0)
     device = local_device(local_rank)
@@ -183,7 +183,7 @@ def join_group(device: torch.device) -> Store:
         raise ConfigError(f"WORLD_SIZE asks for several ranks, MASTER_ADDR or MASTER_PORT is not set; {TORCHRUN}")
     where = f"{address}:{port}"
     try:
-        store, rank, size = meet(where)
+        store, rank, size = find_ranks(where)
         if device.type == "cuda":
             dist.init_process_group("nccl", timeout=STEP, world_size=size, rank=rank, store=store, device_id=device)
         else:
@@ -197,8 +197,8 @@ def join_group(device: torch.device) -> Store:
         ) from error
 
 
-def meet(where: str) -> tuple[Store, int, int]:
-    """What ranks find each other by, once it is there; a wait of more than QUIET_S is said.
+def find_ranks(where: str) -> tuple[Store, int, int]:
+    """Wait for the other ranks; return the store they share, the rank and their number. Report a wait beyond QUIET_S.
 
     In a thread of its own: torch would not let go of a signal for as long as it waits.
     """
@@ -206,7 +206,7 @@ def meet(where: str) -> tuple[Store, int, int]:
 
     def wait() -> None:
         try:
-            met.set_result(next(rendezvous("env://", timeout=MEETING)))
+            met.set_result(next(rendezvous("env://", timeout=START_UP)))
         except (RuntimeError, ValueError) as error:
             met.set_exception(error)
 

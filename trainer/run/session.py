@@ -1,4 +1,4 @@
-"""A run's inputs made ready: the cache's text, its split, and the model at its initial state."""
+"""A run made ready from its inputs: the cache's text, its split, and the model in its initial state."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,9 +37,9 @@ class Session:
 
 
 def open_session(inputs: Inputs, source: LatentSource | None = None, trained: Path | None = None) -> Session:
-    """Tokenise what no run before has; `source` stands in for the cache where latents come from elsewhere.
+    """Tokenise the text if no earlier run has, and set up the model; `source` replaces the cache's latents.
 
-    With the checkpoint `trained`, for an evaluation of its projector, there need be no sample to train on.
+    With the checkpoint `trained`, which is to be evaluated, there may be no sample to train on.
     """
     config, world, cache = inputs.config, inputs.world, inputs.cache
     text = open_text(inputs)
@@ -60,7 +60,7 @@ def open_session(inputs: Inputs, source: LatentSource | None = None, trained: Pa
 
 
 def open_text(inputs: Inputs) -> TextStore:
-    """The cache's text, tokenised by rank 0 where no run before has done it."""
+    """Open the cache's text; rank 0 tokenises it if no earlier run has."""
     folder, cache = inputs.text_folder, inputs.cache
     inputs.world.on_main(lambda: make_text(folder, cache, inputs.chat))
     store = TextStore(folder)
@@ -69,7 +69,7 @@ def open_text(inputs: Inputs) -> TextStore:
 
 
 def check_vocabulary(inputs: Inputs, text: TextStore) -> None:
-    """Of the tokens that occur: sound models have tokenizers with a few tokens more than they embed."""
+    """Raise ModelError where a token occurs that the model does not embed; unused ones are harmless."""
     if text.meta.largest_token >= inputs.language.vocabulary:
         raise ModelError(
             f"model.language_model {inputs.config.model.language_model}: its tokenizer gives token "
@@ -92,14 +92,14 @@ def announce_split(split: Split, config: TrainConfig, world: World, *, to_train:
             f"data.max_text_tokens {config.data.max_text_tokens}, {len(split.validation):,} are held out; raise it, "
             f"or lower data.val_fraction {config.data.val_fraction}"
         )
-    left_out = f", {split.unlabelled:,} without assistant's words left out" if split.unlabelled else ""
+    left_out = f", {split.unlabelled:,} skipped: no assistant's words" if split.unlabelled else ""
     world.say(f"samples: {len(split.train):,} to train on, {len(split.validation):,} held out{left_out}")
 
 
 def make_loader(
     config: TrainConfig, world: World, source: LatentSource, text: TextStore, train: np.ndarray, identity: str
 ) -> StepLoader:
-    """Of this rank; the cache's identity is part of the order."""
+    """Make this rank's loader; the cache's identity is part of the order."""
     return StepLoader(
         source=source,
         text=text,
@@ -114,7 +114,7 @@ def make_loader(
 
 
 def match_embeddings(inputs: Inputs, loader: StepLoader) -> None:
-    """Scale the projector's output to the token embeddings, on a fixed draw of training samples."""
+    """Scale the projector's output to the token embeddings, measured on a fixed draw of training samples."""
     positions = np.arange(min(CALIBRATION_SAMPLES, len(loader.train)))
     latents = loader.source.read(loader.train[loader.order.at(positions)])
     inputs.projector.match_rms(as_tensor(latents), inputs.language.embedding_rms())

@@ -80,7 +80,7 @@ class TextStore:
         self.num_labels = map_array(folder, "num_labels", samples)
         self.id_hash = map_array(folder, "id_hash", samples)
         if self.offsets[0] != 0 or self.offsets[-1] != tokens or (self.offsets[1:] < self.offsets[:-1]).any():
-            raise damaged(folder, "offsets.npy does not cut tokens.npy into samples")
+            raise damaged_text(folder, "offsets.npy does not cut tokens.npy into samples")
 
     def label_tokens(self, numbers: np.ndarray) -> int:
         return int(self.num_labels[numbers].sum())
@@ -118,7 +118,7 @@ def read_meta(folder: Path) -> TextMeta:
         return parse_signed(TextMeta, (folder / META_FILE).read_bytes(), META_FILE)
     except (OSError, CacheError) as error:
         problem = f"{META_FILE}: {error.strerror}" if isinstance(error, OSError) else str(error)
-        raise damaged(folder, problem) from None
+        raise damaged_text(folder, problem) from None
 
 
 def refuse_damaged(folder: Path, meta: TextMeta) -> None:
@@ -127,9 +127,9 @@ def refuse_damaged(folder: Path, meta: TextMeta) -> None:
         try:
             found = file_crc32c(folder / f"{name}.npy")
         except OSError as error:
-            raise damaged(folder, f"{name}.npy cannot be read: {error.strerror}") from None
+            raise damaged_text(folder, f"{name}.npy cannot be read: {error.strerror}") from None
         if found != meta.crc32c.get(name):
-            raise damaged(folder, f"{name}.npy does not match its crc32c")
+            raise damaged_text(folder, f"{name}.npy does not match its crc32c")
 
 
 def file_crc32c(path: Path) -> int:
@@ -145,13 +145,13 @@ def map_array(folder: Path, name: str, length: int) -> np.ndarray:
     try:
         array: np.ndarray = np.load(folder / f"{name}.npy", mmap_mode="r")
     except (OSError, ValueError, EOFError) as error:
-        raise damaged(folder, f"{name}.npy cannot be read: {' '.join(str(error).split())}") from None
+        raise damaged_text(folder, f"{name}.npy cannot be read: {' '.join(str(error).split())}") from None
     if array.shape != (length,) or array.dtype != np.dtype(ARRAYS[name]):
-        raise damaged(folder, f"{name}.npy holds {array.dtype} {array.shape}, expected {ARRAYS[name]} ({length},)")
+        raise damaged_text(folder, f"{name}.npy holds {array.dtype} {array.shape}, expected {ARRAYS[name]} ({length},)")
     return array
 
 
-def damaged(folder: Path, problem: str) -> CacheError:
+def damaged_text(folder: Path, problem: str) -> CacheError:
     return CacheError(f"{folder} is damaged: {problem}; delete the folder and run the same command again")
 
 

@@ -13,12 +13,12 @@ from cache_store import Cache
 from cache_store.errors import ConfigError, SourceError
 from cache_store.format.record import FORMAT_VERSION, canonical_json, signed
 from cache_store.storage.publish import make_folder, naming
-from trainer.run.published import one_at_a_time, publish_folder
+from trainer.published import one_at_a_time, publish_folder
 from trainer.text.chat import ChatTokenizer
 from trainer.text.store import ARRAYS, META_FILE, TextMeta, file_crc32c
 
-SHOWN = 3
-"""Of the samples left out, those that are named."""
+SHOWN_PROBLEMS = 3
+"""Most skipped samples named in one message."""
 
 CHUNK_SAMPLES = 2_048
 """Samples tokenised together, at most; bounds memory."""
@@ -60,7 +60,7 @@ def write_arrays(folder: Path, cache: Cache, chat: ChatTokenizer) -> tuple[int, 
         files = {name: stack.enter_context(NpyWriter(folder / f"{name}.npy", ARRAYS[name])) for name in ARRAYS}
         files["offsets"].append([0])
         progress = stack.enter_context(tqdm(total=len(cache), desc="tokenise", unit="sample", disable=None))
-        for numbers in chunks(cache.seal.cached_per_shard):
+        for numbers in number_chunks(cache.seal.cached_per_shard):
             samples = cache.samples(numbers, columns=["id", "conversations"]).to_pydict()
             texts = chat(samples["id"], samples["conversations"])
             problems += [text.problem for text in texts if text.problem]
@@ -73,20 +73,22 @@ def write_arrays(folder: Path, cache: Cache, chat: ChatTokenizer) -> tuple[int, 
             files["num_labels"].append([text.is_label.sum() for text in texts])
             files["id_hash"].append([id_hash(sample_id) for sample_id in samples["id"]])
             progress.update(len(numbers))
-    say_left_out(problems, len(cache))
+    report_skipped(problems, len(cache))
     return num_tokens, largest
 
 
-def say_left_out(problems: Sequence[str], samples: int) -> None:
-    """Name samples that nothing can be learned from, though they say something; SourceError where all are such."""
+def report_skipped(problems: Sequence[str], samples: int) -> None:
+    """Name samples whose text cannot be used; SourceError where that is all of them."""
     if len(problems) == samples:
-        raise SourceError(f"{problems[0]}; so it is with every sample")
+        raise SourceError(f"{problems[0]}; the same for every sample")
     if problems:
-        print(f"trainer: {len(problems):,} samples are left out: {'; '.join(problems[:SHOWN])}", file=sys.stderr)
+        print(
+            f"trainer: {len(problems):,} samples are skipped: {'; '.join(problems[:SHOWN_PROBLEMS])}", file=sys.stderr
+        )
 
 
-def chunks(cached_per_shard: Sequence[int]) -> Iterator[np.ndarray]:
-    """Consecutive sample numbers, none from two shards."""
+def number_chunks(cached_per_shard: Sequence[int]) -> Iterator[np.ndarray]:
+    """Yield consecutive sample numbers, each chunk within one shard."""
     first = 0
     for cached in cached_per_shard:
         for start in range(first, first + cached, CHUNK_SAMPLES):
@@ -95,7 +97,7 @@ def chunks(cached_per_shard: Sequence[int]) -> Iterator[np.ndarray]:
 
 
 def id_hash(sample_id: str) -> int:
-    """The first 8 bytes of SHA-256 over the id: uniform, and the same in every cache that holds the sample."""
+    """Return the first 8 bytes of SHA-256 over the id: uniform, and equal in every cache that holds the sample."""
     return int.from_bytes(hashlib.sha256(sample_id.encode()).digest()[:8], "little")
 
 

@@ -200,7 +200,7 @@ def test_a_pass_without_end_goes_on_through_the_epochs(one_cache):
 
 @pytest.mark.parametrize("state", [{}, {"cursor": None}, {"cursor": "8"}, {"cursor": -4}, {"cursor": 3}])
 def test_a_state_without_a_cursor_is_refused(one_cache, state):
-    with pytest.raises(ConfigError, match=r"cursor .* is no multiple"):
+    with pytest.raises(ConfigError, match=r"cursor .* is not a multiple"):
         LatentStream(one_cache, BATCH).load_state_dict(state)
 
 

@@ -21,7 +21,7 @@ from precompute.images.decode import ImageConfig
 from precompute.sources import SourceConfig, open_source
 from tests.trainer.conftest import describe
 from tests.trainer.runs import ALONE, metrics
-from trainer.run.loop import train
+from trainer.commands.train import train
 
 SAMPLES, BROKEN = 22, 5
 

@@ -7,8 +7,9 @@ from torch.nn.functional import cross_entropy, linear
 from transformers import AutoModelForCausalLM
 
 from tests.trainer.model.test_projector import MEAN, STD, make_latents
+from trainer.data.batches import model_input
 from trainer.model.language_model import LanguageModel, load_language_model
-from trainer.model.model import ModelInput, WorldModel, model_input
+from trainer.model.model import ModelInput, WorldModel
 from trainer.model.projector import Projector
 from trainer.text.store import TextBatch
 

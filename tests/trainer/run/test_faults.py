@@ -10,9 +10,10 @@ from tests.full_disk import largest_file, make_room, mounted_disk
 from tests.trainer.conftest import MakeConfig
 from tests.trainer.runs import ALONE, ForkedTrainer, command, metrics
 from trainer.cli import main
+from trainer.commands.train import train
 from trainer.config import TrainConfig
 from trainer.run.checkpoint import OPTIMIZER_FILE, PROJECTOR_FILE, CheckpointFolder
-from trainer.run.loop import TrainingLoop, train
+from trainer.run.loop import TrainingLoop
 
 
 @pytest.fixture(scope="module")

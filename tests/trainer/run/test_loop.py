@@ -13,11 +13,12 @@ from cache_store import open_cache
 from cache_store.errors import CacheError, EncodeOnceError, Interrupted
 from tests.trainer.conftest import MakeConfig
 from tests.trainer.runs import ALONE, end_well, fork_ranks, metrics
+from trainer.commands.train import train
 from trainer.config import TrainConfig
 from trainer.data.batches import StepLoader
 from trainer.run.checkpoint import PROJECTOR_FILE, CheckpointFolder
 from trainer.run.inputs import open_inputs
-from trainer.run.loop import TrainingLoop, train
+from trainer.run.loop import TrainingLoop
 from trainer.run.session import open_session
 
 

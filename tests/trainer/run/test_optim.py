@@ -4,7 +4,7 @@ import pytest
 
 from cache_store.errors import ConfigError
 from tests.trainer.model.test_projector import make_projector
-from trainer.config import DataConfig, OptimConfig, RunConfig
+from trainer.config import DataConfig, OptimConfig, TrainRunConfig
 from trainer.run.optim import learning_rate, make_optimizer
 
 
@@ -53,4 +53,6 @@ def test_the_global_batch_divides_or_the_error_names_the_numbers():
 
 @pytest.mark.parametrize(("epochs", "max_steps", "steps"), [(1, None, 4), (0.5, None, 2), (2, None, 7), (2, 3, 3)])
 def test_steps_follow_from_epochs_unless_given(epochs, max_steps, steps):
-    assert RunConfig(output="out", epochs=epochs, max_steps=max_steps).total_steps(samples=25, batch_size=8) == steps
+    assert (
+        TrainRunConfig(output="out", epochs=epochs, max_steps=max_steps).total_steps(samples=25, batch_size=8) == steps
+    )

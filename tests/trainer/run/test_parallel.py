@@ -183,7 +183,7 @@ def test_ctrl_c_ends_a_wait_for_a_rank_that_never_comes(rank, configured, tmp_pa
 
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_a_rank_that_never_comes_is_an_error_that_says_what_to_do(rank, monkeypatch, capfd):
-    monkeypatch.setattr(parallel, "MEETING", timedelta(seconds=1))
+    monkeypatch.setattr(parallel, "START_UP", timedelta(seconds=1))
     monkeypatch.setattr(parallel, "QUIET_S", 0.0)
     for name, value in {**meeting_of(2), "LOCAL_RANK": "0", "RANK": rank}.items():
         monkeypatch.setenv(name, value)

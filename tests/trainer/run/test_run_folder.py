@@ -9,7 +9,7 @@ from tests.trainer.run.test_checkpoint import save_steps
 from tests.trainer.runs import command
 from trainer.cli import main
 from trainer.config import TrainConfig
-from trainer.run.folder import CONFIG_FILE, refuse_other_than_a_run, write_config
+from trainer.run.folder import CONFIG_FILE, refuse_foreign_output, write_config
 
 
 def fill(folder: Path, files: dict[str, str]) -> dict[str, bytes]:
@@ -45,7 +45,7 @@ def test_a_file_in_the_place_of_the_folder_is_refused(configured):
     config = configured()
     config.run.folder.touch()
     with pytest.raises(ConfigError, match="run.output: .*/run is not a folder"):
-        refuse_other_than_a_run(config)
+        refuse_foreign_output(config)
 
 
 def test_the_folder_itself_is_no_place_for_the_text(configured, refusal, tmp_path):
@@ -87,17 +87,17 @@ def leave_checkpoints(config: TrainConfig) -> None:
 def test_an_empty_folder_and_a_run_at_any_stage_are_taken(configured, leave):
     config = configured()
     leave(config)
-    refuse_other_than_a_run(config)
+    refuse_foreign_output(config)
 
 
 def test_text_that_is_kept_in_the_output_is_no_foreign_file(configured, tmp_path):
     texts = tmp_path / "run" / "made" / "text"
     config = configured(text_dir=str(texts))
     fill(texts, {".lock": ""})
-    refuse_other_than_a_run(config)
+    refuse_foreign_output(config)
     fill(tmp_path / "run", {"thesis.tex": ""})
     with pytest.raises(ConfigError, match="holds 'thesis.tex' but no run"):
-        refuse_other_than_a_run(config)
+        refuse_foreign_output(config)
 
 
 def test_a_run_that_has_no_step_to_do_can_be_run_again(configured, capsys):

@@ -15,7 +15,7 @@ from tests.make_cache import caption, make_cache
 from tests.trainer.conftest import GEMMA_TEMPLATE, describe, make_tokenizer
 from trainer.text.chat import ChatTokenizer
 from trainer.text.store import TextStore, refuse_other_text, text_folder
-from trainer.text.writer import chunks, make_text
+from trainer.text.writer import make_text, number_chunks
 
 MAX_TOKENS = 20
 
@@ -166,7 +166,7 @@ def test_a_sample_that_nobody_can_read_is_left_out_and_named(tmp_path, chat, cap
     cache = open_cache(path)
     folder = text_folder(cache, chat, str(tmp_path / "text"))
     make_text(folder, cache, chat)
-    assert "1 samples are left out: sample 'sample-000001': unknown role 'robot'" in capsys.readouterr().err
+    assert "1 samples are skipped: sample 'sample-000001': unknown role 'robot'" in capsys.readouterr().err
     assert TextStore(folder).split(0.0).train.tolist() == [0, 2, 3]
 
 
@@ -191,7 +191,7 @@ def test_a_folder_that_cannot_be_made_points_to_text_dir(tmp_path, cache_path, c
 
 
 def test_chunks_cover_all_samples_and_no_chunk_spans_two_shards():
-    parts = [chunk.tolist() for chunk in chunks([3, 0, 5_000, 1])]
+    parts = [chunk.tolist() for chunk in number_chunks([3, 0, 5_000, 1])]
     assert list(chain.from_iterable(parts)) == list(range(5_004))
     assert [part[0] for part in parts] == [0, 3, 2051, 4099, 5003]
 

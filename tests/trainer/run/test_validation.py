@@ -8,12 +8,12 @@ import torch
 from cache_store.errors import EncodeOnceError
 from tests.make_cache import caption, make_cache
 from tests.trainer.runs import ALONE
-from trainer.commands.evaluate import compare, make_comparison, rank_parts, sample_losses, validation_loss
 from trainer.run.checkpoint import CheckpointFolder
 from trainer.run.inputs import open_inputs
 from trainer.run.loop import TrainingLoop
 from trainer.run.parallel import World
 from trainer.run.session import open_session
+from trainer.run.validation import make_shuffle_test, rank_parts, sample_losses, shuffle_test, validation_loss
 
 COLOURS = ("red", "green", "blue")
 
@@ -26,9 +26,9 @@ def test_a_projector_that_learned_is_told_from_one_that_did_not(configured, tmp_
     cache = make_cache(tmp_path / "cache", latents.astype(np.float32), conversations=words, dtype="float32")
     config = configured(cache=cache, lr=1e-2, epochs=20, eval_every=10_000)
     session = open_session(open_inputs(config, ALONE))
-    before = compare(session)
+    before = shuffle_test(session)
     TrainingLoop(session, CheckpointFolder(tmp_path / "run" / "checkpoints", 1)).run()
-    after = compare(session)
+    after = shuffle_test(session)
     assert before is not None
     assert after is not None
     assert before.verdict.startswith("no sign")
@@ -49,7 +49,7 @@ def test_each_sample_keeps_its_own_loss_whatever_its_batch(configured):
 
 def test_a_stopped_evaluation_says_nothing(configured):
     session = open_session(open_inputs(configured(), ALONE))
-    assert compare(session, stopped=lambda: True) is None
+    assert shuffle_test(session, stopped=lambda: True) is None
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -66,7 +66,7 @@ def test_a_loss_that_is_not_finite_names_its_sample(configured, tmp_path, value)
 
     loader = replace(session.loader, source=SimpleNamespace(read=read))
     (name,) = session.cache.samples(np.array([spoilt]), ["id"])["id"].to_pylist()
-    for judge in (compare, validation_loss):
+    for judge in (shuffle_test, validation_loss):
         with pytest.raises(EncodeOnceError, match=rf"loss of 1 of \d held-out samples[^§]*samples  {name}\n"):
             judge(replace(session, loader=loader))
 
@@ -84,9 +84,9 @@ def test_a_difference_within_the_noise_is_not_claimed():
     rng = np.random.default_rng(0)
     own, tokens = rng.uniform(1, 2, 50), np.full(50, 4)
     noise = rng.standard_normal(50)
-    assert make_comparison(own, own + noise - noise.mean(), tokens).verdict.startswith("no sign")
-    assert make_comparison(own, own + noise + 2, tokens).verdict.startswith("the model uses")
-    assert make_comparison(own, own + noise - 2, tokens).verdict.startswith("the image misleads")
-    clear = make_comparison(own, own + 1, tokens)
+    assert make_shuffle_test(own, own + noise - noise.mean(), tokens).verdict.startswith("no sign")
+    assert make_shuffle_test(own, own + noise + 2, tokens).verdict.startswith("the model uses")
+    assert make_shuffle_test(own, own + noise - 2, tokens).verdict.startswith("the image misleads")
+    clear = make_shuffle_test(own, own + 1, tokens)
     assert clear.difference == pytest.approx(0.25)
     assert clear.standard_error == pytest.approx(0, abs=1e-12)

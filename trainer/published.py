@@ -1,4 +1,4 @@
-"""Whole or absent, for folders: how checkpoints and tokenised text come into being, and go."""
+"""Folders that appear and disappear whole: checkpoints and tokenised text."""
 
 import fcntl
 import os
@@ -12,9 +12,9 @@ from cache_store.storage.publish import SCRATCH_SUFFIX, make_folder, naming, scr
 
 @contextmanager
 def publish_folder(path: Path) -> Iterator[Path]:
-    """Give a scratch folder that becomes `path`, durably, only if the block succeeds.
+    """Yield a scratch folder that becomes `path`, durably, only if the block succeeds.
 
-    It has one writer at a time, so whatever scratch of its name lies there is of a process that died.
+    `path` has one writer at a time, so a scratch folder found there was left by a process that died.
     """
     make_folder(path.parent)
     clear_folders(path.parent, path.name)
@@ -34,7 +34,7 @@ def publish_folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def naming_published(path: Path, scratch: Path) -> Iterator[None]:
-    """Name `path`, or what was to be in it, in the system's errors: nobody knows the scratch, and it is gone."""
+    """Put `path` in place of the scratch folder, which nobody knows, into the system's error messages."""
     try:
         with naming(path):
             yield
@@ -44,13 +44,13 @@ def naming_published(path: Path, scratch: Path) -> Iterator[None]:
 
 
 def clear_folders(parent: Path, name: str) -> None:
-    """Delete the scratch of folders whose name matches the pattern `name`; nothing else in `parent` is ours."""
+    """Delete scratch folders left for names that match the pattern `name`; leave everything else in `parent`."""
     for leftover in parent.glob(f".{name}.*{SCRATCH_SUFFIX}"):
         shutil.rmtree(leftover)
 
 
 def remove_folder(path: Path) -> None:
-    """Delete `path` such that it is never seen in part."""
+    """Delete `path` such that a part of it is never seen under its name."""
     scratch = path.rename(scratch_path(path))
     shutil.rmtree(scratch)
 

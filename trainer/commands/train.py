@@ -1,0 +1,53 @@
+"""The command `train`: check what a run is given, then train from the start or from a checkpoint."""
+
+from contextlib import nullcontext
+from pathlib import Path
+
+from cache_store.program.output_file import refuse_inside
+from cache_store.storage.claim import claim
+from trainer.config import WARMUP_STEPS, TrainConfig
+from trainer.data.batches import LatentSource
+from trainer.run.checkpoint import find_checkpoint, refuse_other_run
+from trainer.run.folder import checkpoints_of, refuse_foreign_output
+from trainer.run.inputs import open_inputs
+from trainer.run.loop import TrainingLoop
+from trainer.run.parallel import World
+from trainer.run.session import Session, open_session
+
+
+def train(config: TrainConfig, world: World, source: LatentSource | None = None) -> None:
+    """Train to the last step, or raise Interrupted after a checkpoint; `source` stands in for the cache."""
+    config.data.refuse_undivided(world.size)
+    if config.run.max_steps is not None:  # else the steps are known once the text is
+        config.optim.refuse_endless_warmup(config.run.max_steps)
+    refuse_inside("run.output", config.run.folder, Path(config.cache).expanduser())
+    refuse_foreign_output(config)
+    with claim(config.run.folder) if world.is_main else nullcontext():
+        checkpoints = checkpoints_of(config.run)
+        start = find_checkpoint(checkpoints, config.run.resume)
+        inputs = open_inputs(config, world)
+        if start is not None:
+            refuse_other_run(*start, inputs.must_match)
+        session = open_session(inputs, source)
+        announce_large_batch(session)
+        loop = TrainingLoop(session, checkpoints)
+        announce_warmup(session, loop.total_steps)
+        if start is not None:
+            loop.resume(*start)
+        loop.run()
+
+
+def announce_large_batch(session: Session) -> None:
+    batch_size = session.config.data.batch_size
+    if len(session.split.train) < batch_size:
+        session.world.say(f"data.batch_size {batch_size} is more than that: every batch holds samples twice")
+
+
+def announce_warmup(session: Session, total_steps: int) -> None:
+    """Say where the default was too long for the run; ConfigError where the config's own is."""
+    optim = session.config.optim
+    optim.refuse_endless_warmup(total_steps)
+    if optim.warmup_steps is None and (steps := optim.warmup(total_steps)) < WARMUP_STEPS:
+        session.world.say(
+            f"warm-up: {steps:,} of {total_steps:,} steps, a tenth of the run; optim.warmup_steps sets another number"
+        )
