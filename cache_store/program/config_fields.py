@@ -65,7 +65,9 @@ class ConfigField:
         """The docstring and the default, unless that is null: the docstring says what null means."""
         if self.required:
             return f"{self.text} (required)"
-        return self.text if self.is_flag or self.default is None else f"{self.text} (default: {as_typed(self.default)})"
+        return (
+            self.text if self.is_flag or self.default is None else f"{self.text} (default: {as_option(self.default)})"
+        )
 
     def read(self, value: Any) -> Any:
         """A value of a file or of the command line in the field's type; ConfigError where it does not fit."""
@@ -75,7 +77,7 @@ class ConfigField:
             raise ConfigError(f"{self.name} cannot be null; give it a value, or leave it out for its default")
         if not fits(value, self.kind):
             expected = in_words(self.kind, TYPE_WORDS, lambda choices: f"one of {', '.join(choices)}", " or ")
-            raise ConfigError(f"{self.name} must be {expected}, got {shortened(as_typed(value))}")
+            raise ConfigError(f"{self.name} must be {expected}, got {shortened(as_option(value))}")
         return float(value) if type(value) is int and int not in alternatives(self.kind) else value
 
 
@@ -159,7 +161,7 @@ def read_text(text: str) -> Any:
         return text
 
 
-def as_typed(value: object) -> str:
+def as_option(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
 
 
