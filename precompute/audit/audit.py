@@ -1,8 +1,8 @@
-"""`precompute audit`: encode a random draw again from the sources, and compare with what the cache holds.
+"""`precompute audit`: encode a random sample of images again and compare with the cached latents.
 
-Verification proves that a cache holds the bytes once written; an audit shows that those were the right ones. A latent
-depends on its planned batch, so the whole batch of a drawn sample is encoded again and all of it is compared. Only the
-samples drawn, each as likely as any other, enter the confidence bound: those of one batch share a fate.
+Verification shows that a cache holds the bytes once written; an audit shows that they were right. A latent depends on
+its planned batch, so the whole batch of a drawn sample is encoded again and compared. Only drawn samples, each as
+likely as any other, enter the confidence bound: errors within a batch are not independent.
 """
 
 # Axes: N images of a batch, C latent channels, H W latent cells.
@@ -29,7 +29,7 @@ from cache_store.cache.reader import Cache, open_cache
 from cache_store.errors import CacheError
 from cache_store.format.schema import CACHED, CommitRun, commit_file, samples_file
 from cache_store.refusal import differing, refuse
-from precompute.audit.comparison import Comparison, differences, source_problem
+from precompute.audit.comparison import ComparedSample, differences, source_problem
 from precompute.audit.report import AuditReport, Conditions
 from precompute.audit.tolerance import RELATIVE_TOLERANCE, device_class, root_mean_square
 from precompute.config import AuditConfig, BuildConfig, where_remembered
@@ -48,12 +48,11 @@ SEEDS = 2**32
 
 
 OnDrawn = Callable[[int, int, float], object]
-"""Hears, after each batch, how many samples were drawn and compared, of how many that are to be, in how many seconds.
-"""
+"""Called after each batch with the number of drawn samples compared, the number to draw, and the seconds so far."""
 
 
 def audit(root: Path, config: AuditConfig, stop: threading.Event, on_drawn: OnDrawn) -> AuditReport:
-    """Compare a random draw; ends early, with what it has, once `stop` is set or time is up.
+    """Compare a random draw; once `stop` is set or time is up, report what was compared so far.
 
     Raises StaleError where the encoder is not the one that the cache was made with; CacheError where the cache is
     damaged or not sealed.
@@ -66,14 +65,14 @@ def audit(root: Path, config: AuditConfig, stop: threading.Event, on_drawn: OnDr
     with where_remembered(root):
         source = open_source(built.source)
         encoder = load_encoder(replace(built.encoder, device=config.device or built.encoder.device), built.image.range)
-    refuse_other_encoder(cache, built, encoder)
+    refuse_changed_encoder(cache, built, encoder)
     torch.set_num_threads(ENCODER_THREADS)
     with ThreadPoolExecutor(built.run.threads(1), thread_name_prefix="decode") as pool:
         return Auditor(cache, source, encoder, pool).run(config, stop, on_drawn)
 
 
-def refuse_other_encoder(cache: Cache, built: BuildConfig, encoder: Encoder) -> None:
-    """StaleError with a table of what the recorded encoder and recipe are now, and were."""
+def refuse_changed_encoder(cache: Cache, built: BuildConfig, encoder: Encoder) -> None:
+    """Raise StaleError with a table of what changed in the recorded encoder and recipe since the build."""
     before = cache.spec.array
     now = msgspec.structs.replace(before, image=built.image.recipe, encoder=encoder.identity)
     if differences := differing(msgspec.to_builtins(before), msgspec.to_builtins(now)):
@@ -84,10 +83,10 @@ def refuse_other_encoder(cache: Cache, built: BuildConfig, encoder: Encoder) -> 
         )
 
 
-def draw(total: int, seed: int) -> Iterator[int]:
-    """All sample numbers in random order, none twice, as they are asked for.
+def random_order(total: int, seed: int) -> Iterator[int]:
+    """Yield all sample numbers in random order, none twice.
 
-    A Fisher-Yates shuffle, of which only what has moved is held: the cache may be far larger than the draw.
+    It is a Fisher-Yates shuffle that remembers only moved places: the cache may be far larger than the draw.
     """
     generator, moved = np.random.default_rng(seed), dict[int, int]()
     for place in range(total):
@@ -105,17 +104,17 @@ class Auditor:
         self._rms = root_mean_square(cache.seal.array)
         self._planned = lru_cache(maxsize=SHARDS_HELD)(self._read_planned)
         self._runs: dict[int, CommitRun] = {}
-        """How the shards that were looked at came to be."""
+        """Build conditions of the shards read so far, by shard."""
 
     def run(self, config: AuditConfig, stop: threading.Event, on_drawn: OnDrawn) -> AuditReport:
         started, total = time.monotonic(), len(self._cache)
         seed = secrets.randbelow(SEEDS) if config.seed is None else config.seed
         asked = min(config.num_samples or total, total)
-        order, ahead = tee(islice(draw(total, seed), asked))
-        drawn, compared, upcoming = list[Comparison](), dict[int, Comparison](), next(order, None)
+        order, ahead = tee(islice(random_order(total, seed), asked))
+        drawn, compared, upcoming = list[ComparedSample](), dict[int, ComparedSample](), next(order, None)
         for batch in decoded_batches(self._batches(ahead), self._pool, self._source, self._array.image):
             compared.update({each.number: each for each in self._compare(batch)})
-            while upcoming in compared:  # in the order of the draw: what was compared as a neighbour was not drawn
+            while upcoming in compared:  # in the order of the draw: others of a batch do not count as drawn
                 drawn.append(compared[upcoming])
                 upcoming = next(order, None)
             on_drawn(len(drawn), asked, seconds := time.monotonic() - started)
@@ -131,7 +130,7 @@ class Auditor:
         )
 
     def _batches(self, drawn: Iterable[int]) -> Iterator[Batch]:
-        """The planned batches of the samples drawn, each once, in the order of the draw."""
+        """Yield the planned batches of the drawn samples, each once, in the order of the draw."""
         size = self._array.encoder.batch_size
         batched = set[int]()
         for number in (number for number in drawn if number not in batched):
@@ -143,7 +142,7 @@ class Auditor:
             yield Batch(self._cache.spec, planned, shard, start, stop)
 
     def _read_planned(self, shard: int) -> tuple[pa.Table, np.ndarray]:
-        """A shard's planned samples, and each one's sample number, -1 where it was rejected."""
+        """Read a shard's planned samples, and their sample numbers, -1 where rejected."""
         shards, file, count = self._cache.shards, samples_file(shard), self._cache.seal.cached_per_shard[shard]
         table = shards.table(shard, ["row", "id", "uri", "content_sha256", "status"])
         cached = np.array(table["status"].to_pylist()) == CACHED
@@ -153,8 +152,8 @@ class Auditor:
         numbers[cached] = np.arange(shards.starts[shard], shards.ends[shard])
         return table, numbers
 
-    def _compare(self, batch: Batch) -> Iterator[Comparison]:
-        """Every cached sample of the batch against its image encoded again."""
+    def _compare(self, batch: Batch) -> Iterator[ComparedSample]:
+        """Encode the batch again and compare every cached sample of it."""
         outcomes = batch.wait()
         latent_NCHW = self._encoder.encode(torch.from_numpy(batch.pixels_NYX3)).cpu().numpy()
         samples = batch.planned.slice(batch.start, len(outcomes)).to_pylist()
@@ -163,7 +162,7 @@ class Auditor:
         found = differences(self._cache.read(numbers[places]), latent_NCHW[places], self._array.dtype)
         for place, difference in zip(places.tolist(), found, strict=True):
             problem = source_problem(samples[place]["content_sha256"], outcomes[place])
-            yield Comparison(
+            yield ComparedSample(
                 number=int(numbers[place]),
                 shard=batch.shard,
                 row=samples[place]["row"],
@@ -174,7 +173,7 @@ class Auditor:
             )
 
     def _relative_tolerance(self, shard: int) -> float:
-        """For this shard's device and ours."""
+        """Look up the tolerance for the shard's device and ours."""
         if shard not in self._runs:
             record = read_commit(self._cache.root, shard)
             if record is None:

@@ -1,4 +1,4 @@
-"""What a person sees while an audit runs: the samples drawn, or the time that it was given."""
+"""The progress bar of an audit: over samples, or over seconds where only time ends it."""
 
 from types import TracebackType
 from typing import Self
@@ -8,7 +8,7 @@ from precompute.config import AuditConfig
 
 
 class AuditBar:
-    """A tqdm bar over what ends the audit: over seconds where they alone do."""
+    """A tqdm bar that is called as the audit's `on_drawn`."""
 
     def __init__(self, config: AuditConfig) -> None:
         self._seconds = config.seconds if config.num_samples is None else None
@@ -24,7 +24,7 @@ class AuditBar:
         self.bar.close()
 
     def __call__(self, drawn: int, asked: int, seconds: float) -> None:
-        """So many of those asked for have been drawn and compared, in so long."""
+        """Show that `drawn` of `asked` samples have been compared after `seconds`."""
         if self._seconds is None:
             self.bar.total = asked
             self.bar.update(drawn - self.bar.n)

@@ -1,4 +1,4 @@
-"""One cached sample against its image encoded again: equal, near enough, too far apart, or of another image."""
+"""Comparing cached samples with their images encoded again."""
 
 # Axes: N samples of a batch, C latent channels, H W latent cells.
 
@@ -12,19 +12,19 @@ from cache_store.format.schema import DTYPES, StoreDtype
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
-    """Between two latents of one image, each rounded to the stored dtype."""
+class LatentDifference:
+    """How far two latents of one image differ, each rounded to the stored dtype."""
 
     largest: float
-    """Of any value, absolute; infinite where the new latent is not finite."""
+    """Largest absolute difference of any value; infinite where the new latent is not finite."""
     beyond_rounding: float
-    """The same, less what rounding to the stored dtype can add."""
+    """The same, less the most that rounding to the stored dtype can add."""
     equal_bits: bool
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """A cached sample against its image encoded again."""
+class ComparedSample:
+    """A cached sample, compared with its image encoded again."""
 
     number: int
     """Sample number, as `cache.read` takes it."""
@@ -33,23 +33,23 @@ class Comparison:
     id: str
     tolerance: float
     """The largest difference beyond rounding that is allowed."""
-    difference: Difference | None
+    difference: LatentDifference | None
     """None where the image is not the one encoded."""
     source_problem: str | None
-    """Why it is not."""
+    """Why it is not: the image is gone or changed."""
 
     @property
     def problem(self) -> str | None:
-        """What must not be."""
+        """What is wrong with the sample; None if it matches."""
         if self.difference is None or self.difference.beyond_rounding <= self.tolerance:
             return self.source_problem
         return f"its latent differs by {self.difference.largest:.3g}; {self.tolerance:.3g} and rounding are allowed"
 
 
-def differences(stored_NCHW: np.ndarray, latent_NCHW: np.ndarray, dtype: StoreDtype) -> Iterator[Difference]:
-    """Stored latents, of `dtype`, against float32 ones that are rounded here as the store does.
+def differences(stored_NCHW: np.ndarray, latent_NCHW: np.ndarray, dtype: StoreDtype) -> Iterator[LatentDifference]:
+    """Compare stored latents of `dtype` with float32 ones, which are rounded here as the store does.
 
-    A value was rounded by up to half a step of `dtype` at its magnitude, so rounding parts two by a step at most.
+    A value was rounded by up to half a step of `dtype` at its magnitude, so rounding adds one step at most.
     """
     with np.errstate(over="ignore"):  # an overflow is an infinite difference below
         rounded_NCHW = latent_NCHW.astype(DTYPES[dtype])
@@ -58,7 +58,7 @@ def differences(stored_NCHW: np.ndarray, latent_NCHW: np.ndarray, dtype: StoreDt
         step = np.spacing(np.maximum(np.abs(stored), np.abs(known))).astype(np.float64)
         distance = np.abs(stored.astype(np.float64) - known.astype(np.float64))
         distance[~np.isfinite(rounded)] = np.inf
-        yield Difference(
+        yield LatentDifference(
             largest=float(distance.max()),
             beyond_rounding=float(np.maximum(distance - step, 0.0).max()),
             equal_bits=stored.tobytes() == rounded.tobytes(),
@@ -66,7 +66,7 @@ def differences(stored_NCHW: np.ndarray, latent_NCHW: np.ndarray, dtype: StoreDt
 
 
 def source_problem(content_sha256: str, outcome: Outcome) -> str | None:
-    """Why an image that was encoded once is not that image now, if so."""
+    """Say why the image is not the one that was encoded; None if it is."""
     if outcome.content_sha256 is None:
         return f"its image is gone: {outcome.reason}"
     if outcome.content_sha256 != content_sha256:

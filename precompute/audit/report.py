@@ -1,4 +1,4 @@
-"""What an audit found, and what may be said of the samples that it did not look at."""
+"""The result of an audit, and the confidence bound for samples that it did not compare."""
 
 import shlex
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from math import ceil
 from scipy.special import betaincinv
 
 from cache_store.format.schema import SEAL_FILE, commit_file
-from precompute.audit.comparison import Comparison
+from precompute.audit.comparison import ComparedSample
 from precompute.audit.tolerance import DeviceClass
 
 CONFIDENCE = 0.95
@@ -19,7 +19,7 @@ SHOWN_FINDINGS = 50
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """Where and how an audit was made: what its result is worth depends on it."""
+    """Where and how an audit was made."""
 
     cache: str
     identity: str
@@ -28,15 +28,15 @@ class Conditions:
     device: str
     versions: dict[str, str]
     built_on: tuple[str, ...]
-    """Devices that encoded the shards that were looked at."""
+    """Devices that encoded the shards read."""
     built_with: tuple[dict[str, str], ...]
     """Versions of libraries in those shards' records."""
     device_class: DeviceClass
-    """Of all these devices: with the compute dtype, the entry of the table of tolerances."""
+    """The loosest class of all these devices; with the compute dtype, it chooses the tolerance."""
     compute_dtype: str
     store_dtype: str
     relative_tolerance: float
-    """Of the root mean square; the loosest of the shards looked at."""
+    """As a share of the root mean square; the loosest of the shards read."""
     root_mean_square: float
     """Of the cache's latents."""
 
@@ -55,16 +55,16 @@ class AuditReport:
     """Cached samples in the whole cache."""
     asked: int
     """Samples that the audit set out to draw."""
-    drawn: tuple[Comparison, ...]
-    compared: tuple[Comparison, ...]
+    drawn: tuple[ComparedSample, ...]
+    compared: tuple[ComparedSample, ...]
 
     @cached_property
-    def findings(self) -> list[Comparison]:
+    def findings(self) -> list[ComparedSample]:
         """Samples that differ by more than their tolerance, or whose image is not the one encoded; by row."""
         return sorted((each for each in self.compared if each.problem), key=lambda each: each.row)
 
     @cached_property
-    def largest(self) -> list[tuple[float, Comparison]]:
+    def largest(self) -> list[tuple[float, ComparedSample]]:
         """The largest difference of each sample whose image is the one encoded, in rising order."""
         found = [(each.difference.largest, each) for each in self.compared if each.difference is not None]
         return sorted(found, key=lambda pair: pair[0])
@@ -119,7 +119,7 @@ class AuditReport:
 
 
 def upper_bound(bad: int, drawn: int, confidence: float = CONFIDENCE) -> float:
-    """The one-sided Clopper-Pearson bound: the largest share of bad samples that explains as few as `bad` of `drawn`.
+    """Return the one-sided Clopper-Pearson bound: the largest share of bad samples consistent with `bad` of `drawn`.
 
     It is the share at which a binomial variable of `drawn` trials is `bad` or less with probability 1 - confidence,
     that is the `confidence` quantile of Beta(bad + 1, drawn - bad) (Clopper and Pearson, Biometrika 26, 1934); for
@@ -130,8 +130,8 @@ def upper_bound(bad: int, drawn: int, confidence: float = CONFIDENCE) -> float:
 
 
 def report_lines(report: AuditReport) -> list[str]:
-    """The report for a person: how it was made, what was found, the statement, what to do."""
-    fields = list(described(report))
+    """Format the report: how it was made, what was found, the statement, what to do."""
+    fields = list(report_fields(report))
     width = max(len(field) for field, _ in fields)
     lines = [f"{field:<{width}}  {value}" for field, value in fields]
     lines += [
@@ -139,11 +139,11 @@ def report_lines(report: AuditReport) -> list[str]:
     ]
     if (more := len(report.findings) - SHOWN_FINDINGS) > 0:
         lines.append(f"and {more:,} more; --report FILE writes them all")
-    return [*lines, report.statement, *advice(report)]
+    return [*lines, report.statement, *next_steps(report)]
 
 
-def described(report: AuditReport) -> Iterator[tuple[str, str]]:
-    """Fields and their values."""
+def report_fields(report: AuditReport) -> Iterator[tuple[str, str]]:
+    """Yield fields and their values."""
     conditions = report.conditions
     yield "seed", str(conditions.seed)
     yield "drawn", f"{len(report.drawn):,} of {report.samples:,} cached samples"
@@ -159,14 +159,14 @@ def described(report: AuditReport) -> Iterator[tuple[str, str]]:
     yield "tolerance", f"{conditions.tolerance:.3g}: {scale} ({entry})"
 
 
-def advice(report: AuditReport) -> Iterator[str]:
-    """What to do about the findings."""
+def next_steps(report: AuditReport) -> Iterator[str]:
+    """Say what to do about the findings."""
     if shards := sorted({each.shard for each in report.findings if each.difference is not None}):
         names = [f"{report.conditions.cache}/{name}" for name in (SEAL_FILE, *(commit_file(shard) for shard in shards))]
         yield f"next: rm {shlex.join(names)}, if the encoder and the sources are the right ones"
         yield (
             "next: rerun the `precompute build` that made the cache: it encodes these shards again, and the cache is "
-            "another one for training; with the seal in place, it would keep to the bytes that were sealed"
+            "another one for training; without removing the seal first, it would restore the sealed bytes"
         )
     if any(each.difference is None for each in report.findings):
         yield "next: restore the images as they were, or build into a new cache; this one cannot be built again"

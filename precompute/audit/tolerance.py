@@ -1,4 +1,4 @@
-"""How far two honest encodings of one image may lie apart, by compute dtype and kind of device.
+"""How far two correct encodings of one image may differ, by compute dtype and kind of device.
 
 On one machine and library stack the bits are equal. Elsewhere sums are rounded in another order, so differences are
 judged relative to the root mean square of the cache's latents, with which rounding errors in a network scale.
@@ -32,11 +32,11 @@ RELATIVE_TOLERANCE: dict[tuple[str, DeviceClass], float] = {
 
 
 def device_class(*devices: str) -> DeviceClass:
-    """The looser class of the devices that encoded: `cuda` where any of them was a GPU."""
+    """Return the looser class of the devices: `cuda` if any of them is a GPU."""
     return "cuda" if any(device.startswith("cuda") for device in devices) else "cpu"
 
 
 def root_mean_square(summary: ArraySummary) -> float:
-    """Of all the array's stored values."""
+    """Compute the root mean square of all stored values."""
     mean, std = np.array(summary.channel_mean), np.array(summary.channel_std)
     return float(np.sqrt(np.mean(mean**2 + std**2)))

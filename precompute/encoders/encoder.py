@@ -61,17 +61,17 @@ class Encoder:
         return self._posterior(moments_NCHW).float().contiguous()
 
 
-def signed(pixels: Tensor) -> Tensor:
-    """[0, 255] to [-1, 1], what the VAE was trained on."""
+def to_signed(pixels: Tensor) -> Tensor:
+    """Map [0, 255] to [-1, 1], in place: the range the VAE was trained on."""
     return pixels.div_(127.5).sub_(1)
 
 
-def theworld(pixels: Tensor) -> Tensor:
-    """[0, 255] as it is, to reproduce TheWorld."""
+def to_theworld(pixels: Tensor) -> Tensor:
+    """Leave [0, 255] as it is, to reproduce TheWorld."""
     return pixels
 
 
-PIXEL_RANGES: dict[PixelRange, Callable[[Tensor], Tensor]] = {"signed": signed, "theworld": theworld}
+PIXEL_RANGES: dict[PixelRange, Callable[[Tensor], Tensor]] = {"signed": to_signed, "theworld": to_theworld}
 
 
 def posterior_mean(moments_NCHW: Tensor) -> Tensor:

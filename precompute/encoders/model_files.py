@@ -65,13 +65,13 @@ def local_configs(folder: Path) -> dict[str, Path]:
 
 
 def cached_configs(model: str) -> dict[str, Path]:
-    """What an earlier download left; asked first, so that work goes on without a network."""
+    """Find configs of an earlier download; they come first, so that no network is needed."""
     configs = {subfolder: try_to_load_from_cache(model, config) for subfolder, config in CONFIGS.items()}
     return {subfolder: Path(path) for subfolder, path in configs.items() if isinstance(path, str)}
 
 
 def hub_configs(model: str) -> dict[str, Path]:
-    """The first config that the Hub has, downloaded; half a minute goes by before a Hub out of reach is given up."""
+    """Download the first config that the Hub has; an unreachable Hub is given up after half a minute."""
     if not is_offline_mode():
         print(f"precompute: looking for encoder.model {model} on the Hub", file=sys.stderr)
     for subfolder, config in CONFIGS.items():
@@ -85,13 +85,13 @@ def hub_configs(model: str) -> dict[str, Path]:
         except EntryNotFoundError:
             continue
         except (OSError, HTTPError) as error:
-            raise ModelError(f"encoder.model {model} cannot be had from the Hub: {one_line(error)}") from error
+            raise ModelError(f"encoder.model {model} cannot be downloaded from the Hub: {one_line(error)}") from error
     return {}
 
 
 @contextmanager
 def quiet_hub() -> Iterator[None]:
-    """Leave the telling of each of the Hub's failed attempts to our own error."""
+    """Silence the Hub's log of failed attempts; our own error reports them."""
     before = hub_logging.get_verbosity()
     hub_logging.set_verbosity(logging.ERROR)
     try:
@@ -101,7 +101,7 @@ def quiet_hub() -> Iterator[None]:
 
 
 def read_config(config: Path) -> tuple[str, dict[str, Any]]:
-    """The diffusers class that a `config.json` names, and all that it says."""
+    """Read the diffusers class that a `config.json` names, and all its values."""
     try:
         values = json.loads(config.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -113,5 +113,5 @@ def read_config(config: Path) -> tuple[str, dict[str, Any]]:
 
 
 def one_line(error: BaseException) -> str:
-    """A library's message on one line, without its advice."""
+    """Put a library's message on one line, cut to 300 characters."""
     return " ".join(str(error).split())[:300]

@@ -26,7 +26,7 @@ class Family:
 
 
 def wan() -> Family:
-    """Imported late: diffusers takes seconds, and a wrong config or source is told of before that."""
+    """Import late: diffusers takes seconds, and a wrong config or source is reported before that."""
     from precompute.encoders.wan import load_wan
     from precompute.encoders.wan_decoder import load_wan_decoder
 
@@ -38,7 +38,7 @@ FAMILIES: dict[str, Callable[[], Family]] = {"AutoencoderKLWan": wan}
 
 
 def find_family(model: str) -> tuple[Family, ModelFiles]:
-    """The files of a hub id or folder and what loads them; ModelError for a class that is not known."""
+    """Find the files of a hub id or folder and what loads them; ModelError for an unknown class."""
     files = find_model(model)
     if files.class_name not in FAMILIES:
         raise ModelError(

@@ -21,16 +21,16 @@ SPATIAL_FACTORS: dict[str, Callable[[Mapping[str, Any]], int]] = {"AutoencoderKL
 
 
 def refuse_unfit(height: int, width: int, factor: int) -> None:
-    """ConfigError for a size that an encoder would have to crop."""
+    """Raise ConfigError for a size that an encoder would have to crop."""
     if height < 1 or width < 1 or height % factor or width % factor:
         raise ConfigError(f"image.height and image.width must be multiples of {factor}, got {height}x{width}")
 
 
 def refuse_unfit_for(model: str, height: int, width: int) -> None:
-    """ConfigError for a size that the encoder of `model` would have to crop; a config that makes no sense passes."""
+    """Raise ConfigError for a size that the encoder of `model` would have to crop; a broken config passes here."""
     files = find_model(model)
     try:
         factor = SPATIAL_FACTORS[files.class_name](files.config)
     except (KeyError, TypeError):
-        return  # what is wrong with the model, whoever loads it says
+        return  # loading the model will say what is wrong with it
     refuse_unfit(height, width, factor)

@@ -68,14 +68,14 @@ def encode_path_sha256(files: ModelFiles, vae: Any) -> str:
 
 
 def read_vae(files: ModelFiles) -> Any:
-    """The model in float32, without its decoder; ModelError when anything of its encode path is amiss."""
+    """The model in float32, without its decoder; ModelError when anything of its encode path is wrong."""
     vae = read_whole_vae(files, ENCODE_PATH)
     vae.decoder = vae.post_quant_conv = None
     return vae
 
 
 def read_whole_vae(files: ModelFiles, needed: Mapping[str, tuple[str, ...]]) -> Any:
-    """The model in float32, frozen; ModelError when anything of the paths needed is amiss."""
+    """The model in float32, frozen; ModelError when anything of the paths needed is wrong."""
     try:
         with quiet_diffusers():
             vae, report = AutoencoderKLWan.from_pretrained(

@@ -115,12 +115,12 @@ class ImageConfig:
 
 
 def content_sha256(data: bytes) -> str:
-    """What a cache remembers of an image file: SHA-256 over its bytes, as read."""
+    """Compute what a cache records of an image file: SHA-256 over its bytes, as read."""
     return hashlib.sha256(data).hexdigest()
 
 
 def decode_image(data: bytes, max_pixels: int) -> Image.Image:
-    """RGB, upright, of any size up to `max_pixels`; Rejected where the bytes are no such image."""
+    """Decode to upright RGB of up to `max_pixels`; Rejected where that is not possible."""
     if is_netpbm(data):
         return to_rgb(decode_netpbm(data, max_pixels))
     refuse_costly(data, max_pixels)
@@ -132,7 +132,7 @@ def decode_image(data: bytes, max_pixels: int) -> Image.Image:
     except UnidentifiedImageError:
         raise Rejected("cannot decode", what_it_is(data)) from None
     except DECODER_ERRORS as error:
-        raise Rejected("cannot decode", f"{type(error).__name__}: {describe(error)}") from None
+        raise Rejected("cannot decode", f"{type(error).__name__}: {error_text(error)}") from None
 
 
 DECODER_ERRORS = (
@@ -146,18 +146,18 @@ DECODER_ERRORS = (
     struct.error,
     RuntimeError,
 )
-"""What Pillow's decoders raise on broken input; libavif's are RuntimeErrors. Anything else, want of memory
-too, stops the build.
+"""What Pillow's decoders raise on broken input; libavif's are RuntimeErrors. Anything else, such as a
+MemoryError, stops the build.
 """
 
 
-def describe(error: BaseException) -> str:
-    """Without the address that Pillow prints of its input object, which would differ from run to run."""
+def error_text(error: BaseException) -> str:
+    """Drop the address of Pillow's input object from a message, which differs from run to run."""
     return str(error).split("<_io.BytesIO")[0].strip() or "no details"
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """Turned as its EXIF says; unlike Pillow's `exif_transpose`, without a copy and without writing EXIF anew."""
+    """Turn an image as its EXIF says; unlike Pillow's `exif_transpose`, without a copy and without changing EXIF."""
     if len(image.info.get("exif", b"")) > MAX_EXIF_BYTES:
         raise Rejected("too many parts", f"more than {MAX_EXIF_BYTES:,} bytes of EXIF")
     method = ORIENTATIONS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
@@ -165,7 +165,7 @@ def upright(image: Image.Image) -> Image.Image:
 
 
 def fit_image(image: Image.Image, recipe: ImageRecipe) -> Image.Image:
-    """The RGB image at the recipe's size."""
+    """Scale an RGB image to the recipe's size."""
     size, filter_ = (recipe.width, recipe.height), RESAMPLING[recipe.resample]
     if recipe.fit == "crop":
         return ImageOps.fit(image, size, filter_)
@@ -175,5 +175,5 @@ def fit_image(image: Image.Image, recipe: ImageRecipe) -> Image.Image:
 
 
 def to_pixels(image: Image.Image) -> np.ndarray:
-    """uint8 [Y, X, 3]."""
+    """Convert to uint8 [Y, X, 3]."""
     return np.asarray(image, np.uint8)

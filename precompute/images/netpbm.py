@@ -45,7 +45,7 @@ def decode_netpbm(data: bytes, max_pixels: int) -> Image.Image:
     refuse_many_pixels(width, height, max_pixels)
     body, count = memoryview(data)[header.end() :], width * height * channels
     if is_bilevel and not is_plain:
-        whole(body, (width + 7) // 8 * height)
+        refuse_short(body, (width + 7) // 8 * height)
         return Image.frombytes("1", (width, height), body, "raw", "1;I")
     values = plain_values(body, count, is_bilevel) if is_plain else binary_values(body, count, maximum)
     if values.max() > maximum:
@@ -61,26 +61,24 @@ def levels_of(maximum: int) -> np.ndarray:
 
 def binary_values(body: memoryview, count: int, maximum: int) -> np.ndarray:
     kind = np.dtype(np.uint8 if maximum < 256 else ">u2")
-    whole(body, count * kind.itemsize)
+    refuse_short(body, count * kind.itemsize)
     return np.frombuffer(body, kind, count)
 
 
 def plain_values(body: memoryview, count: int, is_bilevel: bool) -> np.ndarray:
-    """The first `count` numbers; those of a PBM are single digits, which need no blanks between them. A number may end
-    with the file.
-    """
+    """Read the first `count` numbers; a PBM's are single digits, which need no blanks between them."""
     text = COMMENT.sub(b" ", body)
     if text.translate(None, BLANKS + DIGITS) or (not is_bilevel and LONG_VALUE.search(text)):
         raise Rejected("cannot decode", "it has values that are no small numbers")
     if is_bilevel:
         text = text.translate(None, BLANKS)
-        whole(text, count)
+        refuse_short(text, count)
         return np.frombuffer(text, np.uint8, count) - np.uint8(ord("0"))
     values = np.fromstring(text, np.int32, sep=" ")
-    whole(values, count)
+    refuse_short(values, count)
     return values[:count]
 
 
-def whole(found: memoryview | bytes | np.ndarray, needed: int) -> None:
+def refuse_short(found: memoryview | bytes | np.ndarray, needed: int) -> None:
     if len(found) < needed:
         raise Rejected("cannot decode", f"cut short: {len(found):,} of {needed:,} bytes or values are there")

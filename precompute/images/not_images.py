@@ -1,11 +1,11 @@
-"""What a file is that is no image, by its first bytes: for the person who finds it among their images."""
+"""Naming what a file is that is not a readable image, by its first bytes."""
 
 import re
 
 CONVERT = "convert it to PNG or JPEG"
 
 HEIC_BRANDS = frozenset({b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs"})
-AVIF_BRANDS = frozenset({b"avif", b"avis"})
+AVIF_IMAGE_BRANDS = frozenset({b"avif", b"avis"})
 
 OTHER_BRANDS = {
     b"mif1": f"is HEIF: {CONVERT}",
@@ -76,32 +76,32 @@ CONTROL = re.compile(r"[\0-\x08\x0e-\x1a\x1c-\x1f]")
 
 
 def what_it_is(data: bytes) -> str:
-    """Said of the file, without its name."""
+    """Complete the sentence "the file …": is empty, is SVG, is a video."""
     if not data:
         return "is empty"
     if data.count(0) == len(data):
         return "holds only zero bytes"
     if data[4:8] == b"ftyp":
-        return of_brands(data)
+        return name_by_brands(data)
     if data.startswith(b"RIFF") and data[8:12] in BY_CONTENT_OF_RIFF:
         return BY_CONTENT_OF_RIFF[data[8:12]]
     by_magic = next((kind for magic, kind in BY_MAGIC.items() if data.startswith(magic)), None)
-    return by_magic or of_text(data[:HEAD_BYTES]) or "is of no image format that is read here"
+    return by_magic or name_by_text(data[:HEAD_BYTES]) or "is in no image format that is read here"
 
 
-def of_brands(data: bytes) -> str:
-    """By the names in the first box of an ISO media file: what it is, and what else it may be read as."""
+def name_by_brands(data: bytes) -> str:
+    """Name an ISO media file by the brands in its first box."""
     names = data[8 : min(int.from_bytes(data[:4], "big"), HEAD_BYTES)]
     brands = {names[place : place + 4] for place in range(0, len(names), 4)}
-    if brands & AVIF_BRANDS:
+    if brands & AVIF_IMAGE_BRANDS:
         return "begins as an AVIF, but its header is damaged or of a kind that is not read"
     if brands & HEIC_BRANDS:
         return f"is HEIC: {CONVERT}, with pillow-heif for one"
     return OTHER_BRANDS.get(names[:4], "is a video (MP4 or QuickTime)")
 
 
-def of_text(head: bytes) -> str | None:
-    """None where it is no text; a character may be cut at the end."""
+def name_by_text(head: bytes) -> str | None:
+    """Name the kind of text; None where it is not text. The last character may be cut."""
     text = head.decode("utf-8-sig", errors="ignore")
     if len(text.encode()) < len(head) - 6 or CONTROL.search(text):
         return None

@@ -1,4 +1,4 @@
-"""Counting what an image file is made of, before Pillow walks it in Python.
+"""Counting the parts of an image file before Pillow walks them in Python.
 
 A pixel count does not bound the work in a file: empty chunks, comments and strip offsets cost a decoder a microsecond
 and hundreds of bytes of memory each, every scan of a JPEG goes over the whole image once more, and a TIFF's tile may be
@@ -45,9 +45,9 @@ TILE_WIDTH, TILE_LENGTH = 322, 323
 
 
 def refuse_costly(data: bytes, max_pixels: int) -> None:
-    """Rejected for a file that would cost far more to decode than its size and pixel count say.
+    """Raise Rejected for a file that would cost far more to decode than its size and pixel count say.
 
-    Silent about most broken files: decoders refuse those.
+    Most broken files pass: the decoders refuse those.
     """
     for magic, parts in PARTS.items():
         if data.startswith(magic, PLACES.get(magic, 0)):

@@ -1,10 +1,10 @@
-"""Why a sample could not be cached, and when that ends a build."""
+"""The exception for a sample that cannot be cached, and the one for too many of them."""
 
 from cache_store.errors import EncodeOnceError
 
 
 class Rejected(Exception):  # noqa: N818 (an outcome of one sample, recorded, never a crash)
-    """One sample cannot be cached; `kind` groups such samples in counts, `detail` is for the person."""
+    """A sample cannot be cached; `kind` groups samples in counts, `detail` says more about this one."""
 
     def __init__(self, kind: str, detail: str) -> None:
         super().__init__(f"{kind}: {detail}")

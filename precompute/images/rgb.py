@@ -1,4 +1,4 @@
-"""Any of Pillow's modes as RGB, where what Pillow does by itself would be another picture."""
+"""Converting any of Pillow's modes to RGB, correctly where Pillow's own conversion is not."""
 
 import numpy as np
 from PIL import Image, PngImagePlugin, TiffImagePlugin
@@ -10,7 +10,7 @@ SIXTEEN_BIT_MODES = frozenset({"I;16", "I;16L", "I;16B", "I;16N"})
 """Unsigned, of any byte order: those of PNG and TIFF."""
 
 WITHOUT_RANGE = {"I": "signed or 32-bit integer", "F": "floating-point"}
-"""What no file says of pixels of these modes is which number is black and which is white."""
+"""Modes whose files do not say which number is black and which is white."""
 
 STRIP_PIXELS = 2**20
 """Images are made RGB in strips of about so many pixels: the steps between need little memory then."""
@@ -23,7 +23,7 @@ TIFF_WHITE_IS_ZERO = 0
 
 
 def with_true_levels(image: Image.Image, data: bytes) -> Image.Image:
-    """The image of these bytes, its levels from black to white as they are in others of its mode.
+    """Correct an image's levels, so that black and white are what they are in other images of its mode.
 
     Pillow scales pixels of 2, 4 and 16 bits to 8, but not the level that is transparent among them, and of 1 bit it
     takes any level but 0 for white; PNG has only the lowest bits of that level count. Of a TIFF's grey of more than

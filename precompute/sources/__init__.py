@@ -61,7 +61,7 @@ SOURCES: dict[str, Callable[[SourceConfig], Source]] = {
 
 
 def source_of(root: Path) -> SourceConfig:
-    """Where a cache's images are, by its build.json; CacheError where this version reads it not."""
+    """Read from a cache's build.json where its images are; CacheError where this version cannot read it."""
     try:
         return msgspec.convert(read_build(root).config["source"], SourceConfig, strict=True)
     except (KeyError, msgspec.ValidationError, ConfigError) as error:

@@ -1,8 +1,8 @@
-"""What zips and tars have in common: many files in one, by names that never become paths.
+"""What zips and tars share: members found by name; a name never becomes a path.
 
-Archives are untrusted. They are read in place and never extracted, so links and names with `..` lead nowhere; a member
-that is a symbolic link, occurs twice, or lies is rejected by itself, and an archive whose table of contents cannot be
-trusted is refused whole. An index takes about a kilobyte for each member.
+Archives are untrusted. They are read in place and never extracted, so links and names with `..` lead nowhere. A member
+that is a symbolic link, occurs twice, or has a wrong size is rejected alone; an archive whose table of contents cannot
+be trusted is refused whole. An index takes about a kilobyte for each member.
 """
 
 import io
@@ -28,7 +28,7 @@ MemberT = TypeVar("MemberT")
 
 
 class Members(Generic[MemberT]):
-    """An archive's members by name; where all but a Mac's clutter share one top folder, names may leave it out."""
+    """An archive's members by name; names may omit a top folder that all share; macOS metadata does not count."""
 
     def __init__(self, archive: Path, members: Iterable[tuple[str, MemberT]]) -> None:
         self._archive = archive.name
@@ -38,7 +38,7 @@ class Members(Generic[MemberT]):
             if name in self._members:
                 self._repeated[name] += 1
             self._members[name] = member
-        self._names = [name for name in self._members if not is_mac_clutter(name)]
+        self._names = [name for name in self._members if not is_mac_metadata(name)]
         self._prefix = common_top(self._names)
 
     def listing(self) -> Listing:
@@ -69,14 +69,14 @@ class Members(Generic[MemberT]):
 
 
 def common_top(names: Iterable[str]) -> str:
-    """The one folder that all names begin with, and its slash; empty where there is none."""
+    """Return the folder that all names begin with, and its slash; empty where there is none."""
     tops = {PurePosixPath(name).parts[0] if "/" in name else "" for name in names}
     (top,) = tops if len(tops) == 1 else ("",)
     return f"{top}/" if top else ""
 
 
 class BoundedReader(io.BufferedReader):
-    """An archive for a library that believes its lengths: no single read is larger than the bound."""
+    """A file whose single reads are bounded, for a library that trusts the lengths in it."""
 
     def __init__(self, path: Path, max_read_bytes: int) -> None:
         super().__init__(io.FileIO(path))
@@ -95,22 +95,21 @@ class BoundedReader(io.BufferedReader):
 
 
 def version_of(descriptor: int) -> tuple[int, int]:
-    """What changes when somebody writes to an archive that is open."""
+    """Return what changes when somebody writes to an open archive: size and time."""
     status = os.fstat(descriptor)
     return status.st_size, status.st_mtime_ns
 
 
 def refuse_changed(path: Path, descriptor: int, indexed: tuple[int, int]) -> None:
-    """SourceError where the archive is no longer the one that was indexed: no member is at fault for that."""
+    """Raise SourceError where the archive has changed since it was indexed; that is no fault of a member."""
     if version_of(descriptor) != indexed:
         raise SourceError(f"{path} was changed while it was read; restore it and run the same command again")
 
 
-def is_mac_clutter(name: str) -> bool:
-    """Whether macOS wrote the file beside those that people have put there.
+def is_mac_metadata(name: str) -> bool:
+    """Whether the file is metadata that macOS added.
 
-    A Mac's zips and its folders on other disks hold such files: `._a.jpg` (AppleDouble) is what its own file system
-    keeps of `a.jpg` besides its bytes, in zips below `__MACOSX`, and `.DS_Store` is how a folder was looked at.
+    `._a.jpg` (AppleDouble) holds attributes of `a.jpg`, in zips below `__MACOSX`; `.DS_Store` holds a folder's view.
     """
     *folders, last = PurePosixPath(name).parts or ("",)
     return last.startswith("._") or last == ".DS_Store" or "__MACOSX" in folders

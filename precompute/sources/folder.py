@@ -1,4 +1,4 @@
-"""Any tree of images, in a folder, a zip or a tar; captions in `name.txt` beside `name.jpg` where there are any."""
+"""A tree of images in a folder, a zip or a tar; `name.txt` beside `name.jpg` is its caption."""
 
 from pathlib import Path, PurePosixPath
 
@@ -6,7 +6,7 @@ from cache_store.errors import SourceError
 from precompute.images.decode import SUFFIXES
 from precompute.images.rejected import Rejected
 from precompute.sources.image_store import ImageStore, open_image_store
-from precompute.sources.listing import Named, PassedOver, Samples, count_suffixes
+from precompute.sources.listing import NameCount, PassedOver, Samples, count_suffixes
 
 CAPTION = ".txt"
 
@@ -24,9 +24,9 @@ class FolderSource:
         others = (name for name in listing.names if not is_image(name) and name not in captions)
         passed_over = PassedOver(
             suffixes=count_suffixes(others),
-            not_utf8=Named.of(listing.not_utf8),
-            linked_folders=Named.of(listing.linked_folders),
-            caches=Named.of(listing.caches),
+            not_utf8=NameCount.from_names(listing.not_utf8),
+            linked_folders=NameCount.from_names(listing.linked_folders),
+            caches=NameCount.from_names(listing.caches),
         )
         return Samples((self._sample(name, captions) for name in images), passed_over)
 
@@ -52,7 +52,7 @@ class FolderSource:
 
 
 def is_image(name: str) -> bool:
-    """Whether the name says so; what the file is then, its content decides."""
+    """Whether the name has an image's suffix; the content decides how the file is read."""
     return PurePosixPath(name).suffix.lower() in SUFFIXES
 
 

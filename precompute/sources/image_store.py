@@ -12,7 +12,7 @@ from typing import Protocol
 from cache_store.errors import SourceError
 from cache_store.format.schema import PLAN_FILE, SPEC_FILE
 from precompute.images.rejected import Rejected
-from precompute.sources.archive import MAX_FILE_BYTES, MISSING, is_mac_clutter, refuse_large
+from precompute.sources.archive import MAX_FILE_BYTES, MISSING, is_mac_metadata, refuse_large
 from precompute.sources.image_tar import ImageTar, compression, is_tar
 from precompute.sources.image_zip import ImageZip
 from precompute.sources.listing import Listing, is_utf8
@@ -27,33 +27,33 @@ CACHE_FILES = frozenset({SPEC_FILE, PLAN_FILE})
 """A folder that holds both is a cache."""
 
 ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP})
-"""A file that is not there for us. Other errors (a disk or mount that fails) are no fault of the sample: they stop the
-build, which goes on when it is run again.
+"""Errors that mean a missing file. Others (a failing disk or mount) are no fault of the sample: they stop the build,
+which resumes when it is run again.
 """
 
 
 class ImageStore(Protocol):
     def listing(self) -> Listing:
-        """Every file's name, and what is there besides; SourceError where a folder cannot be listed."""
+        """List every file's name, and what else is there; SourceError where a folder cannot be listed."""
 
     def fingerprint(self, name: str) -> str:
-        """What changes when the file changes, known without reading it; MISSING where there is no such file."""
+        """Return what changes when the file changes, without reading it; MISSING where there is none."""
 
     def read(self, name: str) -> bytes:
-        """The file's bytes; Rejected where that is not possible."""
+        """Read the file's bytes; Rejected where that is not possible."""
 
 
 class ImageFolder:
     """Images in a folder; names are relative to it and cannot leave it.
 
-    Links inside the folder are its owner's own and are followed, also out of it; a linked folder is not listed.
+    Links are the owner's choice and are followed, also out of the folder; linked folders are not listed.
     """
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
     def listing(self) -> Listing:
-        """Without the files of a cache, which may have been made in the very folder of its images."""
+        """List all files except those of caches, which may lie in the very folder of their images."""
 
         def refuse(error: OSError) -> None:
             raise SourceError(f"{error.filename} cannot be listed: {error.strerror}")
@@ -70,7 +70,7 @@ class ImageFolder:
             subfolders.sort()
             found.linked_folders.extend(within(name) for name in subfolders if Path(folder, name).is_symlink())
             for path in (within(name) for name in sorted(files)):
-                if not is_mac_clutter(path):
+                if not is_mac_metadata(path):
                     (found.names if is_utf8(path) else found.not_utf8).append(path)
         return found
 
@@ -117,7 +117,7 @@ def is_unsafe(name: str) -> bool:
 
 
 def open_image_store(path: Path) -> ImageStore:
-    """By what a file is, not by its name."""
+    """Open a folder, a zip or a tar; a file's content decides, not its name."""
     if path.is_dir():
         return ImageFolder(path)
     if not path.is_file():

@@ -1,7 +1,7 @@
 """Images in an uncompressed tar, read in place by offset.
 
-tarfile makes the index and nothing else: names, offsets and sizes. It believes what headers say, so it reads through
-bounds, and what it says is checked again.
+tarfile makes the index and nothing else: names, offsets and sizes. It trusts headers, so its reads are
+bounded and its results checked.
 """
 
 import re
@@ -107,7 +107,7 @@ class TarHeaders(BoundedReader):
             raise tarfile.ReadError("a header of negative size")
         data = super().read(size)
         if size > tarfile.BLOCKSIZE and LONG_NUMBER.search(data):
-            raise tarfile.ReadError("an extended header that is no text")
+            raise tarfile.ReadError("an extended header that is not text")
         return data
 
 
@@ -120,10 +120,10 @@ def read_index(path: Path) -> Iterator[tuple[str, TarMember]]:
             while (member := archive.next()) is not None:
                 archive.members.clear()  # type: ignore[attr-defined]  # it would keep every header
                 if member.offset <= position or len(archive.pax_headers) > MAX_GLOBAL_HEADERS:
-                    raise tarfile.ReadError(f"headers that lead nowhere at byte {member.offset:,}")
+                    raise tarfile.ReadError(f"headers out of order at byte {member.offset:,}")
                 position = member.offset
                 if not member.isdir():
-                    yield as_posix(member.name), found(member, stream.size)
+                    yield as_posix(member.name), read_member(member, stream.size)
             stream.seek(archive.offset)
             end = stream.read(tarfile.BLOCKSIZE)
         except INDEX_ERRORS as error:
@@ -137,7 +137,7 @@ def as_posix(name: str) -> str:
     return PurePosixPath(name).as_posix()
 
 
-def found(member: tarfile.TarInfo, tar_bytes: int) -> TarMember:
+def read_member(member: tarfile.TarInfo, tar_bytes: int) -> TarMember:
     problem = linked_to = None
     if member.islnk():
         linked_to = as_posix(member.linkname)

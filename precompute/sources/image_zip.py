@@ -58,10 +58,10 @@ class ImageZip:
             self._indexed = version_of(self._reader.fileno())
             self._zip = self._reader.open_zip()
         except OPEN_ERRORS as error:
-            raise SourceError(f"{path} {why_unreadable(path, error)}") from None
+            raise SourceError(f"{path} {zip_problem(path, error)}") from None
         files = [member for member in self._zip.infolist() if not member.filename.endswith("/")]
         self._members = Members(path, ((name_of(member), member) for member in files))
-        self._misplaced = {member.filename for member in misplaced(files, self._zip.start_dir)}
+        self._misplaced = {member.filename for member in misplaced_members(files, self._zip.start_dir)}
 
     def listing(self) -> Listing:
         return self._members.listing()
@@ -96,26 +96,26 @@ class ImageZip:
 
 
 class ZipReader(BoundedReader):
-    """The zip as zipfile sees it, which refuses all of a zip for one name that is marked as UTF-8 and is not."""
+    """A zip for zipfile, which would refuse all of it for one name that is marked as UTF-8 and is not."""
 
-    _mends_marks = False
+    _fixes_flags = False
 
     def open_zip(self) -> zipfile.ZipFile:
         try:
             return zipfile.ZipFile(self)
         except UnicodeDecodeError:
-            self._mends_marks = True
+            self._fixes_flags = True
             archive = zipfile.ZipFile(self)
-            self._mends_marks = False
+            self._fixes_flags = False
             return archive
 
     def read(self, size: int | None = -1, /) -> bytes:
         data = super().read(size)
-        return with_true_marks(data) if self._mends_marks else data
+        return with_true_flags(data) if self._fixes_flags else data
 
 
-def with_true_marks(index: bytes) -> bytes:
-    """A zip's index, where each name that is wrongly marked as UTF-8 has the mark FALSE_UTF8 instead."""
+def with_true_flags(index: bytes) -> bytes:
+    """Replace the flag UTF8 in a zip's index by FALSE_UTF8 for each name that is not UTF-8."""
     data, place = bytearray(index), 0
     while data[place : place + 4] == INDEX_MAGIC and place + INDEX_ENTRY.size <= len(data):
         flags, *lengths = INDEX_ENTRY.unpack_from(data, place)
@@ -127,13 +127,13 @@ def with_true_marks(index: bytes) -> bytes:
 
 
 def name_of(member: zipfile.ZipInfo) -> str:
-    """With surrogates where the name is not the UTF-8 that it is said to be."""
+    """Decode a member's name; bytes that are not the UTF-8 they are marked as become surrogates."""
     is_false = member.flag_bits & (UTF8 | FALSE_UTF8) == FALSE_UTF8
     return os.fsdecode(member.filename.encode("cp437")) if is_false else member.filename
 
 
-def why_unreadable(path: Path, error: Exception) -> str:
-    """What a file that zipfile refuses is instead."""
+def zip_problem(path: Path, error: Exception) -> str:
+    """Say what is wrong with a file that zipfile refuses."""
     with path.open("rb") as stream:
         head = stream.read(len(MEMBER_MAGIC))
         stream.seek(-min(stream.seek(0, os.SEEK_END), MAX_END_BYTES), os.SEEK_END)
@@ -148,7 +148,7 @@ def why_unreadable(path: Path, error: Exception) -> str:
     return f"is {'neither a zip nor a tar' if head else 'empty'}; expected a folder, a zip or a tar of images"
 
 
-def misplaced(members: list[zipfile.ZipInfo], end: int) -> Iterator[zipfile.ZipInfo]:
+def misplaced_members(members: list[zipfile.ZipInfo], end: int) -> Iterator[zipfile.ZipInfo]:
     """Members that do not have bytes of their own before `end`: with them, a small zip unpacks to any size."""
     last, last_end = None, 0
     for member in sorted(members, key=lambda member: member.header_offset):

@@ -1,4 +1,4 @@
-"""What a source lists: its samples, and the files and folders that it passes over, so that none vanishes unsaid."""
+"""What a source lists: its samples, and the files and folders that are no samples, which are counted and reported."""
 
 import os
 from collections import Counter
@@ -23,7 +23,7 @@ SHOWN_CHARACTERS = 100
 
 
 class Listing(NamedTuple):
-    """The names in a folder or an archive, each sorted; macOS metadata is left out."""
+    """The names in a folder or an archive, each sorted; macOS metadata is ignored."""
 
     names: list[str]
     """Of files."""
@@ -36,14 +36,14 @@ class Listing(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Named:
+class NameCount:
     """How many names there are, and the first of them."""
 
     count: int = 0
     first: str = ""
 
     @classmethod
-    def of(cls, names: list[str]) -> Self:
+    def from_names(cls, names: list[str]) -> Self:
         return cls(len(names), names[0]) if names else cls()
 
 
@@ -53,9 +53,9 @@ class PassedOver:
 
     suffixes: Mapping[str, int] = field(default_factory=dict)
     """Number of files by suffix."""
-    not_utf8: Named = Named()
-    linked_folders: Named = Named()
-    caches: Named = Named()
+    not_utf8: NameCount = NameCount()
+    linked_folders: NameCount = NameCount()
+    caches: NameCount = NameCount()
 
     def __str__(self) -> str:
         """One line; empty where nothing was passed over."""
@@ -66,17 +66,17 @@ class PassedOver:
             named_line(self.caches, "folder that is a cache", "folders that are caches"),
             "convert HEIC to JPEG or PNG, as with the package pillow-heif" if {*HEIC} & {*self.suffixes} else "",
         ]
-        return f"passed over: {told}" if (told := "; ".join(filter(None, parts))) else ""
+        return f"passed over: {line}" if (line := "; ".join(filter(None, parts))) else ""
 
 
 @dataclass(frozen=True)
 class Samples:
-    """A source's samples (id, uri, conversations, fingerprint), and what it holds besides."""
+    """A source's samples (id, uri, conversations, fingerprint), and what else it holds."""
 
     each: Iterable[dict[str, object]]
     passed_over: PassedOver = PassedOver()
     in_rows: bool = False
-    """Their order is that of the rows to plan; otherwise it says nothing."""
+    """Whether their order is that of the planned rows; otherwise it has no meaning."""
 
     def __iter__(self) -> Iterator[dict[str, object]]:
         return iter(self.each)
@@ -111,7 +111,7 @@ def suffixes_line(suffixes: Mapping[str, int]) -> str:
     return f"{total:,} {what} ({', '.join(shown)})"
 
 
-def named_line(named: Named, one: str, several: str) -> str:
+def named_line(named: NameCount, one: str, several: str) -> str:
     if not named.count:
         return ""
     first = shown_name(named.first)
@@ -119,7 +119,7 @@ def named_line(named: Named, one: str, several: str) -> str:
 
 
 def shown_name(name: str) -> str:
-    """On one line, and short; as bytes where it is no text."""
+    """Shorten a name to one line; as bytes where it is not UTF-8."""
     if not is_utf8(name):
         return repr(os.fsencode(name)[:SHOWN_CHARACTERS])
     return plain(name)[:SHOWN_CHARACTERS]

@@ -1,4 +1,4 @@
-"""What a source of samples does; a new kind is a class with these three methods and a line in SOURCES."""
+"""The interface of a source; a new kind is a class with these three methods and a line in SOURCES."""
 
 from typing import Protocol
 
@@ -7,10 +7,10 @@ from precompute.sources.listing import Samples
 
 class Source(Protocol):
     def samples(self) -> Samples:
-        """Every sample, and what was passed over."""
+        """List every sample, and what was passed over."""
 
     def fingerprint(self, uri: str) -> str:
-        """What changes when an image changes, known without reading it."""
+        """Return what changes when an image changes, without reading it."""
 
     def read(self, uri: str) -> bytes:
-        """An image file's bytes; Rejected where there are none. Called from several threads."""
+        """Read an image file's bytes; Rejected where there are none. Called from several threads."""

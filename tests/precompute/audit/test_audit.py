@@ -23,7 +23,7 @@ from cache_store.format.schema import CACHED, DTYPES, StoreDtype, samples_file
 from cache_store.format.tables import read_table
 from cache_store.verify.verify import verify
 from precompute.audit.audit import audit as audit_cache
-from precompute.audit.audit import draw
+from precompute.audit.audit import random_order
 from precompute.audit.bar import AuditBar
 from precompute.audit.comparison import differences
 from precompute.audit.report import upper_bound
@@ -180,7 +180,7 @@ def test_a_wrong_neighbour_is_a_finding_outside_the_bound(own, tmp_path):
 
 
 def first_drawn(total: int, samples: int, seed: int) -> list[int]:
-    return list(islice(draw(total, seed), samples))
+    return list(islice(random_order(total, seed), samples))
 
 
 def number_to_row(number: int) -> int:
@@ -189,7 +189,7 @@ def number_to_row(number: int) -> int:
 
 def test_a_seed_repeats_the_draw_and_a_larger_draw_begins_with_it(audit):
     assert first_drawn(1000, 20, 5) != first_drawn(1000, 20, 6)
-    assert sorted(draw(1000, 5)) == list(range(1000))
+    assert sorted(random_order(1000, 5)) == list(range(1000))
     assert audit("--samples", "2") == 0
     first = audit.report
     assert f"seed        {first['seed']}" in audit.out

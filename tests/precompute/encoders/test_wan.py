@@ -132,7 +132,7 @@ def test_a_proxy_that_refuses_is_one_line(tmp_path):
         done = run(LOAD, "org/absent", tmp_path, **hub)
         proxy.shutdown()
     assert done.stderr.splitlines()[1].startswith(
-        "precompute: error: encoder.model org/absent cannot be had from the Hub"
+        "precompute: error: encoder.model org/absent cannot be downloaded from the Hub"
     )
     assert (done.returncode, done.stderr.count("\n")) == (1, 2)
 

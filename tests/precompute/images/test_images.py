@@ -439,7 +439,7 @@ NOT_IMAGES = {
     b"\x89PNG\r\n\x1a\n": "",
     b"\xff\xd8\xff\xe0 cut": "OSError: Truncated File Read",
     b"\xff\xd8\xff\xfe\0\2": "begins as a JPEG, but its header is damaged or cut short",
-    b"\x01\x02\x03\x04" * 30: "is of no image format that is read here",
+    b"\x01\x02\x03\x04" * 30: "is in no image format that is read here",
 }
 
 
