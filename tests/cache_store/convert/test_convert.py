@@ -39,14 +39,14 @@ def test_there_and_back_every_file_is_the_same(cache, tmp_path, store_format):
 
 
 @pytest.mark.parametrize("codec", ["lz4", "zstd"])
-def test_there_and_back_through_tars_a_compressed_cache_is_the_same(tmp_path, latents, codec):
+def test_through_tars_and_back_a_compressed_cache_is_the_same(tmp_path, latents, codec):
     cache = make_cache(tmp_path / "cache", latents, rejected=REJECTED, codec=codec)
     assert convert(cache, tmp_path / "tars", "webdataset") == 0
     assert convert(tmp_path / "tars", tmp_path / "back", "zarr", "--codec", codec) == 0
     assert contents(tmp_path / "back") == contents(cache)
 
 
-def test_a_converted_cache_is_the_one_that_a_build_would_have_written(cache, tmp_path, latents, store_format):
+def test_a_converted_cache_is_the_one_a_build_would_have_written(cache, tmp_path, latents, store_format):
     direct = make_cache(tmp_path / "direct", latents, rejected=REJECTED, store_format=OTHER[store_format])
     assert convert(cache, tmp_path / "converted", OTHER[store_format]) == 0
     assert contents(tmp_path / "converted") == contents(direct)
@@ -92,11 +92,18 @@ def test_what_a_repair_of_the_copy_would_build_is_the_copys_form(cache, tmp_path
     assert (tmp_path / "out/build.json").read_bytes() == canonical_json(signed(expected))
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 3), (signal.SIGINT, 3)])
-def test_a_stopped_conversion_goes_on_to_the_same_bytes(tmp_path, number, code):
+@pytest.fixture(scope="module")
+def many_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A `cache` of hundreds of shards, so that a signal comes in between, and `undisturbed`, its conversion."""
+    folder = tmp_path_factory.mktemp("many")
     rows = np.random.default_rng(0).standard_normal((600, 4, 6, 5)).astype(np.float32)
-    cache = make_cache(tmp_path / "cache", rows, samples_per_shard=2)
-    arguments = ["convert", str(cache), str(tmp_path / "out"), "--format", "webdataset"]
+    assert convert(make_cache(folder / "cache", rows, samples_per_shard=2), folder / "undisturbed", "webdataset") == 0
+    return folder
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 3), (signal.SIGINT, 3)])
+def test_a_stopped_conversion_goes_on_to_the_same_bytes(many_shards, tmp_path, number, code):
+    arguments = ["convert", str(many_shards / "cache"), str(tmp_path / "out"), "--format", "webdataset"]
     process = subprocess.Popen([sys.executable, "-m", "cache_store", *arguments], stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
     while not (done := times(tmp_path / "out")):
@@ -111,11 +118,10 @@ def test_a_stopped_conversion_goes_on_to_the_same_bytes(tmp_path, number, code):
     assert not (tmp_path / "out/seal.json").exists()
     assert main(arguments) == 0
     assert {name: times(tmp_path / "out")[name] for name in done} == done, "committed shards are kept"
-    assert convert(cache, tmp_path / "undisturbed", "webdataset") == 0
-    assert contents(tmp_path / "out") == contents(tmp_path / "undisturbed")
+    assert contents(tmp_path / "out") == contents(many_shards / "undisturbed")
 
 
-def test_what_a_conversion_that_died_was_writing_is_cleared_though_its_shards_are_kept(cache, tmp_path, store_format):
+def test_a_dead_conversions_scratch_goes_and_its_shards_stay(cache, tmp_path, store_format):
     out = tmp_path / "out"
     assert convert(cache, out, OTHER[store_format]) == 0
     before = contents(out)
@@ -219,7 +225,7 @@ def test_a_link_into_the_cache_is_refused(tmp_path, latents, capsys):
     assert "lies in the cache" in capsys.readouterr().err
 
 
-def test_another_cache_is_refused_untouched_whether_its_spec_or_its_latents_differ(tmp_path, latents, capsys):
+def test_another_cache_in_the_way_is_refused_untouched(tmp_path, latents, capsys):
     cache = make_cache(tmp_path / "cache", latents)
     larger = make_cache(tmp_path / "larger", latents, samples_per_shard=16, store_format="webdataset")
     moved = make_cache(tmp_path / "moved", latents + 1, store_format="webdataset")
