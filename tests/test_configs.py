@@ -52,7 +52,7 @@ def test_a_config_and_each_command_line_in_its_comments_parse(config: Path) -> N
         parse(line)
 
 
-def test_a_training_config_reads_the_cache_that_its_build_config_writes() -> None:
+def test_a_training_config_reads_its_build_configs_cache() -> None:
     for build in (path for path in CONFIGS if not path.name.startswith("train_")):
         written = parse(["precompute", "build", "--config", str(build)]).cache
         assert parse(["trainer", "train", "--config", f"configs/train_{build.name}"]).cache == written

@@ -9,7 +9,7 @@ from benchmarks import loader
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
 
 
-def test_every_rival_and_our_reader_deliver_whole_batches_and_one_json_record(capsys, tmp_path):
+def test_every_rival_delivers_whole_batches_and_one_json_record(capsys, tmp_path):
     options = ["--samples", "96", "--batch-size", "32", "--repeats", "1", "--folder", str(tmp_path)]
     assert loader.main(options) == 0
     record = json.loads(capsys.readouterr().out.splitlines()[-1])

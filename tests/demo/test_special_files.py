@@ -57,7 +57,7 @@ def test_the_grey_file_has_sixteen_bits_and_shows_the_scene_in_grey():
     assert np.array_equal(np.asarray(shown.convert("L")), np.asarray(draw(scene).convert("L")))
 
 
-def test_the_palette_file_has_a_transparent_ground_that_shows_as_white():
+def test_the_palette_files_transparent_ground_shows_as_white():
     scene, data = written("palette-transparent")
     stored = Image.open(io.BytesIO(data))
     assert stored.mode == "P"

@@ -177,7 +177,7 @@ def test_a_path_may_begin_at_home(cache_path, language_model, tmp_path, monkeypa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["eval.json", "lm", "run", "text"]
 
 
-def test_a_tokenizer_with_more_tokens_than_the_model_embeds_is_refused(configured, refusal, tmp_path):
+def test_a_tokenizer_of_more_tokens_than_embedded_is_refused(configured, refusal, tmp_path):
     model = save_language_model(tmp_path / "lm", vocab_size=10)
     error = refusal(1, configured(language_model=model))
     assert "and the model embeds 10 tokens; the two do not belong together" in error
@@ -281,7 +281,7 @@ def test_an_evaluation_minds_no_batch_that_does_not_divide(one_step, configured,
     assert "every batch holds samples twice" not in capsys.readouterr().out
 
 
-def test_a_run_whose_cache_was_extended_is_refused_and_told_what_to_do(configured, refusal, tmp_path, capsys):
+def test_a_run_whose_cache_was_extended_is_told_what_to_do(configured, refusal, tmp_path, capsys):
     cache, whole = tmp_path / "cache", captions(24)
     make_cache(cache, **{name: column[:16] for name, column in whole.items()})
     assert main(command(configured(cache=cache, max_steps=1))) == 0

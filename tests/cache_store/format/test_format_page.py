@@ -60,7 +60,7 @@ def test_the_pages_reader_reads_what_ours_reads(cache, read_row):
     assert [read_row(cache, row) for row in REJECTED] == [None, None]
 
 
-def test_the_pages_reader_finds_every_flipped_bit_of_a_shard_and_of_what_vouches_for_it(cache, read_row):
+def test_the_pages_reader_finds_every_flipped_bit(cache, read_row):
     """Random bits of the shard, the seal and what the reader uses of the record and the spec."""
     random = np.random.default_rng(0)
     commit = cache / "commits/000001.json"
@@ -84,7 +84,7 @@ def test_the_pages_reader_finds_every_flipped_bit_of_a_shard_and_of_what_vouches
 
 
 @pytest.mark.parametrize("left", [0, 1, 100, -1, -4, -600])
-def test_a_shard_cut_short_is_damage_to_the_pages_reader_not_a_rejected_row(cache, read_row, left):
+def test_a_cut_shard_is_damage_to_the_pages_reader(cache, read_row, left):
     path = shard_path(cache, 1)
     path.write_bytes(path.read_bytes()[:left])
     for row in (4, 7):

@@ -126,7 +126,7 @@ def test_every_digest_of_a_cache_follows_from_the_pages_rules(extreme_cache):
     assert digest(*contents) == seal["identity"] == open_cache(extreme_cache).seal.identity
 
 
-def test_the_cache_of_that_test_holds_numbers_on_both_sides_of_every_border(extreme_cache):
+def test_that_cache_holds_numbers_on_both_sides_of_every_border(extreme_cache):
     written = "".join((extreme_cache / name).read_text() for name in ("commits/000000.json", "zarr.json"))
     for form in (r"\d\.\d+e-\d+,", r"\d\.\d+e\d+,", " 1e16,", r" 0\.00001,", r" 9\.99e-6,", r" -0\.0,", r"\d{15,}\.0,"):
         assert re.search(form, written), form

@@ -16,7 +16,7 @@ def test_the_seal_has_the_mean_and_deviation_of_the_cached_samples(cache, latent
     np.testing.assert_array_equal(summary.maximum, values.max((0, 2, 3)))
 
 
-def test_the_preview_recovers_a_linear_relation_between_latents_and_colour():
+def test_the_preview_recovers_a_linear_relation_of_colour():
     rng = np.random.default_rng(0)
     latent = rng.standard_normal((6, 4, 8, 8))
     weight, bias = rng.standard_normal((3, 4)), np.array([0.2, 0.5, 0.8])

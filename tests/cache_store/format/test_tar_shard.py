@@ -61,7 +61,7 @@ def assert_same(found: list[tuple[str, np.ndarray, dict[str, object]]], cache: P
         np.testing.assert_array_equal(latent, expected)
 
 
-def test_headers_and_members_are_what_pythons_tarfile_and_numpy_would_write(cache):
+def test_headers_and_members_are_pythons_tarfiles_and_numpys(cache):
     found = []
     for path in tars(cache):
         data = Path(path).read_bytes()

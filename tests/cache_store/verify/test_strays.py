@@ -31,7 +31,7 @@ LOOKALIKES = {
 }
 
 
-def test_scratch_of_the_caches_files_is_cleared_and_what_looks_alike_is_not(cache):
+def test_scratch_is_cleared_and_what_looks_alike_is_not(cache):
     leftovers = scratch_of_every_kind(cache)
     for name in leftovers | LOOKALIKES:
         (cache / name).write_bytes(b"half")

@@ -61,7 +61,7 @@ def test_a_sound_cache_has_no_findings(sound):
     assert not any(verify(sound, level).findings for level in LEVELS)
 
 
-def test_any_flipped_bit_is_named_by_its_file_and_row_and_nothing_else_is_blamed(cache, form):
+def test_any_flipped_bit_is_named_by_its_file_and_row_alone(cache, form):
     rng = np.random.default_rng(1)
     names = files_of(cache)
     for number in range(FLIPS[form[0]]):

@@ -143,7 +143,7 @@ def test_a_file_in_place_of_a_folder_is_to_be_deleted_before_a_repair(cache):
     assert others[0].startswith("precompute repair")
 
 
-def test_a_damaged_build_record_is_mended_by_a_build_before_any_repair(cache):
+def test_a_damaged_build_record_is_mended_before_any_repair(cache):
     (cache / "build.json").write_bytes(b"{")
     (cache / "samples/000001.parquet").unlink()
     first, second = verify(cache, "full").next_steps("report.json")

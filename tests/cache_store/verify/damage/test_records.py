@@ -38,7 +38,7 @@ def test_a_flipped_latent_beside_a_lost_record_is_named_by_its_row(cache, lose):
     assert rows_named(findings) == {sample.row}
 
 
-def test_a_record_of_other_files_does_not_keep_its_shard_from_being_looked_at(cache):
+def test_a_shard_is_looked_at_under_a_record_of_other_files(cache):
     sample = samples_in(cache, SHARD)[1]
     flip(cache / shard_name(cache, SHARD), sample.offset)
     shutil.copy(cache / record_file(cache, 0), cache / record_file(cache, SHARD))
