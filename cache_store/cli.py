@@ -6,7 +6,7 @@ from typing import Any
 from cache_store.cache.info import describe
 from cache_store.convert.command import run_convert
 from cache_store.convert.convert import ConvertConfig
-from cache_store.gallery.command import show_gallery
+from cache_store.gallery.command import print_gallery
 from cache_store.gallery.config import GalleryConfig
 from cache_store.program.command_line import CACHE, Command, Program
 from cache_store.verify.command import VerifyConfig, run_verify
@@ -46,7 +46,7 @@ def gallery_command(arguments: Any) -> int:
     """Show rows of a cache on one self-contained HTML page, and as PNG contact sheets."""
     from cache_store.gallery.gallery import make_gallery  # pulls in matplotlib
 
-    show_gallery(make_gallery(Path(arguments.cache).expanduser(), arguments.config))
+    print_gallery(make_gallery(Path(arguments.cache).expanduser(), arguments.config))
     return 0
 
 

@@ -9,7 +9,7 @@ import msgspec
 from rich.console import Console
 
 from cache_store.errors import Interrupted
-from cache_store.gallery.command import show_gallery
+from cache_store.gallery.command import print_gallery
 from cache_store.program.command_line import CACHE, Command, Program
 from cache_store.program.output_file import refuse_output, write_output
 from cache_store.program.stop_signals import stop_on_signals
@@ -92,7 +92,7 @@ def gallery_command(arguments: Any) -> int:
     """Show rows of a cache on one HTML page; with --decode, beside what the VAE makes of them."""
     from precompute.gallery.gallery import gallery
 
-    show_gallery(gallery(Path(arguments.cache).expanduser(), arguments.config))
+    print_gallery(gallery(Path(arguments.cache).expanduser(), arguments.config))
     return 0
 
 

@@ -209,7 +209,7 @@ class AuditConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DecodedGalleryConfig(GalleryConfig):
-    """Show rows of a cache on one self-contained HTML page; with --decode, beside what the VAE makes of them."""
+    """A gallery's config, with decoded images."""
 
     decode: bool = field(default=False, metadata={"is_flag": True})
     """Add decoded images, error maps and PSNR; a full-size VAE takes seconds an image on a CPU."""

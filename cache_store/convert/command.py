@@ -1,4 +1,4 @@
-"""The command `convert`: its progress and its last words."""
+"""The command `convert`: progress and summary."""
 
 import shlex
 from pathlib import Path

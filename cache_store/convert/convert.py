@@ -1,7 +1,7 @@
-"""`cache-store convert`: a cache again, in the other form or with another codec, its latents equal bit for bit.
+"""`cache-store convert`: copy a cache into the other form or codec, its latents equal bit for bit.
 
-Shard by shard, each whole or absent, so that a converter that was stopped goes on where it was. It takes the memory of
-one samples table, and the disk of the new cache: a latent is decoded, checked and written before the next is read.
+It works shard by shard, each whole or absent, so a stopped conversion resumes where it was. It needs memory for one
+samples table: a latent is decoded, checked and written before the next is read.
 """
 
 import shlex
@@ -16,7 +16,7 @@ import msgspec
 from cache_store.cache.metadata import has_cache, read_build, read_commit, read_spec, refuse_foreign_folder
 from cache_store.cache.reader import open_cache
 from cache_store.cache.seal import make_seal, read_contents
-from cache_store.convert.shard import ShardConverter, Side
+from cache_store.convert.shard import CacheFolder, ShardConverter
 from cache_store.errors import CacheError, ConfigError
 from cache_store.format.formats import format_named, shard_format
 from cache_store.format.record import canonical_json, signed
@@ -45,7 +45,7 @@ OTHER_FOLDER = "name another folder for OUT; this one is untouched"
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertConfig:
-    """Write a cache again in the other form or with another codec, checking every latent; run again to resume."""
+    """The form that a cache is converted to."""
 
     format: StoreFormat
     """zarr: one Zarr v3 shard file per shard. webdataset: one uncompressed tar per shard."""
@@ -65,23 +65,23 @@ class Conversion:
 
 
 def convert(root: Path, out: Path, config: ConvertConfig, progress: Callable[[int], object]) -> Conversion:
-    """Bring `out` to the sealed copy of the sealed cache `root`; `progress` hears of samples done.
+    """Bring `out` to the sealed copy of the sealed cache `root`; `progress` is called with the number of samples done.
 
-    Raises ConfigError for folders or a form that cannot be, CacheError for a source that is unfinished or damaged,
+    Raises ConfigError for wrong folders or an impossible form, CacheError for a source that is unfinished or damaged,
     StaleError where `out` holds another cache.
     """
     refuse_overlap(root, out)
     seal = open_cache(root).seal
     verify(root, "quick").raise_if_damaged()
-    source = Side(root, read_spec(root))
-    target = Side(out, converted_spec(source.spec, config))
+    source = CacheFolder(root, read_spec(root))
+    target = CacheFolder(out, converted_spec(source.spec, config))
     refuse_foreign_folder(out, "OUT")
     refuse_other_cache(target)
     with claim(out):
-        write_metadata(source, target, seal)
+        copy_metadata(source, target, seal)
         shards, kept = convert_shards(source, target, progress)
         clear_leftovers(out, target.spec)
-        return Conversion(seal=write_seal(target, seal), shards=shards, kept=kept)
+        return Conversion(seal=seal_copy(target, seal), shards=shards, kept=kept)
 
 
 def refuse_overlap(root: Path, out: Path) -> None:
@@ -100,15 +100,15 @@ def converted_spec(spec: Spec, config: ConvertConfig) -> Spec:
     return msgspec.structs.replace(spec, store_format=config.format, array=array)
 
 
-def refuse_other_cache(target: Side) -> None:
+def refuse_other_cache(target: CacheFolder) -> None:
     if has_cache(target.root):
-        held, asked = (msgspec.to_builtins(each) for each in (read_spec(target.root), target.spec))
-        if differences := differing(held, asked):
+        found, expected = (msgspec.to_builtins(each) for each in (read_spec(target.root), target.spec))
+        if differences := differing(found, expected):
             refuse(f"{target.root} holds another cache", differences, [OTHER_FOLDER])
 
 
-def write_metadata(source: Side, target: Side, seal: Seal) -> None:
-    """Everything but shards and seal, the spec last; what is there and right is left alone."""
+def copy_metadata(source: CacheFolder, target: CacheFolder, seal: Seal) -> None:
+    """Write everything but shards and seal, the spec last; files that are right already are kept."""
     write_unless_equal(target.root / BUILD_FILE, canonical_json(converted_build(source, target)))
     copy_plan(source.root, target.root, seal)
     metadata = shard_format(target.spec).metadata(target.spec)
@@ -116,8 +116,8 @@ def write_metadata(source: Side, target: Side, seal: Seal) -> None:
         write_unless_equal(target.root / name, metadata[name])
 
 
-def converted_build(source: Side, target: Side) -> BuildRecord:
-    """What the cache was built from; a repair of the new cache has to build its form."""
+def converted_build(source: CacheFolder, target: CacheFolder) -> BuildRecord:
+    """Make the new cache's build record, with its form, so that a repair builds that."""
     record = read_build(source.root)
     config = dict(record.config)
     if "store" in config:
@@ -143,8 +143,8 @@ def write_unless_equal(path: Path, data: bytes) -> None:
         write_file(path, data)
 
 
-def convert_shards(source: Side, target: Side, progress: Callable[[int], object]) -> tuple[int, int]:
-    """Convert the shards that are missing; how many those were, and how many were there."""
+def convert_shards(source: CacheFolder, target: CacheFolder, progress: Callable[[int], object]) -> tuple[int, int]:
+    """Convert the missing shards; return how many those were, and how many were there already."""
     converter, converted = ShardConverter(source, target, progress), 0
     for shard, content in enumerate(read_contents(source.root, source.spec)):
         if is_kept(target, content):
@@ -158,8 +158,8 @@ def convert_shards(source: Side, target: Side, progress: Callable[[int], object]
     return converted, source.spec.num_shards - converted
 
 
-def is_kept(target: Side, content: CommitContent) -> bool:
-    """Whether the target has the shard of this source content; StaleError where it has another one's."""
+def is_kept(target: CacheFolder, content: CommitContent) -> bool:
+    """Whether the target has this shard already; StaleError where it has another cache's."""
     record, problem = kept_record(target.root, target.spec, content.shard)
     if problem is not None:
         print(f"cache-store: damage found, shard {content.shard} is converted again: {problem}", file=sys.stderr)
@@ -169,16 +169,16 @@ def is_kept(target: Side, content: CommitContent) -> bool:
     return False
 
 
-def refuse_other_content(target: Side, record: CommitRecord, content: CommitContent) -> None:
-    """StaleError where the shard was converted from other latents or samples."""
-    held = msgspec.structs.replace(record.content, files=())
-    asked = msgspec.structs.replace(content, files=(), recipe=record.content.recipe)
-    if differences := differing(*(msgspec.to_builtins(each) for each in (held, asked))):
+def refuse_other_content(target: CacheFolder, record: CommitRecord, content: CommitContent) -> None:
+    """Raise StaleError where the shard was converted from other latents or samples."""
+    found = msgspec.structs.replace(record.content, files=())
+    expected = msgspec.structs.replace(content, files=(), recipe=record.content.recipe)
+    if differences := differing(*(msgspec.to_builtins(each) for each in (found, expected))):
         refuse(f"{target.root} holds a shard {content.shard} of another cache", differences, [OTHER_FOLDER])
 
 
-def write_seal(target: Side, source_seal: Seal) -> Seal:
-    """The new cache's seal, its figures copied: another machine's linear algebra would round the preview otherwise."""
+def seal_copy(target: CacheFolder, source_seal: Seal) -> Seal:
+    """Seal the new cache, with the statistics copied: another machine would round them differently."""
     seal = make_seal(target.spec, read_contents(target.root, target.spec), source_seal.plan_file)
     array = msgspec.structs.replace(source_seal.array, bytes=seal.array.bytes)
     seal = signed(msgspec.structs.replace(seal, array=array))

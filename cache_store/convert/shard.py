@@ -1,6 +1,6 @@
-"""Converting one shard: its samples pass one by one, checked as they are read and again as they were written.
+"""Converting one shard: each sample is checked when it is read and again after it is written.
 
-The record is the source's but for its files: what it says of samples, statistics and run is as true of the copy.
+The new record is the source's with other files: samples, statistics and run are the same.
 """
 
 import shlex
@@ -40,8 +40,8 @@ REPORTED_EVERY = 256
 
 
 @dataclass(frozen=True)
-class Side:
-    """A cache that is read or written: its folder and its spec."""
+class CacheFolder:
+    """A cache to read or write: its folder and its spec."""
 
     root: Path
     spec: Spec
@@ -50,16 +50,16 @@ class Side:
 class ShardConverter:
     """Takes shards from `source` to `target`, whose specs differ in form and codec alone."""
 
-    def __init__(self, source: Side, target: Side, progress: Callable[[int], object]) -> None:
+    def __init__(self, source: CacheFolder, target: CacheFolder, progress: Callable[[int], object]) -> None:
         self._source, self._target, self._progress = source, target, progress
         self._plan = PlanFile(source.root)
         self._recoded = Recoder(source.spec.array, target.spec.array.codec)
 
     def convert(self, record: CommitRecord) -> None:
-        """Write the shard that the source's `record` vouches for; CacheError where the source does not match it."""
+        """Write the shard of the source's `record`; CacheError where the source does not match it."""
         target, shard = self._target, record.content.shard
         samples = self._read_samples(record)
-        withdraw(target.root / commit_file(shard))  # it vouches for the files that are replaced now
+        withdraw(target.root / commit_file(shard))  # its files are replaced now
         path = target.root / shard_format(target.spec).shard_file(shard)
         samples_path = target.root / samples_file(shard)
         attempt = clear_scratch(path)
@@ -74,7 +74,7 @@ class ShardConverter:
         write_commit(target.root, signed(msgspec.structs.replace(record, content=content)))
 
     def _read_samples(self, record: CommitRecord) -> ShardSamples:
-        """By the shard's samples table, to the bit as it was committed: it vouches for the latents."""
+        """Read the shard's samples table after checking its digest: its checksums then verify the latents."""
         shard, file = record.content.shard, record.content.files[1]
         if finding := file_finding(self._source.root, file, "full", shard):
             raise self._damaged(str(finding))
@@ -84,7 +84,7 @@ class ShardConverter:
         return ShardSamples(self._source.spec, shard, table, self._plan.recorded_rows(record.content))
 
     def _copy(self, samples: ShardSamples, stream: BinaryIO) -> list[Location | None]:
-        """Every sample, checked, into the new shard file; where each lies there."""
+        """Check every sample and write it into the new shard file; return where each lies there."""
         source, target, shard, found = self._source, self._target, samples.shard, samples.locations
         file = shard_format(source.spec).shard_file(shard)
         writer = shard_format(target.spec).writer(stream, target.spec, samples.planned)
@@ -106,7 +106,7 @@ class ShardConverter:
         return locations
 
     def _read_back(self, path: Path, samples: ShardSamples) -> None:
-        """CacheError where the file is not what was written, sample by sample and around them."""
+        """Raise CacheError where the file does not read back as it was written."""
         data = map_file(path)
         for location in samples.locations:
             if location is not None:
@@ -122,7 +122,7 @@ class ShardConverter:
 
 
 class Recoder:
-    """From one codec's bytes to another's; what it gives has been decoded again and compared."""
+    """Turns one codec's bytes into another's; its result has been decoded again and compared."""
 
     def __init__(self, array: ArraySpec, target_codec: CodecName) -> None:
         self._source_codec, self._target_codec = array.codec, target_codec
@@ -140,7 +140,7 @@ class Recoder:
 
 
 def relocated(samples: pa.Table, locations: list[Location | None]) -> pa.Table:
-    """The samples table with other places of its latents."""
+    """Return the samples table with the new places of its latents."""
     for name in Location._fields:
         values = [location and getattr(location, name) for location in locations]
         field = SAMPLES_SCHEMA.field(name)

@@ -1,4 +1,4 @@
-"""A page on which a person sees what a cache holds: rows drawn, rows that stand out, rows that were rejected.
+"""A page that shows what a cache holds: random rows, unusual rows, rejected rows.
 
 matplotlib takes half a second to import, so programs import `gallery.gallery` only when they make one.
 """

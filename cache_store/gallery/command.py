@@ -1,4 +1,4 @@
-"""The last words of the command `gallery`, which two programs share."""
+"""What the command `gallery` prints, in both programs that have it."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from cache_store.gallery.gallery import Gallery
 
 
-def show_gallery(gallery: "Gallery") -> None:
+def print_gallery(gallery: "Gallery") -> None:
     print(
         f"{gallery.random:,} random rows, the {gallery.unusual:,} most unusual of {gallery.surveyed:,} surveyed, "
         f"{gallery.rejected:,} rejected rows"

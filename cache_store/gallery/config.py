@@ -1,4 +1,4 @@
-"""What a gallery shows and where it goes, checked before any work is done."""
+"""The config of `gallery`, checked before any work is done."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +11,7 @@ MAX_ROWS = 256
 
 @dataclass(frozen=True, kw_only=True)
 class GalleryConfig:
-    """Show rows of a cache on one self-contained HTML page, and as PNG contact sheets."""
+    """What a gallery shows, and where it is written."""
 
     output: str = field(default="gallery.html", metadata={"short": "-o"})
     """The page; an older one is replaced whole, its folder must exist."""

@@ -30,33 +30,33 @@ class SurveyDraw:
 
 
 def random_numbers(cache: Cache, rows: int, seed: int) -> np.ndarray:
-    """Sample numbers of a uniform draw over the whole cache, ascending."""
-    return draw(len(cache), rows, generator(seed, "random"))
+    """Draw sample numbers uniformly over the whole cache, ascending."""
+    return draw_numbers(len(cache), rows, generator(seed, "random"))
 
 
 def draw_survey(cache: Cache, sample_bytes: int, seed: int) -> SurveyDraw:
-    """All samples of a small cache; of a large one, samples of some whole-cache random shards."""
+    """Choose all samples of a small cache; of a large one, samples of random shards."""
     limit = min(SURVEY_SAMPLES, max(1, SURVEY_BYTES // sample_bytes))
     counts = np.asarray(cache.seal.cached_per_shard)
     occupied = np.flatnonzero(counts)
     if len(cache) <= limit and len(occupied) <= SURVEY_SHARDS:
         return SurveyDraw(number_N=np.arange(len(cache)), shards=len(occupied), is_whole=True)
     random = generator(seed, "survey")
-    shards = occupied[draw(len(occupied), min(SURVEY_SHARDS, limit), random)]
+    shards = occupied[draw_numbers(len(occupied), min(SURVEY_SHARDS, limit), random)]
     starts, share = np.cumsum(counts) - counts, -(-limit // len(shards))
-    numbers = [starts[shard] + draw(int(counts[shard]), share, random) for shard in shards]
+    numbers = [starts[shard] + draw_numbers(int(counts[shard]), share, random) for shard in shards]
     return SurveyDraw(number_N=np.concatenate(numbers), shards=len(shards), is_whole=False)
 
 
 def draw_rejects(cache: Cache, rows: int, seed: int) -> list[dict[str, object]]:
-    """Rows of the samples tables, in row order: all rejected ones if they are few, otherwise a uniform draw.
+    """Draw rejected rows of the samples tables, in row order: all of them if they are few.
 
     Only samples tables of shards with drawn rejects are read, `rows` at most.
     """
     planned = np.array([len(cache.spec.shard_rows(shard)) for shard in range(cache.spec.num_shards)])
     rejected = planned - np.asarray(cache.seal.cached_per_shard)
     ends = np.cumsum(rejected)
-    places = draw(int(ends[-1]), rows, generator(seed, "rejects"))
+    places = draw_numbers(int(ends[-1]), rows, generator(seed, "rejects"))
     shards = np.searchsorted(ends, places, side="right")
     found: list[dict[str, object]] = []
     for shard in np.unique(shards):
@@ -71,12 +71,12 @@ def read_rejects(cache: Cache, shard: int) -> pa.Table:
 
 
 def generator(seed: int, purpose: str) -> np.random.Generator:
-    """One stream per purpose, so that asking for more rows of one kind moves no other."""
+    """Make one random stream per purpose, so that more rows of one kind do not change the others."""
     return np.random.default_rng([seed, *purpose.encode()])
 
 
-def draw(count: int, wanted: int, random: np.random.Generator) -> np.ndarray:
-    """`wanted` of [0, count) without repetition, or all, ascending; numpy keeps a set, so memory is as `wanted`."""
+def draw_numbers(count: int, wanted: int, random: np.random.Generator) -> np.ndarray:
+    """Draw `wanted` numbers of [0, count) without repetition, or all, ascending; memory grows with `wanted` alone."""
     if wanted >= count:
         return np.arange(count)
     return np.sort(random.choice(count, wanted, replace=False, shuffle=False))

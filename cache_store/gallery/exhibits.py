@@ -1,4 +1,4 @@
-"""Everything the page shows of one row, looked up and reduced to thumbnails a few rows at a time."""
+"""Everything the page shows of one row, with pictures reduced to thumbnails a few rows at a time."""
 
 # Axes: N samples, C channels, H W latent cells, Y X pixels, 3 RGB.
 
@@ -76,9 +76,9 @@ class Showcase:
         decoded_NYX3 = self.decode(latent_NCHW) if self.decode else [None] * len(numbers)
         samples = self.cache.samples(numbers, SAMPLE_COLUMNS).to_pylist()
         for sample, latent_CHW, decoded_YX3 in zip(samples, latent_NCHW.astype(np.float32), decoded_NYX3, strict=True):
-            yield self._shown(sample, latent_CHW, decoded_YX3)
+            yield self._with_pictures(sample, latent_CHW, decoded_YX3)
 
-    def _shown(self, sample: dict[str, Any], latent_CHW: np.ndarray, decoded_YX3: np.ndarray | None) -> Exhibit:
+    def _with_pictures(self, sample: dict[str, Any], latent_CHW: np.ndarray, decoded_YX3: np.ndarray | None) -> Exhibit:
         summary = self.cache.seal.array
         exhibit, source_YX3 = self._exhibit(sample)
         pictures: dict[str, Any] = {
@@ -93,7 +93,7 @@ class Showcase:
         return Exhibit(**{**vars(exhibit), **pictures})
 
     def _exhibit(self, sample: dict[str, Any]) -> tuple[Exhibit, np.ndarray | None]:
-        """What the samples table and the source know, and the source at full size."""
+        """Collect what the samples table and the source know; also return the source at full size."""
         image_YX3, problem = self._source(sample)
         width, height = sample["width"], sample["height"]
         exhibit = Exhibit(
@@ -109,7 +109,7 @@ class Showcase:
         return exhibit, image_YX3
 
     def _source(self, sample: dict[str, Any]) -> tuple[np.ndarray | None, str | None]:
-        """The image and what is wrong with it; one image that fails is no reason to fail."""
+        """The image and what is wrong with it; one unreadable image does not fail the gallery."""
         try:
             image, content_sha256 = self.read_image(sample["uri"])
         except SourceError as error:

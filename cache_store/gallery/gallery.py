@@ -13,8 +13,8 @@ from cache_store.gallery.draw import draw_rejects, draw_survey, random_numbers
 from cache_store.gallery.exhibits import Decode, Exhibit, Showcase
 from cache_store.gallery.page import PageContent, render
 from cache_store.gallery.sheets import contact_sheet
-from cache_store.gallery.source_images import ReadImage, open_source_images
-from cache_store.gallery.survey import most_unusual, survey
+from cache_store.gallery.source_images import ReadImage, find_source_images
+from cache_store.gallery.unusual import most_unusual, survey_latents
 from cache_store.program.output_file import refuse_output, write_output
 from cache_store.program.progress_bar import progress_bar
 from cache_store.storage.publish import withdraw, write_file
@@ -61,9 +61,9 @@ def make_gallery(root: Path, config: GalleryConfig, decode: Decode | None = None
 
 
 def collect(cache: Cache, config: GalleryConfig, decode: Decode | None) -> PageContent:
-    """Everything the page shows."""
+    """Collect everything the page shows."""
     drawn = draw_survey(cache, cache.spec.array.sample_bytes, config.seed)
-    surveyed = survey(cache, drawn)
+    surveyed = survey_latents(cache, drawn)
     unusual = most_unusual(surveyed, config.rows)
     numbers = random_numbers(cache, config.rows, config.seed).tolist()
     read_image, source_problem = source_reader(cache.root)
@@ -82,9 +82,9 @@ def collect(cache: Cache, config: GalleryConfig, decode: Decode | None) -> PageC
 
 
 def source_reader(root: Path) -> tuple[ReadImage, str | None]:
-    """A reader of source images, or one that always says why there is none, and that reason."""
+    """Return a reader of source images, or one that always says why there is none, and that reason."""
     try:
-        return open_source_images(root), None
+        return find_source_images(root), None
     except EncodeOnceError as error:
         problem = str(error)
 
@@ -95,7 +95,7 @@ def source_reader(root: Path) -> tuple[ReadImage, str | None]:
 
 
 def read_commits(cache: Cache) -> list[CommitRecord]:
-    """Records of all shards, or of `SHOWN_COMMITS` evenly spaced ones."""
+    """Read the records of all shards, or of `SHOWN_COMMITS` evenly spaced ones."""
     shards = cache.spec.num_shards
     shown = range(shards) if shards <= SHOWN_COMMITS else [i * shards // SHOWN_COMMITS for i in range(SHOWN_COMMITS)]
     records = (
@@ -106,7 +106,7 @@ def read_commits(cache: Cache) -> list[CommitRecord]:
 
 
 def write_sheets(content: PageContent, config: GalleryConfig) -> list[Path]:
-    """A sheet per kind of rows; an earlier one of a kind that has no rows now is deleted."""
+    """Write a sheet per kind of rows; an earlier one of a kind that has no rows now is deleted."""
     kinds: dict[str, Sequence[Exhibit]] = {
         "random": content.random,
         "unusual": [exhibit for exhibit, _ in content.unusual],

@@ -14,7 +14,7 @@ from cache_store.format.schema import CommitRecord, ImageRecipe
 from cache_store.gallery import plots
 from cache_store.gallery.exhibits import Exhibit
 from cache_store.gallery.pictures import jpeg_uri, png_uri, strip_columns
-from cache_store.gallery.survey import Survey, Unusual
+from cache_store.gallery.unusual import LatentSurvey, Unusual
 
 SHOWN_CHARACTERS = 300
 """Of an id, a uri, a caption or a reason; a data set may hold a novel in any of them."""
@@ -29,7 +29,7 @@ class PageContent:
 
     cache: Cache
     seed: int
-    survey: Survey
+    survey: LatentSurvey
     random: list[Exhibit]
     unusual: list[tuple[Exhibit, Unusual]]
     rejected: list[Exhibit]

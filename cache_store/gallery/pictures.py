@@ -30,7 +30,7 @@ JPEG_QUALITY = 88
 
 
 def preview(latent_CHW: np.ndarray, summary: ArraySummary) -> np.ndarray:
-    """The latent through the seal's linear map: uint8 [H, W, 3]."""
+    """Map the latent to RGB by the seal's linear map: uint8 [H, W, 3]."""
     weight_3C, bias_3 = np.array(summary.rgb_weight), np.array(summary.rgb_bias)
     rgb_HW3 = np.einsum("rc,chw->hwr", weight_3C, latent_CHW) + bias_3
     preview_HW3: np.ndarray = np.rint(np.clip(rgb_HW3, 0.0, 1.0) * 255).astype(np.uint8)
@@ -38,7 +38,7 @@ def preview(latent_CHW: np.ndarray, summary: ArraySummary) -> np.ndarray:
 
 
 def channel_strip(latent_CHW: np.ndarray, summary: ArraySummary) -> Image.Image:
-    """Every channel as a small map, all on one scale: its own mean and deviation over the cache.
+    """Draw every channel as a small map, scaled by its mean and deviation over the cache.
 
     255 colours by palette; the 256th, transparent white, is the gap between maps.
     """

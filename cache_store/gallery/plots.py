@@ -22,7 +22,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from cache_store.format.schema import ArraySummary, CommitRecord
 from cache_store.gallery.pictures import ERROR_COLOURS, ERROR_SPAN, STRIP_COLOURS, STRIP_SPAN, data_uri
-from cache_store.gallery.survey import Survey
+from cache_store.gallery.unusual import LatentSurvey
 
 HISTOGRAM_COLUMNS = 8
 SHOWN_DEVICES = 6
@@ -56,7 +56,7 @@ def plot(draw: Callable[[Scheme], Figure]) -> Plot:
 
 
 def svg_uri(draw: Callable[[Scheme], Figure], scheme: Scheme) -> str:
-    """Equal figures give equal bytes: no date, no random ids."""
+    """Draw as SVG; equal figures give equal bytes: no date, no random ids."""
     settings: dict[Any, Any] = {
         "svg.hashsalt": "encode-once",
         "font.size": 9,
@@ -76,8 +76,8 @@ def svg_uri(draw: Callable[[Scheme], Figure], scheme: Scheme) -> str:
     return data_uri("image/svg+xml", stream.getvalue())
 
 
-def histograms(survey: Survey, summary: ArraySummary, scheme: Scheme) -> Figure:
-    """A histogram per channel, all on one horizontal scale; the mark is the mean over the whole cache."""
+def histograms(survey: LatentSurvey, summary: ArraySummary, scheme: Scheme) -> Figure:
+    """Draw a histogram per channel, all on one horizontal scale; the mark is the mean over the whole cache."""
     channels = len(survey.count_CB)
     columns = min(channels, HISTOGRAM_COLUMNS)
     lines = math.ceil(channels / columns)
@@ -103,7 +103,7 @@ def histogram(axes: Axes, edge_B: np.ndarray, count_B: np.ndarray, scheme: Schem
 
 
 def throughput(records: Sequence[CommitRecord], scheme: Scheme) -> Figure:
-    """Images per second of each shard, coloured by where it was built; the line is the median."""
+    """Plot images per second of each shard, coloured by where it was built; the line is the median."""
     figure = Figure(figsize=(12.8, 2.7), layout="constrained")
     axes = figure.subplots()
     for colour, (place, built) in enumerate(by_place(records).items()):
@@ -131,18 +131,18 @@ def throughput(records: Sequence[CommitRecord], scheme: Scheme) -> Figure:
 
 
 def by_place(records: Sequence[CommitRecord]) -> dict[str, list[CommitRecord]]:
-    """Records by device and host, most frequent first; beyond a few, the rest together."""
+    """Group records by device and host, most frequent first; beyond a few, the rest together."""
     places: dict[str, list[CommitRecord]] = {}
     for record in records:
         places.setdefault(f"{record.run.device} at {record.run.host}", []).append(record)
     ordered = sorted(places, key=lambda place: (-len(places[place]), place))
-    shown = {plain(place): places[place] for place in ordered[:SHOWN_DEVICES]}
+    shown = {legend_label(place): places[place] for place in ordered[:SHOWN_DEVICES]}
     rest = [record for place in ordered[SHOWN_DEVICES:] for record in places[place]]
     return {**shown, f"{len(ordered) - SHOWN_DEVICES} others": rest} if rest else shown
 
 
-def plain(text: str) -> str:
-    """Short, and without the leading underscore by which matplotlib hides a label."""
+def legend_label(text: str) -> str:
+    """Shorten a label, and drop a leading underscore, by which matplotlib would hide it."""
     return text.lstrip("_")[:40] or "unnamed"
 
 

@@ -1,4 +1,4 @@
-"""The images that a cache was made from, read by whoever knows how.
+"""The images that a cache was made from, read by the package that knows its sources.
 
 `cache_store` knows no sources. A package that does (`precompute`) names, in the entry point group `encode_once.images`,
 a function from a cache's folder to a reader of its images by uri.
@@ -21,8 +21,8 @@ OpenImages = Callable[[Path], ReadImage]
 """From a cache's folder to a reader; EncodeOnceError where the sources cannot be had."""
 
 
-def open_source_images(root: Path) -> ReadImage:
-    """A reader of a cache's source images; EncodeOnceError saying why there is none."""
+def find_source_images(root: Path) -> ReadImage:
+    """Open a reader of a cache's source images; EncodeOnceError says why there is none."""
     opener = next((entry for entry in entry_points(group=GROUP)), None)
     if opener is None:
         raise SourceError("no installed package reads sources; install precompute to see them")

@@ -7,14 +7,12 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from cache_store.errors import ConfigError
-from cache_store.program.config_fields import ConfigField, config_fields, make_config, on_one_line
+from cache_store.program.config_fields import ConfigField, ConfigT, config_fields, make_config, on_one_line
 from cache_store.program.config_file import as_yaml, read_config_file, shortened
 from cache_store.program.run_program import run_program
-
-ConfigT = TypeVar("ConfigT")
 
 CACHE = {"cache": "The cache's folder."}
 """The operand of most commands."""

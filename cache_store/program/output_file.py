@@ -1,4 +1,4 @@
-"""What programs write for their user, reports, pages, runs: never into a cache, where they could replace its own."""
+"""Files that a program writes for its user, such as reports and pages: never into a cache."""
 
 import errno
 import os
@@ -13,7 +13,7 @@ STDOUT = 1
 
 
 def refuse_output(option: str, path: Path, cache: Path) -> None:
-    """ConfigError, before any work is done, where `path` cannot be written or lies in the cache."""
+    """Raise ConfigError, before any work is done, where `path` cannot be written or lies in the cache."""
     if path.is_dir():
         raise ConfigError(f"{option}: {path} is a folder; name a file")
     if not path.parent.is_dir():
@@ -26,14 +26,14 @@ def refuse_output(option: str, path: Path, cache: Path) -> None:
 
 
 def refuse_inside(option: str, path: Path, cache: Path) -> None:
-    """ConfigError where `path`, a file or a folder, lies in the cache or is it."""
+    """Raise ConfigError where `path`, a file or a folder, lies in the cache or is the cache."""
     if real_path(path).is_relative_to(real_path(cache)):
         raise ConfigError(f"{option}: {path} lies in the cache {cache}; name another place")
 
 
 def try_writing(path: Path) -> None:
-    """OSError where `write_output` could not begin; leaves nothing behind, and what is there as it is."""
-    if path.exists() and not os.access(path, os.W_OK):  # asked, not opened: a pipe would wait for its reader
+    """Raise OSError where `write_output` would fail at once; change nothing."""
+    if path.exists() and not os.access(path, os.W_OK):  # not opened: a pipe would wait for its reader
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     if not is_written_through(path):
         scratch_path(path).open("wb").close()
@@ -44,8 +44,8 @@ def try_writing(path: Path) -> None:
 
 
 def write_output(path: Path, data: bytes) -> None:
-    """Whole or absent; what is no plain file, as a pipe or /dev/stdout, is written to and stays what it is."""
-    if is_stdout(path):  # which may be a file, where what was printed stands already
+    """Write the file whole or not at all; a pipe, a link or /dev/stdout is written through instead of replaced."""
+    if is_stdout(path):  # which may be a file, and what was printed stands in it already
         sys.stdout.flush()
         with naming(path), open(STDOUT, "wb", closefd=False) as stream:
             stream.write(data)
@@ -66,5 +66,5 @@ def is_stdout(path: Path) -> bool:
 
 
 def real_path(path: Path) -> Path:
-    """Links followed, as Path.resolve does, which raises for one to itself."""
+    """Follow links as Path.resolve does, which raises for a link to itself."""
     return Path(os.path.realpath(path))

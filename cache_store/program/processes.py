@@ -1,4 +1,4 @@
-"""The processes that a program starts, and when they stop."""
+"""Child processes that end with their parent, and when it says so."""
 
 import multiprocessing
 import os
@@ -13,9 +13,9 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def stop_signals_held() -> Iterator[None]:
-    """SIGINT and SIGTERM wait until the block ends, and a process started in it stays deaf until `obey_parent_alone`.
+    """Hold SIGINT and SIGTERM back until the block ends; a process started in it, until it calls `obey_parent_alone`.
 
-    They go to the whole group, and would end a process that is still importing as no worker is to end.
+    Signals go to the whole process group, and would kill a worker that is still importing.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
@@ -25,7 +25,7 @@ def stop_signals_held() -> Iterator[None]:
 
 
 def obey_parent_alone() -> None:
-    """End with the parent and when it says so, whatever the group is sent; for processes of `stop_signals_held`."""
+    """Ignore signals to the process group, and end with the parent; for processes started in `stop_signals_held`."""
     threading.Thread(target=die_with_parent, daemon=True).start()
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
@@ -33,7 +33,7 @@ def obey_parent_alone() -> None:
 
 
 def die_with_parent() -> None:
-    """A killed parent cannot tell us to stop, and a rerun of a build must not meet two writers in one shard."""
+    """End when the parent is gone: a killed parent cannot say so, and a rerun must not meet a second writer."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])

@@ -1,4 +1,4 @@
-"""A progress bar for wherever it is shown: a terminal draws it anew in place, a log keeps every line of it."""
+"""A progress bar for terminals, which redraw it in place, and for logs, which keep every line."""
 
 import sys
 from typing import Any
@@ -12,7 +12,7 @@ LOG_REFRESH_S = 30.0
 
 
 def progress_bar(**options: Any) -> "tqdm[Any]":
-    """A tqdm of these options on standard error."""
+    """Make a tqdm of these options on standard error."""
     if sys.stderr.isatty():
         return tqdm(mininterval=TERMINAL_REFRESH_S, **options)
     return tqdm(mininterval=LOG_REFRESH_S, maxinterval=LOG_REFRESH_S, **options)  # tqdm's own maximum is 10 s

@@ -1,4 +1,4 @@
-"""The edge of a program: what a user can cause becomes one message and an exit code."""
+"""Running a program: every error that a user can cause becomes one message and an exit code."""
 
 import os
 import sys
@@ -8,7 +8,7 @@ from cache_store.errors import ConfigError, EncodeOnceError
 from cache_store.program.stop_signals import unwound_by_sigterm
 
 OUR_PACKAGES = ("cache_store", "precompute", "trainer")
-"""A module of theirs that is missing is our mistake, not an extra that was left out."""
+"""A missing module of these is a bug of ours, not an extra that was not installed."""
 
 
 def run_program(program: str, run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:
@@ -50,7 +50,7 @@ def exit_code_of(program: str, run: Callable[[Sequence[str]], int], given: Seque
 
 
 def refuse_other_than_utf8(words: Sequence[str]) -> None:
-    """ConfigError for a path that could be neither shown nor recorded: every text of a cache is UTF-8."""
+    """Raise ConfigError for a path that could not be printed or recorded: all text of a cache is UTF-8."""
     for word in words:
         if not word.isascii() and word != word.encode(errors="replace").decode():
             raise ConfigError(f"{word!a} is not UTF-8, as every path and option has to be; rename what it names")

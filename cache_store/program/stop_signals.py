@@ -16,7 +16,7 @@ and torchrun then forwards its own to the ranks."""
 
 @contextmanager
 def unwound_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends the block as Ctrl-C does, so that scratch files go and the exit code is that of a stop."""
+    """Let SIGTERM end the block as Ctrl-C does, so that scratch files are removed and the exit code is 3."""
     ours, asked = os.getpid(), -math.inf
 
     def unwind(number: int, frame: object) -> None:

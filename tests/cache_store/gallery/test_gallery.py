@@ -31,7 +31,7 @@ from cache_store.gallery.exhibits import Exhibit
 from cache_store.gallery.gallery import make_gallery
 from cache_store.gallery.pictures import channel_strip, error_map, preview, psnr, strip_columns
 from cache_store.gallery.sheets import contact_sheet
-from cache_store.gallery.survey import most_unusual, survey
+from cache_store.gallery.unusual import most_unusual, survey_latents
 from cache_store.verify.verify import verify
 from tests.cache_store.conftest import flip
 from tests.make_cache import caption, make_cache
@@ -148,7 +148,7 @@ def test_hostile_ids_and_captions_stay_text(cache, tmp_path):
 
 def test_the_outlier_leads_the_unusual_rows(cache, page):
     opened = open_cache(cache)
-    seen = survey(opened, draw_survey(opened, 240, seed=0))
+    seen = survey_latents(opened, draw_survey(opened, 240, seed=0))
     first = most_unusual(seen, 3)[0]
     assert opened.samples(np.array([first.number]))["row"].to_pylist() == [OUTLIER]
     assert re.fullmatch(r"(mean|spread) of channel [0-3] at [+−]\d\.\d σ", first.why)
@@ -159,7 +159,7 @@ def test_few_samples_are_not_all_equally_far(tmp_path):
     """Under their own unshrunk covariance they would be."""
     path = make_cache(tmp_path / "cache", latents()[OUTLIER - 2 : OUTLIER + 2])
     opened = open_cache(path)
-    order = most_unusual(survey(opened, draw_survey(opened, 240, seed=0)), 4)
+    order = most_unusual(survey_latents(opened, draw_survey(opened, 240, seed=0)), 4)
     assert order[0].number == 2
     assert order[0].distance > 1.1 * order[1].distance
 
@@ -366,7 +366,7 @@ def test_a_huge_cache_is_drawn_from_not_read(tmp_path, monkeypatch):
 
 def test_draws_are_without_repetition_and_in_order():
     for count, wanted in ((1, 1), (5, 9), (100, 7), (10**12, 50)):
-        drawn = draw.draw(count, wanted, np.random.default_rng(0))
+        drawn = draw.draw_numbers(count, wanted, np.random.default_rng(0))
         assert len(drawn) == min(count, wanted)
         assert (np.diff(drawn) > 0).all()
         assert 0 <= drawn.min() <= drawn.max() < count

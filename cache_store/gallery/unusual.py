@@ -1,4 +1,4 @@
-"""What is usual in a cache: per-sample statistics, per-channel histograms, and who stands out."""
+"""What is usual in a cache, by statistics of each sample and histograms of each channel, and what is unusual."""
 
 # Axes: N samples, C channels, H W latent cells, F features (C means, then C deviations), P values of a channel, B bins.
 
@@ -18,8 +18,8 @@ READ_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Survey:
-    """What was seen of the samples drawn."""
+class LatentSurvey:
+    """Statistics of the samples drawn."""
 
     draw: SurveyDraw
     feature_NF: np.ndarray
@@ -28,7 +28,7 @@ class Survey:
     count_CB: np.ndarray
 
 
-def survey(cache: Cache, draw: SurveyDraw) -> Survey:
+def survey_latents(cache: Cache, draw: SurveyDraw) -> LatentSurvey:
     """Read every sample drawn, once, in batches of bounded size."""
     edges = histogram_edges(cache.seal.array)
     counts = np.zeros((cache.spec.array.shape[0], BINS), np.int64)
@@ -41,11 +41,11 @@ def survey(cache: Cache, draw: SurveyDraw) -> Survey:
             for channel, values in enumerate(np.moveaxis(latent_NCHW, 1, 0)):
                 counts[channel] += np.histogram(values, BINS, (edges[0], edges[-1]))[0]
             bar.update(len(numbers))
-    return Survey(draw=draw, feature_NF=np.concatenate(features), edge_B=edges, count_CB=counts)
+    return LatentSurvey(draw=draw, feature_NF=np.concatenate(features), edge_B=edges, count_CB=counts)
 
 
 def histogram_edges(summary: ArraySummary) -> np.ndarray:
-    """One scale for all channels, wide enough for each, never wider than the values."""
+    """Make one scale for all channels, wide enough for each, never wider than the values."""
     mean, spread = np.array(summary.channel_mean), HISTOGRAM_SPAN * np.array(summary.channel_std)
     low = max((mean - spread).min(), min(summary.minimum))
     high = min((mean + spread).max(), max(summary.maximum))
@@ -53,7 +53,7 @@ def histogram_edges(summary: ArraySummary) -> np.ndarray:
 
 
 def sample_features(latent_NCHW: np.ndarray) -> np.ndarray:
-    """Mean and standard deviation of each channel of each sample: [N, 2C], float64."""
+    """Compute mean and standard deviation of each channel of each sample: [N, 2C], float64."""
     value_NCP = latent_NCHW.reshape(*latent_NCHW.shape[:2], -1)
     mean_NC = value_NCP.mean(-1, dtype=np.float64)
     # Nine times faster than numpy's std; float64 leaves enough digits of latents' small means.
@@ -71,8 +71,8 @@ class Unusual:
     why: str
 
 
-def most_unusual(survey: Survey, rows: int) -> list[Unusual]:
-    """The samples farthest from the rest, farthest first; ties in row order."""
+def most_unusual(survey: LatentSurvey, rows: int) -> list[Unusual]:
+    """Find the samples farthest from the rest, farthest first; ties in row order."""
     score_NF = standard_scores(survey.feature_NF)
     distance_N = mahalanobis(score_NF)
     order = np.argsort(-distance_N, kind="stable")[:rows]
@@ -87,14 +87,14 @@ def most_unusual(survey: Survey, rows: int) -> list[Unusual]:
 
 
 def standard_scores(feature_NF: np.ndarray) -> np.ndarray:
-    """Each feature with mean 0 and deviation 1 over the samples; a constant one stays 0."""
+    """Scale each feature to mean 0 and deviation 1 over the samples; a constant one becomes 0."""
     deviation_F = feature_NF.std(0)
     score_NF: np.ndarray = (feature_NF - feature_NF.mean(0)) / np.where(deviation_F > 0, deviation_F, 1.0)
     return score_NF
 
 
 def mahalanobis(score_NF: np.ndarray) -> np.ndarray:
-    """Distances under the features' correlation, shrunk towards none where the samples are few.
+    """Compute distances under the features' correlation, which is shrunk towards none where samples are few.
 
     Unshrunk, N samples of N or more features are all equally far from their mean.
     """
@@ -107,7 +107,7 @@ def mahalanobis(score_NF: np.ndarray) -> np.ndarray:
 
 
 def largest_feature(score_F: np.ndarray) -> str:
-    """The feature that is farthest off, in words."""
+    """Name the feature that deviates most."""
     channels = len(score_F) // 2
     feature = int(np.argmax(np.abs(score_F)))
     what = "mean" if feature < channels else "spread"
