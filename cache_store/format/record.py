@@ -1,14 +1,14 @@
-"""How a record rests on disk: JSON in one canonical form, signed by its own digest, parsed strictly.
+"""How a record rests on disk: canonical JSON (RFC 8785), signed by its own digest, parsed strictly.
 
-Keys are sorted and the layout is fixed, so that equal records are equal bytes and a digest over a record is a digest
-over its meaning. msgspec parses: an unknown field, a missing field or a wrong type is an error with the field's path,
-never a guess.
+Equal records are equal bytes, so a digest over a record is a digest over its meaning.
+msgspec parses: an unknown field, a missing field or a wrong type is an error with the field's path, never a guess.
 """
 
 import hashlib
 from typing import TypeVar
 
 import msgspec
+import rfc8785
 
 from cache_store.errors import CacheError, NewerFormatError
 
@@ -30,7 +30,10 @@ class Versioned(msgspec.Struct):
 
 def canonical_json(value: object) -> bytes:
     """The one form in which records rest on disk and enter digests."""
-    return msgspec.json.format(msgspec.json.encode(value, order="sorted"), indent=1) + b"\n"
+    try:
+        return rfc8785.dumps(msgspec.to_builtins(value))
+    except rfc8785.CanonicalizationError as error:
+        raise CacheError(f"a value that no record can hold: {error}") from None
 
 
 def record_digest(*records: Record) -> str:
@@ -54,10 +57,14 @@ def signed(record: RecordT) -> RecordT:
 
 
 def parse_signed(record_class: type[RecordT], data: bytes, where: str) -> RecordT:
-    """Parse a signed record whose bytes are exactly what was written: no bit may differ."""
+    """Parse a signed record whose bytes are exactly what was written: no bit may differ.
+
+    A digest does not occur in what it is over, so the record's own is taken out of the bytes as they are.
+    """
     refuse_other_version(data, where)
     record = parse_record(record_class, data, where)
-    if canonical_json(signed(record)) != data:
+    digest: str = getattr(record, "sha256")  # noqa: B009 (of signed records alone)
+    if hashlib.sha256(data.replace(b'"sha256":"%s"' % digest.encode(), b'"sha256":""')).hexdigest() != digest:
         raise CacheError(f"{where} does not match its own sha256: it was edited or damaged")
     return record
 

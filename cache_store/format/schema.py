@@ -44,7 +44,10 @@ MAX_SAMPLES_PER_SHARD = 2**20
 MAX_SIDE = 2**16
 MAX_SAMPLE_BYTES = 2**30
 
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+MAX_COUNT = 2**53 - 1
+"""The largest integer of canonical JSON (RFC 8785)."""
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 Side = Annotated[int, msgspec.Meta(ge=1, le=MAX_SIDE)]
 Moment = Annotated[float, msgspec.Meta(ge=-1e100, le=1e100)]
 """Of latents, which are float32 at most: sums and squares of such numbers stay far below, and far from overflow."""
@@ -85,12 +88,12 @@ TEXT_COLUMNS = ("uri", "conversations")
 class ImageRecipe(Record, frozen=True, kw_only=True):
     """How an image becomes pixels; everything here changes latents."""
 
-    height: int
-    width: int
+    height: Count
+    width: Count
     fit: str
     resample: str
     range: str
-    max_pixels: int
+    max_pixels: Count
     orientation: str = "exif applied"
     alpha: str = "on white"
     colour: str = "rgb, profiles ignored"
@@ -105,7 +108,7 @@ class EncoderIdentity(Record, frozen=True, kw_only=True):
     compiled: bool
     posterior: str
     compute_dtype: str
-    batch_size: int
+    batch_size: Count
     latents_mean: tuple[float, ...]
     latents_std: tuple[float, ...]
 
@@ -192,7 +195,7 @@ class FileRecord(Record, frozen=True, kw_only=True):
 class ChannelStatistics(Record, frozen=True, kw_only=True):
     """Sums over every stored value of the cached samples, per channel, in float64."""
 
-    count: Annotated[int, msgspec.Meta(ge=1, le=2**62)]
+    count: Annotated[int, msgspec.Meta(ge=1, le=MAX_COUNT)]
     """Values per channel."""
     sum: tuple[Moment, ...]
     sum_of_squares: tuple[Moment, ...]
@@ -238,7 +241,7 @@ class CommitContent(Record, frozen=True, kw_only=True):
 class CommitRun(Record, frozen=True, kw_only=True):
     """How the shard came to be: clocks and hosts, outside every digest but the record's own."""
 
-    attempt: int
+    attempt: Count
     seconds: float
     images_per_s: float
     host: str

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from cache_store.errors import CacheError
 from cache_store.format.formats import shard_format
 from cache_store.format.record import canonical_json
 from cache_store.format.schema import Spec
@@ -21,12 +22,20 @@ def load(path: Path) -> dict[str, Any]:
     return record if isinstance(record, dict) else {}
 
 
+def written(value: Any) -> bytes:
+    """As the format writes it; numbers that it cannot write, as anybody would."""
+    try:
+        return canonical_json(value)
+    except (CacheError, RecursionError):
+        return msgspec.json.encode(value, order="sorted")
+
+
 def digest(*values: Any) -> str:
-    return hashlib.sha256(b"".join(map(canonical_json, values))).hexdigest()
+    return hashlib.sha256(b"".join(map(written, values))).hexdigest()
 
 
 def save(path: Path, record: dict[str, Any]) -> None:
-    path.write_bytes(canonical_json(record))
+    path.write_bytes(written(record))
 
 
 def save_signed(path: Path, record: dict[str, Any]) -> None:

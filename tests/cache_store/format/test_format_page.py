@@ -64,13 +64,11 @@ def test_the_pages_reader_finds_every_flipped_bit(cache, read_row):
     """Random bits of the shard, the seal and what the reader uses of the record and the spec."""
     random = np.random.default_rng(0)
     commit = cache / "commits/000001.json"
-    content_bytes = commit.read_bytes().index(b'\n "format_version"')
-    spec_bytes = re.search(rb"\n  \}", (cache / "zarr.json").read_bytes()).end()
+    content_end = commit.read_bytes().rindex(b',"format_version"')
     for path, start, end in (
         (shard_path(cache, 1), 0, None),
         (cache / "seal.json", 0, None),
-        (commit, len('{\n "content": {'), content_bytes - len("\n },")),
-        (cache / "zarr.json", len('{\n "attributes": {\n  "encode_once": {'), spec_bytes - len("\n  }")),
+        (commit, len('{"content":'), content_end),
     ):
         good = path.read_bytes()
         for position in random.integers(start, end or len(good), 160):

@@ -2,68 +2,24 @@
 
 import hashlib
 import json
-import math
-import re
-from decimal import Decimal
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import rfc8785
 
 from cache_store import open_cache
 from cache_store.cache.metadata import write_build
-from cache_store.format.record import canonical_json
+from cache_store.format.plan import DIGESTED, digested_lines
 from cache_store.format.schema import StoreFormat
 from tests.cache_store.format.test_format_page import CACHED, REJECTED, ROWS, SAMPLES_PER_SHARD, shard_path, small_cache
 from tests.make_cache import caption, make_cache
 
-ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
-
-
-def canonical(value: Any, depth: int = 0) -> str:
-    """A record in the page's canonical form, but for the newline at its end."""
-    if isinstance(value, dict):
-        return lines("{}", [f"{text(key)}: {canonical(value[key], depth + 1)}" for key in sorted(value)], depth)
-    if isinstance(value, list):
-        return lines("[]", [canonical(each, depth + 1) for each in value], depth)
-    if isinstance(value, str):
-        return text(value)
-    if isinstance(value, float):
-        return number(value)
-    return str(value) if type(value) is int else {None: "null", True: "true", False: "false"}[value]
-
-
-def lines(brackets: str, members: list[str], depth: int) -> str:
-    if not members:
-        return brackets
-    inner, outer = "\n" + " " * (depth + 1), "\n" + " " * depth
-    return brackets[0] + inner + f",{inner}".join(members) + outer + brackets[1]
-
-
-def text(value: str) -> str:
-    return '"' + "".join(ESCAPES.get(c) or (f"\\u{ord(c):04x}" if c < " " else c) for c in value) + '"'
-
-
-def number(value: float) -> str:
-    """`repr` gives the digits; where the point and the exponent go is the page's rule."""
-    sign = "-" if math.copysign(1, value) < 0 else ""
-    _, figures, last = Decimal(repr(abs(value))).normalize().as_tuple()
-    digits = "".join(map(str, figures))
-    exponent = len(digits) + int(last) - 1
-    if digits == "0":
-        return f"{sign}0.0"
-    if not -5 <= exponent <= 15:
-        return f"{sign}{digits[0]}{'.' * (len(digits) > 1)}{digits[1:]}e{exponent}"
-    if exponent < 0:
-        return f"{sign}0.{'0' * (-exponent - 1)}{digits}"
-    whole, rest = digits[: exponent + 1], digits[exponent + 1 :]
-    return f"{sign}{whole.ljust(exponent + 1, '0')}.{rest or '0'}"
-
 
 def digest(*records: Any) -> str:
-    return hashlib.sha256("".join(f"{canonical(record)}\n" for record in records).encode()).hexdigest()
+    return hashlib.sha256(b"".join(map(rfc8785.dumps, records))).hexdigest()
 
 
 def crc32c(data: bytes) -> int:
@@ -110,9 +66,10 @@ def extreme_cache(store_format: StoreFormat, tmp_path: Path) -> Path:
 
 def test_every_digest_of_a_cache_follows_from_the_pages_rules(extreme_cache):
     files = sorted(path for path in extreme_cache.rglob("*.json"))
-    records = {path.relative_to(extreme_cache).as_posix(): json.loads(path.read_text()) for path in files}
-    assert {name: f"{canonical(record)}\n" for name, record in records.items()} == {
-        name: (extreme_cache / name).read_text() for name in records
+    texts = {path.relative_to(extreme_cache).as_posix(): path.read_text() for path in files}
+    records = {name: json.loads(text, parse_int=float) for name, text in texts.items()}
+    assert {name: rfc8785.dumps(record) for name, record in records.items()} == {
+        name: text.encode() for name, text in texts.items()
     }
     signed = [record for record in records.values() if "sha256" in record]
     assert len(signed) == 3 + 2
@@ -126,21 +83,11 @@ def test_every_digest_of_a_cache_follows_from_the_pages_rules(extreme_cache):
     assert digest(*contents) == seal["identity"] == open_cache(extreme_cache).seal.identity
 
 
-def test_that_cache_holds_numbers_on_both_sides_of_every_border(extreme_cache):
-    written = "".join((extreme_cache / name).read_text() for name in ("commits/000000.json", "zarr.json"))
-    for form in (r"\d\.\d+e-\d+,", r"\d\.\d+e\d+,", " 1e16,", r" 0\.00001,", r" 9\.99e-6,", r" -0\.0,", r"\d{15,}\.0,"):
-        assert re.search(form, written), form
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_a_float_is_written_as_the_page_says(seed):
-    """Every exponent there is, and the borders of the rule from both sides."""
-    random = np.random.default_rng(seed)
-    values = [*random.integers(0, 2**64, 5_000, np.uint64).view(np.float64).tolist()]
-    values += (random.uniform(-1, 1, 5_000) * 10.0 ** random.integers(-9, 20, 5_000)).tolist()
-    values += [math.nextafter(border, to) for border in (1e-5, 1e16, -1e-5, -1e16) for to in (border, 0, math.inf)]
-    values = [value for value in values if math.isfinite(value)]
-    assert canonical_json(values).decode() == canonical(values) + "\n"
+def test_digests_over_rows_are_of_canonical_json(extreme_cache):
+    """Msgspec writes them, a hundred times as fast, and the same bytes: rows hold no floats."""
+    table = pq.read_table(extreme_cache / "plan.parquet")
+    rows = zip(*(table[name].to_pylist() for name in DIGESTED), strict=True)
+    assert b"".join(digested_lines(table)) == b"".join(rfc8785.dumps(row) + b"\n" for row in rows)
 
 
 def test_digests_of_plan_and_rows_follow_from_the_pages_rules(extreme_cache):

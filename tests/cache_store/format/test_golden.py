@@ -22,8 +22,8 @@ GOLDEN = {
     "webdataset": Path(__file__).parent / "golden_webdataset",
 }
 IDENTITIES = {
-    "zarr": "608670aacc9df34d14e36058672d0114b474a98a1f1214b52b676d3ba394e5d4",
-    "webdataset": "629c9efe6bdfcab3e7c174752c2d29c9c0e5ff35e6b72efc93659b298eeec9f5",
+    "zarr": "b85fdf04219a1965919087b3dbae22659b3cd4f01f7e8d581def760f40853e3c",
+    "webdataset": "550846acea2f4454595217b9c463d7fab2dc40d9051043ce3c9b181d9c9a294c",
 }
 WRITTEN_ALIKE = {
     "zarr": ("zarr.json", "latents/zarr.json", "latents/c/0/0/0/0", "latents/c/1/0/0/0"),
