@@ -14,7 +14,7 @@ import msgspec
 from cache_store.cache.metadata import read_build
 from cache_store.cores import usable_cores
 from cache_store.errors import CacheError, ConfigError, MissingPathError, ModelError, SourceError
-from cache_store.format.formats import format_named
+from cache_store.format.formats import FORMATS
 from cache_store.format.schema import BUILD_FILE, MAX_SAMPLES_PER_SHARD, CodecName, StoreDtype, StoreFormat
 from cache_store.gallery.config import GalleryConfig
 from precompute.encoders.config import EncoderConfig
@@ -44,7 +44,7 @@ class StoreConfig:
         if not 1 <= self.samples_per_shard <= MAX_SAMPLES_PER_SHARD:
             bounds = f"in [1, {MAX_SAMPLES_PER_SHARD:,}]"
             raise ConfigError(f"store.samples_per_shard must be {bounds}, got {self.samples_per_shard:,}")
-        if problem := format_named(self.format).unsupported(self.dtype, self.codec):
+        if problem := FORMATS[self.format].unsupported(self.dtype, self.codec):
             raise ConfigError(f"store.format {self.format}: {problem}")
 
 

@@ -21,7 +21,8 @@ import pyarrow.parquet as pq
 from cache_store.cache.metadata import write_commit
 from cache_store.errors import CacheError
 from cache_store.format.codec import encode_sample
-from cache_store.format.formats import Location, shard_format
+from cache_store.format.formats import shard_format
+from cache_store.format.layout import Location
 from cache_store.format.plan import plan_digest
 from cache_store.format.record import FORMAT_VERSION, record_digest, signed
 from cache_store.format.schema import (

@@ -18,7 +18,7 @@ from cache_store.cache.reader import open_cache
 from cache_store.cache.seal import make_seal, read_contents
 from cache_store.convert.shard import CacheFolder, ShardConverter
 from cache_store.errors import CacheError, ConfigError
-from cache_store.format.formats import format_named, shard_format
+from cache_store.format.formats import FORMATS, shard_format
 from cache_store.format.record import canonical_json, signed
 from cache_store.format.schema import (
     BUILD_FILE,
@@ -94,7 +94,7 @@ def refuse_overlap(root: Path, out: Path) -> None:
 def converted_spec(spec: Spec, config: ConvertConfig) -> Spec:
     """The spec of the new cache; ConfigError where the form cannot hold the array."""
     codec = config.codec or ("none" if config.format == "webdataset" else spec.array.codec)
-    if problem := format_named(config.format).unsupported(spec.array.dtype, codec):
+    if problem := FORMATS[config.format].unsupported(spec.array.dtype, codec):
         raise ConfigError(f"--format {config.format}: {problem}")
     array = msgspec.structs.replace(spec.array, codec=codec)
     return msgspec.structs.replace(spec, store_format=config.format, array=array)

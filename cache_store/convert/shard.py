@@ -19,7 +19,8 @@ from cache_store.cache.writer import file_record, write_samples
 from cache_store.errors import CacheError
 from cache_store.format.checksum import crc32c
 from cache_store.format.codec import decode_sample, encode_sample
-from cache_store.format.formats import Location, ShardSamples, shard_format
+from cache_store.format.formats import shard_format
+from cache_store.format.layout import Location, ShardSamples
 from cache_store.format.plan import PlanFile
 from cache_store.format.record import signed
 from cache_store.format.schema import (

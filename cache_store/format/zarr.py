@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from cache_store.format.checksum import crc32c
 from cache_store.format.codec import zarr_codecs
-from cache_store.format.formats import Location, ShardSamples
+from cache_store.format.layout import Location, ShardSamples
 from cache_store.format.record import canonical_json
 from cache_store.format.schema import SPEC_ATTRIBUTE, SPEC_FILE, ZARR_ARRAY, CodecName, Spec, StoreDtype
 

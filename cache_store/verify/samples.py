@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow.compute as pc
 
-from cache_store.format.formats import Location, ShardSamples
+from cache_store.format.layout import Location, ShardSamples
 from cache_store.format.schema import (
     CACHED,
     REJECTED,

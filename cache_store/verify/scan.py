@@ -13,7 +13,7 @@ import numpy as np
 
 from cache_store.format.checksum import crc32c
 from cache_store.format.codec import BLOSC_HEADER, decode_sample
-from cache_store.format.formats import Location
+from cache_store.format.layout import Location
 from cache_store.format.schema import DTYPES, ArraySpec
 from cache_store.format.statistics import ChannelSums
 

@@ -10,7 +10,8 @@ import pyarrow as pa
 from cache_store.cache.metadata import read_commit
 from cache_store.cache.sealed_shards import map_file
 from cache_store.errors import CacheError
-from cache_store.format.formats import ShardSamples, shard_format
+from cache_store.format.formats import shard_format
+from cache_store.format.layout import ShardSamples
 from cache_store.format.plan import DIGESTED, PlanFile
 from cache_store.format.record import record_digest
 from cache_store.format.schema import SEAL_FILE, CommitContent, CommitRecord, Seal, Spec, commit_file, samples_file

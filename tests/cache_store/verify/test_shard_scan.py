@@ -10,7 +10,7 @@ import pytest
 
 from cache_store.cache.metadata import read_spec
 from cache_store.format.checksum import crc32c
-from cache_store.format.formats import Location
+from cache_store.format.layout import Location
 from cache_store.format.schema import ArraySpec
 from cache_store.verify.scan import PIECE_BYTES, read_into, scan_shard
 from tests.make_cache import make_cache

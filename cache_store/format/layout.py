@@ -1,0 +1,64 @@
+"""What a shard format must do: lay out bytes. Naming, hashing and publishing happen outside it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import BinaryIO, NamedTuple, Protocol
+
+import pyarrow as pa
+
+from cache_store.format.schema import CodecName, Spec, StoreDtype
+
+
+class Location(NamedTuple):
+    """Where an encoded sample lies in its shard file, and the crc32c over those bytes."""
+
+    offset: int
+    length: int
+    crc32c: int
+
+
+@dataclass(frozen=True)
+class ShardSamples:
+    """The samples of one shard, as its samples table has them."""
+
+    spec: Spec
+    shard: int
+    table: pa.Table
+    planned: pa.Table | None
+    """The shard's rows of the plan; None where they are not known to be sound."""
+
+    @property
+    def rows(self) -> range:
+        """The rows that the table must have."""
+        return self.spec.shard_rows(self.shard)
+
+    @cached_property
+    def locations(self) -> list[Location | None]:
+        columns = [self.table[name].to_pylist() for name in Location._fields]
+        return [None if None in values else Location(*values) for values in zip(*columns, strict=True)]
+
+
+class ShardWriter(Protocol):
+    def append(self, payload: bytes | memoryview | None, content_sha256: str | None) -> Location | None:
+        """Add the next row's encoded sample; None leaves the row absent."""
+
+    def finish(self) -> None:
+        """Write what follows the last sample."""
+
+
+class ShardFormat(Protocol):
+    def unsupported(self, dtype: StoreDtype, codec: CodecName) -> str | None:
+        """Why the format cannot hold such an array and what can, or None where it can."""
+
+    def shard_file(self, shard: int) -> str:
+        """Name of a shard's file, relative to the cache."""
+
+    def writer(self, stream: BinaryIO, spec: Spec, planned: pa.Table) -> ShardWriter:
+        """A writer of the shard whose rows of the plan are `planned`."""
+
+    def metadata(self, spec: Spec) -> dict[str, bytes]:
+        """Contents of every metadata file by name, as functions of the spec alone."""
+
+    def structure_problems(self, data: memoryview, samples: ShardSamples) -> Iterator[tuple[int | None, str]]:
+        """Disagreements between a shard file's own structure and its samples table: (slot or None, problem)."""
