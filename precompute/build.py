@@ -17,7 +17,8 @@ from cache_store.program.stop_signals import stop_on_signals
 from cache_store.storage.claim import claim
 from cache_store.verify.leftovers import clear_leftovers
 from precompute.config import BuildConfig
-from precompute.encode.local import run_local
+from precompute.encode.engines import ENGINES
+from precompute.encode.job import EncodeJob
 from precompute.encode.progress import BuildProgress, say
 from precompute.encoders.encoder import Encoder
 from precompute.encoders.registry import load_encoder
@@ -111,12 +112,14 @@ def build_missing(
                 if work.samples_differ or not work.allowed_digests:
                     unseal(root)
                 stop = threading.Event()
+                allowed = work.allowed_digests
+                job = EncodeJob(config=config, spec=work.spec, shards=work.to_build, allowed_digests=allowed)
                 with stop_on_signals(
                     stop.set
                 ):  # here, threads and processes have to be told; elsewhere, we are unwound
-                    run_local(config, work.spec, source, encoder, work.to_build, work.allowed_digests, stop, progress)
+                    ENGINES[config.run.engine](job, source, encoder, stop, progress)
                 changes = {shard: list(sample_changes(root, each)) for shard, each in progress.mismatched.items()}
-                refuse_mismatched_shards(root, progress.mismatched, work.allowed_digests, changes, request)
+                refuse_mismatched_shards(root, progress.mismatched, allowed, changes, request)
                 if stop.is_set():  # too late for the encoder to notice
                     raise Interrupted("every shard is committed; run the same command again to seal the cache")
         except TooManyRejectsError as error:

@@ -6,12 +6,11 @@ import importlib.metadata
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -19,8 +18,9 @@ import torch
 
 from cache_store.cache.writer import MismatchedShardError, ShardBuilder
 from cache_store.errors import Interrupted
-from cache_store.format.schema import CommitRecord, Spec
+from cache_store.format.schema import CommitRecord
 from precompute.encode.batches import Batch, decoded_batches, planned_batches, refuse_vanished
+from precompute.encode.job import EncodeJob
 from precompute.encoders.encoder import Encoder
 from precompute.sources import Source
 
@@ -56,16 +56,8 @@ class Progress:
 class ShardSink:
     """Receives encoded batches in order, on one thread, and makes shards of them."""
 
-    def __init__(
-        self,
-        root: Path,
-        spec: Spec,
-        device: str,
-        allowed_digests: Mapping[int, Collection[str]],
-        on_progress: Callable[[Progress], None],
-    ) -> None:
-        self._root, self._spec, self._device = root, spec, device
-        self._allowed_digests, self._on_progress = allowed_digests, on_progress
+    def __init__(self, job: EncodeJob, device: str, on_progress: Callable[[Progress], None]) -> None:
+        self._job, self._device, self._on_progress = job, device, on_progress
         self._shard = ExitStack()
         self._failed = False
 
@@ -80,8 +72,8 @@ class ShardSink:
     def _write(self, batch: Batch, latent_NCHW: torch.Tensor) -> None:
         if batch.is_first:
             self._started = batch.encoding_since
-            allowed = self._allowed_digests.get(batch.shard, ())
-            builder = ShardBuilder(self._root, self._spec, batch.shard, batch.planned, allowed)
+            allowed = self._job.allowed_digests.get(batch.shard, ())
+            builder = ShardBuilder(self._job.root, self._job.spec, batch.shard, batch.planned, allowed)
             self._builder = self._shard.enter_context(builder)
         rgb = batch.rgb_Nhw3.astype(np.float32) / 255.0
         self._builder.append(latent_NCHW.cpu().numpy(), rgb, batch.wait())
@@ -111,27 +103,25 @@ def library_versions() -> dict[str, str]:
 
 
 def encode_shards(
-    root: Path,
-    spec: Spec,
+    job: EncodeJob,
     source: Source,
     encoder: Encoder,
     shards: Iterable[int],
-    allowed_digests: Mapping[int, Collection[str]],
     *,
     decode_threads: int,
     stop: threading.Event,
     on_progress: Callable[[Progress], None],
 ) -> None:
-    """Build the given shards; Interrupted, with the shard in hand dropped, once `stop` is set.
+    """Build these shards of the job; Interrupted, with the shard in hand dropped, once `stop` is set.
 
     A shard whose digest is not among those allowed leaves what was there, and the others are built all the same.
     """
-    sink = ShardSink(root, spec, str(encoder.device), allowed_digests, on_progress)
+    sink = ShardSink(job, str(encoder.device), on_progress)
     writes: deque[Future[None]] = deque()
     decoders = ThreadPoolExecutor(decode_threads, thread_name_prefix="decode")
     writer = ThreadPoolExecutor(1, thread_name_prefix="write")
     try:
-        batches = decoded_batches(planned_batches(root, spec, shards), decoders, source, spec.array.image)
+        batches = decoded_batches(planned_batches(job.root, job.spec, shards), decoders, source, job.spec.array.image)
         for batch, waited_s, elapsed_s in timed(batches, encoder.device):
             if stop.is_set():
                 raise Interrupted("the shard in hand was dropped; run the same command again to go on")

@@ -14,7 +14,7 @@ import torch
 from cache_store.cli import main as cache_store
 from cache_store.verify.verify import verify
 from precompute.cli import main as precompute
-from precompute.encode.local import ENCODER_THREADS
+from precompute.encode.engines.local import ENCODER_THREADS
 from tests.precompute.conftest import config_values, flip, image_bytes, timeless_files, write_config, write_source
 
 

@@ -19,7 +19,9 @@ import precompute.encode.pipeline as pipeline
 from cache_store.cache.metadata import read_spec
 from cache_store.cache.writer import ShardBuilder
 from cache_store.format.schema import CommitRecord, Spec
+from precompute.config import BuildConfig
 from precompute.encode.batches import BATCHES_AHEAD, Batch, decoded_batches, planned_batches
+from precompute.encode.job import EncodeJob
 from precompute.encode.pipeline import WRITES_BEHIND, Progress, ShardSink, encode_shards
 from precompute.encode.progress import BuildProgress
 from precompute.encoders.encoder import Encoder
@@ -33,6 +35,10 @@ class Planned(NamedTuple):
     root: Path
     spec: Spec
     source: Source
+
+    @property
+    def job(self) -> EncodeJob:
+        return EncodeJob(config=BuildConfig.of_cache(self.root), spec=self.spec)
 
 
 @pytest.fixture
@@ -100,7 +106,7 @@ class CountingEncoder:
 
 def encode_all(planned: Planned, encoder: CountingEncoder, on_progress: Any) -> None:
     encode_shards(
-        *planned, encoder, range(planned.spec.num_shards), {},
+        planned.job, planned.source, encoder, range(planned.spec.num_shards),
         decode_threads=2, stop=threading.Event(), on_progress=on_progress,
     )  # fmt: skip
 
@@ -172,7 +178,7 @@ def test_an_image_at_the_latents_resolution_is_the_mean_of_its_cells(planned):
 def test_after_a_failed_write_no_more_of_the_shard_is_written(planned, monkeypatch):
     """Batches that were queued behind it find a shard with a hole."""
     done: list[Progress] = []
-    sink = ShardSink(planned.root, planned.spec, "cpu", {}, done.append)
+    sink = ShardSink(planned.job, "cpu", done.append)
     batches = list(planned_batches(planned.root, planned.spec, [0]))
     latent_NCHW = torch.zeros(1, *planned.spec.array.shape)
     with ThreadPoolExecutor(2) as pool:

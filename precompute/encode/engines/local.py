@@ -9,7 +9,7 @@ import multiprocessing
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -22,6 +22,7 @@ from cache_store.format.schema import Spec
 from cache_store.program.processes import obey_parent_alone, stop_signals_held
 from cache_store.refusal import differing, refuse
 from precompute.config import BuildConfig
+from precompute.encode.job import EncodeJob
 from precompute.encode.pipeline import Progress, encode_shards
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import Encoder
@@ -52,46 +53,22 @@ def num_workers(config: BuildConfig, shards: int) -> int:
 
 
 def run_local(
-    config: BuildConfig,
-    spec: Spec,
-    source: Source,
-    encoder: Encoder,
-    shards: Sequence[int],
-    allowed_digests: Mapping[int, Collection[str]],
-    stop: threading.Event,
-    on_progress: Callable[[Progress], None],
+    job: EncodeJob, source: Source, encoder: Encoder, stop: threading.Event, on_progress: Callable[[Progress], None]
 ) -> None:
-    """Build the shards, each with one of its allowed digests if it has any; Interrupted once `stop` is set."""
-    workers = num_workers(config, len(shards))
+    """Build the job's shards; Interrupted once `stop` is set."""
+    workers = num_workers(job.config, len(job.shards))
     if workers == 1:
         torch.set_num_threads(ENCODER_THREADS)
-        threads = config.run.threads(1)
-        encode_shards(
-            config.root,
-            spec,
-            source,
-            encoder,
-            shards,
-            allowed_digests,
-            decode_threads=threads,
-            stop=stop,
-            on_progress=on_progress,
-        )
+        threads = job.config.run.threads(1)
+        encode_shards(job, source, encoder, job.shards, decode_threads=threads, stop=stop, on_progress=on_progress)
     else:
-        WorkerPool(config, spec, shards, allowed_digests, workers).run(stop, on_progress)
+        WorkerPool(job, workers).run(stop, on_progress)
 
 
 class WorkerPool:
     """Processes that each load the encoder and take shards until none are left."""
 
-    def __init__(
-        self,
-        config: BuildConfig,
-        spec: Spec,
-        shards: Sequence[int],
-        allowed_digests: Mapping[int, Collection[str]],
-        workers: int,
-    ) -> None:
+    def __init__(self, job: EncodeJob, workers: int) -> None:
         # Forked from a process that has imported what they need and done nothing else: a fork of this one, where CUDA
         # or OpenMP may have started, would hang, and each would take 5 s of a core to import it again.
         context = multiprocessing.get_context("forkserver")
@@ -99,9 +76,9 @@ class WorkerPool:
         self._shards: Any = context.Queue()
         self._events: Any = context.Queue()
         self._stop = context.Event()
-        for shard in [*shards, *[None] * workers]:  # a None tells one worker that there is no more
+        for shard in [*job.shards, *[None] * workers]:  # a None tells one worker that there is no more
             self._shards.put(shard)
-        arguments = (config, spec, allowed_digests, workers, self._shards, self._events, self._stop)
+        arguments = (job, workers, self._shards, self._events, self._stop)
         self._processes: list[BaseProcess] = [
             context.Process(target=work, args=(index, *arguments), name=f"worker-{index}", daemon=True)
             for index in range(workers)
@@ -155,31 +132,20 @@ class WorkerPool:
                 )
 
 
-def work(
-    index: int,
-    config: BuildConfig,
-    spec: Spec,
-    allowed_digests: Mapping[int, Collection[str]],
-    workers: int,
-    shards: Any,
-    events: Any,
-    stop: Any,
-) -> None:
+def work(index: int, job: EncodeJob, workers: int, shards: Any, events: Any, stop: Any) -> None:
     """A worker process's body; ends when no shard is left, when told to stop, or when its parent is gone."""
     obey_parent_alone()
     torch.set_num_threads(ENCODER_THREADS)
     silence_decoders()
     try:
-        encoder = load_encoder(worker_encoder(config.encoder, index), config.image.range)
-        refuse_other_encoder(encoder, spec)
+        encoder = load_encoder(worker_encoder(job.config.encoder, index), job.config.image.range)
+        refuse_other_encoder(encoder, job.spec)
         encode_shards(
-            config.root,
-            spec,
-            open_source(config.source),
+            job,
+            open_source(job.config.source),
             encoder,
             iter(shards.get, None),
-            allowed_digests,
-            decode_threads=config.run.threads(workers),
+            decode_threads=job.config.run.threads(workers),
             stop=stop,
             on_progress=events.put,
         )

@@ -11,7 +11,8 @@ import pytest
 from cache_store.cache.metadata import read_spec
 from cache_store.errors import StaleError
 from precompute.config import BuildConfig, RunConfig
-from precompute.encode.local import num_workers, run_local
+from precompute.encode.engines.local import num_workers, run_local
+from precompute.encode.job import EncodeJob
 from precompute.encoders.registry import load_encoder
 from precompute.sources import open_source
 from tests.precompute.conftest import make_vae, run_build, timeless_files
@@ -29,7 +30,8 @@ def test_a_model_that_changes_while_workers_start_stops_the_build(config, tmp_pa
     changed = replace(config, encoder=other, run=RunConfig(workers=2))
     spec, source = read_spec(config.root), open_source(config.source)
     with pytest.raises(StaleError, match="encoder.model changed while the build was starting") as refused:
-        run_local(changed, spec, source, encoder, [0, 1], {}, threading.Event(), lambda _: None)
+        job = EncodeJob(config=changed, spec=spec, shards=[0, 1])
+        run_local(job, source, encoder, threading.Event(), lambda _: None)
     assert "weights_sha256" in str(refused.value)
     assert timeless_files(config.root) == before
 
@@ -47,7 +49,7 @@ def refuse(*arguments, **options):
 
 for name in ("is_available", "device_count", "init", "_lazy_init", "current_device"):
     setattr(torch.cuda, name, refuse)
-import precompute.encode.local, precompute.encoders.wan
+import precompute.encode.engines.local, precompute.encoders.wan
 """
 
 

@@ -1,0 +1,17 @@
+"""Who takes the shards of a job; a new engine is a module with such a function and a line in ENGINES."""
+
+import threading
+from collections.abc import Callable
+
+from precompute.encode.engines.local import run_local
+from precompute.encode.job import EncodeJob
+from precompute.encode.pipeline import Progress
+from precompute.encoders.encoder import Encoder
+from precompute.sources import Source
+
+Engine = Callable[[EncodeJob, Source, Encoder, threading.Event, Callable[[Progress], None]], None]
+"""Builds the job's shards, with this source and encoder or with others like them, and tells of every step; Interrupted
+once the event is set.
+"""
+
+ENGINES: dict[str, Engine] = {"local": run_local}
