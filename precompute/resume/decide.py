@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
-from cache_store.cache.seal import cache_identity
 from cache_store.cache.survey import ShardOnDisk, Survey, held_recipe
 from cache_store.errors import ConfigError
 from cache_store.format.formats import shard_format
@@ -214,22 +213,10 @@ def allowed_digests(spec: Spec, seal: Seal | None, records: Mapping[int, CommitR
     The seal's digests if at least one shard matches them; else a shard may be what either says.
     """
     recorded = {shard: record_digest(record.content) for shard, record in records.items()}
-    sealed = sealed_digests(spec, seal, records, recorded)
+    sealed = dict(enumerate(seal.commits)) if seal and seal.spec_digest == spec.digest else {}
     if not recorded or any(digest == sealed.get(shard) for shard, digest in recorded.items()):
         return {shard: frozenset([digest]) for shard, digest in (sealed or recorded).items()}
     return {shard: frozenset({digest, sealed.get(shard, digest)}) for shard, digest in recorded.items()}
-
-
-def sealed_digests(
-    spec: Spec, seal: Seal | None, records: Mapping[int, CommitRecord], recorded: dict[int, str]
-) -> dict[int, str]:
-    """Of every shard, by the seal; its list is checked by the identity where all records are there."""
-    if seal is None or seal.spec_digest != spec.digest:
-        return {}
-    contents = [records[shard].content for shard in sorted(records)]
-    if len(contents) == spec.num_shards and cache_identity(contents) == seal.identity:
-        return recorded
-    return dict(enumerate(seal.commits)) if len(seal.commits) == spec.num_shards else {}
 
 
 def refuse_unknown_shards(survey: Survey, spec: Spec, request: BuildRequest) -> None:

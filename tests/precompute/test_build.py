@@ -172,24 +172,6 @@ def test_another_size_is_refused(build, capsys, tmp_path):
     assert "weights" not in message
 
 
-def test_another_range_is_refused(build, capsys, tmp_path):
-    message = refused(build, capsys, tmp_path / "cache", image__range="theworld")
-    assert "array.image.range  signed        theworld" in message
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("store__codec", "zstd"),
-        ("store__dtype", "float32"),
-        ("store__samples_per_shard", 4),
-        ("encoder__batch_size", 4),
-    ],
-)
-def test_every_other_field_of_the_spec_is_refused_too(build, capsys, tmp_path, name, value):
-    assert name.partition("__")[2] in refused(build, capsys, tmp_path / "cache", **{name: value})
-
-
 def test_another_sample_list_is_refused_by_id(build, capsys, tmp_path):
     other = write_source(tmp_path / "other", [*range(3, SAMPLES), 40])
     message = refused(build, capsys, tmp_path / "cache", source=other)

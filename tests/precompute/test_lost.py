@@ -55,7 +55,6 @@ def seal_of_fewer_samples(build: Build, tmp_path: Path) -> None:
     write_source(tmp_path / "source", range(SAMPLES))
 
 
-OTHERS = [seal_of_another_recipe, seal_of_fewer_samples]
 LOST = [
     [],
     ["plan.parquet"],
@@ -65,8 +64,9 @@ LOST = [
 ]
 
 
-@pytest.mark.parametrize("lost", LOST, ids=lambda names: "+".join(["spec", *names]))
-@pytest.mark.parametrize("make_other", OTHERS)
+@pytest.mark.parametrize(
+    ("make_other", "lost"), [(seal_of_another_recipe, each) for each in LOST] + [(seal_of_fewer_samples, [])]
+)
 def test_a_lost_spec_is_restored_beside_the_seal_of_another_cache(build, cache, tmp_path, capsys, make_other, lost):
     before = timeless_files(cache)
     make_other(build, tmp_path)

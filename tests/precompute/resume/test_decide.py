@@ -373,6 +373,24 @@ def test_what_is_refused_and_in_which_words(name):
         assert each in str(raised.value)
 
 
+ENCODER = msgspec.structs.replace(RECIPE.array.encoder, batch_size=3)
+OTHER_FIELDS: dict[str, Recipe] = {
+    "samples_per_shard": msgspec.structs.replace(RECIPE, samples_per_shard=4),
+    "store_format": msgspec.structs.replace(RECIPE, store_format="webdataset"),
+    "array.codec": msgspec.structs.replace(RECIPE, array=msgspec.structs.replace(RECIPE.array, codec="zstd")),
+    "array.dtype": msgspec.structs.replace(RECIPE, array=msgspec.structs.replace(RECIPE.array, dtype="float32")),
+    "array.encoder.batch_size": msgspec.structs.replace(
+        RECIPE, array=msgspec.structs.replace(RECIPE.array, encoder=ENCODER)
+    ),
+}
+
+
+@pytest.mark.parametrize("field", OTHER_FIELDS)
+def test_every_field_of_the_recipe_is_refused_by_name(field):
+    with pytest.raises(StaleError, match=f"{field} .*"):
+        decided(Case(recipe=OTHER_FIELDS[field]))
+
+
 def test_recovered_shards_may_come_out_as_anything():
     work = decided(Case()).recovering({1: 2})
     assert work.to_build == [1]
