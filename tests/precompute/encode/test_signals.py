@@ -73,7 +73,11 @@ def hold(place: Place, marker: Path) -> None:
 
 
 def run_held(program: str, arguments: list[str], place: Place, folder: Path) -> None:
-    """In a child: run a program, held at a place, with its standard error in a file."""
+    """In a child: run a program, held at a place, with its standard error in a file.
+
+    The fork server may have been started, deaf to signals, for the workers of a build in another test.
+    """
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     for name, descriptor in (("out", 1), ("err", 2)):
         with (folder / name).open("w") as stream:
             os.dup2(stream.fileno(), descriptor)
