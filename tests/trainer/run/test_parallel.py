@@ -82,13 +82,13 @@ def test_an_environment_that_no_launcher_made_is_refused(environment, message, m
 
 
 def long_work(world: World) -> int:
-    world.on_main(lambda: time.sleep(2.5))
+    world.on_main(lambda: time.sleep(6))
     return int(world.sum(torch.tensor(1)))
 
 
 def hanging_rank(world: World) -> str | None:
     if world.rank == 1:
-        time.sleep(2.5)
+        time.sleep(6)
         return "slept"
     world.sum(torch.tensor(1))
     return None
@@ -101,8 +101,8 @@ def refused_rank_0(world: World) -> None:
 
 
 def live(scenario: Callable[[World], object], rank: int, file: Path) -> None:
-    """One rank of two, whose collectives wait for a second; what it says at its end goes into `file`."""
-    parallel.STEP, parallel.POLL_S = timedelta(seconds=1), 0.02
+    """One rank of two, whose collectives wait for three seconds; what it says at its end goes into `file`."""
+    parallel.STEP, parallel.POLL_S = timedelta(seconds=3), 0.02
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": "0"}
     try:
         with join_world() as world:
@@ -143,7 +143,7 @@ def test_rank_0_may_work_for_longer_than_a_collective_waits(said):
 
 
 def test_a_rank_that_hangs_ends_the_others_soon(said):
-    assert said["hanging_rank-0"] == "another rank has not answered for 0:00:01: it hangs, or its machine does"
+    assert said["hanging_rank-0"] == "another rank has not answered for 0:00:03: it hangs, or its machine does"
 
 
 def test_who_waits_for_rank_0_learns_that_it_ended(said):
