@@ -12,7 +12,7 @@ from precompute.encoders import wan
 from trainer.model import language_model
 
 cpu = torch.device("cpu")
-refusals = (wan.refuse_without_compiler, (cpu,)), (language_model.refuse_without_compiler, ("inductor", cpu))
+refusals = (wan.refuse_without_compiler, (cpu,)), (language_model.refuse_uncompilable, ("inductor", cpu))
 for refuse, arguments in refusals:
     try:
         refuse(*arguments)

@@ -122,7 +122,7 @@ def test_a_cache_that_was_moved_is_repaired_by_the_report_of_its_old_place(cache
 
 def edit(path: Path) -> None:
     """Another digit in a record's time."""
-    seconds = re.compile(rb'(?<="seconds": )\d')
+    seconds = re.compile(rb'(?<="seconds":)\d')
     path.write_bytes(seconds.sub(lambda digit: b"%d" % (9 - int(digit[0])), path.read_bytes()))
 
 

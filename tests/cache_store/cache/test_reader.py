@@ -133,7 +133,7 @@ def test_a_cache_that_has_lost_its_spec_is_damaged_and_no_wrong_path(cache):
 
 def test_an_edited_seal_is_refused(cache):
     seal = cache / SEAL_FILE
-    seal.write_bytes(seal.read_bytes().replace(b'"rejected": 3', b'"rejected": 2'))
+    seal.write_bytes(seal.read_bytes().replace(b'"rejected":3', b'"rejected":2'))
     with pytest.raises(CacheError, match="edited or damaged"):
         open_cache(cache)
 

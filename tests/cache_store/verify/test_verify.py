@@ -233,7 +233,7 @@ def test_a_lost_spec_is_a_finding_and_no_cache_an_error(cache, tmp_path, capsys)
 
 def test_another_spec_than_seal_and_records_have_blames_no_shard(cache):
     spec = cache / "zarr.json"
-    spec.write_bytes(spec.read_bytes().replace(b'"fit": "squash"', b'"fit": "squasH"'))
+    spec.write_bytes(spec.read_bytes().replace(b'"fit":"squash"', b'"fit":"squasH"'))
     assert [finding.file for finding in verify(cache, "full").findings] == ["zarr.json"]
     (cache / "seal.json").unlink()
     assert [finding.file for finding in verify(cache, "full").findings] == ["zarr.json"]
@@ -289,7 +289,7 @@ def test_a_report_says_of_every_finding_what_kind_it_is(cache, tmp_path):
 
 def test_a_record_of_a_newer_format_is_refused_by_name(cache, capsys):
     spec = cache / "zarr.json"
-    spec.write_bytes(spec.read_bytes().replace(b'"format_version": 1', b'"format_version": 2'))
+    spec.write_bytes(spec.read_bytes().replace(b'"format_version":1', b'"format_version":2'))
     assert main(["verify", str(cache)]) == 1
     assert "format version 2; this program reads version 1" in capsys.readouterr().err
 
