@@ -38,14 +38,10 @@ def refuse_other_plan(first: Cache, other: Cache) -> None:
     """StaleError where the caches were not planned alike."""
     plans = ({"rows": each.spec.rows, "plan digest": each.spec.plan_digest} for each in (first, other))
     if differences := differing(*plans):
-        refuse(
-            f"{first.root} and {other.root} are not of one plan, so their rows are not the same samples",
-            differences,
-            [f"to plan a cache like the first: precompute build --source.kind cache --source.path "
-             f"{shlex.quote(str(first.root))} …"],
-            held="in the first",
-            now="in the second",
-        )  # fmt: skip
+        summary = f"{first.root} and {other.root} are not of one plan, so their rows are not the same samples"
+        command = f"precompute build --source.kind cache --source.path {shlex.quote(str(first.root))} …"
+        remedy = f"to plan a cache like the first: {command}"
+        refuse(summary, differences, [remedy], held="in the first", now="in the second")
 
 
 class JoinedCache:

@@ -1,5 +1,6 @@
 """Closing a cache: every shard's record into one seal."""
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -8,7 +9,7 @@ from cache_store.cache.metadata import read_commit
 from cache_store.cache.recorded import refuse_other_recipe
 from cache_store.cache.writer import file_record
 from cache_store.errors import CacheError
-from cache_store.format.record import FORMAT_VERSION, canonical_json, record_digest, signed
+from cache_store.format.record import FORMAT_VERSION, canonical_json, signed
 from cache_store.format.schema import (
     PLAN_FILE,
     SEAL_FILE,
@@ -49,7 +50,17 @@ def read_contents(root: Path, spec: Spec) -> list[CommitContent]:
 
 def cache_identity(contents: Iterable[CommitContent]) -> str:
     """SHA-256 over every commit record's content, shards in order."""
-    return record_digest(*contents)
+    return content_digests(contents)[0]
+
+
+def content_digests(contents: Iterable[CommitContent]) -> tuple[str, tuple[str, ...]]:
+    """The cache's identity and every shard's own digest, from one writing of each content."""
+    whole, parts = hashlib.sha256(), []
+    for content in contents:
+        data = canonical_json(content)
+        whole.update(data)
+        parts.append(hashlib.sha256(data).hexdigest())
+    return whole.hexdigest(), tuple(parts)
 
 
 def make_seal(spec: Spec, contents: Sequence[CommitContent], plan_file: FileRecord) -> Seal:
@@ -58,17 +69,18 @@ def make_seal(spec: Spec, contents: Sequence[CommitContent], plan_file: FileReco
     reasons: Counter[str] = Counter()
     for each in contents:
         reasons.update(each.reasons)
+    identity, commits = content_digests(contents)
     seal = Seal(
         format_version=FORMAT_VERSION,
         recipe=spec.recipe,
         spec_digest=spec.digest,
-        identity=cache_identity(contents),
+        identity=identity,
         planned=spec.rows,
         cached=cached,
         rejected=rejected,
         reasons=dict(reasons),
         cached_per_shard=tuple(each.cached for each in contents),
-        commits=tuple(map(record_digest, contents)),
+        commits=commits,
         plan_file=plan_file,
         array=summarise_array(contents),
         sha256="",
