@@ -214,7 +214,9 @@ def find_ranks(where: str) -> tuple[Store, int, int]:
     with suppress(TimeoutError):
         return met.result(QUIET_S)
     print(f"trainer: rank {os.environ['RANK']} waits at {where} for the other ranks", file=sys.stderr, flush=True)
-    return met.result()
+    while True:  # a signal that comes between two looks at it is heard at the next
+        with suppress(TimeoutError):
+            return met.result(POLL_S)
 
 
 def environment_number(name: str, default: int, at_least: int = 0) -> int:
