@@ -46,3 +46,8 @@ def flip(path: Path, position: int) -> None:
 
 def shard_name(cache: Path, shard: int) -> str:
     return shard_format(read_spec(cache)).shard_file(shard)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file by its path."""
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

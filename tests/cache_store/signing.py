@@ -44,11 +44,26 @@ def save_signed(path: Path, record: dict[str, Any]) -> None:
 
 
 @contextmanager
+def edited(path: Path) -> Iterator[dict[str, Any]]:
+    """A record to change in place; its digests stay as they were."""
+    record = load(path)
+    yield record
+    save(path, record)
+
+
+@contextmanager
 def edited_spec(root: Path) -> Iterator[dict[str, Any]]:
     """What the group says of the cache, to change in place."""
-    group = load(root / "zarr.json")
-    yield group["attributes"]["encode_once"]
-    save(root / "zarr.json", group)
+    with edited(root / "zarr.json") as group:
+        yield group["attributes"]["encode_once"]
+
+
+def set_field(record: Any, field: str, value: object) -> None:
+    """By its path, as `files.0.bytes`."""
+    *parents, last = (int(part) if part.isdigit() else part for part in field.split("."))
+    for part in parents:
+        record = record[part]
+    record[last] = value
 
 
 def resign(root: Path) -> None:

@@ -4,7 +4,7 @@ import contextlib
 import resource
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -26,20 +26,38 @@ RECORDS = ("zarr.json", "seal.json", "build.json", "commits/000000.json", "commi
 TABLES = ("plan.parquet", "samples/000000.parquet")
 
 
+def make_small(path: Path, store_format: StoreFormat, codec: CodecName) -> Path:
+    latents = np.random.default_rng(0).standard_normal((7, 2, 3, 2)).astype(np.float32)
+    return make_cache(path, latents, rejected=(2,), samples_per_shard=4, store_format=store_format, codec=codec)
+
+
 @pytest.fixture(scope="module")
 def sound(form, tmp_path_factory) -> Path:
     """A small cache of two shards, of each form."""
-    return make_small_cache(tmp_path_factory.mktemp("sound") / "cache", *form)
+    return make_small(tmp_path_factory.mktemp("sound") / "cache", *form)
 
 
 @pytest.fixture(scope="module")
 def sound_zarr(tmp_path_factory) -> Path:
-    return make_small_cache(tmp_path_factory.mktemp("sound") / "cache", "zarr", "none")
+    """For what is the same in either form."""
+    return make_small(tmp_path_factory.mktemp("sound") / "cache", "zarr", "none")
 
 
-def make_small_cache(path: Path, form: StoreFormat, codec: CodecName) -> Path:
-    latents = np.random.default_rng(0).standard_normal((7, 2, 3, 2)).astype(np.float32)
-    return make_cache(path, latents, rejected=(2,), samples_per_shard=4, store_format=form, codec=codec)
+def afresh(cache: Path, folder: Path) -> Path:
+    """A copy to damage, beside a file that is nobody's business."""
+    (folder / "secret").write_bytes(b"secret")
+    shutil.rmtree(folder / "cache", ignore_errors=True)
+    return Path(shutil.copytree(cache, folder / "cache"))
+
+
+@pytest.fixture
+def damaged(sound, tmp_path) -> Path:
+    return afresh(sound, tmp_path)
+
+
+@pytest.fixture
+def root(sound_zarr, tmp_path) -> Path:
+    return afresh(sound_zarr, tmp_path)
 
 
 @pytest.fixture(autouse=True)
@@ -53,33 +71,6 @@ def little_memory() -> Iterator[None]:
 
 OPENED: set[str] = set()
 sys.addaudithook(lambda event, arguments: OPENED.add(str(arguments[0])) if event == "open" else None)
-
-
-@pytest.fixture
-def damaged(sound, tmp_path) -> Callable[[], Path]:
-    """The sound cache afresh, beside a file that is nobody's business."""
-    return copier(sound, tmp_path)
-
-
-@pytest.fixture
-def damaged_zarr(sound_zarr, tmp_path) -> Callable[[], Path]:
-    """For what is the same in either form."""
-    return copier(sound_zarr, tmp_path)
-
-
-@pytest.fixture
-def root(damaged_zarr) -> Path:
-    return damaged_zarr()
-
-
-def copier(cache: Path, folder: Path) -> Callable[[], Path]:
-    (folder / "secret").write_bytes(b"secret")
-
-    def fresh() -> Path:
-        shutil.rmtree(folder / "cache", ignore_errors=True)
-        return Path(shutil.copytree(cache, folder / "cache"))
-
-    return fresh
 
 
 def data_or_named_error(root: Path) -> None:

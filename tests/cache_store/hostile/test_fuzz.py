@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from cache_store.format.checksum import crc32c
 from cache_store.format.schema import SAMPLES_SCHEMA
 from tests.cache_store.conftest import shard_name
-from tests.cache_store.hostile.conftest import RECORDS, TABLES, data_or_named_error
+from tests.cache_store.hostile.conftest import RECORDS, TABLES, afresh, data_or_named_error
 from tests.cache_store.signing import resign, save
 
 # Derandomised: the same cases every time. Longer runs: FUZZ_FACTOR=100 pytest tests/cache_store/hostile/test_fuzz.py
@@ -23,24 +23,23 @@ FACTOR = int(os.environ.get("FUZZ_FACTOR", "1"))
 
 
 def fuzz(examples: int) -> Callable[..., Any]:
-    return settings(
-        max_examples=examples * FACTOR,
-        derandomize=FACTOR == 1,
-        deadline=None,
-        database=None,
-        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    )
+    checks = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    options = {"derandomize": FACTOR == 1, "deadline": None, "database": None, "suppress_health_check": checks}
+    return settings(max_examples=examples * FACTOR, **options)
 
 
 @given(data=st.data())
 @fuzz(30)
-def test_bytes_changed_in_any_file_give_data_or_a_named_error(damaged, data):
-    root = damaged()
+def test_bytes_changed_in_any_file_give_data_or_a_named_error(sound, tmp_path, data):
+    root = afresh(sound, tmp_path)
     name = data.draw(st.sampled_from([*RECORDS, *TABLES, shard_name(root, 0)]))
     (root / name).write_bytes(mutated_bytes(data, (root / name).read_bytes()))
     if data.draw(st.booleans()):
         resign(root)
     data_or_named_error(root)
+
+
+JUNK = st.one_of(st.binary(max_size=9), st.sampled_from([b"\xff" * 8, bytes(8), b"\x80" * 5, b"\x7f"]))
 
 
 def mutated_bytes(data: st.DataObject, content: bytes) -> bytes:
@@ -49,9 +48,7 @@ def mutated_bytes(data: st.DataObject, content: bytes) -> bytes:
     for _ in range(data.draw(st.integers(1, 4))):
         place = data.draw(st.integers(0, len(changed)))
         place = place if data.draw(st.booleans()) else max(0, len(changed) - 1 - place % 300)
-        junk = data.draw(
-            st.one_of(st.binary(max_size=9), st.sampled_from([b"\xff" * 8, bytes(8), b"\x80" * 5, b"\x7f"]))
-        )
+        junk = data.draw(JUNK)
         width = data.draw(st.sampled_from([0, len(junk), 1, 20]))
         changed[place : place + width] = junk
         if data.draw(st.integers(0, 9)) == 0:
@@ -71,9 +68,9 @@ ODD_VALUES = st.sampled_from(
 
 @given(data=st.data())
 @fuzz(50)
-def test_records_of_odd_values_that_are_signed_give_data_or_a_named_error(damaged, data):
+def test_records_of_odd_values_that_are_signed_give_data_or_a_named_error(sound, tmp_path, data):
     """The value goes in and every digest over it is made anew, so that nothing but its own bounds can stop it."""
-    root = damaged()
+    root = afresh(sound, tmp_path)
     name = data.draw(st.sampled_from(RECORDS))
     record = msgspec.json.decode((root / name).read_bytes())
     for _ in range(data.draw(st.integers(1, 2))):
@@ -88,12 +85,9 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """The path of everything inside a record."""
     if path:
         yield path
-    if isinstance(value, dict):
-        for name, child in value.items():
-            yield from places(child, (*path, name))
-    if isinstance(value, list):
-        for number, child in enumerate(value[:3]):
-            yield from places(child, (*path, number))
+    children = value.items() if isinstance(value, dict) else enumerate(value[:3]) if isinstance(value, list) else ()
+    for name, child in children:
+        yield from places(child, (*path, name))
 
 
 def change(data: st.DataObject, record: Any, place: tuple[Any, ...]) -> None:
@@ -120,9 +114,9 @@ def has(holder: Any, step: Any) -> bool:
 
 @given(entries=st.lists(st.integers(0, 2**64 - 1), min_size=8, max_size=8), data=st.data())
 @fuzz(20)
-def test_a_shard_index_of_any_numbers_gives_data_or_a_named_error(damaged_zarr, entries, data):
+def test_a_shard_index_of_any_numbers_gives_data_or_a_named_error(sound_zarr, tmp_path, entries, data):
     """Its own crc32c, the file's digest and the seal made anew."""
-    root = damaged_zarr()
+    root = afresh(sound_zarr, tmp_path)
     path = root / shard_name(root, 0)
     content = path.read_bytes()
     near = st.integers(0, len(content) + 8)
@@ -147,8 +141,8 @@ TABLE_CHANGES: dict[str, st.SearchStrategy[Any]] = {
 
 @given(data=st.data())
 @fuzz(25)
-def test_samples_tables_of_odd_values_give_data_or_a_named_error(damaged, data):
-    root = damaged()
+def test_samples_tables_of_odd_values_give_data_or_a_named_error(sound, tmp_path, data):
+    root = afresh(sound, tmp_path)
     path = root / TABLES[1]
     rows = pq.read_table(path, partitioning=None).to_pylist()
     for _ in range(data.draw(st.integers(1, 3))):

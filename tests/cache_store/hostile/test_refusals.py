@@ -14,9 +14,9 @@ from cache_store.format.record import FORMAT_VERSION
 from cache_store.format.schema import MAX_SHARDS, SAMPLES_SCHEMA
 from cache_store.format.tables import read_table
 from cache_store.verify.verify import verify
-from tests.cache_store.conftest import shard_name
+from tests.cache_store.conftest import contents, shard_name
 from tests.cache_store.hostile.conftest import RECORDS, TABLES, data_or_named_error
-from tests.cache_store.signing import edited_spec, load, resign, save, save_signed
+from tests.cache_store.signing import edited, edited_spec, load, resign, save_signed, set_field
 
 
 def test_a_sound_cache_is_read_by_all_of_it(sound):
@@ -26,41 +26,30 @@ def test_a_sound_cache_is_read_by_all_of_it(sound):
 
 
 def test_what_is_signed_anew_is_as_sound_as_it_was(damaged):
-    root = damaged()
-    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
-    resign(root)
-    assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
-
-
-HOSTILE_SPECS = {
-    "10^18 rows": {"rows": 10**18},
-    "a million million shards": {"rows": 10**12, "samples_per_shard": 1},
-    "more shards than names": {"rows": MAX_SHARDS + 1, "samples_per_shard": 1},
-    "shards of 2^40 samples": {"samples_per_shard": 2**40},
-    "no rows": {"rows": 0},
-    "negative rows": {"rows": -5},
-    "rows that are text": {"rows": "7"},
-    "no array": {"array": {}},
-    "two arrays": {"arrays": {"latents": {}, "siglip": {}}},
-}
-
-
-@pytest.mark.parametrize("name", HOSTILE_SPECS)
-def test_a_spec_beyond_bounds_is_refused_at_once(root, name):
-    with edited_spec(root) as spec:
-        spec.update(HOSTILE_SPECS[name])
-    resign(root)
-    with pytest.raises(CacheError, match="holds no valid spec"):
-        read_spec(root)
-    data_or_named_error(root)
+    before = contents(damaged)
+    resign(damaged)
+    assert contents(damaged) == before
 
 
 @pytest.mark.parametrize(
-    "shape", [[2**31, 2**31, 1], [2**16, 2**16, 2], [0, 3, 2], [-2, 3, 2], [2, 3], [2, 3, 2, 1], [1.5] * 3]
+    "fields",
+    [
+        {"rows": 10**18},
+        {"rows": 10**12, "samples_per_shard": 1},
+        {"rows": MAX_SHARDS + 1, "samples_per_shard": 1},
+        {"samples_per_shard": 2**40},
+        *({"rows": rows} for rows in (0, -5, "7")),
+        {"array": {}},
+        {"arrays": {"latents": {}, "siglip": {}}},
+        *({"array.shape": shape} for shape in ([2**31, 2**31, 1], [2**16, 2**16, 2], [0, 3, 2], [-2, 3, 2])),
+        *({"array.shape": shape} for shape in ([2, 3], [2, 3, 2, 1], [1.5] * 3)),
+    ],
+    ids=str,
 )
-def test_a_shape_beyond_bounds_is_refused_at_once(root, shape):
+def test_a_spec_beyond_bounds_is_refused_at_once(root, fields):
     with edited_spec(root) as spec:
-        spec["array"]["shape"] = shape
+        for field, value in fields.items():
+            set_field(spec, field, value)
     resign(root)
     with pytest.raises(CacheError, match="holds no valid spec"):
         open_cache(root)
@@ -69,26 +58,22 @@ def test_a_shape_beyond_bounds_is_refused_at_once(root, shape):
 
 @pytest.mark.parametrize("path", ["../secret", "/etc/passwd", "latents/../../secret", "nul\0", "", "."])
 def test_a_record_whose_file_lies_outside_the_cache_is_refused_unopened(root, path):
-    for name, field in (("commits/000000.json", "files"), ("seal.json", "plan_file")):
-        record = load(root / name)
-        file = record["content"]["files"][0] if field == "files" else record["plan_file"]
-        file["path"] = path
-        save(root / name, record)
+    for name, field in (("commits/000000.json", "content.files.0.path"), ("seal.json", "plan_file.path")):
+        with edited(root / name) as record:
+            set_field(record, field, path)
     resign(root)
-    with pytest.raises(CacheError, match="is no path inside a cache"):
-        read_commit(root, 0)
-    with pytest.raises(CacheError, match="is no path inside a cache"):
-        read_seal(root)
+    for read in (lambda: read_commit(root, 0), lambda: read_seal(root)):
+        with pytest.raises(CacheError, match="is no path inside a cache"):
+            read()
     data_or_named_error(root)
 
 
 @pytest.mark.parametrize("name", RECORDS)
 def test_records_of_another_format_version_are_refused_by_that(root, name):
     """Even where they have other fields: the version is looked at first."""
-    record = load(root / name)
-    versioned = record["attributes"]["encode_once"] if name == "zarr.json" else record
-    versioned.update(format_version=FORMAT_VERSION + 1, more="of a later version")
-    save(root / name, record)
+    with edited(root / name) as record:
+        versioned = record["attributes"]["encode_once"] if name == "zarr.json" else record
+        versioned.update(format_version=FORMAT_VERSION + 1, more="of a later version")
     resign(root)
     read = {"zarr.json": read_spec, "seal.json": read_seal, "build.json": read_build}
     with pytest.raises(CacheError, match="has format version 2; this program reads version 1"):
@@ -155,69 +140,59 @@ def test_a_small_table_that_holds_gigabytes_of_text_is_refused(root, column):
     data_or_named_error(root)
 
 
-OUTSIDE_THE_FILE = {
-    "before it": {"offset": -1},
-    "far before it": {"offset": -(2**63)},
-    "far behind it": {"offset": 2**63 - 1},
-    "at its end": {"offset": 0, "beyond": 1},
-    "of no bytes": {"length": 0},
-    "of negative length": {"length": -240},
-    "of no offset": {"offset": None},
-    "of no length": {"length": None},
-    "of no checksum": {"crc32c": None},
-}
-
-
-@pytest.mark.parametrize("place", OUTSIDE_THE_FILE)
-def test_samples_outside_their_file_are_refused_unread(damaged, place):
-    root = damaged()
-    change_sample(root, 0, **OUTSIDE_THE_FILE[place])
+@pytest.mark.parametrize(
+    "values",
+    [
+        *({"offset": offset} for offset in (-1, -(2**63), 2**63 - 1, None)),
+        {"offset": 0, "beyond": 1},
+        *({"length": length} for length in (0, -240, None)),
+        {"crc32c": None},
+    ],
+    ids=str,
+)
+def test_samples_outside_their_file_are_refused_unread(damaged, values):
+    change_sample(damaged, **values)
     with pytest.raises(CacheError, match=r"is shorter than its samples table says|lacks values|of other sizes"):
-        open_cache(root).read(np.array([0]), check=False)
+        open_cache(damaged).read(np.array([0]), check=False)
 
 
-@pytest.mark.parametrize("change", [-1, 1, 64])
-def test_an_uncompressed_sample_of_another_size_is_refused_unread(root, change):
-    change_sample(root, 0, longer=change)
+@pytest.mark.parametrize("longer", [-1, 1, 64])
+def test_an_uncompressed_sample_of_another_size_is_refused_unread(root, longer):
+    change_sample(root, longer=longer)
     with pytest.raises(CacheError, match="holds samples of other sizes"):
         open_cache(root).read(np.array([0]), check=False)
 
 
-def change_sample(root, row, *, beyond=0, longer=0, **values):
-    """Other values in one row of shard 0, as if the cache had been written like this."""
+def change_sample(root, *, beyond=0, longer=0, **values):
+    """Other values in row 0, as if the cache had been written like this."""
     path = root / TABLES[1]
     rows = pq.read_table(path, partitioning=None).to_pylist()
-    rows[row] |= values
+    rows[0] |= values
     if beyond:
-        rows[row]["offset"] = (root / shard_name(root, 0)).stat().st_size - rows[row]["length"] + beyond
-    if longer:
-        rows[row]["length"] += longer
+        rows[0]["offset"] = (root / shard_name(root, 0)).stat().st_size - rows[0]["length"] + beyond
+    rows[0]["length"] = rows[0]["length"] + longer if longer else rows[0]["length"]
     pq.write_table(pa.Table.from_pylist(rows, SAMPLES_SCHEMA), path)
     resign(root)
 
 
-def test_a_seal_that_counts_more_samples_than_memory_holds_is_refused_in_words(root):
+def test_a_seal_that_counts_more_samples_than_memory_holds_is_refused(root):
     shards, per_shard = 20_000, 2**20
     with edited_spec(root) as spec:
         spec.update(rows=shards * per_shard, samples_per_shard=per_shard)
-    seal = load(root / "seal.json")
-    counts = [seal["cached_per_shard"][0], *[per_shard] * (shards - 1)]
-    rows, cached = shards * per_shard, sum(counts)
-    seal.update(planned=rows, cached=cached, rejected=rows - cached, cached_per_shard=counts)
-    save(root / "seal.json", seal)
+    with edited(root / "seal.json") as seal:
+        counts = [seal["cached_per_shard"][0], *[per_shard] * (shards - 1)]
+        rows, cached = shards * per_shard, sum(counts)
+        seal.update(planned=rows, cached=cached, rejected=rows - cached, cached_per_shard=counts)
     resign(root)
     seal = load(root / "seal.json")
     seal["commits"] += ["0" * 64] * (shards - 2)
     save_signed(root / "seal.json", seal)
     opened = open_cache(root)
-    with pytest.raises(
-        CacheError, match=r"the seal counts 20,970,\d\d\d,\d\d\d samples, more than there is memory for"
-    ):
+    with pytest.raises(CacheError, match=r"the seal counts 20,970,\d{3},\d{3} samples, more than there is memory for"):
         opened.read(np.array([0]))
 
 
 def test_an_empty_shard_file_gives_a_named_error(damaged):
-    root = damaged()
-    (root / shard_name(root, 0)).write_bytes(b"")
+    (damaged / shard_name(damaged, 0)).write_bytes(b"")
     with pytest.raises(CacheError, match="is shorter than its samples table says"):
-        open_cache(root).read(np.arange(3))
+        open_cache(damaged).read(np.arange(3))
