@@ -59,11 +59,11 @@ def edited_spec(root: Path) -> Iterator[dict[str, Any]]:
 
 
 def set_field(record: Any, field: str, value: object) -> None:
-    """By its path, as `files.0.bytes`."""
+    """By its path, as `files.0.bytes`; a function is told what is there."""
     *parents, last = (int(part) if part.isdigit() else part for part in field.split("."))
     for part in parents:
         record = record[part]
-    record[last] = value
+    record[last] = value(record[last]) if callable(value) else value
 
 
 def resign(root: Path) -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
@@ -15,7 +16,6 @@ import numpy as np
 import pytest
 
 from cache_store.cli import main
-from cache_store.errors import ConfigError
 from cache_store.verify.findings import Level
 from cache_store.verify.subset import parse_subset
 from cache_store.verify.verify import verify
@@ -66,13 +66,19 @@ def test_a_share_is_the_first_slices():
 
 
 @pytest.mark.parametrize(
-    "text", ["0/20", "21/20", "3/0", "1.5/3", "x", "", "0%", "101%", "-5%", "5", "5 %", "1e1%", "٣/٥"]
+    ("options", "message"),
+    [
+        *(([f"--subset={text}"], "slice N/M") for text in ("0/20", "21/20", "3/0", "1.5/3", "x", "", "0%", "101%")),
+        *(([f"--subset={text}"], "slice N/M") for text in ("-5%", "5", "5 %", "1e1%", "٣/٥")),
+        *(([f"--jobs={jobs}"], "jobs must be") for jobs in ("0", "-1", "1000000", "many")),
+        (["--level=quick", "--subset=1/2"], "leave subset out"),
+    ],
 )
-def test_a_subset_that_is_none_is_refused_in_one_line(cache, capsys, text):
-    with pytest.raises(ConfigError, match="slice N/M"):
-        parse_subset(text)
-    assert main(["verify", str(cache), f"--subset={text}"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+def test_a_wrong_subset_or_number_of_jobs_is_refused_in_one_line(capsys, options, message):
+    assert main(["verify", "anywhere", *options]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
 
 
 def test_a_subset_is_read_in_full_and_the_rest_quickly(cache):
@@ -96,11 +102,13 @@ def test_a_night_after_night_of_slices_covers_every_sample(cache):
         assert sum(getattr(report, field) for report in reports) == getattr(whole, field)
 
 
-def test_a_subset_means_level_full_and_does_not_go_with_quick(cache, capsys):
+def test_a_subset_means_level_full_also_where_it_has_no_shard(cache, capsys):
     assert main(["verify", str(cache), "--subset", "1/2"]) == 0
     assert "sound (full, subset 1/2): 2 of 4 shards" in capsys.readouterr().out
-    assert main(["verify", str(cache), "--level", "quick", "--subset", "1/2"]) == 2
-    assert "leave subset out" in capsys.readouterr().err
+    assert main(["verify", str(cache), "--subset", "3/20"]) == 0
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first == "no shard falls into 3/20 of 4 shards: all were checked as by quick"
+    assert second.startswith("sound (full, subset 3/20): 0 of 4 shards, 0 samples")
 
 
 def test_any_number_of_jobs_gives_the_same_report(cache):
@@ -112,42 +120,16 @@ def test_any_number_of_jobs_gives_the_same_report(cache):
     assert len(one.findings) > 4
 
 
-def test_a_slice_that_has_no_shard_says_so(cache, capsys):
-    assert main(["verify", str(cache), "--subset", "3/20"]) == 0
-    first, second, *_ = capsys.readouterr().out.splitlines()
-    assert first == "no shard falls into 3/20 of 4 shards: all were checked as by quick"
-    assert second.startswith("sound (full, subset 3/20): 0 of 4 shards, 0 samples")
-
-
-@pytest.mark.parametrize("jobs", ["0", "-1", "1000000", "many"])
-def test_a_wrong_number_of_jobs_is_one_message(cache, capsys, jobs):
-    assert main(["verify", str(cache), f"--jobs={jobs}"]) == 2
-    assert "jobs must be" in capsys.readouterr().err
-
-
-@pytest.fixture(scope="module")
-def slow_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Hundreds of shards, so that a signal comes in between."""
-    latents = np.zeros((600, 1, 1, 1), np.float32) + np.arange(600, dtype=np.float32)[:, None, None, None]
-    return make_cache(tmp_path_factory.mktemp("slow") / "cache", latents, samples_per_shard=1, batch_size=1)
-
-
 @pytest.mark.parametrize("jobs", ["1", "2"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_it_with_code_3(slow_cache, tmp_path, jobs, number):
-    report = tmp_path / "report.json"
-    command = ["verify", str(slow_cache), "--level", "full", "--jobs", jobs, "--report", str(report)]
-    process = subprocess.Popen(
-        [sys.executable, "-u", "-c", STOPPED_AT_THE_FIRST_SHARD, str(int(number)), *command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 3, errors
-    assert "cache-store: stopped: nothing was changed" in errors
-    assert "Traceback" not in errors
+def test_a_signal_stops_it_with_code_3(latents, tmp_path, jobs, number):
+    cache, report = make_cache(tmp_path / "cache", latents, samples_per_shard=1), tmp_path / "report.json"
+    command = ["verify", str(cache), "--level", "full", "--jobs", jobs, "--report", str(report)]
+    program = [sys.executable, "-u", "-c", STOPPED_AT_THE_FIRST_SHARD, str(int(number)), *command]
+    process = subprocess.run(program, capture_output=True, text=True, timeout=120, start_new_session=True)
+    assert process.returncode == 3, process.stderr
+    assert "cache-store: stopped: nothing was changed" in process.stderr
+    assert "Traceback" not in process.stderr
     assert not report.exists()
 
 
@@ -205,11 +187,6 @@ def test_any_name_is_one_line_that_bash_takes_back(cache, capsys, name):
     assert not stray.exists()
 
 
-def test_a_deleted_plan_is_missing_in_plain_words(cache):
-    (cache / "plan.parquet").unlink()
-    assert list(map(str, verify(cache).findings)) == ["plan.parquet: is missing"]
-
-
 def test_findings_are_sorted_by_shard_file_and_row(cache):
     for shard in (3, 0, 2):
         flip(cache / shard_name(cache, shard), 700)
@@ -220,15 +197,50 @@ def test_findings_are_sorted_by_shard_file_and_row(cache):
     assert places == [(shard, is_row) for shard in (0, 2, 3) for is_row in (False, True)]
 
 
-def test_a_lost_spec_is_a_finding_and_no_cache_an_error(cache, tmp_path, capsys):
-    shutil.copy(cache / "zarr.json", tmp_path)
-    (cache / "zarr.json").unlink()
-    assert main(["verify", str(cache), "--level", "full"]) == 1
+def lose(*names: str) -> Callable[[Path], object]:
+    return lambda cache: [(cache / name).unlink() for name in names]
+
+
+def put_a_file_for_the_records(cache: Path) -> None:
+    shutil.rmtree(cache / "commits")
+    (cache / "commits").write_bytes(b"?")
+
+
+def spoil_build_and_lose_samples(cache: Path) -> None:
+    (cache / "build.json").write_bytes(b"{")
+    (cache / "samples/000001.parquet").unlink()
+
+
+SCRATCH = "samples/.000001.parquet.1.partial"
+REPAIR = "write the findings down with --report FILE, then precompute repair {} --report FILE"
+RERUN = "rerun the `precompute build` or `cache-store convert` that made the cache: it "
+
+
+@pytest.mark.parametrize(
+    ("damage", "said", "steps"),
+    [
+        (lambda cache: (cache / SCRATCH).touch(), [SCRATCH], [f"delete {{}}/{SCRATCH}, unless a build is running"]),
+        (lose("plan.parquet"), ["plan.parquet", "is missing"], [REPAIR]),
+        (lose("seal.json"), ["seal.json", "is missing: the cache is not sealed"], [REPAIR]),
+        (lose("commits/000002.json"), ["is missing, though the cache is sealed"], [REPAIR]),
+        (
+            lose("seal.json", "commits/000002.json"),
+            ["is missing: the cache is not sealed", "unfinished: 1 of 4 shards are not committed"],
+            [RERUN + "builds what is missing"],
+        ),
+        (lose("zarr.json"), [], [REPAIR, "verify again: without zarr.json nothing else could be checked"]),
+        (put_a_file_for_the_records, [], ["delete {}/commits, unless a build is running", REPAIR]),
+        (spoil_build_and_lose_samples, [], [RERUN + "writes build.json again, which repair needs", REPAIR]),
+    ],
+    ids=lambda value: value[0][:30] if isinstance(value, list) and value else "",
+)
+def test_what_mends_the_damage_is_said_first_things_first(cache, capsys, damage, said, steps):
+    damage(cache)
+    assert main(["verify", str(cache)]) == 1
     out = capsys.readouterr().out
-    assert "zarr.json" in out
-    assert f"precompute repair {cache} --report FILE" in out
-    assert main(["verify", str(tmp_path / "nowhere")]) == 2
-    assert "holds no cache" in capsys.readouterr().err
+    assert all(words in out for words in said)
+    found = [line.removeprefix("next: ") for line in out.splitlines() if line.startswith("next: ")]
+    assert found == [step.format(cache) for step in steps]
 
 
 def test_another_spec_than_seal_and_records_have_blames_no_shard(cache):
@@ -237,36 +249,6 @@ def test_another_spec_than_seal_and_records_have_blames_no_shard(cache):
     assert [finding.file for finding in verify(cache, "full").findings] == ["zarr.json"]
     (cache / "seal.json").unlink()
     assert [finding.file for finding in verify(cache, "full").findings] == ["zarr.json"]
-
-
-def test_scratch_is_to_be_deleted_and_what_is_unfinished_built(cache, capsys):
-    (cache / "samples/.000001.parquet.1.partial").write_bytes(b"half")
-    assert main(["verify", str(cache)]) == 1
-    assert f"next: delete {cache}/samples/.000001.parquet.1.partial" in capsys.readouterr().out
-    for name in ("seal.json", "commits/000002.json"):
-        (cache / name).unlink()
-    assert main(["verify", str(cache)]) == 1
-    out = capsys.readouterr().out
-    assert "is missing: the cache is not sealed" in out
-    assert "unfinished: 1 of 4 shards are not committed" in out
-    assert "rerun the `precompute build`" in out
-    assert "precompute repair" not in out
-
-
-@pytest.mark.parametrize(
-    ("lost", "problem"),
-    [
-        ("seal.json", "is missing: the cache is not sealed"),
-        ("commits/000002.json", "is missing, though the cache is sealed"),
-    ],
-)
-def test_a_lost_seal_or_record_alone_is_damage_to_repair(cache, capsys, lost, problem):
-    (cache / lost).unlink()
-    assert main(["verify", str(cache)]) == 1
-    out = capsys.readouterr().out
-    assert problem in out
-    assert "precompute build" not in out
-    assert f"next: write the findings down with --report FILE, then precompute repair {cache}" in out
 
 
 def test_a_report_says_of_every_finding_what_kind_it_is(cache, tmp_path):
@@ -287,7 +269,9 @@ def test_a_report_says_of_every_finding_what_kind_it_is(cache, tmp_path):
     }
 
 
-def test_a_record_of_a_newer_format_is_refused_by_name(cache, capsys):
+def test_no_cache_and_one_of_a_newer_format_are_refused_by_name(cache, tmp_path, capsys):
+    assert main(["verify", str(tmp_path / "nowhere")]) == 2
+    assert "holds no cache" in capsys.readouterr().err
     spec = cache / "zarr.json"
     spec.write_bytes(spec.read_bytes().replace(b'"format_version":1', b'"format_version":2'))
     assert main(["verify", str(cache)]) == 1

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from cache_store.format.schema import commit_file, samples_file
+from cache_store.format.schema import SEAL_FILE, commit_file, samples_file
 from cache_store.verify.findings import Finding, Level
 from tests.cache_store.conftest import shard_name
 from tests.make_cache import make_cache
@@ -57,6 +57,10 @@ def record_file(cache: Path, shard: int) -> str:
 
 def table_file(cache: Path, shard: int) -> str:
     return samples_file(shard)
+
+
+def seal_file(cache: Path, shard: int) -> str:
+    return SEAL_FILE
 
 
 SHARD_FILES: tuple[NAMES, ...] = (shard_name, table_file, record_file)

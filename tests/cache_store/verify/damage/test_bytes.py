@@ -17,7 +17,6 @@ from tests.cache_store.verify.damage.conftest import (
     SHARD,
     SHARD_FILES,
     files_of,
-    halve,
     named,
     record_file,
     rows_named,
@@ -57,10 +56,6 @@ def rows_at(cache: Path, name: str, size: int) -> Iterator[tuple[range, int]]:
             yield range(entry, entry + 16), sample.row
 
 
-def test_a_sound_cache_has_no_findings(sound):
-    assert not any(verify(sound, level).findings for level in LEVELS)
-
-
 def test_any_flipped_bit_is_named_by_its_file_and_row_alone(cache, form):
     rng = np.random.default_rng(1)
     names = files_of(cache)
@@ -80,23 +75,12 @@ def test_any_flipped_bit_is_named_by_its_file_and_row_alone(cache, form):
     assert not verify(cache, "full").findings
 
 
-def resized(change: Callable[[bytes], bytes]) -> Callable[[Path], object]:
-    return lambda path: path.write_bytes(change(path.read_bytes()))
-
-
-def put_a_folder(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-SIZES: dict[str, Callable[[Path], object]] = {
-    "cut by one": resized(lambda data: data[:-1]),
-    "cut in half": halve,
-    "emptied": resized(lambda data: b""),
-    "longer by a byte": resized(lambda data: data + b"x"),
-    "longer by zeros": resized(lambda data: data + bytes(10_240)),
-    "lost": Path.unlink,
-    "a folder": put_a_folder,
+SIZES: dict[str, Callable[[bytes], bytes]] = {
+    "cut by one": lambda data: data[:-1],
+    "cut in half": lambda data: data[: len(data) // 2],
+    "emptied": lambda data: b"",
+    "longer by a byte": lambda data: data + b"x",
+    "longer by zeros": lambda data: data + bytes(10_240),
 }
 
 
@@ -104,11 +88,9 @@ SIZES: dict[str, Callable[[Path], object]] = {
 def test_a_file_of_another_size_is_named_whatever_it_is(cache, damage):
     for name in files_of(cache):
         data = (cache / name).read_bytes()
-        SIZES[damage](cache / name)
+        (cache / name).write_bytes(SIZES[damage](data))
         for level in LEVELS:
             assert name in named(damage_found(cache, level)), name
-        if (cache / name).is_dir():
-            (cache / name).rmdir()
         (cache / name).write_bytes(data)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from msgspec.structs import replace
 
 from cache_store.cache.metadata import read_commit, read_spec, write_commit
@@ -78,26 +79,25 @@ def fit_record(cache: Path) -> None:
     write_commit(cache, signed(replace(record, content=replace(record.content, files=files))))
 
 
-def test_two_swapped_rows_are_named(cache):
+@pytest.mark.parametrize(
+    ("in_shard", "columns", "are_rows_named"),
+    [
+        (True, (), True),
+        (False, ("offset", "length", "crc32c"), True),
+        (False, ("id",), True),
+        (True, ("crc32c",), False),
+    ],
+    ids=["in the shard", "in the table", "ids", "in both, so that only the two files' hashes are left to tell"],
+)
+def test_two_swapped_rows_are_named_by_row_or_file(cache, in_shard, columns, are_rows_named):
     samples = equal_samples(cache)
-    swap_samples(cache, *samples)
-    assert {sample.row for sample in samples} <= rows_named(verify(cache, "full").findings)
-
-
-def test_two_rows_swapped_in_the_samples_table_alone_are_named(cache):
-    samples = equal_samples(cache)
-    swap_columns(cache, ("offset", "length", "crc32c"), *samples)
+    if in_shard:
+        swap_samples(cache, *samples)
+    swap_columns(cache, columns, *samples)
     findings = verify(cache, "full").findings
-    assert {sample.row for sample in samples} <= rows_named(findings)
-    assert samples_file(SHARD) in named(findings)
-
-
-def test_rows_swapped_in_shard_and_samples_table_are_named_by_both_files(cache):
-    """Every crc fits its bytes then, so that only the hashes of the two files are left to tell."""
-    samples = equal_samples(cache)
-    swap_samples(cache, *samples)
-    swap_columns(cache, ("crc32c",), *samples)
-    assert {shard_name(cache, SHARD), samples_file(SHARD)} <= named(verify(cache, "full").findings)
+    files = [shard_name(cache, SHARD)] * in_shard + [samples_file(SHARD)] * bool(columns)
+    assert {*files} <= named(findings)
+    assert not are_rows_named or {sample.row for sample in samples} <= rows_named(findings)
 
 
 def test_swapped_rows_are_found_even_under_a_record_made_for_them(cache):
@@ -109,7 +109,7 @@ def test_swapped_rows_are_found_even_under_a_record_made_for_them(cache):
         assert named(verify(cache, level).findings) == {record_file(cache, SHARD)}
 
 
-def test_a_shard_file_and_a_table_that_differ_are_found_though_each_has_the_hash_of_its_record(cache):
+def test_deep_finds_a_shard_and_a_table_that_differ_under_hashes(cache):
     samples = equal_samples(cache)
     swap_samples(cache, *samples)
     fit_record(cache)
@@ -130,12 +130,6 @@ def test_rows_of_a_damaged_samples_table_are_its_own_fault(cache):
     assert rows_named(findings) == {sample.row}
 
 
-def test_swapped_ids_name_their_rows(cache):
-    samples = equal_samples(cache)
-    swap_columns(cache, ("id",), *samples)
-    assert {sample.row for sample in samples} <= rows_named(verify(cache, "full").findings)
-
-
 def test_a_shard_of_one_row_names_that_row(form, tmp_path):
     cache = make_small(tmp_path / "cache", form, samples_per_shard=1)
     with edited_column(cache, "id") as ids:
@@ -143,7 +137,7 @@ def test_a_shard_of_one_row_names_that_row(form, tmp_path):
     assert rows_named(verify(cache, "full").findings) == {SHARD}
 
 
-def test_values_written_wrong_under_right_hashes_are_found_by_deep_alone(store_format, tmp_path):
+def test_values_wrong_under_right_hashes_are_found_by_deep_alone(store_format, tmp_path):
     """As an encoder with a fault would have written them."""
     cache = make_small(tmp_path / "cache", (store_format, "none"))
     sample, path = samples_in(cache, SHARD)[1], cache / shard_name(cache, SHARD)
