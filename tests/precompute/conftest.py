@@ -2,8 +2,12 @@
 
 import io
 import json
+import shutil
 import zipfile
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,9 @@ import yaml
 from diffusers import AutoencoderKLWan
 from PIL import Image
 
+from cache_store.cache.metadata import read_build, write_build
+from cache_store.cli import main as cache_store
+from cache_store.verify.verify import verify
 from precompute.cli import main
 from precompute.encoders.encoder import Encoder
 
@@ -34,6 +41,7 @@ def vae_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_vae(tmp_path_factory.mktemp("vae"))
 
 
+@cache
 def image_bytes(number: int) -> bytes:
     """A small picture that differs from all others."""
     rng = np.random.default_rng(number)
@@ -78,9 +86,13 @@ def config_values(cache: Path, source: Path, vae: Path, **overrides: Any) -> dic
         "store": {"samples_per_shard": 8},
         "run": {"max_reject_fraction": 0.2, "decode_threads": 2},
     }
+    return override(values, overrides)
+
+
+def override(values: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
     for name, value in overrides.items():
         section, _, field = name.partition("__")
-        values[section][field] = value
+        (values[section] if field else values).update({field or section: value})
     return values
 
 
@@ -112,6 +124,103 @@ def timeless_files(cache: Path) -> dict[str, bytes]:
     }
 
 
+def places(cache: Path) -> dict[str, tuple[int, int]]:
+    """Inode and modification time of every file but the claim."""
+    files = (path for path in cache.rglob("*") if path.is_file() and path.name != ".claim")
+    return {path.relative_to(cache).as_posix(): (path.stat().st_ino, path.stat().st_mtime_ns) for path in files}
+
+
+class Project:
+    """A source, a VAE and caches built of them, in a user's folder."""
+
+    def __init__(self, folder: Path, vae: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.folder, self.vae, self._capsys = folder, vae, capsys
+        self.source, self.cache = folder / "source", folder / "cache"
+        self.images = self.source / "images.zip"
+
+    def has(self, numbers: range | list[int] = range(SAMPLES), **replaced: bytes) -> None:
+        """What the source holds from now on."""
+        write_source(self.source, numbers, **replaced)
+
+    def unpack(self) -> None:
+        """The images are files of a folder from now on."""
+        self.images = self.source / "images"
+        with zipfile.ZipFile(self.source / "images.zip") as archive:
+            archive.extractall(self.images)
+
+    def config(self, name: str | None = None, **overrides: Any) -> Path:
+        """The build of a cache of that name, as YAML."""
+        name = name or self.cache.name
+        values = config_values(self.folder / name, self.source, self.vae)
+        values["source"]["images"] = str(self.images)
+        return write_config(self.folder / f"{name}.yaml", override(values, overrides))
+
+    def run(self, program: Callable[[list[str]], int], *arguments: object, code: int = 0) -> str:
+        """What a program says, which ends with that code and without a traceback."""
+        self._capsys.readouterr()
+        ended = program([str(each) for each in arguments])
+        said = "".join(self._capsys.readouterr())
+        assert ended == code, said
+        assert "Traceback" not in said
+        return said
+
+    def build(self, *flags: str, name: str | None = None, code: int = 0, **overrides: Any) -> str:
+        return self.run(main, "build", "--config", self.config(name, **overrides), *flags, code=code)
+
+    def repair(self, *options: object, code: int = 0) -> str:
+        return self.run(main, "repair", self.cache, *options, code=code)
+
+    def report(self) -> Path:
+        """Of a full verification that finds damage."""
+        path = self.folder / "my report.json"
+        self.run(cache_store, "verify", self.cache, "--level", "full", "--report", path, code=1)
+        return path
+
+    def files(self) -> dict[str, bytes]:
+        return timeless_files(self.cache)
+
+    def lose(self, *names: str) -> None:
+        for name in names:
+            (self.cache / name).unlink()
+
+    @contextmanager
+    def untouched(self) -> Iterator[None]:
+        """Nothing in the cache is written, renamed or deleted meanwhile."""
+        before = places(self.cache)
+        yield
+        assert places(self.cache) == before
+
+    @contextmanager
+    def same_in_the_end(self) -> Iterator[None]:
+        """Whatever happens to the cache, it ends sound and with the bytes that it has now."""
+        before = timeless_files(self.cache)
+        yield
+        assert timeless_files(self.cache) == before
+        assert not verify(self.cache, "full").findings
+
+
+@pytest.fixture
+def project(tmp_path: Path, source_path: Path, vae_path: Path, capsys: pytest.CaptureFixture[str]) -> Project:
+    return Project(tmp_path, vae_path, capsys)
+
+
+@pytest.fixture(scope="session")
+def built_once(tmp_path_factory: pytest.TempPathFactory, vae_path: Path) -> Path:
+    """The cache of every `built`."""
+    folder = tmp_path_factory.mktemp("built")
+    return run_build(folder, write_source(folder / "source"), vae_path)
+
+
+@pytest.fixture
+def built(project: Project, built_once: Path) -> Project:
+    """With its cache, as a build in this place would have left it."""
+    shutil.copytree(built_once, project.cache)
+    config = read_build(built_once).config
+    config["source"] |= {"path": str(project.source / "chat.json"), "images": str(project.images)}
+    write_build(project.cache, config)
+    return project
+
+
 def assert_same_as_undisturbed(folder: Path, values: dict[str, Any]) -> None:
     """The cache of `values` has the bytes of a build of them that nothing came between."""
     cache = Path(values["cache"])
@@ -123,12 +232,12 @@ def assert_same_as_undisturbed(folder: Path, values: dict[str, Any]) -> None:
 
 @pytest.fixture
 def at_second_batch(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Functions put into this list are called once, when the second batch is to be encoded."""
+    """Functions put into this list are called once, when the second batch from then on is to be encoded."""
     acts: list[Any] = []
     encode, calls = Encoder.encode, Counter[str]()
 
     def encode_and_act(self: Encoder, image_NYX3: Any) -> Any:
-        calls["encode"] += 1
+        calls["encode"] += bool(acts)
         if calls["encode"] == 2:
             for act in acts:
                 act()

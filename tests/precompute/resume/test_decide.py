@@ -140,6 +140,8 @@ def begun(numbers: Sequence[int]) -> Survey:
     return replace(WHOLE, plan=Reading(plan_on_disk(samples(numbers), WHOLE.spec.value)))
 
 
+OTHER_SEAL = replace(WHOLE, seal=surveyed(TALLER).seal)
+"""The seal is that of another recipe."""
 MISSING_FILE = ShardOnDisk(record=WHOLE.shards[1].record, file_problem=Finding(file="f", problem="is missing", shard=1))
 WRONG_DIGEST = msgspec.structs.replace(WHOLE.spec.value, plan_digest="0" * 64)
 NOTHING_MORE = BuildRequest()
@@ -224,8 +226,9 @@ DONE = {
     ),
     "a lost spec": Case(without("spec"), said=["zarr.json: is missing"]),
     "a lost spec without a seal": Case(without("spec", "seal"), said=["zarr.json"]),
-    "a lost spec beside the seal of another recipe": Case(
-        replace(without("spec"), seal=surveyed(TALLER).seal), said=["zarr.json"]
+    "a lost spec beside the seal of another recipe": Case(without("spec", survey=OTHER_SEAL), said=["zarr.json"]),
+    "a lost spec beside the seal of fewer samples": Case(
+        replace(without("spec"), seal=surveyed(plan=samples(range(8))).seal), said=["zarr.json"]
     ),
     "a spec of another recipe than the records": Case(
         with_spec(surveyed(TALLER).spec.value), said=["zarr.json", "zarr.json"]
@@ -277,6 +280,16 @@ DONE = {
         said=["extending from 12 to 20 samples"],
         rows=20,
     ),
+    "a list that grew again since its extension began": Case(
+        begun(range(20)),
+        source=samples(range(21)),
+        request=APPEND,
+        kept=(0,),
+        to_build=(1, 2),
+        writes_plan=True,
+        said=["extending from 12 to 21 samples"],
+        rows=21,
+    ),
     "an extension that has begun, of the short list": Case(
         begun(range(20)), writes_plan=True, said=["an extension that had only begun is undone"]
     ),
@@ -304,6 +317,12 @@ def decided(case: Case) -> Work:
 
 REFUSED: dict[str, tuple[Case, type[Exception], Sequence[str]]] = {
     "another recipe": (Case(recipe=TALLER), StaleError, ["array.image.height  8", "--cache NEW"]),
+    "another recipe, which the seal has": (Case(OTHER_SEAL, recipe=TALLER), StaleError, ["array.image.height  8"]),
+    "another recipe, which the seal has, and no spec": (
+        Case(without("spec", survey=OTHER_SEAL), recipe=TALLER),
+        StaleError,
+        ["array.image.height  8"],
+    ),
     "records of two recipes": (
         Case(replace(WHOLE, shards=shards(_1=surveyed(TALLER).shards[1]))),
         StaleError,
@@ -324,7 +343,12 @@ REFUSED: dict[str, tuple[Case, type[Exception], Sequence[str]]] = {
     "another text where the spec is lost": (
         Case(without("spec"), source=samples(s09="another")),
         StaleError,
-        ["image name or text  s09"],
+        ["image name or text  s09", "restore what it was made from and run the same command again"],
+    ),
+    "new samples where the spec is lost": (
+        Case(without("spec"), source=samples(range(13))),
+        StaleError,
+        ["new sample", "s12", "--extend"],
     ),
     "another text where the plan is lost": (
         Case(without("plan"), source=samples(s09="another")),
