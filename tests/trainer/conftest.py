@@ -82,6 +82,12 @@ def describe(row: int) -> list[dict[str, str]]:
     return [{"from": who, "value": text} for who, text in turns]
 
 
+def described_cache(path: Path, rows: int, **options: Any) -> Path:
+    """A small cache; more `rows` only add to it."""
+    latents = np.random.default_rng(0).standard_normal((rows, 4, 2, 2), np.float32)
+    return make_cache(path, **{"latents": latents, "conversations": [describe(row) for row in range(rows)], **options})
+
+
 @pytest.fixture(scope="session")
 def cache_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """40 samples of 4 channels and 3×2 cells, far from standard normal, three of them rejected."""

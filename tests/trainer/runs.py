@@ -17,9 +17,17 @@ import torch
 import trainer
 from trainer.cli import main
 from trainer.config import DataConfig, ModelConfig, OptimConfig, TrainConfig, TrainRunConfig
+from trainer.data.batches import LatentSource
+from trainer.run.checkpoint import PROJECTOR_FILE
+from trainer.run.folder import checkpoints_of
+from trainer.run.inputs import open_inputs
+from trainer.run.loop import TrainingLoop
 from trainer.run.parallel import World
+from trainer.run.session import Session, open_session
 
 ROOT = Path(__file__).parents[2]
+PATIENCE_S = 300
+"""Longest wait for a process that hangs; none that is only slow takes so long."""
 ALONE = World(rank=0, size=1, device=torch.device("cpu"))
 
 
@@ -52,6 +60,25 @@ def metrics(output: Path, key: str = "loss") -> dict[int, Any]:
     return {line["step"]: line[key] for line in lines if key in line}
 
 
+def assert_same_run(config: TrainConfig, other: TrainConfig) -> None:
+    """Every figure of both logs and both projectors are equal, bit for bit."""
+    for key in ("loss", "grad_norm", "val_loss", "val_loss_shuffled"):
+        assert metrics(config.run.folder, key) == metrics(other.run.folder, key)
+    assert projector_bytes(config) == projector_bytes(other)
+
+
+def projector_bytes(config: TrainConfig) -> bytes:
+    return (config.run.folder / PROJECTOR_FILE).read_bytes()
+
+
+def open_alone(config: TrainConfig, source: LatentSource | None = None) -> Session:
+    return open_session(open_inputs(config, ALONE), source)
+
+
+def make_loop(session: Session, **options: Any) -> TrainingLoop:
+    return TrainingLoop(session, checkpoints_of(session.config.run), **options)
+
+
 def meeting_of(size: int) -> dict[str, str]:
     """Where so many ranks are to meet, as torchrun tells them."""
     with socket.socket() as probe:
@@ -82,16 +109,19 @@ class ForkedTrainer:
         assert self.process.pid is not None
         os.kill(self.process.pid, number)
 
-    def until_it_says(self, words: str) -> None:
-        deadline = time.monotonic() + 100
-        while words not in self.said.read_text():
+    def until(self, reached: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not reached():
             assert self.process.is_alive(), self.said.read_text()
             assert time.monotonic() < deadline
             time.sleep(0.02)
 
+    def until_it_says(self, words: str) -> None:
+        self.until(lambda: words in self.said.read_text())
+
     def end(self) -> tuple[int | None, str]:
         """Its exit code, and what it said on standard error."""
-        self.process.join(120)
+        self.process.join(PATIENCE_S)
         said = self.said.read_text()
         self.said.unlink()
         return self.process.exitcode, said

@@ -75,7 +75,11 @@ def test_a_model_the_hub_cannot_give_is_one_line_with_offline_ways(configured):
         ({"batch_size": 9, "accumulate": 2}, 2, "data.batch_size 9 is the global batch and must divide"),
         ({"max_text_tokens": 300}, 2, "300 make 308"),
         ({"max_steps": 6, "warmup_steps": 100}, 2, "optim.warmup_steps 100 must be less than the run's steps, 6"),
-        ({"epochs": 1, "warmup_steps": 4}, 2, "optim.warmup_steps 4 must be less than the run's steps, 4"),
+        (
+            {"epochs": 1, "warmup_steps": 4},
+            2,
+            "optim.warmup_steps 4 must be less than the run's steps, 4; set it lower, or to null for 0",
+        ),
         ({"max_text_tokens": 5}, 1, "has no text to learn: none of its 37 samples has an assistant's words"),
         ({"max_text_tokens": 5}, 1, "data.max_text_tokens 5; raise it where texts are longer, and see that the chat"),
         ({"val_fraction": 0.99999999}, 1, "37 are held out; raise it, or lower data.val_fraction 0.99999999"),
@@ -258,7 +262,8 @@ def test_a_run_of_other_batches_or_another_projector_is_refused(changed, configu
     field, options = changed
     error = refusal(1, configured(one_step, max_steps=2, **options))
     assert named_fields(error) == {field}
-    assert "--run.output NEW" in error
+    assert "to train anew: the same command with --run.output NEW" in error
+    assert "to go on from here, restore what it was trained with" in error
     assert not (tmp_path / "text").exists()
 
 

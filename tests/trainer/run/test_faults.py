@@ -8,11 +8,12 @@ import pytest
 
 from tests.full_disk import largest_file, make_room, mounted_disk
 from tests.trainer.conftest import MakeConfig
-from tests.trainer.runs import ALONE, ForkedTrainer, command, metrics
+from tests.trainer.runs import ALONE, ForkedTrainer, assert_same_run, command, projector_bytes
 from trainer.cli import main
 from trainer.commands.train import train
 from trainer.config import TrainConfig
-from trainer.run.checkpoint import OPTIMIZER_FILE, PROJECTOR_FILE, CheckpointFolder
+from trainer.run.checkpoint import OPTIMIZER_FILE, PROJECTOR_FILE
+from trainer.run.folder import checkpoints_of
 from trainer.run.loop import TrainingLoop
 
 
@@ -21,16 +22,6 @@ def undisturbed(configured_here: MakeConfig) -> TrainConfig:
     config = configured_here(save_every=1, max_steps=6)
     train(config, ALONE)
     return config
-
-
-def projector(config: TrainConfig) -> bytes:
-    return (config.run.folder / PROJECTOR_FILE).read_bytes()
-
-
-def assert_same_run(config: TrainConfig, undisturbed: TrainConfig) -> None:
-    for key in ("loss", "grad_norm", "val_loss"):
-        assert metrics(config.run.folder, key) == metrics(undisturbed.run.folder, key)
-    assert projector(config) == projector(undisturbed)
 
 
 def in_one_line(error: str) -> str:
@@ -46,26 +37,27 @@ def test_a_run_killed_before_its_projector_gives_it_when_rerun(configured, undis
     config = configured(save_every=1, max_steps=6)
     code, _ = ForkedTrainer(command(config), {}, die_before_the_projector).end()
     assert code == -signal.SIGKILL
-    assert CheckpointFolder(config.run.folder / "checkpoints", 3).steps()[-1] == 6
+    assert checkpoints_of(config.run).steps()[-1] == 6
     assert not (config.run.folder / PROJECTOR_FILE).exists()
     assert main(command(config)) == 0
     assert f"trained 6 steps: {config.run.folder}/projector.safetensors" in capsys.readouterr().out
     assert_same_run(config, undisturbed)
 
 
-def test_a_projector_other_than_the_last_checkpoints_is_replaced(undisturbed):
-    path, whole = undisturbed.run.folder / PROJECTOR_FILE, projector(undisturbed)
-    path.write_bytes(b"of an earlier end of this run")
+def test_a_finished_run_changes_nothing_but_a_wrong_projector(undisturbed, capsys):
+    whole = projector_bytes(undisturbed)
+    (undisturbed.run.folder / PROJECTOR_FILE).write_bytes(b"of an earlier end of this run")
     train(undisturbed, ALONE)
-    assert path.read_bytes() == whole
-    written = path.stat().st_mtime_ns
+    assert projector_bytes(undisturbed) == whole
+    before = {path: path.stat().st_mtime_ns for path in undisturbed.run.folder.rglob("*.*")}
     train(undisturbed, ALONE)
-    assert path.stat().st_mtime_ns == written
+    assert {path: path.stat().st_mtime_ns for path in undisturbed.run.folder.rglob("*.*")} == before
+    assert "nothing to do: step 6 is done, and 6 are asked for" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", [PROJECTOR_FILE, OPTIMIZER_FILE])
 def test_a_checkpoint_that_does_not_fit_leaves_nothing(configured, undisturbed, refusal, name):
-    size = (CheckpointFolder(undisturbed.run.folder / "checkpoints", 3).path(6) / name).stat().st_size
+    size = (checkpoints_of(undisturbed.run).path(6) / name).stat().st_size
     config = configured(save_every=1, max_steps=6)
     with largest_file(size - 1):
         line = in_one_line(refusal(1, config))
@@ -79,8 +71,7 @@ def test_a_checkpoint_that_does_not_fit_leaves_nothing(configured, undisturbed, 
 def test_room_on_a_full_disk_lets_its_run_go_on(configured, undisturbed, refusal, tmp_path, size):
     """Full at TensorBoard's events, at the log, at the first checkpoint, at a later one."""
     with mounted_disk(tmp_path / "disk", size) as disk:
-        texts = str(tmp_path / "text")
-        config = configured(disk / "run", save_every=1, max_steps=6, text_dir=texts)
+        config = configured(disk / "run", save_every=1, max_steps=6, text_dir=str(tmp_path / "text"))
         line = in_one_line(refusal(1, config))
         assert line.startswith(f"trainer: error: No space left on device: {disk}/run/")
         assert ".partial" not in line

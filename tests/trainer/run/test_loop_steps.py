@@ -9,22 +9,14 @@ import pytest
 import torch
 
 from cache_store import Cache, open_cache
-from tests.trainer.runs import ALONE, metrics
+from tests.trainer.runs import make_loop, metrics, open_alone
 from trainer.config import TrainConfig
-from trainer.run.checkpoint import CheckpointFolder
-from trainer.run.inputs import open_inputs
-from trainer.run.loop import TrainingLoop
 from trainer.run.optim import learning_rate
-from trainer.run.session import Session, open_session
-
-
-def make_loop(session: Session, **options: Any) -> TrainingLoop:
-    return TrainingLoop(session, CheckpointFolder(session.config.run.folder / "checkpoints", 1), **options)
 
 
 def optimizer_inputs(config: TrainConfig) -> tuple[list[float], list[set[float]]]:
     """Train; at each step the norm of the gradients that the optimizer gets, and the learning rates of its groups."""
-    loop = make_loop(open_session(open_inputs(config, ALONE)))
+    loop = make_loop(open_alone(config))
     norms, rates = [], []
 
     def look(optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -47,7 +39,7 @@ def test_gradients_are_clipped_and_logged_as_they_were_before(configured):
 
 
 def test_the_optimizer_steps_at_the_schedules_rate_which_is_logged(configured):
-    config = configured(max_steps=4, warmup_steps=1)
+    config = configured(max_steps=4, warmup_steps=3)
     _, rates = optimizer_inputs(config)
     expected = [learning_rate(config.optim, step, 4) for step in range(4)]
     assert len(set(expected)) == 3
@@ -87,7 +79,7 @@ def test_the_data_wait_share_is_that_of_a_held_back_source(configured, seconds, 
     """Each batch is held back for so long, and each step works for 30 s."""
     config = configured(max_steps=4, val_fraction=0.0)
     source = HeldBackCache(open_cache(config.cache), seconds)
-    session = open_session(open_inputs(config, ALONE), source)
+    session = open_alone(config, source)
 
     def work(*_: Any) -> None:
         source.now += 30.0
@@ -101,9 +93,7 @@ def test_the_data_wait_share_is_that_of_a_held_back_source(configured, seconds, 
 
 @pytest.mark.parametrize(("gradient_checkpointing", "passes"), [(True, 2), (False, 1)])
 def test_recomputed_layers_are_computed_twice_a_step(configured, gradient_checkpointing, passes):
-    session = open_session(
-        open_inputs(configured(max_steps=4, gradient_checkpointing=gradient_checkpointing, val_fraction=0.0), ALONE)
-    )
+    session = open_alone(configured(max_steps=4, gradient_checkpointing=gradient_checkpointing, val_fraction=0.0))
     calls: Counter[int] = Counter()
     layers = session.model.language.decoder.layers
     for number, layer in enumerate(layers):

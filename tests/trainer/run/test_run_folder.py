@@ -8,8 +8,7 @@ from cache_store.errors import ConfigError
 from tests.trainer.run.test_checkpoint import save_steps
 from tests.trainer.runs import command
 from trainer.cli import main
-from trainer.config import TrainConfig
-from trainer.run.folder import CONFIG_FILE, refuse_foreign_output, write_config
+from trainer.run.folder import CONFIG_FILE, checkpoints_of, refuse_foreign_output, write_config
 
 
 def fill(folder: Path, files: dict[str, str]) -> dict[str, bytes]:
@@ -41,52 +40,29 @@ def test_a_folder_of_other_files_is_refused_and_left_as_it_is(configured, refusa
     assert held_in(tmp_path / "run") == before
 
 
-def test_a_file_in_the_place_of_the_folder_is_refused(configured):
-    config = configured()
-    config.run.folder.touch()
-    with pytest.raises(ConfigError, match="run.output: .*/run is not a folder"):
-        refuse_foreign_output(config)
-
-
 def test_the_folder_itself_is_no_place_for_the_text(configured, refusal, tmp_path):
     error = refusal(2, configured(), "train", "--data.text_dir", f"{tmp_path}/run/")
     assert f"data.text_dir: {tmp_path}/run/ is run.output; name a folder in it" in error
     assert not (tmp_path / "run").exists()
 
 
-def leave_nothing(config: TrainConfig) -> None:
-    """An absent folder."""
+NOTES = {"metrics.jsonl": "", "notes.txt": ""}
+
+STAGES = {
+    "absent": lambda config: None,
+    "empty": lambda config: config.run.folder.mkdir(),
+    "killed in its first seconds": lambda config: fill(config.run.folder, {".claim": "", ".config.yaml.1.partial": ""}),
+    "killed before its first checkpoint": lambda config: (write_config(config), fill(config.run.folder, NOTES)),
+    "its config deleted": lambda config: (
+        save_steps(checkpoints_of(config.run).root, 5),
+        fill(config.run.folder, NOTES),
+    ),
+}
 
 
-def leave_empty(config: TrainConfig) -> None:
-    config.run.folder.mkdir()
-
-
-def leave_a_claim(config: TrainConfig) -> None:
-    """What a run leaves that is killed in its first seconds."""
-    fill(config.run.folder, {".claim": "process 1 on host\n", ".config.yaml.1.partial": "cac"})
-
-
-def leave_a_config(config: TrainConfig) -> None:
-    """What one leaves that is killed before its first checkpoint, and a person's notes."""
-    write_config(config)
-    fill(config.run.folder, {"metrics.jsonl": "", "notes.txt": ""})
-
-
-def leave_checkpoints(config: TrainConfig) -> None:
-    """A run whose config a person has deleted."""
-    save_steps(config.run.folder / "checkpoints", 5)
-    fill(config.run.folder, {"metrics.jsonl": "", "notes.txt": ""})
-
-
-@pytest.mark.parametrize(
-    "leave",
-    [leave_nothing, leave_empty, leave_a_claim, leave_a_config, leave_checkpoints],
-    ids=lambda each: each.__name__,
-)
+@pytest.mark.parametrize("leave", STAGES.values(), ids=STAGES)
 def test_an_empty_folder_and_a_run_at_any_stage_are_taken(configured, leave):
-    config = configured()
-    leave(config)
+    leave(config := configured())
     refuse_foreign_output(config)
 
 

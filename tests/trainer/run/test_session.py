@@ -3,15 +3,13 @@
 import pytest
 import torch
 
-from tests.trainer.runs import ALONE
+from tests.trainer.runs import open_alone
 from trainer.data.stream import as_tensor
 from trainer.model.projector import rms
-from trainer.run.inputs import open_inputs
-from trainer.run.session import open_session
 
 
 def test_a_session_standardises_latents_and_matches_embeddings(configured):
-    session = open_session(open_inputs(configured(), ALONE))
+    session = open_alone(configured())
     projector, encoder = session.model.projector, session.cache.spec.array.encoder
     assert tuple(projector.mean_C11.flatten().tolist()) == pytest.approx(encoder.latents_mean)
     assert tuple(projector.std_C11.flatten().tolist()) == pytest.approx(encoder.latents_std)
@@ -24,6 +22,6 @@ def test_a_session_standardises_latents_and_matches_embeddings(configured):
 
 @pytest.mark.parametrize(("precision", "dtype"), [("bf16", torch.bfloat16), ("fp32", torch.float32)])
 def test_the_model_has_the_runs_precision_the_projector_float32(configured, precision, dtype):
-    session = open_session(open_inputs(configured(precision=precision), ALONE))
+    session = open_alone(configured(precision=precision))
     assert {each.dtype for each in session.model.language.parameters()} == {dtype}
     assert {each.dtype for each in session.model.projector.parameters()} == {torch.float32}

@@ -7,56 +7,41 @@ import torch
 
 from cache_store.errors import EncodeOnceError
 from tests.make_cache import caption, make_cache
-from tests.trainer.runs import ALONE
-from trainer.run.checkpoint import CheckpointFolder
-from trainer.run.inputs import open_inputs
-from trainer.run.loop import TrainingLoop
+from tests.trainer.conftest import described_cache
+from tests.trainer.runs import make_loop, open_alone
 from trainer.run.parallel import World
-from trainer.run.session import open_session
 from trainer.run.validation import make_shuffle_test, rank_parts, sample_losses, shuffle_test, validation_loss
-
-COLOURS = ("red", "green", "blue")
 
 
 def test_a_projector_that_learned_is_told_from_one_that_did_not(configured, tmp_path):
     rng = np.random.default_rng(0)
     kind = np.arange(60) % 3
     latents = 0.1 * rng.standard_normal((60, 4, 2, 2), np.float32) + kind[:, None, None, None] - 1
-    words = [caption(COLOURS[colour]) for colour in kind]
+    words = [caption(("red", "green", "blue")[colour]) for colour in kind]
     cache = make_cache(tmp_path / "cache", latents.astype(np.float32), conversations=words, dtype="float32")
-    config = configured(cache=cache, lr=1e-2, epochs=20, eval_every=10_000)
-    session = open_session(open_inputs(config, ALONE))
+    session = open_alone(configured(cache=cache, lr=1e-2, epochs=20, eval_every=10_000))
     before = shuffle_test(session)
-    TrainingLoop(session, CheckpointFolder(tmp_path / "run" / "checkpoints", 1)).run()
+    make_loop(session).run()
     after = shuffle_test(session)
-    assert before is not None
-    assert after is not None
     assert before.verdict.startswith("no sign")
     assert after.verdict.startswith("the model uses the image")
     assert after.own < before.own
 
 
-def test_each_sample_keeps_its_own_loss_whatever_its_batch(configured):
+def test_each_sample_has_its_own_loss_and_a_stopped_test_none(configured):
     losses = []
     for batch_size in (1, 3, 8):
-        config = configured(eval_batch_size=batch_size)
-        session = open_session(open_inputs(config, ALONE))
+        session = open_alone(configured(eval_batch_size=batch_size))
         losses.append(sample_losses(session, session.split.validation))
     assert len(losses[0]) == len(session.split.validation)
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
     np.testing.assert_allclose(losses[0], losses[2], rtol=1e-4)
-
-
-def test_a_stopped_evaluation_says_nothing(configured):
-    session = open_session(open_inputs(configured(), ALONE))
     assert shuffle_test(session, stopped=lambda: True) is None
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_loss_that_is_not_finite_names_its_sample(configured, tmp_path, value):
-    latents = np.random.default_rng(0).standard_normal((20, 4, 2, 2), np.float32)
-    cache = make_cache(tmp_path / "cache", latents, dtype="float32", conversations=[caption("red")] * 20)
-    session = open_session(open_inputs(configured(cache=cache), ALONE))
+    session = open_alone(configured(cache=described_cache(tmp_path / "cache", 20, dtype="float32")))
     spoilt = session.split.validation[1]
 
     def read(numbers: np.ndarray) -> np.ndarray:
