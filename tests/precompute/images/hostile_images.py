@@ -53,12 +53,19 @@ def grey_tiff(width: int, height: int, more: dict[int, tuple[int, int, int | byt
     return tiff({**size, 277: (3, 1, 1), **more})
 
 
+def tiff_around(
+    data: bytes, width: int, height: int, more: dict[int, tuple[int, int, int]], compression: int = 1, place: int = 273
+) -> bytes:
+    """A TIFF whose pixels, or whose tile where `place` says so, are `data`."""
+    tags = {278: (3, 1, height), 279: (4, 1, len(data)), **more}
+    behind = len(grey_tiff(width, height, {**tags, place: (4, 1, 0)}))
+    return grey_tiff(width, height, {**tags, place: (4, 1, behind)}, compression) + data
+
+
 def tiff_tile_bomb() -> bytes:
     """One pixel, in a tile of 900 million."""
     tile = zlib.compress(bytes(30_000 * 30_000), 1)
-    tags = {322: (4, 1, 30_000), 323: (4, 1, 30_000), 325: (4, 1, len(tile)), 324: (4, 1, 0)}
-    behind = len(grey_tiff(1, 1, tags, 8))
-    return grey_tiff(1, 1, {**tags, 324: (4, 1, behind)}, 8) + tile
+    return tiff_around(tile, 1, 1, {322: (4, 1, 30_000), 323: (4, 1, 30_000), 325: (4, 1, len(tile))}, 8, 324)
 
 
 def overlapping_tags(tags: int = 20_000, size: int = 2**20) -> bytes:
