@@ -59,14 +59,13 @@ def sixteen_bits(format_: str, order: str) -> bytes:
 
 
 def integer_tiff(levels: np.ndarray, bits: int, kind: int) -> bytes:
-    return tiff_around(
-        levels.astype(f"<i{bits // 8}").tobytes(), len(levels), 1, {258: (3, 1, bits), 339: (3, 1, kind)}
-    )
+    tags = {258: (3, 1, bits), 278: (3, 1, 1), 339: (3, 1, kind)}
+    return tiff_around(levels.astype(f"<i{bits // 8}").tobytes(), len(levels), 1, tags)
 
 
 def white_zero_tiff(orientation: int, compression: int) -> bytes:
     levels = np.arange(0, 65_536, 257, dtype="<u2").tobytes()
-    tags = {258: (3, 1, 16), 262: (3, 1, 0), 274: (3, 1, orientation)}
+    tags = {258: (3, 1, 16), 262: (3, 1, 0), 274: (3, 1, orientation), 278: (3, 1, 8)}
     return tiff_around(zlib.compress(levels) if compression == 8 else levels, 32, 8, tags, compression)
 
 
@@ -102,6 +101,7 @@ SIGNED, UNSIGNED = 2, 1
 
 LEVELS = np.arange(256).reshape(16, 16)
 LEVELS_OF_12_BITS = np.array([0, 0x12, 0x80, 0xFF])
+TWELVE_BITS = {258: (3, 1, 12), 278: (3, 1, 1)}
 NOISE = np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)
 BITS = np.random.default_rng(0).integers(0, 2, (5, 11))
 PIXELS = gradient()
@@ -122,7 +122,7 @@ BECOMES = {
     "grey": (saved(LEVELS.astype(np.uint8), "PNG"), grey(LEVELS)),
     "bilevel": (save(Image.fromarray(LEVELS >= 128), "PNG"), grey(255 * (LEVELS >= 128))),
     "a PNG of 16 bits a channel": (rgb_of_16_bits(), RGB_OF_16_BITS),
-    "a TIFF of 12 bits": (tiff_around(b"\0\x01\x23\x80\x0f\xff", 4, 1, {258: (3, 1, 12)}), grey(LEVELS_OF_12_BITS)),
+    "a TIFF of 12 bits": (tiff_around(b"\0\x01\x23\x80\x0f\xff", 4, 1, TWELVE_BITS), grey(LEVELS_OF_12_BITS)),
     "a TIFF that says it is unsigned": (integer_tiff(LEVELS[3] << 8, 16, UNSIGNED), grey(LEVELS[3])),
     "grey with alpha lies on white": (save(Image.new("LA", (8, 8), (0, 0)), "PNG"), WHITE),
     "a transparent entry of a palette": (transparent_palette(), np.where(LEVELS[:4, :4, None] == 17, PALE, 255)),
