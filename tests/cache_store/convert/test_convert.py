@@ -1,7 +1,6 @@
 """`cache-store convert`: there and back to the same bytes, from any stop, and never from or into the wrong folder."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,12 +12,11 @@ import pytest
 
 from cache_store import open_cache
 from cache_store.cli import main
-from cache_store.format.record import canonical_json, signed
-from cache_store.format.schema import SAMPLES_SCHEMA, BuildRecord
+from cache_store.format.schema import SAMPLES_SCHEMA, TEXT_COLUMNS
 from cache_store.storage.claim import claim
-from cache_store.storage.publish import write_file
 from cache_store.verify.verify import verify
-from tests.cache_store.conftest import REJECTED, flip, shard_name
+from tests.cache_store.conftest import REJECTED, ROWS, contents, flip, shard_name
+from tests.cache_store.signing import edited, load, resign, save_signed
 from tests.make_cache import caption, make_cache
 
 OTHER = {"zarr": "webdataset", "webdataset": "zarr"}
@@ -28,39 +26,39 @@ def convert(cache: Path, out: Path, store_format: str, *options: str) -> int:
     return main(["convert", str(cache), str(out), "--format", store_format, *options])
 
 
-def contents(cache: Path) -> dict[str, bytes]:
-    return {path.relative_to(cache).as_posix(): path.read_bytes() for path in cache.rglob("*") if path.is_file()}
+ODD_TEXTS = [caption('ü\U0001f600\x00"\\' * (200 * row)) for row in range(ROWS)]
 
 
-def test_there_and_back_every_file_is_the_same(cache, tmp_path, store_format):
-    assert convert(cache, tmp_path / "there", OTHER[store_format]) == 0
-    assert convert(tmp_path / "there", tmp_path / "back", store_format) == 0
-    assert contents(tmp_path / "back") == contents(cache)
-
-
-@pytest.mark.parametrize("codec", ["lz4", "zstd"])
-def test_through_tars_and_back_a_compressed_cache_is_the_same(tmp_path, latents, codec):
-    cache = make_cache(tmp_path / "cache", latents, rejected=REJECTED, codec=codec)
-    assert convert(cache, tmp_path / "tars", "webdataset") == 0
-    assert convert(tmp_path / "tars", tmp_path / "back", "zarr", "--codec", codec) == 0
-    assert contents(tmp_path / "back") == contents(cache)
+@pytest.mark.parametrize(
+    ("store_format", "options"),
+    [
+        ("zarr", {}),
+        ("webdataset", {}),
+        ("zarr", {"codec": "lz4"}),
+        ("zarr", {"codec": "zstd"}),
+        ("zarr", {"conversations": ODD_TEXTS}),
+    ],
+    ids=["zarr", "webdataset", "lz4", "zstd", "long texts in other alphabets"],
+)
+def test_there_and_back_every_file_is_the_same(tmp_path, latents, capsys, store_format, options):
+    cache = make_cache(tmp_path / "cache", latents, rejected=REJECTED, store_format=store_format, **options)
+    there, back, before = tmp_path / "there", tmp_path / "back", open_cache(cache)
+    assert convert(cache, there, OTHER[store_format]) == 0
+    assert "converted 4 shards, every latent checked" in capsys.readouterr().out
+    assert not verify(there, "full").findings
+    after, numbers = open_cache(there), np.arange(len(before))
+    np.testing.assert_array_equal(after.read(numbers), before.read(numbers), strict=True)
+    other = ("offset", "length", "crc32c") if "codec" in options else ("offset",)
+    equal = [name for name in (*SAMPLES_SCHEMA.names, *TEXT_COLUMNS) if name not in other]
+    assert after.samples(numbers, equal).equals(before.samples(numbers, equal))
+    assert convert(there, back, store_format, "--codec", options.get("codec", "none")) == 0
+    assert contents(back) == contents(cache)
 
 
 def test_a_converted_cache_is_the_one_a_build_would_have_written(cache, tmp_path, latents, store_format):
     direct = make_cache(tmp_path / "direct", latents, rejected=REJECTED, store_format=OTHER[store_format])
     assert convert(cache, tmp_path / "converted", OTHER[store_format]) == 0
     assert contents(tmp_path / "converted") == contents(direct)
-
-
-def test_latents_crcs_and_samples_are_equal_and_the_copy_is_sound(cache, tmp_path, store_format, capsys):
-    assert convert(cache, tmp_path / "out", OTHER[store_format]) == 0
-    assert "converted 4 shards, every latent checked" in capsys.readouterr().out
-    before, after = open_cache(cache), open_cache(tmp_path / "out")
-    numbers = np.arange(len(before))
-    np.testing.assert_array_equal(after.read(numbers), before.read(numbers), strict=True)
-    equal = [name for name in SAMPLES_SCHEMA.names if name != "offset"]
-    assert after.samples(numbers, equal).equals(before.samples(numbers, equal))
-    assert not verify(tmp_path / "out", "full").findings
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
@@ -80,23 +78,21 @@ def test_the_codec_stays_unless_another_is_asked_for(tmp_path, latents):
 
 
 def test_what_a_repair_of_the_copy_would_build_is_the_copys_form(cache, tmp_path, store_format):
-    store = {"format": store_format, "codec": "none", "dtype": "float16", "samples_per_shard": 8}
-    record = BuildRecord(format_version=1, config={"source": {"kind": "llava"}, "store": store}, sha256="")
-    write_file(cache / "build.json", canonical_json(signed(record)))
+    with edited(cache / "build.json") as record:
+        record["config"] = {"source": {"kind": "llava"}, "store": {"format": store_format, "codec": "none"}}
+    resign(cache)
+    expected = load(cache / "build.json")
     assert convert(cache, tmp_path / "out", OTHER[store_format]) == 0
-    expected = BuildRecord(
-        format_version=1,
-        config={"source": {"kind": "llava"}, "store": {**store, "format": OTHER[store_format]}},
-        sha256="",
-    )
-    assert (tmp_path / "out/build.json").read_bytes() == canonical_json(signed(expected))
+    expected["config"]["store"]["format"] = OTHER[store_format]
+    save_signed(cache / "build.json", expected)
+    assert (tmp_path / "out/build.json").read_bytes() == (cache / "build.json").read_bytes()
 
 
 @pytest.fixture(scope="module")
 def many_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A `cache` of hundreds of shards, so that a signal comes in between, and `undisturbed`, its conversion."""
+    """A `cache` of many shards, so that a signal comes in between, and `undisturbed`, its conversion."""
     folder = tmp_path_factory.mktemp("many")
-    rows = np.random.default_rng(0).standard_normal((600, 4, 6, 5)).astype(np.float32)
+    rows = np.random.default_rng(0).standard_normal((300, 4, 6, 5)).astype(np.float32)
     assert convert(make_cache(folder / "cache", rows, samples_per_shard=2), folder / "undisturbed", "webdataset") == 0
     return folder
 
@@ -121,39 +117,32 @@ def test_a_stopped_conversion_goes_on_to_the_same_bytes(many_shards, tmp_path, n
     assert contents(tmp_path / "out") == contents(many_shards / "undisturbed")
 
 
-def test_a_dead_conversions_scratch_goes_and_its_shards_stay(cache, tmp_path, store_format):
-    out = tmp_path / "out"
-    assert convert(cache, out, OTHER[store_format]) == 0
-    before = contents(out)
-    folder, _, shard = shard_name(out, 2).rpartition("/")
-    for name in (f"{folder}/.{shard}", "samples/.000002.parquet", "commits/.000001.json", ".seal.json"):
-        (out / f"{name}.1.partial").write_bytes(b"half")
-    (out / "seal.json").unlink()
-    assert convert(cache, out, OTHER[store_format]) == 0
-    assert contents(out) == before
-    assert not verify(out, "full").findings
-
-
 def times(out: Path) -> dict[str, int]:
     """When each committed shard was written."""
     return {path.stem: (out / f"shards/{path.stem}.tar").stat().st_mtime_ns for path in out.glob("commits/*.json")}
 
 
 def test_a_finished_conversion_run_again_touches_nothing(cache, tmp_path, store_format, capsys):
-    assert convert(cache, tmp_path / "out", OTHER[store_format]) == 0
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.is_file()}
-    assert convert(cache, tmp_path / "out", OTHER[store_format]) == 0
-    assert "converted 0 shards; 4 were there, their records fit" in capsys.readouterr().out
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
-
-
-@pytest.mark.parametrize("name", ["shard", "samples/000001.parquet", "commits/000001.json", "plan.parquet"])
-def test_what_the_copy_lost_is_converted_again(cache, tmp_path, store_format, name):
     out = tmp_path / "out"
     assert convert(cache, out, OTHER[store_format]) == 0
-    before = contents(out)
-    damaged = out / (shard_name(out, 1) if name == "shard" else name)
-    damaged.write_bytes(damaged.read_bytes()[:-1])
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
+    assert convert(cache, out, OTHER[store_format]) == 0
+    assert "converted 0 shards; 4 were there, their records fit" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    "damaged", ["SHARD", "samples/000001.parquet", "commits/000001.json", "plan.parquet", "seal.json"]
+)
+def test_what_the_copy_lost_is_converted_again_and_scratch_goes(cache, tmp_path, store_format, damaged):
+    out = tmp_path / "out"
+    assert convert(cache, out, OTHER[store_format]) == 0
+    before, shard = contents(out), shard_name(out, 1)
+    folder, _, name = shard.rpartition("/")
+    for scratch in (f"{folder}/.{name}", "samples/.000002.parquet", "commits/.000001.json", ".seal.json"):
+        (out / f"{scratch}.1.partial").write_bytes(b"half")
+    path = out / damaged.replace("SHARD", shard)
+    path.unlink() if damaged == "seal.json" else path.write_bytes(path.read_bytes()[:-1])
     assert convert(cache, out, OTHER[store_format]) == 0
     assert contents(out) == before
 
@@ -168,30 +157,19 @@ def test_a_damaged_latent_is_never_copied_and_names_its_row(cache, tmp_path, sto
     assert not list((tmp_path / "out").rglob("*000001*")), "the shard in hand is withdrawn"
 
 
-def test_a_damaged_samples_table_is_never_copied(cache, tmp_path, store_format, capsys):
-    flip(cache / "samples/000002.parquet", 200)
+@pytest.mark.parametrize("name", ["samples/000002.parquet", "plan.parquet"])
+def test_a_damaged_table_is_never_copied(cache, tmp_path, store_format, capsys, name):
+    flip(cache / name, 200)
     assert convert(cache, tmp_path / "out", OTHER[store_format]) == 1
-    assert "samples/000002.parquet" in capsys.readouterr().err
+    assert name in capsys.readouterr().err
+    assert not (tmp_path / "out" / name).exists()
 
 
-def test_a_damaged_plan_is_never_copied(cache, tmp_path, store_format, capsys):
-    flip(cache / "plan.parquet", 200)
+@pytest.mark.parametrize(("lost", "message"), [("SHARD", "is damaged"), ("seal.json", "not sealed")])
+def test_a_cache_that_is_damaged_or_unfinished_is_refused(cache, tmp_path, store_format, capsys, lost, message):
+    (cache / lost.replace("SHARD", shard_name(cache, 3))).unlink()
     assert convert(cache, tmp_path / "out", OTHER[store_format]) == 1
-    assert "plan.parquet" in capsys.readouterr().err
-    assert not (tmp_path / "out/plan.parquet").exists()
-
-
-def test_a_cache_that_quick_verification_finds_damaged_is_refused(cache, tmp_path, store_format, capsys):
-    (cache / shard_name(cache, 3)).unlink()
-    assert convert(cache, tmp_path / "out", OTHER[store_format]) == 1
-    assert "is damaged" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
-def test_an_unfinished_cache_is_refused(tmp_path, latents, capsys):
-    cache = make_cache(tmp_path / "cache", latents, seal=False)
-    assert convert(cache, tmp_path / "out", "webdataset") == 1
-    assert "not sealed" in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
@@ -200,6 +178,7 @@ def test_an_unfinished_cache_is_refused(tmp_path, latents, capsys):
     [
         ("cache", "lies in the cache"),
         ("cache/latents/tars", "lies in the cache"),
+        ("link", "lies in the cache"),
         (".", "holds the cache"),
         ("thesis", "holds 'thesis.tex' but no cache"),
         ("thesis/thesis.tex", "is not a folder"),
@@ -208,6 +187,7 @@ def test_an_unfinished_cache_is_refused(tmp_path, latents, capsys):
 )
 def test_a_folder_that_is_not_for_it_is_refused_untouched(tmp_path, latents, capsys, out, message):
     cache = make_cache(tmp_path / "cache", latents)
+    (tmp_path / "link").symlink_to(cache)
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis/thesis.tex").write_text("precious")
     before = contents(tmp_path)
@@ -216,13 +196,6 @@ def test_a_folder_that_is_not_for_it_is_refused_untouched(tmp_path, latents, cap
     assert message in error
     assert "Traceback" not in error
     assert contents(tmp_path) == before
-
-
-def test_a_link_into_the_cache_is_refused(tmp_path, latents, capsys):
-    cache = make_cache(tmp_path / "cache", latents)
-    (tmp_path / "link").symlink_to(cache)
-    assert convert(cache, tmp_path / "link", "webdataset") == 2
-    assert "lies in the cache" in capsys.readouterr().err
 
 
 def test_another_cache_in_the_way_is_refused_untouched(tmp_path, latents, capsys):
@@ -260,13 +233,3 @@ def test_what_tars_cannot_hold_is_refused_in_one_line(tmp_path, latents, capsys,
     assert message in error
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
-
-
-def test_long_captions_and_other_alphabets_come_through(tmp_path, latents):
-    captions = [caption('ü\U0001f600\x00"\\' * (200 * row)) for row in range(len(latents))]
-    cache = make_cache(tmp_path / "cache", latents, None, captions)
-    assert convert(cache, tmp_path / "tars", "webdataset") == 0
-    assert convert(tmp_path / "tars", tmp_path / "back", "zarr") == 0
-    assert contents(tmp_path / "back") == contents(cache)
-    shutil.rmtree(cache)
-    assert open_cache(tmp_path / "tars").samples(np.array([20]))["conversations"].to_pylist() == [captions[20]]
