@@ -15,6 +15,7 @@ from transformers import (
     FalconH1Config,
     Gemma3Config,
     Gemma3ForConditionalGeneration,
+    Gemma3TextConfig,
     Gemma4TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
@@ -36,20 +37,21 @@ def load(folder: Path | str, dtype: torch.dtype = torch.float32) -> LanguageMode
     return load_language_model(str(folder), dtype, CPU)
 
 
+def refusal_of(folder: Path | str, dtype: torch.dtype = torch.float32) -> str:
+    with pytest.raises((ConfigError, ModelError)) as caught:
+        load(folder, dtype)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
 @pytest.fixture(scope="module")
 def multimodal(tmp_path_factory: pytest.TempPathFactory) -> Path:
     vision = {
         "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
         "num_attention_heads": 2, "image_size": 28, "patch_size": 14,
     }  # fmt: skip
-    config = Gemma3Config(
-        text_config=TINY,
-        vision_config=vision,
-        mm_tokens_per_image=4,
-        image_token_index=20,
-        boi_token_index=21,
-        eoi_token_index=22,
-    )
+    markers = {"image_token_index": 20, "boi_token_index": 21, "eoi_token_index": 22}
+    config = Gemma3Config(text_config=TINY, vision_config=vision, mm_tokens_per_image=4, **markers)
     folder = tmp_path_factory.mktemp("multimodal")
     torch.manual_seed(0)
     Gemma3ForConditionalGeneration(config).save_pretrained(folder)
@@ -84,46 +86,20 @@ def test_a_multimodal_checkpoint_gives_its_text_model(multimodal):
 
 
 def test_a_checkpoint_that_lacks_tensors_is_refused(language_model, multimodal, tmp_path):
-    with pytest.raises(ModelError, match=r"lacks 2 of its weights \(model\.layers\.0\.self_attn\.q_proj\.weight, "):
-        load(without_weights(language_model, tmp_path / "text", "q_proj"))
-    with pytest.raises(ModelError, match=r"lacks 1 of its weights .*embed_tokens|lacks 2 of its weights"):
-        load(without_weights(multimodal, tmp_path / "multimodal", "embed_tokens"))
+    text = without_weights(language_model, tmp_path / "text", "q_proj")
+    assert "lacks 2 of its weights (model.layers.0.self_attn.q_proj.weight, " in refusal_of(text)
+    assert " of its weights (" in refusal_of(without_weights(multimodal, tmp_path / "multimodal", "embed_tokens"))
 
 
-def test_weights_of_another_shape_are_refused_in_one_line(language_model, tmp_path):
-    wider = shutil.copytree(language_model, tmp_path / "wider")
+def test_a_folder_without_a_sound_model_is_refused(language_model, tmp_path):
+    for name in ("./nothing", "/nothing/here", "a/b/c"):
+        assert refusal_of(name) == f"model.language_model: no folder {name}"
+    wider, damaged = (shutil.copytree(language_model, tmp_path / name) for name in ("wider", "damaged"))
     config = json.loads((wider / "config.json").read_text())
     (wider / "config.json").write_text(json.dumps({**config, "intermediate_size": 96}))
-    with pytest.raises(ModelError) as caught:
-        load(wider)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["./nothing", "/nothing/here", "a/b/c"])
-def test_a_folder_that_is_not_there_is_refused(name):
-    with pytest.raises(ConfigError, match="no folder"):
-        load(name)
-
-
-def test_a_folder_without_a_sound_model_is_refused_in_one_line(language_model, tmp_path):
-    (tmp_path / "empty").mkdir()
-    damaged = shutil.copytree(language_model, tmp_path / "damaged")
     (damaged / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0not a header....")
-    for folder in (tmp_path / "empty", damaged):
-        with pytest.raises(ModelError, match="cannot be loaded") as caught:
-            load(folder)
-        assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("soft_cap", [None, 0.1])
-def test_label_only_logits_are_the_models_own(tmp_path, soft_cap):
-    folder = save_language_model(tmp_path, final_logit_softcapping=soft_cap)
-    model, full = load(folder), AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    tokens = torch.randint(model.config.vocab_size, (3, 9))
-    expected = full(input_ids=tokens).logits
-    hidden = model.hidden(model.embed(tokens))
-    rows, columns = torch.tensor([0, 0, 2]), torch.tensor([1, 5, 8])
-    assert torch.allclose(model.logits(hidden[rows, columns]), expected[rows, columns], atol=1e-6)
+    for folder in (wider, damaged, tmp_path):
+        assert "cannot be loaded" in refusal_of(folder)
 
 
 def save_decoder(folder: Path, kind: type[PreTrainedConfig], **settings: object) -> Path:
@@ -135,28 +111,24 @@ def save_decoder(folder: Path, kind: type[PreTrainedConfig], **settings: object)
     return folder
 
 
+LAYER_TYPES = {"layer_types": TINY["layer_types"]}
+MULTIPLIERS = {"logits_scaling": 6.0, "embedding_multiplier": 12.0, "residual_multiplier": 0.22}
+MAMBA = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8}
+
 SCALED = {
     "none": (LlamaConfig, {}, 1.0),
+    "soft cap": (Gemma3TextConfig, {"final_logit_softcapping": 0.1, "head_dim": 16, **LAYER_TYPES}, 1.0),
     "cohere": (CohereConfig, {"logit_scale": 0.0625}, 0.0625),
-    "cohere2": (Cohere2Config, {"logit_scale": 0.3, "layer_types": TINY["layer_types"]}, 0.3),
-    "granite": (
-        GraniteConfig,
-        {"logits_scaling": 6.0, "embedding_multiplier": 12.0, "residual_multiplier": 0.22},
-        1 / 6,
-    ),
-    "falcon_h1": (
-        FalconH1Config,
-        {"lm_head_multiplier": 0.3, "mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8},
-        0.3,
-    ),
+    "cohere2": (Cohere2Config, {"logit_scale": 0.3, **LAYER_TYPES}, 0.3),
+    "granite": (GraniteConfig, MULTIPLIERS, 1 / 6),
+    "falcon_h1": (FalconH1Config, {"lm_head_multiplier": 0.3, **MAMBA}, 0.3),
     "hyperclovax": (HyperCLOVAXConfig, {"logits_scaling": 6.0}, 6.0),
 }
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", SCALED)
-def test_losses_are_those_of_models_that_scale_their_logits(tmp_path, name, dtype):
-    kind, settings, scale = SCALED[name]
+@pytest.mark.parametrize(("kind", "settings", "scale"), SCALED.values(), ids=SCALED)
+def test_losses_are_those_of_models_that_scale_their_logits(tmp_path, kind, settings, scale, dtype):
     folder = save_decoder(tmp_path, kind, **settings)
     model, full = load(folder, dtype), AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
     tokens = torch.randint(model.config.vocab_size, (3, 9))
@@ -171,20 +143,16 @@ def test_losses_are_those_of_models_that_scale_their_logits(tmp_path, name, dtyp
     ("kind", "settings", "reason"),
     [
         (BertConfig, {"is_decoder": True}, "in a way the trainer does not know"),
-        (Gemma4TextConfig, {"layer_types": TINY["layer_types"]}, "fails when it runs on embeddings"),
+        (Gemma4TextConfig, LAYER_TYPES, "fails when it runs on embeddings"),
     ],
 )
-def test_an_architecture_that_cannot_run_is_refused_in_one_line(tmp_path, kind, settings, reason):
-    with pytest.raises(ModelError, match=reason) as caught:
-        load(save_decoder(tmp_path, kind, **settings))
-    assert "\n" not in str(caught.value)
+def test_an_architecture_that_cannot_run_is_refused(tmp_path, kind, settings, reason):
+    assert reason in refusal_of(save_decoder(tmp_path, kind, **settings))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_decoder_that_sees_later_tokens_is_refused(tmp_path, dtype):
-    with pytest.raises(ModelError, match="is not causal") as caught:
-        load(save_language_model(tmp_path, use_bidirectional_attention=True), dtype)
-    assert "\n" not in str(caught.value)
+    assert "is not causal" in refusal_of(save_language_model(tmp_path, use_bidirectional_attention=True), dtype)
 
 
 def test_other_decoders_load_the_same_way(tmp_path):
@@ -208,20 +176,6 @@ def test_the_identity_follows_the_weights_and_not_the_precision(language_model, 
     with torch.no_grad():
         next(tuned.decoder.layers[1].parameters()).mul_(1.5)
     assert tuned.identity() != identity
-
-
-def test_recomputing_layers_changes_no_gradient(language_model):
-    plain, recomputed = load(language_model), load(language_model)
-    recomputed.checkpoint_layers()
-    calls = []
-    recomputed.decoder.layers[0].mlp.register_forward_hook(lambda *_: calls.append(1))
-    gradients = []
-    for model in (plain, recomputed):
-        embeddings = torch.linspace(-1, 1, 2 * 7 * 32).view(2, 7, 32).requires_grad_()
-        model.hidden(embeddings).square().sum().backward()
-        gradients.append(embeddings.grad)
-    assert torch.equal(*gradients)
-    assert len(calls) == 2
 
 
 # The compiler imports what torch deprecates, and looks at gradients that torch warns of.

@@ -6,11 +6,10 @@ import torch
 from torch.nn.functional import cross_entropy, linear
 from transformers import AutoModelForCausalLM
 
-from tests.trainer.model.test_projector import MEAN, STD, make_latents
+from tests.trainer.model.test_projector import make_latents, make_projector
 from trainer.data.batches import model_input
 from trainer.model.language_model import LanguageModel, load_language_model
 from trainer.model.model import ModelInput, WorldModel
-from trainer.model.projector import Projector
 from trainer.text.store import TextBatch
 
 
@@ -20,9 +19,7 @@ def language(language_model: Path) -> LanguageModel:
 
 
 def make_model(language: LanguageModel, *, bos: bool = True) -> WorldModel:
-    projector = Projector(
-        latent_shape=(4, 3, 2), width=language.width, layout="spatial", shape="mlp", mean=MEAN, std=STD, seed=0
-    )  # fmt: skip
+    projector = make_projector(width=language.width)
     projector.match_rms(make_latents(), language.embedding_rms())
     return WorldModel(language, projector, begins_with_bos=bos)
 
@@ -79,25 +76,18 @@ def test_only_the_projector_receives_gradients(language):
     assert all(parameter.grad.abs().sum() > 0 for parameter in model.projector.parameters())
 
 
-def test_bf16_keeps_float32_masters(language_model):
-    language = load_language_model(str(language_model), torch.bfloat16, torch.device("cpu"))
-    model, batch = make_model(language), make_input()
-    assert model.sequence(batch.latents_NCHW, batch.tokens_NT).dtype == torch.bfloat16
-    losses = model(batch)
-    losses.sum().backward()
-    assert losses.dtype == torch.float32
-    assert {p.dtype for p in model.projector.parameters()} == {torch.float32}
-    assert {p.grad.dtype for p in model.projector.parameters()} == {torch.float32}
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_projectors_products_run_in_the_models_precision(language_model, dtype):
+def test_products_run_in_the_models_precision_losses_in_float32(language_model, dtype):
     language = load_language_model(str(language_model), dtype, torch.device("cpu"))
     model, batch, products = make_model(language), make_input(), list[torch.Tensor]()
     for layer in model.projector.layers[::2]:
         layer.register_forward_hook(lambda _, inputs, output: products.append(output))
-    model.sequence(batch.latents_NCHW, batch.tokens_NT)
-    assert [product.dtype for product in products] == [dtype, dtype]
+    losses = model(batch)
+    losses.sum().backward()
+    assert model.sequence(batch.latents_NCHW, batch.tokens_NT).dtype == dtype
+    assert {each.dtype for each in products} == {dtype}
+    float32 = [losses, *(each for weight in model.projector.parameters() for each in (weight, weight.grad))]
+    assert {each.dtype for each in float32} == {torch.float32}
     first, features = model.projector.layers[0], model.projector.features(batch.latents_NCHW)
     assert torch.equal(products[0], linear(features.to(dtype), first.weight.to(dtype), first.bias.to(dtype)))
 

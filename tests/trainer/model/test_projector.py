@@ -1,4 +1,3 @@
-import itertools
 import math
 
 import pytest
@@ -9,13 +8,10 @@ from trainer.model.projector import LAYOUTS, SHAPES, Projector, rms
 
 MEAN, STD = (0.5, -1.0, 2.0, 0.0), (2.0, 0.5, 3.0, 1.0)
 WIDTH = 24
-EVERY_KIND = list(itertools.product(LAYOUTS, SHAPES))
 
 
-def make_projector(layout: str = "spatial", shape: str = "mlp", seed: int = 0) -> Projector:
-    return Projector(
-        latent_shape=(4, 3, 2), width=WIDTH, layout=layout, shape=shape, mean=MEAN, std=STD, seed=seed
-    )  # fmt: skip
+def make_projector(layout: str = "spatial", shape: str = "mlp", width: int = WIDTH, seed: int = 0) -> Projector:
+    return Projector(latent_shape=(4, 3, 2), width=width, layout=layout, shape=shape, mean=MEAN, std=STD, seed=seed)
 
 
 def make_latents(count: int = 64) -> torch.Tensor:
@@ -49,7 +45,8 @@ def test_features_are_standardised_and_of_the_means_alone(layout):
     assert torch.equal(make_projector(layout).features(moments), features)
 
 
-@pytest.mark.parametrize(("layout", "shape"), EVERY_KIND)
+@pytest.mark.parametrize("layout", list(LAYOUTS))
+@pytest.mark.parametrize("shape", list(SHAPES))
 def test_matched_tokens_have_the_asked_rms(layout, shape):
     projector, latents = make_projector(layout, shape), make_latents()
     projector.match_rms(latents, 1.7)

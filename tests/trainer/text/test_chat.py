@@ -27,30 +27,29 @@ def labelled(
     return words, [word for word, is_label in zip(words, text.is_label, strict=True) if is_label]
 
 
-def test_labels_are_the_assistants_tokens_and_its_end_of_turn():
+@pytest.mark.parametrize(
+    ("conversation", "max_tokens", "expected"),
+    [
+        (TWO_TURNS, 64, "a red square <end_of_turn> yes <end_of_turn>"),
+        (TWO_TURNS[:3], 64, "a red square <end_of_turn>"),
+        (TWO_TURNS, 14, "a red"),
+        (TWO_TURNS, 12, ""),
+        (TWO_TURNS[:1], 64, ""),
+        ([], 64, ""),
+    ],
+)
+def test_labels_are_what_the_assistant_says_and_end_the_text(conversation, max_tokens, expected):
+    words, labels = labelled(conversation, max_tokens)
+    assert labels == expected.split()
+    assert words[-1:] == labels[-1:]
+    assert len(words) <= max_tokens
+
+
+def test_a_text_begins_with_bos_once_whatever_the_template_writes():
     words, labels = labelled(TWO_TURNS)
-    assert labels == ["a", "red", "square", "<end_of_turn>", "yes", "<end_of_turn>"]
     assert words[:4] == ["<bos>", "<start_of_turn>", "user", "\n"]
     assert words.count("<bos>") == 1
-
-
-def test_a_template_without_bos_gets_one_all_the_same():
-    without = GEMMA_TEMPLATE.replace("{{ bos_token }}", "")
-    assert labelled(TWO_TURNS, template=without) == labelled(TWO_TURNS)
-
-
-def test_nothing_after_the_last_label_is_kept():
-    words, labels = labelled(TWO_TURNS[:3])
-    assert words[-1] == "<end_of_turn>"
-    assert labels == ["a", "red", "square", "<end_of_turn>"]
-
-
-def test_a_text_cut_before_the_assistant_speaks_is_empty():
-    words, labels = labelled(TWO_TURNS, max_tokens=14)
-    assert (len(words), labels) == (14, ["a", "red"])
-    assert labelled(TWO_TURNS, max_tokens=12) == ([], [])
-    assert labelled(TWO_TURNS[:1]) == ([], [])
-    assert labelled([]) == ([], [])
+    assert labelled(TWO_TURNS, template=GEMMA_TEMPLATE.replace("{{ bos_token }}", "")) == (words, labels)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +66,7 @@ def test_image_markers_vanish_wherever_they_stand(value, content):
     assert to_messages([{"from": "human", "value": value}]) == [{"role": "user", "content": content}]
 
 
-def test_an_answer_that_comes_first_is_learned_as_one_to_the_image():
+def test_an_answer_that_comes_first_is_one_to_the_image():
     words, labels = labelled([{"from": "gpt", "value": "<image>\na red square"}])
     assert words[:6] == ["<bos>", "<start_of_turn>", "user", "\n", "<end_of_turn>", "\n"]
     assert labels == ["a", "red", "square", "<end_of_turn>"]
@@ -85,49 +84,44 @@ def test_an_answer_without_words_teaches_nothing(nothing):
     assert labelled([*asked, *silent]) == labelled(asked)
 
 
-def problem_of(conversation: list[dict[str, str]], template: str = GEMMA_TEMPLATE) -> str:
-    texts = ChatTokenizer(make_tokenizer(template), template, 64)(["x7", "sound"], [conversation, TWO_TURNS])
-    assert len(texts[0].tokens) == 0
-    return texts[0].problem
-
-
-def test_an_unknown_role_leaves_its_sample_out_and_names_it():
-    assert problem_of([{"from": "robot", "value": ""}]).startswith(
-        "sample 'x7': unknown role 'robot'; known are human,"
-    )
-
-
 def test_a_template_that_rewrites_earlier_turns_is_refused():
     last_only = "{% for m in messages %}{% if loop.last %}{{ m['role'] + m['content'] }}{% endif %}{% endfor %}"
     with pytest.raises(ConfigError, match=r"set model\.chat_template"):
         labelled(TWO_TURNS, template=last_only)
 
 
+REFUSES = "the chat template refuses it: "
+
+
 @pytest.mark.parametrize(
-    ("template", "problem"),
+    ("template", "speaker", "problem"),
     [
-        ("{{ raise_exception('no two in a row') }}", "no two in a row"),
-        ("{{ 1 // 0 }}", "integer division or modulo by zero"),
-        ("{{ messages + 1 }}", "can only concatenate list"),
+        (GEMMA_TEMPLATE, "robot", "unknown role 'robot'; known are human,"),
+        ("{{ raise_exception('no two in a row') }}", "gpt", f"{REFUSES}no two in a row"),
+        ("{{ 1 // 0 }}", "gpt", f"{REFUSES}integer division or modulo by zero"),
+        ("{{ messages + 1 }}", "gpt", f"{REFUSES}can only concatenate list"),
     ],
 )
-def test_a_conversation_that_the_template_refuses_is_named(template, problem):
-    said = problem_of(TWO_TURNS, template)
-    assert said.startswith(f"sample 'x7': the chat template refuses it: {problem}")
+def test_a_conversation_that_cannot_be_rendered_is_named(template, speaker, problem):
+    conversation = [{"from": speaker, "value": "yes"}]
+    text, _ = ChatTokenizer(make_tokenizer(template), template, 64)(["x7", "sound"], [conversation, TWO_TURNS])
+    assert len(text.tokens) == 0
+    assert text.problem.startswith(f"sample 'x7': {problem}")
 
 
 def test_the_digest_follows_all_that_decides_tokens_and_labels():
+    def digest(template: str = GEMMA_TEMPLATE, max_tokens: int = 64) -> str:
+        return ChatTokenizer(tokenizer, template, max_tokens).digest
+
     tokenizer = make_tokenizer()
-    digest = ChatTokenizer(tokenizer, GEMMA_TEMPLATE, 64).digest
-    assert digest == ChatTokenizer(make_tokenizer(), GEMMA_TEMPLATE, 64).digest
-    assert digest != ChatTokenizer(tokenizer, GEMMA_TEMPLATE, 65).digest
-    assert digest != ChatTokenizer(tokenizer, GEMMA_TEMPLATE + " ", 64).digest
+    first = digest()
+    assert first not in (digest(max_tokens=65), digest(GEMMA_TEMPLATE + " "))
     tokenizer.eos_token = "<end_of_turn>"  # a template may write it
-    assert digest != ChatTokenizer(tokenizer, GEMMA_TEMPLATE, 64).digest
-    tokenizer.eos_token = "<eos>"
-    assert digest == ChatTokenizer(tokenizer, GEMMA_TEMPLATE, 64).digest
+    assert digest() != first
+    tokenizer = make_tokenizer()
+    assert digest() == first
     tokenizer.add_tokens(["purple"])
-    assert digest != ChatTokenizer(tokenizer, GEMMA_TEMPLATE, 64).digest
+    assert digest() != first
 
 
 def save(tokenizer: Any, folder: Path) -> str:
@@ -153,10 +147,11 @@ def test_a_template_that_is_no_jinja_is_refused_once(tmp_path, own):
         load_chat_tokenizer(folder, None if own else str(file), 64)
 
 
-def test_a_folder_of_a_model_alone_is_no_empty_tokenizer(language_model, tmp_path):
+def test_a_folder_without_a_tokenizer_gives_no_empty_one(language_model, tmp_path):
     alone = shutil.copytree(language_model, tmp_path / "alone", ignore=shutil.ignore_patterns("*token*", "chat*"))
-    with pytest.raises(ModelError, match="no file there is a tokenizer's"):
-        load_chat_tokenizer(str(alone), None, 64)
+    for folder in (alone, tmp_path):
+        with pytest.raises(ModelError, match=r"no tokenizer can be loaded from .*: no file there is a tokenizer's$"):
+            load_chat_tokenizer(str(folder), None, 64)
 
 
 def test_code_that_a_folder_brings_is_never_run(tmp_path):
@@ -168,9 +163,3 @@ def test_code_that_a_folder_brings_is_never_run(tmp_path):
     with contextlib.suppress(ModelError):
         load_chat_tokenizer(str(folder), None, 64)
     assert not (tmp_path / "ran").exists()
-
-
-def test_a_folder_without_tokenizer_is_refused_in_one_line(tmp_path):
-    with pytest.raises(ModelError, match="no tokenizer can be loaded") as caught:
-        load_chat_tokenizer(str(tmp_path), None, 64)
-    assert "\n" not in str(caught.value)

@@ -4,17 +4,18 @@ import shutil
 from itertools import chain
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from cache_store import CacheError, open_cache
-from cache_store.errors import ConfigError, StaleError
+from cache_store.errors import SourceError, StaleError
+from cache_store.format.record import canonical_json, signed
 from demo.dataset import is_held_out
-from tests.make_cache import caption, make_cache
-from tests.trainer.conftest import GEMMA_TEMPLATE, describe, make_tokenizer
+from tests.make_cache import caption
+from tests.trainer.conftest import GEMMA_TEMPLATE, describe, described_cache, make_tokenizer
 from trainer.text.chat import ChatTokenizer
-from trainer.text.store import TextStore, refuse_other_text, text_folder
+from trainer.text.store import TextStore, file_crc32c, read_meta, refuse_other_text, text_folder
 from trainer.text.writer import make_text, number_chunks
 
 MAX_TOKENS = 20
@@ -25,12 +26,17 @@ def chat() -> ChatTokenizer:
     return ChatTokenizer(make_tokenizer(), GEMMA_TEMPLATE, MAX_TOKENS)
 
 
-@pytest.fixture(scope="module")
-def folder(cache_path: Path, chat: ChatTokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    cache = open_cache(cache_path)
-    folder = text_folder(cache, chat, str(tmp_path_factory.mktemp("text")))
+def tokenise(path: Path, chat: ChatTokenizer, text_dir: Path | None = None) -> Path:
+    """The folder of a cache's text, which is made."""
+    cache = open_cache(path)
+    folder = text_folder(cache, chat, None if text_dir is None else str(text_dir))
     make_text(folder, cache, chat)
     return folder
+
+
+@pytest.fixture(scope="module")
+def folder(cache_path: Path, chat: ChatTokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tokenise(cache_path, chat, tmp_path_factory.mktemp("text"))
 
 
 def test_every_sample_keeps_its_own_text(cache_path, chat, folder):
@@ -53,7 +59,7 @@ def test_a_batch_points_at_every_label_token(folder):
     assert (batch.column_L > 0).all()
 
 
-def test_a_split_holds_each_sample_once_and_grows_with_its_fraction(folder):
+def test_a_split_holds_each_sample_once_and_grows(folder):
     store = TextStore(folder)
     small, large = store.split(0.2), store.split(0.5)
     for split in (small, large):
@@ -65,51 +71,54 @@ def test_a_split_holds_each_sample_once_and_grows_with_its_fraction(folder):
 
 def test_the_same_ids_are_held_out_whatever_their_row(tmp_path, chat):
     shared, others = [f"shared-{number}" for number in range(60)], [f"other-{number}" for number in range(37)]
-    held_out = []
+    expected = {sample_id for sample_id in shared if is_held_out(sample_id, 0.3)}
+    assert 5 < len(expected) < 40
     for name, ids in {"alone": shared, "among": [*others, *reversed(shared)]}.items():
-        conversations = [describe(row) for row in range(len(ids))]
-        cache = open_cache(make_cache(tmp_path / name, np.zeros((len(ids), 1, 2, 2), np.float32), ids, conversations))
-        folder = text_folder(cache, chat, None)
-        make_text(folder, cache, chat)
-        held_out.append({ids[number] for number in TextStore(folder).split(0.3).validation} & set(shared))
-        assert held_out[-1] == {sample_id for sample_id in shared if is_held_out(sample_id, 0.3)}
-    assert held_out[0] == held_out[1]
-    assert 5 < len(held_out[0]) < 40
+        text = TextStore(tokenise(described_cache(tmp_path / name, len(ids), ids=ids), chat))
+        assert {ids[number] for number in text.split(0.3).validation} & set(shared) == expected
 
 
-def test_a_sample_without_an_assistants_words_is_in_neither_part(tmp_path, chat):
-    conversations = [describe(0), [], [{"from": "human", "value": "what"}], describe(1), caption(" \n")]
-    cache = open_cache(
-        make_cache(
-            tmp_path / "cache",
-            np.random.default_rng(0).standard_normal((5, 4, 2, 2), np.float32),
-            conversations=conversations,
-        )
-    )
-    folder = text_folder(cache, chat, None)
-    make_text(folder, cache, chat)
+def test_a_sample_that_teaches_no_words_is_in_neither_part(tmp_path, chat, capsys):
+    human, robot = ([{"from": who, "value": "what"}] for who in ("human", "robot"))
+    conversations = [describe(0), [], human, describe(1), caption(" \n"), robot]
+    folder = tokenise(described_cache(tmp_path / "cache", 6, conversations=conversations), chat)
     assert folder.parent == tmp_path / "cache.text"
     split = TextStore(folder).split(0)
-    assert (split.train.tolist(), split.unlabelled) == ([0, 3], 3)
+    assert (split.train.tolist(), split.unlabelled) == ([0, 3], 4)
+    assert "1 samples are skipped: sample 'sample-000005': unknown role 'robot'" in capsys.readouterr().err
 
 
-def test_text_that_is_there_is_not_made_again(cache_path, chat, folder):
-    before = [path.stat().st_mtime_ns for path in sorted(folder.iterdir())]
-    make_text(folder, open_cache(cache_path), chat)
-    assert [path.stat().st_mtime_ns for path in sorted(folder.iterdir())] == before
+def test_text_is_made_once_and_clears_its_own_scratch_alone(cache_path, chat, tmp_path):
+    text = text_folder(open_cache(cache_path), chat, str(tmp_path))
+    precious, left_over = tmp_path / ".precious.partial", tmp_path / f".{text.name}.1.partial"
+    precious.mkdir()
+    left_over.mkdir()
+    stamps = []
+    for _ in range(2):
+        assert tokenise(cache_path, chat, tmp_path) == text
+        stamps.append([path.stat().st_mtime_ns for path in sorted(text.iterdir())])
+    assert stamps[0] == stamps[1]
+    assert {path.name for path in tmp_path.iterdir()} == {text.name, precious.name, ".lock"}
 
 
 def test_a_failed_tokenisation_leaves_nothing(tmp_path, cache_path):
-    cache = open_cache(cache_path)
     refusing = ChatTokenizer(make_tokenizer(), "{{ raise_exception('no') }}", MAX_TOKENS)
-    folder = text_folder(cache, refusing, str(tmp_path))
-    with pytest.raises(Exception, match="refuses it"):
-        make_text(folder, cache, refusing)
+    with pytest.raises(SourceError, match="refuses it"):
+        tokenise(cache_path, refusing, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
 def cut_short(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-3])
+
+
+@pytest.mark.parametrize("damage", [cut_short, Path.unlink])
+@pytest.mark.parametrize("file", ["tokens.npy", "meta.json"])
+def test_a_damaged_or_lost_file_is_named(tmp_path, folder, file, damage):
+    damaged = shutil.copytree(folder, tmp_path / "damaged")
+    damage(damaged / file)
+    with pytest.raises(CacheError, match=rf"is damaged: {re.escape(file)}.*; delete the folder"):
+        TextStore(damaged)
 
 
 def pickled(path: Path) -> None:
@@ -124,25 +133,15 @@ def turned_around(path: Path) -> None:
     np.save(path, np.load(path)[::-1].copy())
 
 
-@pytest.mark.parametrize(
-    ("name", "damage"),
-    [
-        ("tokens", cut_short),
-        ("is_label", pickled),
-        ("offsets", of_two_dimensions),
-        ("offsets", turned_around),
-        ("num_labels", Path.unlink),
-        ("meta", Path.unlink),
-        ("meta", cut_short),
-        ("id_hash", lambda path: np.save(path, np.zeros(3, np.uint64))),
-    ],
-)
-def test_a_damaged_or_lost_file_is_named(tmp_path, folder, name, damage):
-    damaged = shutil.copytree(folder, tmp_path / "damaged")
-    file = "meta.json" if name == "meta" else f"{name}.npy"
-    damage(damaged / file)
-    with pytest.raises(CacheError, match=rf"is damaged: {re.escape(file)}.*; delete the folder"):
-        TextStore(damaged)
+@pytest.mark.parametrize("change", [pickled, of_two_dimensions, turned_around])
+def test_arrays_of_another_form_are_refused_though_vouched_for(tmp_path, folder, change):
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    change(copy / "offsets.npy")
+    meta = read_meta(copy)
+    checksums = {**meta.crc32c, "offsets": file_crc32c(copy / "offsets.npy")}
+    (copy / "meta.json").write_bytes(canonical_json(signed(replace(meta, crc32c=checksums))))
+    with pytest.raises(CacheError, match=r"is damaged: offsets.npy.*; delete the folder"):
+        TextStore(copy)
 
 
 def test_any_flipped_bit_is_found(tmp_path, folder):
@@ -159,37 +158,6 @@ def test_any_flipped_bit_is_found(tmp_path, folder):
         path.write_bytes(data)
 
 
-def test_a_sample_that_nobody_can_read_is_left_out_and_named(tmp_path, chat, capsys):
-    odd = [{"from": "robot", "value": "beep"}]
-    latents = np.zeros((4, 1, 2, 2), np.float32)
-    path = make_cache(tmp_path / "cache", latents, conversations=[describe(0), odd, describe(2), describe(3)])
-    cache = open_cache(path)
-    folder = text_folder(cache, chat, str(tmp_path / "text"))
-    make_text(folder, cache, chat)
-    assert "1 samples are skipped: sample 'sample-000001': unknown role 'robot'" in capsys.readouterr().err
-    assert TextStore(folder).split(0.0).train.tolist() == [0, 2, 3]
-
-
-def test_nothing_but_its_own_scratch_is_cleared(tmp_path, cache_path, chat):
-    precious = tmp_path / "texts/.precious.partial/thesis.tex"
-    precious.parent.mkdir(parents=True)
-    precious.touch()
-    cache = open_cache(cache_path)
-    text = text_folder(cache, chat, str(tmp_path / "texts"))
-    left_over = text.with_name(f".{text.name}.1.partial")
-    left_over.mkdir()
-    make_text(text, cache, chat)
-    assert precious.exists()
-    assert not left_over.exists()
-
-
-def test_a_folder_that_cannot_be_made_points_to_text_dir(tmp_path, cache_path, chat):
-    (tmp_path / "file").write_text("")
-    cache = open_cache(cache_path)
-    with pytest.raises(ConfigError, match=r"data\.text_dir"):
-        make_text(text_folder(cache, chat, str(tmp_path / "file" / "deeper")), cache, chat)
-
-
 def test_chunks_cover_all_samples_and_no_chunk_spans_two_shards():
     parts = [chunk.tolist() for chunk in number_chunks([3, 0, 5_000, 1])]
     assert list(chain.from_iterable(parts)) == list(range(5_004))
@@ -200,4 +168,4 @@ def test_text_of_another_cache_is_refused(cache_path, folder):
     cache, meta = open_cache(cache_path), TextStore(folder).meta
     refuse_other_text(folder, meta, cache)
     with pytest.raises(StaleError, match=r"samples +\d+ +\d+\n.*delete"):
-        refuse_other_text(folder, msgspec.structs.replace(meta, samples=3), cache)
+        refuse_other_text(folder, replace(meta, samples=3), cache)
