@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import resource
 import stat
 import struct
@@ -58,13 +59,18 @@ def rejection(store: ImageStore, name: str) -> str:
     return caught.value.reason
 
 
-def patch(path: Path, signature: bytes, offset: int, form: str, value: int, which: int = 0) -> None:
-    """Overwrite a field of a zip's header."""
+Patch = tuple[bytes, int, str, int]
+"""A header's signature, a place behind it, and what is written there, by the form of `struct`."""
+
+
+def patch(path: Path, *patches: Patch, which: int = 0) -> None:
+    """Overwrite fields of a zip, in the n-th header of their kind."""
     data = bytearray(path.read_bytes())
-    place = -1
-    for _ in range(which + 1):
-        place = data.index(signature, place + 1)
-    struct.pack_into(form, data, place + offset, value)
+    for signature, offset, form, value in patches:
+        place = -1
+        for _ in range(which + 1):
+            place = data.index(signature, place + 1)
+        struct.pack_into(form, data, place + offset, value)
     path.write_bytes(data)
 
 
@@ -97,17 +103,10 @@ def test_a_name_that_occurs_twice_is_rejected_and_the_others_are_read(make):
     assert images.read("b.jpg") == b"bbb"
 
 
-def test_a_large_member_is_rejected_unread(tmp_path):
-    path = make_zip(tmp_path / "images.zip", [("a.jpg", b"pixels")])
-    patch(path, CENTRAL, 24, "<I", MAX_FILE_BYTES + 1)
-    assert rejection(ImageZip(path), "a.jpg").startswith("too large: a.jpg is 268,435,457 bytes")
-
-
 def test_a_zip_bomb_stops_at_the_size_it_claims(tmp_path):
     """256 MiB of zeros in 260 KB, said to be 1,000 bytes."""
     path = make_zip(tmp_path / "images.zip", [("a.jpg", bytes(2**28))], zipfile.ZIP_DEFLATED)
-    for signature, offset in ((LOCAL, 22), (CENTRAL, 24)):
-        patch(path, signature, offset, "<I", 1_000)
+    patch(path, (LOCAL, 22, "<I", 1_000), (CENTRAL, 24, "<I", 1_000))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert "Bad CRC-32" in rejection(ImageZip(path), "a.jpg")
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < 2**26
@@ -115,87 +114,58 @@ def test_a_zip_bomb_stops_at_the_size_it_claims(tmp_path):
 
 @pytest.mark.parametrize("compression", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_compressions_without_a_bound_are_not_unpacked(tmp_path, compression):
-    path = make_zip(tmp_path / "images.zip", [("a.jpg", bytes(2**24))], compression)
+    path = make_zip(tmp_path / "images.zip", [("a.jpg", bytes(2**16))], compression)
     assert f"is compressed by method {compression}" in rejection(ImageZip(path), "a.jpg")
 
 
 def test_members_that_share_their_bytes_are_rejected(tmp_path):
     """How a small zip unpacks to petabytes: every member is the same large one."""
     path = make_zip(tmp_path / "images.zip", [(f"{number}.jpg", bytes(1_000)) for number in range(4)])
-    patch(path, CENTRAL, 42, "<I", 0, which=1)
+    patch(path, (CENTRAL, 42, "<I", 0), which=1)
     images = ImageZip(path)
     for name in ("0.jpg", "1.jpg"):
         assert "shares bytes with other members" in rejection(images, name)
     assert images.read("3.jpg") == bytes(1_000)
 
 
-def test_a_member_beyond_the_archive_is_rejected(tmp_path):
-    path = make_zip(tmp_path / "images.zip", [("a.jpg", b"pixels"), ("b.jpg", b"pixels")])
-    patch(path, CENTRAL, 42, "<I", 2**31, which=1)
-    assert "outside the archive" in rejection(ImageZip(path), "b.jpg")
+DAMAGED = "damaged archive member: a.jpg: "
 
-
-ZIP_LIES = {
-    "another name in the local header": (LOCAL, 30, "<B", ord("x"), "differ"),
-    "encrypted": (CENTRAL, 8, "<H", 1, "encrypted"),
-    "patched": (CENTRAL, 8, "<H", 0x20, "patched"),
-    "strongly encrypted": (CENTRAL, 8, "<H", 0x41, "encrypted|encryption"),
-    "a method that nobody knows": (CENTRAL, 10, "<H", 77, "method 77"),
-    "more bytes than there are": (CENTRAL, 20, "<I", 10**6, "outside the archive"),
-    "a longer file": (CENTRAL, 24, "<I", 4_000, "claims 4,000"),
-    "another checksum": (CENTRAL, 16, "<I", 7, "CRC-32"),
-    "no local header": (LOCAL, 0, "<I", 0, "magic number"),
-    "a link": (CENTRAL, 38, "<I", (stat.S_IFLNK | 0o777) << 16, "is a link"),
+ZIP_LIES: dict[str, tuple[Patch, str]] = {
+    "another name in the local header": ((LOCAL, 30, "<B", ord("x")), DAMAGED + ".*differ"),
+    "encrypted": ((CENTRAL, 8, "<H", 1), DAMAGED + ".*encrypted"),
+    "patched": ((CENTRAL, 8, "<H", 0x20), DAMAGED + ".*patched"),
+    "strongly encrypted": ((CENTRAL, 8, "<H", 0x41), DAMAGED + ".*(encrypted|encryption)"),
+    "a method that nobody knows": ((CENTRAL, 10, "<H", 77), DAMAGED + ".*method 77"),
+    "more bytes than there are": ((CENTRAL, 20, "<I", 10**6), DAMAGED + ".*outside the archive"),
+    "a place beyond the archive": ((CENTRAL, 42, "<I", 2**31), DAMAGED + ".*outside the archive"),
+    "a longer file": ((CENTRAL, 24, "<I", 4_000), DAMAGED + ".*claims 4,000"),
+    "a file of 256 MB": ((CENTRAL, 24, "<I", MAX_FILE_BYTES + 1), "too large: a.jpg is 268,435,457 bytes"),
+    "another checksum": ((CENTRAL, 16, "<I", 7), DAMAGED + ".*CRC-32"),
+    "no local header": ((LOCAL, 0, "<I", 0), DAMAGED + ".*magic number"),
+    "a link": ((CENTRAL, 38, "<I", (stat.S_IFLNK | 0o777) << 16), DAMAGED + ".*is a link"),
 }
 
 
 @pytest.mark.parametrize("lie", ZIP_LIES)
 def test_a_member_that_lies_is_rejected_by_itself(tmp_path, lie):
     path = make_zip(tmp_path / "images.zip", [("a.jpg", b"pixels" * 50), ("b.jpg", b"bbb")])
-    signature, offset, form, value, message = ZIP_LIES[lie]
-    patch(path, signature, offset, form, value)
+    change, reason = ZIP_LIES[lie]
+    patch(path, change)
     images = ImageZip(path)
-    assert rejection(images, "a.jpg").startswith("damaged archive member: a.jpg: ")
-    with pytest.raises(Rejected, match=message):
-        images.read("a.jpg")
+    assert re.match(reason, rejection(images, "a.jpg"))
     assert images.read("b.jpg") == b"bbb"
 
 
 def test_a_claim_of_more_than_four_gigabytes_is_rejected(tmp_path):
     """Sizes in the zip64 extra field, 2^40 bytes in a file of 200."""
-    name, extra = b"a.jpg", struct.pack("<HHQQ", 1, 16, 2**40, 2**40)
-    local = LOCAL + struct.pack("<5H3I2H", 45, 0, 0, 0, 33, 0, 2**32 - 1, 2**32 - 1, 5, len(extra)) + name + extra
-    central = CENTRAL + struct.pack(
-        "<6H3I5H2I", 45, 45, 0, 0, 0, 33, 0, 2**32 - 1, 2**32 - 1, 5, len(extra), 0, 0, 0, 0, 0
-    )
-    central += name + extra
+    extra, unknown = struct.pack("<HHQQ", 1, 16, 2**40, 2**40), 2**32 - 1
+    fields = (0, 0, 0, 33, 0, unknown, unknown, 5, len(extra))
+    local = LOCAL + struct.pack("<5H3I2H", 45, *fields) + b"a.jpg" + extra
+    central = CENTRAL + struct.pack("<6H3I5H2I", 45, 45, *fields, 0, 0, 0, 0, 0) + b"a.jpg" + extra
     end = END + struct.pack("<4H2IH", 0, 0, 1, 1, len(central), len(local) + 6, 0)
     path = tmp_path / "images.zip"
     path.write_bytes(local + b"pixels" + central + end)
     assert rejection(ImageZip(path), "a.jpg").startswith("too large: a.jpg is 1,099,511,627,776 bytes")
-
-
-ZIP_ENDS = {
-    "cut short": lambda data: data[:-10],
-    "without its table of contents": lambda data: data[: data.index(CENTRAL)],
-    "with a table of 4 GB": lambda data: data[:-10] + b"\xff\xff\xff\xfe" + data[-6:],
-    "with a table that is no table": lambda data: data.replace(CENTRAL, b"XXXX"),
-    "of several parts": lambda data: (
-        data[:-22] + (b"PK\6\7" + struct.pack("<IQI", 1, 0, 2) + data[-22:-2].replace(b"\1\0", b"\xff\xff") + b"\0\0")
-    ),
-    "of a version to come": lambda data: data.replace(CENTRAL + b"\x14\x03\x14", CENTRAL + b"\x14\x03\xff"),
-    "empty": lambda data: b"",
-}
-
-
-@pytest.mark.parametrize("end", ZIP_ENDS)
-def test_a_zip_that_cannot_be_listed_is_refused_in_one_line(tmp_path, end):
-    path = make_zip(tmp_path / "images.zip", [("a.jpg", b"pixels")])
-    path.write_bytes(ZIP_ENDS[end](path.read_bytes()))
-    with pytest.raises(SourceError) as caught:
-        open_image_store(path)
-    assert str(caught.value).startswith(f"{path}")
-    assert "\n" not in str(caught.value)
 
 
 def test_a_zips_name_that_is_wrongly_marked_as_utf8_is_passed_over(tmp_path):
@@ -209,23 +179,6 @@ def test_a_zips_name_that_is_wrongly_marked_as_utf8_is_passed_over(tmp_path):
     assert (images.read("\u6f22.jpg"), images.read("d.jpg")) == (b"b", b"d")
 
 
-def test_a_zip64_index_that_claims_exabytes_is_refused(tmp_path):
-    path = tmp_path / "images.zip"
-    end64 = b"PK\6\6" + struct.pack("<Q2H2I4Q", 44, 45, 45, 0, 0, 1, 1, 2**60, 0)
-    locator = b"PK\6\7" + struct.pack("<IQI", 0, 100, 1)
-    end = END + struct.pack("<4H2IH", 0, 0, 0xFFFF, 0xFFFF, 2**32 - 1, 2**32 - 1, 0)
-    path.write_bytes(bytes(100) + end64 + locator + end)
-    with pytest.raises(SourceError, match="not a zip that can be read"):
-        open_image_store(path)
-    with path.open("wb") as stream:  # sparse: as large as it claims
-        size = MAX_INDEX_BYTES + 1
-        stream.seek(size)
-        stream.write(b"PK\6\6" + struct.pack("<Q2H2I4Q", 44, 45, 45, 0, 0, 1, 1, size, 0))
-        stream.write(b"PK\6\7" + struct.pack("<IQI", 0, size, 1) + end)
-    with pytest.raises(SourceError, match="its table of contents needs 1,073,741,825 bytes"):
-        open_image_store(path)
-
-
 def test_the_last_end_record_counts_as_in_any_reader_of_zips(tmp_path):
     path = make_zip(tmp_path / "images.zip", [("a.jpg", b"pixels")])
     with zipfile.ZipFile(path, "a") as archive:
@@ -236,40 +189,35 @@ def test_the_last_end_record_counts_as_in_any_reader_of_zips(tmp_path):
     assert ImageZip(path).listing().names == []
 
 
+def member(name: str, kind: bytes = tarfile.REGTYPE, linked_to: str = "") -> tarfile.TarInfo:
+    made = tarfile.TarInfo(name)
+    made.type, made.linkname = kind, linked_to
+    return made
+
+
 TAR_MEMBERS = {
-    "a symbolic link": ({"type": tarfile.SYMTYPE, "linkname": "/etc/passwd"}, "is a link"),
-    "a hard link to a later member": ({"type": tarfile.LNKTYPE, "linkname": "b.jpg"}, "is a link"),
-    "a hard link to itself": ({"type": tarfile.LNKTYPE, "linkname": "a.jpg"}, "is a link"),
-    "a hard link out of the tar": ({"type": tarfile.LNKTYPE, "linkname": "/etc/passwd"}, "is a link"),
-    "a hard link to nothing": ({"type": tarfile.LNKTYPE, "linkname": ""}, "is a link"),
-    "a hard link to a link": ({"type": tarfile.LNKTYPE, "linkname": "hard.jpg"}, "is a link"),
-    "a hard link to a symbolic link": ({"type": tarfile.LNKTYPE, "linkname": "soft.jpg"}, "is a link"),
-    "a hard link to a name that comes twice": ({"type": tarfile.LNKTYPE, "linkname": "twice.jpg"}, "is a link"),
-    "a device": ({"type": tarfile.CHRTYPE, "devmajor": 1, "devminor": 5}, "is not a file"),
-    "a pipe": ({"type": tarfile.FIFOTYPE}, "is not a file"),
+    "a symbolic link": (tarfile.SYMTYPE, "/etc/passwd", "is a link"),
+    "a hard link to a later member": (tarfile.LNKTYPE, "b.jpg", "is a link"),
+    "a hard link to itself": (tarfile.LNKTYPE, "a.jpg", "is a link"),
+    "a hard link out of the tar": (tarfile.LNKTYPE, "/etc/passwd", "is a link"),
+    "a hard link to nothing": (tarfile.LNKTYPE, "", "is a link"),
+    "a hard link to a link": (tarfile.LNKTYPE, "hard.jpg", "is a link"),
+    "a hard link to a symbolic link": (tarfile.LNKTYPE, "soft.jpg", "is a link"),
+    "a hard link to a name that comes twice": (tarfile.LNKTYPE, "twice.jpg", "is a link"),
+    "a device": (tarfile.CHRTYPE, "", "is not a file"),
+    "a pipe": (tarfile.FIFOTYPE, "", "is not a file"),
 }
 
 
-def link(name: str, kind: bytes, linked_to: str) -> tarfile.TarInfo:
-    member = tarfile.TarInfo(name)
-    member.type, member.linkname = kind, linked_to
-    return member
-
-
-@pytest.mark.parametrize("kind", TAR_MEMBERS)
-def test_members_of_a_tar_that_are_no_files_are_rejected(tmp_path, kind):
-    fields, message = TAR_MEMBERS[kind]
-    member = tarfile.TarInfo("a.jpg")
-    for field, value in fields.items():
-        setattr(member, field, value)
+@pytest.mark.parametrize("what", TAR_MEMBERS)
+def test_members_of_a_tar_that_are_no_files_are_rejected(tmp_path, what):
+    kind, linked_to, message = TAR_MEMBERS[what]
+    links = member("hard.jpg", tarfile.LNKTYPE, "first.jpg"), member("soft.jpg", tarfile.SYMTYPE, "first.jpg")
     path = tmp_path / "images.tar"
     with tarfile.open(path, "w") as archive:
-        for name in ("first.jpg", "twice.jpg", "twice.jpg"):
-            archive.addfile(tarfile.TarInfo(name))
-        for name, kind in (("hard.jpg", tarfile.LNKTYPE), ("soft.jpg", tarfile.SYMTYPE)):
-            archive.addfile(link(name, kind, "first.jpg"))
-        archive.addfile(member)
-        archive.addfile(tarfile.TarInfo("b.jpg"))
+        for each in (*map(member, ("first.jpg", "twice.jpg", "twice.jpg")), *links, member("a.jpg", kind, linked_to)):
+            archive.addfile(each)
+        archive.addfile(member("b.jpg"))
     assert message in rejection(ImageTar(path), "a.jpg")
     assert ImageTar(path).read("b.jpg") == b""
 
@@ -308,47 +256,98 @@ def pax_record(key: str, value: str) -> bytes:
 
 NOTHING = bytes(1_024)
 
-TARS_REFUSED = {
+A = ustar("a.jpg", b"pixels")
+END64 = b"PK\6\6" + struct.pack("<Q2H2I4Q", 44, 45, 45, 0, 0, 1, 1, 2**60, 0)
+UNKNOWN_END = END + struct.pack("<4H2IH", 0, 0, 0xFFFF, 0xFFFF, 2**32 - 1, 2**32 - 1, 0)
+
+
+def sparse() -> bytes:
+    fields = {"major": "1", "minor": "0", "realsize": "9"}
+    return pax_header(b"".join(pax_record(f"GNU.sparse.{name}", value) for name, value in fields.items()))
+
+
+def global_headers(number: int) -> bytes:
+    records = b"".join(pax_record(f"key{number}.{more}", "x") for more in range(20))
+    return pax_header(records, tarfile.XGLTYPE) + ustar(f"{number}.jpg")
+
+
+PACKERS = {"gz": "gzip", "bz2": "bzip2", "xz": "xz"}
+
+
+def packed(mode: str) -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode=f"w:{mode}") as archive:
+        archive.addfile(member("a.jpg"))
+    return stream.getvalue()
+
+
+def whole_zip() -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        archive.writestr(zipfile.ZipInfo("a.jpg"), b"pixels")
+    return stream.getvalue()
+
+
+ZIP = whole_zip()
+LOCATOR = b"PK\6\7" + struct.pack("<IQI", 1, 0, 2)
+
+ZIPS = {
+    "cut short": ZIP[:-10],
+    "with a table of 4 GB": ZIP[:-10] + b"\xff\xff\xff\xfe" + ZIP[-6:],
+    "whose table is none": ZIP.replace(CENTRAL, b"XXXX"),
+    "of several parts": ZIP[:-22] + LOCATOR + ZIP[-22:-2].replace(b"\1\0", b"\xff\xff") + b"\0\0",
+    "of a version to come": ZIP.replace(CENTRAL + b"\x14\x03\x14", CENTRAL + b"\x14\x03\xff"),
+    "with a table of exabytes": bytes(100) + END64 + b"PK\6\7" + struct.pack("<IQI", 0, 100, 1) + UNKNOWN_END,
+}
+TARS = {
     "empty": b"",
     "no tar": b"nothing at all" * 100,
-    "cut in a header": ustar("a.jpg", b"pixels") + ustar("b.jpg")[:300],
+    "cut in a header": A + ustar("b.jpg")[:300],
     "cut in a file": ustar("a.jpg", bytes(5_000))[:1_024],
-    "cut between members": ustar("a.jpg", b"pixels"),
-    "damaged in the middle": ustar("a.jpg", b"pixels") + ustar("b.jpg").replace(b"b.jpg", b"x.jpg") + NOTHING,
+    "cut between members": A,
+    "damaged in the middle": A + ustar("b.jpg").replace(b"b.jpg", b"x.jpg") + NOTHING,
     "a file of 2^60 bytes": ustar("a.jpg", b"pixels", size=2**60) + NOTHING,
-    "a file of negative size": ustar("a.jpg", b"pixels")
-    + pax_header(pax_record("size", "-1024"))
-    + ustar("b.jpg")
-    + NOTHING,
+    "a file of negative size": A + pax_header(pax_record("size", "-1024")) + ustar("b.jpg") + NOTHING,
     "a header of negative size": ustar("a.jpg") + pax_header(b"", size=-512) + NOTHING,
     "a header of a gigabyte": pax_header(b"x" * 100, size=2**30) + NOTHING,
-    "a header of a million digits": pax_header(b"1" * 10_000) + ustar("a.jpg") + NOTHING,
-    "headers of headers": pax_header(pax_record("comment", "x")) * 3_000 + ustar("a.jpg") + NOTHING,
-    "a header of nothing": pax_header(b"0 a=b\n") + ustar("a.jpg") + NOTHING,
-    "headers for all that never end": b"".join(
-        pax_header(b"".join(pax_record(f"key{number}.{more}", "x") for more in range(20)), tarfile.XGLTYPE)
-        + ustar(f"{number}.jpg")
-        for number in range(10)
-    )
-    + NOTHING,
+    "a header of a million digits": pax_header(b"1" * 10_000) + A + NOTHING,
+    "headers of headers": pax_header(pax_record("comment", "x")) * 3_000 + A + NOTHING,
+    "a header of nothing": pax_header(b"0 a=b\n") + A + NOTHING,
+    "headers for all that never end": b"".join(map(global_headers, range(10))) + NOTHING,
     "a long name of a gigabyte": pax_header(b"x" * 100, tarfile.GNUTYPE_LONGNAME, size=2**30) + NOTHING,
-    "sparse beyond its end": pax_header(
-        pax_record("GNU.sparse.major", "1")
-        + pax_record("GNU.sparse.minor", "0")
-        + pax_record("GNU.sparse.realsize", "9")
-    )
-    + ustar("a.jpg"),
+    "sparse beyond its end": sparse() + ustar("a.jpg"),
 }
+IN_PLACE = ", so it cannot be read in place; unpack it"
+REFUSED = [
+    *(pytest.param("images.zip", data, "is not a zip that can be read", id=f"zip {lie}") for lie, data in ZIPS.items()),
+    *(pytest.param("images.tar", data, "images.tar", id=f"tar {lie}") for lie, data in TARS.items()),
+    *((f"a.tar.{mode}", packed(mode), f"is compressed by {name}{IN_PLACE}") for mode, name in PACKERS.items()),
+    ("a file", b"", "is empty; expected a folder, a zip or a tar of images"),
+    ("a file", b"a list\n", "is neither a zip nor a tar; expected a folder, a zip or a tar of images"),
+    ("a file", b"Rar!\x1a\x07\x01\0", f"is compressed by RAR{IN_PLACE}"),
+    ("a file", b"7z\xbc\xaf\x27\x1c", f"is compressed by 7-Zip{IN_PLACE}"),
+    ("a file", ZIP[:40], r"starts as a zip, but the index at its end is missing: .* zip -FF '.*a file' --out"),
+]
 
 
-@pytest.mark.parametrize("lie", TARS_REFUSED)
-def test_a_tar_that_cannot_be_followed_is_refused_in_one_line(tmp_path, lie):
-    path = tmp_path / "images.tar"
-    path.write_bytes(TARS_REFUSED[lie])
-    with pytest.raises(SourceError) as caught:
-        open_image_store(path)
-    assert "images.tar" in str(caught.value)
+@pytest.mark.parametrize(("name", "data", "message"), REFUSED)
+def test_an_archive_that_cannot_be_followed_is_refused(tmp_path, name, data, message):
+    """In one line that names it."""
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(SourceError, match=message) as caught:
+        open_image_store(tmp_path / name)
+    assert str(tmp_path / name) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_zip64_index_of_a_gigabyte_is_refused_unread(tmp_path):
+    with (tmp_path / "images.zip").open("wb") as stream:  # sparse: as large as it claims
+        size = MAX_INDEX_BYTES + 1
+        stream.seek(size)
+        stream.write(b"PK\6\6" + struct.pack("<Q2H2I4Q", 44, 45, 45, 0, 0, 1, 1, size, 0))
+        stream.write(b"PK\6\7" + struct.pack("<IQI", 0, size, 1) + UNKNOWN_END)
+    with pytest.raises(SourceError, match="its table of contents needs 1,073,741,825 bytes"):
+        open_image_store(tmp_path / "images.zip")
 
 
 def test_sparse_members_are_rejected(tmp_path):
@@ -375,15 +374,6 @@ def test_a_tar_without_magic_is_known_by_its_name(tmp_path):
     header[148:156] = b"%06o\0 " % (sum(header[:148]) + 8 * 32 + sum(header[156:512]))
     (tmp_path / "old.tar").write_bytes(header)
     assert open_image_store(tmp_path / "old.tar").read("a.jpg") == b"pixels"
-
-
-@pytest.mark.parametrize(("mode", "name"), [("gz", "gzip"), ("bz2", "bzip2"), ("xz", "xz")])
-def test_a_compressed_tar_is_refused_in_one_line(tmp_path, mode, name):
-    path = tmp_path / f"images.tar.{mode}"
-    with tarfile.open(path, f"w:{mode}") as archive:
-        archive.addfile(tarfile.TarInfo("a.jpg"))
-    with pytest.raises(SourceError, match=rf"is compressed by {name}, so it cannot be read in place"):
-        open_image_store(path)
 
 
 def test_a_tar_that_shrinks_is_no_fault_of_its_images(tmp_path):

@@ -137,22 +137,6 @@ def test_a_path_at_which_there_is_nothing_is_wrong_usage(config, message):
     assert caught.value.exit_code == 2
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (b"", "is empty; expected a folder, a zip or a tar of images"),
-        (b"a list of images\n", "is neither a zip nor a tar; expected a folder, a zip or a tar of images"),
-        (b"Rar!\x1a\x07\x01\0", "is compressed by RAR, so it cannot be read in place; unpack it"),
-        (b"7z\xbc\xaf\x27\x1c", "is compressed by 7-Zip"),
-        (b"PK\3\4 and no more", r"starts as a zip, but the index at its end is missing: .* zip -FF '.*a file' --out"),
-    ],
-)
-def test_a_file_that_is_no_archive_is_refused_as_what_it_is(tmp_path, data, message):
-    (tmp_path / "a file").write_bytes(data)
-    with pytest.raises(SourceError, match=message):
-        open_source(SourceConfig(kind="folder", path=str(tmp_path / "a file")))
-
-
 def test_differences_between_sample_lists_are_named_by_id(tmp_path):
     before = make_plan(open_source(write_chat(tmp_path, [record(name) for name in "abc"])).samples())
     changed = [record("a"), {**record("b"), "conversations": []}, record("d")]
