@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import get_args
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -24,8 +25,8 @@ from precompute.encoders.registry import load_encoder
 from precompute.plan import make_plan
 from precompute.sources import SourceConfig, open_source
 from tests.make_cache import make_cache
-from tests.precompute.conftest import config_values, image_bytes, write_config, write_source
-from tests.precompute.sources.test_sources import record
+from tests.precompute.conftest import image_bytes
+from tests.precompute.sources.test_sources import record, write_chat, write_tree
 
 A = json.dumps(record("a"))
 
@@ -55,6 +56,10 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "a conversation that is text": (f'[{A[:-1]}, "conversations": "hello"}}]'.encode(), "record 0 .*conversations"),
     "two ids twice": (json.dumps([record(name) for name in "abcab"]).encode(), "2 occur more than once: a, b$"),
     "an id twice": (f"[{A}, {A}]".encode(), "unique; 1 occur more than once: a$"),
+    "an id that a terminal would obey": (
+        json.dumps([record("a\nb\x1b[2J")] * 2).encode(),
+        r"more than once: 'a\\nb\\x1b\[2J'$",
+    ),
     "an id as a number and as text": (
         b'[{"id": 1, "conversations": []}, {"id": "1", "conversations": []}]',
         "unique; 1 occur more than once: 1$",
@@ -64,13 +69,15 @@ REFUSED: dict[str, tuple[bytes, str]] = {
 """Bytes of a chat.json, and what is said of them."""
 
 
+def plan_of(config: SourceConfig) -> pa.Table:
+    return make_plan(open_source(config).samples())
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_list_that_is_no_list_is_refused_in_one_line(tmp_path, name):
     data, message = REFUSED[name]
-    (tmp_path / "chat.json").write_bytes(data)
-    source = open_source(SourceConfig(kind="llava", path=str(tmp_path / "chat.json")))
     with pytest.raises(SourceError, match=message) as caught:
-        make_plan(source.samples())
+        plan_of(write_chat(tmp_path, data))
     assert "\n" not in str(caught.value)
 
 
@@ -78,13 +85,7 @@ def test_a_list_that_is_no_list_is_refused_in_one_line(tmp_path, name):
 def test_a_list_without_an_end_is_refused_and_not_waited_for(tmp_path, make):
     make(tmp_path / "chat.json")
     with pytest.raises(SourceError, match=r"source\.path: .*chat\.json is no file"):
-        list(open_source(SourceConfig(kind="llava", path=str(tmp_path / "chat.json"))).samples())
-
-
-def test_ids_are_named_so_that_no_terminal_obeys_them(tmp_path):
-    (tmp_path / "chat.json").write_text(json.dumps([record("a\nb\x1b[2J")] * 2))
-    with pytest.raises(SourceError, match=r"more than once: 'a\\nb\\x1b\[2J'$"):
-        make_plan(open_source(SourceConfig(kind="llava", path=str(tmp_path / "chat.json"))).samples())
+        plan_of(SourceConfig(kind="llava", path=str(tmp_path / "chat.json")))
 
 
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
@@ -97,62 +98,51 @@ def test_odd_but_lawful_lists_are_read(tmp_path, mark):
         {**record("name"), "image": "x" * 10**5},
     ]
     text = json.dumps(records)[:-1] + ', {"id": "first", "id": "last", "conversations": []}]'
-    (tmp_path / "chat.json").write_bytes(mark + text.encode())
-    plan = make_plan(open_source(SourceConfig(kind="llava", path=str(tmp_path / "chat.json"))).samples())
+    plan = plan_of(write_chat(tmp_path, mark + text.encode()))
     assert plan["id"].to_pylist() == ["last", "long", "name", "nul\0", "path"]
     assert set(plan["fingerprint"].to_pylist()) == {"missing"}
 
 
-@pytest.mark.parametrize(
-    ("file", "data"),
-    [
-        *(("chat.json", REFUSED[name][0]) for name in ("a missing field", "a million brackets", "a pickle")),
-        ("chat.json", REFUSED["bytes that are no text"][0]),
-        *(("images.zip", data) for data in (b"PK", bytes(257) + b"ustar" + bytes(300), b"\x1f\x8b\x08")),
-    ],
-    ids=lambda value: str(value[:12]),
-)
-def test_the_program_says_it_in_one_line_and_exits_with_1(tmp_path, vae_path, capfd, file, data):
-    source = write_source(tmp_path / "source", range(2))
-    (source / file).write_bytes(data)
-    config = write_config(tmp_path / "build.yaml", config_values(tmp_path / "cache", source, vae_path))
-    assert main(["build", "--config", str(config)]) == 1
-    (line,) = capfd.readouterr().err.splitlines()
+SPOILT = [
+    *(("chat.json", REFUSED[name][0]) for name in ("a missing field", "a million brackets", "a pickle")),
+    ("chat.json", REFUSED["bytes that are no text"][0]),
+    *(("images.zip", data) for data in (b"PK", bytes(257) + b"ustar" + bytes(300), b"\x1f\x8b\x08")),
+]
+
+
+@pytest.mark.parametrize(("file", "data"), SPOILT, ids=lambda value: str(value[:12]))
+def test_the_program_says_it_in_one_line_and_exits_with_1(project, file, data):
+    (project.source / file).write_bytes(data)
+    (line,) = project.build(code=1).splitlines()
     assert line.startswith("precompute: error: ")
-    assert f"{source}/{file}" in line
-    assert not (tmp_path / "cache" / "zarr.json").exists()
+    assert f"{project.source}/{file}" in line
+    assert not (project.cache / "zarr.json").exists()
 
 
 def test_a_caption_that_is_not_utf8_is_named(tmp_path):
-    (tmp_path / "a.jpg").write_bytes(b"x")
-    (tmp_path / "a.txt").write_bytes(b"caf\xe9")
     with pytest.raises(SourceError, match="caption a.txt cannot be read as UTF-8 text"):
-        make_plan(open_source(SourceConfig(kind="folder", path=str(tmp_path))).samples())
+        plan_of(write_tree(tmp_path, {"a.jpg": b"x", "a.txt": b"caf\xe9"}))
 
 
-def test_hostile_images_are_rejected_each_for_itself(tmp_path, vae_path, capfd):
+def test_hostile_images_are_rejected_each_for_itself(project):
     """From a tar: a link, a bomb, a name twice, a pipe; the sound ones are cached as if they were alone."""
-    source = tmp_path / "images"
-    source.mkdir()
     others = {"notes.[b]": b"no image", "notes.md": b"no image"}
     hostile = {"4.png": b"\x89PNG\r\n\x1a\n", "5.jpg": pickle.dumps("image"), "6.gif": b"GIF89a"}
-    for name, data in {**others, **hostile, **{f"{number}.png": image_bytes(number) for number in range(4)}}.items():
-        (source / name).write_bytes(data)
-    (source / "7.jpg").symlink_to("/etc/passwd")
-    shutil.make_archive(str(tmp_path / "hostile"), "tar", source)
-    values = config_values(tmp_path / "cache", source, vae_path, run__max_reject_fraction=0.5)
-    values["source"] = {"kind": "folder", "path": str(tmp_path / "hostile.tar")}
-    before = {path for path in tmp_path.rglob("*") if "cache" not in path.parts}
-    assert main(["build", "--config", str(write_config(tmp_path / "build.yaml", values))]) == 0
-    cache = open_cache(tmp_path / "cache")
-    assert cache.samples(np.arange(4))["id"].to_pylist() == ["0.png", "1.png", "2.png", "3.png"]
+    sound = {f"{number}.png": image_bytes(number) for number in range(4)}
+    images = project.folder / "images"
+    write_tree(images, {**others, **hostile, **sound})
+    (images / "7.jpg").symlink_to("/etc/passwd")
+    archive = shutil.make_archive(str(project.folder / "hostile"), "tar", images)
+    config = project.config(source={"kind": "folder", "path": archive}, run__max_reject_fraction=0.5)
+    before = {*project.folder.rglob("*")}
+    said = project.run(main, "build", "--config", config)
+    cache = open_cache(project.cache)
+    assert cache.samples(np.arange(4))["id"].to_pylist() == list(sound)
     assert cache.seal.reasons == {"cannot decode": 3, "damaged archive member": 1}
     told = "passed over: 2 files that are no images by their names (.md 1, 1 of other suffixes)"
-    printed = capfd.readouterr()
-    assert f"precompute: {told}\n" in printed.err
-    assert f"\n{told}\n" in printed.out
-    after = {path for path in tmp_path.rglob("*") if "cache" not in path.relative_to(tmp_path).parts}
-    assert after - before <= {tmp_path / "build.yaml"}
+    assert f"precompute: {told}\n" in said
+    assert f"\n{told}\n" in said
+    assert all(path.is_relative_to(project.cache) for path in {*project.folder.rglob("*")} - before)
 
 
 class CreatesFile:
