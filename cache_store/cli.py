@@ -1,6 +1,5 @@
 """`cache-store`: look into a cache and verify it, on any machine, without torch."""
 
-from pathlib import Path
 from typing import Any
 
 from cache_store.cache.info import describe
@@ -25,7 +24,7 @@ CONVERTED = {"cache": "The cache's folder; it is read only.", "out": "The new ca
 
 def info_command(arguments: Any) -> int:
     """Show what a cache holds and how it was made."""
-    lines = describe(Path(arguments.cache).expanduser())
+    lines = describe(arguments.cache)
     width = max(len(field) for field, _ in lines)
     for field, value in lines:
         print(f"{field:<{width}}  {value}")
@@ -34,19 +33,19 @@ def info_command(arguments: Any) -> int:
 
 def verify_command(arguments: Any) -> int:
     """Check every byte of a cache, or only its records and sizes; exits 1 if anything is damaged."""
-    return run_verify(Path(arguments.cache).expanduser(), arguments.config)
+    return run_verify(arguments.cache, arguments.config)
 
 
 def convert_command(arguments: Any) -> int:
     """Write a cache again in the other form or with another codec, checking every latent; run again to resume."""
-    return run_convert(Path(arguments.cache).expanduser(), Path(arguments.out).expanduser(), arguments.config)
+    return run_convert(arguments.cache, arguments.out, arguments.config)
 
 
 def gallery_command(arguments: Any) -> int:
     """Show rows of a cache on one self-contained HTML page, and as PNG contact sheets."""
     from cache_store.gallery.gallery import make_gallery  # pulls in matplotlib
 
-    print_gallery(make_gallery(Path(arguments.cache).expanduser(), arguments.config))
+    print_gallery(make_gallery(arguments.cache, arguments.config))
     return 0
 
 

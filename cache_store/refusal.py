@@ -5,11 +5,11 @@ A summary of what does not fit, a short table (field, what is held, what is aske
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from cache_store.errors import StaleError
 from cache_store.format.schema import COMMITS, SEAL_FILE, Seal, Spec
+from cache_store.storage.store import Store
 
 SHOWN_ROWS = 12
 CELL = 36
@@ -46,21 +46,21 @@ def refuse(
     raise StaleError("\n  ".join([*lines, *remedies]))
 
 
-def refuse_unsealed(root: Path, spec: Spec) -> None:
+def refuse_unsealed(store: Store, spec: Spec) -> None:
     """StaleError where the build has not come to its end."""
-    if not (root / SEAL_FILE).exists():
-        committed = len(list((root / COMMITS).glob("*.json")))
+    if not store.has(SEAL_FILE):
+        committed = sum(name.endswith(".json") for name in store.list(COMMITS))
         differences = [Difference("seal", ABSENT, "needed")]
         if committed != spec.num_shards:
             differences.append(Difference("committed shards", f"{committed:,}", f"{spec.num_shards:,} needed"))
-        refuse(f"{root} is not sealed: its `precompute build` has not finished", differences, [BUILD_AGAIN])
+        refuse(f"{store} is not sealed: its `precompute build` has not finished", differences, [BUILD_AGAIN])
 
 
-def refuse_other_seal(root: Path, seal: Seal, spec: Spec) -> None:
+def refuse_other_seal(store: Store, seal: Seal, spec: Spec) -> None:
     """StaleError where the seal was made of another spec than the one that the folder has."""
     sealed = {"rows": seal.planned, "spec digest": seal.spec_digest}
     if differences := differing(sealed, {"rows": spec.rows, "spec digest": spec.digest}):
-        refuse(f"{root}: the seal belongs to another spec", differences, [BUILD_AGAIN], held="in the seal")
+        refuse(f"{store}: the seal belongs to another spec", differences, [BUILD_AGAIN], held="in the seal")
 
 
 def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:

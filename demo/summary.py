@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.table import Table
 
 from cache_store import open_cache
+from cache_store.cache.files import read_samples
 from cache_store.cache.metadata import read_commit
-from cache_store.format.schema import REJECTED, samples_file
-from cache_store.format.tables import read_table
+from cache_store.format.schema import REJECTED
 from demo.measure import WordAccuracy
 
 STAND_INS = """\
@@ -50,7 +50,7 @@ def read_cache_facts(root: Path) -> CacheFacts:
     records = [record for shard in shards if (record := read_commit(root, shard))]
     rejects: dict[str, str] = {}
     for shard in shards:
-        table = read_table(root / samples_file(shard), ["id", "status", "reason"])
+        table = read_samples(root, shard, ["id", "status", "reason"])
         rejected = table.filter(pc.field("status") == REJECTED)
         rejects |= dict(zip(rejected["id"].to_pylist(), rejected["reason"].to_pylist(), strict=True))
     return CacheFacts(

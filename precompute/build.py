@@ -5,16 +5,15 @@ Everything that can be refused is refused before anything is written.
 
 import threading
 from dataclasses import dataclass
-from pathlib import Path
 
-from cache_store.cache.metadata import refuse_foreign_folder
+from cache_store.cache.files import file_record
+from cache_store.cache.metadata import refuse_others
 from cache_store.cache.seal import make_seal, write_seal
 from cache_store.cache.survey import Survey, survey
-from cache_store.cache.writer import file_record
 from cache_store.errors import Interrupted
 from cache_store.format.schema import PLAN_FILE, FileRecord, Seal
 from cache_store.program.stop_signals import stop_on_signals
-from cache_store.storage.claim import claim
+from cache_store.storage.store import Store, open_store
 from cache_store.verify.leftovers import clear_leftovers
 from precompute.config import BuildConfig
 from precompute.encode.engines import ENGINES
@@ -61,16 +60,16 @@ def build(config: BuildConfig, request: BuildRequest | None = None) -> Summary:
     came while encoding; EncodeOnceError where too many samples are rejected.
     """
     silence_decoders()
-    root, request = config.root, request or BuildRequest()
-    refuse_foreign_folder(root, "cache")
+    store, request = open_store(config.cache), request or BuildRequest()
+    refuse_others(store, "cache")
     source = open_source(config.source)
     encoder = load_encoder(config.encoder, config.image.range)
     samples = source.samples()
     found = make_plan(samples)
     refuse_missing_images(found, config.source, config.run.max_reject_fraction)
     wanted = Wanted(samples=found, recipe=recipe_of(config, encoder))
-    with claim(root):
-        surveyed = survey(root)
+    with store.claim():
+        surveyed = survey(store)
         work, tried = look_at_images(config, surveyed, decide(surveyed, wanted, request), source, request)
         write_metadata(surveyed, work, config)
         if not surveyed.has_cache and (told := str(samples.passed_over)):  # now, as the encoding may take days
@@ -78,9 +77,11 @@ def build(config: BuildConfig, request: BuildRequest | None = None) -> Summary:
         plan_file = surveyed.plan.value.file if surveyed.plan.value and not work.writes_plan else None
         del found, wanted, surveyed
         work = work.without_plan()  # it is on disk now; nothing below grows with the data set
-        progress = build_missing(config, work, source, encoder, request)
-        clear_leftovers(root, work.spec)
-        seal = seal_of(root, work, progress, plan_file)
+        allowed = work.allowed_digests
+        job = EncodeJob(config=config, store=store, spec=work.spec, shards=work.to_build, allowed_digests=allowed)
+        progress = build_missing(job, work, source, encoder, request)
+        clear_leftovers(store, work.spec)
+        seal = seal_of(store, work, progress, plan_file)
         announce_identity(work, seal)
         return summarise(work, progress, seal, tried, samples.passed_over)
 
@@ -91,50 +92,48 @@ def look_at_images(
     """The work with shards of rejected samples that succeed now, how many were tried; StaleError for changed images."""
     threads, tried = config.run.threads(1), 0
     if request.retry_rejected:
-        retry = try_rejected(config.root, work, source, threads)
+        retry = try_rejected(surveyed.store, work, source, threads)
         work, tried = work.recovering(retry.rejected_before), retry.tried
     examine_images(surveyed, work, source, request, threads)
     return work, tried
 
 
-def build_missing(
-    config: BuildConfig, work: Work, source: Source, encoder: Encoder, request: BuildRequest
-) -> BuildProgress:
-    """Build every shard that is not kept; what was done, and how fast.
-
-    The seal stays where shards have to come out as it says: mending that stops halfway has forgotten nothing.
-    """
-    root = config.root
-    with BuildProgress(work.spec.rows, work.kept.values(), config.run.max_reject_fraction) as progress:
+def build_missing(job: EncodeJob, work: Work, source: Source, encoder: Encoder, request: BuildRequest) -> BuildProgress:
+    """Build every shard that is not kept; what was done, and how fast."""
+    spec, limit = job.spec, job.config.run.max_reject_fraction
+    with BuildProgress(spec.rows, work.kept.values(), limit) as progress:
         try:
             progress.refuse_too_many_rejects()
-            if work.to_build:
-                if work.samples_differ or not work.allowed_digests:
-                    unseal(root)
-                stop = threading.Event()
-                allowed = work.allowed_digests
-                job = EncodeJob(config=config, spec=work.spec, shards=work.to_build, allowed_digests=allowed)
-                with stop_on_signals(
-                    stop.set
-                ):  # here, threads and processes have to be told; elsewhere, we are unwound
-                    ENGINES[config.run.engine](job, source, encoder, stop, progress)
-                changes = {shard: list(sample_changes(root, each)) for shard, each in progress.mismatched.items()}
-                refuse_mismatched_shards(root, progress.mismatched, allowed, changes, request)
-                if stop.is_set():  # too late for the encoder to notice
-                    raise Interrupted("every shard is committed; run the same command again to seal the cache")
+            if job.shards:
+                # The seal stays where shards have to come out as it says: mending that stops halfway forgets nothing.
+                if work.samples_differ or not job.allowed_digests:
+                    unseal(job.store)
+                encode(job, source, encoder, progress, request)
         except TooManyRejectsError as error:
-            raise too_many(error, root, work.spec, request) from None
+            raise too_many(error, job.store, spec, request) from None
     if progress.all_rejected:
-        refuse_all_rejected(root, work.spec, request)
+        refuse_all_rejected(job.store, spec, request)
     return progress
 
 
-def seal_of(root: Path, work: Work, progress: BuildProgress, plan_file: FileRecord | None) -> Seal:
+def encode(job: EncodeJob, source: Source, encoder: Encoder, progress: BuildProgress, request: BuildRequest) -> None:
+    """Build the job's shards; StaleError where one does not come out as it has to, Interrupted after a signal."""
+    stop = threading.Event()
+    with stop_on_signals(stop.set):  # threads and processes have to be told; elsewhere, a signal unwinds us
+        ENGINES[job.config.run.engine](job, source, encoder, stop, progress)
+    mismatched = progress.mismatched
+    changes = {shard: list(sample_changes(job.store, each)) for shard, each in mismatched.items()}
+    refuse_mismatched_shards(job.store, mismatched, job.allowed_digests, changes, request)
+    if stop.is_set():  # too late for the encoder to notice
+        raise Interrupted("every shard is committed; run the same command again to seal the cache")
+
+
+def seal_of(store: Store, work: Work, progress: BuildProgress, plan_file: FileRecord | None) -> Seal:
     """Seal the cache, from the records of all its shards."""
     records = {**work.kept, **progress.built}
     contents = [records[shard].content for shard in range(work.spec.num_shards)]
-    seal = make_seal(work.spec, contents, plan_file or file_record(root, root / PLAN_FILE))
-    return write_seal(root, seal, work.earlier_seal)
+    seal = make_seal(work.spec, contents, plan_file or file_record(store, PLAN_FILE))
+    return write_seal(store, seal, work.earlier_seal)
 
 
 def announce_identity(work: Work, seal: Seal) -> None:

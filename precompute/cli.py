@@ -60,7 +60,7 @@ def repair_command(arguments: Any) -> int:
     """Build damaged shards again, to the same bytes, and reseal."""
     from precompute.resume.repair import repair
 
-    show(repair(Path(arguments.cache).expanduser(), arguments.config), arguments.cache)
+    show(repair(arguments.cache, arguments.config), arguments.cache)
     return 0
 
 
@@ -69,12 +69,12 @@ def audit_command(arguments: Any) -> int:
     from precompute.audit.audit import audit
     from precompute.audit.report import report_lines
 
-    root, config = Path(arguments.cache).expanduser(), arguments.config
+    config = arguments.config
     if config.report:
-        refuse_output("report", Path(config.report).expanduser(), root)
+        refuse_output("report", Path(config.report).expanduser(), Path(arguments.cache).expanduser())
     stop = threading.Event()
     with stop_on_signals(stop.set), AuditBar(config) as bar:
-        report = audit(root, config, stop, bar)
+        report = audit(arguments.cache, config, stop, bar)
     try:
         print(*report_lines(report), sep="\n")
     finally:  # also where the reader of our output has gone, as `| head` does
@@ -92,7 +92,7 @@ def gallery_command(arguments: Any) -> int:
     """Show rows of a cache on one HTML page; with --decode, beside what the VAE makes of them."""
     from precompute.gallery.gallery import gallery
 
-    print_gallery(gallery(Path(arguments.cache).expanduser(), arguments.config))
+    print_gallery(gallery(arguments.cache, arguments.config))
     return 0
 
 

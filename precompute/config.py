@@ -17,6 +17,7 @@ from cache_store.errors import CacheError, ConfigError, MissingPathError, ModelE
 from cache_store.format.formats import FORMATS
 from cache_store.format.schema import BUILD_FILE, MAX_SAMPLES_PER_SHARD, CodecName, StoreDtype, StoreFormat
 from cache_store.gallery.config import GalleryConfig
+from cache_store.storage.store import Address, Store, open_store
 from precompute.encoders.config import EncoderConfig
 from precompute.images.decode import ImageConfig
 from precompute.sources import SourceConfig
@@ -79,7 +80,7 @@ SECTIONS = {"source": SourceConfig, "encoder": EncoderConfig, "image": ImageConf
 """What a cache remembers of its build."""
 
 
-def recorded_section(root: Path, config: Mapping[str, Any], name: str) -> Any:
+def recorded_section(store: Store, config: Mapping[str, Any], name: str) -> Any:
     """One section of a record as its dataclass; CacheError for fields, types or values that this version has not."""
     section = SECTIONS[name]
     try:
@@ -88,7 +89,7 @@ def recorded_section(root: Path, config: Mapping[str, Any], name: str) -> Any:
     except (KeyError, msgspec.ValidationError) as error:
         problem = str(error)
     if problem:
-        raise CacheError(f"{root / BUILD_FILE} holds no config of this version: {name}: {problem}")
+        raise CacheError(f"{store.where(BUILD_FILE)} holds no config of this version: {name}: {problem}")
     return made
 
 
@@ -107,23 +108,17 @@ class BuildConfig:
     def __post_init__(self) -> None:
         if not self.cache:
             raise ConfigError("cache: the name is empty; name the cache's folder")
-        if "://" in self.cache:
-            raise ConfigError(f"cache: {self.cache} is a URL; name a local folder")
-        if self.source.kind == "cache" and Path(self.source.path).expanduser().resolve() == self.root.resolve():
+        own = Path(str(open_store(self.cache)))
+        if self.source.kind == "cache" and Path(self.source.path).expanduser().resolve() == own.resolve():
             raise ConfigError(f"source.path: {self.source.path} is the cache itself; name another one of the same plan")
 
-    @property
-    def root(self) -> Path:
-        """The cache's folder."""
-        return Path(self.cache).expanduser()
-
     @classmethod
-    def of_cache(cls, root: Path) -> Self:
+    def of_cache(cls, cache: Address) -> Self:
         """The config of an existing cache, from what `recorded` kept; CacheError where this version reads it not."""
-        config = read_build(root).config
-        made = {name: recorded_section(root, config, name) for name in SECTIONS}
+        config = read_build(store := open_store(cache)).config
+        made = {name: recorded_section(store, config, name) for name in SECTIONS}
         # What was rejected once has been accepted: the same shards reject the same samples again.
-        return cls(cache=str(root), run=RunConfig(max_reject_fraction=1.0), **made)
+        return cls(cache=str(store), run=RunConfig(max_reject_fraction=1.0), **made)
 
     def recorded(self) -> dict[str, Any]:
         """What a cache keeps of it: all that names the inputs, nothing of where and how the run was made.
@@ -139,7 +134,7 @@ class BuildConfig:
 
 
 @contextmanager
-def where_remembered(root: Path) -> Iterator[None]:
+def where_remembered(cache: Address) -> Iterator[None]:
     """Around the opening of sources and encoder that only `build.json` names: says what to do where they have moved.
 
     That they have is no wrong usage, as it is of the config that first named them.
@@ -149,7 +144,8 @@ def where_remembered(root: Path) -> Iterator[None]:
     except (SourceError, ModelError, MissingPathError) as error:
         kind = SourceError if isinstance(error, MissingPathError) else type(error)
         raise kind(
-            f"{error}. So {root / BUILD_FILE} remembers it; if it has moved, run the `precompute build` of this cache "
+            f"{error}. So {open_store(cache).where(BUILD_FILE)} remembers it; if it has moved, run the "
+            "`precompute build` of this cache "
             "with its new place: nothing that fits is encoded again, and the new place is remembered"
         ) from None
 

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cache_store.cache.metadata import write_build, write_spec
-from cache_store.cache.seal import seal_cache
+from cache_store.cache.files import file_record, write_plan
+from cache_store.cache.metadata import metadata_of, write_build
+from cache_store.cache.seal import make_seal, read_contents, write_seal
 from cache_store.cache.writer import Outcome, ShardBuilder
-from cache_store.format.plan import plan_digest, write_plan
+from cache_store.format.plan import plan_digest
 from cache_store.format.schema import (
     PLAN_FILE,
     PLAN_SCHEMA,
@@ -22,6 +23,7 @@ from cache_store.format.schema import (
     StoreDtype,
     StoreFormat,
 )
+from cache_store.storage.local import LocalStore
 
 Conversation = list[dict[str, str]]
 
@@ -59,17 +61,25 @@ def make_cache(
         array=make_array(latents.shape[1:], dtype, codec, encoder),
     )
     shards = [plan.slice(rows.start, len(rows)) for rows in map(spec.shard_rows, range(spec.num_shards))]
-    write_plan(path / PLAN_FILE, shards)
-    write_build(path, {})
-    write_spec(path, spec)
+    store = LocalStore(path)
+    write_plan(store, shards)
+    write_build(store, {})
+    for name, data in metadata_of(spec):
+        store.put_whole(name, data)
     rgb = np.random.default_rng(0).random((len(latents), height, width, 3), np.float32)
     outcomes = [outcome(row, row in rejected) for row in range(len(latents))]
     for shard, planned in enumerate(shards):
-        builder = ShardBuilder(path, spec, shard, planned)
+        builder = ShardBuilder(store, spec, shard, planned)
         write_shard(builder, spec.shard_rows(shard), batch_size, latents, rgb, outcomes)
     if seal:
         seal_cache(path, spec)
     return path
+
+
+def seal_cache(path: Path, spec: Spec) -> None:
+    """Write the seal of a cache whose shards are all committed, from its files."""
+    store = LocalStore(path)
+    write_seal(store, make_seal(spec, read_contents(store, spec), file_record(store, PLAN_FILE)), None)
 
 
 def make_plan(count: int, ids: Sequence[str] | None, conversations: Sequence[Conversation] | None) -> pa.Table:

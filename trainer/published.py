@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cache_store.storage.publish import SCRATCH_SUFFIX, make_folder, naming, scratch_path, sync_folder
+from cache_store.storage.files import SCRATCH_SUFFIX, make_folder, naming, scratch_path, sync_folder
 
 
 @contextmanager

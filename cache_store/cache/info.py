@@ -3,19 +3,19 @@
 import statistics
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 from cache_store.cache.metadata import read_commit, read_seal, read_spec
 from cache_store.errors import CacheError
 from cache_store.format.schema import ArraySpec, CommitRecord, Spec
+from cache_store.storage.store import Address, Store, open_store
 
 
-def describe(root: Path) -> list[tuple[str, str]]:
+def describe(cache: Address) -> list[tuple[str, str]]:
     """Field and value, in reading order; an unfinished cache is described as far as it goes."""
-    spec = read_spec(root)
-    lines = [("cache", str(root)), *spec_lines(spec)]
-    records = [record for shard in range(spec.num_shards) if (record := read_commit(root, shard))]
-    return [*lines, *array_lines(spec.array), *progress_lines(spec, records), *seal_lines(root)]
+    spec = read_spec(store := open_store(cache))
+    lines = [("cache", str(store)), *spec_lines(spec)]
+    records = [record for shard in range(spec.num_shards) if (record := read_commit(store, shard))]
+    return [*lines, *array_lines(spec.array), *progress_lines(spec, records), *seal_lines(store)]
 
 
 def spec_lines(spec: Spec) -> Iterator[tuple[str, str]]:
@@ -54,9 +54,9 @@ def progress_lines(spec: Spec, records: list[CommitRecord]) -> Iterator[tuple[st
         yield "built", f"{statistics.median(rates):.1f} images/s a worker (median shard) on {devices} at {hosts}"
 
 
-def seal_lines(root: Path) -> Iterator[tuple[str, str]]:
+def seal_lines(store: Store) -> Iterator[tuple[str, str]]:
     try:
-        seal = read_seal(root)
+        seal = read_seal(store)
     except CacheError as error:
         yield "seal", str(error)
         return

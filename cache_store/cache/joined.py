@@ -6,7 +6,6 @@ Rows join them: a joined sample is a row that is cached in every one. Shard size
 import hashlib
 import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -15,12 +14,13 @@ from numpy.typing import NDArray
 from cache_store.cache.reader import Cache, open_cache, valid_numbers
 from cache_store.errors import ConfigError
 from cache_store.refusal import differing, refuse
+from cache_store.storage.store import Address, Store
 
 PLANNED = ("row", "id", "uri", "conversations")
 """Columns that the caches have in common."""
 
 
-def open_joined(caches: Mapping[str, Cache | str | Path]) -> "JoinedCache":
+def open_joined(caches: Mapping[str, Cache | Address]) -> "JoinedCache":
     """Open sealed caches of one plan, each under a name of your choice.
 
     Raises what `open_cache` raises of each, and StaleError, with a table, where two are not of one plan.
@@ -38,8 +38,8 @@ def refuse_other_plan(first: Cache, other: Cache) -> None:
     """StaleError where the caches were not planned alike."""
     plans = ({"rows": each.spec.rows, "plan digest": each.spec.plan_digest} for each in (first, other))
     if differences := differing(*plans):
-        summary = f"{first.root} and {other.root} are not of one plan, so their rows are not the same samples"
-        command = f"precompute build --source.kind cache --source.path {shlex.quote(str(first.root))} …"
+        summary = f"{first.store} and {other.store} are not of one plan, so their rows are not the same samples"
+        command = f"precompute build --source.kind cache --source.path {shlex.quote(str(first.store))} …"
         remedy = f"to plan a cache like the first: {command}"
         refuse(summary, differences, [remedy], held="in the first", now="in the second")
 
@@ -62,10 +62,10 @@ class JoinedCache:
         return self._count
 
     def __repr__(self) -> str:
-        return f"JoinedCache({', '.join(f'{name}={str(each.root)!r}' for name, each in self.caches.items())})"
+        return f"JoinedCache({', '.join(f'{name}={str(each.store)!r}' for name, each in self.caches.items())})"
 
-    def __reduce__(self) -> tuple[object, tuple[dict[str, Path]]]:
-        return open_joined, ({name: each.root for name, each in self.caches.items()},)
+    def __reduce__(self) -> tuple[object, tuple[dict[str, Store]]]:
+        return open_joined, ({name: each.store for name, each in self.caches.items()},)
 
     @property
     def identity(self) -> str:

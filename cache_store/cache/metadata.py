@@ -1,14 +1,13 @@
 """Reading and writing a cache's records: the spec, the commit records, the seal."""
 
 import contextlib
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from cache_store.errors import CacheError, NoCacheError
 from cache_store.format.formats import shard_format
-from cache_store.format.record import FORMAT_VERSION, canonical_json, parse_signed, refuse_version, signed
+from cache_store.format.record import FORMAT_VERSION, RecordT, canonical_json, parse_signed, refuse_version, signed
 from cache_store.format.schema import (
     BUILD_FILE,
     COMMITS,
@@ -25,37 +24,35 @@ from cache_store.format.schema import (
     Spec,
     commit_file,
 )
-from cache_store.storage.claim import refuse_foreign_names
-from cache_store.storage.publish import write_file
-from cache_store.storage.regular_file import read_regular
+from cache_store.storage.store import Address, Store, open_store
 
 BEFORE_THE_SPEC = {BUILD_FILE, PLAN_FILE, ZARR_ARRAY}
 """What a writer that died before the spec may leave, claim and scratch files aside."""
 
 
-def has_cache(root: Path) -> bool:
-    """Whether the folder holds a cache, be it one that has lost its spec."""
-    return any((root / name).exists() for name in (SPEC_FILE, SEAL_FILE, COMMITS))
+def has_cache(store: Store) -> bool:
+    """Whether there is a cache, be it one that has lost its spec."""
+    return any(map(store.has, (SPEC_FILE, SEAL_FILE, COMMITS)))
 
 
-def refuse_foreign_folder(root: Path, option: str) -> None:
-    """ConfigError, naming the option, where `root` is no folder or holds something else than a cache."""
-    if not has_cache(root):
-        refuse_foreign_names(root, BEFORE_THE_SPEC, option, "cache")
+def refuse_others(store: Store, option: str) -> None:
+    """ConfigError, naming the option, where no cache can lie, or something else than a cache does."""
+    if not has_cache(store):
+        store.refuse_others(BEFORE_THE_SPEC, option, "cache")
 
 
-def refuse_no_cache(root: Path) -> None:
+def refuse_no_cache(store: Store) -> None:
     """NoCacheError where nothing of a cache is, be it for want of the folder."""
-    if not has_cache(root):
-        raise NoCacheError(f"{root} holds no cache; make one with `precompute build`")
+    if not has_cache(store):
+        raise NoCacheError(f"{store} holds no cache; make one with `precompute build`")
 
 
-def read_spec(root: Path) -> Spec:
+def read_spec(cache: Address) -> Spec:
     """The spec, from the group's attributes; refuses other versions and a file that the spec does not account for."""
-    refuse_no_cache(root)
-    where = str(root / SPEC_FILE)
+    refuse_no_cache(store := open_store(cache))
+    where = store.where(SPEC_FILE)
     try:
-        data = read_regular(root / SPEC_FILE)
+        data = store.read(SPEC_FILE)
     except FileNotFoundError:
         raise CacheError(f"{where} is missing; rerun `precompute build` to restore it") from None
     return parse_checked_spec(data, where)
@@ -104,45 +101,40 @@ def refuse_invalid(spec: Spec, where: str) -> None:
         raise CacheError(f"{where} holds no valid spec: {'; '.join(problems)}")
 
 
-def write_spec(root: Path, spec: Spec) -> None:
-    """Write every metadata file; the group, which makes the folder a cache, comes last."""
-    refuse_invalid(spec, str(root / SPEC_FILE))
-    files = shard_format(spec).metadata(spec)
-    for name in sorted(files, key=lambda name: name == SPEC_FILE):
-        write_file(root / name, files[name])
-
-
-def read_commit(root: Path, shard: int) -> CommitRecord | None:
+def read_commit(cache: Address, shard: int) -> CommitRecord | None:
     """A shard's record, or None where the shard is not committed."""
-    path = root / commit_file(shard)
     with contextlib.suppress(FileNotFoundError):
-        return parse_signed(CommitRecord, read_regular(path), str(path))
+        return read_record(CommitRecord, open_store(cache), commit_file(shard))
     return None
 
 
-def write_commit(root: Path, record: CommitRecord) -> None:
-    content = record.content
-    write_file(root / commit_file(content.shard), canonical_json(record))
-
-
-def read_seal(root: Path) -> Seal:
-    path = root / SEAL_FILE
+def read_seal(cache: Address) -> Seal:
+    store = open_store(cache)
     try:
-        data = read_regular(path)
+        return read_record(Seal, store, SEAL_FILE)
     except FileNotFoundError:
-        raise CacheError(f"{root} is not sealed: its build has not finished; rerun `precompute build`") from None
-    return parse_signed(Seal, data, str(path))
+        raise CacheError(f"{store} is not sealed: its build has not finished; rerun `precompute build`") from None
 
 
-def write_build(root: Path, config: dict[str, Any]) -> None:
+def read_build(cache: Address) -> BuildRecord:
+    store = open_store(cache)
+    try:
+        return read_record(BuildRecord, store, BUILD_FILE)
+    except FileNotFoundError:
+        where = store.where(BUILD_FILE)
+        raise CacheError(f"{where} is missing; rerun `precompute build` to restore it") from None
+
+
+def read_record(record_class: type[RecordT], store: Store, name: str) -> RecordT:
+    return parse_signed(record_class, store.read(name), store.where(name))
+
+
+def write_build(cache: Address, config: dict[str, Any]) -> None:
     """Keep what the cache was built from, so that later programs find sources and encoder by themselves."""
     record = signed(BuildRecord(format_version=FORMAT_VERSION, config=config, sha256=""))
-    write_file(root / BUILD_FILE, canonical_json(record))
+    open_store(cache).put_whole(BUILD_FILE, canonical_json(record))
 
 
-def read_build(root: Path) -> BuildRecord:
-    path = root / BUILD_FILE
-    try:
-        return parse_signed(BuildRecord, read_regular(path), str(path))
-    except FileNotFoundError:
-        raise CacheError(f"{path} is missing; rerun `precompute build` to restore it") from None
+def metadata_of(spec: Spec) -> list[tuple[str, bytes]]:
+    """Name and bytes of every file that the spec determines; the group, which makes the folder a cache, comes last."""
+    return sorted(shard_format(spec).metadata(spec).items(), key=lambda file: file[0] == SPEC_FILE)

@@ -22,6 +22,7 @@ from cache_store.format.codec import decode_sample
 from cache_store.format.formats import shard_format
 from cache_store.format.schema import REJECTED, SAMPLES_SCHEMA, TEXT_COLUMNS, Seal, Spec
 from cache_store.refusal import refuse_other_seal, refuse_unsealed
+from cache_store.storage.store import Address, Store, open_store
 
 COPIED_BYTES = 8 << 20
 """Copied at once: then checked, out of a cache and not out of memory, and then a Ctrl-C is heard."""
@@ -33,16 +34,16 @@ SAMPLE_TABLES = 8
 """Samples tables held at once: their text is large, and readers go shard by shard."""
 
 
-def open_cache(path: str | Path) -> "Cache":
+def open_cache(path: Address) -> "Cache":
     """Open a sealed cache; CacheError where it is absent, unfinished or its seal is not its spec's."""
-    root = Path(path).expanduser()
-    spec = read_spec(root)
-    refuse_unsealed(root, spec)
-    seal = read_seal(root)
-    refuse_other_seal(root, seal, spec)
+    store = open_store(path)
+    spec = read_spec(store)
+    refuse_unsealed(store, spec)
+    seal = read_seal(store)
+    refuse_other_seal(store, seal, spec)
     if problem := seal_problem(spec, seal):
-        raise CacheError(f"{root}: {problem}; run `cache-store verify {shlex.quote(str(root))}`")
-    return Cache(root, spec, seal)
+        raise CacheError(f"{store}: {problem}; run `cache-store verify {shlex.quote(str(store))}`")
+    return Cache(store, spec, seal)
 
 
 def seal_problem(spec: Spec, seal: Seal) -> str | None:
@@ -75,14 +76,19 @@ class Cache:
 
     # Axes: N samples asked for, C channels, H W latent cells.
 
-    def __init__(self, root: Path, spec: Spec, seal: Seal) -> None:
-        self.root, self.spec, self.seal = root, spec, seal
-        self.shards = SealedShards(root, spec, seal)
+    def __init__(self, store: Store, spec: Spec, seal: Seal) -> None:
+        self.store, self.spec, self.seal = store, spec, seal
+        self.shards = SealedShards(store, spec, seal)
         self._samples_table = lru_cache(maxsize=SAMPLE_TABLES)(self._read_samples)
 
     def __len__(self) -> int:
         """Number of cached samples."""
         return self.seal.cached
+
+    @property
+    def root(self) -> Path:
+        """The cache's folder."""
+        return Path(str(self.store))
 
     @property
     def identity(self) -> str:
@@ -98,10 +104,10 @@ class Cache:
         return np.concatenate([np.empty(0, np.int64), *rows])
 
     def __repr__(self) -> str:
-        return f"Cache({str(self.root)!r}, {len(self)} samples of {list(self.spec.array.shape)})"
+        return f"Cache({str(self.store)!r}, {len(self)} samples of {list(self.spec.array.shape)})"
 
-    def __reduce__(self) -> tuple[object, tuple[Path]]:
-        return open_cache, (self.root,)
+    def __reduce__(self) -> tuple[object, tuple[Store]]:
+        return open_cache, (self.store,)
 
     def read(
         self,
@@ -197,5 +203,5 @@ class Cache:
             name = f"sample {number}"
         return CacheError(
             f"{name} in shard {shard} ({shard_format(self.spec).shard_file(shard)}) {problem}; "
-            f"run `cache-store verify {shlex.quote(str(self.root))} --level full`"
+            f"run `cache-store verify {shlex.quote(str(self.store))} --level full`"
         )

@@ -3,15 +3,12 @@
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from cache_store.cache.metadata import read_commit
 from cache_store.cache.recorded import refuse_other_recipe
-from cache_store.cache.writer import file_record
 from cache_store.errors import CacheError
 from cache_store.format.record import FORMAT_VERSION, canonical_json, signed
 from cache_store.format.schema import (
-    PLAN_FILE,
     SEAL_FILE,
     ArraySummary,
     CommitContent,
@@ -21,30 +18,25 @@ from cache_store.format.schema import (
     Spec,
 )
 from cache_store.format.statistics import summarise
-from cache_store.storage.publish import write_file
+from cache_store.storage.store import Store
 
 
-def seal_cache(root: Path, spec: Spec) -> Seal:
-    """Write the seal of a cache whose shards are all committed, from its files; CacheError where one is not."""
-    return write_seal(root, make_seal(spec, read_contents(root, spec), file_record(root, root / PLAN_FILE)), None)
-
-
-def write_seal(root: Path, seal: Seal, held: Seal | None) -> Seal:
+def write_seal(store: Store, seal: Seal, held: Seal | None) -> Seal:
     """Write the seal, unless the cache holds it already."""
-    if seal != held or not (root / SEAL_FILE).exists():
-        write_file(root / SEAL_FILE, canonical_json(seal))
+    if seal != held or not store.has(SEAL_FILE):
+        store.put_whole(SEAL_FILE, canonical_json(seal))
     return seal
 
 
-def read_contents(root: Path, spec: Spec) -> list[CommitContent]:
+def read_contents(store: Store, spec: Spec) -> list[CommitContent]:
     """What every shard holds; CacheError where one is not committed, StaleError where two have two recipes."""
     records: list[CommitRecord] = []
     for shard in range(spec.num_shards):
-        record = read_commit(root, shard)
+        record = read_commit(store, shard)
         if record is None:
-            raise CacheError(f"shard {shard} of {root} is not committed; rerun `precompute build`")
+            raise CacheError(f"shard {shard} of {store} is not committed; rerun `precompute build`")
         records.append(record)
-        refuse_other_recipe(root, records[0], record)
+        refuse_other_recipe(store, records[0], record)
     return [record.content for record in records]
 
 

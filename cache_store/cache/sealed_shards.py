@@ -1,13 +1,10 @@
 """The shards of a sealed cache, as a reader needs them: files mapped into memory, tables that are the sealed ones."""
 
 import hashlib
-import mmap
-import os
 import resource
 import shlex
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from cache_store.cache.files import open_plan
 from cache_store.cache.metadata import read_commit
 from cache_store.errors import CacheError
 from cache_store.format.formats import shard_format
@@ -31,7 +29,7 @@ from cache_store.format.schema import (
     samples_file,
 )
 from cache_store.format.tables import parse_table
-from cache_store.storage.regular_file import read_regular, refuse_irregular
+from cache_store.storage.store import Store
 
 MAPPED_SHARDS = 16_384
 """Shards held open at once, at most; Linux allows 65,530 mappings a process (vm.max_map_count)."""
@@ -57,8 +55,8 @@ were never mapped take no memory.
 class SealedShards:
     """Read-only; safe to share between threads and to fork."""
 
-    def __init__(self, root: Path, spec: Spec, seal: Seal) -> None:
-        self.root, self.spec, self.seal = root, spec, seal
+    def __init__(self, store: Store, spec: Spec, seal: Seal) -> None:
+        self.store, self.spec, self.seal = store, spec, seal
         self.ends = np.cumsum(seal.cached_per_shard)
         """Of each shard's sample numbers."""
         self.starts = self.ends - seal.cached_per_shard
@@ -76,7 +74,7 @@ class SealedShards:
     def _map(self, shard: int) -> MappedShard:
         file = self._format.shard_file(shard)
         try:
-            data = map_file(self.root / file)
+            data = self.store.map(file)
         except OSError as error:
             raise self._broken(f"{file} cannot be read ({error.strerror})") from None
         table = self.samples(shard, ["status", "offset", "length", "crc32c"])
@@ -126,7 +124,7 @@ class SealedShards:
         names = [*SAMPLES_SCHEMA.names, *TEXT_COLUMNS] if columns is None else columns
         content, file = self._sealed_content(shard), samples_file(shard)
         schema = pa.schema([SAMPLES_SCHEMA.field(name) for name in names if name not in TEXT_COLUMNS])
-        table = parse_table(self._sealed_bytes(content, file), self.root / file, schema.names)
+        table = parse_table(self._sealed_bytes(content, file), self.store.where(file), schema.names)
         if table.schema != schema:
             raise self._broken(f"{file} has other columns than the format's")
         if texts := [name for name in TEXT_COLUMNS if name in names]:
@@ -140,14 +138,14 @@ class SealedShards:
     def _planned_rows(self, content: CommitContent) -> pa.Table:
         try:
             if not self._plan:
-                self._plan.append(PlanFile(self.root))
+                self._plan.append(open_plan(self.store))
             return self._plan[0].recorded_rows(content)
         except CacheError as error:
             raise self._broken(str(error)) from None
 
     def _sealed_content(self, shard: int) -> CommitContent:
         """CacheError where the shard's record is another than was sealed."""
-        record = read_commit(self.root, shard)
+        record = read_commit(self.store, shard)
         if record is None or record_digest(record.content) != self.seal.commits[shard]:
             raise self._broken(f"shard {shard} is not as sealed: the cache was replaced or changed since it was opened")
         return record.content
@@ -155,7 +153,7 @@ class SealedShards:
     def _sealed_bytes(self, content: CommitContent, file: str) -> bytes:
         """A file of a shard; CacheError where it is another than was sealed."""
         try:
-            data = read_regular(self.root / file)
+            data = self.store.read(file)
         except OSError as error:
             raise self._broken(f"{file} cannot be read ({error.strerror})") from None
         digest = hashlib.sha256(data).hexdigest()
@@ -164,7 +162,7 @@ class SealedShards:
         return data
 
     def _broken(self, problem: str) -> CacheError:
-        return CacheError(f"{self.root}: {problem}; run `cache-store verify {shlex.quote(str(self.root))}`")
+        return CacheError(f"{self.store}: {problem}; run `cache-store verify {shlex.quote(str(self.store))}`")
 
 
 def mappable_shards() -> int:
@@ -175,12 +173,3 @@ def mappable_shards() -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         soft = wanted
     return MAPPED_SHARDS if soft == resource.RLIM_INFINITY else min(MAPPED_SHARDS, soft // 2)
-
-
-def map_file(path: Path) -> memoryview:
-    """The file's bytes, read-only, paged in as they are touched."""
-    refuse_irregular(path)
-    with path.open("rb") as stream:
-        if not os.fstat(stream.fileno()).st_size:
-            return memoryview(b"")  # which mmap refuses
-        return memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))

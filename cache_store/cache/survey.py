@@ -7,21 +7,21 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Generic, TypeVar
 
 import pyarrow as pa
 
-from cache_store.cache.metadata import has_cache, parse_checked_spec
+from cache_store.cache.files import open_table, refuse_other_size
+from cache_store.cache.metadata import has_cache, parse_checked_spec, read_record
 from cache_store.cache.recorded import refuse_other_recipe
 from cache_store.errors import CacheError, NewerFormatError
 from cache_store.format.formats import shard_format
 from cache_store.format.plan import PlanDigests, parse_plan, plan_digests
-from cache_store.format.record import RecordT, parse_signed
 from cache_store.format.schema import (
     BUILD_FILE,
     COMMITS,
     PLAN_FILE,
+    SAMPLES,
     SEAL_FILE,
     SPEC_FILE,
     BuildRecord,
@@ -31,12 +31,8 @@ from cache_store.format.schema import (
     Seal,
     Spec,
     commit_file,
-    samples_file,
 )
-from cache_store.format.tables import read_table
-from cache_store.storage.regular_file import read_regular
-from cache_store.verify.file import file_finding
-from cache_store.verify.findings import Finding
+from cache_store.storage.store import Address, Store, open_store
 
 T = TypeVar("T")
 
@@ -66,14 +62,14 @@ class ShardOnDisk:
     """A commit record, and what is wrong with the files that it names, as far as their sizes tell."""
 
     record: Reading[CommitRecord]
-    file_problem: Finding | None = None
+    file_problem: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
     """A cache as it lies on disk; of a new one, nothing."""
 
-    root: Path
+    store: Store
     has_cache: bool = False
     spec: Reading[Spec] = field(default_factory=Reading)
     seal: Reading[Seal] = field(default_factory=Reading)
@@ -99,29 +95,29 @@ class Survey:
                 raise problem
 
 
-def survey(root: Path) -> Survey:
+def survey(cache: Address) -> Survey:
     """Read what there is; NewerFormatError where the spec is of a version that this program does not know."""
-    if not has_cache(root):
-        return Survey(root=root)
-    group = read(lambda: read_regular(root / SPEC_FILE))
+    if not has_cache(store := open_store(cache)):
+        return Survey(store=store)
+    group = read(partial(store.read, SPEC_FILE))
     spec = Reading[Spec](problem=group.problem)
     if group.value is not None:
-        spec = read(partial(parse_checked_spec, group.value, str(root / SPEC_FILE)))
+        spec = read(partial(parse_checked_spec, group.value, store.where(SPEC_FILE)))
     if isinstance(spec.problem, NewerFormatError):
         raise spec.problem
-    plan = read(partial(read_plan_file, root, spec.value))
+    plan = read(partial(read_plan_file, store, spec.value))
     digests = plan.value and plan.value.digests
     is_planned = spec.value and digests and digests.whole == spec.value.plan_digest
     return Survey(
-        root=root,
+        store=store,
         has_cache=True,
         spec=spec,
-        seal=read_signed(Seal, root / SEAL_FILE),
-        build=read_signed(BuildRecord, root / BUILD_FILE),
+        seal=read(partial(read_record, Seal, store, SEAL_FILE)),
+        build=read(partial(read_record, BuildRecord, store, BUILD_FILE)),
         plan=plan,
-        shards=dict(read_shards(root)),
-        metadata={SPEC_FILE: group.value, **metadata_beside(root, spec.value)},
-        ids={} if is_planned else dict(ids_by_row(root)),
+        shards=dict(read_shards(store)),
+        metadata={SPEC_FILE: group.value, **metadata_beside(store, spec.value)},
+        ids={} if is_planned else dict(ids_by_row(store)),
     )
 
 
@@ -132,7 +128,7 @@ def held_recipe(survey: Survey) -> Recipe | None:
     """
     records = [record for _, record in sorted(survey.records.items())]
     for record in records[1:]:
-        refuse_other_recipe(survey.root, records[0], record)
+        refuse_other_recipe(survey.store, records[0], record)
     if records:
         return records[0].content.recipe
     if survey.spec.value:
@@ -149,40 +145,50 @@ def read(parse: Callable[[], T]) -> Reading[T]:
         return Reading(problem=error)
 
 
-def read_signed(record_class: type[RecordT], path: Path) -> Reading[RecordT]:
-    return read(lambda: parse_signed(record_class, read_regular(path), str(path)))
-
-
-def metadata_beside(root: Path, spec: Spec | None) -> dict[str, bytes | None]:
+def metadata_beside(store: Store, spec: Spec | None) -> dict[str, bytes | None]:
     """The other files that the spec determines."""
     names = shard_format(spec).metadata(spec).keys() - {SPEC_FILE} if spec else ()
-    return {name: read(partial(read_regular, root / name)).value for name in names}
+    return {name: read(partial(store.read, name)).value for name in names}
 
 
-def read_plan_file(root: Path, spec: Spec | None) -> PlanOnDisk:
+def read_plan_file(store: Store, spec: Spec | None) -> PlanOnDisk:
     """The plan, from one reading of its bytes."""
-    data = read_regular(root / PLAN_FILE)
-    table = parse_plan(data, root / PLAN_FILE)
+    data = store.read(PLAN_FILE)
+    table = parse_plan(data, store.where(PLAN_FILE))
     file = FileRecord(path=PLAN_FILE, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
     digests = plan_digests(table.slice(0, spec.rows), spec.samples_per_shard) if spec else None
     return PlanOnDisk(table=table, file=file, digests=digests)
 
 
-def read_shards(root: Path) -> Iterator[tuple[int, ShardOnDisk]]:
+def read_shards(store: Store) -> Iterator[tuple[int, ShardOnDisk]]:
     """Every shard for which there is a commit record, sound or not."""
-    for name in sorted(path.name for path in (root / COMMITS).glob("*.json")):
+    for name in store.list(COMMITS):
         stem = name.removesuffix(".json")
-        if not stem.isdecimal() or (root / commit_file(shard := int(stem))).name != name:
+        if not stem.isdecimal() or commit_file(shard := int(stem)) != f"{COMMITS}/{name}":
             continue  # it is no record of a shard
-        record = read_signed(CommitRecord, root / commit_file(shard))
+        record = read(partial(read_record, CommitRecord, store, commit_file(shard)))
         if not record.is_absent:
             files = record.value.content.files if record.value else ()
-            problems = (file_finding(root, file, "quick", shard) for file in files)
+            problems = (file_problem(store, file) for file in files)
             yield shard, ShardOnDisk(record=record, file_problem=next(filter(None, problems), None))
 
 
-def ids_by_row(root: Path) -> Iterator[tuple[int, str]]:
+def file_problem(store: Store, file: FileRecord) -> str | None:
+    try:
+        refuse_other_size(store, file)
+    except FileNotFoundError:
+        return f"{store.where(file.path)} is missing"
+    except (CacheError, OSError) as error:
+        return str(error)
+    return None
+
+
+def ids_by_row(store: Store) -> Iterator[tuple[int, str]]:
     """What samples tables say, damaged or not: whether it was right, a digest tells."""
-    for path in sorted((root / samples_file(0)).parent.glob("*.parquet")):
-        if table := read(partial(read_table, path, ["row", "id"])).value:
+    for name in store.list(SAMPLES):
+        if name.endswith(".parquet") and (table := read(partial(read_ids, store, f"{SAMPLES}/{name}")).value):
             yield from zip(table["row"].to_pylist(), table["id"].to_pylist(), strict=True)
+
+
+def read_ids(store: Store, name: str) -> pa.Table:
+    return open_table(store, name).whole(["row", "id"])

@@ -7,18 +7,14 @@ replaced only when the new files are whole on disk and are what they are expecte
 import os
 from collections import Counter
 from collections.abc import Collection, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
-import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from cache_store.cache.metadata import write_commit
+from cache_store.cache.shard_files import ShardFiles
 from cache_store.errors import CacheError
 from cache_store.format.codec import encode_sample
 from cache_store.format.formats import shard_format
@@ -34,23 +30,11 @@ from cache_store.format.schema import (
     CommitRun,
     FileRecord,
     Spec,
-    commit_file,
     reason_kind,
     rows_digest,
-    samples_file,
 )
 from cache_store.format.statistics import RunningStatistics
-from cache_store.storage.publish import (
-    clear_scratch,
-    file_sha256,
-    finish,
-    naming,
-    publish,
-    put_in_place,
-    scratch_file,
-    scratch_path,
-    withdraw,
-)
+from cache_store.storage.store import Store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,24 +64,20 @@ class ShardBuilder:
     """
 
     def __init__(
-        self, root: Path, spec: Spec, shard: int, planned: pa.Table, allowed_digests: Collection[str] = ()
+        self, store: Store, spec: Spec, shard: int, planned: pa.Table, allowed_digests: Collection[str] = ()
     ) -> None:
-        self._root, self._spec, self._shard, self._planned = root, spec, shard, planned
+        self._spec, self._shard, self._planned = spec, shard, planned
         self._allowed_digests = allowed_digests
-        self._format = shard_format(spec)
-        self._shard_path = root / self._format.shard_file(shard)
-        self._samples_path = root / samples_file(shard)
+        self._files = ShardFiles(store, spec, shard)
         self._outcomes: list[Outcome] = []
         self._locations: list[Location | None] = []
         self._statistics = RunningStatistics()
         self._non_finite = 0
-        self._files = ExitStack()
 
     def __enter__(self) -> Self:
-        self.attempt = clear_scratch(self._shard_path)
-        clear_scratch(self._samples_path)
-        self._stream = self._files.enter_context(scratch_file(self._shard_path, self.attempt))
-        self._writer = self._format.writer(self._stream, self._spec, self._planned)
+        self._files.__enter__()
+        with self._files.writing() as stream:
+            self._writer = shard_format(self._spec).writer(stream, self._spec, self._planned)
         return self
 
     def __exit__(
@@ -112,7 +92,7 @@ class ShardBuilder:
             stored = np.ascontiguousarray(latent_NCHW.astype(array.numpy_dtype))
         outcomes = [self._judge(*each) for each in zip(latent_NCHW, stored, outcomes, strict=True)]
         keep = np.array([outcome.reason is None for outcome in outcomes])
-        with naming(self._shard_path):
+        with self._files.writing():
             for values, outcome, kept in zip(stored, outcomes, keep, strict=True):
                 payload = encode_sample(values, array.codec) if kept else None
                 self._locations.append(self._writer.append(payload, outcome.content_sha256))
@@ -138,43 +118,23 @@ class ShardBuilder:
         count = self._planned.num_rows
         assert len(self._outcomes) == count, (len(self._outcomes), count)
         run = CommitRun(
-            attempt=self.attempt,
+            attempt=self._files.attempt,
             seconds=round(seconds, 3),
             images_per_s=round(count / max(seconds, 1e-9), 3),
             host=os.uname().nodename,
             device=device,
             versions=versions,
         )
-        content = self._content(self._finish_files())
-        record = signed(CommitRecord(format_version=FORMAT_VERSION, content=content, run=run, sha256=""))
-        self._replace(record)
-        return record
-
-    def _finish_files(self) -> tuple[FileRecord, ...]:
-        """Both files whole, on the disk, under the names of scratch."""
-        with naming(self._shard_path):
+        with self._files.writing():
             self._writer.finish()
-        finish(self._stream, self._shard_path)
-        table = self._files.enter_context(scratch_file(self._samples_path, self.attempt))
-        with naming(self._samples_path):
-            write_rows(table, self._samples())
-        finish(table, self._samples_path)
-        return tuple(self._scratch_record(path) for path in (self._shard_path, self._samples_path))
-
-    def _scratch_record(self, path: Path) -> FileRecord:
-        """A file as it will be."""
-        scratch = file_record(self._root, scratch_path(path, self.attempt))
-        return msgspec.structs.replace(scratch, path=path.relative_to(self._root).as_posix())
-
-    def _replace(self, record: CommitRecord) -> None:
-        """Put files and record in the place of what was there."""
-        digest = record_digest(record.content)
+        samples = self._samples()
+        content = self._content(self._files.finish(samples))
+        digest = record_digest(content)
         if self._allowed_digests and digest not in self._allowed_digests:
-            raise MismatchedShardError(self._shard, digest, self._samples())
-        withdraw(self._root / commit_file(self._shard))  # it vouches for the files that are replaced now
-        put_in_place(self._shard_path, self.attempt)
-        put_in_place(self._samples_path, self.attempt)
-        write_commit(self._root, record)
+            raise MismatchedShardError(self._shard, digest, samples)
+        record = signed(CommitRecord(format_version=FORMAT_VERSION, content=content, run=run, sha256=""))
+        self._files.commit(record)
+        return record
 
     def _content(self, files: tuple[FileRecord, ...]) -> CommitContent:
         planned = self._planned
@@ -208,17 +168,3 @@ class ShardBuilder:
         for field in Location._fields:
             columns[field] = [location and getattr(location, field) for location in self._locations]
         return pa.table(columns, schema=SAMPLES_SCHEMA)
-
-
-def write_samples(path: Path, samples: pa.Table) -> None:
-    with publish(path) as stream:
-        write_rows(stream, samples)
-
-
-def write_rows(stream: BinaryIO, samples: pa.Table) -> None:
-    """Equal tables give equal bytes, however they are held."""
-    pq.write_table(samples.combine_chunks(), stream, compression="zstd")
-
-
-def file_record(root: Path, path: Path) -> FileRecord:
-    return FileRecord(path=path.relative_to(root).as_posix(), bytes=path.stat().st_size, sha256=file_sha256(path))

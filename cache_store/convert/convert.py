@@ -4,6 +4,7 @@ It works shard by shard, each whole or absent, so a stopped conversion resumes w
 samples table: a latent is decoded, checked and written before the next is read.
 """
 
+import hashlib
 import shlex
 import shutil
 import sys
@@ -13,18 +14,25 @@ from pathlib import Path
 
 import msgspec
 
-from cache_store.cache.metadata import has_cache, read_build, read_commit, read_spec, refuse_foreign_folder
+from cache_store.cache.files import file_sha256
+from cache_store.cache.metadata import (
+    has_cache,
+    metadata_of,
+    read_build,
+    read_commit,
+    read_spec,
+    refuse_others,
+)
 from cache_store.cache.reader import open_cache
 from cache_store.cache.seal import make_seal, read_contents
-from cache_store.convert.shard import CacheFolder, ShardConverter
+from cache_store.convert.shard import CacheAt, ShardConverter
 from cache_store.errors import CacheError, ConfigError
-from cache_store.format.formats import FORMATS, shard_format
+from cache_store.format.formats import FORMATS
 from cache_store.format.record import canonical_json, signed
 from cache_store.format.schema import (
     BUILD_FILE,
     PLAN_FILE,
     SEAL_FILE,
-    SPEC_FILE,
     BuildRecord,
     CodecName,
     CommitContent,
@@ -34,8 +42,7 @@ from cache_store.format.schema import (
     StoreFormat,
 )
 from cache_store.refusal import differing, refuse
-from cache_store.storage.claim import claim
-from cache_store.storage.publish import file_sha256, publish, withdraw, write_file
+from cache_store.storage.store import Address, Store, open_store
 from cache_store.verify.leftovers import clear_leftovers
 from cache_store.verify.record import kept_record
 from cache_store.verify.verify import verify
@@ -64,23 +71,24 @@ class Conversion:
     """Shards that an earlier run had written."""
 
 
-def convert(root: Path, out: Path, config: ConvertConfig, progress: Callable[[int], object]) -> Conversion:
+def convert(root: Address, out: Address, config: ConvertConfig, progress: Callable[[int], object]) -> Conversion:
     """Bring `out` to the sealed copy of the sealed cache `root`; `progress` is called with the number of samples done.
 
     Raises ConfigError for wrong folders or an impossible form, CacheError for a source that is unfinished or damaged,
     StaleError where `out` holds another cache.
     """
-    refuse_overlap(root, out)
-    seal = open_cache(root).seal
-    verify(root, "quick").raise_if_damaged()
-    source = CacheFolder(root, read_spec(root))
-    target = CacheFolder(out, converted_spec(source.spec, config))
-    refuse_foreign_folder(out, "OUT")
+    from_store, to_store = open_store(root), open_store(out)
+    refuse_overlap(Path(str(from_store)), Path(str(to_store)))
+    seal = open_cache(from_store).seal
+    verify(from_store, "quick").raise_if_damaged()
+    source = CacheAt(from_store, read_spec(from_store))
+    target = CacheAt(to_store, converted_spec(source.spec, config))
+    refuse_others(to_store, "OUT")
     refuse_other_cache(target)
-    with claim(out):
+    with to_store.claim():
         copy_metadata(source, target, seal)
         shards, kept = convert_shards(source, target, progress)
-        clear_leftovers(out, target.spec)
+        clear_leftovers(to_store, target.spec)
         return Conversion(seal=seal_copy(target, seal), shards=shards, kept=kept)
 
 
@@ -100,25 +108,24 @@ def converted_spec(spec: Spec, config: ConvertConfig) -> Spec:
     return msgspec.structs.replace(spec, store_format=config.format, array=array)
 
 
-def refuse_other_cache(target: CacheFolder) -> None:
-    if has_cache(target.root):
-        found, expected = (msgspec.to_builtins(each) for each in (read_spec(target.root), target.spec))
+def refuse_other_cache(target: CacheAt) -> None:
+    if has_cache(target.store):
+        found, expected = (msgspec.to_builtins(each) for each in (read_spec(target.store), target.spec))
         if differences := differing(found, expected):
-            refuse(f"{target.root} holds another cache", differences, [OTHER_FOLDER])
+            refuse(f"{target.store} holds another cache", differences, [OTHER_FOLDER])
 
 
-def copy_metadata(source: CacheFolder, target: CacheFolder, seal: Seal) -> None:
+def copy_metadata(source: CacheAt, target: CacheAt, seal: Seal) -> None:
     """Write everything but shards and seal, the spec last; files that are right already are kept."""
-    write_unless_equal(target.root / BUILD_FILE, canonical_json(converted_build(source, target)))
-    copy_plan(source.root, target.root, seal)
-    metadata = shard_format(target.spec).metadata(target.spec)
-    for name in sorted(metadata, key=lambda name: name == SPEC_FILE):
-        write_unless_equal(target.root / name, metadata[name])
+    put_unless_equal(target.store, BUILD_FILE, canonical_json(converted_build(source, target)))
+    copy_plan(source.store, target.store, seal)
+    for name, data in metadata_of(target.spec):
+        put_unless_equal(target.store, name, data)
 
 
-def converted_build(source: CacheFolder, target: CacheFolder) -> BuildRecord:
+def converted_build(source: CacheAt, target: CacheAt) -> BuildRecord:
     """Make the new cache's build record, with its form, so that a repair builds that."""
-    record = read_build(source.root)
+    record = read_build(source.store)
     config = dict(record.config)
     if "store" in config:
         form = {"format": target.spec.store_format, "codec": target.spec.array.codec}
@@ -126,41 +133,42 @@ def converted_build(source: CacheFolder, target: CacheFolder) -> BuildRecord:
     return signed(msgspec.structs.replace(record, config=config))
 
 
-def copy_plan(root: Path, out: Path, seal: Seal) -> None:
-    expected = seal.plan_file.sha256
-    if (out / PLAN_FILE).is_file() and file_sha256(out / PLAN_FILE) == expected:
+def copy_plan(from_store: Store, to_store: Store, seal: Seal) -> None:
+    """CacheError where the plan is not the one sealed; what is copied is what was hashed."""
+    if to_store.has(PLAN_FILE) and file_sha256(to_store, PLAN_FILE) == seal.plan_file.sha256:
         return
-    with (root / PLAN_FILE).open("rb") as plan, publish(out / PLAN_FILE) as stream:
-        shutil.copyfileobj(plan, stream)
-    if file_sha256(out / PLAN_FILE) != expected:
-        withdraw(out / PLAN_FILE)
-        command = f"cache-store verify {shlex.quote(str(root))}"
-        raise CacheError(f"{root} is damaged: {PLAN_FILE} is not the one sealed; run `{command}`")
+    with from_store.open(PLAN_FILE) as plan, to_store.draft(PLAN_FILE) as draft:
+        shutil.copyfileobj(plan, draft.stream)
+        draft.finish()
+        if hashlib.sha256(draft.map()).hexdigest() != seal.plan_file.sha256:
+            command = f"cache-store verify {shlex.quote(str(from_store))}"
+            raise CacheError(f"{from_store} is damaged: {PLAN_FILE} is not the one sealed; run `{command}`")
+        draft.publish()
 
 
-def write_unless_equal(path: Path, data: bytes) -> None:
-    if not path.is_file() or path.read_bytes() != data:
-        write_file(path, data)
+def put_unless_equal(store: Store, name: str, data: bytes) -> None:
+    if not store.has(name) or store.read(name) != data:
+        store.put_whole(name, data)
 
 
-def convert_shards(source: CacheFolder, target: CacheFolder, progress: Callable[[int], object]) -> tuple[int, int]:
+def convert_shards(source: CacheAt, target: CacheAt, progress: Callable[[int], object]) -> tuple[int, int]:
     """Convert the missing shards; return how many those were, and how many were there already."""
     converter, converted = ShardConverter(source, target, progress), 0
-    for shard, content in enumerate(read_contents(source.root, source.spec)):
+    for shard, content in enumerate(read_contents(source.store, source.spec)):
         if is_kept(target, content):
             progress(len(source.spec.shard_rows(shard)))
             continue
-        withdraw(target.root / SEAL_FILE)
-        record = read_commit(source.root, shard)
+        target.store.delete(SEAL_FILE)
+        record = read_commit(source.store, shard)
         assert record is not None
         converter.convert(record)
         converted += 1
     return converted, source.spec.num_shards - converted
 
 
-def is_kept(target: CacheFolder, content: CommitContent) -> bool:
+def is_kept(target: CacheAt, content: CommitContent) -> bool:
     """Whether the target has this shard already; StaleError where it has another cache's."""
-    record, problem = kept_record(target.root, target.spec, content.shard)
+    record, problem = kept_record(target.store, target.spec, content.shard)
     if problem is not None:
         print(f"cache-store: damage found, shard {content.shard} is converted again: {problem}", file=sys.stderr)
     elif record is not None:
@@ -169,18 +177,18 @@ def is_kept(target: CacheFolder, content: CommitContent) -> bool:
     return False
 
 
-def refuse_other_content(target: CacheFolder, record: CommitRecord, content: CommitContent) -> None:
+def refuse_other_content(target: CacheAt, record: CommitRecord, content: CommitContent) -> None:
     """Raise StaleError where the shard was converted from other latents or samples."""
     found = msgspec.structs.replace(record.content, files=())
     expected = msgspec.structs.replace(content, files=(), recipe=record.content.recipe)
     if differences := differing(*(msgspec.to_builtins(each) for each in (found, expected))):
-        refuse(f"{target.root} holds a shard {content.shard} of another cache", differences, [OTHER_FOLDER])
+        refuse(f"{target.store} holds a shard {content.shard} of another cache", differences, [OTHER_FOLDER])
 
 
-def seal_copy(target: CacheFolder, source_seal: Seal) -> Seal:
+def seal_copy(target: CacheAt, source_seal: Seal) -> Seal:
     """Seal the new cache, with the statistics copied: another machine would round them differently."""
-    seal = make_seal(target.spec, read_contents(target.root, target.spec), source_seal.plan_file)
+    seal = make_seal(target.spec, read_contents(target.store, target.spec), source_seal.plan_file)
     array = msgspec.structs.replace(source_seal.array, bytes=seal.array.bytes)
     seal = signed(msgspec.structs.replace(seal, array=array))
-    write_unless_equal(target.root / SEAL_FILE, canonical_json(seal))
+    put_unless_equal(target.store, SEAL_FILE, canonical_json(seal))
     return seal

@@ -6,22 +6,19 @@ The new record is the source's with other files: samples, statistics and run are
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
-from cache_store.cache.metadata import write_commit
-from cache_store.cache.sealed_shards import map_file
-from cache_store.cache.writer import file_record, write_samples
+from cache_store.cache.files import open_plan, read_samples
+from cache_store.cache.shard_files import ShardFiles
 from cache_store.errors import CacheError
 from cache_store.format.checksum import crc32c
 from cache_store.format.codec import decode_sample, encode_sample
 from cache_store.format.formats import shard_format
 from cache_store.format.layout import Location, ShardSamples
-from cache_store.format.plan import PlanFile
 from cache_store.format.record import signed
 from cache_store.format.schema import (
     SAMPLES_SCHEMA,
@@ -29,11 +26,8 @@ from cache_store.format.schema import (
     CodecName,
     CommitRecord,
     Spec,
-    commit_file,
-    samples_file,
 )
-from cache_store.format.tables import read_table
-from cache_store.storage.publish import clear_scratch, publish, withdraw
+from cache_store.storage.store import Store
 from cache_store.verify.file import file_finding
 
 REPORTED_EVERY = 256
@@ -41,45 +35,40 @@ REPORTED_EVERY = 256
 
 
 @dataclass(frozen=True)
-class CacheFolder:
-    """A cache to read or write: its folder and its spec."""
+class CacheAt:
+    """A cache to read or write: where it lies and its spec."""
 
-    root: Path
+    store: Store
     spec: Spec
 
 
 class ShardConverter:
     """Takes shards from `source` to `target`, whose specs differ in form and codec alone."""
 
-    def __init__(self, source: CacheFolder, target: CacheFolder, progress: Callable[[int], object]) -> None:
+    def __init__(self, source: CacheAt, target: CacheAt, progress: Callable[[int], object]) -> None:
         self._source, self._target, self._progress = source, target, progress
-        self._plan = PlanFile(source.root)
+        self._plan = open_plan(source.store)
         self._recoded = Recoder(source.spec.array, target.spec.array.codec)
 
     def convert(self, record: CommitRecord) -> None:
         """Write the shard of the source's `record`; CacheError where the source does not match it."""
         target, shard = self._target, record.content.shard
         samples = self._read_samples(record)
-        withdraw(target.root / commit_file(shard))  # its files are replaced now
-        path = target.root / shard_format(target.spec).shard_file(shard)
-        samples_path = target.root / samples_file(shard)
-        attempt = clear_scratch(path)
-        clear_scratch(samples_path)
-        with publish(path, attempt) as stream:
-            locations = self._copy(samples, stream)
-        table = relocated(samples.table, locations)
-        self._read_back(path, ShardSamples(target.spec, shard, table, samples.planned))
-        write_samples(samples_path, table)
-        files = tuple(file_record(target.root, each) for each in (path, samples_path))
-        content = msgspec.structs.replace(record.content, recipe=target.spec.recipe, files=files)
-        write_commit(target.root, signed(msgspec.structs.replace(record, content=content)))
+        with ShardFiles(target.store, target.spec, shard) as files:
+            with files.writing() as stream:
+                locations = self._copy(samples, stream)
+            table = relocated(samples.table, locations)
+            self._read_back(files.read_back(), ShardSamples(target.spec, shard, table, samples.planned))
+            written = files.finish(table)
+            content = msgspec.structs.replace(record.content, recipe=target.spec.recipe, files=written)
+            files.commit(signed(msgspec.structs.replace(record, content=content)))
 
     def _read_samples(self, record: CommitRecord) -> ShardSamples:
         """Read the shard's samples table after checking its digest: its checksums then verify the latents."""
         shard, file = record.content.shard, record.content.files[1]
-        if finding := file_finding(self._source.root, file, "full", shard):
+        if finding := file_finding(self._source.store, file, "full", shard):
             raise self._damaged(str(finding))
-        table = read_table(self._source.root / file.path)
+        table = read_samples(self._source.store, shard)
         if table.schema != SAMPLES_SCHEMA:
             raise self._damaged(f"{file.path} has other columns than the format's")
         return ShardSamples(self._source.spec, shard, table, self._plan.recorded_rows(record.content))
@@ -90,7 +79,7 @@ class ShardConverter:
         file = shard_format(source.spec).shard_file(shard)
         writer = shard_format(target.spec).writer(stream, target.spec, samples.planned)
         contents = samples.table["content_sha256"].to_pylist()
-        data, locations = map_file(source.root / file), list[Location | None]()
+        data, locations = source.store.map(file), list[Location | None]()
         for slot, (location, content) in enumerate(zip(found, contents, strict=True)):
             if location is None:
                 locations.append(writer.append(None, content))
@@ -106,9 +95,9 @@ class ShardConverter:
         writer.finish()
         return locations
 
-    def _read_back(self, path: Path, samples: ShardSamples) -> None:
+    def _read_back(self, data: memoryview, samples: ShardSamples) -> None:
         """Raise CacheError where the file does not read back as it was written."""
-        data = map_file(path)
+        path = self._target.store.where(shard_format(samples.spec).shard_file(samples.shard))
         for location in samples.locations:
             if location is not None:
                 offset, length, checksum = location
@@ -118,7 +107,7 @@ class ShardConverter:
             raise CacheError(f"{path} does not read back as it was written: {problem}; is the disk failing?")
 
     def _damaged(self, problem: str) -> CacheError:
-        root = str(self._source.root)
+        root = str(self._source.store)
         return CacheError(f"{root} is damaged: {problem}; run `cache-store verify {shlex.quote(root)} --level full`")
 
 

@@ -1,7 +1,7 @@
 """Choosing a shard format by its name."""
 
 from cache_store.format.layout import ShardFormat
-from cache_store.format.schema import Spec, StoreFormat
+from cache_store.format.schema import Spec, StoreFormat, samples_file
 from cache_store.format.tar import TarFormat
 from cache_store.format.zarr import ZarrFormat
 
@@ -10,3 +10,8 @@ FORMATS: dict[StoreFormat, ShardFormat] = {"zarr": ZarrFormat(), "webdataset": T
 
 def shard_format(spec: Spec) -> ShardFormat:
     return FORMATS[spec.store_format]
+
+
+def files_of_shard(spec: Spec, shard: int) -> tuple[str, str]:
+    """The names of a shard's files: the shard file, the samples table."""
+    return shard_format(spec).shard_file(shard), samples_file(shard)

@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
@@ -11,9 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cache_store.errors import CacheError
-from cache_store.format.schema import PLAN_FILE, PLAN_SCHEMA, CommitContent
-from cache_store.format.tables import TableFile, parse_table, read_table
-from cache_store.storage.publish import publish
+from cache_store.format.schema import PLAN_SCHEMA, CommitContent
+from cache_store.format.tables import TableFile, parse_table
 
 DIGESTED = ("row", "id", "uri", "conversations")
 """Columns that make two plans the same; fingerprints may hold a file's time and do not."""
@@ -55,11 +53,6 @@ def digested_lines(table: pa.Table) -> Iterator[bytes]:
         yield encoder.encode_lines(zip(*(column.to_pylist() for column in batch.columns), strict=True))
 
 
-def write_plan(path: Path, shards: Iterable[pa.Table]) -> None:
-    with publish(path) as stream:
-        encode_plan(stream, shards)
-
-
 def encode_plan(stream: "BinaryIO | Sha256Stream", shards: Iterable[pa.Table]) -> None:
     with pq.ParquetWriter(stream, PLAN_SCHEMA, compression="zstd") as writer:
         for shard in shards:
@@ -85,31 +78,25 @@ class Sha256Stream:
         return self._sha256.hexdigest()
 
 
-def parse_plan(data: bytes, path: Path) -> pa.Table:
-    """The whole plan, of what was read from `path`."""
-    table = parse_table(data, path)
-    refuse_other_columns(path, table.schema)
+def parse_plan(data: bytes, where: str) -> pa.Table:
+    """The whole plan, of the file's bytes."""
+    table = parse_table(data, where)
+    refuse_other_columns(where, table.schema)
     return table
 
 
-def read_plan(root: Path) -> pa.Table:
-    table = read_table(root / PLAN_FILE)
-    refuse_other_columns(root / PLAN_FILE, table.schema)
-    return table
-
-
-def refuse_other_columns(path: Path, schema: pa.Schema) -> None:
+def refuse_other_columns(where: str, schema: pa.Schema) -> None:
     if schema != PLAN_SCHEMA:
-        raise CacheError(f"{path} has other columns than the format's")
+        raise CacheError(f"{where} has other columns than the format's")
 
 
 class PlanFile:
     """The plan, shard by shard: for whoever reads one after the other."""
 
-    def __init__(self, root: Path) -> None:
-        self._path = root / PLAN_FILE
-        self._file = TableFile(self._path)
-        refuse_other_columns(self._path, self._file.schema)
+    def __init__(self, file: TableFile) -> None:
+        """CacheError where it is no plan."""
+        self._file = file
+        refuse_other_columns(file.where, file.schema)
 
     @property
     def num_shards(self) -> int:
@@ -148,5 +135,5 @@ class PlanFile:
         """The rows that a shard was made for; CacheError where the plan has others, its fingerprints aside."""
         rows = self.shard(content.shard, list(DIGESTED)) if content.shard < self.num_shards else None
         if rows is None or plan_digest([rows]) != content.plan_digest:
-            raise CacheError(f"{self._path} has other rows for shard {content.shard} than the shard was made for")
+            raise CacheError(f"{self._file.where} has other rows for shard {content.shard} than the shard was made for")
         return rows

@@ -22,6 +22,7 @@ PLAN_FILE = "plan.parquet"
 SEAL_FILE = "seal.json"
 BUILD_FILE = "build.json"
 COMMITS = "commits"
+SAMPLES = "samples"
 ZARR_ARRAY = "latents"
 """Folder of the array in the Zarr form."""
 
@@ -310,7 +311,7 @@ class Seal(Record, frozen=True, kw_only=True):
 
 
 def samples_file(shard: int) -> str:
-    return f"samples/{shard:06d}.parquet"
+    return f"{SAMPLES}/{shard:06d}.parquet"
 
 
 def commit_file(shard: int) -> str:

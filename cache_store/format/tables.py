@@ -1,19 +1,15 @@
-"""The Parquet files of a cache: read from exactly the path given, with every way of being broken one error."""
+"""The Parquet files of a cache, with every way of being broken one error."""
 
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyarrow.fs import LocalFileSystem
 
 from cache_store.errors import CacheError
 from cache_store.format.schema import MAX_SAMPLES_PER_SHARD
-from cache_store.storage.regular_file import refuse_irregular
-
-LOCAL = LocalFileSystem()
-"""Named, because Arrow would otherwise read a path such as `exp:1/cache` as the address of something else."""
 
 MAX_ROW_GROUP_BYTES = 2**32
 """Decompressed: 4 KB of text for each of a million samples."""
@@ -29,18 +25,17 @@ class TableFile:
     that becomes: a file of 400 bytes can hold terabytes otherwise.
     """
 
-    def __init__(self, path: Path, data: bytes | None = None) -> None:
-        """`data` is what was read from `path`, if it was."""
-        self._path, self._data = path, data
-        if data is None:
-            refuse_irregular(path)
+    def __init__(self, open_file: Callable[[], BinaryIO | pa.NativeFile], where: str) -> None:
+        """`where` it lies, for messages."""
+        self._open_file, self.where = open_file, where
         try:
-            plain = open_parquet(path, data)
-            columns = [plain.metadata.schema.column(number) for number in range(plain.metadata.num_columns)]
-            self._texts = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
+            with open_file() as stream:
+                file = pq.ParquetFile(stream)
+                columns = [file.metadata.schema.column(number) for number in range(file.metadata.num_columns)]
+                self._texts = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
+                self.metadata, self.schema = file.metadata, file.schema_arrow
         except BROKEN as error:
-            raise broken(path, error) from None
-        self.metadata, self.schema = plain.metadata, plain.schema_arrow
+            raise self._broken(error) from None
         self._refuse_large_claims()
 
     def _refuse_large_claims(self) -> None:
@@ -49,16 +44,17 @@ class TableFile:
             rows, size = (group := self.metadata.row_group(number)).num_rows, group.total_byte_size
             if not 0 <= rows <= MAX_SAMPLES_PER_SHARD or not 0 <= size <= MAX_ROW_GROUP_BYTES:
                 raise CacheError(
-                    f"{self._path} cannot be read: row group {number} claims {rows:,} rows, {size:,} bytes"
+                    f"{self.where} cannot be read: row group {number} claims {rows:,} rows, {size:,} bytes"
                 )
 
     def row_group(self, number: int, columns: list[str] | None = None) -> pa.Table:
         """The file is opened for it, its index known: threads and forks share no position in it."""
         try:
-            file = open_parquet(self._path, self._data, read_dictionary=self._texts, metadata=self.metadata)
-            return self._plain(file.read_row_group(number, columns))
+            with self._open_file() as stream:
+                file = pq.ParquetFile(stream, read_dictionary=self._texts, metadata=self.metadata)
+                return self._plain(file.read_row_group(number, columns))
         except BROKEN as error:
-            raise broken(self._path, error) from None
+            raise self._broken(error) from None
 
     def whole(self, columns: list[str] | None = None) -> pa.Table:
         groups = [self.row_group(number, columns) for number in range(self.metadata.num_row_groups)]
@@ -70,10 +66,15 @@ class TableFile:
         if (
             size := sum(text_bytes(chunk) for column in table.columns for chunk in column.chunks)
         ) > MAX_ROW_GROUP_BYTES:
-            raise CacheError(f"{self._path} cannot be read: a row group holds {size:,} bytes of text")
+            raise CacheError(f"{self.where} cannot be read: a row group holds {size:,} bytes of text")
         table = table.cast(pa.schema([self.schema.field(name) for name in table.column_names]))
         table.validate(full=True)
         return table
+
+    def _broken(self, error: Exception) -> CacheError:
+        if isinstance(error, FileNotFoundError):
+            return CacheError(f"{self.where} is missing")
+        return CacheError(f"{self.where} cannot be read: {' '.join(str(error).split())}")
 
 
 def text_bytes(array: pa.Array) -> int:
@@ -88,22 +89,6 @@ def text_bytes(array: pa.Array) -> int:
     return 0
 
 
-def open_parquet(path: Path, data: bytes | None, **options: Any) -> pq.ParquetFile:
-    if data is None:
-        return pq.ParquetFile(path, filesystem=LOCAL, **options)
-    return pq.ParquetFile(pa.BufferReader(data), **options)
-
-
-def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
-    return TableFile(path).whole(columns)
-
-
-def parse_table(data: bytes, path: Path, columns: list[str] | None = None) -> pa.Table:
-    """Of what was read from `path`."""
-    return TableFile(path, data).whole(columns)
-
-
-def broken(path: Path, error: Exception) -> CacheError:
-    if isinstance(error, FileNotFoundError):
-        return CacheError(f"{path} is missing")
-    return CacheError(f"{path} cannot be read: {' '.join(str(error).split())}")
+def parse_table(data: bytes, where: str, columns: list[str] | None = None) -> pa.Table:
+    """Of a file's bytes."""
+    return TableFile(partial(pa.BufferReader, data), where).whole(columns)

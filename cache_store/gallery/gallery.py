@@ -17,7 +17,8 @@ from cache_store.gallery.source_images import ReadImage, find_source_images
 from cache_store.gallery.unusual import most_unusual, survey_latents
 from cache_store.program.output_file import refuse_output, write_output
 from cache_store.program.progress_bar import progress_bar
-from cache_store.storage.publish import withdraw, write_file
+from cache_store.storage.local import write_file
+from cache_store.storage.store import Address, Store
 
 SHOWN_COMMITS = 2_000
 """Shards in the throughput plot; of more, evenly spaced ones."""
@@ -38,14 +39,14 @@ class Gallery:
     mean_psnr: float | None
 
 
-def make_gallery(root: Path, config: GalleryConfig, decode: Decode | None = None) -> Gallery:
+def make_gallery(address: Address, config: GalleryConfig, decode: Decode | None = None) -> Gallery:
     """Write the page and the contact sheets of a sealed cache.
 
     Cost is bounded by the rows asked for and the survey's bounds. `decode` adds decoded images, error maps and PSNR.
     """
-    refuse_output("--output", config.page, root)
-    refuse_output("--sheets", config.sheet("random"), root)
-    cache = open_cache(root)
+    cache = open_cache(address)
+    refuse_output("--output", config.page, cache.root)
+    refuse_output("--sheets", config.sheet("random"), cache.root)
     content = collect(cache, config, decode)
     write_output(config.page, render(content).encode())
     return Gallery(
@@ -66,7 +67,7 @@ def collect(cache: Cache, config: GalleryConfig, decode: Decode | None) -> PageC
     surveyed = survey_latents(cache, drawn)
     unusual = most_unusual(surveyed, config.rows)
     numbers = random_numbers(cache, config.rows, config.seed).tolist()
-    read_image, source_problem = source_reader(cache.root)
+    read_image, source_problem = source_reader(cache.store)
     showcase = Showcase(cache=cache, read_image=read_image, decode=decode)
     exhibits = showcase.cached([*numbers, *(each.number for each in unusual)])
     return PageContent(
@@ -81,10 +82,10 @@ def collect(cache: Cache, config: GalleryConfig, decode: Decode | None) -> PageC
     )
 
 
-def source_reader(root: Path) -> tuple[ReadImage, str | None]:
+def source_reader(store: Store) -> tuple[ReadImage, str | None]:
     """Return a reader of source images, or one that always says why there is none, and that reason."""
     try:
-        return find_source_images(root), None
+        return find_source_images(store), None
     except EncodeOnceError as error:
         problem = str(error)
 
@@ -99,7 +100,7 @@ def read_commits(cache: Cache) -> list[CommitRecord]:
     shards = cache.spec.num_shards
     shown = range(shards) if shards <= SHOWN_COMMITS else [i * shards // SHOWN_COMMITS for i in range(SHOWN_COMMITS)]
     records = (
-        read_commit(cache.root, shard)
+        read_commit(cache.store, shard)
         for shard in progress_bar(iterable=shown, desc="records", unit="shard", delay=0.5)
     )
     return [record for record in records if record is not None]
@@ -116,7 +117,7 @@ def write_sheets(content: PageContent, config: GalleryConfig) -> list[Path]:
     for kind, exhibits in kinds.items():
         path = config.sheet(kind)
         if not exhibits:
-            withdraw(path)
+            path.unlink(missing_ok=True)
             continue
         write_file(path, contact_sheet(f"{content.cache.root.name}: {kind} rows", exhibits, image))
         written.append(path)

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 from cache_store.errors import ConfigError
-from cache_store.storage.publish import naming, scratch_path, write_file
+from cache_store.storage.files import naming, scratch_path
+from cache_store.storage.local import write_file
 
 STDOUT = 1
 """Its file descriptor."""

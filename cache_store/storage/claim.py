@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from cache_store.errors import CacheError, ConfigError
-from cache_store.storage.publish import SCRATCH_SUFFIX, make_folder, naming
+from cache_store.storage.files import SCRATCH_SUFFIX, make_folder, naming
 
 CLAIM_FILE = ".claim"
 

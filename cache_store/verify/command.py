@@ -74,10 +74,10 @@ class VerifyConfig:
         return 1 if self.resolved_level == "quick" else usable_cores()
 
 
-def run_verify(cache: Path, config: VerifyConfig) -> int:
+def run_verify(cache: str, config: VerifyConfig) -> int:
     """Verify, report, and return the exit code."""
     if config.report:
-        refuse_output("report", Path(config.report).expanduser(), cache)
+        refuse_output("report", Path(config.report).expanduser(), Path(cache).expanduser())
     try:
         with reading_bar(cache, config) as progress:
             gc.freeze()  # else the collector looks through all loaded modules every few shards: a tenth of the time
@@ -111,7 +111,7 @@ class ReadingBar:
 
 
 @contextmanager
-def reading_bar(cache: Path, config: VerifyConfig) -> Iterator[ReadingBar]:
+def reading_bar(cache: str, config: VerifyConfig) -> Iterator[ReadingBar]:
     subset = config.shards
     try:
         spec = read_spec(cache)

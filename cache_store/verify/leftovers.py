@@ -1,12 +1,11 @@
 """What lies in a cache's folders and is no file of the cache: found, and where builds that died left it, cleared."""
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 
 from cache_store.format.formats import shard_format
 from cache_store.format.schema import BUILD_FILE, PLAN_FILE, SEAL_FILE, Spec, commit_file, samples_file
-from cache_store.storage.publish import SCRATCH_SUFFIX, scratch_of
+from cache_store.storage.files import SCRATCH_SUFFIX, scratch_of
+from cache_store.storage.store import Store
 from cache_store.verify.findings import Finding
 
 STRAY, LEFTOVER = "does not belong here", "left by a build that died"
@@ -16,28 +15,27 @@ def stray(file: str, problem: str = STRAY) -> Finding:
     return Finding(file=file, problem=problem, kind="stray")
 
 
-def stray_findings(root: Path, spec: Spec) -> Iterator[Finding]:
+def stray_findings(store: Store, spec: Spec) -> Iterator[Finding]:
     """What lies in the cache's folders and is no file of a cache, scratch files of a build that died among them."""
     known = files_of(spec)
-    for path in sorted(root.glob(f".*{SCRATCH_SUFFIX}")):
-        yield stray(path.name, LEFTOVER if is_leftover(path.name, known) else STRAY)
+    for name in store.list():
+        if name.startswith(".") and name.endswith(SCRATCH_SUFFIX):
+            yield stray(name, LEFTOVER if is_leftover(name, known) else STRAY)
     folders = {folder for name in known for folder in folders_above(name)}
     for top in sorted(name for name in folders if "/" not in name):
-        yield from strays_below(root, top, known, folders)
+        yield from strays_below(store, top, known, folders)
 
 
-def clear_leftovers(root: Path, spec: Spec) -> None:
+def clear_leftovers(store: Store, spec: Spec) -> None:
     """Delete the scratch files of builds that died; for the holder of the claim, and when it writes nothing itself.
 
     Each folder that has files of the cache is listed once: those are as many as shards, in the Zarr form.
     """
     known = files_of(spec)
     for folder in sorted({name.rpartition("/")[0] for name in known}):
-        with os.scandir(root / folder) as entries:
-            scratch = [entry for entry in entries if entry.name.endswith(SCRATCH_SUFFIX)]
-        for entry in scratch:
-            if entry.is_file(follow_symlinks=False) and is_leftover(f"{folder}/{entry.name}".lstrip("/"), known):
-                Path(entry).unlink()
+        for name in store.list(folder):
+            if is_leftover(whole := f"{folder}/{name}".lstrip("/"), known):
+                store.delete(whole)
 
 
 def files_of(spec: Spec) -> set[str]:
@@ -59,19 +57,20 @@ def folders_above(name: str) -> Iterator[str]:
         yield name
 
 
-def strays_below(root: Path, folder: str, known: set[str], folders: set[str]) -> Iterator[Finding]:
-    """Names as strings throughout: a large cache has hundreds of thousands of them."""
+def strays_below(store: Store, folder: str, known: set[str], folders: set[str]) -> Iterator[Finding]:
+    """Names as strings throughout: a large cache has hundreds of thousands of them.
+
+    Of a folder that is missing, the files that should be in it are missed one by one.
+    """
     try:
-        entries = sorted(os.scandir(root / folder), key=lambda entry: entry.name)
+        entries = store.list(folder)
     except NotADirectoryError:
         yield stray(folder)
         return
-    except FileNotFoundError:
-        return  # the files that should be in it are missed one by one
     for entry in entries:
-        name = f"{folder}/{entry.name}"
-        if entry.is_dir(follow_symlinks=False):
-            inner = [*strays_below(root, name, known, folders)]
+        name = f"{folder}/{entry}".rstrip("/")
+        if entry.endswith("/"):
+            inner = [*strays_below(store, name, known, folders)]
             yield from inner or ([] if name in folders or name in known else [stray(name)])
         elif name not in known:
             yield stray(name, LEFTOVER if is_leftover(name, known) else STRAY)

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
+from cache_store.cache.files import file_sha256, open_plan
 from cache_store.errors import CacheError
 from cache_store.format.plan import PlanFile
 from cache_store.format.schema import PLAN_FILE, SEAL_FILE, Seal, Spec, commit_file
-from cache_store.storage.publish import file_sha256
+from cache_store.storage.store import Store
 from cache_store.verify.file import file_finding, unreadable
 from cache_store.verify.findings import Finding
 from cache_store.verify.shard import CheckedShard, ShardTask
@@ -47,23 +47,23 @@ def plan_task(tasks: Sequence[ShardTask], seal: Seal | None) -> PlanTask:
     return PlanTask(shards=frozenset(shards), whole=len(shards) == len(tasks))
 
 
-def check_plan(root: Path, spec: Spec, seal: Seal | None, task: PlanTask) -> CheckedPlan:
+def check_plan(store: Store, spec: Spec, seal: Seal | None, task: PlanTask) -> CheckedPlan:
     """Its hash at every level, since it is one file; and the rows that the task names."""
     try:
-        plan = PlanFile(root)
-        if seal is not None and (finding := file_finding(root, seal.plan_file, "full")):
-            return CheckedPlan(findings=tuple(plan_or_seal(root, plan, spec, finding)))
+        plan = open_plan(store)
+        if seal is not None and (finding := file_finding(store, seal.plan_file, "full")):
+            return CheckedPlan(findings=tuple(plan_or_seal(store, plan, spec, finding)))
         if not task.whole:
             return CheckedPlan(digests={shard: plan.shard_digest(shard) for shard in sorted(task.shards)})
         digest, digests = plan.digests()
     except (CacheError, OSError) as error:
-        return CheckedPlan(findings=(unreadable(error, root, PLAN_FILE),))
+        return CheckedPlan(findings=(unreadable(error, store, PLAN_FILE),))
     if (plan.num_shards, digest) == (spec.num_shards, spec.plan_digest):
         return CheckedPlan(digests=digests)
     return CheckedPlan(findings=(Finding(file=PLAN_FILE, problem="is another plan than the spec's"),))
 
 
-def plan_or_seal(root: Path, plan: PlanFile, spec: Spec, finding: Finding) -> Iterator[Finding]:
+def plan_or_seal(store: Store, plan: PlanFile, spec: Spec, finding: Finding) -> Iterator[Finding]:
     """The plan is not the file that the seal names; the seal may be wrong where the plan contradicts itself nowhere.
 
     That is, where it has the spec's rows and is, to the bit, what is written for them.
@@ -72,5 +72,5 @@ def plan_or_seal(root: Path, plan: PlanFile, spec: Spec, finding: Finding) -> It
         yield Finding(file=SEAL_FILE, problem=f"names {finding.file} as the plan")
         return
     yield finding
-    if plan.digests()[0] == spec.plan_digest and plan.sha256_as_written() == file_sha256(root / PLAN_FILE):
+    if plan.digests()[0] == spec.plan_digest and plan.sha256_as_written() == file_sha256(store, PLAN_FILE):
         yield Finding(file=SEAL_FILE, problem="or the seal is wrong about the plan, which is as it is written")

@@ -1,12 +1,11 @@
 """Checking a commit record: whether it says what a record of its shard must say, and whether the shard can be kept."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from cache_store.cache.metadata import read_commit
 from cache_store.cache.recorded import recipe_differences
 from cache_store.errors import CacheError
-from cache_store.format.formats import shard_format
+from cache_store.format.formats import files_of_shard
 from cache_store.format.schema import (
     ArraySpec,
     ChannelStatistics,
@@ -14,34 +13,29 @@ from cache_store.format.schema import (
     CommitRecord,
     Spec,
     commit_file,
-    samples_file,
 )
 from cache_store.format.statistics import equal_but_for_rounding
+from cache_store.storage.store import Store
 from cache_store.verify.file import file_finding
 from cache_store.verify.findings import Finding
 
 
-def kept_record(root: Path, spec: Spec, shard: int) -> tuple[CommitRecord | None, str | None]:
+def kept_record(store: Store, spec: Spec, shard: int) -> tuple[CommitRecord | None, str | None]:
     """A committed shard's record, where it fits the spec, and why the shard cannot be kept, be it for its files' sizes.
 
     For whoever goes on with a cache; neither of the two where the shard is not committed.
     """
     try:
-        record = read_commit(root, shard)
+        record = read_commit(store, shard)
         if record is None:
             return None, None
         if other := next(content_findings(spec, shard, record.content), None):
             return None, str(other)
-        found = (file_finding(root, file, "quick", shard) for file in record.content.files)
+        found = (file_finding(store, file, "quick", shard) for file in record.content.files)
         problem = next((str(each) for each in found if each), None)
     except CacheError as error:
         return None, str(error)
     return record, problem
-
-
-def files_of_shard(spec: Spec, shard: int) -> tuple[str, str]:
-    """The names that a record must give: of the shard file, of the samples table."""
-    return shard_format(spec).shard_file(shard), samples_file(shard)
 
 
 def content_findings(spec: Spec, shard: int, content: CommitContent) -> Iterator[Finding]:

@@ -4,9 +4,9 @@ Read into one small buffer rather than mapped: a failing disk is then an OSError
 would end the program with a bus error.
 """
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
-from io import FileIO
-from pathlib import Path
+from io import BufferedReader
 from typing import NamedTuple
 
 import numpy as np
@@ -36,22 +36,21 @@ class Placed(NamedTuple):
 
 
 def scan_shard(
-    path: Path, array: ArraySpec, locations: Sequence[Location | None], sums: ChannelSums | None = None
+    stream: BufferedReader, array: ArraySpec, locations: Sequence[Location | None], sums: ChannelSums | None = None
 ) -> list[tuple[int, str]]:
     """Check the sample of every slot that has one: (slot, what is wrong with it). OSError if the file is unreadable.
 
     The values of samples with which nothing is wrong are added to `sums`.
     """
-    size = path.stat().st_size
+    size = stream.seek(0, os.SEEK_END)
     problems = dict(misplaced(locations, size, array))
     placed = sorted(Placed(*each, slot) for slot, each in enumerate(locations) if each and slot not in problems)
     problems.update(overlapping(placed))
     check = PieceCheck(array, sums)
-    with path.open("rb", buffering=0) as stream:
-        for piece in pieces(each for each in placed if each.slot not in problems):
-            start, end = piece[0].offset, piece[-1].offset + piece[-1].length
-            stream.seek(start)
-            problems.update(check(piece, read_into(stream, check.buffer[: end - start])))
+    for piece in pieces(each for each in placed if each.slot not in problems):
+        start, end = piece[0].offset, piece[-1].offset + piece[-1].length
+        stream.seek(start)
+        problems.update(check(piece, stream.readinto(check.buffer[: end - start])))
     return sorted(problems.items())
 
 
@@ -75,14 +74,6 @@ def pieces(placed: Iterable[Placed]) -> Iterator[list[Placed]]:
         piece.append(each)
     if piece:
         yield piece
-
-
-def read_into(stream: FileIO, piece: memoryview) -> int:
-    """Bytes read: fewer than asked at the file's end alone, though one call may give fewer on some file systems."""
-    read = 0
-    while read < len(piece) and (count := stream.readinto(piece[read:])):
-        read += count
-    return read
 
 
 def misplaced(locations: Sequence[Location | None], size: int, array: ArraySpec) -> Iterator[tuple[int, str]]:

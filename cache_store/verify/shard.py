@@ -3,23 +3,22 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import pyarrow as pa
 
+from cache_store.cache.files import open_plan, read_samples
 from cache_store.cache.metadata import read_commit
-from cache_store.cache.sealed_shards import map_file
 from cache_store.errors import CacheError
-from cache_store.format.formats import shard_format
+from cache_store.format.formats import files_of_shard, shard_format
 from cache_store.format.layout import ShardSamples
 from cache_store.format.plan import DIGESTED, PlanFile
 from cache_store.format.record import record_digest
 from cache_store.format.schema import SEAL_FILE, CommitContent, CommitRecord, Seal, Spec, commit_file, samples_file
 from cache_store.format.statistics import ChannelSums
-from cache_store.format.tables import read_table
+from cache_store.storage.store import Store
 from cache_store.verify.file import absence, file_finding, unreadable
 from cache_store.verify.findings import Finding, Level
-from cache_store.verify.record import content_findings, files_of_shard, statistics_findings
+from cache_store.verify.record import content_findings, statistics_findings
 from cache_store.verify.samples import other_rows, status_findings, table_findings, table_problem
 from cache_store.verify.scan import scan_shard
 
@@ -51,8 +50,8 @@ class CheckedShard:
 class ShardVerifier:
     """Checks the shards of a cache, one at a time, in the thread that it was made in."""
 
-    def __init__(self, root: Path, spec: Spec, seal: Seal | None) -> None:
-        self._root, self._spec, self._seal = root, spec, seal
+    def __init__(self, store: Store, spec: Spec, seal: Seal | None) -> None:
+        self._store, self._spec, self._seal = store, spec, seal
 
     def __call__(self, task: ShardTask) -> CheckedShard:
         record = self._read_record(task)
@@ -69,12 +68,12 @@ class ShardVerifier:
         """The shard's record, or why there is none."""
         shard, name = task.shard, commit_file(task.shard)
         try:
-            if record := read_commit(self._root, shard):
+            if record := read_commit(self._store, shard):
                 return record
-            if (self._root / SEAL_FILE).exists():
+            if self._store.has(SEAL_FILE):
                 return Finding(shard=shard, file=name, problem="is missing, though the cache is sealed")
         except (CacheError, OSError) as error:
-            return unreadable(error, self._root, name, shard)
+            return unreadable(error, self._store, name, shard)
         return Finding(shard=shard, file=name, problem="is missing: the shard is not committed", kind="uncommitted")
 
     def _files(self, task: ShardTask) -> tuple[str, str]:
@@ -82,7 +81,7 @@ class ShardVerifier:
 
     def _file_findings(self, task: ShardTask, content: CommitContent) -> Iterator[Finding]:
         """The two files of the shard; at level full samples of files that are what was sealed are not looked at."""
-        wrong = [file_finding(self._root, file, task.level, task.shard) for file in content.files]
+        wrong = [file_finding(self._store, file, task.level, task.shard) for file in content.files]
         yield from filter(None, wrong)
         is_sound = not any(wrong) and self._is_sealed(task, content)
         if task.level == "deep" or (task.level == "full" and not is_sound):
@@ -115,7 +114,7 @@ class ShardVerifier:
     def _findings_without_record(self, task: ShardTask) -> Iterator[Finding]:
         """No hash is known, but the files can still be absent, or say of themselves and each other that they differ."""
         data, table = self._files(task)
-        yield from filter(None, (absence(self._root, name, task.shard) for name in (data, table)))
+        yield from filter(None, (absence(self._store, name, task.shard) for name in (data, table)))
         if task.level == "quick":
             return
         samples, found = self._read_samples(task, None)
@@ -124,7 +123,7 @@ class ShardVerifier:
         if samples is not None and not found:
             yield from status_findings(samples)
             yield from self._data_findings(task, samples)
-        elif (self._root / data).is_file():
+        elif not absence(self._store, data, task.shard):
             problem = f"is of no use, nor is {table}: {data} was not looked at"
             yield Finding(shard=task.shard, file=commit_file(task.shard), problem=problem)
 
@@ -133,13 +132,13 @@ class ShardVerifier:
     ) -> tuple[ShardSamples | None, list[Finding]]:
         """What the samples table says, if it can serve to find the samples, and why not."""
         name = samples_file(task.shard)
-        if not (self._root / name).is_file():
+        if absence(self._store, name, task.shard):
             return None, []  # which has been found already
         try:
-            table, planned = read_table(self._root / name), self._planned_rows(task.shard, content)
+            table, planned = read_samples(self._store, task.shard), self._planned_rows(task.shard, content)
             samples = ShardSamples(self._spec, task.shard, table, planned)
         except CacheError as error:
-            return None, [unreadable(error, self._root, name, task.shard)]
+            return None, [unreadable(error, self._store, name, task.shard)]
         if problem := table_problem(samples):
             return None, [Finding(shard=task.shard, file=name, problem=problem)]
         return samples, []
@@ -147,10 +146,10 @@ class ShardVerifier:
     @cached_property
     def _plan(self) -> PlanFile | None:
         """None where the plan is damaged, which is a finding of its own and no shard's fault."""
-        if self._seal and file_finding(self._root, self._seal.plan_file, "full"):
+        if self._seal and file_finding(self._store, self._seal.plan_file, "full"):
             return None
         try:
-            return PlanFile(self._root)
+            return open_plan(self._store)
         except CacheError:
             return None
 
@@ -171,21 +170,21 @@ class ShardVerifier:
     ) -> Iterator[Finding]:
         """The shard file against the samples table: each sample, the file's own structure."""
         shard, (name, table) = task.shard, self._files(task)
-        path = self._root / name
-        if not path.is_file():
+        if absence(self._store, name, shard):
             return  # which has been found already
         try:
-            problems = scan_shard(path, self._spec.array, samples.locations, sums)
+            with self._store.open(name) as stream:
+                problems = scan_shard(stream, self._spec.array, samples.locations, sums)
         except OSError as error:
-            yield unreadable(error, self._root, name, shard)
+            yield unreadable(error, self._store, name, shard)
             return
         file, differs = (table, f"differs from {name}, which is sound: ") if is_tables_fault else (name, "")
         rows = self._spec.shard_rows(shard)
-        for slot, problem in (*problems, *self._structure_problems(path, samples)):
+        for slot, problem in (*problems, *self._structure_problems(name, samples)):
             row = None if slot is None or slot >= len(rows) else rows[slot]
             yield Finding(shard=shard, row=row, file=file, problem=differs + problem)
 
-    def _structure_problems(self, path: Path, samples: ShardSamples) -> Iterator[tuple[int | None, str]]:
+    def _structure_problems(self, name: str, samples: ShardSamples) -> Iterator[tuple[int | None, str]]:
         """What a mapping of the shard file shows; an empty file cannot be mapped, and is found by its size."""
-        if path.stat().st_size:
-            yield from shard_format(self._spec).structure_problems(map_file(path), samples)
+        if data := self._store.map(name):
+            yield from shard_format(self._spec).structure_problems(data, samples)

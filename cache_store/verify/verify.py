@@ -8,17 +8,16 @@ signed anew. Outside a subset all is read quickly.
 Threads read side by side: hashing, which is nearly all of the work, leaves the interpreter to the others.
 """
 
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from cache_store.cache.metadata import has_cache, read_build, read_seal, read_spec
 from cache_store.errors import CacheError, NewerFormatError
 from cache_store.format.schema import BUILD_FILE, SEAL_FILE, SPEC_FILE, Seal, Spec
+from cache_store.storage.store import Address, Store, open_store
 from cache_store.verify.file import unreadable
 from cache_store.verify.findings import Finding, Level, Report, in_reading_order
 from cache_store.verify.leftovers import stray_findings
@@ -40,7 +39,7 @@ def ignore(checked: CheckedShard) -> None:
 
 
 def verify(
-    path: str | Path,
+    path: Address,
     level: Level = "quick",
     *,
     subset: Subset | None = None,
@@ -51,25 +50,25 @@ def verify(
 
     Shards outside the subset are checked at level quick. CacheError only where there is no cache to check.
     """
-    root = Path(path).expanduser()
+    store = open_store(path)
     name = subset.name if subset else None
     nothing = Report(
-        cache=str(root), level=level, subset=name, identity=None, shards=0, samples=0, bytes=0, findings=()
+        cache=str(store), level=level, subset=name, identity=None, shards=0, samples=0, bytes=0, findings=()
     )
     try:
-        spec = read_spec(root)
+        spec = read_spec(store)
     except (CacheError, OSError) as error:
-        if isinstance(error, NewerFormatError) or not has_cache(root):
+        if isinstance(error, NewerFormatError) or not has_cache(store):
             raise
-        return replace(nothing, findings=(unreadable(error, root, SPEC_FILE),))
-    seal, findings = read_seal_and_build(root)
-    if is_contradicted(root, spec, seal):
+        return replace(nothing, findings=(unreadable(error, store, SPEC_FILE),))
+    seal, findings = read_seal_and_build(store)
+    if is_contradicted(store, spec, seal):
         problem = "is not the spec that records, seal and plan were made with"
         return replace(nothing, findings=(Finding(file=SPEC_FILE, problem=problem),))
-    findings += [*metadata_findings(root, spec), *stray_findings(root, spec)]
+    findings += [*metadata_findings(store, spec), *stray_findings(store, spec)]
     shards = shard_tasks(spec, level, subset)
     tasks: list[Task] = [plan_task(shards, seal), *shards]
-    plan, checked = check_all(partial(Verifier, root, spec, seal), tasks, jobs, progress)
+    plan, checked = check_all(partial(Verifier, store, spec, seal), tasks, jobs, progress)
     findings += [*plan.findings, *(finding for each in checked for finding in each.findings), *plan.compare(checked)]
     if seal is not None:
         findings += seal_findings(spec, seal, checked, {finding.file for finding in findings})
@@ -82,9 +81,9 @@ def verify(
 class Verifier:
     """What one thread does: shards and the plan."""
 
-    def __init__(self, root: Path, spec: Spec, seal: Seal | None) -> None:
-        self._check_shard = ShardVerifier(root, spec, seal)
-        self._check_plan = partial(check_plan, root, spec, seal)
+    def __init__(self, store: Store, spec: Spec, seal: Seal | None) -> None:
+        self._check_shard = ShardVerifier(store, spec, seal)
+        self._check_plan = partial(check_plan, store, spec, seal)
 
     def __call__(self, task: Task) -> Checked:
         return self._check_shard(task) if isinstance(task, ShardTask) else self._check_plan(task)
@@ -141,16 +140,16 @@ def counted(report: Report, covered: Sequence[CheckedShard]) -> Report:
     return replace(report, covered=len(shards), samples=sum(samples.values()), bytes=size)
 
 
-def read_seal_and_build(root: Path) -> tuple[Seal | None, list[Finding]]:
+def read_seal_and_build(store: Store) -> tuple[Seal | None, list[Finding]]:
     """The seal, where it is sound, and what is wrong with the two records of the whole cache."""
     seal, findings = None, []
     try:
-        seal = read_seal(root)
+        seal = read_seal(store)
     except (CacheError, OSError) as error:
         unsealed = Finding(file=SEAL_FILE, problem="is missing: the cache is not sealed", kind="unsealed")
-        findings.append(unreadable(error, root, SEAL_FILE) if os.path.lexists(root / SEAL_FILE) else unsealed)
+        findings.append(unreadable(error, store, SEAL_FILE) if store.has(SEAL_FILE) else unsealed)
     try:
-        read_build(root)
+        read_build(store)
     except (CacheError, OSError) as error:
-        findings.append(unreadable(error, root, BUILD_FILE))
+        findings.append(unreadable(error, store, BUILD_FILE))
     return seal, findings

@@ -17,7 +17,6 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import islice, tee
 from math import inf
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -29,6 +28,7 @@ from cache_store.cache.reader import Cache, open_cache
 from cache_store.errors import CacheError
 from cache_store.format.schema import CACHED, CommitRun, commit_file, samples_file
 from cache_store.refusal import differing, refuse
+from cache_store.storage.store import Address
 from precompute.audit.comparison import ComparedSample, differences, source_problem
 from precompute.audit.report import AuditReport, Conditions
 from precompute.audit.tolerance import RELATIVE_TOLERANCE, device_class, root_mean_square
@@ -51,18 +51,18 @@ OnDrawn = Callable[[int, int, float], object]
 """Called after each batch with the number of drawn samples compared, the number to draw, and the seconds so far."""
 
 
-def audit(root: Path, config: AuditConfig, stop: threading.Event, on_drawn: OnDrawn) -> AuditReport:
+def audit(address: Address, config: AuditConfig, stop: threading.Event, on_drawn: OnDrawn) -> AuditReport:
     """Compare a random draw; once `stop` is set or time is up, report what was compared so far.
 
     Raises StaleError where the encoder is not the one that the cache was made with; CacheError where the cache is
     damaged or not sealed.
     """
     silence_decoders()
-    cache = open_cache(root)
+    cache = open_cache(address)
     if not len(cache):
-        raise CacheError(f"{root} holds no cached sample; there is nothing to audit")
-    built = BuildConfig.of_cache(root)
-    with where_remembered(root):
+        raise CacheError(f"{cache.store} holds no cached sample; there is nothing to audit")
+    built = BuildConfig.of_cache(cache.store)
+    with where_remembered(cache.store):
         source = open_source(built.source)
         encoder = load_encoder(replace(built.encoder, device=config.device or built.encoder.device), built.image.range)
     refuse_changed_encoder(cache, built, encoder)
@@ -77,7 +77,7 @@ def refuse_changed_encoder(cache: Cache, built: BuildConfig, encoder: Encoder) -
     now = msgspec.structs.replace(before, image=built.image.recipe, encoder=encoder.identity)
     if differences := differing(msgspec.to_builtins(before), msgspec.to_builtins(now)):
         refuse(
-            f"{cache.root} was made with another encoder than {built.encoder.model} is now; nothing was compared",
+            f"{cache.store} was made with another encoder than {built.encoder.model} is now; nothing was compared",
             differences,
             ["restore the encoder as it was and run the same command again"],
         )
@@ -147,7 +147,7 @@ class Auditor:
         table = shards.table(shard, ["row", "id", "uri", "content_sha256", "status"])
         cached = np.array(table["status"].to_pylist()) == CACHED
         if table["row"].to_pylist() != list(self._cache.spec.shard_rows(shard)) or cached.sum() != count:
-            raise CacheError(f"{file} is damaged; run `cache-store verify {shlex.quote(str(self._cache.root))}`")
+            raise CacheError(f"{file} is damaged; run `cache-store verify {shlex.quote(str(self._cache.store))}`")
         numbers = np.full(table.num_rows, -1, np.int64)
         numbers[cached] = np.arange(shards.starts[shard], shards.ends[shard])
         return table, numbers
@@ -175,9 +175,9 @@ class Auditor:
     def _relative_tolerance(self, shard: int) -> float:
         """Look up the tolerance for the shard's device and ours."""
         if shard not in self._runs:
-            record = read_commit(self._cache.root, shard)
+            record = read_commit(self._cache.store, shard)
             if record is None:
-                command = f"cache-store verify {shlex.quote(str(self._cache.root))}"
+                command = f"cache-store verify {shlex.quote(str(self._cache.store))}"
                 raise CacheError(f"{commit_file(shard)} is missing; run `{command}`")
             self._runs[shard] = record.run
         devices = device_class(self._runs[shard].device, str(self._encoder.device))
@@ -188,7 +188,7 @@ class Auditor:
         for run in runs:
             versions += [run.versions] if run.versions not in versions else []
         return Conditions(
-            cache=str(self._cache.root),
+            cache=str(self._cache.store),
             identity=self._cache.seal.identity,
             seed=seed,
             seconds=round(seconds, 3),

@@ -9,16 +9,16 @@ every `batch_size`, a rejected image's place filled with grey.
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Self
 
 import numpy as np
 import pyarrow as pa
 
+from cache_store.cache.files import open_plan
 from cache_store.cache.writer import Outcome
 from cache_store.errors import SourceError
-from cache_store.format.plan import PlanFile
 from cache_store.format.schema import ImageRecipe, Spec
+from cache_store.storage.store import Store
 from precompute.images.decode import MID_GREY, content_sha256, decode_image, fit_image, to_pixels
 from precompute.images.rejected import Rejected
 from precompute.sources import Source
@@ -81,10 +81,10 @@ class Batch:
         return [future.result() for future in self.outcomes]
 
 
-def planned_batches(root: Path, spec: Spec, shards: Iterable[int]) -> Iterator[Batch]:
+def planned_batches(store: Store, spec: Spec, shards: Iterable[int]) -> Iterator[Batch]:
     """Every batch of the given shards, in order, not yet decoded."""
     size = spec.array.encoder.batch_size
-    plan = PlanFile(root)
+    plan = open_plan(store)
     for shard in shards:
         planned = plan.shard(shard)
         for start in range(0, planned.num_rows, size):

@@ -2,9 +2,9 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from cache_store.format.schema import Spec
+from cache_store.storage.store import Store
 from precompute.config import BuildConfig
 
 
@@ -14,11 +14,8 @@ class EncodeJob:
 
     config: BuildConfig
     """Where source and encoder are, how many workers and threads there are to be."""
+    store: Store
     spec: Spec
     shards: Sequence[int] = ()
     allowed_digests: Mapping[int, Collection[str]] = field(default_factory=dict)
     """By shard, digests of the contents that it may have; any where there are none."""
-
-    @property
-    def root(self) -> Path:
-        return self.config.root

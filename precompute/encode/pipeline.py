@@ -73,7 +73,7 @@ class ShardSink:
         if batch.is_first:
             self._started = batch.encoding_since
             allowed = self._job.allowed_digests.get(batch.shard, ())
-            builder = ShardBuilder(self._job.root, self._job.spec, batch.shard, batch.planned, allowed)
+            builder = ShardBuilder(self._job.store, self._job.spec, batch.shard, batch.planned, allowed)
             self._builder = self._shard.enter_context(builder)
         rgb = batch.rgb_Nhw3.astype(np.float32) / 255.0
         self._builder.append(latent_NCHW.cpu().numpy(), rgb, batch.wait())
@@ -121,7 +121,7 @@ def encode_shards(
     decoders = ThreadPoolExecutor(decode_threads, thread_name_prefix="decode")
     writer = ThreadPoolExecutor(1, thread_name_prefix="write")
     try:
-        batches = decoded_batches(planned_batches(job.root, job.spec, shards), decoders, source, job.spec.array.image)
+        batches = decoded_batches(planned_batches(job.store, job.spec, shards), decoders, source, job.spec.array.image)
         for batch, waited_s, elapsed_s in timed(batches, encoder.device):
             if stop.is_set():
                 raise Interrupted("the shard in hand was dropped; run the same command again to go on")

@@ -5,7 +5,6 @@
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +14,7 @@ from torch import Tensor
 from cache_store.cache.reader import open_cache
 from cache_store.format.schema import EncoderIdentity
 from cache_store.refusal import Difference, refuse
+from cache_store.storage.store import Address
 from precompute.config import BuildConfig, DecodedGalleryConfig, where_remembered
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.registry import load_decoder
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from cache_store.gallery.gallery import Gallery
 
 
-def gallery(root: Path, config: DecodedGalleryConfig) -> "Gallery":
+def gallery(cache: Address, config: DecodedGalleryConfig) -> "Gallery":
     """Write the page and the contact sheets; StaleError where the VAE is not the one that made the cache."""
     from cache_store.gallery.gallery import make_gallery  # pulls in matplotlib
 
-    return make_gallery(root, config, open_decoder(root, config) if config.decode else None)
+    return make_gallery(cache, config, open_decoder(cache, config) if config.decode else None)
 
 
-def open_decoder(root: Path, config: DecodedGalleryConfig) -> "Decode":
+def open_decoder(cache: Address, config: DecodedGalleryConfig) -> "Decode":
     """From stored latents to pictures, by the VAE that the cache was made with."""
-    identity = open_cache(root).spec.array.encoder
-    recorded = BuildConfig.of_cache(root).encoder
+    identity = open_cache(cache).spec.array.encoder
+    recorded = BuildConfig.of_cache(cache).encoder
     encoder = replace(recorded, model=config.model or recorded.model, device=config.device)
-    with where_remembered(root) if config.model is None else nullcontext():
+    with where_remembered(cache) if config.model is None else nullcontext():
         decode = matching_decoder(encoder, identity)
 
     def pictures(latent_NCHW: np.ndarray) -> np.ndarray:

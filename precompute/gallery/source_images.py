@@ -3,12 +3,11 @@
 `cache_store.gallery` finds `open_source_images` by the entry point group `encode_once.images`.
 """
 
-from pathlib import Path
-
 from PIL import Image
 
 from cache_store.errors import SourceError
 from cache_store.gallery.source_images import ReadImage
+from cache_store.storage.store import Address
 from precompute.config import BuildConfig
 from precompute.images.decode import content_sha256, decode_image, fit_image
 from precompute.images.decoder_messages import silence_decoders
@@ -16,12 +15,12 @@ from precompute.images.rejected import Rejected
 from precompute.sources import open_source
 
 
-def open_source_images(root: Path) -> ReadImage:
+def open_source_images(cache: Address) -> ReadImage:
     """A reader by uri, from what the cache remembers of its build; EncodeOnceError where the source cannot be had.
 
     What it reads is upright and fitted to the recipe's size; SourceError says why there is no image.
     """
-    built = BuildConfig.of_cache(root)
+    built = BuildConfig.of_cache(cache)
     source, recipe = open_source(built.source), built.image.recipe
     silence_decoders()
 

@@ -4,14 +4,11 @@ The plan comes first: from then on any build, asked to extend or not, sees that 
 last: once it is there, the folder is a cache, or one of more rows. Every step can be done twice.
 """
 
-from pathlib import Path
-
-from cache_store.cache.metadata import write_build
+from cache_store.cache.files import write_plan
+from cache_store.cache.metadata import metadata_of, write_build
 from cache_store.cache.survey import Survey
-from cache_store.format.formats import shard_format
-from cache_store.format.plan import write_plan
-from cache_store.format.schema import PLAN_FILE, SEAL_FILE, SPEC_FILE, commit_file
-from cache_store.storage.publish import withdraw, write_file
+from cache_store.format.schema import SEAL_FILE, commit_file
+from cache_store.storage.store import Store
 from precompute.config import BuildConfig
 from precompute.encode.progress import say
 from precompute.resume.decide import Work
@@ -21,26 +18,21 @@ def write_metadata(survey: Survey, work: Work, config: BuildConfig) -> None:
     """Write what is missing, damaged or another now; of the shards only a partly filled last one goes."""
     for note in work.notes:
         say(note)
-    root = survey.root
+    store = survey.store
     if work.writes_plan:
-        write_plan_of(root, work)
+        shards = map(work.spec.shard_rows, range(work.spec.num_shards))
+        write_plan(store, (work.to_write.slice(rows.start, len(rows)) for rows in shards))
     if work.grows:
-        unseal(root)
+        unseal(store)
         if work.open_shard is not None:
-            withdraw(root / commit_file(work.open_shard))
+            store.delete(commit_file(work.open_shard))
     if survey.build.value is None or survey.build.value.config != config.recorded():
-        write_build(root, config.recorded())
-    files = shard_format(work.spec).metadata(work.spec)
-    for name in sorted(files, key=lambda name: name == SPEC_FILE):
-        if survey.metadata.get(name) != files[name]:
-            write_file(root / name, files[name])
+        write_build(store, config.recorded())
+    for name, data in metadata_of(work.spec):
+        if survey.metadata.get(name) != data:
+            store.put_whole(name, data)
 
 
-def write_plan_of(root: Path, work: Work) -> None:
-    plan, shards = work.to_write, map(work.spec.shard_rows, range(work.spec.num_shards))
-    write_plan(root / PLAN_FILE, (plan.slice(rows.start, len(rows)) for rows in shards))
-
-
-def unseal(root: Path) -> None:
+def unseal(store: Store) -> None:
     """Before anything that the seal vouches for is changed."""
-    withdraw(root / SEAL_FILE)
+    store.delete(SEAL_FILE)

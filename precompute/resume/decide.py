@@ -110,7 +110,7 @@ def decide(survey: Survey, wanted: Wanted, request: BuildRequest) -> Work:
     recipe = held_recipe(survey)
     if recipe is None:
         refuse_lost_recipe(survey)
-    refuse_other_recipe(survey.root, recipe, wanted.recipe, request)
+    refuse_other_recipe(survey.store, recipe, wanted.recipe, request)
     samples = arrange(survey, recipe, wanted.samples, request)
     spec = possible_spec(recipe, len(samples.wanted), samples.wanted.digests.whole)
     refuse_unknown_shards(survey, spec, request)
@@ -221,4 +221,4 @@ def allowed_digests(spec: Spec, seal: Seal | None, records: Mapping[int, CommitR
 
 def refuse_unknown_shards(survey: Survey, spec: Spec, request: BuildRequest) -> None:
     if beyond := sorted(shard for shard in request.rebuild if not 0 <= shard < spec.num_shards):
-        raise ConfigError(f"{survey.root} has shards [0, {spec.num_shards}); it has no shard {beyond[0]}")
+        raise ConfigError(f"{survey.store} has shards [0, {spec.num_shards}); it has no shard {beyond[0]}")

@@ -4,19 +4,19 @@ import hashlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from cache_store.cache.files import read_samples
 from cache_store.cache.survey import Survey
 from cache_store.errors import CacheError
 from cache_store.format.record import record_digest
 from cache_store.format.schema import REJECTED, CommitRecord, reason_kind, samples_file
-from cache_store.format.tables import parse_table, read_table
+from cache_store.format.tables import parse_table
 from cache_store.program.progress_bar import progress_bar
 from cache_store.refusal import ABSENT, Difference
-from cache_store.storage.regular_file import read_regular
+from cache_store.storage.store import Store
 from precompute.encode.pipeline import MismatchedShard
 from precompute.encode.progress import say
 from precompute.images.decode import content_sha256
@@ -47,7 +47,7 @@ def examine_images(survey: Survey, work: Work, source: Source, request: BuildReq
     """
     if not survey.has_cache:
         return
-    root, compared, changes, unknown = survey.root, 0, list[ImageChange](), list[int]()
+    store, compared, changes, unknown = survey.store, 0, list[ImageChange](), list[int]()
     before = None if request.check_sources else work.fingerprints
     planned_before = work.plan.slice(0, work.rows_before)
     with (
@@ -67,12 +67,12 @@ def examine_images(survey: Survey, work: Work, source: Source, request: BuildReq
             elif suspects and (shard in survey.shards or not survey.seal.is_absent):
                 unknown.append(shard)
             bar.update(planned.num_rows)
-    refuse_changed_images(root, work.rows_before, [each.difference for each in changes if not each.rejected], request)
+    refuse_changed_images(store, work.rows_before, [each.difference for each in changes if not each.rejected], request)
     if request.check_sources:
-        refuse_unknown_images(root, unknown)
+        refuse_unknown_images(store, unknown)
         say(f"{compared:,} images were read again; all that are encoded have the bytes that were encoded")
     if not request.retry_rejected:
-        settle_rejected(root, [each for each in changes if each.rejected], work, request)
+        settle_rejected(store, [each for each in changes if each.rejected], work, request)
 
 
 def rows_of_shard(rows: Any, work: Work, shard: int) -> Any:
@@ -93,22 +93,20 @@ def encoded_samples(survey: Survey, work: Work, shard: int, planned: pa.Table) -
     record, allowed = survey.records.get(shard), work.allowed_digests.get(shard)
     if record is None or (allowed is not None and record_digest(record.content) not in allowed):
         return None
-    samples = recorded_samples(survey.root, record, ["id", "content_sha256", "status"])
+    samples = recorded_samples(survey.store, record, ["id", "content_sha256", "status"])
     if samples is None or not samples["id"].equals(planned["id"]):
         return None
     rows: list[dict[str, Any]] = samples.append_column("uri", planned["uri"]).to_pylist()
     return rows
 
 
-def recorded_samples(root: Path, record: CommitRecord, columns: list[str]) -> pa.Table | None:
+def recorded_samples(store: Store, record: CommitRecord, columns: list[str]) -> pa.Table | None:
     """A shard's samples table; None where it is not, byte for byte, the one that the record names."""
-    path = root / samples_file(record.content.shard)
+    name = samples_file(record.content.shard)
     try:
-        data = read_regular(path)
-        if hashlib.sha256(data).hexdigest() in (
-            file.sha256 for file in record.content.files if root / file.path == path
-        ):
-            return parse_table(data, path, columns)
+        data = store.read(name)
+        if hashlib.sha256(data).hexdigest() in (file.sha256 for file in record.content.files if file.path == name):
+            return parse_table(data, store.where(name), columns)
     except (CacheError, FileNotFoundError):
         pass
     return None
@@ -127,10 +125,10 @@ def compare(source: Source, shard: int, sample: dict[str, Any]) -> ImageChange |
     return ImageChange(shard=shard, rejected=sample["status"] == REJECTED, difference=difference)
 
 
-def settle_rejected(root: Path, changes: list[ImageChange], work: Work, request: BuildRequest) -> None:
+def settle_rejected(store: Store, changes: list[ImageChange], work: Work, request: BuildRequest) -> None:
     """Refuse, or name, rejected samples that might succeed now; an extension tries those of its open shard anyway."""
     held = [each.difference for each in changes if each.shard not in {*work.kept, work.open_shard}]
-    refuse_changed_rejects(root, held, request)
+    refuse_changed_rejects(store, held, request)
     if tried := [each.difference.field for each in changes if each.shard == work.open_shard]:
         say(f"rejected images that have changed, in the shard that is written again: {len(tried):,} ({some(tried)})")
     rest = [each.difference for each in changes if each.shard != work.open_shard]
@@ -142,10 +140,10 @@ def settle_rejected(root: Path, changes: list[ImageChange], work: Work, request:
             say(f"images that {what}: {len(ids):,} ({some(ids)}); they stay rejected, unless you run {flag}")
 
 
-def sample_changes(root: Path, mismatched: MismatchedShard) -> Iterator[Difference]:
+def sample_changes(store: Store, mismatched: MismatchedShard) -> Iterator[Difference]:
     """How samples differ from the table on disk, which may be damaged: it names them, and decides nothing."""
     try:
-        before = read_table(root / samples_file(mismatched.shard), mismatched.samples.column_names)
+        before = read_samples(store, mismatched.shard, mismatched.samples.column_names)
     except CacheError:
         return
     if not before["id"].equals(mismatched.samples["id"]):

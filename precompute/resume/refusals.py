@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 from typing import NoReturn
 
 import pyarrow as pa
@@ -13,34 +12,35 @@ from cache_store.errors import CacheError
 from cache_store.format.plan import PlanDigests
 from cache_store.format.schema import COMMITS, PLAN_FILE, SEAL_FILE, SPEC_FILE, Recipe, commit_file
 from cache_store.refusal import ABSENT, Difference, differing, refuse
+from cache_store.storage.store import Store
 from cache_store.verify.findings import Report
 from precompute.encode.pipeline import MismatchedShard
 from precompute.plan import SHOWN, PlanDifference, some
 from precompute.resume.request import BuildRequest
 
 
-def refuse_other_recipe(root: Path, held: Recipe, asked: Recipe, request: BuildRequest) -> None:
+def refuse_other_recipe(store: Store, held: Recipe, asked: Recipe, request: BuildRequest) -> None:
     """StaleError naming every field of recipe, encoder and store that differs."""
     if differences := recipe_differences(held, asked):
-        refuse(f"{root} was made from other inputs; it is untouched", differences, keep_both(request))
+        refuse(f"{store} was made from other inputs; it is untouched", differences, keep_both(request))
 
 
 def refuse_other_report(survey: Survey, report: Report | None) -> None:
     """StaleError where both seals were sound and are not the same; what one of them says can be damaged."""
-    root, seal = survey.root, survey.seal.value
+    store, seal = survey.store, survey.seal.value
     if report is None or seal is None or report.identity in (None, seal.identity):
         return
     before = {"folder": report.cache, "cache identity": report.identity}
-    differences = differing(before, {"folder": str(root), "cache identity": seal.identity})
-    remedy = f"verify the cache as it is now: cache-store verify {shlex.quote(str(root))} --level full --report FILE"
-    refuse(f"the report is not one of {root} as it is; it is untouched", differences, [remedy], held="in the report")
+    differences = differing(before, {"folder": str(store), "cache identity": seal.identity})
+    remedy = f"verify the cache as it is now: cache-store verify {shlex.quote(str(store))} --level full --report FILE"
+    refuse(f"the report is not one of {store} as it is; it is untouched", differences, [remedy], held="in the report")
 
 
 def refuse_lost_recipe(survey: Survey) -> NoReturn:
     """StaleError where neither spec nor seal nor any record says what the cache was made with."""
-    name = shlex.quote(str(survey.root))
+    name = shlex.quote(str(survey.store))
     refuse(
-        f"{survey.root}: nothing says with what recipe it was made; it is untouched",
+        f"{survey.store}: nothing says with what recipe it was made; it is untouched",
         [Difference(file, "lost or damaged", "needed") for file in (SPEC_FILE, SEAL_FILE, f"{COMMITS}/")],
         [f"restore one of them, or move what lies in {name} away, then run the same command again"],
     )
@@ -53,21 +53,21 @@ def keep_both(request: BuildRequest) -> list[str]:
     ]
 
 
-def refuse_grown_list(root: Path, rows: int, added: list[str], request: BuildRequest) -> NoReturn:
+def refuse_grown_list(store: Store, rows: int, added: list[str], request: BuildRequest) -> NoReturn:
     """StaleError for a list that has only gained samples."""
     refuse(
-        f"{root} was planned from fewer samples than the source has now; it is untouched",
+        f"{store} was planned from fewer samples than the source has now; it is untouched",
         list_differences(rows, rows + len(added), PlanDifference(added=added, removed=[], changed=[])),
         [f"to add them, keeping all that is encoded: {request.with_options('--extend')}"],
     )
 
 
 def refuse_other_list(
-    root: Path, rows: int, rows_now: int, difference: PlanDifference, request: BuildRequest
+    store: Store, rows: int, rows_now: int, difference: PlanDifference, request: BuildRequest
 ) -> NoReturn:
     """StaleError for a list that has lost samples or changed some."""
     refuse(
-        f"{root} was planned from another sample list: {difference}; it is untouched",
+        f"{store} was planned from another sample list: {difference}; it is untouched",
         list_differences(rows, rows_now, difference),
         keep_both(request),
     )
@@ -89,8 +89,8 @@ def refuse_lost_list(survey: Survey, source: pa.Table, digests: PlanDigests) -> 
     now = dict(enumerate(digests.shards))
     changed = [Difference(f"samples of shard {shard}", shards[shard], now.get(shard, ABSENT)) for shard in shards]
     refuse(
-        f"{survey.root / PLAN_FILE} is lost, and the source's samples are not those it was made from; the cache is "
-        "untouched",
+        f"{survey.store.where(PLAN_FILE)} is lost, and the source's samples are not those it was made from; the "
+        "cache is untouched",
         [
             *(Difference("gone sample", name, "") for name in gone[:SHOWN]),
             *(each for each in changed if each.before != each.now),
@@ -99,12 +99,12 @@ def refuse_lost_list(survey: Survey, source: pa.Table, digests: PlanDigests) -> 
     )
 
 
-def refuse_changed_images(root: Path, rows: int, changes: Sequence[Difference], request: BuildRequest) -> None:
+def refuse_changed_images(store: Store, rows: int, changes: Sequence[Difference], request: BuildRequest) -> None:
     """StaleError naming samples whose image is no longer the one encoded."""
     if changes:
         ids = some([change.field for change in changes])
         refuse(
-            f"{root}: {len(changes):,} of {rows:,} images are not the ones encoded: {ids}; the cache is untouched",
+            f"{store}: {len(changes):,} of {rows:,} images are not the ones encoded: {ids}; the cache is untouched",
             of_images(changes),
             [
                 f"to encode the images as they are now, build another cache: {request.with_options('--cache', 'NEW')}",
@@ -113,12 +113,12 @@ def refuse_changed_images(root: Path, rows: int, changes: Sequence[Difference], 
         )
 
 
-def refuse_changed_rejects(root: Path, changes: Sequence[Difference], request: BuildRequest) -> None:
+def refuse_changed_rejects(store: Store, changes: Sequence[Difference], request: BuildRequest) -> None:
     """StaleError for rejected samples of shards that are to be built again: the shards would not come out the same."""
     if changes:
         ids = some([change.field for change in changes])
         refuse(
-            f"{root}: {len(changes):,} rejected images, in shards that are to be built again, have changed: {ids}; "
+            f"{store}: {len(changes):,} rejected images, in shards that are to be built again, have changed: {ids}; "
             "the cache is untouched",
             of_images(changes),
             [
@@ -133,18 +133,18 @@ def of_images(changes: Sequence[Difference]) -> list[Difference]:
     return [change._replace(field=f"image of {change.field}") for change in changes]
 
 
-def refuse_unknown_images(root: Path, shards: Sequence[int]) -> None:
+def refuse_unknown_images(store: Store, shards: Sequence[int]) -> None:
     """CacheError where nothing that can be trusted remembers the images of shards that were built."""
     if shards:
-        first = shlex.join(["precompute", "repair", str(root), "--shards", str(list(shards))])
+        first = shlex.join(["precompute", "repair", str(store), "--shards", str(list(shards))])
         raise CacheError(
-            f"{root}: what the images of {len(shards):,} shards were cannot be told, because their samples tables or "
+            f"{store}: what the images of {len(shards):,} shards were cannot be told, because their samples tables or "
             f"records are damaged; first run {first}"
         )
 
 
 def refuse_mismatched_shards(
-    root: Path,
+    store: Store,
     mismatched: Mapping[int, MismatchedShard],
     allowed: Mapping[int, Collection[str]],
     changes: Mapping[int, Sequence[Difference]],
@@ -160,14 +160,14 @@ def refuse_mismatched_shards(
     if all(changes.values()):
         culprits = "samples are not the ones encoded"
     names = [SEAL_FILE, *map(commit_file, sorted(mismatched))]
-    vouching = some([name for name in names if (root / name).exists()])
+    vouching = some([name for name in names if store.has(name)])
     refuse(
-        f"{root}: {len(mismatched):,} shards built again do not come out as they were, so that nothing of them was "
+        f"{store}: {len(mismatched):,} shards built again do not come out as they were, so that nothing of them was "
         f"replaced: {some(list(map(str, sorted(mismatched))))}",
         differences,
         [
             f"{culprits}: restore that and run the same command again",
-            f"to take them as they come out now, as another cache for training: delete {vouching} in {root}, then "
+            f"to take them as they come out now, as another cache for training: delete {vouching} in {store}, then "
             f"{request.with_options()}",
         ],
     )

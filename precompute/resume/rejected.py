@@ -3,15 +3,15 @@
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 import pyarrow.compute as pc
 
+from cache_store.cache.files import read_samples
 from cache_store.errors import CacheError, EncodeOnceError
-from cache_store.format.schema import REJECTED, ImageRecipe, Spec, reason_kind, samples_file
-from cache_store.format.tables import read_table
+from cache_store.format.schema import REJECTED, ImageRecipe, Spec, reason_kind
 from cache_store.program.progress_bar import progress_bar
 from cache_store.refusal import aligned, plain
+from cache_store.storage.store import Store
 from precompute.images.decode import decode_image, fit_image
 from precompute.images.rejected import Rejected, TooManyRejectsError
 from precompute.resume.decide import Work
@@ -32,7 +32,7 @@ class Retry:
     """The shards to build again, those with a sample that gives pixels now, and how many each had rejected."""
 
 
-def try_rejected(root: Path, work: Work, source: Source, threads: int) -> Retry:
+def try_rejected(store: Store, work: Work, source: Source, threads: int) -> Retry:
     """Read, decode and fit every rejected sample of the shards that are kept, without an encoder."""
     tried, again, recipe = 0, dict[int, int](), work.spec.array.image
     counts = {shard: record.content.rejected for shard, record in work.kept.items() if record.content.rejected}
@@ -41,7 +41,7 @@ def try_rejected(root: Path, work: Work, source: Source, threads: int) -> Retry:
         progress_bar(total=sum(counts.values()), desc="retry", unit="image", delay=0.5) as bar,
     ):
         for shard, count in counts.items():
-            samples = recorded_samples(root, work.kept[shard], ["status"])
+            samples = recorded_samples(store, work.kept[shard], ["status"])
             if samples is None:
                 continue  # it is damaged: a verification names that
             planned = rows_of_shard(work.plan, work, shard).slice(0, samples.num_rows)
@@ -62,27 +62,27 @@ def gives_pixels(source: Source, uri: str, recipe: ImageRecipe) -> bool:
     return True
 
 
-def refuse_all_rejected(root: Path, spec: Spec, request: BuildRequest) -> None:
+def refuse_all_rejected(store: Store, spec: Spec, request: BuildRequest) -> None:
     """EncodeOnceError where every sample is rejected."""
-    kinds = rejected_kinds(root, spec)
+    kinds = rejected_kinds(store, spec)
     if sum(count for count, _ in kinds.values()) == spec.rows:  # else a table is damaged, and says it is not so
-        summary = f"{root}: none of {spec.rows:,} samples could be cached, so there is nothing to seal"
+        summary = f"{store}: none of {spec.rows:,} samples could be cached, so there is nothing to seal"
         raise EncodeOnceError("\n  ".join([summary, *table_of(kinds), *advice(kinds, request)]))
 
 
-def too_many(error: TooManyRejectsError, root: Path, spec: Spec, request: BuildRequest) -> EncodeOnceError:
+def too_many(error: TooManyRejectsError, store: Store, spec: Spec, request: BuildRequest) -> EncodeOnceError:
     """The error, with what was rejected so far and what can be done."""
-    kinds = rejected_kinds(root, spec)
+    kinds = rejected_kinds(store, spec)
     allow = "to go on without such samples, allow more of them with --run.max_reject_fraction"
     return EncodeOnceError("\n  ".join([str(error), *table_of(kinds), *advice(kinds, request), allow]))
 
 
-def rejected_kinds(root: Path, spec: Spec) -> dict[str, tuple[int, str]]:
+def rejected_kinds(store: Store, spec: Spec) -> dict[str, tuple[int, str]]:
     """How many samples of committed shards are rejected for each kind of reason, and the first of them."""
     kinds: dict[str, tuple[int, str]] = {}
     for shard in range(spec.num_shards):
         try:
-            samples = read_table(root / samples_file(shard), ["id", "reason"])
+            samples = read_samples(store, shard, ["id", "reason"])
         except CacheError:
             continue  # not built yet
         for name, reason in zip(samples["id"].to_pylist(), samples["reason"].to_pylist(), strict=True):

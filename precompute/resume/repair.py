@@ -6,24 +6,25 @@ import msgspec
 
 from cache_store.cache.metadata import refuse_no_cache
 from cache_store.errors import ConfigError
+from cache_store.storage.store import Address, open_store
 from cache_store.verify.findings import Report
 from precompute.build import Summary, build
 from precompute.config import BuildConfig, RepairConfig, where_remembered
 from precompute.resume.request import BuildRequest
 
 
-def repair(root: Path, config: RepairConfig) -> Summary:
+def repair(cache: Address, config: RepairConfig) -> Summary:
     """Build the named shards again, from the sources and with the encoder that the cache remembers, and reseal.
 
     Raises StaleError where those have changed since, or the report is another cache's, with nothing touched; or where
     shards do not come out as they were, which are left as they are; Interrupted where a signal came, after which
     the same repair goes on.
     """
-    refuse_no_cache(root)
+    refuse_no_cache(open_store(cache))
     report = read_report(Path(config.report).expanduser()) if config.report else None
     rebuild = {*config.named, *(shards_of(report) if report else ())}
-    build_config = BuildConfig.of_cache(root)
-    with where_remembered(root):
+    build_config = BuildConfig.of_cache(cache)
+    with where_remembered(cache):
         return build(build_config, BuildRequest(rebuild=rebuild, new_samples="leave out", report=report))
 
 

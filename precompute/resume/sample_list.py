@@ -51,13 +51,13 @@ def arrange(survey: Survey, recipe: Recipe, found: pa.Table, request: BuildReque
     planned = planned_rows(survey, recipe, found)
     plan = in_order_of(found, planned.table["id"])
     if not same_samples(planned.table, plan.slice(0, len(planned))):
-        refuse_other_list(survey.root, len(planned), found.num_rows, compare_plans(planned.table, found), request)
+        refuse_other_list(survey.store, len(planned), found.num_rows, compare_plans(planned.table, found), request)
     on_disk = survey.plan.value.table if survey.plan.value and planned.on_disk else None
     has_begun = on_disk is not None and on_disk.num_rows > len(planned)
     new = plan["id"].slice(len(planned)).to_pylist()
     if new and request.new_samples != "append" and not (has_begun and same_samples(on_disk, plan)):
         if request.new_samples == "refuse":
-            refuse_grown_list(survey.root, len(planned), new, request)
+            refuse_grown_list(survey.store, len(planned), new, request)
         plan = plan.slice(0, len(planned))
     grows = plan.num_rows > len(planned)
     digests = plan_digests(plan, recipe.samples_per_shard) if grows else planned.digests

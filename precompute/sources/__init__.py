@@ -10,6 +10,7 @@ import msgspec
 from cache_store.cache.metadata import read_build, refuse_no_cache
 from cache_store.errors import CacheError, ConfigError, MissingPathError
 from cache_store.format.schema import BUILD_FILE
+from cache_store.storage.store import Store, open_store
 from precompute.sources.cache import CacheSource
 from precompute.sources.folder import FolderSource
 from precompute.sources.llava import LlavaSource
@@ -48,9 +49,8 @@ def open_folder(config: SourceConfig) -> Source:
 
 
 def open_cache_source(config: SourceConfig) -> Source:
-    root = existing("path", config.path)
-    refuse_no_cache(root)
-    return CacheSource(root, open_source(source_of(root)))
+    refuse_no_cache(store := open_store(existing("path", config.path)))
+    return CacheSource(store, open_source(source_of(store)))
 
 
 SOURCES: dict[str, Callable[[SourceConfig], Source]] = {
@@ -60,12 +60,12 @@ SOURCES: dict[str, Callable[[SourceConfig], Source]] = {
 }
 
 
-def source_of(root: Path) -> SourceConfig:
+def source_of(store: Store) -> SourceConfig:
     """Read from a cache's build.json where its images are; CacheError where this version cannot read it."""
     try:
-        return msgspec.convert(read_build(root).config["source"], SourceConfig, strict=True)
+        return msgspec.convert(read_build(store).config["source"], SourceConfig, strict=True)
     except (KeyError, msgspec.ValidationError, ConfigError) as error:
-        raise CacheError(f"{root / BUILD_FILE} names no source that this version knows: {error}") from None
+        raise CacheError(f"{store.where(BUILD_FILE)} names no source that this version knows: {error}") from None
 
 
 def existing(field: str, value: str) -> Path:

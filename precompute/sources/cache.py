@@ -3,11 +3,12 @@
 So a second encoder, another size or a flipped view of the same images becomes a cache that joins the first by row.
 """
 
-from pathlib import Path
-
+from cache_store.cache.files import read_plan
 from cache_store.cache.metadata import read_spec
 from cache_store.errors import SourceError
-from cache_store.format.plan import plan_digest, read_plan
+from cache_store.format.plan import plan_digest
+from cache_store.format.schema import PLAN_FILE
+from cache_store.storage.store import Store
 from precompute.sources.listing import Samples
 from precompute.sources.source import Source
 
@@ -15,16 +16,16 @@ from precompute.sources.source import Source
 class CacheSource:
     """The plan of a cache, sealed or not; `images` is the source that it was built from."""
 
-    def __init__(self, root: Path, images: Source) -> None:
-        self._root, self._images = root, images
+    def __init__(self, store: Store, images: Source) -> None:
+        self._store, self._images = store, images
 
     def samples(self) -> Samples:
         """In the rows of the plan; SourceError where the plan is not the one that the cache was made for."""
-        plan = read_plan(self._root)
-        if plan_digest([plan]) != read_spec(self._root).plan_digest:
+        plan = read_plan(self._store)
+        if plan_digest([plan]) != read_spec(self._store).plan_digest:
             raise SourceError(
-                f"source.path: {self._root}/plan.parquet is damaged, or an extension of that cache has not finished; "
-                "run the `precompute build` of that cache again"
+                f"source.path: {self._store.where(PLAN_FILE)} is damaged, or an extension of that cache "
+                "has not finished; run the `precompute build` of that cache again"
             )
         rows = (row for batch in plan.to_batches() for row in batch.drop_columns(["row"]).to_pylist())
         each = ({**row, "fingerprint": self._images.fingerprint(row["uri"])} for row in rows)

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from cache_store.errors import CacheError, SourceError
-from cache_store.storage.regular_file import read_regular
+from cache_store.storage.files import refuse_irregular
 from precompute.images.rejected import Rejected
 from precompute.sources.image_store import ImageStore, open_image_store
 from precompute.sources.listing import Samples
@@ -61,7 +61,8 @@ def read_records(path: Path) -> list[ChatRecord]:
     Where a record names a field twice, the last one counts, as in any reader of JSON.
     """
     try:
-        data = read_regular(path)
+        refuse_irregular(path)
+        data = path.read_bytes()
     except CacheError as error:
         raise SourceError(f"source.path: {error}") from None
     except OSError as error:

@@ -19,7 +19,7 @@ from torch import Tensor
 from cache_store.errors import CacheError, ConfigError, NewerFormatError
 from cache_store.format.record import FORMAT_VERSION, Record, canonical_json, parse_signed, signed
 from cache_store.refusal import differing, refuse
-from cache_store.storage.publish import file_sha256, naming
+from cache_store.storage.files import file_sha256, naming
 from trainer.model.projector import Projector
 from trainer.published import clear_folders, publish_folder, remove_folder
 

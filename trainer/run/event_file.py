@@ -13,7 +13,7 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # type: ignore
 from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
 
-from cache_store.storage.publish import make_folder, naming
+from cache_store.storage.files import make_folder, naming
 
 FILE_VERSION = "brain.Event:2"
 

@@ -17,7 +17,7 @@ from cache_store.errors import EncodeOnceError, Interrupted
 from cache_store.program.progress_bar import progress_bar
 from cache_store.program.stop_signals import stop_on_signals
 from cache_store.refusal import differing
-from cache_store.storage.publish import write_file
+from cache_store.storage.local import write_file
 from trainer.data.batches import StepBatch
 from trainer.data.prefetch import prefetched
 from trainer.run.checkpoint import (

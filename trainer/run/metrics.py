@@ -4,7 +4,8 @@ import json
 import math
 from pathlib import Path
 
-from cache_store.storage.publish import naming, write_file
+from cache_store.storage.files import naming
+from cache_store.storage.local import write_file
 from trainer.run.event_file import EventFile
 
 METRICS_FILE = "metrics.jsonl"

@@ -12,7 +12,7 @@ from tqdm import tqdm
 from cache_store import Cache
 from cache_store.errors import ConfigError, SourceError
 from cache_store.format.record import FORMAT_VERSION, canonical_json, signed
-from cache_store.storage.publish import make_folder, naming
+from cache_store.storage.files import make_folder, naming
 from trainer.published import one_at_a_time, publish_folder
 from trainer.text.chat import ChatTokenizer
 from trainer.text.store import ARRAYS, META_FILE, TextMeta, file_crc32c

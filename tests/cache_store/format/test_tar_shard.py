@@ -18,7 +18,7 @@ from cache_store import CacheError, open_cache
 from cache_store.cache.metadata import read_spec
 from cache_store.format.record import canonical_json
 from cache_store.format.schema import SPEC_ATTRIBUTE, SPEC_FILE, StoreDtype
-from cache_store.storage.publish import write_file
+from cache_store.storage.local import write_file
 from cache_store.verify.verify import verify
 from tests.cache_store.conftest import CACHED_ROWS, REJECTED
 from tests.make_cache import caption, make_cache

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cache_store.cache.files import read_plan
 from cache_store.cache.info import describe
 from cache_store.cache.metadata import read_build
 from cache_store.cache.reader import open_cache
 from cache_store.errors import EncodeOnceError
-from cache_store.format.plan import read_plan
 from cache_store.format.schema import SAMPLES_SCHEMA, TEXT_COLUMNS, CodecName, StoreFormat
 from cache_store.verify.verify import verify
 from tests.make_cache import make_cache

@@ -1,8 +1,5 @@
 """Reading a shard file once, for its samples."""
 
-import os
-import threading
-from io import FileIO
 from pathlib import Path
 
 import numpy as np
@@ -12,32 +9,12 @@ from cache_store.cache.metadata import read_spec
 from cache_store.format.checksum import crc32c
 from cache_store.format.layout import Location
 from cache_store.format.schema import ArraySpec
-from cache_store.verify.scan import PIECE_BYTES, read_into, scan_shard
+from cache_store.verify.scan import PIECE_BYTES, scan_shard
 from tests.make_cache import make_cache
 
 SHAPE = (16, 28, 28)
 SAMPLES = 30
 """In three pieces."""
-
-
-def test_a_piece_is_read_whole_though_the_system_gives_it_in_parts():
-    """A pipe gives what it holds, as some file systems do."""
-    data, (reading, writing) = os.urandom(300_000), os.pipe()
-    with FileIO(reading) as stream, FileIO(writing, "w") as sink:
-        writer = threading.Thread(target=write_and_close, args=(sink, data))
-        writer.start()
-        first, rest = bytearray(200_000), bytearray(200_000)
-        assert read_into(stream, memoryview(first)) == 200_000
-        assert read_into(stream, memoryview(rest)) == 100_000, "all that is left"
-        writer.join()
-    assert first + rest[:100_000] == data
-
-
-def write_and_close(sink: FileIO, data: bytes) -> None:
-    written = 0
-    while written < len(data):
-        written += sink.write(data[written:])
-    sink.close()
 
 
 @pytest.fixture
@@ -57,14 +34,14 @@ def test_non_finite_values_are_counted_wherever_their_sample_lies(
     samples[[0, 9, 10, SAMPLES - 1], 5, 7, 9] = value
     path, locations = write_samples(tmp_path / "shard", samples, gap)
     expected = [(slot, "holds 1 non-finite values") for slot in (0, 9, 10, SAMPLES - 1)]
-    assert scan_shard(path, array, locations) == expected
+    assert scan(path, array, locations) == expected
 
 
 def test_only_samples_that_lie_in_others_are_blamed_for_it(array: ArraySpec, tmp_path: Path) -> None:
     path, locations = write_samples(tmp_path / "shard", finite_samples(), gap=4)
     moved = [*locations]
     moved[12] = locations[11]._replace(offset=locations[11].offset + 2)
-    ((slot, problem),) = scan_shard(path, array, moved)
+    ((slot, problem),) = scan(path, array, moved)
     assert slot == 12
     assert "where another sample lies too" in problem
 
@@ -75,7 +52,12 @@ def test_a_sample_of_other_length_is_named_though_its_crc32c_is_right(array: Arr
     payload = path.read_bytes()[offset : offset + length - 2]
     shorter = [*locations]
     shorter[3] = Location(offset, len(payload), crc32c(payload))
-    assert [slot for slot, _ in scan_shard(path, array, shorter)] == [3]
+    assert [slot for slot, _ in scan(path, array, shorter)] == [3]
+
+
+def scan(path: Path, array: ArraySpec, locations: list[Location]) -> list[tuple[int, str]]:
+    with path.open("rb") as stream:
+        return scan_shard(stream, array, locations)
 
 
 def finite_samples() -> np.ndarray:

@@ -15,12 +15,11 @@ import numpy as np
 import pytest
 
 from cache_store import open_cache
+from cache_store.cache.files import open_plan, read_samples
 from cache_store.cache.metadata import read_spec
-from cache_store.cache.seal import seal_cache
 from cache_store.cache.writer import Outcome, ShardBuilder
-from cache_store.format.plan import PlanFile
-from cache_store.format.schema import CACHED, DTYPES, StoreDtype, samples_file
-from cache_store.format.tables import read_table
+from cache_store.format.schema import CACHED, DTYPES, StoreDtype
+from cache_store.storage.local import LocalStore
 from cache_store.verify.verify import verify
 from precompute.audit.audit import audit as audit_cache
 from precompute.audit.audit import random_order
@@ -31,6 +30,7 @@ from precompute.audit.tolerance import RELATIVE_TOLERANCE, device_class
 from precompute.cli import main
 from precompute.config import AuditConfig
 from precompute.encoders.encoder import Encoder
+from tests.make_cache import seal_cache
 from tests.precompute.conftest import (
     BROKEN,
     SAMPLES,
@@ -107,14 +107,14 @@ def alter(cache: Path, row: int) -> None:
     """Build the row's shard again with one other latent, and seal: every checksum is right."""
     spec, held = read_spec(cache), open_cache(cache)
     shard = row // spec.samples_per_shard
-    samples = read_table(cache / samples_file(shard)).to_pylist()
+    samples = read_samples(cache, shard).to_pylist()
     latents = np.zeros((len(samples), *spec.array.shape), np.float32)
     cached = [place for place, sample in enumerate(samples) if sample["status"] == CACHED]
     first = sum(held.seal.cached_per_shard[:shard])
     latents[cached] = held.read(np.arange(first, first + len(cached)))
     latents[row % spec.samples_per_shard] += 0.25
     outcomes = [Outcome(**{name: sample[name] for name in Outcome.__annotations__}) for sample in samples]
-    with ShardBuilder(cache, spec, shard, PlanFile(cache).shard(shard)) as builder:
+    with ShardBuilder(LocalStore(cache), spec, shard, open_plan(cache).shard(shard)) as builder:
         builder.append(latents, np.zeros((len(samples), *latents.shape[2:], 3), np.float32), outcomes)
         builder.commit(seconds=1.0, device="cpu", versions={})
     seal_cache(cache, spec)

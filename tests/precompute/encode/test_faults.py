@@ -2,7 +2,6 @@
 that ends in the bytes of an undisturbed build.
 """
 
-import errno
 import io
 import os
 import shutil
@@ -11,11 +10,10 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 import yaml
@@ -25,8 +23,10 @@ from cache_store.cache.metadata import read_commit, read_spec
 from cache_store.cli import main as cache_store
 from cache_store.format.formats import shard_format
 from cache_store.format.schema import SEAL_FILE, StoreFormat
+from cache_store.storage.store import STORES
 from precompute.cli import main
 from precompute.encoders.registry import load_encoder
+from tests.faulty_store import FaultyDisk, FaultyStore
 from tests.full_disk import largest_file, make_room, mounted_disk
 from tests.precompute.conftest import (
     BROKEN,
@@ -68,68 +68,17 @@ def quick_loading(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precompute.build, "load_encoder", cache(load_encoder))
 
 
-class FaultyDisk:
-    """Counts the writes, syncs and renames of files that are published, and makes a chosen one fail."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.count: Counter[str] = Counter()
-        self._chosen: tuple[str, int] | None = None
-        self._full = False
-        open_path, fsync, replace = Path.open, os.fsync, Path.replace
-        disk = self
-
-        class FaultyFile(io.FileIO):
-            def write(self, data: Any) -> int:
-                return disk.write(super().write, data)
-
-        def open_faulty(path: Path, mode: str = "r", buffering: int = -1, **options: Any) -> Any:
-            if mode != "wb" or buffering < 1:  # only `publish` chooses a buffer
-                return open_path(path, mode, buffering, **options)
-            return io.BufferedWriter(FaultyFile(path, "w"), buffering)
-
-        def sync_faulty(descriptor: int) -> None:
-            self.step("fsync")
-            fsync(descriptor)
-
-        def replace_faulty(path: Path, target: Path) -> Path:
-            self.step("rename", str(path), None, str(target))
-            return replace(path, target)
-
-        monkeypatch.setattr(Path, "open", open_faulty)
-        monkeypatch.setattr(os, "fsync", sync_faulty)
-        monkeypatch.setattr(Path, "replace", replace_faulty)
-
-    def choose(self, kind: str, number: int) -> None:
-        self.count.clear()
-        self._chosen, self._full = (kind, number), False
-
-    def mend(self) -> None:
-        self._chosen, self._full = None, False
-
-    def write(self, write: Any, data: Any) -> int:
-        """A disk that is full takes what still fits, and then nothing from anyone."""
-        self.count["write"] += 1
-        if self._full or self._chosen == ("write", self.count["write"]):
-            if not self._full and len(data) > 1:
-                self._full = True
-                return int(write(memoryview(data)[: len(data) // 2]))
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return int(write(data))
-
-    def step(self, kind: str, *names: str | None) -> None:
-        self.count[kind] += 1
-        if self._chosen == (kind, self.count[kind]):
-            raise OSError(errno.EIO, os.strerror(errno.EIO), *names)
-
-
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> FaultyDisk:
-    return FaultyDisk(monkeypatch)
+    """Of the caches at `faulty://PATH`."""
+    disk = FaultyDisk()
+    monkeypatch.setitem(STORES, "faulty", lambda path: FaultyStore(Path(path), disk))
+    return disk
 
 
 def build_in(folder: Path, undisturbed: Path) -> list[str]:
     """The arguments of the same build in another folder."""
-    return ["build", "--config", str(undisturbed / "config.yaml"), "--cache", str(folder)]
+    return ["build", "--config", str(undisturbed / "config.yaml"), "--cache", f"faulty://{folder}"]
 
 
 def assert_whole(cache: Path, *wholes: Path) -> None:
@@ -182,7 +131,7 @@ def disturb_every_step(
     disk.count.clear()
     assert program(arguments) == 0
     steps = [(kind, number) for kind, total in dict(disk.count).items() for number in range(1, total + 1)]
-    assert {kind for kind, _ in steps} == {"write", "fsync", "rename"}
+    assert {kind for kind, _ in steps} == {"write", "sync", "rename"}
     wholes = [whole, before] if before else [whole]
     for kind, number in steps:
         start_from(before, cache)
@@ -216,7 +165,7 @@ def test_no_half_file_is_left_by_a_disk_failing_in_a_repair(undisturbed, tmp_pat
     shutil.copytree(undisturbed / "cache", damaged)
     shard = damaged / shard_format(read_spec(damaged)).shard_file(0)
     shard.write_bytes(bytes(reversed(shard.read_bytes())))
-    repair = ["repair", str(cache), "--shards", "[0]"]
+    repair = ["repair", f"faulty://{cache}", "--shards", "[0]"]
     disturb_every_step(disk, capsys, repair, cache, damaged, undisturbed / "cache", stays=SEAL_FILE)
 
 
@@ -228,7 +177,7 @@ GROWN = range(SAMPLES + 2)
 def test_no_half_file_is_left_by_a_disk_failing_in_an_extension(undisturbed, tmp_path, disk, capsys):
     arguments, before = changed_source(undisturbed, tmp_path, GROWN)
     assert main([*arguments, "--cache", str(tmp_path / "whole")]) == 0
-    cache, arguments = tmp_path / "cache", [*arguments, "--cache", str(tmp_path / "cache"), "--extend"]
+    cache, arguments = tmp_path / "cache", [*arguments, "--cache", f"faulty://{tmp_path}/cache", "--extend"]
     disturb_every_step(disk, capsys, arguments, cache, before, tmp_path / "whole")
 
 
@@ -240,7 +189,9 @@ def test_no_half_file_is_left_by_a_disk_failing_in_a_retry(undisturbed, tmp_path
     whole, cache = tmp_path / "whole", tmp_path / "cache"
     shutil.copytree(before, whole)
     assert main([*arguments, "--cache", str(whole), "--retry-rejected"]) == 0
-    disturb_every_step(disk, capsys, [*arguments, "--cache", str(cache), "--retry-rejected"], cache, before, whole)
+    disturb_every_step(
+        disk, capsys, [*arguments, "--cache", f"faulty://{cache}", "--retry-rejected"], cache, before, whole
+    )
 
 
 def changed_source(undisturbed: Path, folder: Path, numbers: range, **replaced: bytes) -> tuple[list[str], Path]:
@@ -255,7 +206,7 @@ def test_no_half_file_is_left_by_a_disk_failing_in_a_conversion(undisturbed, tmp
     """Into the other form, from either."""
     source, whole, cache = undisturbed / "cache", tmp_path / "whole", tmp_path / "cache"
     (form,) = set(get_args(StoreFormat)) - {read_spec(source).store_format}
-    convert = ["convert", str(source), str(cache), "--format", form]
+    convert = ["convert", str(source), f"faulty://{cache}", "--format", form]
     assert cache_store(["convert", str(source), str(whole), "--format", form]) == 0
     disturb_every_step(disk, capsys, convert, cache, None, whole, cache_store)
 

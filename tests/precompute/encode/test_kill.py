@@ -16,8 +16,10 @@ import pytest
 
 from cache_store.cache.metadata import read_seal, read_spec
 from cache_store.format.schema import StoreFormat
+from cache_store.storage.store import STORES
 from cache_store.verify.verify import verify
 from precompute.cli import main
+from tests.faulty_store import DeadlyStore
 from tests.precompute.conftest import (
     SAMPLES,
     assert_same_as_undisturbed,
@@ -35,13 +37,11 @@ KILLS = 20
 def run(*arguments: str, dies_at: int = 0) -> None:
     """In a child: its own session, so that its workers can be told from ours.
 
-    `dies_at` kills it at its n-th fsync: of a file that has not got its name yet, or of a folder whose names have
-    just changed.
+    `dies_at` is the sync at which a cache at `deadly://PATH` kills it.
     """
     os.setsid()
-    if dies_at:
-        calls = itertools.count(1)
-        os.fsync = lambda descriptor: next(calls) == dies_at and os.kill(os.getpid(), signal.SIGKILL)
+    syncs = itertools.count(1)
+    STORES["deadly"] = lambda path: DeadlyStore(Path(path), dies_at, syncs)
     with Path(os.devnull).open("w") as silence:
         os.dup2(silence.fileno(), 1)
         os.dup2(silence.fileno(), 2)
@@ -108,11 +108,13 @@ def build(request: pytest.FixtureRequest, tmp_path: Path, vae_path: Path) -> Cal
     write_source(tmp_path / "source", range(6))
     store = {"store__samples_per_shard": 4, "store__format": request.param, "run__max_reject_fraction": 0.5}
     config = write_config(tmp_path / "b.yaml", config_values(tmp_path, tmp_path / "source", vae_path, **store))
-    return lambda name, *flags: ["build", "--config", str(config), "--cache", str(tmp_path / name), *flags]
+    return lambda name, *flags, scheme="": [
+        *("build", "--config", str(config), "--cache", f"{scheme}{tmp_path / name}", *flags)
+    ]
 
 
 def killed_copies(fork_server: Any, before: Path, arguments: Callable[[str], list[str]]) -> Iterator[Path]:
-    """Copies of a cache, each as a program leaves it that is killed at its first fsync, at its second, and so on.
+    """Copies of a cache, each as a program leaves it that is killed at its first sync, at its second, and so on.
 
     `arguments` are those of the program for a copy of that name.
     """
@@ -135,7 +137,9 @@ def test_an_extension_killed_at_any_step_ends_in_identical_bytes(fork_server, tm
     write_source(tmp_path / "source", range(10))
     assert main(build("whole")) == 0
     expected, steps = timeless_files(tmp_path / "whole"), 0
-    for cache in killed_copies(fork_server, tmp_path / "short", lambda name: build(name, "--extend")):
+    for cache in killed_copies(
+        fork_server, tmp_path / "short", lambda name: build(name, "--extend", scheme="deadly://")
+    ):
         steps += 1
         if steps % 2 and main(build(cache.name)):
             assert timeless_files(cache).items() >= short.items(), "refused, though the extension has begun"
@@ -150,7 +154,9 @@ def test_an_extension_killed_before_its_spec_is_undone(fork_server, tmp_path, bu
     assert main(build("short")) == 0
     short, undone = timeless_files(tmp_path / "short"), 0
     write_source(tmp_path / "source", range(10))
-    for cache in killed_copies(fork_server, tmp_path / "short", lambda name: build(name, "--extend")):
+    for cache in killed_copies(
+        fork_server, tmp_path / "short", lambda name: build(name, "--extend", scheme="deadly://")
+    ):
         if read_spec(cache).rows == 10:
             break
         write_source(tmp_path / "source", range(6))
@@ -167,7 +173,9 @@ def test_a_retry_killed_at_any_step_leaves_none_of_its_scratch(fork_server, tmp_
     assert main(build("before")) == 0
     before, kept = timeless_files(tmp_path / "before"), 0
     write_source(tmp_path / "source", range(6), sample_004=image_bytes(4))
-    for cache in killed_copies(fork_server, tmp_path / "before", lambda name: build(name, "--retry-rejected")):
+    for cache in killed_copies(
+        fork_server, tmp_path / "before", lambda name: build(name, "--retry-rejected", scheme="deadly://")
+    ):
         assert main(build(cache.name)) == 0
         assert not verify(cache, "full").findings
         kept += timeless_files(cache) == before
@@ -180,7 +188,7 @@ def test_a_repair_killed_at_any_step_leaves_none_of_its_scratch(fork_server, tmp
     assert main(build("before")) == 0
     before = timeless_files(tmp_path / "before")
     for cache in killed_copies(
-        fork_server, tmp_path / "before", lambda name: ["repair", str(tmp_path / name), "--shards", "[1]"]
+        fork_server, tmp_path / "before", lambda name: ["repair", f"deadly://{tmp_path / name}", "--shards", "[1]"]
     ):
         assert main(build(cache.name)) == 0
         assert timeless_files(cache) == before

@@ -19,6 +19,7 @@ import precompute.encode.pipeline as pipeline
 from cache_store.cache.metadata import read_spec
 from cache_store.cache.writer import ShardBuilder
 from cache_store.format.schema import CommitRecord, Spec
+from cache_store.storage.local import LocalStore
 from precompute.config import BuildConfig
 from precompute.encode.batches import BATCHES_AHEAD, Batch, decoded_batches, planned_batches
 from precompute.encode.job import EncodeJob
@@ -38,7 +39,7 @@ class Planned(NamedTuple):
 
     @property
     def job(self) -> EncodeJob:
-        return EncodeJob(config=BuildConfig.of_cache(self.root), spec=self.spec)
+        return EncodeJob(config=BuildConfig.of_cache(self.root), store=LocalStore(self.root), spec=self.spec)
 
 
 @pytest.fixture
@@ -116,7 +117,7 @@ def test_decoding_runs_a_few_batches_ahead_and_no_further(planned):
     started = []
 
     def counted() -> Iterator[Batch]:
-        for batch in planned_batches(planned.root, planned.spec, range(planned.spec.num_shards)):
+        for batch in planned_batches(planned.job.store, planned.spec, range(planned.spec.num_shards)):
             started.append(batch.shard)
             yield batch
 
@@ -164,7 +165,7 @@ def test_encoding_runs_a_few_writes_ahead_and_no_further(planned, monkeypatch):
 
 def test_an_image_at_the_latents_resolution_is_the_mean_of_its_cells(planned):
     """The preview is fitted to these; of a rejected image they are grey."""
-    batches = list(planned_batches(planned.root, planned.spec, range(planned.spec.num_shards)))
+    batches = list(planned_batches(planned.job.store, planned.spec, range(planned.spec.num_shards)))
     with ThreadPoolExecutor(1) as pool:
         for number, batch in enumerate(batches):
             is_rejected = batch.decode(pool, planned.source, planned.spec.array.image).wait()[0].reason is not None
@@ -179,7 +180,7 @@ def test_after_a_failed_write_no_more_of_the_shard_is_written(planned, monkeypat
     """Batches that were queued behind it find a shard with a hole."""
     done: list[Progress] = []
     sink = ShardSink(planned.job, "cpu", done.append)
-    batches = list(planned_batches(planned.root, planned.spec, [0]))
+    batches = list(planned_batches(planned.job.store, planned.spec, [0]))
     latent_NCHW = torch.zeros(1, *planned.spec.array.shape)
     with ThreadPoolExecutor(2) as pool:
         for batch in batches:
@@ -223,7 +224,7 @@ class HeldBackSource:
     """
 
     def __init__(self, planned: Planned, seconds: float) -> None:
-        batches = planned_batches(planned.root, planned.spec, range(planned.spec.num_shards))
+        batches = planned_batches(planned.job.store, planned.spec, range(planned.spec.num_shards))
         self.batch_of = {batch.planned["uri"][batch.start].as_py(): number for number, batch in enumerate(batches)}
         self.source, self.seconds = planned.source, seconds
         self.now, self.readings = 0.0, 0

@@ -42,9 +42,9 @@ BUILD_PHASES = {
     "planning": Place("precompute.build:make_plan"),
     "planned": Place("precompute.resume.act:write_build"),
     "encoding": Place("precompute.encoders.encoder:Encoder.encode", 3),
-    "writing": Place("cache_store.cache.writer:write_rows", 2),
+    "writing": Place("cache_store.cache.shard_files:write_rows", 2),
     "sealing": Place("precompute.build:make_seal"),
-    "writing the seal": Place("cache_store.cache.seal:write_file"),
+    "writing the seal": Place("precompute.build:write_seal"),
 }
 REPAIR_PHASES = {
     "examining": Place("precompute.build:examine_images"),

@@ -29,7 +29,8 @@ from cache_store.format.schema import (
     Spec,
     samples_file,
 )
-from cache_store.verify.findings import Finding, Report
+from cache_store.storage.local import LocalStore
+from cache_store.verify.findings import Report
 from precompute.resume.decide import Wanted, Work, decide
 from precompute.resume.request import BuildRequest
 from tests.make_cache import caption, make_array, make_encoder, make_plan
@@ -88,7 +89,7 @@ def surveyed(recipe: Recipe = RECIPE, plan: pa.Table | None = None, content: str
     records = {shard: record(spec, plan, shard, content) for shard in range(spec.num_shards)}
     on_disk = plan_on_disk(plan, spec)
     return Survey(
-        root=Path("C"),
+        store=LocalStore(Path("C")),
         has_cache=True,
         spec=Reading(spec),
         seal=Reading(make_seal(spec, [each.content for each in records.values()], on_disk.file)),
@@ -142,7 +143,7 @@ def begun(numbers: Sequence[int]) -> Survey:
 
 OTHER_SEAL = replace(WHOLE, seal=surveyed(TALLER).seal)
 """The seal is that of another recipe."""
-MISSING_FILE = ShardOnDisk(record=WHOLE.shards[1].record, file_problem=Finding(file="f", problem="is missing", shard=1))
+MISSING_FILE = ShardOnDisk(record=WHOLE.shards[1].record, file_problem="C/f is missing")
 WRONG_DIGEST = msgspec.structs.replace(WHOLE.spec.value, plan_digest="0" * 64)
 NOTHING_MORE = BuildRequest()
 APPEND, LEAVE_OUT = BuildRequest(new_samples="append"), BuildRequest(new_samples="leave out")
@@ -167,7 +168,7 @@ class Case:
 
 
 DONE = {
-    "a new cache": Case(Survey(root=Path("C")), kept=(), to_build=(0, 1), writes_plan=True),
+    "a new cache": Case(Survey(store=LocalStore(Path("C"))), kept=(), to_build=(0, 1), writes_plan=True),
     "a finished cache": Case(allowed={0: {DIGESTS[0]}, 1: {DIGESTS[1]}}),
     "a shard not built yet": Case(
         replace(without("seal"), shards=shards(_1=None)), kept=(0,), to_build=(1,), allowed={1: set()}
@@ -187,7 +188,7 @@ DONE = {
         kept=(0,),
         to_build=(1,),
         allowed={1: {DIGESTS[1]}},
-        said=["shard 1 is built again: shard 1, f: is missing"],
+        said=["shard 1 is built again: C/f is missing"],
     ),
     "a lost file without a seal": Case(
         replace(without("seal"), shards=shards(_1=MISSING_FILE)),

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from cache_store import open_cache
+from cache_store.cache.files import read_plan
 from cache_store.cache.metadata import read_build, read_spec
-from cache_store.format.plan import read_plan
 from cache_store.verify.verify import verify
 from tests.precompute.conftest import Project, places, sample_name, timeless_files
 

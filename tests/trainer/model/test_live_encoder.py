@@ -11,7 +11,7 @@ from diffusers import AutoencoderKLWan
 from PIL import Image
 
 from cache_store import open_cache
-from cache_store.format.plan import PlanFile
+from cache_store.cache.files import open_plan
 from precompute.build import build
 from precompute.config import BuildConfig, RunConfig, StoreConfig
 from precompute.encode.batches import Batch
@@ -42,7 +42,7 @@ class LiveEncoder:
         spec = self.cache.spec
         array = spec.array
         shard, place = divmod(row, spec.samples_per_shard)
-        planned = PlanFile(self.cache.root).shard(shard)
+        planned = open_plan(self.cache.store).shard(shard)
         start = place - place % array.encoder.batch_size
         batch = Batch(spec, planned, shard, start, min(start + array.encoder.batch_size, planned.num_rows))
         with ThreadPoolExecutor(1) as pool:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from cache_store.cache.metadata import read_spec
-from cache_store.cache.seal import seal_cache
 from cache_store.verify.verify import verify
 from tests.cache_store.conftest import flip, shard_name
 from tests.cache_store.signing import load, save, save_signed, set_field
@@ -23,6 +22,7 @@ from tests.cache_store.verify.damage.conftest import (
     seal_file,
     table_file,
 )
+from tests.make_cache import seal_cache
 
 
 def put_another_shards(path: Path) -> None:

@@ -11,11 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 from msgspec.structs import replace
 
-from cache_store.cache.metadata import read_commit, read_spec, write_commit
-from cache_store.cache.writer import file_record
+from cache_store.cache.files import file_record
+from cache_store.cache.metadata import read_commit, read_spec
 from cache_store.format.checksum import crc32c
-from cache_store.format.record import signed
-from cache_store.format.schema import samples_file
+from cache_store.format.record import canonical_json, signed
+from cache_store.format.schema import commit_file, samples_file
+from cache_store.storage.local import LocalStore
 from cache_store.verify.verify import verify
 from tests.cache_store.conftest import shard_name
 from tests.cache_store.signing import resign
@@ -75,8 +76,9 @@ def fit_record(cache: Path) -> None:
     """Make the record one of the files as they are."""
     record = read_commit(cache, SHARD)
     assert record is not None
-    files = tuple(file_record(cache, cache / file.path) for file in record.content.files)
-    write_commit(cache, signed(replace(record, content=replace(record.content, files=files))))
+    files = tuple(file_record(LocalStore(cache), file.path) for file in record.content.files)
+    fit = signed(replace(record, content=replace(record.content, files=files)))
+    LocalStore(cache).put_whole(commit_file(SHARD), canonical_json(fit))
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 
 from cache_store.cache.metadata import read_spec
 from cache_store.errors import StaleError
+from cache_store.storage.local import LocalStore
 from precompute.config import BuildConfig, RunConfig
 from precompute.encode.engines.local import num_workers, run_local
 from precompute.encode.job import EncodeJob
@@ -25,15 +26,15 @@ def config(tmp_path: Path, source_path: Path, vae_path: Path) -> BuildConfig:
 
 
 def test_a_model_that_changes_while_workers_start_stops_the_build(config, tmp_path):
-    encoder, before = load_encoder(config.encoder, config.image.range), timeless_files(config.root)
+    encoder, before = load_encoder(config.encoder, config.image.range), timeless_files(Path(config.cache))
     other = replace(config.encoder, model=str(make_vae(tmp_path / "other", seed=1)))
     changed = replace(config, encoder=other, run=RunConfig(workers=2))
-    spec, source = read_spec(config.root), open_source(config.source)
+    spec, source = read_spec(config.cache), open_source(config.source)
     with pytest.raises(StaleError, match="encoder.model changed while the build was starting") as refused:
-        job = EncodeJob(config=changed, spec=spec, shards=[0, 1])
+        job = EncodeJob(config=changed, store=LocalStore(Path(config.cache)), spec=spec, shards=[0, 1])
         run_local(job, source, encoder, threading.Event(), lambda _: None)
     assert "weights_sha256" in str(refused.value)
-    assert timeless_files(config.root) == before
+    assert timeless_files(Path(config.cache)) == before
 
 
 def test_there_are_no_more_workers_than_shards_and_never_none(config):

@@ -1,0 +1,54 @@
+"""The tables of a cache, and the files that records name, in its store."""
+
+from collections.abc import Iterable
+from functools import partial
+
+import pyarrow as pa
+
+from cache_store.errors import CacheError
+from cache_store.format.plan import PlanFile, encode_plan, parse_plan
+from cache_store.format.schema import PLAN_FILE, FileRecord, samples_file
+from cache_store.format.tables import TableFile
+from cache_store.storage.files import stream_sha256
+from cache_store.storage.store import Address, Store, open_store
+
+
+def open_table(store: Store, name: str) -> TableFile:
+    """CacheError for a file that is absent or broken."""
+    return TableFile(partial(store.open, name), store.where(name))
+
+
+def open_plan(cache: Address) -> PlanFile:
+    return PlanFile(open_table(open_store(cache), PLAN_FILE))
+
+
+def read_plan(cache: Address) -> pa.Table:
+    """The whole plan."""
+    store = open_store(cache)
+    return parse_plan(store.read(PLAN_FILE), store.where(PLAN_FILE))
+
+
+def write_plan(store: Store, shards: Iterable[pa.Table]) -> None:
+    with store.draft(PLAN_FILE) as draft:
+        encode_plan(draft.stream, shards)
+        draft.finish()
+        draft.publish()
+
+
+def read_samples(cache: Address, shard: int, columns: list[str] | None = None) -> pa.Table:
+    return open_table(open_store(cache), samples_file(shard)).whole(columns)
+
+
+def file_sha256(store: Store, name: str) -> str:
+    with store.open(name) as stream:
+        return stream_sha256(stream)
+
+
+def file_record(store: Store, name: str) -> FileRecord:
+    return FileRecord(path=name, bytes=store.size(name), sha256=file_sha256(store, name))
+
+
+def refuse_other_size(store: Store, file: FileRecord) -> None:
+    """CacheError where a file has another size than its record says, FileNotFoundError where there is none."""
+    if (size := store.size(file.path)) != file.bytes:
+        raise CacheError(f"{store.where(file.path)} is {size} bytes, expected {file.bytes}")

@@ -1,0 +1,93 @@
+"""Files on a local disk: names that survive a power cut, scratch files, and what is no file."""
+
+import errno
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import BufferedReader
+from pathlib import Path
+
+from cache_store.errors import NotAFileError
+
+SCRATCH_SUFFIX = ".partial"
+SCRATCH_NAME = re.compile(rf"\.(.+)\.(\d+){re.escape(SCRATCH_SUFFIX)}")
+
+NOT_A_FILE = "is no file: a folder, a pipe or a link to nothing lies in its place"
+
+Sync = Callable[[int], object]
+"""Given a file descriptor, bring what was written to it onto the disk, as `os.fsync` does."""
+
+
+def scratch_path(path: Path, attempt: int = 1) -> Path:
+    return path.with_name(f".{path.name}.{attempt}{SCRATCH_SUFFIX}")
+
+
+def scratch_of(name: str) -> str | None:
+    """The name of the file that a scratch file was to become; None where `name` is not that of one."""
+    match = SCRATCH_NAME.fullmatch(name)
+    return match and match[1]
+
+
+def clear_scratch(path: Path) -> int:
+    """Delete what earlier attempts at `path` left behind; returns the number of the next attempt, from 1."""
+    attempts = [0]
+    for leftover in path.parent.glob(f".{path.name}.*{SCRATCH_SUFFIX}"):
+        match = SCRATCH_NAME.fullmatch(leftover.name)
+        if match and match[1] == path.name:
+            attempts.append(int(match[2]))
+            leftover.unlink()
+    return max(attempts) + 1
+
+
+@contextmanager
+def naming(path: Path | str) -> Iterator[None]:
+    """Name `path` in the system's errors that name no file, as those of a full disk do not."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+def make_folder(folder: Path, sync: Sync = os.fsync) -> None:
+    """Create `folder` and its parents so that the names survive a power cut."""
+    if folder.is_dir():
+        return
+    make_folder(folder.parent, sync)
+    folder.mkdir(exist_ok=True)
+    sync_folder(folder.parent, sync)
+
+
+def sync_folder(folder: Path, sync: Sync = os.fsync) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with naming(folder):
+            sync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def refuse_irregular(path: Path) -> None:
+    """NotAFileError where something else than a file lies, which might be waited on for ever.
+
+    A path at which nothing lies passes: whoever opens it names that, or any other error.
+    """
+    try:
+        regular = stat.S_ISREG(path.stat().st_mode)
+    except OSError as error:
+        regular = error.errno != errno.ELOOP and not path.is_symlink()
+    if not regular:
+        raise NotAFileError(f"{path} {NOT_A_FILE}")
+
+
+def stream_sha256(stream: BufferedReader) -> str:
+    return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def file_sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return stream_sha256(stream)

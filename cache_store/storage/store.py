@@ -1,0 +1,102 @@
+"""Where the files of a cache lie. Whatever reads or writes one does it through a `Store`."""
+
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
+from io import BufferedReader
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from cache_store.errors import ConfigError
+from cache_store.storage.local import LocalStore
+
+
+class Draft(Protocol):
+    """A file that is whole and checked before it gets its name; without `publish` it leaves nothing."""
+
+    @property
+    def stream(self) -> BinaryIO:
+        """To write it."""
+
+    def finish(self) -> None:
+        """What was written is on the disk."""
+
+    def map(self) -> memoryview:
+        """What was written, read back."""
+
+    def publish(self) -> None:
+        """Give it its name, durably, in place of a file that has it."""
+
+
+class Store(Protocol):
+    """The files of a cache by name: parts joined by slashes, as `samples/000003.parquet`.
+
+    FileNotFoundError where a file is wanted and nothing lies, NotAFileError where something else does, OSError, which
+    names the file, for everything that disk or network refuse.
+    """
+
+    def __str__(self) -> str:
+        """As a person would name it."""
+
+    def where(self, name: str) -> str:
+        """A file's whole address, for messages."""
+
+    def has(self, name: str) -> bool:
+        """Whether anything lies there, be it no file."""
+
+    def size(self, name: str) -> int:
+        """In bytes."""
+
+    def read(self, name: str) -> bytes:
+        """The whole of a small file."""
+
+    def open(self, name: str) -> BufferedReader:
+        """To read parts of a file."""
+
+    def map(self, name: str) -> memoryview:
+        """The file's bytes, paged in as they are touched."""
+
+    def list(self, folder: str = "") -> list[str]:
+        """Sorted names of what lies directly in a folder, without the folder's own; those of folders end in a slash.
+
+        Nothing where there is no such folder; NotADirectoryError where a file lies in its place.
+        """
+
+    def put_whole(self, name: str, data: bytes) -> None:
+        """Write a file, durably: whole, or what was there before stays."""
+
+    def put_if_absent(self, name: str, data: bytes) -> bool:
+        """As `put_whole`, unless there is one already; whether it was written."""
+
+    def draft(self, name: str, attempt: int = 1) -> AbstractContextManager[Draft]:
+        """Begin a large file."""
+
+    def clear_drafts(self, name: str) -> int:
+        """Delete what dead programs left of drafts of this file; the number of the next attempt, from 1."""
+
+    def delete(self, name: str) -> None:
+        """Durably, if it is there."""
+
+    def refuse_others(self, ours: Collection[str], option: str, kind: str) -> None:
+        """ConfigError, naming the option, where nothing can be written, or other names than `ours` lie at the top."""
+
+    def claim(self) -> AbstractContextManager[None]:
+        """Be the only one that writes; CacheError naming whoever does already."""
+
+
+Address = str | Path | Store
+"""A cache as a person names it, or its store."""
+
+STORES: dict[str, Callable[[str], Store]] = {}
+"""What opens an address `scheme://rest`, by its scheme; an address without one is a folder."""
+
+
+def open_store(address: Address) -> Store:
+    """ConfigError for an address of a kind that is not known."""
+    if not isinstance(address, str | Path):
+        return address
+    scheme, is_url, rest = str(address).partition("://")
+    if not is_url:
+        return LocalStore(Path(address).expanduser())
+    if scheme not in STORES:
+        raise ConfigError(f"{address} is a URL; name a local folder")
+    return STORES[scheme](rest)

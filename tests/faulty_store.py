@@ -1,0 +1,94 @@
+"""Stores on disks that fail, or whose programs die, where a test says so: `faulty://PATH`, `deadly://PATH`."""
+
+import errno
+import io
+import os
+import signal
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from cache_store.storage.local import WRITE_BYTES, LocalStore
+
+
+class FaultyDisk:
+    """Counts the writes, syncs and renames that a store asks of it, and makes a chosen one fail."""
+
+    def __init__(self) -> None:
+        self.count: Counter[str] = Counter()
+        self._chosen: tuple[str, int] | None = None
+        self._full = False
+
+    def choose(self, kind: str, number: int) -> None:
+        self.count.clear()
+        self._chosen, self._full = (kind, number), False
+
+    def mend(self) -> None:
+        self._chosen, self._full = None, False
+
+    def write(self, write: Any, data: Any) -> int:
+        """A disk that is full takes what still fits, and then nothing from anyone."""
+        self.count["write"] += 1
+        if self._full or self._chosen == ("write", self.count["write"]):
+            if not self._full and len(data) > 1:
+                self._full = True
+                return int(write(memoryview(data)[: len(data) // 2]))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return int(write(data))
+
+    def step(self, kind: str, *names: str | None) -> None:
+        self.count[kind] += 1
+        if self._chosen == (kind, self.count[kind]):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), *names)
+
+
+class FaultyFile(io.FileIO):
+    def __init__(self, path: Path, disk: FaultyDisk) -> None:
+        super().__init__(path, "w")
+        self._disk = disk
+
+    def write(self, data: Any) -> int:
+        return self._disk.write(super().write, data)
+
+
+@dataclass(frozen=True)
+class FaultyStore(LocalStore):
+    disk: FaultyDisk
+
+    def __str__(self) -> str:
+        return f"faulty://{self.root}"
+
+    def create(self, path: Path) -> BinaryIO:
+        return io.BufferedWriter(FaultyFile(path, self.disk), WRITE_BYTES)
+
+    def sync(self, descriptor: int) -> None:
+        self.disk.step("sync")
+        super().sync(descriptor)
+
+    def rename(self, path: Path, target: Path) -> None:
+        self.disk.step("rename", str(path), None, str(target))
+        super().rename(path, target)
+
+    def link(self, path: Path, target: Path) -> None:
+        self.disk.step("rename", str(path), None, str(target))
+        super().link(path, target)
+
+
+@dataclass(frozen=True)
+class DeadlyStore(LocalStore):
+    """Kills its program at its n-th sync: of a file that has not got its name yet, or of a folder whose names have
+    just changed.
+    """
+
+    dies_at: int
+    syncs: "count[int]" = field(default_factory=lambda: count(1))
+
+    def __str__(self) -> str:
+        return f"deadly://{self.root}"
+
+    def sync(self, descriptor: int) -> None:
+        if next(self.syncs) == self.dies_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().sync(descriptor)
