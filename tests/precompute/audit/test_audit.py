@@ -4,19 +4,18 @@ import json
 import math
 import re
 import shlex
-import shutil
 import signal
 import threading
 from itertools import islice
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
 from cache_store import open_cache
 from cache_store.cache.files import open_plan, read_samples
-from cache_store.cache.metadata import read_spec
+from cache_store.cache.metadata import read_build, read_spec, write_build
 from cache_store.cache.writer import Outcome, ShardBuilder
 from cache_store.format.schema import CACHED, DTYPES, StoreDtype
 from cache_store.storage.local import LocalStore
@@ -31,76 +30,41 @@ from precompute.cli import main
 from precompute.config import AuditConfig
 from precompute.encoders.encoder import Encoder
 from tests.make_cache import seal_cache
-from tests.precompute.conftest import (
-    BROKEN,
-    SAMPLES,
-    image_bytes,
-    make_vae,
-    run_build,
-    sample_name,
-    write_source,
-)
+from tests.precompute.conftest import BROKEN, SAMPLES, Project, image_bytes, make_vae, sample_name
 
 CACHED_SAMPLES = SAMPLES - len(BROKEN)
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory, vae_path: Path) -> Path:
-    """A folder of `source`, `vae` and `cache`, made once."""
-    folder = tmp_path_factory.mktemp("built")
-    shutil.copytree(vae_path, folder / "vae")
-    build(folder)
-    return folder
-
-
-def build(folder: Path, **overrides: object) -> None:
-    write_source(folder / "source")
-    run_build(folder, folder / "source", folder / "vae", **overrides)
-
-
 class Audit:
-    """Runs audits of one cache and holds what they said."""
+    """Runs audits of a project's cache and holds what they said."""
 
-    def __init__(self, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self._cache, self._capsys = cache, capsys
+    def __init__(self, project: Project) -> None:
+        self.project = project
 
-    def __call__(self, *options: str) -> int:
-        path = self._cache.parent / "audit.json"
+    def __call__(self, *options: str, code: int = 0) -> dict[str, Any]:
+        """The report, if there is one."""
+        path = self.project.folder / "audit.json"
         path.unlink(missing_ok=True)
-        self._capsys.readouterr()
-        code = main(["audit", str(self._cache), "--report", str(path), *options])
-        self.out, self.error = self._capsys.readouterr()
-        assert "Traceback" not in self.error
-        self.report = json.loads(path.read_text()) if path.exists() else None
-        return code
+        self.said = self.project.run(main, "audit", self.project.cache, "--report", path, *options, code=code)
+        return json.loads(path.read_text()) if path.exists() else {}
 
 
 @pytest.fixture
-def audit(built: Path, capsys: pytest.CaptureFixture[str]) -> Audit:
-    return Audit(built / "cache", capsys)
-
-
-@pytest.fixture
-def own(built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Audit:
-    """An audit of a cache that a test may spoil, with its source and encoder."""
-    for name in ("source", "vae"):
-        shutil.copytree(built / name, tmp_path / name)
-    build(tmp_path)
-    return Audit(tmp_path / "cache", capsys)
+def audit(built: Project) -> Audit:
+    return Audit(built)
 
 
 @pytest.mark.parametrize(
     ("store_format", "dtype"),
     [*[("zarr", dtype) for dtype in get_args(StoreDtype)], ("webdataset", "float16"), ("webdataset", "float32")],
 )
-def test_an_untouched_cache_audits_with_equal_bits(built, tmp_path, capsys, store_format, dtype):
-    shutil.copytree(built / "vae", tmp_path / "vae")
-    build(tmp_path, store__format=store_format, store__dtype=dtype)
-    audit = Audit(tmp_path / "cache", capsys)
-    assert audit() == 0
-    assert audit.report["equal_bits"] == audit.report["compared"] == CACHED_SAMPLES
-    assert audit.report["worst"]["difference"]["largest"] == audit.report["median"] == 0.0
-    assert f"all {CACHED_SAMPLES} cached samples were compared: 0 differ by more than" in audit.out
+def test_an_untouched_cache_audits_with_equal_bits(project, store_format, dtype):
+    project.build(store__format=store_format, store__dtype=dtype)
+    audit = Audit(project)
+    report = audit()
+    assert report["equal_bits"] == report["compared"] == CACHED_SAMPLES
+    assert report["worst"]["difference"]["largest"] == report["median"] == 0.0
+    assert f"all {CACHED_SAMPLES} cached samples were compared: 0 differ by more than" in audit.said
 
 
 def alter(cache: Path, row: int) -> None:
@@ -120,63 +84,67 @@ def alter(cache: Path, row: int) -> None:
     seal_cache(cache, spec)
 
 
-def test_a_latent_of_no_image_is_named_though_checksums_are_right(own, tmp_path):
-    alter(tmp_path / "cache", row=9)
-    assert not verify(tmp_path / "cache", "full").findings
-    assert own() == 1
-    (finding,) = own.report["findings"]
+def test_a_latent_of_no_image_is_named_though_checksums_are_right(audit, built):
+    alter(built.cache, row=9)
+    assert not verify(built.cache, "full").findings
+    report = audit(code=1)
+    (finding,) = report["findings"]
     assert (finding["row"], finding["id"], finding["shard"]) == (9, sample_name(9), 1)
-    assert "row 9, sample-009 (shard 1): its latent differs by 0.25" in own.out
-    assert f"all {CACHED_SAMPLES} cached samples were compared: 1 differ by more than" in own.out
-    assert own.report["equal_bits"] == CACHED_SAMPLES - 1
-    remove = next(line for line in own.out.splitlines() if line.startswith("next: rm "))
+    assert "row 9, sample-009 (shard 1): its latent differs by 0.25" in audit.said
+    assert f"all {CACHED_SAMPLES} cached samples were compared: 1 differ by more than" in audit.said
+    assert report["equal_bits"] == CACHED_SAMPLES - 1
+    remove = next(line for line in audit.said.splitlines() if line.startswith("next: rm "))
     for name in shlex.split(remove.removeprefix("next: rm ").partition(", if ")[0]):
         Path(name).unlink()
-    assert "next: rerun the `precompute build`" in own.out
-    assert main(["build", "--config", str(tmp_path / "build.yaml")]) == 0
-    assert own() == 0
+    assert "next: rerun the `precompute build`" in audit.said
+    built.build()
+    audit()
+
+
+WITHOUT_6 = [number for number in range(SAMPLES) if number != 6]
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("numbers", "replaced", "said"),
     [
-        ({"sample_006": image_bytes(99)}, "row 6, sample-006 (shard 0): its image changed: sha256 is"),
-        ({"numbers": [number for number in range(SAMPLES) if number != 6]},
-         "row 6, sample-006 (shard 0): its image is gone: missing"),
+        (range(SAMPLES), {"sample_006": image_bytes(99)}, "its image changed: sha256 is"),
+        (WITHOUT_6, {}, "its image is gone: missing"),
     ],
-    ids=["changed", "gone"],
-)  # fmt: skip
-def test_an_image_that_changed_or_is_gone_is_named_and_no_other(own, tmp_path, change, said):
-    write_source(tmp_path / "source", **change)
-    assert own() == 1
-    assert [finding["id"] for finding in own.report["findings"]] == ["sample-006"]
-    assert said in own.out
-    assert own.report["equal_bits"] == CACHED_SAMPLES - 1
+)
+def test_an_image_that_changed_or_is_gone_is_named_and_no_other(audit, built, numbers, replaced, said):
+    built.has(numbers, **replaced)
+    report = audit(code=1)
+    assert [finding["id"] for finding in report["findings"]] == ["sample-006"]
+    assert f"row 6, sample-006 (shard 0): {said}" in audit.said
+    assert report["equal_bits"] == CACHED_SAMPLES - 1
 
 
-def test_another_encoder_is_refused_with_the_field_that_differs(own, tmp_path):
-    make_vae(tmp_path / "vae", seed=1)
-    assert own() == 1
-    assert "encoder.weights_sha256" in own.error
-    assert own.report is None
+def test_another_encoder_is_refused_with_the_field_that_differs(audit, built):
+    config = read_build(built.cache).config
+    config["encoder"]["model"] = str(make_vae(built.folder / "vae", seed=1))
+    write_build(built.cache, config)
+    assert not audit(code=1)
+    assert "encoder.weights_sha256" in audit.said
 
 
 def test_one_drawn_sample_compares_its_whole_batch(audit):
-    assert audit("--samples", "1", "--seed", "3") == 0
-    assert audit.report["drawn"] == 1
-    assert audit.report["compared"] in (2, 3)
-    assert audit.report["bound"] == pytest.approx(0.95)
-    assert "with 95% confidence at most 95.00% of the 20 cached samples differ by more than" in audit.out
+    report = audit("--samples", "1", "--seed", "3")
+    assert report["drawn"] == 1
+    assert report["compared"] in (2, 3)
+    assert report["bound"] == pytest.approx(0.95)
+    assert "with 95% confidence at most 95.00% of the 20 cached samples differ by more than" in audit.said
+    assert report["device_class"] == "cpu"
+    assert report["relative_tolerance"] == RELATIVE_TOLERANCE["float32", "cpu"]
+    assert re.search(r"^tolerance   .* \(float32, cpu\)$", audit.said, re.MULTILINE)
 
 
-def test_a_wrong_neighbour_is_a_finding_outside_the_bound(own, tmp_path):
+def test_a_wrong_neighbour_is_a_finding_outside_the_bound(audit, built):
     """Drawn or not, what is wrong is named; but only what was drawn says something of the rest."""
-    alter(tmp_path / "cache", row=9)
-    batch = [8, 9, 10]
+    alter(built.cache, row=9)
     seed = next(seed for seed in range(1000) if number_to_row(first_drawn(CACHED_SAMPLES, 1, seed)[0]) in (8, 10))
-    assert own("--samples", "1", "--seed", str(seed)) == 1
-    assert own.report["compared"] == len(batch)
-    assert own.report["bound"] == pytest.approx(0.95)
+    report = audit("--samples", "1", "--seed", str(seed), code=1)
+    assert report["compared"] == 3  # 8, 9 and 10
+    assert report["bound"] == pytest.approx(0.95)
 
 
 def first_drawn(total: int, samples: int, seed: int) -> list[int]:
@@ -190,11 +158,10 @@ def number_to_row(number: int) -> int:
 def test_a_seed_repeats_the_draw_and_a_larger_draw_begins_with_it(audit):
     assert first_drawn(1000, 20, 5) != first_drawn(1000, 20, 6)
     assert sorted(random_order(1000, 5)) == list(range(1000))
-    assert audit("--samples", "2") == 0
-    first = audit.report
-    assert f"seed        {first['seed']}" in audit.out
-    assert audit("--samples", "2", "--seed", str(first["seed"])) == 0
-    assert {**audit.report, "seconds": 0} == {**first, "seconds": 0}
+    first = audit("--samples", "2")
+    assert f"seed        {first['seed']}" in audit.said
+    again = audit("--samples", "2", "--seed", str(first["seed"]))
+    assert {**again, "seconds": 0} == {**first, "seconds": 0}
 
 
 def test_every_sample_is_drawn_equally_often():
@@ -203,9 +170,9 @@ def test_every_sample_is_drawn_equally_often():
 
 
 def test_a_time_budget_stops_the_draw_and_weakens_the_statement(audit):
-    assert audit("--seconds", "1e-9") == 0
-    assert 1 <= audit.report["drawn"] < audit.report["asked"] == CACHED_SAMPLES
-    assert audit.report["bound"] == upper_bound(0, audit.report["drawn"])
+    report = audit("--seconds", "1e-9")
+    assert 1 <= report["drawn"] < report["asked"] == CACHED_SAMPLES
+    assert report["bound"] == upper_bound(0, report["drawn"])
 
 
 @pytest.mark.parametrize(
@@ -221,8 +188,8 @@ def test_a_time_budget_stops_the_draw_and_weakens_the_statement(audit):
 def test_the_first_of_time_and_number_ends_the_draw(audit, monkeypatch, options, drawn):
     """Of 20 cached samples, where a draw that is told neither takes 7."""
     monkeypatch.setattr("precompute.config.SAMPLES_DRAWN", 7)
-    assert audit(*options) == 0
-    assert audit.report["drawn"] == audit.report["asked"] == drawn
+    report = audit(*options)
+    assert report["drawn"] == report["asked"] == drawn
 
 
 @pytest.mark.parametrize(
@@ -231,7 +198,7 @@ def test_the_first_of_time_and_number_ends_the_draw(audit, monkeypatch, options,
 )
 def test_the_bar_runs_to_the_samples_that_there_are_to_draw(built, config, total):
     with AuditBar(config) as shown:
-        audit_cache(built / "cache", config, threading.Event(), shown)
+        audit_cache(built.cache, config, threading.Event(), shown)
         assert (shown.bar.total, shown.bar.n) == (total, total)
 
 
@@ -242,19 +209,11 @@ def test_the_bar_runs_to_the_seconds_where_they_alone_end_the_audit():
             assert (shown.bar.total, shown.bar.n) == (600, end)
 
 
-def test_the_tolerance_names_its_entry_of_the_table(audit):
-    assert audit("--samples", "1") == 0
-    assert audit.report["device_class"] == "cpu"
-    assert audit.report["relative_tolerance"] == RELATIVE_TOLERANCE["float32", "cpu"]
-    assert re.search(r"^tolerance   .* \(float32, cpu\)$", audit.out, re.MULTILINE)
-
-
-def test_a_full_disk_at_the_end_loses_the_file_alone_and_names_it(built, capsys):
-    assert main(["audit", str(built / "cache"), "--samples", "1", "--seed", "3", "--report", "/dev/full"]) == 1
-    out, error = capsys.readouterr()
-    assert "seed        3\n" in out
-    assert "with 95% confidence" in out
-    assert error.endswith("precompute: error: No space left on device: /dev/full\n")
+def test_a_full_disk_at_the_end_loses_the_file_alone_and_names_it(built):
+    said = built.run(main, "audit", built.cache, "--samples", "1", "--seed", "3", "--report", "/dev/full", code=1)
+    assert "seed        3\n" in said
+    assert "with 95% confidence" in said
+    assert said.endswith("precompute: error: No space left on device: /dev/full\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -268,22 +227,20 @@ def test_a_signal_ends_the_audit_with_code_3_and_what_it_has(audit, monkeypatch,
 
     before = signal.getsignal(number)
     monkeypatch.setattr(Encoder, "encode", signalled)
-    assert audit() == 3
-    assert "precompute: stopped: " in audit.error
-    assert 1 <= audit.report["drawn"] < CACHED_SAMPLES
+    report = audit(code=3)
+    assert "precompute: stopped: " in audit.said
+    assert 1 <= report["drawn"] < CACHED_SAMPLES
 
 
 @pytest.mark.parametrize(("relative", "code"), [(3e-6, 0), (3e-4, 1)])
-def test_an_encoder_that_rounds_otherwise_passes_one_off_does_not(built, tmp_path, capsys, monkeypatch, relative, code):
+def test_an_encoder_that_rounds_otherwise_passes_one_off_does_not(project, monkeypatch, relative, code):
     """As another machine's float32 kernels would, measured at some 5e-6 of the root mean square."""
-    shutil.copytree(built / "vae", tmp_path / "vae")
-    build(tmp_path, store__dtype="float32")
+    project.build(store__dtype="float32")
     encode = Encoder.encode
     monkeypatch.setattr(Encoder, "encode", lambda self, image_NYX3: encode(self, image_NYX3) * (1 + relative))
-    audit = Audit(tmp_path / "cache", capsys)
-    assert audit() == code
-    assert audit.report["equal_bits"] == 0
-    assert len(audit.report["findings"]) == (CACHED_SAMPLES if code else 0)
+    report = Audit(project)(code=code)
+    assert report["equal_bits"] == 0
+    assert len(report["findings"]) == (CACHED_SAMPLES if code else 0)
 
 
 @pytest.mark.parametrize(("bad", "drawn"), [(0, 1), (0, 59), (0, 299), (1, 20), (7, 100), (19, 20)])
@@ -323,21 +280,21 @@ def test_the_looser_device_decides():
 
 
 @pytest.mark.parametrize(
-    ("options", "code", "message"),
+    ("options", "message"),
     [
-        (["--samples", "0"], 2, "samples must be at least 1"),
-        (["--seconds", "0"], 2, "seconds must be more than 0"),
-        (["--seed", "-1"], 2, "seed must be at least 0"),
-        (["--report", "/nowhere/report.json"], 2, "the folder of /nowhere/report.json does not exist"),
-        (["--device", "cuda:99"], 2, "encoder.device"),
+        (["--samples", "0"], "samples must be at least 1"),
+        (["--seconds", "0"], "seconds must be more than 0"),
+        (["--seed", "-1"], "seed must be at least 0"),
+        (["--report", "/nowhere/report.json"], "the folder of /nowhere/report.json does not exist"),
+        (["--device", "cuda:99"], "encoder.device"),
     ],
 )
-def test_a_mistake_is_one_line(audit, options, code, message):
-    assert audit(*options) == code
-    assert message in audit.error
+def test_a_mistake_is_one_line(audit, options, message):
+    audit(*options, code=2)
+    assert message in audit.said
 
 
-def test_an_unsealed_cache_is_not_audited(own, tmp_path):
-    (tmp_path / "cache/seal.json").unlink()
-    assert own() == 1
-    assert "is not sealed" in own.error
+def test_an_unsealed_cache_is_not_audited(audit, built):
+    built.lose("seal.json")
+    audit(code=1)
+    assert "is not sealed" in audit.said
