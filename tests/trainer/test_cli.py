@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
-from tests.trainer.conftest import MakeConfig, described_cache, save_language_model
+from tests.trainer.conftest import TINY, MakeConfig, described_cache, save_language_model
 from tests.trainer.runs import ForkedTrainer, command, make_config, metrics
 from trainer.cli import main
 
@@ -175,12 +175,18 @@ def test_a_tokenizer_of_more_tokens_than_embedded_is_refused(configured, refusal
     assert "and the model embeds 10 tokens; the two do not belong together" in error
 
 
+WIDER = json.dumps({"model_type": "gemma3_text", **TINY, "intermediate_size": 96})
+
+
 @pytest.mark.parametrize(
     ("file", "text"),
     [
         ("config.json", "[]"),
         ("config.json", '{"model_type": "gemma3_text", "hidden_size": "wide"}'),
         ("config.json", '{"model_type": "gemma3_text", "layer_types": ["none"]}'),
+        ("config.json", WIDER),
+        ("model.safetensors", "\x10\0\0\0\0\0\0\0not a header...."),
+        ("model.safetensors", None),
         ("tokenizer.json", "{}"),
         ("tokenizer.json", "[1]"),
         ("tokenizer_config.json", "[1]"),
@@ -188,7 +194,9 @@ def test_a_tokenizer_of_more_tokens_than_embedded_is_refused(configured, refusal
 )
 def test_a_model_folder_with_a_broken_file_is_one_line(configured, refusal, language_model, tmp_path, file, text):
     broken = shutil.copytree(language_model, tmp_path / "lm")
-    (broken / file).write_text(text)
+    (broken / file).unlink()
+    if text is not None:
+        (broken / file).write_text(text)
     line = refusal(1, configured(language_model=broken)).strip().splitlines()[-1]
     assert line.startswith("trainer: error: ")
     assert str(broken) in line

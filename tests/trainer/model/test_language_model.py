@@ -1,4 +1,3 @@
-import json
 import shutil
 from pathlib import Path
 
@@ -91,15 +90,9 @@ def test_a_checkpoint_that_lacks_tensors_is_refused(language_model, multimodal, 
     assert " of its weights (" in refusal_of(without_weights(multimodal, tmp_path / "multimodal", "embed_tokens"))
 
 
-def test_a_folder_without_a_sound_model_is_refused(language_model, tmp_path):
-    for name in ("./nothing", "/nothing/here", "a/b/c"):
-        assert refusal_of(name) == f"model.language_model: no folder {name}"
-    wider, damaged = (shutil.copytree(language_model, tmp_path / name) for name in ("wider", "damaged"))
-    config = json.loads((wider / "config.json").read_text())
-    (wider / "config.json").write_text(json.dumps({**config, "intermediate_size": 96}))
-    (damaged / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0not a header....")
-    for folder in (wider, damaged, tmp_path):
-        assert "cannot be loaded" in refusal_of(folder)
+@pytest.mark.parametrize("name", ["./nothing", "/nothing/here", "a/b/c"])
+def test_a_folder_that_is_not_there_is_refused(name):
+    assert refusal_of(name) == f"model.language_model: no folder {name}"
 
 
 def save_decoder(folder: Path, kind: type[PreTrainedConfig], **settings: object) -> Path:

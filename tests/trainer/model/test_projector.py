@@ -61,22 +61,19 @@ def test_equal_seeds_give_equal_weights():
     assert not torch.equal(one["layers.0.weight"], other["layers.0.weight"])
 
 
-def test_latents_that_all_equal_their_mean_are_refused():
-    with pytest.raises(CacheError, match="nothing to learn"):
-        make_projector().match_rms(torch.tensor(MEAN)[:, None, None].expand(8, 4, 3, 2), 1.0)
-
-
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_latents_that_are_not_finite_are_not_called_equal(value):
-    latents = make_latents()
-    latents[[3, 9], 1, 2, 0] = value
-    with pytest.raises(CacheError, match="2 of the 64 samples .* hold NaN or infinity"):
-        make_projector().match_rms(latents, 1.0)
-
-
-@pytest.mark.parametrize("std", [0.0, -1.0, math.nan, math.inf])
-def test_a_channel_that_cannot_be_standardised_is_named(std):
-    projector = make_projector()
+@pytest.mark.parametrize(
+    ("value", "std", "message"),
+    [
+        (None, 3.0, "nothing to learn"),
+        *((value, 3.0, "2 of the 8 samples .* hold NaN or infinity") for value in (math.nan, math.inf, -math.inf)),
+        *((1.0, std, f"latent channel 2 cannot .* deviation {std}") for std in (0.0, -1.0, math.nan, math.inf)),
+    ],
+)
+def test_latents_that_cannot_be_standardised_are_refused(value, std, message):
+    """`value` in two samples that else are the mean; the standard deviation of channel 2."""
+    projector, latents = make_projector(), torch.tensor(MEAN)[:, None, None].repeat(8, 1, 3, 2)
+    if value is not None:
+        latents[[3, 7], 1, 2, 0] = value
     projector.std_C11[2] = std
-    with pytest.raises(CacheError, match=f"latent channel 2 cannot be standardised: .* deviation {std}"):
-        projector.match_rms(make_latents(), 1.0)
+    with pytest.raises(CacheError, match=message):
+        projector.match_rms(latents, 1.0)

@@ -57,8 +57,8 @@ def test_a_run_lowers_its_loss_and_logs_every_step(uninterrupted):
 
 
 @pytest.mark.parametrize("stops", [(4, 5), (3, 10), *[(read,) for read in (5, 6, 7, 14, 15, 16, 17)]], ids=str)
-def test_a_run_that_was_stopped_is_the_run_never_stopped(configured_here, uninterrupted, stops):
-    """Once or twice; around the steps that are due a validation, the 5th, 10th and last, and within validations."""
+def test_a_run_stopped_twice_is_the_run_never_stopped(configured_here, uninterrupted, stops):
+    """Or once; around the steps that are due a validation, the 5th, 10th and last, and within validations."""
     config = configured_here(f"stopped-{stops}")
     for read in stops:
         stop_at_read(config, read)

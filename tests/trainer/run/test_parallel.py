@@ -1,7 +1,5 @@
 """Ranks in processes of their own: whatever ends one of them ends all, in one line each."""
 
-import json
-import os
 import re
 import signal
 import time
@@ -10,15 +8,17 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-import torch
+from torch.distributed import TCPStore
 
 from cache_store.errors import EncodeOnceError
+from cache_store.storage.claim import claim
 from tests.trainer.conftest import described_cache
-from tests.trainer.runs import FORKED, PATIENCE_S, end_well, fork_rank, fork_ranks, meeting_of, metrics
+from tests.trainer.runs import end_well, fork_rank, fork_ranks, meeting_of, metrics
 from trainer.config import TrainConfig
-from trainer.run import parallel
+from trainer.data.batches import StepLoader
+from trainer.run import inputs, parallel
 from trainer.run.folder import write_config
-from trainer.run.parallel import World, join_world
+from trainer.run.parallel import join_world
 
 
 @pytest.fixture
@@ -99,68 +99,47 @@ def test_a_rank_that_never_comes_is_an_error_with_a_remedy(rank, refused, monkey
 
 
 STEP = timedelta(seconds=8)
-"""How long collectives wait here: what a slow and busy machine needs between two steps, and more."""
+"""What a slow and busy machine needs between two steps, and more."""
 
 
-def long_work(world: World) -> int:
-    world.on_main(lambda: time.sleep(1.25 * STEP.total_seconds()))
-    return int(world.sum(torch.tensor(1)))
-
-
-def hanging_rank(world: World) -> None:
-    if not world.is_main:
-        signal.pause()
-    world.sum(torch.tensor(1))
-
-
-def refused_rank_0(world: World) -> None:
-    if world.is_main:
-        raise EncodeOnceError("refused")
-    world.on_main(lambda: None)
-
-
-def live(scenario: Callable[[World], object], rank: int, file: Path) -> None:
-    """One rank of two; what it says at its end goes into `file`."""
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": "0"}
-    try:
-        with join_world() as world:
-            said = scenario(world)
-    except EncodeOnceError as error:
-        said = str(error)
-    file.write_text(json.dumps(said))
-
-
-def live_together(folder: Path) -> None:
-    """As under torchrun, the store is another process's."""
+def shorten_waits() -> None:
     parallel.STEP, parallel.POLL_S = STEP, 0.02
-    os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-    stores, ranks = [], {}
-    for scenario in (long_work, hanging_rank, refused_rank_0):
-        stores.append(torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
-        os.environ["MASTER_PORT"] = str(stores[-1].port)
-        for rank in (0, 1):
-            name = f"{scenario.__name__}-{rank}"
-            if not (child := os.fork()):
-                live(scenario, rank, folder / name)
-                os._exit(0)
-            ranks[name] = child
-    hanging = ranks.pop("hanging_rank-1")
-    for child in ranks.values():
-        os.waitpid(child, 0)
-    os.kill(hanging, signal.SIGKILL)
 
 
-def test_ranks_wait_for_rank_0_as_long_as_it_lives_and_works(tmp_path):
-    process = FORKED.Process(target=live_together, args=(tmp_path,), daemon=True)
-    process.start()
-    process.join(PATIENCE_S)
-    assert {file.name: json.loads(file.read_text()) for file in tmp_path.iterdir()} == {
-        "long_work-0": 2,
-        "long_work-1": 2,
-        "hanging_rank-0": "another rank has not answered for 0:00:08: it hangs, or its machine does",
-        "refused_rank_0-0": "refused",
-        "refused_rank_0-1": "another rank ended: its message says why",
-    }
+def work_for_longer() -> None:
+    shorten_waits()
+    verify = inputs.verify
+    inputs.verify = lambda *given, **named: time.sleep(1.25 * STEP.total_seconds()) or verify(*given, **named)
+
+
+def hang() -> None:
+    shorten_waits()
+    StepLoader.__call__ = lambda *_: signal.pause()
+
+
+def test_rank_0_may_work_for_longer_than_a_collective_waits(configured):
+    config, meeting = configured(max_steps=1), meeting_of(2)
+    end_well(*(fork_rank(config, rank, meeting, work_for_longer) for rank in (0, 1)))
+
+
+def test_a_rank_that_hangs_ends_the_others(configured):
+    config, meeting = configured(), meeting_of(2)
+    waiting, hanging = (fork_rank(config, rank, meeting, each) for rank, each in enumerate((shorten_waits, hang)))
+    code, error = waiting.end()
+    assert code == 1
+    assert "trainer: error: another rank has not answered for 0:00:08: it hangs, or its machine does" in error
+    hanging.send_signal(signal.SIGKILL)
+    hanging.end()
+
+
+def test_who_waits_for_rank_0_learns_that_it_ended(configured):
+    """As under torchrun, the store is another process's; rank 0 ends before it has anything to do for the others."""
+    config, store = configured(), TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    meeting = {**meeting_of(2), "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    with claim(config.run.folder):
+        (_, first), (code, second) = [rank.end() for rank in [fork_rank(config, rank, meeting) for rank in (0, 1)]]
+    assert "is being written by process" in first
+    assert (code, second) == (1, "trainer: error: another rank ended: its message says why\n")
 
 
 def be_impatient() -> None:
