@@ -1,15 +1,9 @@
 """Refusals: a short table and the command that fits."""
 
-from pathlib import Path
-
-import numpy as np
 import pytest
 
-from cache_store import open_cache
 from cache_store.errors import StaleError
-from cache_store.format.schema import commit_file
 from cache_store.refusal import CELL, SHOWN_ROWS, Difference, differing, refuse, shorten
-from tests.make_cache import make_cache
 
 
 def message_of(*differences: Difference, held: str = "in the cache") -> list[str]:
@@ -45,19 +39,10 @@ def test_long_values_are_cut_to_what_tells_them_apart(before: str, now: str):
 
 
 def test_names_from_others_files_cannot_write_on_the_terminal():
-    assert "\n" not in "".join(message_of(Difference("image of a\nb\x1b[2J", "1", "2")))
-    assert "\x1b" not in "".join(message_of(Difference("image of a\nb\x1b[2J", "1", "2")))
+    assert "".join(message_of(Difference("image of a\nb\x1b[2J", "1", "2"))).isprintable()
 
 
 def test_nested_fields_are_named_by_their_path():
     before = {"a": {"b": 1, "c": [1, 2]}, "gone": 0}
     now = {"a": {"b": 1, "c": [1, 3]}, "new": 0}
     assert differing(before, now) == [("a.c", "[1, 2]", "[1, 3]"), ("gone", "0", "absent"), ("new", "absent", "0")]
-
-
-def test_an_unsealed_cache_says_how_far_its_build_has_come(tmp_path: Path):
-    latents = np.zeros((30, 4, 2, 2), np.float32)
-    path = make_cache(tmp_path / "cache", latents, seal=False)
-    (path / commit_file(1)).unlink()
-    with pytest.raises(StaleError, match=r"committed shards +\d+ +\d+ needed"):
-        open_cache(path)

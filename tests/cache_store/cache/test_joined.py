@@ -1,12 +1,15 @@
 """Several caches of one plan, read by row."""
 
 import pickle
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from cache_store import open_cache, open_joined
-from cache_store.errors import ConfigError, NoCacheError, StaleError
+from cache_store.errors import CacheError, ConfigError, NoCacheError, StaleError
+from tests.cache_store.conftest import flip, shard_name
 from tests.make_cache import make_cache
 
 ROWS = 27
@@ -99,11 +102,11 @@ def test_columns_that_caches_do_not_share_are_refused(caches):
         open_joined(caches).samples(np.array([0]), ["status"])
 
 
-def test_a_flipped_bit_in_either_cache_is_refused(caches, tmp_path):
-    damaged = make_cache(tmp_path / "damaged", TOWER, samples_per_shard=64)
-    (file,) = (damaged / "latents" / "c").rglob("0/0/0/0")
-    data = bytearray(file.read_bytes())
-    data[100] ^= 1
-    file.write_bytes(data)
-    with pytest.raises(Exception, match="crc32c"):
-        open_joined({"world": caches["world"], "tower": damaged}).read(np.arange(20))
+@pytest.mark.parametrize("name", ["world", "tower"])
+def test_a_flipped_bit_in_either_cache_is_refused(caches, tmp_path, name):
+    damaged = Path(shutil.copytree(caches[name], tmp_path / "damaged"))
+    cache = open_cache(damaged)
+    ((row, offset),) = (each.values() for each in cache.samples(np.array([10]), ["row", "offset"]).to_pylist())
+    flip(damaged / shard_name(damaged, row // cache.spec.samples_per_shard), offset)
+    with pytest.raises(CacheError, match="crc32c"):
+        open_joined({**caches, name: damaged}).read(np.arange(len(JOINED_ROWS)))

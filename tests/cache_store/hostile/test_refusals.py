@@ -190,9 +190,3 @@ def test_a_seal_that_counts_more_samples_than_memory_holds_is_refused(root):
     opened = open_cache(root)
     with pytest.raises(CacheError, match=r"the seal counts 20,970,\d{3},\d{3} samples, more than there is memory for"):
         opened.read(np.array([0]))
-
-
-def test_an_empty_shard_file_gives_a_named_error(damaged):
-    (damaged / shard_name(damaged, 0)).write_bytes(b"")
-    with pytest.raises(CacheError, match="is shorter than its samples table says"):
-        open_cache(damaged).read(np.arange(3))
