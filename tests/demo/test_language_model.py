@@ -3,22 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from transformers import Gemma3ForCausalLM, PreTrainedTokenizerFast
+from transformers import Gemma3ForCausalLM
 
-from demo.dataset import samples
-from demo.language_model import GROUND_WORD, Caption, Lesson, make_language_model, train_on_text, write_notes
-from demo.tokenizer import make_tokenizer
-from trainer.text.chat import ChatTokenizer
+from demo.language_model import GROUND_WORD, Caption, make_language_model, train_on_text, write_notes
 
 CAPTION = Caption(("red", "ring"), ("blue", "cross"), "left of")
-
-
-def lessons() -> tuple[PreTrainedTokenizerFast, list[Lesson]]:
-    drawn = list(samples(60, seed=0))
-    tokenizer = make_tokenizer([sample.conversation for sample in drawn])
-    chat = ChatTokenizer(tokenizer, str(tokenizer.chat_template), 128)
-    texts = chat([sample.id for sample in drawn], [sample.conversation for sample in drawn])
-    return tokenizer, [Lesson(Caption.of(sample.scene), text) for sample, text in zip(drawn, texts, strict=True)]
 
 
 def test_notes_hold_the_captions_words_and_nothing_else():
@@ -35,16 +24,13 @@ def test_notes_keep_the_relation():
         assert first.mean() + 2 < second.mean()
 
 
-def test_training_on_text_lowers_the_loss_and_repeats_exactly():
-    tokenizer, taught = lessons()
-
+def test_training_on_text_lowers_the_loss_and_repeats_exactly(school):
     def train(steps: int) -> tuple[float, Gemma3ForCausalLM]:
-        model = make_language_model(tokenizer, seed=0)
-        return train_on_text(model, tokenizer, taught, steps, seed=0), model
+        model = make_language_model(school.tokenizer, seed=0)
+        return train_on_text(model, school.tokenizer, school.lessons[:60], steps, seed=0), model
 
     first_loss, _ = train(1)
     loss, model = train(12)
     again, other = train(12)
-    assert loss < first_loss - 0.5
-    assert loss == again
+    assert loss == again < first_loss - 0.5
     assert all(torch.equal(weight, other.state_dict()[name]) for name, weight in model.state_dict().items())
