@@ -13,6 +13,7 @@ import trainer.cli
 ROOT = Path(__file__).parent.parent
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 
+WHOLE = ["trainer", "train", "--config", "configs/train_llava_cc3m.yaml"]
 PROGRAMS = {"precompute": precompute.cli.PROGRAM, "trainer": trainer.cli.PROGRAM}
 
 
@@ -62,15 +63,11 @@ def test_the_512_variants_belong_together() -> None:
     build, train = variant("llava_cc3m.yaml", "cache-512"), variant("train_llava_cc3m.yaml", "cache-512")
     assert (build.image.height, build.image.width) == (512, 512)
     assert train.cache == build.cache
-    assert train.run.output != parse(["trainer", "train", "--config", "configs/train_llava_cc3m.yaml"]).run.output
+    assert train.run.output != parse(WHOLE).run.output
     assert train.run.gradient_checkpointing
 
 
 def test_the_global_batch_divides_as_the_comments_say() -> None:
-    on_eight = variant("train_llava_cc3m.yaml", "--data.accumulate=2")
-    on_eight.data.refuse_undivided(world_size=8)
-    for config in (
-        variant("train_llava_cc3m.yaml", "cache-512"),
-        parse(["trainer", "train", "--config", "configs/train_llava_cc3m.yaml"]),
-    ):
+    variant("train_llava_cc3m.yaml", "--data.accumulate=2").data.refuse_undivided(world_size=8)
+    for config in (variant("train_llava_cc3m.yaml", "cache-512"), parse(WHOLE)):
         config.data.refuse_undivided(world_size=1)

@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 
 from tests.make_cache import make_cache
-from tests.test_help import PROGRAMS, Help, help_of
-
-__all__ = ["help_of"]
+from tests.test_help import PROGRAMS, help_of
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
@@ -52,16 +50,15 @@ def test_a_link_leads_to_a_file_and_its_heading(document):
 
 @each_document
 def test_a_path_of_the_code_that_a_document_names_exists(document):
-    for path in re.findall(
-        r"`((?:cache_store|precompute|trainer|tests|docs|configs|benchmarks)/[\w./]*)`", document.read_text()
-    ):
+    rooms = "cache_store|precompute|trainer|tests|docs|configs|benchmarks"
+    for path in re.findall(rf"`((?:{rooms})/[\w./]*)`", document.read_text()):
         assert (ROOT / path).exists(), path
 
 
 @each_document
-def test_a_command_line_in_a_document_has_options_that_exist(document, help_of: Help):
+def test_a_command_line_in_a_document_has_options_that_exist(document):
     for program, command, options in shown_commands(document):
-        known = help_of(program, command, 80)
+        known = help_of(program, command)
         for option in re.findall(r" (--?[a-z][\w.-]*)", options.partition(" # ")[0]):
             assert re.search(rf"{option}[ ,\n]", known), f"{program} {command} {option}"
 

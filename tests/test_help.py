@@ -1,6 +1,7 @@
 """`--help` of every command of all three programs speaks of the command line, and fits the terminal."""
 
-from collections.abc import Callable
+import io
+from contextlib import redirect_stdout
 
 import pytest
 
@@ -9,22 +10,20 @@ from precompute import cli as precompute
 from trainer import cli as trainer
 
 PROGRAMS = {"cache-store": cache_store, "precompute": precompute, "trainer": trainer}
+PYTHON_WORDS = ("Literal[", "Optional[", "Union[", "<class", "type:", "NoneType", " None", "True", "False", "list[")
 
-COMMANDS = [(name, command) for name, program in PROGRAMS.items() for command in ("", *program.COMMANDS)]
+each_command = pytest.mark.parametrize(
+    ("program", "command"), [(name, command) for name in PROGRAMS for command in ("", *PROGRAMS[name].COMMANDS)]
+)
 
-Help = Callable[[str, str, int], str]
 
-
-@pytest.fixture
-def help_of(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Help:
-    def show(program: str, command: str, columns: int) -> str:
-        monkeypatch.setenv("COLUMNS", str(columns))
+def help_of(program: str, command: str, columns: int = 80) -> str:
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out:
+        patch.setenv("COLUMNS", str(columns))
         with pytest.raises(SystemExit) as ended:
             PROGRAMS[program].main([*command.split(), "--help"])
-        assert ended.value.code == 0
-        return capsys.readouterr().out
-
-    return show
+    assert ended.value.code == 0
+    return out.getvalue()
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -36,17 +35,16 @@ def test_a_program_without_a_command_lists_them(program, capsys):
     assert last == f"{program}: run `{program} COMMAND --help` for its options"
 
 
-@pytest.mark.parametrize("columns", [80, 120])
-@pytest.mark.parametrize(("program", "command"), COMMANDS)
-def test_no_python_type_and_no_line_too_long(help_of, program, command, columns):
-    text = help_of(program, command, columns)
-    for word in ("Literal[", "Optional[", "Union[", "<class", "type:", "NoneType", " None", "True", "False", "list["):
-        assert word not in text
-    assert max(map(len, text.splitlines())) <= columns
+@each_command
+def test_no_python_type_and_no_line_too_long(program, command):
+    for columns in (80, 120):
+        text = help_of(program, command, columns)
+        assert not [word for word in PYTHON_WORDS if word in text]
+        assert max(map(len, text.splitlines())) <= columns
 
 
-@pytest.mark.parametrize(("program", "command"), COMMANDS)
-def test_nothing_is_said_twice(help_of, program, command):
+@each_command
+def test_nothing_is_said_twice(program, command):
     lines = [line.rstrip(".:") for line in help_of(program, command, 250).splitlines() if line]
     assert len(lines) == len(set(lines))
 
@@ -60,8 +58,8 @@ def test_nothing_is_said_twice(help_of, program, command):
         ("precompute", "repair", "precompute repair CACHE [options]"),
     ],
 )
-def test_the_usage_line_says_what_has_to_be_typed(help_of, program, command, usage):
-    assert help_of(program, command, 80).startswith(f"usage: {usage}\n\n")
+def test_the_usage_line_says_what_has_to_be_typed(program, command, usage):
+    assert help_of(program, command).startswith(f"usage: {usage}\n\n")
 
 
 @pytest.mark.parametrize(
@@ -78,5 +76,5 @@ def test_the_usage_line_says_what_has_to_be_typed(help_of, program, command, usa
         ("trainer", "train", "--optim.max_grad_norm NUMBER Gradients are scaled down to this norm; null: never."),
     ],
 )
-def test_choices_numbers_and_defaults_are_shown_as_they_are_typed(help_of, program, command, line):
-    assert line in " ".join(help_of(program, command, 80).split())
+def test_choices_numbers_and_defaults_are_shown_as_they_are_typed(program, command, line):
+    assert line in " ".join(help_of(program, command).split())
