@@ -15,12 +15,9 @@ from tests.trainer.runs import command, make_config
 from trainer.cli import main
 from trainer.config import TrainConfig
 
-SPECIAL = ["<pad>", "<bos>", "<eos>", "<unk>", "<start_of_turn>", "<end_of_turn>"]
-WORDS = [
-    "\n",
-    *("user", "model", "what", "is", "this", "it", "a", "and", "yes"),
-    *("red", "green", "blue", "square", "circle", "ring", "left", "right"),
-]
+SPECIAL = "<pad> <bos> <eos> <unk> <start_of_turn> <end_of_turn>"
+WORDS = "user model what is this it a and yes red green blue square circle ring left right"
+VOCABULARY = [*SPECIAL.split(), "\n", *WORDS.split()]
 
 GEMMA_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
@@ -30,34 +27,21 @@ GEMMA_TEMPLATE = (
 )
 
 TINY = {
-    "vocab_size": len(SPECIAL) + len(WORDS),
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "sliding_window": 16,
-    "max_position_embeddings": 256,
-    "layer_types": ["sliding_attention", "full_attention"],
-}
+    "vocab_size": len(VOCABULARY), "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "sliding_window": 16,
+    "max_position_embeddings": 256, "layer_types": ["sliding_attention", "full_attention"],
+}  # fmt: skip
 
 
 def make_tokenizer(template: str | None = GEMMA_TEMPLATE) -> PreTrainedTokenizerFast:
-    vocabulary = {word: index for index, word in enumerate([*SPECIAL, *WORDS])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(r" +"), "removed"), pre_tokenizers.Split(Regex(r"\n"), "isolated")]
-    )
+    """Of words, cut at spaces, and line ends."""
+    tokenizer = Tokenizer(models.WordLevel({word: token for token, word in enumerate(VOCABULARY)}, unk_token="<unk>"))
+    cuts = [pre_tokenizers.Split(Regex(" +"), "removed"), pre_tokenizers.Split(Regex("\n"), "isolated")]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(cuts)
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<pad>",
-        bos_token="<bos>",
-        eos_token="<eos>",
-        unk_token="<unk>",
-        additional_special_tokens=["<start_of_turn>", "<end_of_turn>"],
-        chat_template=template,
-    )
+        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", unk_token="<unk>",
+        additional_special_tokens=["<start_of_turn>", "<end_of_turn>"], chat_template=template,
+    )  # fmt: skip
 
 
 def save_language_model(folder: Path, **config: object) -> Path:

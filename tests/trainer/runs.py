@@ -79,12 +79,12 @@ def make_loop(session: Session, **options: Any) -> TrainingLoop:
     return TrainingLoop(session, checkpoints_of(session.config.run), **options)
 
 
-def meeting_of(size: int) -> dict[str, str]:
-    """Where so many ranks are to meet, as torchrun tells them."""
+def meeting_of_two() -> dict[str, str]:
+    """Where two ranks are to meet, as torchrun tells them."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size)}
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
 
 
 FORKED = multiprocessing.get_context("forkserver")
@@ -140,14 +140,16 @@ def run_forked(
     sys.exit(main(arguments))
 
 
-def fork_ranks(config: TrainConfig, size: int) -> list[ForkedTrainer]:
-    meeting = meeting_of(size)
-    return [fork_rank(config, rank, meeting) for rank in range(size)]
+Prepare = Callable[[], None] | None
 
 
-def fork_rank(
-    config: TrainConfig, rank: int, meeting: Mapping[str, str], prepare: Callable[[], None] | None = None
-) -> ForkedTrainer:
+def fork_ranks(config: TrainConfig, *prepare: Prepare, **environment: str) -> list[ForkedTrainer]:
+    """Two ranks, or one that prepares itself for each of `prepare`."""
+    meeting = {**meeting_of_two(), **environment}
+    return [fork_rank(config, rank, meeting, each) for rank, each in enumerate(prepare or (None, None))]
+
+
+def fork_rank(config: TrainConfig, rank: int, meeting: Mapping[str, str], prepare: Prepare = None) -> ForkedTrainer:
     return ForkedTrainer(command(config), {**meeting, "RANK": str(rank), "LOCAL_RANK": "0"}, prepare)
 
 

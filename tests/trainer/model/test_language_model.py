@@ -3,26 +3,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers as hf
 from huggingface_hub.utils import are_progress_bars_disabled
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import cross_entropy
-from transformers import (
-    AutoModelForCausalLM,
-    BertConfig,
-    Cohere2Config,
-    CohereConfig,
-    FalconH1Config,
-    Gemma3Config,
-    Gemma3ForConditionalGeneration,
-    Gemma3TextConfig,
-    Gemma4TextConfig,
-    GPT2Config,
-    GPT2LMHeadModel,
-    GraniteConfig,
-    HyperCLOVAXConfig,
-    LlamaConfig,
-    PreTrainedConfig,
-)
 from transformers.utils import logging
 
 from cache_store.errors import ConfigError, ModelError
@@ -50,10 +34,10 @@ def multimodal(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "num_attention_heads": 2, "image_size": 28, "patch_size": 14,
     }  # fmt: skip
     markers = {"image_token_index": 20, "boi_token_index": 21, "eoi_token_index": 22}
-    config = Gemma3Config(text_config=TINY, vision_config=vision, mm_tokens_per_image=4, **markers)
+    config = hf.Gemma3Config(text_config=TINY, vision_config=vision, mm_tokens_per_image=4, **markers)
     folder = tmp_path_factory.mktemp("multimodal")
     torch.manual_seed(0)
-    Gemma3ForConditionalGeneration(config).save_pretrained(folder)
+    hf.Gemma3ForConditionalGeneration(config).save_pretrained(folder)
     return folder
 
 
@@ -95,12 +79,12 @@ def test_a_folder_that_is_not_there_is_refused(name):
     assert refusal_of(name) == f"model.language_model: no folder {name}"
 
 
-def save_decoder(folder: Path, kind: type[PreTrainedConfig], **settings: object) -> Path:
+def save_decoder(folder: Path, kind: type[hf.PreTrainedConfig], **settings: object) -> Path:
     """A tiny model of another architecture, with random weights."""
     ours = {name: value for name, value in TINY.items() if name not in ("layer_types", "sliding_window", "head_dim")}
     special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(kind(**{**ours, **special, **settings})).save_pretrained(folder)
+    hf.AutoModelForCausalLM.from_config(kind(**{**ours, **special, **settings})).save_pretrained(folder)
     return folder
 
 
@@ -109,13 +93,13 @@ MULTIPLIERS = {"logits_scaling": 6.0, "embedding_multiplier": 12.0, "residual_mu
 MAMBA = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8}
 
 SCALED = {
-    "none": (LlamaConfig, {}, 1.0),
-    "soft cap": (Gemma3TextConfig, {"final_logit_softcapping": 0.1, "head_dim": 16, **LAYER_TYPES}, 1.0),
-    "cohere": (CohereConfig, {"logit_scale": 0.0625}, 0.0625),
-    "cohere2": (Cohere2Config, {"logit_scale": 0.3, **LAYER_TYPES}, 0.3),
-    "granite": (GraniteConfig, MULTIPLIERS, 1 / 6),
-    "falcon_h1": (FalconH1Config, {"lm_head_multiplier": 0.3, **MAMBA}, 0.3),
-    "hyperclovax": (HyperCLOVAXConfig, {"logits_scaling": 6.0}, 6.0),
+    "none": (hf.LlamaConfig, {}, 1.0),
+    "soft cap": (hf.Gemma3TextConfig, {"final_logit_softcapping": 0.1, "head_dim": 16, **LAYER_TYPES}, 1.0),
+    "cohere": (hf.CohereConfig, {"logit_scale": 0.0625}, 0.0625),
+    "cohere2": (hf.Cohere2Config, {"logit_scale": 0.3, **LAYER_TYPES}, 0.3),
+    "granite": (hf.GraniteConfig, MULTIPLIERS, 1 / 6),
+    "falcon_h1": (hf.FalconH1Config, {"lm_head_multiplier": 0.3, **MAMBA}, 0.3),
+    "hyperclovax": (hf.HyperCLOVAXConfig, {"logits_scaling": 6.0}, 6.0),
 }
 
 
@@ -123,7 +107,7 @@ SCALED = {
 @pytest.mark.parametrize(("kind", "settings", "scale"), SCALED.values(), ids=SCALED)
 def test_losses_are_those_of_models_that_scale_their_logits(tmp_path, kind, settings, scale, dtype):
     folder = save_decoder(tmp_path, kind, **settings)
-    model, full = load(folder, dtype), AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    model, full = load(folder, dtype), hf.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
     tokens = torch.randint(model.config.vocab_size, (3, 9))
     expected = full(input_ids=tokens, labels=tokens).loss
     logits = model.logits(model.hidden(model.embed(tokens))[:, :-1])
@@ -135,8 +119,8 @@ def test_losses_are_those_of_models_that_scale_their_logits(tmp_path, kind, sett
 @pytest.mark.parametrize(
     ("kind", "settings", "reason"),
     [
-        (BertConfig, {"is_decoder": True}, "in a way the trainer does not know"),
-        (Gemma4TextConfig, LAYER_TYPES, "fails when it runs on embeddings"),
+        (hf.BertConfig, {"is_decoder": True}, "in a way the trainer does not know"),
+        (hf.Gemma4TextConfig, LAYER_TYPES, "fails when it runs on embeddings"),
     ],
 )
 def test_an_architecture_that_cannot_run_is_refused(tmp_path, kind, settings, reason):
@@ -149,7 +133,9 @@ def test_a_decoder_that_sees_later_tokens_is_refused(tmp_path, dtype):
 
 
 def test_other_decoders_load_the_same_way(tmp_path):
-    GPT2LMHeadModel(GPT2Config(vocab_size=40, n_embd=32, n_layer=1, n_head=2, n_positions=64)).save_pretrained(tmp_path)
+    hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=40, n_embd=32, n_layer=1, n_head=2, n_positions=64)).save_pretrained(
+        tmp_path
+    )
     model = load(tmp_path)
     assert (model.width, model.max_tokens) == (32, 64)
     assert model.hidden(torch.zeros(1, 5, 32)).shape == (1, 5, 32)

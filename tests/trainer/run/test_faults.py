@@ -67,26 +67,22 @@ def test_a_checkpoint_that_does_not_fit_leaves_nothing(configured, undisturbed, 
     assert_same_run(config, undisturbed)
 
 
-@pytest.mark.parametrize("size", ["8k", "12k", "20k", "96k"])
-def test_room_on_a_full_disk_lets_its_run_go_on(configured, undisturbed, refusal, tmp_path, size):
-    """Full at TensorBoard's events, at the log, at the first checkpoint, at a later one."""
+@pytest.mark.parametrize(
+    ("name", "size"), [("run", "8k"), ("run", "12k"), ("run", "20k"), ("run", "96k"), ("text", "16k")]
+)
+def test_room_on_a_full_disk_lets_its_run_go_on(configured, undisturbed, refusal, tmp_path, name, size):
+    """Full at TensorBoard's events, at the log, at the first checkpoint, at a later one; at the tokenised text."""
     with mounted_disk(tmp_path / "disk", size) as disk:
-        config = configured(disk / "run", save_every=1, max_steps=6, text_dir=str(tmp_path / "text"))
+        place = {"run": tmp_path / "run", "text": tmp_path / "text", name: disk / name}
+        config = configured(place["run"], save_every=1, max_steps=6, text_dir=str(place["text"]))
         line = in_one_line(refusal(1, config))
-        assert line.startswith(f"trainer: error: No space left on device: {disk}/run/")
+        assert line.startswith(f"trainer: error: No space left on device: {disk}/{name}/")
         assert ".partial" not in line
+        if name == "text":
+            assert list(place["text"].iterdir()) == [place["text"] / ".lock"]
         make_room(disk)
         assert main(command(config)) == 0
         assert_same_run(config, undisturbed)
-
-
-def test_a_full_text_dir_is_named_and_left_empty(configured, refusal, tmp_path):
-    with mounted_disk(tmp_path / "disk", "16k") as disk:
-        config = configured(max_steps=1, text_dir=str(disk / "text"))
-        assert in_one_line(refusal(1, config)).startswith(f"trainer: error: No space left on device: {disk}/text/")
-        assert list((disk / "text").iterdir()) == [disk / "text/.lock"]
-        make_room(disk)
-        assert main(command(config)) == 0
 
 
 def test_text_that_does_not_fit_names_its_file(configured, refusal, tmp_path):

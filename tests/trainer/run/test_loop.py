@@ -1,13 +1,16 @@
 import copy
 import os
 import signal
+import threading
+from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from cache_store import open_cache
+from cache_store import Cache, open_cache
 from cache_store.errors import CacheError, EncodeOnceError, Interrupted
 from tests.trainer.conftest import MakeConfig
 from tests.trainer.runs import ALONE, assert_same_run, end_well, fork_ranks, make_loop, metrics, open_alone
@@ -15,6 +18,7 @@ from trainer.commands.train import train
 from trainer.config import TrainConfig
 from trainer.data.batches import StepLoader
 from trainer.run.folder import checkpoints_of
+from trainer.run.optim import learning_rate
 
 
 class Watched:
@@ -93,7 +97,7 @@ def test_a_run_that_died_goes_on_from_its_last_checkpoint(configured_here, unint
 
 def test_two_ranks_train_as_one_which_can_go_on_after_them(configured_here, uninterrupted):
     config = configured_here("two-ranks")
-    end_well(*fork_ranks(config, 2))
+    end_well(*fork_ranks(config))
     for key in ("loss", "val_loss"):
         expected = metrics(uninterrupted.run.folder, key)
         assert metrics(config.run.folder, key) == pytest.approx(expected, rel=1e-4)
@@ -105,7 +109,7 @@ def test_two_ranks_train_as_one_which_can_go_on_after_them(configured_here, unin
 
 def test_a_signal_to_any_rank_stops_all_after_the_same_step(configured_here):
     config = configured_here("signalled", max_steps=100_000)
-    log, ranks = config.run.folder / "metrics.jsonl", fork_ranks(config, 2)
+    log, ranks = config.run.folder / "metrics.jsonl", fork_ranks(config)
     ranks[0].until(lambda: log.exists() and log.read_bytes().count(b"\n") >= 3)
     ranks[1].send_signal(signal.SIGTERM)
     for code, errors in [rank.end() for rank in ranks]:
@@ -161,3 +165,91 @@ def test_what_saves_memory_changes_no_loss(configured_here, uninterrupted, chang
     config = configured_here("-".join(changes), **changes)
     train(config, ALONE)
     assert metrics(config.run.folder) == pytest.approx(metrics(uninterrupted.run.folder), rel=tolerance, abs=0)
+
+
+def optimizer_inputs(config: TrainConfig) -> tuple[list[float], list[set[float]]]:
+    """Train; at each step the norm of the gradients that the optimizer gets, and the learning rates of its groups."""
+    loop = make_loop(open_alone(config))
+    norms, rates = [], []
+
+    def look(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        norms.append(float(torch.nn.utils.get_total_norm([each.grad for each in loop.parameters])))
+        rates.append({group["lr"] for group in optimizer.param_groups})
+
+    loop.optimizer.register_step_pre_hook(look)
+    loop.run()
+    return norms, rates
+
+
+def test_gradients_are_clipped_and_logged_as_they_were_before(configured):
+    free, bounded = configured("free", max_steps=4, max_grad_norm=None), configured(max_steps=4, max_grad_norm=0.25)
+    free_norms, _ = optimizer_inputs(free)
+    assert max(free_norms) > 1
+    assert list(metrics(free.run.folder, "grad_norm").values()) == pytest.approx(free_norms, rel=1e-5)
+    bounded_norms, _ = optimizer_inputs(bounded)
+    assert bounded_norms == pytest.approx([0.25] * 4, rel=1e-4)
+    assert metrics(bounded.run.folder, "grad_norm")[1] == pytest.approx(free_norms[0], rel=1e-5)
+
+
+def test_the_optimizer_steps_at_the_schedules_rate_which_is_logged(configured):
+    config = configured(max_steps=4, warmup_steps=3)
+    _, rates = optimizer_inputs(config)
+    expected = [learning_rate(config.optim, step, 4) for step in range(4)]
+    assert len(set(expected)) == 3
+    assert rates == [{rate} for rate in expected]
+    assert list(metrics(config.run.folder, "lr").values()) == expected
+
+
+class HeldBackCache:
+    """A cache that gives no batch before the loop waits for it, and then lets its clock go on by `seconds`.
+
+    The loop reads the clock three times a step: before it waits, after that, and after the step.
+    """
+
+    def __init__(self, cache: Cache, seconds: float) -> None:
+        self.cache, self.seconds = cache, seconds
+        self.now, self.readings, self.batches = 0.0, 0, 0
+        self.changed = threading.Condition()
+        self.held_back = False
+
+    def clock(self) -> float:
+        with self.changed:
+            self.readings += 1
+            self.changed.notify_all()
+            return self.now
+
+    def read(self, numbers: np.ndarray) -> np.ndarray:
+        if self.held_back:
+            with self.changed:
+                assert self.changed.wait_for(lambda: self.readings > 3 * self.batches, timeout=60)
+                self.batches += 1
+                self.now += self.seconds
+        return self.cache.read(numbers)
+
+
+@pytest.mark.parametrize(("seconds", "share"), [(0.0, 0.0), (10.0, 0.25), (90.0, 0.75)])
+def test_the_data_wait_share_is_that_of_a_held_back_source(configured, seconds, share):
+    """Each batch is held back for so long, and each step works for 30 s."""
+    config = configured(max_steps=4, val_fraction=0.0)
+    source = HeldBackCache(open_cache(config.cache), seconds)
+    session = open_alone(config, source)
+
+    def work(*_: Any) -> None:
+        source.now += 30.0
+
+    session.model.register_forward_hook(work)
+    source.held_back = True
+    make_loop(session, clock=source.clock).run()
+    assert list(metrics(config.run.folder, "data_wait_share").values()) == [share] * 4
+    assert list(metrics(config.run.folder, "samples_per_s").values()) == [8 / (seconds + 30)] * 4
+
+
+@pytest.mark.parametrize(("gradient_checkpointing", "passes"), [(True, 2), (False, 1)])
+def test_recomputed_layers_are_computed_twice_a_step(configured, gradient_checkpointing, passes):
+    session = open_alone(configured(max_steps=4, gradient_checkpointing=gradient_checkpointing, val_fraction=0.0))
+    calls: Counter[int] = Counter()
+    layers = session.model.language.decoder.layers
+    for number, layer in enumerate(layers):
+        layer.mlp.register_forward_hook(lambda *_, number=number: calls.update([number]))
+    make_loop(session).run()
+    assert calls == dict.fromkeys(range(len(layers)), 4 * passes)

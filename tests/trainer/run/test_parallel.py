@@ -13,7 +13,7 @@ from torch.distributed import TCPStore
 from cache_store.errors import EncodeOnceError
 from cache_store.storage.claim import claim
 from tests.trainer.conftest import described_cache
-from tests.trainer.runs import end_well, fork_rank, fork_ranks, meeting_of, metrics
+from tests.trainer.runs import end_well, fork_rank, fork_ranks, meeting_of_two, metrics
 from trainer.config import TrainConfig
 from trainer.data.batches import StepLoader
 from trainer.run import inputs, parallel
@@ -49,7 +49,7 @@ def test_what_ends_rank_0_ends_the_others(configured, obstruct, code, message, d
     config = configured()
     obstruct(config)
     lines = []
-    for exit_code, error in [rank.end() for rank in fork_ranks(config, 2)]:
+    for exit_code, error in [rank.end() for rank in fork_ranks(config)]:
         assert exit_code == code, error
         assert "Traceback" not in error
         lines += [line for line in error.splitlines() if line.startswith("trainer: ")]
@@ -93,7 +93,7 @@ def test_an_environment_that_no_launcher_made_is_refused(refused, environment, c
 def test_a_rank_that_never_comes_is_an_error_with_a_remedy(rank, refused, monkeypatch, capfd):
     monkeypatch.setattr(parallel, "START_UP", timedelta(seconds=2))
     monkeypatch.setattr(parallel, "QUIET_S", 0.0)
-    message = str(refused({**meeting_of(2), "RANK": rank}))
+    message = str(refused({**meeting_of_two(), "RANK": rank}))
     assert re.match(r"(?s)the ranks did not meet at 127.*; all 2 must be started together", message)
     assert f"trainer: rank {rank} waits at 127.0.0.1:" in capfd.readouterr().err
 
@@ -118,13 +118,11 @@ def hang() -> None:
 
 
 def test_rank_0_may_work_for_longer_than_a_collective_waits(configured):
-    config, meeting = configured(max_steps=1), meeting_of(2)
-    end_well(*(fork_rank(config, rank, meeting, work_for_longer) for rank in (0, 1)))
+    end_well(*fork_ranks(configured(max_steps=1), work_for_longer, work_for_longer))
 
 
 def test_a_rank_that_hangs_ends_the_others(configured):
-    config, meeting = configured(), meeting_of(2)
-    waiting, hanging = (fork_rank(config, rank, meeting, each) for rank, each in enumerate((shorten_waits, hang)))
+    waiting, hanging = fork_ranks(configured(), shorten_waits, hang)
     code, error = waiting.end()
     assert code == 1
     assert "trainer: error: another rank has not answered for 0:00:08: it hangs, or its machine does" in error
@@ -135,9 +133,9 @@ def test_a_rank_that_hangs_ends_the_others(configured):
 def test_who_waits_for_rank_0_learns_that_it_ended(configured):
     """As under torchrun, the store is another process's; rank 0 ends before it has anything to do for the others."""
     config, store = configured(), TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    meeting = {**meeting_of(2), "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     with claim(config.run.folder):
-        (_, first), (code, second) = [rank.end() for rank in [fork_rank(config, rank, meeting) for rank in (0, 1)]]
+        ranks = fork_ranks(config, MASTER_PORT=str(store.port), TORCHELASTIC_USE_AGENT_STORE="True")
+        (_, first), (code, second) = [rank.end() for rank in ranks]
     assert "is being written by process" in first
     assert (code, second) == (1, "trainer: error: another rank ended: its message says why\n")
 
@@ -150,10 +148,10 @@ def be_impatient() -> None:
 def test_a_rank_that_comes_late_is_waited_for(configured, tmp_path):
     """Rank 1 in a fresh run, whose text is still to be made; rank 0 where the run goes on."""
     together = configured("together", max_steps=4, schedule="constant")
-    end_well(*fork_ranks(together, 2))
+    end_well(*fork_ranks(together))
     for late, max_steps in ((1, 2), (0, 4)):
         config = configured(max_steps=max_steps, schedule="constant", text_dir=None)
-        meeting = meeting_of(2)
+        meeting = meeting_of_two()
         early = fork_rank(config, 1 - late, meeting, be_impatient)
         early.until_it_says("waits at 127.0.0.1:")
         end_well(early, fork_rank(config, late, meeting))
@@ -162,7 +160,7 @@ def test_a_rank_that_comes_late_is_waited_for(configured, tmp_path):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_ctrl_c_ends_a_wait_for_a_rank_that_never_comes(rank, configured, tmp_path):
-    process = fork_rank(configured(), rank, meeting_of(2), be_impatient)
+    process = fork_rank(configured(), rank, meeting_of_two(), be_impatient)
     process.until_it_says("waits at 127.0.0.1:")
     process.send_signal(signal.SIGINT)
     code, error = process.end()
