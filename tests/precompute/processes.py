@@ -37,7 +37,7 @@ def workers_of(session: int) -> list[int]:
     return sorted(pid for pid in servers if parent_of(pid) in servers)
 
 
-def wait_for(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
+def wait_for(condition: Callable[[], object], timeout_s: float = 300.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "what was waited for did not happen"

@@ -23,13 +23,10 @@ from precompute.images.decode import ImageConfig, decode_image, fit_image, to_pi
 from tests.precompute.conftest import (
     BROKEN,
     SAMPLES,
-    assert_same_as_undisturbed,
-    config_values,
     image_bytes,
     sample_name,
     timeless_files,
 )
-from tests.precompute.processes import start_building
 
 GOOD = [number for number in range(SAMPLES) if number not in BROKEN]
 
@@ -122,26 +119,14 @@ def test_tars_hold_the_latents_of_a_zarr_build(built):
     assert names == [f"{row:012d}.{kind}" for row in GOOD for kind in ("latent.npy", "json")]
 
 
-TARS = {"store__format": "webdataset", "store__samples_per_shard": 1}
-
-
 def test_a_stopped_build_of_tars_resumes_to_identical_bytes(project, at_second_batch):
-    project.build(name="undisturbed", **TARS)
-    at_second_batch[:] = [lambda: os.kill(os.getpid(), signal.SIGTERM)]
-    project.build(code=3, **TARS)
+    tars = {"store__format": "webdataset", "store__samples_per_shard": 1}
+    project.build(name="undisturbed", **tars)
+    at_second_batch.append(lambda: os.kill(os.getpid(), signal.SIGTERM))
+    project.build(code=3, **tars)
     assert not (project.cache / "seal.json").exists()
-    project.build(**TARS)
+    project.build(**tars)
     assert project.files() == timeless_files(project.folder / "undisturbed")
-
-
-def test_a_killed_build_of_tars_resumes_to_identical_bytes(project):
-    values = config_values(project.cache, project.source, project.vae, **TARS)
-    process, arguments = start_building(project.folder, values)
-    process.kill()
-    process.communicate()
-    assert not (project.cache / "seal.json").exists()
-    project.run(main, *arguments)
-    assert_same_as_undisturbed(project.folder, values)
 
 
 def test_too_many_rejects_end_the_build_and_say_why(project):

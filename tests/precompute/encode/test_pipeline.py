@@ -238,7 +238,7 @@ class HeldBackSource:
 
     def read(self, uri: str) -> bytes:
         with self.changed:
-            assert self.changed.wait_for(lambda: self.readings >= 3 * self.batch_of[uri] + 2, timeout=60)
+            assert self.changed.wait_for(lambda: self.readings >= 3 * self.batch_of[uri] + 2, timeout=300)
             self.now += self.seconds
         return self.source.read(uri)
 

@@ -23,7 +23,7 @@ from cache_store.cli import main as cache_store
 from cache_store.format.formats import shard_format
 from cache_store.verify.verify import verify
 from precompute.cli import main as precompute
-from tests.precompute.conftest import config_values, timeless_files, write_config
+from tests.precompute.conftest import timeless_files
 from tests.precompute.encode.test_faults import assert_whole
 from tests.precompute.processes import wait_for
 
@@ -104,23 +104,17 @@ def signalled(fork_server: ForkServerContext, tmp_path: Path) -> Any:
         wait_for(lambda: (folder / "held").exists() or not process.is_alive())
         assert process.pid is not None
         os.kill(process.pid, number)
-        (folder / "held").unlink()
-        process.join(60)
+        (folder / "held").unlink(missing_ok=True)
+        process.join(300)
         return process.exitcode, (folder / "err").read_text()
 
     return run
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory, vae_path: Path) -> Path:
+@pytest.fixture
+def whole(built_once: Path) -> Path:
     """A folder of `source`, `build.yaml` and an undisturbed `cache`."""
-    from tests.precompute.conftest import write_source
-
-    folder = tmp_path_factory.mktemp("whole")
-    write_source(folder / "source")
-    values = config_values(folder / "cache", folder / "source", vae_path)
-    assert precompute(["build", "--config", str(write_config(folder / "build.yaml", values))]) == 0
-    return folder
+    return built_once.parent
 
 
 def assert_stopped(outcome: tuple[int | None, str], program: str = "precompute") -> None:

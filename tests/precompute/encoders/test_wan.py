@@ -67,7 +67,7 @@ def offline(model: str, cache: Path) -> subprocess.CompletedProcess[str]:
 def run(code: str, model: str, cache: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"HF_HUB_CACHE": str(cache), "OMP_NUM_THREADS": "1", **variables}
     command = [sys.executable, "-c", code, model]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import io
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,12 @@ from cache_store.gallery.pictures import psnr
 from precompute.cli import main
 from precompute.gallery.gallery import DecodedGalleryConfig, open_decoder
 from precompute.gallery.source_images import open_source_images
-from tests.precompute.conftest import BROKEN, image_bytes, make_vae, run_build, write_source
+from tests.precompute.conftest import BROKEN, image_bytes, make_vae
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory, vae_path: Path) -> Path:
-    folder = tmp_path_factory.mktemp("gallery")
-    return run_build(folder, write_source(folder / "source"), vae_path)
+@pytest.fixture
+def cache(built_once: Path) -> Path:
+    return built_once
 
 
 def decoding(**options: Any) -> DecodedGalleryConfig:
@@ -45,11 +45,7 @@ def test_decoded_rows_and_their_psnr_are_those_of_the_model(cache, vae_path):
     opened = open_cache(cache)
     numbers = np.array([0, 7])
     expected = decoded_by_diffusers(vae_path, opened.read(numbers))
-    showcase = Showcase(
-        cache=opened,
-        read_image=open_source_images(cache),
-        decode=open_decoder(cache, decoding()),
-    )
+    showcase = Showcase(cache=opened, read_image=open_source_images(cache), decode=open_decoder(cache, decoding()))
     exhibits = showcase.cached(numbers)
     for number, decoded in zip(numbers.tolist(), expected, strict=True):
         exhibit = exhibits[number]
@@ -81,19 +77,19 @@ def test_without_decode_it_is_the_gallery_of_cache_store(cache, tmp_path):
     assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
 
 
-def test_moments_decode_by_their_mean(cache, source_path, vae_path, tmp_path):
-    moments = run_build(tmp_path, source_path, vae_path, encoder__posterior="moments")
-    numbers = np.arange(4)
-    latents, doubled = open_cache(cache).read(numbers), open_cache(moments).read(numbers)
+def test_moments_decode_by_their_mean(built):
+    built.build(name="moments", encoder__posterior="moments")
+    moments, numbers = built.folder / "moments", np.arange(4)
+    latents, doubled = open_cache(built.cache).read(numbers), open_cache(moments).read(numbers)
     assert doubled.shape[1] == 2 * latents.shape[1]
-    one = open_decoder(cache, decoding())(latents)
+    one = open_decoder(built.cache, decoding())(latents)
     assert np.array_equal(one, open_decoder(moments, decoding())(doubled))
 
 
-def test_another_range_is_explained(source_path, vae_path, tmp_path):
-    cache = run_build(tmp_path, source_path, vae_path, image__range="theworld")
-    page = tmp_path / "page.html"
-    assert main(["gallery", str(cache), "-o", str(page), "--decode", "--device", "cpu", "--rows", "1"]) == 0
+def test_another_range_is_explained(project):
+    project.build(image__range="theworld")
+    page = project.folder / "page.html"
+    project.run(main, "gallery", project.cache, "-o", page, "--decode", "--device", "cpu", "--rows", 1)
     assert "These latents were encoded from RGB in [0, 255]" in page.read_text()
 
 
@@ -113,10 +109,8 @@ def test_a_named_model_that_is_not_there_is_wrong_usage(cache, tmp_path, capsys)
 
 def test_a_finetuned_decoder_is_taken_and_half_a_one_refused(cache, vae_path, tmp_path):
     """Only the encode path is the cache's; but nothing that decodes may be random."""
+    shutil.copytree(vae_path, tmp_path, dirs_exist_ok=True)
     weights_file = tmp_path / "vae" / "diffusion_pytorch_model.safetensors"
-    weights_file.parent.mkdir()
-    for path in (vae_path / "vae").iterdir():
-        (weights_file.parent / path.name).write_bytes(path.read_bytes())
     weights = load_file(weights_file)
     save_file(weights | {"post_quant_conv.bias": weights["post_quant_conv.bias"] + 1}, weights_file)
     open_decoder(cache, decoding(model=str(tmp_path)))
@@ -158,14 +152,17 @@ def recorded(images: Path, **image: object) -> dict[str, object]:
     }
 
 
+NOT_THIS_VERSION = r"build\.json holds no config of this version: "
+
+
 @pytest.mark.parametrize(
     ("config", "problem"),
     [
-        ({}, r"build\.json holds no config of this version: .*source"),
+        ({}, f"{NOT_THIS_VERSION}.*source"),
         (recorded(Path("/nowhere")), "does not exist"),
-        (recorded(Path("/tmp"), resample="nearest"), r"build\.json holds no config of this version: image: .*resample"),
-        (recorded(Path("/tmp"), height="8"), r"build\.json holds no config of this version: image: .*height"),
-        (recorded(Path("/tmp"), heigth=8), r"build\.json holds no config of this version: image: .*heigth"),
+        (recorded(Path("/tmp"), resample="nearest"), f"{NOT_THIS_VERSION}image: .*resample"),
+        (recorded(Path("/tmp"), height="8"), f"{NOT_THIS_VERSION}image: .*height"),
+        (recorded(Path("/tmp"), heigth=8), f"{NOT_THIS_VERSION}image: .*heigth"),
     ],
 )
 def test_a_source_that_cannot_be_had_is_a_named_error(tmp_path, config, problem):

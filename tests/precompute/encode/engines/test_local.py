@@ -4,7 +4,6 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -16,28 +15,22 @@ from precompute.encode.engines.local import num_workers, run_local
 from precompute.encode.job import EncodeJob
 from precompute.encoders.registry import load_encoder
 from precompute.sources import open_source
-from tests.precompute.conftest import make_vae, run_build, timeless_files
+from tests.precompute.conftest import make_vae
 
 
-@pytest.fixture
-def config(tmp_path: Path, source_path: Path, vae_path: Path) -> BuildConfig:
-    """Of a cache that is built."""
-    return BuildConfig.of_cache(run_build(tmp_path, source_path, vae_path))
-
-
-def test_a_model_that_changes_while_workers_start_stops_the_build(config, tmp_path):
-    encoder, before = load_encoder(config.encoder, config.image.range), timeless_files(Path(config.cache))
-    other = replace(config.encoder, model=str(make_vae(tmp_path / "other", seed=1)))
+def test_a_model_that_changes_while_workers_start_stops_the_build(built):
+    config = BuildConfig.of_cache(built.cache)
+    encoder, source = load_encoder(config.encoder, config.image.range), open_source(config.source)
+    other = replace(config.encoder, model=str(make_vae(built.folder / "other", seed=1)))
     changed = replace(config, encoder=other, run=RunConfig(workers=2))
-    spec, source = read_spec(config.cache), open_source(config.source)
-    with pytest.raises(StaleError, match="encoder.model changed while the build was starting") as refused:
-        job = EncodeJob(config=changed, store=LocalStore(Path(config.cache)), spec=spec, shards=[0, 1])
+    job = EncodeJob(config=changed, store=LocalStore(built.cache), spec=read_spec(built.cache), shards=[0, 1])
+    with built.untouched(), pytest.raises(StaleError, match="encoder.model changed while the build") as refused:
         run_local(job, source, encoder, threading.Event(), lambda _: None)
     assert "weights_sha256" in str(refused.value)
-    assert timeless_files(Path(config.cache)) == before
 
 
-def test_there_are_no_more_workers_than_shards_and_never_none(config):
+def test_there_are_no_more_workers_than_shards_and_never_none(built):
+    config = BuildConfig.of_cache(built.cache)
     assert [num_workers(replace(config, run=RunConfig(workers=3)), shards) for shards in (1, 2, 9)] == [1, 2, 3]
     assert num_workers(config, 1) == 1
 
