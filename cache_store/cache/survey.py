@@ -5,7 +5,7 @@ Nothing here judges: a file is read, or it is said why not. Shard files and samp
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -97,6 +97,18 @@ class Survey:
 
 def survey(cache: Address) -> Survey:
     """Read what there is; NewerFormatError where the spec is of a version that this program does not know."""
+    found = survey_records(cache)
+    if not found.has_cache:
+        return found
+    store, spec = found.store, found.spec.value
+    plan = read(partial(read_plan_file, store, spec))
+    digests = plan.value and plan.value.digests
+    is_planned = spec and digests and digests.whole == spec.plan_digest
+    return replace(found, plan=plan, ids={} if is_planned else dict(ids_by_row(store)))
+
+
+def survey_records(cache: Address) -> Survey:
+    """All but the plan, which grows with the data set."""
     if not has_cache(store := open_store(cache)):
         return Survey(store=store)
     group = read(partial(store.read, SPEC_FILE))
@@ -105,19 +117,14 @@ def survey(cache: Address) -> Survey:
         spec = read(partial(parse_checked_spec, group.value, store.where(SPEC_FILE)))
     if isinstance(spec.problem, NewerFormatError):
         raise spec.problem
-    plan = read(partial(read_plan_file, store, spec.value))
-    digests = plan.value and plan.value.digests
-    is_planned = spec.value and digests and digests.whole == spec.value.plan_digest
     return Survey(
         store=store,
         has_cache=True,
         spec=spec,
         seal=read(partial(read_record, Seal, store, SEAL_FILE)),
         build=read(partial(read_record, BuildRecord, store, BUILD_FILE)),
-        plan=plan,
         shards=dict(read_shards(store)),
         metadata={SPEC_FILE: group.value, **metadata_beside(store, spec.value)},
-        ids={} if is_planned else dict(ids_by_row(store)),
     )
 
 
@@ -162,7 +169,7 @@ def read_plan_file(store: Store, spec: Spec | None) -> PlanOnDisk:
 
 def read_shards(store: Store) -> Iterator[tuple[int, ShardOnDisk]]:
     """Every shard for which there is a commit record, sound or not."""
-    for name in store.list(COMMITS):
+    for name in names_in(store, COMMITS):
         stem = name.removesuffix(".json")
         if not stem.isdecimal() or commit_file(shard := int(stem)) != f"{COMMITS}/{name}":
             continue  # it is no record of a shard
@@ -171,6 +178,14 @@ def read_shards(store: Store) -> Iterator[tuple[int, ShardOnDisk]]:
             files = record.value.content.files if record.value else ()
             problems = (file_problem(store, file) for file in files)
             yield shard, ShardOnDisk(record=record, file_problem=next(filter(None, problems), None))
+
+
+def names_in(store: Store, folder: str) -> list[str]:
+    """Also of folders where files should be; none where something else than a folder lies itself."""
+    try:
+        return [name.rstrip("/") for name in store.list(folder)]
+    except NotADirectoryError:
+        return []
 
 
 def file_problem(store: Store, file: FileRecord) -> str | None:
@@ -185,7 +200,7 @@ def file_problem(store: Store, file: FileRecord) -> str | None:
 
 def ids_by_row(store: Store) -> Iterator[tuple[int, str]]:
     """What samples tables say, damaged or not: whether it was right, a digest tells."""
-    for name in store.list(SAMPLES):
+    for name in names_in(store, SAMPLES):
         if name.endswith(".parquet") and (table := read(partial(read_ids, store, f"{SAMPLES}/{name}")).value):
             yield from zip(table["row"].to_pylist(), table["id"].to_pylist(), strict=True)
 

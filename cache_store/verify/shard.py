@@ -7,15 +7,14 @@ from functools import cached_property
 import pyarrow as pa
 
 from cache_store.cache.files import open_plan, read_samples
-from cache_store.cache.metadata import read_commit
+from cache_store.cache.survey import Survey
 from cache_store.errors import CacheError
 from cache_store.format.formats import files_of_shard, shard_format
 from cache_store.format.layout import ShardSamples
 from cache_store.format.plan import DIGESTED, PlanFile
 from cache_store.format.record import record_digest
-from cache_store.format.schema import SEAL_FILE, CommitContent, CommitRecord, Seal, Spec, commit_file, samples_file
+from cache_store.format.schema import CommitContent, CommitRecord, Spec, commit_file, samples_file
 from cache_store.format.statistics import ChannelSums
-from cache_store.storage.store import Store
 from cache_store.verify.file import absence, file_finding, unreadable
 from cache_store.verify.findings import Finding, Level
 from cache_store.verify.record import content_findings, statistics_findings
@@ -50,8 +49,8 @@ class CheckedShard:
 class ShardVerifier:
     """Checks the shards of a cache, one at a time, in the thread that it was made in."""
 
-    def __init__(self, store: Store, spec: Spec, seal: Seal | None) -> None:
-        self._store, self._spec, self._seal = store, spec, seal
+    def __init__(self, survey: Survey, spec: Spec) -> None:
+        self._survey, self._store, self._seal, self._spec = survey, survey.store, survey.seal.value, spec
 
     def __call__(self, task: ShardTask) -> CheckedShard:
         record = self._read_record(task)
@@ -67,13 +66,11 @@ class ShardVerifier:
     def _read_record(self, task: ShardTask) -> CommitRecord | Finding:
         """The shard's record, or why there is none."""
         shard, name = task.shard, commit_file(task.shard)
-        try:
-            if record := read_commit(self._store, shard):
-                return record
-            if self._store.has(SEAL_FILE):
-                return Finding(shard=shard, file=name, problem="is missing, though the cache is sealed")
-        except (CacheError, OSError) as error:
-            return unreadable(error, self._store, name, shard)
+        if on_disk := self._survey.shards.get(shard):
+            record, problem = on_disk.record.value, on_disk.record.problem
+            return record or unreadable(problem or FileNotFoundError(), self._store, name, shard)
+        if not self._survey.seal.is_absent:
+            return Finding(shard=shard, file=name, problem="is missing, though the cache is sealed")
         return Finding(shard=shard, file=name, problem="is missing: the shard is not committed", kind="uncommitted")
 
     def _files(self, task: ShardTask) -> tuple[str, str]:

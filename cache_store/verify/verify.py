@@ -14,10 +14,10 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from functools import partial
 
-from cache_store.cache.metadata import has_cache, read_build, read_seal, read_spec
-from cache_store.errors import CacheError, NewerFormatError
-from cache_store.format.schema import BUILD_FILE, SEAL_FILE, SPEC_FILE, Seal, Spec
-from cache_store.storage.store import Address, Store, open_store
+from cache_store.cache.metadata import refuse_no_cache
+from cache_store.cache.survey import Survey, survey_records
+from cache_store.format.schema import BUILD_FILE, SEAL_FILE, SPEC_FILE, Spec
+from cache_store.storage.store import Address, open_store
 from cache_store.verify.file import unreadable
 from cache_store.verify.findings import Finding, Level, Report, in_reading_order
 from cache_store.verify.leftovers import stray_findings
@@ -55,20 +55,19 @@ def verify(
     nothing = Report(
         cache=str(store), level=level, subset=name, identity=None, shards=0, samples=0, bytes=0, findings=()
     )
-    try:
-        spec = read_spec(store)
-    except (CacheError, OSError) as error:
-        if isinstance(error, NewerFormatError) or not has_cache(store):
-            raise
-        return replace(nothing, findings=(unreadable(error, store, SPEC_FILE),))
-    seal, findings = read_seal_and_build(store)
-    if is_contradicted(store, spec, seal):
-        problem = "is not the spec that records, seal and plan were made with"
-        return replace(nothing, findings=(Finding(file=SPEC_FILE, problem=problem),))
-    findings += [*metadata_findings(store, spec), *stray_findings(store, spec)]
+    refuse_no_cache(store)
+    surveyed = survey_records(store)
+    spec, seal = surveyed.spec.value, surveyed.seal.value
+    if spec is None:
+        problem = surveyed.spec.problem or FileNotFoundError()
+        return replace(nothing, findings=(unreadable(problem, store, SPEC_FILE),))
+    if is_contradicted(surveyed, spec):
+        text = "is not the spec that records, seal and plan were made with"
+        return replace(nothing, findings=(Finding(file=SPEC_FILE, problem=text),))
+    findings = [*record_findings(surveyed), *metadata_findings(store, spec), *stray_findings(store, spec)]
     shards = shard_tasks(spec, level, subset)
     tasks: list[Task] = [plan_task(shards, seal), *shards]
-    plan, checked = check_all(partial(Verifier, store, spec, seal), tasks, jobs, progress)
+    plan, checked = check_all(partial(Verifier, surveyed, spec), tasks, jobs, progress)
     findings += [*plan.findings, *(finding for each in checked for finding in each.findings), *plan.compare(checked)]
     if seal is not None:
         findings += seal_findings(spec, seal, checked, {finding.file for finding in findings})
@@ -81,9 +80,9 @@ def verify(
 class Verifier:
     """What one thread does: shards and the plan."""
 
-    def __init__(self, store: Store, spec: Spec, seal: Seal | None) -> None:
-        self._check_shard = ShardVerifier(store, spec, seal)
-        self._check_plan = partial(check_plan, store, spec, seal)
+    def __init__(self, survey: Survey, spec: Spec) -> None:
+        self._check_shard = ShardVerifier(survey, spec)
+        self._check_plan = partial(check_plan, survey.store, spec, survey.seal.value)
 
     def __call__(self, task: Task) -> Checked:
         return self._check_shard(task) if isinstance(task, ShardTask) else self._check_plan(task)
@@ -140,16 +139,10 @@ def counted(report: Report, covered: Sequence[CheckedShard]) -> Report:
     return replace(report, covered=len(shards), samples=sum(samples.values()), bytes=size)
 
 
-def read_seal_and_build(store: Store) -> tuple[Seal | None, list[Finding]]:
-    """The seal, where it is sound, and what is wrong with the two records of the whole cache."""
-    seal, findings = None, []
-    try:
-        seal = read_seal(store)
-    except (CacheError, OSError) as error:
-        unsealed = Finding(file=SEAL_FILE, problem="is missing: the cache is not sealed", kind="unsealed")
-        findings.append(unreadable(error, store, SEAL_FILE) if store.has(SEAL_FILE) else unsealed)
-    try:
-        read_build(store)
-    except (CacheError, OSError) as error:
-        findings.append(unreadable(error, store, BUILD_FILE))
-    return seal, findings
+def record_findings(survey: Survey) -> Iterator[Finding]:
+    """What is wrong with the two records of the whole cache."""
+    for name, reading in ((SEAL_FILE, survey.seal), (BUILD_FILE, survey.build)):
+        if reading.problem or (name == BUILD_FILE and reading.is_absent):
+            yield unreadable(reading.problem or FileNotFoundError(), survey.store, name)
+        elif reading.is_absent:
+            yield Finding(file=name, problem="is missing: the cache is not sealed", kind="unsealed")
