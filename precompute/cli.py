@@ -58,7 +58,7 @@ def build_command(arguments: Any) -> int:
 
 def repair_command(arguments: Any) -> int:
     """Build damaged shards again, to the same bytes, and reseal."""
-    from precompute.resume.repair import repair
+    from precompute.repair import repair
 
     show(repair(arguments.cache, arguments.config), arguments.cache)
     return 0
