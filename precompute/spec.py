@@ -1,5 +1,7 @@
 """The recipe and the spec of the cache that a config asks for."""
 
+import msgspec
+
 from cache_store.cache.metadata import spec_problems
 from cache_store.errors import ConfigError
 from cache_store.format.record import FORMAT_VERSION
@@ -10,7 +12,7 @@ from precompute.encoders.encoder import Encoder
 
 def recipe_of(config: BuildConfig, encoder: Encoder) -> Recipe:
     array = ArraySpec(
-        shape=encoder.latent_shape(config.image.height, config.image.width),
+        **msgspec.structs.asdict(encoder.layout(config.image.height, config.image.width)),
         dtype=config.store.dtype,
         codec=config.store.codec,
         image=config.image.recipe,

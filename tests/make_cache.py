@@ -27,6 +27,14 @@ from cache_store.storage.local import LocalStore
 
 Conversation = list[dict[str, str]]
 
+AXES = {
+    1: ("feature",),
+    2: ("token", "feature"),
+    3: ("channel", "latent_y", "latent_x"),
+    4: ("view", "layer", "token", "feature"),
+}
+"""By their number."""
+
 
 def caption(text: str) -> Conversation:
     return [{"from": "human", "value": "<image>"}, {"from": "gpt", "value": text}]
@@ -48,9 +56,12 @@ def make_cache(
     latents_std: Sequence[float] | None = None,
     seal: bool = True,
 ) -> Path:
-    """Write `latents` [N, C, H, W] float32 as a cache; rows in `rejected` are planned but not cached."""
+    """Write `latents` [N, *shape] float32 as a cache; rows in `rejected` are planned but not cached.
+
+    Three axes are a VAE's, with previews; one, two and four are those of an encoder without.
+    """
     plan = make_plan(len(latents), ids, conversations)
-    channels, height, width = latents.shape[1:]
+    channels = latents.shape[1] if latents.ndim == 4 else 0
     encoder = make_encoder(batch_size, latents_mean or [0.0] * channels, latents_std or [1.0] * channels)
     spec = Spec(
         format_version=1,
@@ -66,7 +77,8 @@ def make_cache(
     write_build(store, {})
     for name, data in metadata_of(spec):
         store.put_whole(name, data)
-    rgb = np.random.default_rng(0).random((len(latents), height, width, 3), np.float32)
+    rgb_shape = (len(latents), *latents.shape[2:], 3)
+    rgb = np.random.default_rng(0).random(rgb_shape, np.float32) if spec.array.has_preview else None
     outcomes = [outcome(row, row in rejected) for row in range(len(latents))]
     for shard, planned in enumerate(shards):
         builder = ShardBuilder(store, spec, shard, planned)
@@ -109,17 +121,28 @@ def make_encoder(batch_size: int, mean: Sequence[float], std: Sequence[float]) -
 
 
 def make_array(shape: Any, dtype: StoreDtype, codec: CodecName, encoder: EncoderIdentity) -> ArraySpec:
-    height, width = (8 * side for side in shape[1:])
+    axes, has_preview = AXES[len(shape)], len(shape) == 3
+    height, width = (8 * side for side in shape[1:]) if has_preview else (32, 40)
     image = ImageRecipe(height=height, width=width, fit="squash", resample="bilinear", range="signed", max_pixels=10**8)
-    return ArraySpec(shape=shape, dtype=dtype, codec=codec, image=image, encoder=encoder)
+    return ArraySpec(
+        axes=axes,
+        shape=shape,
+        feature_axis="channel" if has_preview else "feature",
+        has_preview=has_preview,
+        dtype=dtype,
+        codec=codec,
+        image=image,
+        encoder=encoder,
+    )
 
 
 def write_shard(builder: ShardBuilder, rows: range, batch_size: int, *columns: Any) -> None:
-    """Append the rows of the columns (latents, images, outcomes), a batch at a time."""
+    """Append the rows of the columns (latents, images if any, outcomes), a batch at a time."""
     with builder:
         for first in range(rows.start, rows.stop, batch_size):
             batch = slice(first, min(first + batch_size, rows.stop))
-            builder.append(*(column[batch] for column in columns))
+            parts: Any = (None if column is None else column[batch] for column in columns)
+            builder.append(*parts)
         builder.commit(seconds=1.0, device="cpu", versions={})
 
 

@@ -26,8 +26,7 @@ def spec_lines(spec: Spec) -> Iterator[tuple[str, str]]:
 
 def array_lines(array: ArraySpec) -> Iterator[tuple[str, str]]:
     image, encoder = array.image, array.encoder
-    shape = " x ".join(map(str, array.shape))
-    yield "array", f"{array.dtype} [{shape}], codec {array.codec}, {array.sample_bytes:,} bytes a sample"
+    yield "array", f"{array.dtype} [{array.named_shape}], codec {array.codec}, {array.sample_bytes:,} bytes a sample"
     yield "image", f"{image.height} x {image.width}, {image.fit}, {image.resample}, range {image.range}"
     yield (
         "encoder",
@@ -62,6 +61,6 @@ def seal_lines(store: Store) -> Iterator[tuple[str, str]]:
         return
     yield "cache identity", seal.identity
     summary = seal.array
-    yield "mean", ", ".join(f"{value:.3f}" for value in summary.channel_mean)
-    yield "std", ", ".join(f"{value:.3f}" for value in summary.channel_std)
+    yield "mean", ", ".join(f"{value:.3f}" for value in summary.mean)
+    yield "std", ", ".join(f"{value:.3f}" for value in summary.std)
     yield "range", f"{min(summary.minimum):.4g} to {max(summary.maximum):.4g}"

@@ -62,7 +62,7 @@ def parse_checked_spec(data: bytes, where: str) -> Spec:
     """The spec that a group holds; CacheError for a group that is not the one of its own spec."""
     spec = parse_spec(data, where)
     refuse_invalid(spec, where)
-    if shard_format(spec).metadata(spec)[SPEC_FILE] != data:
+    if shard_format(spec).metadata()[SPEC_FILE] != data:
         raise CacheError(f"{where} was edited or damaged: it is not what its own spec says it should be")
     return spec
 
@@ -137,4 +137,4 @@ def write_build(cache: Address, config: dict[str, Any]) -> None:
 
 def metadata_of(spec: Spec) -> list[tuple[str, bytes]]:
     """Name and bytes of every file that the spec determines; the group, which makes the folder a cache, comes last."""
-    return sorted(shard_format(spec).metadata(spec).items(), key=lambda file: file[0] == SPEC_FILE)
+    return sorted(shard_format(spec).metadata().items(), key=lambda file: file[0] == SPEC_FILE)

@@ -55,7 +55,8 @@ def seal_problem(spec: Spec, seal: Seal) -> str | None:
         return "the seal counts more samples in a shard than it has rows"
     if len(seal.commits) != spec.num_shards:
         return "the seal names other shards than the spec's"
-    if seal.array.channels != spec.array.shape[0]:
+    summary, array = seal.array, spec.array
+    if (len(summary.mean), summary.preview is not None) != (array.num_features, array.has_preview):
         return "the seal sums up another array than the spec's"
     return None
 
@@ -74,7 +75,7 @@ def valid_numbers(numbers: np.ndarray, count: int) -> NDArray[np.int64]:
 class Cache:
     """A sealed cache, read-only; safe to share between threads and to fork."""
 
-    # Axes: N samples asked for, C channels, H W latent cells.
+    # Axes: N samples asked for.
 
     def __init__(self, store: Store, spec: Spec, seal: Seal) -> None:
         self.store, self.spec, self.seal = store, spec, seal
@@ -104,7 +105,7 @@ class Cache:
         return np.concatenate([np.empty(0, np.int64), *rows])
 
     def __repr__(self) -> str:
-        return f"Cache({str(self.store)!r}, {len(self)} samples of {list(self.spec.array.shape)})"
+        return f"Cache({str(self.store)!r}, {len(self)} samples of [{self.spec.array.named_shape}])"
 
     def __reduce__(self) -> tuple[object, tuple[Store]]:
         return open_cache, (self.store,)
@@ -116,7 +117,7 @@ class Cache:
         *,
         check: bool = True,
     ) -> np.ndarray:
-        """Samples by number, in the order asked for: [N, C, H, W] in the stored dtype.
+        """Samples by number, in the order asked for: [N, *shape] in the stored dtype.
 
         `out` reuses a buffer of that shape and dtype; `check=False` skips the crc32c of each sample. Raises
         IndexError for a number outside the cache and CacheError, naming shard and row, for damage.

@@ -154,7 +154,7 @@ def read(parse: Callable[[], T]) -> Reading[T]:
 
 def metadata_beside(store: Store, spec: Spec | None) -> dict[str, bytes | None]:
     """The other files that the spec determines."""
-    names = shard_format(spec).metadata(spec).keys() - {SPEC_FILE} if spec else ()
+    names = shard_format(spec).metadata().keys() - {SPEC_FILE} if spec else ()
     return {name: read(partial(store.read, name)).value for name in names}
 
 

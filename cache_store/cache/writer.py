@@ -71,13 +71,13 @@ class ShardBuilder:
         self._files = ShardFiles(store, spec, shard)
         self._outcomes: list[Outcome] = []
         self._locations: list[Location | None] = []
-        self._statistics = RunningStatistics()
+        self._statistics = RunningStatistics(spec.array)
         self._non_finite = 0
 
     def __enter__(self) -> Self:
         self._files.__enter__()
         with self._files.writing() as stream:
-            self._writer = shard_format(self._spec).writer(stream, self._spec, self._planned)
+            self._writer = shard_format(self._spec).writer(stream, self._planned)
         return self
 
     def __exit__(
@@ -85,31 +85,34 @@ class ShardBuilder:
     ) -> None:
         self._files.__exit__(kind, error, trace)
 
-    def append(self, latent_NCHW: np.ndarray, rgb_NHW3: np.ndarray, outcomes: Sequence[Outcome]) -> None:
-        """Add the next rows: float32 latents, images at latent resolution (RGB in [0, 1]), what became of each."""
+    def append(self, samples: np.ndarray, rgb_NHW3: np.ndarray | None, outcomes: Sequence[Outcome]) -> None:
+        """Add the next rows: float32 [N, *shape] and what became of each.
+
+        Where the array has a preview, also the images at its resolution, RGB in [0, 1].
+        """
         array = self._spec.array
         with np.errstate(over="ignore"):  # an overflow shows as infinity and rejects its sample below
-            stored = np.ascontiguousarray(latent_NCHW.astype(array.numpy_dtype))
-        outcomes = [self._judge(*each) for each in zip(latent_NCHW, stored, outcomes, strict=True)]
+            stored = np.ascontiguousarray(samples.astype(array.numpy_dtype))
+        outcomes = [self._judge(*each) for each in zip(samples, stored, outcomes, strict=True)]
         keep = np.array([outcome.reason is None for outcome in outcomes])
         with self._files.writing():
             for values, outcome, kept in zip(stored, outcomes, keep, strict=True):
                 payload = encode_sample(values, array.codec) if kept else None
                 self._locations.append(self._writer.append(payload, outcome.content_sha256))
-        self._statistics.add(stored[keep], rgb_NHW3[keep])
+        self._statistics.add(stored[keep], rgb_NHW3 if rgb_NHW3 is None else rgb_NHW3[keep])
         self._outcomes.extend(outcomes)
 
-    def _judge(self, latent_CHW: np.ndarray, stored_CHW: np.ndarray, outcome: Outcome) -> Outcome:
+    def _judge(self, sample: np.ndarray, stored: np.ndarray, outcome: Outcome) -> Outcome:
         """Reject what is not finite, before or after rounding to the stored dtype."""
-        if outcome.reason is not None or np.isfinite(stored_CHW).all():
+        if outcome.reason is not None or np.isfinite(stored).all():
             return outcome
-        non_finite = int(np.count_nonzero(~np.isfinite(latent_CHW)))
+        non_finite = int(np.count_nonzero(~np.isfinite(sample)))
         self._non_finite += non_finite
         dtype = self._spec.array.dtype
         reason = (
             f"latent not finite: {non_finite} values"
             if non_finite
-            else f"latent overflows {dtype}: largest magnitude {np.abs(latent_CHW).max():.6g}"
+            else f"latent overflows {dtype}: largest magnitude {np.abs(sample).max():.6g}"
         )
         return Outcome(content_sha256=outcome.content_sha256, width=outcome.width, height=outcome.height, reason=reason)
 

@@ -77,7 +77,7 @@ class ShardConverter:
         """Check every sample and write it into the new shard file; return where each lies there."""
         source, target, shard, found = self._source, self._target, samples.shard, samples.locations
         file = shard_format(source.spec).shard_file(shard)
-        writer = shard_format(target.spec).writer(stream, target.spec, samples.planned)
+        writer = shard_format(target.spec).writer(stream, samples.planned)
         contents = samples.table["content_sha256"].to_pylist()
         data, locations = source.store.map(file), list[Location | None]()
         for slot, (location, content) in enumerate(zip(found, contents, strict=True)):

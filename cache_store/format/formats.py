@@ -5,11 +5,11 @@ from cache_store.format.schema import Spec, StoreFormat, samples_file
 from cache_store.format.tar import TarFormat
 from cache_store.format.zarr import ZarrFormat
 
-FORMATS: dict[StoreFormat, ShardFormat] = {"zarr": ZarrFormat(), "webdataset": TarFormat()}
+FORMATS: dict[StoreFormat, type[ShardFormat]] = {"zarr": ZarrFormat, "webdataset": TarFormat}
 
 
 def shard_format(spec: Spec) -> ShardFormat:
-    return FORMATS[spec.store_format]
+    return FORMATS[spec.store_format](spec)
 
 
 def files_of_shard(spec: Spec, shard: int) -> tuple[str, str]:

@@ -48,16 +48,21 @@ class ShardWriter(Protocol):
 
 
 class ShardFormat(Protocol):
-    def unsupported(self, dtype: StoreDtype, codec: CodecName) -> str | None:
+    """How the shards of one cache are laid out."""
+
+    def __init__(self, spec: Spec) -> None: ...
+
+    @staticmethod
+    def unsupported(dtype: StoreDtype, codec: CodecName) -> str | None:
         """Why the format cannot hold such an array and what can, or None where it can."""
 
     def shard_file(self, shard: int) -> str:
         """Name of a shard's file, relative to the cache."""
 
-    def writer(self, stream: BinaryIO, spec: Spec, planned: pa.Table) -> ShardWriter:
+    def writer(self, stream: BinaryIO, planned: pa.Table) -> ShardWriter:
         """A writer of the shard whose rows of the plan are `planned`."""
 
-    def metadata(self, spec: Spec) -> dict[str, bytes]:
+    def metadata(self) -> dict[str, bytes]:
         """Contents of every metadata file by name, as functions of the spec alone."""
 
     def structure_problems(self, data: memoryview, samples: ShardSamples) -> Iterator[tuple[int | None, str]]:

@@ -25,6 +25,8 @@ COMMITS = "commits"
 SAMPLES = "samples"
 ZARR_ARRAY = "latents"
 """Folder of the array in the Zarr form."""
+ROW_AXIS = "row"
+"""The first axis of the array; a sample's own axes have other names."""
 
 StoreFormat = Literal["zarr", "webdataset"]
 StoreDtype = Literal["float16", "bfloat16", "float32"]
@@ -42,6 +44,7 @@ MAX_SHARDS = 10**6
 """Their files are numbered with six digits; and whoever opens a cache may list them all."""
 MAX_SAMPLES_PER_SHARD = 2**20
 """A shard's index is held in memory: 16 bytes a sample."""
+MAX_AXES = 4
 MAX_SIDE = 2**16
 MAX_SAMPLE_BYTES = 2**30
 
@@ -50,6 +53,7 @@ MAX_COUNT = 2**53 - 1
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 Side = Annotated[int, msgspec.Meta(ge=1, le=MAX_SIDE)]
+Axis = Annotated[str, msgspec.Meta(pattern=r"\A[a-z][a-z0-9_]{0,31}\Z")]
 Moment = Annotated[float, msgspec.Meta(ge=-1e100, le=1e100)]
 """Of latents, which are float32 at most: sums and squares of such numbers stay far below, and far from overflow."""
 
@@ -114,11 +118,45 @@ class EncoderIdentity(Record, frozen=True, kw_only=True):
     latents_std: tuple[float, ...]
 
 
-class ArraySpec(Record, frozen=True, kw_only=True):
+class SampleLayout(Record, frozen=True, kw_only=True):
+    """What an encoder makes of one image: an array of one to four named axes."""
+
+    axes: Annotated[tuple[Axis, ...], msgspec.Meta(min_length=1, max_length=MAX_AXES)]
+    """As `channel, latent_y, latent_x` of a VAE, or `token, feature` of a vision tower."""
+    shape: tuple[Side, ...]
+    feature_axis: Axis
+    """The axis whose entries each have statistics of their own: a VAE's channels, a tower's features."""
+    has_preview: bool
+    """Whether a linear map shows a sample as a picture; its axes are then features, rows and columns of cells."""
+
+    def __post_init__(self) -> None:
+        if len(self.shape) != len(self.axes):
+            raise ValueError(f"the axes are {', '.join(self.axes)}, but shape has {len(self.shape)}")
+        if len({ROW_AXIS, *self.axes}) <= len(self.axes):
+            raise ValueError(f"the axes {', '.join(self.axes)} must differ, also from {ROW_AXIS}")
+        if self.feature_axis not in self.axes:
+            raise ValueError(f"feature_axis {self.feature_axis} is none of the axes {', '.join(self.axes)}")
+        if self.has_preview and (len(self.axes) != 3 or self.feature_place != 0):
+            raise ValueError(f"a preview needs three axes, features first; the axes are {', '.join(self.axes)}")
+
+    @property
+    def feature_place(self) -> int:
+        """Where in `shape` the feature axis stands."""
+        return self.axes.index(self.feature_axis)
+
+    @property
+    def num_features(self) -> int:
+        return self.shape[self.feature_place]
+
+    @property
+    def named_shape(self) -> str:
+        """As `channel 16, latent_y 28, latent_x 28`."""
+        return ", ".join(f"{axis} {side}" for axis, side in zip(self.axes, self.shape, strict=True))
+
+
+class ArraySpec(SampleLayout, frozen=True, kw_only=True):
     """The array of the cache: what a row holds and how it was made."""
 
-    shape: tuple[Side, Side, Side]
-    """Of one sample: channels, latent_y, latent_x."""
     dtype: StoreDtype
     codec: CodecName
     image: ImageRecipe
@@ -193,11 +231,11 @@ class FileRecord(Record, frozen=True, kw_only=True):
             raise ValueError(f"{self.path!r} is no path inside a cache")
 
 
-class ChannelStatistics(Record, frozen=True, kw_only=True):
-    """Sums over every stored value of the cached samples, per channel, in float64."""
+class FeatureStatistics(Record, frozen=True, kw_only=True):
+    """Sums over every stored value of the cached samples, per feature, in float64."""
 
     count: Annotated[int, msgspec.Meta(ge=1, le=MAX_COUNT)]
-    """Values per channel."""
+    """Values per feature."""
     sum: tuple[Moment, ...]
     sum_of_squares: tuple[Moment, ...]
     minimum: tuple[Moment, ...]
@@ -208,7 +246,7 @@ class ChannelStatistics(Record, frozen=True, kw_only=True):
 
 
 class PreviewEquations(Record, frozen=True, kw_only=True):
-    """Normal equations of the least-squares map from [latent channels, 1] to RGB in [0, 1]."""
+    """Normal equations of the least-squares map from [features of a cell, 1] to RGB in [0, 1]."""
 
     gram: tuple[tuple[Moment, ...], ...]
     moment: tuple[tuple[Moment, ...], ...]
@@ -234,9 +272,10 @@ class CommitContent(Record, frozen=True, kw_only=True):
     """Rejected samples by kind of reason (what stands before the colon)."""
     non_finite: Count
     """Non-finite values the encoder gave; their samples are rejected."""
-    statistics: ChannelStatistics | None
+    statistics: FeatureStatistics | None
     """None where no sample of the shard was cached."""
     preview: PreviewEquations | None
+    """None there too, and where the array has no preview."""
 
 
 class CommitRun(Record, frozen=True, kw_only=True):
@@ -267,26 +306,31 @@ class BuildRecord(Record, frozen=True, kw_only=True):
     """Over the record's canonical form without this field."""
 
 
-class ArraySummary(Record, frozen=True, kw_only=True):
-    """The array over the whole cache."""
+class PreviewMap(Record, frozen=True, kw_only=True):
+    """RGB in [0, 1] = weight · features of a cell + bias: a picture without a decoder."""
 
-    bytes: Count
-    channel_mean: tuple[Moment, ...]
-    channel_std: tuple[Moment, ...]
-    minimum: tuple[Moment, ...]
-    maximum: tuple[Moment, ...]
-    rgb_weight: tuple[tuple[Moment, ...], ...]
-    """[3, channels]: RGB in [0, 1] = weight · latent + bias, a preview without a decoder."""
-    rgb_bias: tuple[Moment, ...]
-
-    @property
-    def channels(self) -> int:
-        return len(self.channel_mean)
+    weight: tuple[tuple[Moment, ...], ...]
+    """[3, features]."""
+    bias: tuple[Moment, ...]
 
     def __post_init__(self) -> None:
-        require_lengths(self.channels, self.channel_mean, self.channel_std, self.minimum, self.maximum)
-        require_lengths(self.channels, *self.rgb_weight)
-        require_lengths(3, self.rgb_weight, self.rgb_bias)
+        require_lengths(3, self.weight, self.bias)
+
+
+class ArraySummary(Record, frozen=True, kw_only=True):
+    """The array over the whole cache; lists have one entry per feature."""
+
+    bytes: Count
+    mean: tuple[Moment, ...]
+    std: tuple[Moment, ...]
+    minimum: tuple[Moment, ...]
+    maximum: tuple[Moment, ...]
+    preview: PreviewMap | None
+    """None where the array has none."""
+
+    def __post_init__(self) -> None:
+        weight = self.preview.weight if self.preview else ()
+        require_lengths(len(self.mean), self.std, self.minimum, self.maximum, *weight)
 
 
 class Seal(Record, frozen=True, kw_only=True):

@@ -7,35 +7,36 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from cache_store.format.schema import ArraySummary, ChannelStatistics, PreviewEquations
+from cache_store.format.schema import ArraySummary, FeatureStatistics, PreviewEquations, PreviewMap, SampleLayout
 
 PREVIEW_STRIDE = 2
-"""Every second latent cell in both directions enters the preview's fit: enough by far for 17 x 3 numbers."""
+"""Every second cell in both directions enters the preview's fit: enough by far for 17 x 3 numbers."""
 
 PREVIEW_RIDGE = 1e-6
-"""Relative weight that keeps the fit defined where channels are constant or few samples were seen."""
+"""Relative weight that keeps the fit defined where features are constant or few samples were seen."""
 
 
 ROUNDING = 1e-9
 """Relative: sums over the same values in another order differ by less, up to some million million values."""
 
 
-class ChannelSums:
-    """Sums over every value of the samples added, per channel."""
+class FeatureSums:
+    """Sums over every value of the samples added, per feature."""
 
-    # Axes: N samples, C channels, H W latent cells.
-
-    def __init__(self) -> None:
+    def __init__(self, layout: SampleLayout) -> None:
+        self._features = layout.num_features
+        self._others = tuple(axis for axis in range(len(layout.shape) + 1) if axis != layout.feature_place + 1)
+        """The axes summed over."""
         self._count = 0
         self._sums: list[np.ndarray] = []
 
     def add(self, values: np.ndarray) -> None:
-        """Add samples, float64 [N, C, H, W]."""
+        """Add samples, float64 [N, *shape]."""
         sums = [
-            values.sum((0, 2, 3)),
-            (values**2).sum((0, 2, 3)),
-            values.min((0, 2, 3)),
-            values.max((0, 2, 3)),
+            values.sum(self._others),
+            (values**2).sum(self._others),
+            values.min(self._others),
+            values.max(self._others),
         ]
         if self._count:
             total, squares, minimum, maximum = self._sums
@@ -46,16 +47,16 @@ class ChannelSums:
                 np.maximum(maximum, sums[3]),
             ]
         self._sums = sums
-        self._count += values[:, 0].size
+        self._count += values.size // self._features
 
-    def statistics(self) -> ChannelStatistics | None:
+    def statistics(self) -> FeatureStatistics | None:
         if not self._count:
             return None
         total, squares, minimum, maximum = (tuple(each.tolist()) for each in self._sums)
-        return ChannelStatistics(count=self._count, sum=total, sum_of_squares=squares, minimum=minimum, maximum=maximum)
+        return FeatureStatistics(count=self._count, sum=total, sum_of_squares=squares, minimum=minimum, maximum=maximum)
 
 
-def equal_but_for_rounding(left: ChannelStatistics, right: ChannelStatistics) -> bool:
+def equal_but_for_rounding(left: FeatureStatistics, right: FeatureStatistics) -> bool:
     """Whether two statistics may be of the same values, added up in another order."""
     if (left.count, left.minimum, left.maximum) != (right.count, right.minimum, right.maximum):
         return False
@@ -70,18 +71,19 @@ class RunningStatistics:
 
     # Axes: N samples, C channels, H W latent cells.
 
-    def __init__(self) -> None:
-        self._sums = ChannelSums()
-        self._gram = np.zeros(())
-        self._moment = np.zeros(())
+    def __init__(self, layout: SampleLayout) -> None:
+        self._sums, self._has_preview = FeatureSums(layout), layout.has_preview
+        self._gram = self._moment = np.zeros(())
 
-    def add(self, latent_NCHW: np.ndarray, rgb_NHW3: np.ndarray) -> None:
-        """Add stored latents and the images at latent resolution, RGB in [0, 1]."""
-        if len(latent_NCHW) == 0:
+    def add(self, stored: np.ndarray, rgb_NHW3: np.ndarray | None) -> None:
+        """Add stored samples [N, *shape]; for a preview also the images at the samples' resolution, RGB in [0, 1]."""
+        if len(stored) == 0:
             return
-        values = latent_NCHW.astype(np.float64)
+        values = stored.astype(np.float64)
         self._sums.add(values)
-        self._add_preview(values, rgb_NHW3)
+        if self._has_preview:
+            assert rgb_NHW3 is not None
+            self._add_preview(values, rgb_NHW3)
 
     def _add_preview(self, latent_NCHW: np.ndarray, rgb_NHW3: np.ndarray) -> None:
         step = PREVIEW_STRIDE
@@ -91,11 +93,11 @@ class RunningStatistics:
         self._gram = self._gram + np.einsum("ni,nj->ij", inputs, inputs)
         self._moment = self._moment + np.einsum("ni,nj->ij", inputs, targets)
 
-    def statistics(self) -> ChannelStatistics | None:
+    def statistics(self) -> FeatureStatistics | None:
         return self._sums.statistics()
 
     def preview(self) -> PreviewEquations | None:
-        if self.statistics() is None:
+        if not self._gram.ndim:
             return None
         return PreviewEquations(gram=to_tuples(self._gram), moment=to_tuples(self._moment))
 
@@ -105,21 +107,19 @@ def to_tuples(matrix: np.ndarray) -> tuple[tuple[float, ...], ...]:
 
 
 def summarise(
-    statistics: Sequence[ChannelStatistics], previews: Iterable[PreviewEquations], stored_bytes: int
+    statistics: Sequence[FeatureStatistics], previews: Sequence[PreviewEquations], stored_bytes: int
 ) -> ArraySummary:
     """Roll shards' sums up, in the order given; at least one shard must have cached samples."""
     count = sum(each.count for each in statistics)
     mean = sum_in_order(each.sum for each in statistics) / count
     mean_square = sum_in_order(each.sum_of_squares for each in statistics) / count
-    solution = solve_preview(previews)
     return ArraySummary(
         bytes=stored_bytes,
-        channel_mean=tuple(mean.tolist()),
-        channel_std=tuple(np.sqrt(np.maximum(mean_square - mean**2, 0.0)).tolist()),
+        mean=tuple(mean.tolist()),
+        std=tuple(np.sqrt(np.maximum(mean_square - mean**2, 0.0)).tolist()),
         minimum=tuple(np.min([each.minimum for each in statistics], axis=0).tolist()),
         maximum=tuple(np.max([each.maximum for each in statistics], axis=0).tolist()),
-        rgb_weight=to_tuples(solution[:-1].T),
-        rgb_bias=tuple(solution[-1].tolist()),
+        preview=fit_preview(previews) if previews else None,
     )
 
 
@@ -131,10 +131,10 @@ def sum_in_order(terms: Iterable[object]) -> np.ndarray:
     return total
 
 
-def solve_preview(previews: Iterable[PreviewEquations]) -> np.ndarray:
-    """Ridge least squares: [channels + 1, 3], the bias in the last row."""
-    equations = list(previews)
+def fit_preview(equations: Sequence[PreviewEquations]) -> PreviewMap:
+    """Ridge least squares; the solution is [features + 1, 3], the bias in the last row."""
     gram = sum_in_order(each.gram for each in equations)
     moment = sum_in_order(each.moment for each in equations)
     ridge = PREVIEW_RIDGE * np.diag(np.diag(gram) + np.diag(gram).mean())
-    return np.linalg.solve(gram + ridge, moment)
+    solution = np.linalg.solve(gram + ridge, moment)
+    return PreviewMap(weight=to_tuples(solution[:-1].T), bias=tuple(solution[-1].tolist()))

@@ -76,7 +76,11 @@ class TarShardWriter:
 class TarFormat:
     """Names and metadata of the WebDataset form."""
 
-    def unsupported(self, dtype: StoreDtype, codec: CodecName) -> str | None:
+    def __init__(self, spec: Spec) -> None:
+        self._spec = spec
+
+    @staticmethod
+    def unsupported(dtype: StoreDtype, codec: CodecName) -> str | None:
         if codec not in CODECS:
             return f"tars hold latents as they are, so that any tar reader reads them; codec {codec} needs format zarr"
         if dtype not in DTYPES:
@@ -86,19 +90,19 @@ class TarFormat:
     def shard_file(self, shard: int) -> str:
         return f"shards/{shard:06d}.tar"
 
-    def writer(self, stream: BinaryIO, spec: Spec, planned: pa.Table) -> TarShardWriter:
-        return TarShardWriter(stream, spec.array, planned)
+    def writer(self, stream: BinaryIO, planned: pa.Table) -> TarShardWriter:
+        return TarShardWriter(stream, self._spec.array, planned)
 
-    def metadata(self, spec: Spec) -> dict[str, bytes]:
+    def metadata(self) -> dict[str, bytes]:
         """The group alone: what a tar holds is in the tar."""
-        group = {"zarr_format": 3, "node_type": "group", "attributes": {SPEC_ATTRIBUTE: spec}}
+        group = {"zarr_format": 3, "node_type": "group", "attributes": {SPEC_ATTRIBUTE: self._spec}}
         return {SPEC_FILE: canonical_json(group)}
 
     def structure_problems(self, data: memoryview, samples: ShardSamples) -> Iterator[tuple[int | None, str]]:
         """Every byte but the latents' own follows from plan and samples table: (slot or None, what differs from it)."""
         if samples.planned is None:
             return
-        first_row, layout = samples.rows.start, RowLayout(samples.spec.array)
+        first_row, layout = samples.rows.start, RowLayout(self._spec.array)
         contents, position = samples.table["content_sha256"].to_pylist(), 0
         for slot, (_, name, uri, conversations) in enumerate(iterate_samples(samples.planned)):
             location = samples.locations[slot]

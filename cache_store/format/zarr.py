@@ -20,12 +20,11 @@ from cache_store.format.checksum import crc32c
 from cache_store.format.codec import zarr_codecs
 from cache_store.format.layout import Location, ShardSamples
 from cache_store.format.record import canonical_json
-from cache_store.format.schema import SPEC_ATTRIBUTE, SPEC_FILE, ZARR_ARRAY, CodecName, Spec, StoreDtype
+from cache_store.format.schema import ROW_AXIS, SPEC_ATTRIBUTE, SPEC_FILE, ZARR_ARRAY, CodecName, Spec, StoreDtype
 
 ABSENT = np.uint64(2**64 - 1)
 CRC = struct.Struct("<I")
 NOWHERE = (-1, -1, -1)
-DIMENSION_NAMES = ("sample", "channel", "latent_y", "latent_x")
 
 
 class ZarrShardWriter:
@@ -59,32 +58,37 @@ class ZarrShardWriter:
 class ZarrFormat:
     """Names and metadata of the Zarr form."""
 
-    def unsupported(self, dtype: StoreDtype, codec: CodecName) -> str | None:
+    def __init__(self, spec: Spec) -> None:
+        self._spec = spec
+        self._within_row = "/0" * len(spec.array.shape)
+
+    @staticmethod
+    def unsupported(dtype: StoreDtype, codec: CodecName) -> str | None:
         return None
 
     def shard_file(self, shard: int) -> str:
-        return f"{ZARR_ARRAY}/c/{shard}/0/0/0"
+        return f"{ZARR_ARRAY}/c/{shard}{self._within_row}"
 
-    def writer(self, stream: BinaryIO, spec: Spec, planned: pa.Table) -> ZarrShardWriter:
-        return ZarrShardWriter(stream, spec.samples_per_shard)
+    def writer(self, stream: BinaryIO, planned: pa.Table) -> ZarrShardWriter:
+        return ZarrShardWriter(stream, self._spec.samples_per_shard)
 
-    def metadata(self, spec: Spec) -> dict[str, bytes]:
-        """Contents of every metadata file, as functions of the spec alone.
+    def metadata(self) -> dict[str, bytes]:
+        """Contents of every metadata file.
 
         The group carries the array's metadata (consolidated), so that readers need not list the folder.
         """
-        array = array_metadata(spec)
+        array = array_metadata(self._spec)
         group = {
             "zarr_format": 3,
             "node_type": "group",
-            "attributes": {SPEC_ATTRIBUTE: spec},
+            "attributes": {SPEC_ATTRIBUTE: self._spec},
             "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": {ZARR_ARRAY: array}},
         }
         return {SPEC_FILE: canonical_json(group), f"{ZARR_ARRAY}/zarr.json": canonical_json(array)}
 
     def structure_problems(self, data: memoryview, samples: ShardSamples) -> Iterator[tuple[int | None, str]]:
         """Every byte but the latents' own is a function of the samples table: (slot or None, what differs from it)."""
-        capacity = samples.spec.samples_per_shard
+        capacity = self._spec.samples_per_shard
         size = capacity * 16 + CRC.size
         if len(data) < size:
             yield None, f"shard is {len(data)} bytes, too short for its index of {size}"
@@ -153,6 +157,6 @@ def array_metadata(spec: Spec) -> dict[str, object]:
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
         "fill_value": "NaN",
         "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
-        "dimension_names": list(DIMENSION_NAMES),
+        "dimension_names": [ROW_AXIS, *array.axes],
         "attributes": {},
     }

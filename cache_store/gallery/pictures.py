@@ -31,7 +31,8 @@ JPEG_QUALITY = 88
 
 def preview(latent_CHW: np.ndarray, summary: ArraySummary) -> np.ndarray:
     """Map the latent to RGB by the seal's linear map: uint8 [H, W, 3]."""
-    weight_3C, bias_3 = np.array(summary.rgb_weight), np.array(summary.rgb_bias)
+    assert summary.preview is not None
+    weight_3C, bias_3 = np.array(summary.preview.weight), np.array(summary.preview.bias)
     rgb_HW3 = np.einsum("rc,chw->hwr", weight_3C, latent_CHW) + bias_3
     preview_HW3: np.ndarray = np.rint(np.clip(rgb_HW3, 0.0, 1.0) * 255).astype(np.uint8)
     return preview_HW3
@@ -42,7 +43,7 @@ def channel_strip(latent_CHW: np.ndarray, summary: ArraySummary) -> Image.Image:
 
     255 colours by palette; the 256th, transparent white, is the gap between maps.
     """
-    mean_C, std_C = np.array(summary.channel_mean), np.array(summary.channel_std)
+    mean_C, std_C = np.array(summary.mean), np.array(summary.std)
     score_CHW = (latent_CHW - mean_C[:, None, None]) / np.where(std_C > 0, std_C, 1.0)[:, None, None]
     level_CHW = np.rint((np.clip(score_CHW / STRIP_SPAN, -1, 1) + 1) * 127).astype(np.uint8)
     image = Image.fromarray(tiles(level_CHW, strip_columns(*level_CHW.shape[1:]), gap=255), "P")

@@ -86,7 +86,7 @@ def histograms(survey: LatentSurvey, summary: ArraySummary, scheme: Scheme) -> F
     for channel, axes in enumerate(panels.flat):
         if channel < channels:
             histogram(axes, survey.edge_B, survey.count_CB[channel], scheme)
-            mean, std = summary.channel_mean[channel], summary.channel_std[channel]
+            mean, std = summary.mean[channel], summary.std[channel]
             axes.axvline(mean, color=scheme.mark, linewidth=1)
             axes.set_title(f"{channel}:  {mean:.2f} ± {std:.2f}".replace("-", "\N{MINUS SIGN}"), fontsize=8.5)
         else:

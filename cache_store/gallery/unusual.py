@@ -46,7 +46,7 @@ def survey_latents(cache: Cache, draw: SurveyDraw) -> LatentSurvey:
 
 def histogram_edges(summary: ArraySummary) -> np.ndarray:
     """Make one scale for all channels, wide enough for each, never wider than the values."""
-    mean, spread = np.array(summary.channel_mean), HISTOGRAM_SPAN * np.array(summary.channel_std)
+    mean, spread = np.array(summary.mean), HISTOGRAM_SPAN * np.array(summary.std)
     low = max((mean - spread).min(), min(summary.minimum))
     high = min((mean + spread).max(), max(summary.maximum))
     return np.linspace(low, high, BINS + 1) if high > low else np.linspace(low - 0.5, low + 0.5, BINS + 1)

@@ -42,7 +42,7 @@ def files_of(spec: Spec) -> set[str]:
     """The names of all files that a cache of this spec has."""
     shards, layout = range(spec.num_shards), shard_format(spec)
     by_shard = (name(shard) for name in (samples_file, commit_file, layout.shard_file) for shard in shards)
-    return {PLAN_FILE, BUILD_FILE, SEAL_FILE, *layout.metadata(spec), *by_shard}
+    return {PLAN_FILE, BUILD_FILE, SEAL_FILE, *layout.metadata(), *by_shard}
 
 
 def is_leftover(name: str, known: set[str]) -> bool:

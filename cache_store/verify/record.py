@@ -1,5 +1,6 @@
 """Checking a commit record: whether it says what a record of its shard must say, and whether the shard can be kept."""
 
+import math
 from collections.abc import Iterator
 
 from cache_store.cache.metadata import read_commit
@@ -8,9 +9,9 @@ from cache_store.errors import CacheError
 from cache_store.format.formats import files_of_shard
 from cache_store.format.schema import (
     ArraySpec,
-    ChannelStatistics,
     CommitContent,
     CommitRecord,
+    FeatureStatistics,
     Spec,
     commit_file,
 )
@@ -55,7 +56,7 @@ def content_findings(spec: Spec, shard: int, content: CommitContent) -> Iterator
             yield Finding(shard=shard, file=name, problem=f"{claim}: expected {expected}, found {found}")
 
 
-def statistics_findings(shard: int, recorded: ChannelStatistics, found: ChannelStatistics | None) -> Iterator[Finding]:
+def statistics_findings(shard: int, recorded: FeatureStatistics, found: FeatureStatistics | None) -> Iterator[Finding]:
     """Whether the record's sums are those of the shard's samples, each of which has been checked."""
     if found is None or len(found.sum) != len(recorded.sum):
         return  # which is found by the counts, and by the spec
@@ -76,6 +77,9 @@ def statistics_shape(content: CommitContent) -> list[int]:
 
 
 def expected_shape(array: ArraySpec, cached: int) -> list[int]:
-    channels, height, width = array.shape
-    inputs = channels + 1
-    return [cached * height * width, *[channels] * 4, *[inputs] * inputs, *[3] * inputs] if cached else []
+    if not cached:
+        return []
+    features = array.num_features
+    lengths = [cached * math.prod(array.shape) // features, *[features] * 4]
+    inputs = features + 1
+    return [*lengths, *[inputs] * inputs, *[3] * inputs] if array.has_preview else lengths

@@ -15,7 +15,7 @@ from cache_store.format.checksum import crc32c
 from cache_store.format.codec import BLOSC_HEADER, decode_sample
 from cache_store.format.layout import Location
 from cache_store.format.schema import DTYPES, ArraySpec
-from cache_store.format.statistics import ChannelSums
+from cache_store.format.statistics import FeatureSums
 
 PIECE_BYTES = 512 * 2**10
 """Read at once at most, unless a sample is larger: small enough for the second-level cache, and twenty
@@ -36,7 +36,7 @@ class Placed(NamedTuple):
 
 
 def scan_shard(
-    stream: BufferedReader, array: ArraySpec, locations: Sequence[Location | None], sums: ChannelSums | None = None
+    stream: BufferedReader, array: ArraySpec, locations: Sequence[Location | None], sums: FeatureSums | None = None
 ) -> list[tuple[int, str]]:
     """Check the sample of every slot that has one: (slot, what is wrong with it). OSError if the file is unreadable.
 
@@ -97,7 +97,7 @@ def longest_sample(array: ArraySpec) -> int:
 class PieceCheck:
     """What is wrong with the encoded samples of a piece of the file, which lies in `buffer`."""
 
-    def __init__(self, array: ArraySpec, sums: ChannelSums | None) -> None:
+    def __init__(self, array: ArraySpec, sums: FeatureSums | None) -> None:
         self._array, self._sums = array, sums
         self.buffer = memoryview(bytearray(max(PIECE_BYTES, longest_sample(array))))
         self._decoded = np.empty(array.sample_bytes, np.uint8)

@@ -14,7 +14,7 @@ from cache_store.format.layout import ShardSamples
 from cache_store.format.plan import DIGESTED, PlanFile
 from cache_store.format.record import record_digest
 from cache_store.format.schema import CommitContent, CommitRecord, Spec, commit_file, samples_file
-from cache_store.format.statistics import ChannelSums
+from cache_store.format.statistics import FeatureSums
 from cache_store.verify.file import absence, file_finding, unreadable
 from cache_store.verify.findings import Finding, Level
 from cache_store.verify.record import content_findings, statistics_findings
@@ -102,7 +102,7 @@ class ShardVerifier:
         yield from table_findings(samples, content)
         yield from other_rows(samples)
         is_tables_fault = wrong_table is not None and wrong_data is None
-        sums = ChannelSums() if task.level == "deep" else None
+        sums = FeatureSums(self._spec.array) if task.level == "deep" else None
         differing = [*self._data_findings(task, samples, is_tables_fault, sums)]
         yield from (each for each in differing if each.row is not None or not wrong_data)  # which is known to be wrong
         if sums is not None and not differing and content.statistics is not None:
@@ -163,7 +163,7 @@ class ShardVerifier:
         return rows if rows.num_rows == len(self._spec.shard_rows(shard)) else None
 
     def _data_findings(
-        self, task: ShardTask, samples: ShardSamples, is_tables_fault: bool = False, sums: ChannelSums | None = None
+        self, task: ShardTask, samples: ShardSamples, is_tables_fault: bool = False, sums: FeatureSums | None = None
     ) -> Iterator[Finding]:
         """The shard file against the samples table: each sample, the file's own structure."""
         shard, (name, table) = task.shard, self._files(task)

@@ -5,8 +5,6 @@ its planned batch, so the whole batch of a drawn sample is encoded again and com
 likely as any other, enter the confidence bound: errors within a batch are not independent.
 """
 
-# Axes: N images of a batch, C latent channels, H W latent cells.
-
 import secrets
 import shlex
 import threading
@@ -155,11 +153,11 @@ class Auditor:
     def _compare(self, batch: Batch) -> Iterator[ComparedSample]:
         """Encode the batch again and compare every cached sample of it."""
         outcomes = batch.wait()
-        latent_NCHW = self._encoder.encode(torch.from_numpy(batch.pixels_NYX3)).cpu().numpy()
+        encoded = self._encoder.encode(torch.from_numpy(batch.pixels_NYX3)).cpu().numpy()
         samples = batch.planned.slice(batch.start, len(outcomes)).to_pylist()
         numbers = self._planned(batch.shard)[1][batch.start : batch.stop]
         places = np.flatnonzero(numbers >= 0)
-        found = differences(self._cache.read(numbers[places]), latent_NCHW[places], self._array.dtype)
+        found = differences(self._cache.read(numbers[places]), encoded[places], self._array.dtype)
         for place, difference in zip(places.tolist(), found, strict=True):
             problem = source_problem(samples[place]["content_sha256"], outcomes[place])
             yield ComparedSample(

@@ -1,7 +1,5 @@
 """Comparing cached samples with their images encoded again."""
 
-# Axes: N samples of a batch, C latent channels, H W latent cells.
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -46,14 +44,14 @@ class ComparedSample:
         return f"its latent differs by {self.difference.largest:.3g}; {self.tolerance:.3g} and rounding are allowed"
 
 
-def differences(stored_NCHW: np.ndarray, latent_NCHW: np.ndarray, dtype: StoreDtype) -> Iterator[LatentDifference]:
+def differences(cached: np.ndarray, encoded: np.ndarray, dtype: StoreDtype) -> Iterator[LatentDifference]:
     """Compare stored latents of `dtype` with float32 ones, which are rounded here as the store does.
 
     A value was rounded by up to half a step of `dtype` at its magnitude, so rounding adds one step at most.
     """
     with np.errstate(over="ignore"):  # an overflow is an infinite difference below
-        rounded_NCHW = latent_NCHW.astype(DTYPES[dtype])
-    for stored, rounded in zip(stored_NCHW, rounded_NCHW, strict=True):
+        all_rounded = encoded.astype(DTYPES[dtype])
+    for stored, rounded in zip(cached, all_rounded, strict=True):
         known = np.where(np.isfinite(rounded), rounded, stored)
         step = np.spacing(np.maximum(np.abs(stored), np.abs(known))).astype(np.float64)
         distance = np.abs(stored.astype(np.float64) - known.astype(np.float64))

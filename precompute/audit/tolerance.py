@@ -38,5 +38,5 @@ def device_class(*devices: str) -> DeviceClass:
 
 def root_mean_square(summary: ArraySummary) -> float:
     """Compute the root mean square of all stored values."""
-    mean, std = np.array(summary.channel_mean), np.array(summary.channel_std)
+    mean, std = np.array(summary.mean), np.array(summary.std)
     return float(np.sqrt(np.mean(mean**2 + std**2)))

@@ -1,10 +1,10 @@
 """Planned batches of images, decoded a few ahead of whoever encodes them.
 
-A latent's bits depend on the batch that it was encoded in, so batches are planned: rows of a shard in order, cut
+A sample's bits depend on the batch that it was encoded in, so batches are planned: rows of a shard in order, cut
 every `batch_size`, a rejected image's place filled with grey.
 """
 
-# Axes: N images of a batch, Y X pixels, h w latent cells, 3 RGB.
+# Axes: N images of a batch, Y X pixels, h w cells of a preview, 3 RGB.
 
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -32,12 +32,11 @@ class Batch:
     """A planned batch: images decode into it from several threads, each into its own place."""
 
     def __init__(self, spec: Spec, planned: pa.Table, shard: int, start: int, stop: int) -> None:
-        recipe = spec.array.image
-        latent_height, latent_width = spec.array.shape[1:]
+        array, recipe = spec.array, spec.array.image
         self.shard, self.planned, self.start, self.stop = shard, planned, start, stop
         count = stop - start
         self.pixels_NYX3 = np.full((count, recipe.height, recipe.width, 3), MID_GREY, np.uint8)
-        self.rgb_Nhw3 = np.full((count, latent_height, latent_width, 3), MID_GREY, np.uint8)
+        self.rgb_Nhw3 = np.full((count, *array.shape[1:], 3), MID_GREY, np.uint8) if array.has_preview else None
         self.outcomes: list[Future[Outcome]] = []
         self.encoding_since = 0.0
         """When the encoder got it, by the monotonic clock."""
@@ -68,9 +67,10 @@ class Batch:
             fitted = fit_image(image, recipe)
         except Rejected as rejected:
             return Outcome(content_sha256=digest, width=size[0], height=size[1], reason=rejected.reason)
-        height, width = self.rgb_Nhw3.shape[1:3]
         self.pixels_NYX3[place] = to_pixels(fitted)
-        self.rgb_Nhw3[place] = to_pixels(fitted.reduce((fitted.width // width, fitted.height // height)))
+        if self.rgb_Nhw3 is not None:
+            height, width = self.rgb_Nhw3.shape[1:3]
+            self.rgb_Nhw3[place] = to_pixels(fitted.reduce((fitted.width // width, fitted.height // height)))
         return Outcome(content_sha256=digest, width=size[0], height=size[1], reason=None)
 
     @property

@@ -1,7 +1,5 @@
 """One worker's work: decode, encode and write overlap, a few batches in memory, whole shards on disk."""
 
-# Axes: N images of a batch, C latent channels, H W latent cells.
-
 import importlib.metadata
 import threading
 import time
@@ -61,22 +59,22 @@ class ShardSink:
         self._shard = ExitStack()
         self._failed = False
 
-    def write(self, batch: Batch, latent_NCHW: torch.Tensor) -> None:
+    def write(self, batch: Batch, encoded: torch.Tensor) -> None:
         """Add a batch; after a failure the batches already queued behind it are ignored."""
         if self._failed:
             return
         self._failed = True
-        self._write(batch, latent_NCHW)
+        self._write(batch, encoded)
         self._failed = False
 
-    def _write(self, batch: Batch, latent_NCHW: torch.Tensor) -> None:
+    def _write(self, batch: Batch, encoded: torch.Tensor) -> None:
         if batch.is_first:
             self._started = batch.encoding_since
             allowed = self._job.allowed_digests.get(batch.shard, ())
             builder = ShardBuilder(self._job.store, self._job.spec, batch.shard, batch.planned, allowed)
             self._builder = self._shard.enter_context(builder)
-        rgb = batch.rgb_Nhw3.astype(np.float32) / 255.0
-        self._builder.append(latent_NCHW.cpu().numpy(), rgb, batch.wait())
+        rgb = None if batch.rgb_Nhw3 is None else batch.rgb_Nhw3.astype(np.float32) / 255.0
+        self._builder.append(encoded.cpu().numpy(), rgb, batch.wait())
         if batch.is_last:
             done = self._commit()
             self._shard.close()
@@ -98,7 +96,7 @@ class ShardSink:
 
 @cache
 def library_versions() -> dict[str, str]:
-    """Of the libraries that a latent's bits may depend on."""
+    """Of the libraries that a sample's bits may depend on."""
     return {name: importlib.metadata.version(name) for name in VERSIONED}
 
 
@@ -127,8 +125,8 @@ def encode_shards(
                 raise Interrupted("the shard in hand was dropped; run the same command again to go on")
             refuse_vanished(batch, source)
             batch.encoding_since = time.monotonic()
-            latents = encoder.encode(torch.from_numpy(batch.pixels_NYX3))
-            writes.append(writer.submit(sink.write, batch, latents))
+            encoded = encoder.encode(torch.from_numpy(batch.pixels_NYX3))
+            writes.append(writer.submit(sink.write, batch, encoded))
             while len(writes) > WRITES_BEHIND:
                 writes.popleft().result()
             on_progress(Progress(len(batch.pixels_NYX3), waited_s, elapsed_s))

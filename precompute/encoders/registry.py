@@ -1,7 +1,7 @@
 """Which encoder classes are known, and functions that load the encoder or the decoder of any of them.
 
-A new encoder is a module with a loader from model files to a `FrozenVae`, one with a loader of its decoder, and a line
-in `FAMILIES`.
+A new encoder is a module with a loader from model files to an `Encoder`, for a VAE one with a loader of its decoder,
+and a line in `FAMILIES`.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cache_store.errors import ModelError
 from precompute.encoders.config import EncoderConfig
-from precompute.encoders.encoder import Encoder, FrozenVae, PixelRange
+from precompute.encoders.encoder import Encoder, PixelRange
 from precompute.encoders.model_files import ModelFiles, find_model
 
 
@@ -20,17 +20,18 @@ from precompute.encoders.model_files import ModelFiles, find_model
 class Family:
     """How models of one class are loaded."""
 
-    encoder: Callable[[ModelFiles, EncoderConfig], FrozenVae]
-    decoder: Callable[[ModelFiles, torch.device], tuple[Callable[[Tensor], Tensor], str]]
-    """The decoder, and the SHA-256 of the encode path that its weights came with."""
+    encoder: Callable[[ModelFiles, EncoderConfig, PixelRange], Encoder]
+    decoder: Callable[[ModelFiles, torch.device], tuple[Callable[[Tensor], Tensor], str]] | None = None
+    """The decoder, if there is one, and the SHA-256 of the encode path that its weights came with."""
 
 
 def wan() -> Family:
     """Import late: diffusers takes seconds, and a wrong config or source is reported before that."""
+    from precompute.encoders.vae import VaeEncoder
     from precompute.encoders.wan import load_wan
     from precompute.encoders.wan_decoder import load_wan_decoder
 
-    return Family(load_wan, load_wan_decoder)
+    return Family(lambda files, config, range_: VaeEncoder(load_wan(files, config), config, range_), load_wan_decoder)
 
 
 FAMILIES: dict[str, Callable[[], Family]] = {"AutoencoderKLWan": wan}
@@ -50,10 +51,12 @@ def find_family(model: str) -> tuple[Family, ModelFiles]:
 def load_encoder(config: EncoderConfig, pixel_range: PixelRange) -> Encoder:
     """The frozen encoder that `config` names, ready on its device; pixels enter it in `pixel_range`."""
     family, files = find_family(config.model)
-    return Encoder(family.encoder(files, config), config, pixel_range)
+    return family.encoder(files, config, pixel_range)
 
 
 def load_decoder(config: EncoderConfig) -> tuple[Callable[[Tensor], Tensor], str]:
     """The decoder of the model that `config` names, and the SHA-256 of its encode path."""
     family, files = find_family(config.model)
+    if family.decoder is None:
+        raise ModelError(f"encoder.model {config.model} is of class {files.class_name}, which has no decoder")
     return family.decoder(files, config.torch_device)

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from cache_store.errors import ConfigError, ModelError
 from precompute.encoders.config import EncoderConfig
-from precompute.encoders.encoder import FrozenVae
 from precompute.encoders.folded_wan import FoldedWanEncoder
 from precompute.encoders.identity import weights_sha256
 from precompute.encoders.model_files import ModelFiles, one_line
 from precompute.encoders.spatial_factor import wan_spatial_factor
+from precompute.encoders.vae import FrozenVae
 
 ENCODE_CONFIG = (
     "base_dim",

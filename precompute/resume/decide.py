@@ -160,7 +160,7 @@ def notes_on_metadata(survey: Survey, work: Work, samples: SampleList) -> Iterat
 
 
 def damaged_metadata(survey: Survey, spec: Spec) -> Iterator[Finding | Exception]:
-    for name, data in shard_format(spec).metadata(spec).items():
+    for name, data in shard_format(spec).metadata().items():
         found = survey.metadata.get(name)
         if found is None and (survey.spec.value is not None or name == SPEC_FILE):
             yield Finding(file=name, problem="is missing")

@@ -99,7 +99,7 @@ def resign_spec(root: Path) -> dict[str, Any]:
         return {}
     try:
         spec = msgspec.convert(raw, Spec)
-        files = shard_format(spec).metadata(spec)
+        files = shard_format(spec).metadata()
     except (msgspec.ValidationError, ValueError, OverflowError, KeyError):
         return raw
     for name, content in files.items():

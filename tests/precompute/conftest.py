@@ -22,7 +22,7 @@ from cache_store.cache.metadata import read_build, write_build
 from cache_store.cli import main as cache_store
 from cache_store.verify.verify import verify
 from precompute.cli import main
-from precompute.encoders.encoder import Encoder
+from precompute.encoders.vae import VaeEncoder
 
 SAMPLES = 22
 BROKEN = (4, 13)
@@ -234,14 +234,14 @@ def assert_same_as_undisturbed(folder: Path, values: dict[str, Any]) -> None:
 def at_second_batch(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Functions put into this list are called once, when the second batch from then on is to be encoded."""
     acts: list[Any] = []
-    encode, calls = Encoder.encode, Counter[str]()
+    encode, calls = VaeEncoder.encode, Counter[str]()
 
-    def encode_and_act(self: Encoder, image_NYX3: Any) -> Any:
+    def encode_and_act(self: VaeEncoder, image_NYX3: Any) -> Any:
         calls["encode"] += bool(acts)
         if calls["encode"] == 2:
             for act in acts:
                 act()
         return encode(self, image_NYX3)
 
-    monkeypatch.setattr(Encoder, "encode", encode_and_act)
+    monkeypatch.setattr(VaeEncoder, "encode", encode_and_act)
     return acts

@@ -40,7 +40,7 @@ class Projector(nn.Module):
     def __init__(
         self,
         *,
-        latent_shape: tuple[int, int, int],
+        latent_shape: tuple[int, ...],
         width: int,
         layout: str,
         shape: str,
@@ -48,7 +48,7 @@ class Projector(nn.Module):
         std: Sequence[float],
         seed: int,
     ) -> None:
-        """`mean` and `std` of each latent channel; of posterior moments only the mean half is read."""
+        """`latent_shape` is [C, H, W]; `mean` and `std` are per channel; of posterior moments the mean half is read."""
         super().__init__()
         _, height, cells_x = latent_shape
         tokens, features = (height * cells_x, len(mean)) if layout == "spatial" else (len(mean), height * cells_x)

@@ -47,6 +47,7 @@ class Inputs:
 
 def open_inputs(config: TrainConfig, world: World) -> Inputs:
     cache = open_sound_cache(config.cache, world)
+    refuse_other_axes(config.cache, cache.spec.array)
     chat = load_chat_tokenizer(config.model.language_model, config.model.chat_template, config.data.max_text_tokens)
     folder = text_folder(cache, chat, config.data.text_dir)
     refuse_inside("data.text_dir", folder, cache.root)
@@ -69,6 +70,15 @@ def open_sound_cache(path: str, world: World) -> Cache:
     return cache
 
 
+def refuse_other_axes(path: str, array: ArraySpec) -> None:
+    """ConfigError where a sample is not the latent of a VAE."""
+    if len(array.shape) != 3 or array.feature_place != 0:
+        raise ConfigError(
+            f"cache: {path} holds [{array.named_shape}] for each image; the projector reads latents of a VAE, "
+            "[channel, latent_y, latent_x]"
+        )
+
+
 def make_projector(config: TrainConfig, cache: Cache, language: LanguageModel) -> Projector:
     mean, std = latent_statistics(cache)
     return Projector(
@@ -88,7 +98,7 @@ def latent_statistics(cache: Cache) -> tuple[tuple[float, ...], tuple[float, ...
     if array.encoder.latents_mean:
         return array.encoder.latents_mean, array.encoder.latents_std
     channels = array.shape[0] // 2 if array.encoder.posterior == "moments" else array.shape[0]
-    return summary.channel_mean[:channels], summary.channel_std[:channels]
+    return summary.mean[:channels], summary.std[:channels]
 
 
 def check_length(config: TrainConfig, language: LanguageModel, projector: Projector) -> None:

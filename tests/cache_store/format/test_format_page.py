@@ -60,6 +60,13 @@ def test_the_pages_reader_reads_what_ours_reads(cache, read_row):
     assert [read_row(cache, row) for row in REJECTED] == [None, None]
 
 
+@pytest.mark.parametrize("shape", [(12,), (3, 8), (2, 3, 4, 5)])
+def test_the_pages_reader_reads_samples_of_any_axes(tmp_path, store_format, shape, read_row):
+    samples = np.random.default_rng(0).standard_normal((ROWS, *shape), np.float32)
+    path = make_cache(tmp_path / "cache", samples, store_format=store_format)
+    np.testing.assert_array_equal([read_row(path, row) for row in range(ROWS)], samples.astype(np.float16))
+
+
 def test_the_pages_reader_finds_every_flipped_bit(cache, read_row):
     """Random bits of the shard, the seal and what the reader uses of the record and the spec."""
     random = np.random.default_rng(0)

@@ -137,5 +137,5 @@ def test_the_previews_equations_are_as_the_page_says(cache):
     np.testing.assert_allclose(moment, v.T @ t, rtol=1e-12, atol=1e-12)
     g = np.diag(gram)
     solution = np.linalg.solve(gram + 1e-6 * np.diag(g + g.mean()), moment)
-    summary = json.loads((cache / "seal.json").read_text())["array"]
-    np.testing.assert_allclose(solution, [*np.transpose(summary["rgb_weight"]), summary["rgb_bias"]], rtol=1e-9)
+    preview = json.loads((cache / "seal.json").read_text())["array"]["preview"]
+    np.testing.assert_allclose(solution, [*np.transpose(preview["weight"]), preview["bias"]], rtol=1e-9)

@@ -22,8 +22,8 @@ GOLDEN = {
     "webdataset": Path(__file__).parent / "golden_webdataset",
 }
 IDENTITIES = {
-    "zarr": "b85fdf04219a1965919087b3dbae22659b3cd4f01f7e8d581def760f40853e3c",
-    "webdataset": "550846acea2f4454595217b9c463d7fab2dc40d9051043ce3c9b181d9c9a294c",
+    "zarr": "ed00bfe48313d537cc9c596acfbe86e59dea78d25e5b84ae9ebea2965ee30198",
+    "webdataset": "15e6c46178187224bc9eb23884bc023448d292df19247dccda1da80089f81129",
 }
 WRITTEN_ALIKE = {
     "zarr": ("zarr.json", "latents/zarr.json", "latents/c/0/0/0/0", "latents/c/1/0/0/0"),

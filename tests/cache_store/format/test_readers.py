@@ -27,7 +27,7 @@ def read_with_zarrs(path: Path) -> np.ndarray:
 
 def read_with_xarray(path: Path) -> np.ndarray:
     with xarray.open_zarr(path, chunks=None) as dataset:
-        assert dataset["latents"].dims == ("sample", "channel", "latent_y", "latent_x")
+        assert dataset["latents"].dims == ("row", "channel", "latent_y", "latent_x")
         return np.asarray(dataset["latents"].values)
 
 

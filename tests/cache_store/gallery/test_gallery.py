@@ -285,7 +285,7 @@ def test_without_a_package_that_reads_sources_the_page_says_so(cache, tmp_path, 
 def test_the_preview_is_the_seals_linear_map(cache):
     summary = open_cache(cache).seal.array
     latent = latents()[0]
-    expected = np.tensordot(np.array(summary.rgb_weight), latent, 1) + np.array(summary.rgb_bias)[:, None, None]
+    expected = np.tensordot(np.array(summary.preview.weight), latent, 1) + np.array(summary.preview.bias)[:, None, None]
     assert np.abs(preview(latent, summary) / 255 - np.clip(expected, 0, 1).transpose(1, 2, 0)).max() <= 0.5 / 255 + 1e-9
 
 

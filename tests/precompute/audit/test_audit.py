@@ -28,7 +28,7 @@ from precompute.audit.report import upper_bound
 from precompute.audit.tolerance import RELATIVE_TOLERANCE, device_class
 from precompute.cli import main
 from precompute.config import AuditConfig
-from precompute.encoders.encoder import Encoder
+from precompute.encoders.vae import VaeEncoder
 from tests.make_cache import seal_cache
 from tests.precompute.conftest import BROKEN, SAMPLES, Project, image_bytes, make_vae, sample_name
 
@@ -218,7 +218,7 @@ def test_a_full_disk_at_the_end_loses_the_file_alone_and_names_it(built):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_audit_with_code_3_and_what_it_has(audit, monkeypatch, number):
-    encode = Encoder.encode
+    encode = VaeEncoder.encode
 
     def signalled(self, image_NYX3):
         if signal.getsignal(number) is not before:
@@ -226,7 +226,7 @@ def test_a_signal_ends_the_audit_with_code_3_and_what_it_has(audit, monkeypatch,
         return encode(self, image_NYX3)
 
     before = signal.getsignal(number)
-    monkeypatch.setattr(Encoder, "encode", signalled)
+    monkeypatch.setattr(VaeEncoder, "encode", signalled)
     report = audit(code=3)
     assert "precompute: stopped: " in audit.said
     assert 1 <= report["drawn"] < CACHED_SAMPLES
@@ -236,8 +236,8 @@ def test_a_signal_ends_the_audit_with_code_3_and_what_it_has(audit, monkeypatch,
 def test_an_encoder_that_rounds_otherwise_passes_one_off_does_not(project, monkeypatch, relative, code):
     """As another machine's float32 kernels would, measured at some 5e-6 of the root mean square."""
     project.build(store__dtype="float32")
-    encode = Encoder.encode
-    monkeypatch.setattr(Encoder, "encode", lambda self, image_NYX3: encode(self, image_NYX3) * (1 + relative))
+    encode = VaeEncoder.encode
+    monkeypatch.setattr(VaeEncoder, "encode", lambda self, image_NYX3: encode(self, image_NYX3) * (1 + relative))
     report = Audit(project)(code=code)
     assert report["equal_bits"] == 0
     assert len(report["findings"]) == (CACHED_SAMPLES if code else 0)

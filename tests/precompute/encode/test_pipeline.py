@@ -25,7 +25,7 @@ from precompute.encode.batches import BATCHES_AHEAD, Batch, decoded_batches, pla
 from precompute.encode.job import EncodeJob
 from precompute.encode.pipeline import WRITES_BEHIND, Progress, ShardSink, encode_shards
 from precompute.encode.progress import BuildProgress
-from precompute.encoders.encoder import Encoder
+from precompute.encoders.vae import VaeEncoder
 from precompute.images.decode import MID_GREY, decode_image, fit_image, to_pixels
 from precompute.sources import Source, SourceConfig, open_source
 from tests.precompute.conftest import BROKEN, SAMPLES, image_bytes, run_build, write_source
@@ -65,13 +65,13 @@ FAILURES: dict[str, bytes | None] = {
 def encoded(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
     """The batches that the encoder is given, which encodes them all the same."""
     batches: list[np.ndarray] = []
-    encode = Encoder.encode
+    encode = VaeEncoder.encode
 
-    def record_and_encode(self: Encoder, image_NYX3: torch.Tensor) -> torch.Tensor:
+    def record_and_encode(self: VaeEncoder, image_NYX3: torch.Tensor) -> torch.Tensor:
         batches.append(image_NYX3.numpy().copy())
         return encode(self, image_NYX3)
 
-    monkeypatch.setattr(Encoder, "encode", record_and_encode)
+    monkeypatch.setattr(VaeEncoder, "encode", record_and_encode)
     return batches
 
 

@@ -41,14 +41,14 @@ class Place(NamedTuple):
 BUILD_PHASES = {
     "planning": Place("precompute.build:make_plan"),
     "planned": Place("precompute.resume.act:write_build"),
-    "encoding": Place("precompute.encoders.encoder:Encoder.encode", 3),
+    "encoding": Place("precompute.encoders.vae:VaeEncoder.encode", 3),
     "writing": Place("cache_store.cache.shard_files:write_rows", 2),
     "sealing": Place("precompute.build:make_seal"),
     "writing the seal": Place("precompute.build:write_seal"),
 }
 REPAIR_PHASES = {
     "examining": Place("precompute.build:examine_images"),
-    "encoding": Place("precompute.encoders.encoder:Encoder.encode"),
+    "encoding": Place("precompute.encoders.vae:VaeEncoder.encode"),
     "sealing": Place("precompute.build:make_seal"),
 }
 

@@ -43,7 +43,7 @@ def test_signed_range_and_mean_are_diffusers_mode(vae, tmp_path, fold):
     expected = diffusers_posterior(vae, image.permute(0, 3, 1, 2).float() / 127.5 - 1).mode()
     torch.testing.assert_close(latents, expected.squeeze(2), rtol=0, atol=1e-5)
     assert latents.is_contiguous()
-    assert latents.shape[1:] == encoder_of(vae, tmp_path).latent_shape(24, 40) == (4, 3, 5)
+    assert latents.shape[1:] == encoder_of(vae, tmp_path).layout(24, 40).shape == (4, 3, 5)
 
 
 def test_theworld_feeds_bytes_as_they_are(vae, tmp_path):
@@ -64,7 +64,7 @@ def test_moments_are_mean_and_bounded_log_variance(vae, tmp_path, fold):
     torch.testing.assert_close(latents, expected, rtol=0, atol=1e-5)
     assert (latents[:, 4] == -30).all()
     assert (latents[:, 5] == 20).all()
-    assert latents.shape[1:] == encoder.latent_shape(24, 40) == (8, 3, 5)
+    assert latents.shape[1:] == encoder.layout(24, 40).shape == (8, 3, 5)
 
 
 @pytest.mark.parametrize("compute_dtype", ["float32", "bfloat16"])
@@ -103,7 +103,7 @@ def test_a_gpu_gives_the_cpus_latents(vae, tmp_path, config):
 @pytest.mark.parametrize("size", [(20, 40), (24, 44), (0, 8)])
 def test_a_size_that_would_be_cropped_is_refused(vae, tmp_path, size):
     with pytest.raises(ConfigError, match="multiples of 8"):
-        encoder_of(vae, tmp_path).latent_shape(*size)
+        encoder_of(vae, tmp_path).layout(*size)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_size_is_refused_by_what_the_config_alone_says(tmp_path, config, fits)
 def test_wan_2_2_runs_unfolded(narrow_vae, tmp_path):
     vae = narrow_vae(is_residual=True, patch_size=2, in_channels=12, out_channels=12)
     encoder = encoder_of(vae, tmp_path, fold=False)
-    assert encoder.latent_shape(32, 48) == (16, 2, 3)
+    assert encoder.layout(32, 48).shape == (16, 2, 3)
     with pytest.raises(ConfigError, match="multiples of 16, got 40x48"):
         refuse_unfit_for(str(tmp_path), 40, 48)
     assert encoder.encode(photos(1, 32, 48)).shape == (1, 16, 2, 3)

@@ -19,10 +19,10 @@ from cache_store.format.schema import (
     PLAN_FILE,
     SPEC_FILE,
     BuildRecord,
-    ChannelStatistics,
     CommitContent,
     CommitRecord,
     CommitRun,
+    FeatureStatistics,
     FileRecord,
     PreviewEquations,
     Recipe,
@@ -70,7 +70,7 @@ def record(spec: Spec, plan: pa.Table, shard: int, content: str = "") -> CommitR
         rejected=0,
         reasons={},
         non_finite=0,
-        statistics=ChannelStatistics(count=count * height * width, **sums),
+        statistics=FeatureStatistics(count=count * height * width, **sums),
         preview=PreviewEquations(gram=((1.0, 0.0), (0.0, 1.0)), moment=((0.0,) * 3,) * 2),
     )
     run = CommitRun(attempt=1, seconds=1.0, images_per_s=1.0, host="", device="cpu", versions={})
@@ -96,7 +96,7 @@ def surveyed(recipe: Recipe = RECIPE, plan: pa.Table | None = None, content: str
         build=Reading(signed(BuildRecord(format_version=FORMAT_VERSION, config={}, sha256=""))),
         plan=Reading(on_disk),
         shards={shard: ShardOnDisk(record=Reading(each)) for shard, each in records.items()},
-        metadata=dict(shard_format(spec).metadata(spec)),
+        metadata=dict(shard_format(spec).metadata()),
         ids=dict(enumerate(plan["id"].to_pylist())),
     )
 
@@ -129,7 +129,7 @@ def without(*names: str, survey: Survey = WHOLE) -> Survey:
 
 
 def with_spec(spec: Spec) -> Survey:
-    return replace(WHOLE, spec=Reading(spec), metadata=dict(shard_format(spec).metadata(spec)))
+    return replace(WHOLE, spec=Reading(spec), metadata=dict(shard_format(spec).metadata()))
 
 
 def with_plan(table: pa.Table, sha256: str = "as written", survey: Survey = WHOLE) -> Survey:

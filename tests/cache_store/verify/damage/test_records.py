@@ -69,7 +69,7 @@ RECORD_EDITS: list[dict[str, Any]] = [
 SEAL_EDITS: list[dict[str, Any]] = [
     *({field: "0" * 64} for field in ("spec_digest", "identity", "plan_file.sha256")),
     *({field: backwards} for field in ("cached_per_shard", "commits")),
-    *({f"array.{field}.0": plus(1e-3)} for field in ("channel_mean", "maximum", "rgb_bias")),
+    *({f"array.{field}.0": plus(1e-3)} for field in ("mean", "maximum", "preview.bias")),
     *({"planned": 99}, {"reasons": {}}, {"commits": []}, {"plan_file.path": "build.json"}, {"array.bytes": 1}),
     {"cached": plus(1), "rejected": plus(-1)},
 ]
