@@ -39,8 +39,8 @@ def refuse(
     now: str = "now",
 ) -> NoReturn:
     """StaleError of a summary, the table of differences under `held` and `now`, and a line for each remedy."""
-    shown = [Difference(plain(each.field), *shorten(each.before, each.now)) for each in differences[:SHOWN_ROWS]]
-    lines = [plain(summary), *aligned([("field", held, now), *shown])]
+    shown = [Difference(printable(each.field), *shorten(each.before, each.now)) for each in differences[:SHOWN_ROWS]]
+    lines = [printable(summary), *aligned([("field", held, now), *shown])]
     if (more := len(differences) - SHOWN_ROWS) > 0:
         lines.append(f"and {more:,} more")
     raise StaleError("\n  ".join([*lines, *remedies]))
@@ -91,7 +91,7 @@ def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 def shorten(before: str, now: str) -> tuple[str, str]:
     """Both values, digests and long texts cut to what tells them apart."""
-    before, now = (DIGEST.sub(lambda digest: f"{digest[0][:DIGEST_SHOWN]}…", plain(value)) for value in (before, now))
+    before, now = (DIGEST.sub(lambda each: f"{each[0][:DIGEST_SHOWN]}…", printable(value)) for value in (before, now))
     if max(len(before), len(now)) <= CELL:
         return before, now
     start = max(0, common_length(before, now) - CELL // 3)
@@ -111,6 +111,6 @@ def window(text: str, start: int) -> str:
     return ("…" if start else "") + text[start : start + CELL] + ("…" if start + CELL < len(text) else "")
 
 
-def plain(text: str) -> str:
+def printable(text: str) -> str:
     """On one line and without control characters: ids and names come from others' files."""
     return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)

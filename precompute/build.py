@@ -83,7 +83,7 @@ def build(config: BuildConfig, request: BuildRequest | None = None) -> Summary:
         clear_leftovers(store, work.spec)
         seal = seal_of(store, work, progress, plan_file)
         announce_identity(work, seal)
-        return summarise(work, progress, seal, tried, samples.passed_over)
+        return build_summary(work, progress, seal, tried, samples.passed_over)
 
 
 def look_at_images(
@@ -145,7 +145,7 @@ def announce_identity(work: Work, seal: Seal) -> None:
     say(f"the cache's identity was {work.earlier_seal.identity} and is {seal.identity}: {why}")
 
 
-def summarise(work: Work, progress: BuildProgress, seal: Seal, tried: int, passed_over: PassedOver) -> Summary:
+def build_summary(work: Work, progress: BuildProgress, seal: Seal, tried: int, passed_over: PassedOver) -> Summary:
     built = progress.built
     return Summary(
         seal=seal,

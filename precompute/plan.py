@@ -26,7 +26,7 @@ T = TypeVar("T")
 CHUNK = 65_536
 """Samples held as Python objects at a time; the plan itself is columns."""
 
-SHOWN = 5
+SHOWN_IDS = 5
 """Ids named in a message before it says how many more there are."""
 
 
@@ -66,7 +66,7 @@ def refuse_duplicates(ids: pa.ChunkedArray) -> None:
     repeated = pc.equal(ids[1:], ids[:-1])
     if pc.any(repeated).as_py():
         names = sorted(set(ids[1:].filter(repeated).to_pylist()))
-        raise SourceError(f"sample ids must be unique; {len(names)} occur more than once: {some(names)}")
+        raise SourceError(f"sample ids must be unique; {len(names)} occur more than once: {abridged(names)}")
 
 
 def refuse_missing_images(found: pa.Table, source: SourceConfig, allowed: float) -> None:
@@ -86,17 +86,17 @@ def why_missing(missing: pa.Table, source: SourceConfig) -> Iterator[tuple[str, 
     unnamed, named = missing.filter(is_unnamed)["id"], missing.filter(pc.invert(is_unnamed))["uri"]
     if len(named):
         where = source.images or (Path(source.path).parent if source.kind == "llava" else source.path)
-        yield f"{some(named.to_pylist())}; looked in {where}", "Set source.images, or mend it"
+        yield f"{abridged(named.to_pylist())}; looked in {where}", "Set source.images, or mend it"
     if len(unnamed):
         yield (
-            f"the records of {len(unnamed)} samples name none: {some(unnamed.to_pylist())}",
+            f"the records of {len(unnamed)} samples name none: {abridged(unnamed.to_pylist())}",
             f"Give these records an `image`, or leave them out of {source.path}",
         )
 
 
-def some(names: Sequence[str]) -> str:
-    shown = [name if name.isprintable() else ascii(name) for name in names[:SHOWN]]  # one line, whatever they hold
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+def abridged(names: Sequence[str]) -> str:
+    shown = [name if name.isprintable() else ascii(name) for name in names[:SHOWN_IDS]]  # one line, whatever they hold
+    more = f" and {len(names) - SHOWN_IDS} more" if len(names) > SHOWN_IDS else ""
     return ", ".join(shown) + more
 
 
@@ -114,7 +114,7 @@ class PlanDifference:
             (self.removed, "gone"),
             (self.changed, "with another image name or text"),
         ]
-        return "; ".join(f"{len(ids):,} {what} ({some(ids)})" for ids, what in parts if ids)
+        return "; ".join(f"{len(ids):,} {what} ({abridged(ids)})" for ids, what in parts if ids)
 
 
 def compare_plans(planned: pa.Table, found: pa.Table) -> PlanDifference:

@@ -39,13 +39,13 @@ def read_samples(cache: Address, shard: int, columns: list[str] | None = None) -
     return open_table(open_store(cache), samples_file(shard)).whole(columns)
 
 
-def file_sha256(store: Store, name: str) -> str:
+def stored_sha256(store: Store, name: str) -> str:
     with store.open(name) as stream:
         return stream_sha256(stream)
 
 
 def file_record(store: Store, name: str) -> FileRecord:
-    return FileRecord(path=name, bytes=store.size(name), sha256=file_sha256(store, name))
+    return FileRecord(path=name, bytes=store.size(name), sha256=stored_sha256(store, name))
 
 
 def refuse_other_size(store: Store, file: FileRecord) -> None:

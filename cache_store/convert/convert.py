@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from cache_store.cache.files import file_sha256
+from cache_store.cache.files import stored_sha256
 from cache_store.cache.metadata import (
     has_cache,
     metadata_of,
@@ -135,7 +135,7 @@ def converted_build(source: CacheAt, target: CacheAt) -> BuildRecord:
 
 def copy_plan(from_store: Store, to_store: Store, seal: Seal) -> None:
     """CacheError where the plan is not the one sealed; what is copied is what was hashed."""
-    if to_store.has(PLAN_FILE) and file_sha256(to_store, PLAN_FILE) == seal.plan_file.sha256:
+    if to_store.has(PLAN_FILE) and stored_sha256(to_store, PLAN_FILE) == seal.plan_file.sha256:
         return
     with from_store.open(PLAN_FILE) as plan, to_store.draft(PLAN_FILE) as draft:
         shutil.copyfileobj(plan, draft.stream)

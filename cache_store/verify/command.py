@@ -21,7 +21,7 @@ from cache_store.cores import usable_cores
 from cache_store.errors import CacheError, ConfigError, Interrupted
 from cache_store.program.output_file import refuse_output, write_output
 from cache_store.program.progress_bar import progress_bar
-from cache_store.refusal import plain
+from cache_store.refusal import printable
 from cache_store.verify.findings import Finding, Level, Report
 from cache_store.verify.shard import CheckedShard
 from cache_store.verify.subset import Subset, parse_subset
@@ -154,7 +154,7 @@ def show_findings(findings: Sequence[Finding]) -> None:
     table = Table("shard", "row", "file", "problem", box=None)
     for finding in findings[:SHOWN_FINDINGS]:
         place = ["" if value is None else str(value) for value in (finding.shard, finding.row)]
-        table.add_row(*place, Text(plain(finding.file)), Text(plain(finding.problem)))
+        table.add_row(*place, Text(printable(finding.file)), Text(printable(finding.problem)))
     # A pipe has no width; wide enough that nothing is broken there.
     Console(highlight=False, width=None if sys.stdout.isatty() else 300).print(table)
     if (more := len(findings) - SHOWN_FINDINGS) > 0:

@@ -1,6 +1,6 @@
 """Checking one file of a cache: whether it lies there, can be read, and has the size and hash of its record."""
 
-from cache_store.cache.files import file_sha256, refuse_other_size
+from cache_store.cache.files import refuse_other_size, stored_sha256
 from cache_store.errors import CacheError, NotAFileError
 from cache_store.format.schema import FileRecord
 from cache_store.storage.store import Store
@@ -11,7 +11,7 @@ def file_finding(store: Store, file: FileRecord, level: Level, shard: int | None
     """What is wrong with a file that a record names; but for level quick its SHA-256 is compared too."""
     try:
         refuse_other_size(store, file)
-        if level == "quick" or (found := file_sha256(store, file.path)) == file.sha256:
+        if level == "quick" or (found := stored_sha256(store, file.path)) == file.sha256:
             return None
     except (CacheError, OSError) as error:
         return unreadable(error, store, file.path, shard)

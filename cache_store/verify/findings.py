@@ -8,7 +8,7 @@ from typing import Literal
 
 from cache_store.errors import CacheError
 from cache_store.format.schema import BUILD_FILE, SPEC_FILE
-from cache_store.refusal import plain
+from cache_store.refusal import printable
 
 Level = Literal["quick", "full", "deep"]
 """How much is read: records and sizes; every byte; every byte, and every sample whatever the hashes say."""
@@ -36,7 +36,7 @@ class Finding:
     def __str__(self) -> str:
         shard = "" if self.shard is None else f"shard {self.shard}, "
         row = "" if self.row is None else f"row {self.row}, "
-        return f"{shard}{row}{plain(self.file)}: {plain(self.problem)}"
+        return f"{shard}{row}{printable(self.file)}: {printable(self.problem)}"
 
 
 def in_reading_order(finding: Finding) -> tuple[int, str, int, str]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from cache_store.cache.files import file_sha256, open_plan
+from cache_store.cache.files import open_plan, stored_sha256
 from cache_store.errors import CacheError
 from cache_store.format.plan import PlanFile
 from cache_store.format.schema import PLAN_FILE, SEAL_FILE, Seal, Spec, commit_file
@@ -72,5 +72,5 @@ def plan_or_seal(store: Store, plan: PlanFile, spec: Spec, finding: Finding) -> 
         yield Finding(file=SEAL_FILE, problem=f"names {finding.file} as the plan")
         return
     yield finding
-    if plan.digests()[0] == spec.plan_digest and plan.sha256_as_written() == file_sha256(store, PLAN_FILE):
+    if plan.digests()[0] == spec.plan_digest and plan.sha256_as_written() == stored_sha256(store, PLAN_FILE):
         yield Finding(file=SEAL_FILE, problem="or the seal is wrong about the plan, which is as it is written")

@@ -31,7 +31,7 @@ __all__ = ["Finding", "Level", "Report", "verify"]
 
 Task = PlanTask | ShardTask
 Checked = CheckedPlan | CheckedShard
-Progress = Callable[[CheckedShard], object]
+OnShard = Callable[[CheckedShard], object]
 
 
 def ignore(checked: CheckedShard) -> None:
@@ -44,7 +44,7 @@ def verify(
     *,
     subset: Subset | None = None,
     jobs: int = 1,
-    progress: Progress = ignore,
+    progress: OnShard = ignore,
 ) -> Report:
     """Check a cache, with so many threads; the report is the same for any; `progress` hears of every shard.
 
@@ -95,7 +95,7 @@ def shard_tasks(spec: Spec, level: Level, subset: Subset | None) -> list[ShardTa
 
 
 def check_all(
-    make_verifier: Callable[[], Verifier], tasks: Sequence[Task], jobs: int, progress: Progress
+    make_verifier: Callable[[], Verifier], tasks: Sequence[Task], jobs: int, progress: OnShard
 ) -> tuple[CheckedPlan, list[CheckedShard]]:
     """The plan and every shard, in order, however they get done."""
     plan, checked = CheckedPlan(), dict[int, CheckedShard]()

@@ -9,14 +9,14 @@ from typing import Self
 
 from cache_store.format.schema import CommitRecord
 from cache_store.program.progress_bar import progress_bar
-from cache_store.refusal import plain
+from cache_store.refusal import printable
 from precompute.encode.pipeline import MismatchedShard, Progress
 from precompute.images.rejected import TooManyRejectsError
 
 
 def say(message: str) -> None:
     """What a person should know though the build goes on."""
-    print(f"precompute: {plain(message)}", file=sys.stderr)
+    print(f"precompute: {printable(message)}", file=sys.stderr)
 
 
 class BuildProgress:

@@ -18,7 +18,7 @@ from cache_store.format.record import record_digest
 from cache_store.format.schema import BUILD_FILE, PLAN_FILE, SPEC_FILE, CommitRecord, Recipe, Seal, Spec, commit_file
 from cache_store.verify.findings import Finding
 from cache_store.verify.record import content_findings
-from precompute.resume.refusals import refuse_lost_recipe, refuse_other_recipe, refuse_other_report
+from precompute.resume.refusals import refuse_lost_recipe, refuse_other_inputs, refuse_other_report
 from precompute.resume.request import BuildRequest
 from precompute.resume.sample_list import SampleList, arrange
 from precompute.spec import possible_spec
@@ -110,7 +110,7 @@ def decide(survey: Survey, wanted: Wanted, request: BuildRequest) -> Work:
     recipe = held_recipe(survey)
     if recipe is None:
         refuse_lost_recipe(survey)
-    refuse_other_recipe(survey.store, recipe, wanted.recipe, request)
+    refuse_other_inputs(survey.store, recipe, wanted.recipe, request)
     samples = arrange(survey, recipe, wanted.samples, request)
     spec = possible_spec(recipe, len(samples.wanted), samples.wanted.digests.whole)
     refuse_unknown_shards(survey, spec, request)

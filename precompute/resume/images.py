@@ -21,7 +21,7 @@ from precompute.encode.pipeline import MismatchedShard
 from precompute.encode.progress import say
 from precompute.images.decode import content_sha256
 from precompute.images.rejected import Rejected
-from precompute.plan import some
+from precompute.plan import abridged
 from precompute.resume.decide import Work
 from precompute.resume.refusals import refuse_changed_images, refuse_changed_rejects, refuse_unknown_images
 from precompute.resume.request import BuildRequest
@@ -130,14 +130,15 @@ def settle_rejected(store: Store, changes: list[ImageChange], work: Work, reques
     held = [each.difference for each in changes if each.shard not in {*work.kept, work.open_shard}]
     refuse_changed_rejects(store, held, request)
     if tried := [each.difference.field for each in changes if each.shard == work.open_shard]:
-        say(f"rejected images that have changed, in the shard that is written again: {len(tried):,} ({some(tried)})")
+        count = f"{len(tried):,} ({abridged(tried)})"
+        say(f"rejected images that have changed, in the shard that is written again: {count}")
     rest = [each.difference for each in changes if each.shard != work.open_shard]
     back = [each.field for each in rest if each.before == ABSENT]
     changed = [each.field for each in rest if each.before != ABSENT]
     for ids, what in ((back, "were missing and are there now"), (changed, "were rejected and have changed")):
         if ids:
             flag = request.with_options("--retry-rejected")
-            say(f"images that {what}: {len(ids):,} ({some(ids)}); they stay rejected, unless you run {flag}")
+            say(f"images that {what}: {len(ids):,} ({abridged(ids)}); they stay rejected, unless you run {flag}")
 
 
 def sample_changes(store: Store, mismatched: MismatchedShard) -> Iterator[Difference]:

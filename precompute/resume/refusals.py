@@ -15,11 +15,11 @@ from cache_store.refusal import ABSENT, Difference, differing, refuse
 from cache_store.storage.store import Store
 from cache_store.verify.findings import Report
 from precompute.encode.pipeline import MismatchedShard
-from precompute.plan import SHOWN, PlanDifference, some
+from precompute.plan import SHOWN_IDS, PlanDifference, abridged
 from precompute.resume.request import BuildRequest
 
 
-def refuse_other_recipe(store: Store, held: Recipe, asked: Recipe, request: BuildRequest) -> None:
+def refuse_other_inputs(store: Store, held: Recipe, asked: Recipe, request: BuildRequest) -> None:
     """StaleError naming every field of recipe, encoder and store that differs."""
     if differences := recipe_differences(held, asked):
         refuse(f"{store} was made from other inputs; it is untouched", differences, keep_both(request))
@@ -76,9 +76,9 @@ def refuse_other_list(
 def list_differences(rows: int, rows_now: int, difference: PlanDifference) -> list[Difference]:
     return [
         Difference("samples", f"{rows:,}", f"{rows_now:,}"),
-        *(Difference("new sample", "", name) for name in difference.added[:SHOWN]),
-        *(Difference("gone sample", name, "") for name in difference.removed[:SHOWN]),
-        *(Difference("image name or text", name, "changed") for name in difference.changed[:SHOWN]),
+        *(Difference("new sample", "", name) for name in difference.added[:SHOWN_IDS]),
+        *(Difference("gone sample", name, "") for name in difference.removed[:SHOWN_IDS]),
+        *(Difference("image name or text", name, "changed") for name in difference.changed[:SHOWN_IDS]),
     ]
 
 
@@ -92,7 +92,7 @@ def refuse_lost_list(survey: Survey, source: pa.Table, digests: PlanDigests) -> 
         f"{survey.store.where(PLAN_FILE)} is lost, and the source's samples are not those it was made from; the "
         "cache is untouched",
         [
-            *(Difference("gone sample", name, "") for name in gone[:SHOWN]),
+            *(Difference("gone sample", name, "") for name in gone[:SHOWN_IDS]),
             *(each for each in changed if each.before != each.now),
         ],
         ["restore the source and run the same command again, and the file is restored"],
@@ -102,7 +102,7 @@ def refuse_lost_list(survey: Survey, source: pa.Table, digests: PlanDigests) -> 
 def refuse_changed_images(store: Store, rows: int, changes: Sequence[Difference], request: BuildRequest) -> None:
     """StaleError naming samples whose image is no longer the one encoded."""
     if changes:
-        ids = some([change.field for change in changes])
+        ids = abridged([change.field for change in changes])
         refuse(
             f"{store}: {len(changes):,} of {rows:,} images are not the ones encoded: {ids}; the cache is untouched",
             of_images(changes),
@@ -116,7 +116,7 @@ def refuse_changed_images(store: Store, rows: int, changes: Sequence[Difference]
 def refuse_changed_rejects(store: Store, changes: Sequence[Difference], request: BuildRequest) -> None:
     """StaleError for rejected samples of shards that are to be built again: the shards would not come out the same."""
     if changes:
-        ids = some([change.field for change in changes])
+        ids = abridged([change.field for change in changes])
         refuse(
             f"{store}: {len(changes):,} rejected images, in shards that are to be built again, have changed: {ids}; "
             "the cache is untouched",
@@ -160,10 +160,10 @@ def refuse_mismatched_shards(
     if all(changes.values()):
         culprits = "samples are not the ones encoded"
     names = [SEAL_FILE, *map(commit_file, sorted(mismatched))]
-    vouching = some([name for name in names if store.has(name)])
+    vouching = abridged([name for name in names if store.has(name)])
     refuse(
         f"{store}: {len(mismatched):,} shards built again do not come out as they were, so that nothing of them was "
-        f"replaced: {some(list(map(str, sorted(mismatched))))}",
+        f"replaced: {abridged(list(map(str, sorted(mismatched))))}",
         differences,
         [
             f"{culprits}: restore that and run the same command again",

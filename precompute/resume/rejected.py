@@ -10,7 +10,7 @@ from cache_store.cache.files import read_samples
 from cache_store.errors import CacheError, EncodeOnceError
 from cache_store.format.schema import REJECTED, ImageRecipe, Spec, reason_kind
 from cache_store.program.progress_bar import progress_bar
-from cache_store.refusal import aligned, plain
+from cache_store.refusal import aligned, printable
 from cache_store.storage.store import Store
 from precompute.images.decode import decode_image, fit_image
 from precompute.images.rejected import Rejected, TooManyRejectsError
@@ -93,7 +93,7 @@ def rejected_kinds(store: Store, spec: Spec) -> dict[str, tuple[int, str]]:
 
 
 def table_of(kinds: dict[str, tuple[int, str]]) -> list[str]:
-    rows = [(kind, f"{count:,}", plain(example)) for kind, (count, example) in sorted(kinds.items())]
+    rows = [(kind, f"{count:,}", printable(example)) for kind, (count, example) in sorted(kinds.items())]
     return aligned([("reason", "samples", "one of them"), *rows])
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import NamedTuple, Self
 
-from cache_store.refusal import plain
+from cache_store.refusal import printable
 
 COMMONEST = 5
 """Suffixes shown with their number of files."""
@@ -122,7 +122,7 @@ def shown_name(name: str) -> str:
     """Shorten a name to one line; as bytes where it is not UTF-8."""
     if not is_utf8(name):
         return repr(os.fsencode(name)[:SHOWN_CHARACTERS])
-    return plain(name)[:SHOWN_CHARACTERS]
+    return printable(name)[:SHOWN_CHARACTERS]
 
 
 def is_utf8(name: str) -> bool:
