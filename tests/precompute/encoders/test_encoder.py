@@ -36,21 +36,16 @@ def vae(narrow_vae: Callable[..., Any]) -> Any:
     return narrow_vae(z_dim=4, latents_mean=[0.0] * 4, latents_std=[1.0] * 4)
 
 
-@pytest.mark.parametrize("fold", [True, False])
-def test_signed_range_and_mean_are_diffusers_mode(vae, tmp_path, fold):
+@pytest.mark.parametrize(("pixel_range", "fold"), [("signed", True), ("signed", False), ("theworld", True)])
+def test_latents_are_diffusers_mode_of_the_pixels_in_their_range(vae, tmp_path, pixel_range, fold):
+    """TheWorld feeds bytes as they are."""
     image = photos()
-    latents = encoder_of(vae, tmp_path, fold=fold).encode(image)
-    expected = diffusers_posterior(vae, image.permute(0, 3, 1, 2).float() / 127.5 - 1).mode()
+    encoder = encoder_of(vae, tmp_path, pixel_range, fold=fold)
+    latents, fed = encoder.encode(image), image.permute(0, 3, 1, 2).float()
+    expected = diffusers_posterior(vae, fed if pixel_range == "theworld" else fed / 127.5 - 1).mode()
     torch.testing.assert_close(latents, expected.squeeze(2), rtol=0, atol=1e-5)
     assert latents.is_contiguous()
-    assert latents.shape[1:] == encoder_of(vae, tmp_path).layout(24, 40).shape == (4, 3, 5)
-
-
-def test_theworld_feeds_bytes_as_they_are(vae, tmp_path):
-    image = photos()
-    latents = encoder_of(vae, tmp_path, "theworld").encode(image)
-    expected = diffusers_posterior(vae, image.permute(0, 3, 1, 2).float()).mode()
-    torch.testing.assert_close(latents, expected.squeeze(2), rtol=0, atol=1e-5)
+    assert latents.shape[1:] == encoder.layout(24, 40).shape == (4, 3, 5)
 
 
 @pytest.mark.parametrize("fold", [True, False])
