@@ -24,7 +24,8 @@ def publish_folder(path: Path) -> Iterator[Path]:
             scratch.mkdir()
             yield scratch
             for file in scratch.iterdir():
-                sync_file(file)
+                with file.open("rb") as stream:
+                    os.fsync(stream.fileno())
             sync_folder(scratch)
             scratch.rename(path)
     finally:
@@ -53,14 +54,6 @@ def remove_folder(path: Path) -> None:
     """Delete `path` such that a part of it is never seen under its name."""
     scratch = path.rename(scratch_path(path))
     shutil.rmtree(scratch)
-
-
-def sync_file(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

@@ -45,11 +45,11 @@ class LanguageModel(nn.Module):
 
     @property
     def width(self) -> int:
-        """Of what enters the decoder; some models project it to another width inside."""
+        """Width of what enters the decoder; some models project it to another one inside."""
         return int(self.embed.embedding_dim)  # type: ignore[arg-type]
 
     @property
-    def vocabulary(self) -> int:
+    def num_embeddings(self) -> int:
         """Tokens that it embeds."""
         return int(self.embed.num_embeddings)  # type: ignore[arg-type]
 
@@ -58,8 +58,12 @@ class LanguageModel(nn.Module):
         return next(self.decoder.parameters()).dtype
 
     @property
+    def device(self) -> torch.device:
+        return next(self.decoder.parameters()).device
+
+    @property
     def rounding(self) -> float:
-        """By which two computations of one thing may differ, relative to the largest value."""
+        """Difference that two computations of one thing may have, relative to the largest value."""
         return 1e-4 if self.dtype == torch.float32 else 3e-2
 
     @property
@@ -68,7 +72,7 @@ class LanguageModel(nn.Module):
         return getattr(self.config, "max_position_embeddings", None)
 
     def hidden(self, embeddings_NTD: Tensor) -> Tensor:
-        """Last hidden states [N, T, D]. Sequences are padded on the right, so causality alone hides the padding."""
+        """Compute the last hidden states [N, T, D]; padding on the right is hidden by causality alone."""
         hidden: Tensor = self.decoder(inputs_embeds=embeddings_NTD, use_cache=False).last_hidden_state
         return hidden
 
@@ -80,15 +84,14 @@ class LanguageModel(nn.Module):
 
     @torch.no_grad()
     def embedding_rms(self) -> float:
-        """Root mean square of the token embeddings as they enter the decoder: Gemma's √D is in."""
-        device = next(self.embed.parameters()).device
-        tokens = torch.arange(self.config.vocab_size, device=device)
+        """Measure the root mean square of the token embeddings as they enter the decoder, with Gemma's √D in it."""
+        tokens = torch.arange(self.config.vocab_size, device=self.device)
         squares = [self.embed(chunk).double().square().mean(1) for chunk in torch.split(tokens, VOCABULARY_CHUNK)]
         return float(torch.cat(squares).mean().sqrt())
 
     @torch.no_grad()
     def identity(self) -> str:
-        """SHA-256 over the config and, of every weight, its name, shape and some thousand values spread over it.
+        """Hash the config and, of every weight, its name, its shape and some thousand values spread over it.
 
         The values enter as bfloat16, so that the precision of a run does not change the identity.
         """
@@ -113,40 +116,13 @@ class LanguageModel(nn.Module):
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
     def compile_decoder(self, backend: str = "inductor") -> None:
-        """Compiled at the first use, and once more when lengths are seen to vary; ConfigError without a compiler."""
-        refuse_uncompilable(backend, next(self.decoder.parameters()).device)
+        """Have it compiled at the first use, and once more when lengths vary; ConfigError without a compiler."""
+        refuse_uncompilable(backend, self.device)
         self.decoder.compile(backend=backend)
 
 
-def load_language_model(name: str, dtype: torch.dtype, device: torch.device) -> LanguageModel:
-    """The text model of a hub id or folder, frozen; a multimodal checkpoint's other parts are dropped."""
-    try:
-        with quiet_loading():
-            full, loaded = AutoModelForCausalLM.from_pretrained(
-                pretrained_name(name),
-                dtype=dtype,
-                output_loading_info=True,
-                use_safetensors=True,
-                trust_remote_code=False,
-            )
-    except UNREADABLE_MODEL as error:
-        raise ModelError(f"model.language_model {name!r} cannot be loaded: {why_unreadable(error)}") from None
-    refuse_random_weights(name, loaded)
-    head = full.get_output_embeddings()
-    if head is None:
-        raise ModelError(f"model.language_model {name!r} has no output embeddings, so it is no language model")
-    full.to(device)
-    model = LanguageModel(full.get_input_embeddings(), full.get_decoder(), head, full.config)
-    try:
-        probe(name, model, full, device)
-    except UNREADABLE_MODEL as error:
-        problem = f"fails when it runs on embeddings, as it does here: {first_line(error)}"
-        raise ModelError(f"model.language_model {name!r} {problem}") from None
-    return model
-
-
 def refuse_uncompilable(backend: str, device: torch.device) -> None:
-    """ConfigError where torch.compile finds no compiler: known before the first step, in precompute's words.
+    """Raise ConfigError where torch.compile finds no compiler: before the first step, in precompute's words.
 
     Neither program imports the other, and cache_store, which both import, knows no torch; a test compares the words.
     """
@@ -162,37 +138,56 @@ def refuse_uncompilable(backend: str, device: torch.device) -> None:
         ) from error
 
 
-def refuse_random_weights(name: str, loaded: dict[str, Any]) -> None:
-    """Weights that the checkpoint lacks would be random, and transformers only warns."""
-    missing = sorted([*loaded["missing_keys"], *(key for key, *_ in loaded["mismatched_keys"])])
+def load_language_model(name: str, dtype: torch.dtype, device: torch.device) -> LanguageModel:
+    """Load the text model of a hub id or folder, frozen; a multimodal checkpoint's other parts are dropped."""
+    path = pretrained_name(name)
+    try:
+        full = load_every_weight(path, dtype).to(device)
+        head = full.get_output_embeddings()
+        if head is None:
+            raise ModelError("has no output embeddings, so it is no language model")
+        model = LanguageModel(full.get_input_embeddings(), full.get_decoder(), head, full.config)
+        check_forward(model, full)
+    except ModelError as error:
+        raise ModelError(f"model.language_model {name!r} {error}") from None
+    return model
+
+
+def load_every_weight(path: str, dtype: torch.dtype) -> Any:
+    """Load transformers' model; ModelError for weights that the checkpoint lacks: transformers makes them random."""
+    try:
+        with quiet_loading():
+            full, report = AutoModelForCausalLM.from_pretrained(
+                path, dtype=dtype, output_loading_info=True, use_safetensors=True, trust_remote_code=False
+            )
+    except UNREADABLE_MODEL as error:
+        raise ModelError(f"cannot be loaded: {why_unreadable(error)}") from None
+    missing = sorted([*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])])
     if missing:
         named = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
         raise ModelError(
-            f"model.language_model {name!r} lacks {len(missing)} of its weights ({named}); they would be random. "
-            "The checkpoint is incomplete or of another architecture than its config.json says"
+            f"lacks {len(missing)} of its weights ({named}); they would be random. The checkpoint is incomplete or of "
+            "another architecture than its config.json says"
         )
-
-
-def logit_scales(config: Any) -> list[float]:
-    """What this model may multiply its logits by: by nothing, or by a number of its config or its inverse."""
-    numbers = [getattr(config, name, None) for name in LOGIT_SCALES]
-    scales = [float(number) for number in numbers if isinstance(number, int | float) and number != 0]
-    return [1.0, *scales, *(1 / scale for scale in scales)]
+    return full
 
 
 @torch.no_grad()
-def probe(name: str, model: LanguageModel, full: Any, device: torch.device) -> None:
-    """Run the model as training will, on a few tokens, and hold it against its own forward and against causality."""
+def check_forward(model: LanguageModel, full: Any) -> None:
+    """Run the model on a few tokens as training will, and compare it with its own forward and with causality."""
     generator = torch.Generator().manual_seed(0)
-    tokens_NT = torch.randint(model.config.vocab_size, (2, 8), generator=generator).to(device)
-    embeddings_NTD = model.embed(tokens_NT)
-    hidden_NTD = model.hidden(embeddings_NTD)
-    match_logits(name, model, hidden_NTD, full(input_ids=tokens_NT, use_cache=False).logits.float())
-    refuse_not_causal(name, model, embeddings_NTD, hidden_NTD)
+    tokens_NT = torch.randint(model.config.vocab_size, (2, 8), generator=generator).to(model.device)
+    try:
+        embeddings_NTD = model.embed(tokens_NT)
+        hidden_NTD = model.hidden(embeddings_NTD)
+        find_logit_scale(model, hidden_NTD, full(input_ids=tokens_NT, use_cache=False).logits.float())
+        refuse_not_causal(model, embeddings_NTD, hidden_NTD)
+    except UNREADABLE_MODEL as error:
+        raise ModelError(f"fails when it runs on embeddings, as it does here: {first_line(error)}") from None
 
 
-def match_logits(name: str, model: LanguageModel, hidden_NTD: Tensor, expected_NTV: Tensor) -> None:
-    """Find the scale that makes our short way to logits the model's own; ModelError where none does.
+def find_logit_scale(model: LanguageModel, hidden_NTD: Tensor, expected_NTV: Tensor) -> None:
+    """Set the scale that makes our short way to logits the model's own; ModelError where none does.
 
     So that no unknown transformation is silently left out. The scale is the config's, exact at any precision.
     """
@@ -201,21 +196,28 @@ def match_logits(name: str, model: LanguageModel, hidden_NTD: Tensor, expected_N
         model.logit_scale = scale
         return float((model.logits(hidden_NTD).float() - expected_NTV).abs().max())
 
-    found = difference(min(logit_scales(model.config), key=difference))
-    if not found <= model.rounding * float(expected_NTV.abs().max()):
+    least = difference(min(possible_logit_scales(model.config), key=difference))
+    if not least <= model.rounding * float(expected_NTV.abs().max()):
         raise ModelError(
-            f"model.language_model {name!r} transforms its embeddings or logits in a way the trainer does not know: "
-            f"its own logits differ from ours by {found:.3g}"
+            "transforms its embeddings or logits in a way the trainer does not know: its own logits differ from ours "
+            f"by {least:.3g}"
         )
 
 
-def refuse_not_causal(name: str, model: LanguageModel, embeddings_NTD: Tensor, hidden_NTD: Tensor) -> None:
-    """ModelError where a token sees later ones: the labels stand there, to be copied rather than predicted."""
+def possible_logit_scales(config: Any) -> list[float]:
+    """List what a model may multiply its logits by: nothing, or a number of its config or its inverse."""
+    numbers = [getattr(config, name, None) for name in LOGIT_SCALES]
+    scales = [float(number) for number in numbers if isinstance(number, int | float) and number != 0]
+    return [1.0, *scales, *(1 / scale for scale in scales)]
+
+
+def refuse_not_causal(model: LanguageModel, embeddings_NTD: Tensor, hidden_NTD: Tensor) -> None:
+    """Raise ModelError where a token sees later ones: the labels stand there, to be copied, not predicted."""
     early = embeddings_NTD.shape[1] // 2
     changed_NTD = torch.cat([embeddings_NTD[:, :early], -embeddings_NTD[:, early:]], 1)
     change_NTD = (model.hidden(changed_NTD) - hidden_NTD)[:, :early]
     if not change_NTD.abs().max() <= model.rounding * hidden_NTD.abs().max():
         raise ModelError(
-            f"model.language_model {name!r} is not causal: its tokens see those after them, and with them the answers "
-            "that it is to predict; name a causal decoder"
+            "is not causal: its tokens see those after them, and with them the answers that it is to predict; name a "
+            "causal decoder"
         )

@@ -110,12 +110,12 @@ def find_checkpoint(folder: CheckpointFolder, resume: str) -> tuple[Path, Checkp
 
     A run that would write over the later checkpoints of another one is refused, and a folder named for another step.
     """
-    start = folder.newest() if resume == "auto" else None if resume == "never" else Path(resume).expanduser()
+    named = {"auto": folder.newest(), "never": None}
+    start = named[resume] if resume in named else Path(resume).expanduser()
     state = None if start is None else read_state(start)
     if state is not None and start == folder.newest() != folder.path(state.step):
         raise CacheError(f"{start} holds step {state.step}: it was renamed, or copied there; delete it or name it so")
-    later = [step for step in folder.steps() if state is None or step > state.step]
-    if later:
+    if later := [step for step in folder.steps() if state is None or step > state.step]:
         raise ConfigError(
             f"run.resume: {resume} would mix two runs: {folder.root} already holds step {later[-1]}; "
             "set another run.output, or run.resume: auto to go on from there"
@@ -147,9 +147,9 @@ def damaged_checkpoint(path: Path, problem: str) -> CacheError:
     )
 
 
-def refuse_other_run(path: Path, state: CheckpointState, now: Mapping[str, str]) -> None:
-    """Raise StaleError that lists what differs, where anything that must match does not."""
-    if differences := differing(state.must_match, now):
+def refuse_other_run(path: Path, state: CheckpointState, must_match: Mapping[str, str]) -> None:
+    """Raise StaleError that lists what differs from this run's `must_match`."""
+    if differences := differing(state.must_match, must_match):
         remedies = ["to train anew: the same command with --run.output NEW"]
         if CACHE_IDENTITY in {each.field for each in differences}:
             remedies.append("the cache was extended, rebuilt or replaced since; as it was, the run goes on with it")
@@ -158,13 +158,13 @@ def refuse_other_run(path: Path, state: CheckpointState, now: Mapping[str, str])
         refuse(f"checkpoint {path} is of another run", differences, remedies, held="in the checkpoint")
 
 
-def refuse_other_projector(path: Path, state: CheckpointState, now: Mapping[str, str]) -> None:
+def refuse_other_projector(path: Path, state: CheckpointState, must_match: Mapping[str, str]) -> None:
     """Raise StaleError where an evaluation would use another projector, or samples that were trained on.
 
-    The order of training may be any. So may another cache whose latents mean the same, with a split of its own.
+    The order of training may differ, and so may a cache whose latents mean the same, with a split of its own.
     """
-    free = (*ORDER, CACHE_IDENTITY, VAL_FRACTION) if is_of_another_cache(state, now) else ORDER
-    if differences := [each for each in differing(state.must_match, now) if each.field not in free]:
+    may_differ = (*ORDER, CACHE_IDENTITY, VAL_FRACTION) if is_of_another_cache(state, must_match) else ORDER
+    if differences := [each for each in differing(state.must_match, must_match) if each.field not in may_differ]:
         remedies = [
             f"to evaluate it, set these as it was trained; {path / STATE_FILE} holds its whole config",
             "to evaluate another checkpoint: --checkpoint FOLDER",
@@ -172,8 +172,8 @@ def refuse_other_projector(path: Path, state: CheckpointState, now: Mapping[str,
         refuse(f"checkpoint {path} was not trained like this", differences, remedies, held="in the checkpoint")
 
 
-def is_of_another_cache(state: CheckpointState, now: Mapping[str, str]) -> bool:
-    return state.must_match.get(CACHE_IDENTITY) != now[CACHE_IDENTITY]
+def is_of_another_cache(state: CheckpointState, must_match: Mapping[str, str]) -> bool:
+    return state.must_match.get(CACHE_IDENTITY) != must_match[CACHE_IDENTITY]
 
 
 def load_projector(path: Path, projector: Projector) -> None:

@@ -53,9 +53,12 @@ def open_inputs(config: TrainConfig, world: World) -> Inputs:
     refuse_inside("data.text_dir", folder, cache.root)
     language = load_language_model(config.model.language_model, PRECISIONS[config.run.precision], world.device)
     projector = make_projector(config, cache, language)
-    check_length(config, language, projector)
+    refuse_too_long(config, language, projector)
     must_match = what_must_match(config, cache, chat, language)
-    prepare(language, config)
+    if config.run.gradient_checkpointing:
+        language.checkpoint_layers()
+    if config.run.compile:
+        language.compile_decoder()
     return Inputs(
         config=config, world=world, cache=cache, chat=chat, text_folder=folder, language=language,
         projector=projector, must_match=must_match,
@@ -93,7 +96,7 @@ def make_projector(config: TrainConfig, cache: Cache, language: LanguageModel) -
 
 
 def latent_statistics(cache: Cache) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation of each latent channel: the encoder's own, else as measured over the cache."""
+    """Return mean and standard deviation of each latent channel: the encoder's own, else measured over the cache."""
     array, summary = cache.spec.array, cache.seal.array
     if array.encoder.latents_mean:
         return array.encoder.latents_mean, array.encoder.latents_std
@@ -101,7 +104,8 @@ def latent_statistics(cache: Cache) -> tuple[tuple[float, ...], tuple[float, ...
     return summary.mean[:channels], summary.std[:channels]
 
 
-def check_length(config: TrainConfig, language: LanguageModel, projector: Projector) -> None:
+def refuse_too_long(config: TrainConfig, language: LanguageModel, projector: Projector) -> None:
+    """Raise ConfigError where world tokens and text may be longer than the language model reads."""
     needed, known = projector.num_tokens + config.data.max_text_tokens, language.max_tokens
     if known is not None and needed > known:
         raise ConfigError(
@@ -131,10 +135,3 @@ def what_latents_mean(array: ArraySpec) -> dict[str, str]:
     image = {f"image.{name}": value for name, value in asdict(array.image).items() if name != "max_pixels"}
     encoder = {f"encoder.{name}": getattr(array.encoder, name) for name in ENCODER_FIELDS}
     return {name: str(value) for name, value in {"latents.shape": array.shape, **image, **encoder}.items()}
-
-
-def prepare(language: LanguageModel, config: TrainConfig) -> None:
-    if config.run.gradient_checkpointing:
-        language.checkpoint_layers()
-    if config.run.compile:
-        language.compile_decoder()

@@ -24,22 +24,22 @@ from torch.distributed.rendezvous import rendezvous
 
 from cache_store.errors import ConfigError, EncodeOnceError
 
-STEP = timedelta(minutes=10)
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 """Longest wait of a collective, which may include compiling, saving and validating; then a rank is taken to hang."""
 
-MAIN_WORK = timedelta(hours=2)
+MAIN_WORK_TIMEOUT = timedelta(hours=2)
 """Longest wait for rank 0, which verifies the cache and tokenises a new data set."""
 
 POLL_S = 0.1
-"""Between two checks whether rank 0 is done; a signal ends the wait in between."""
+"""Time between two checks whether rank 0 is done; a signal ends the wait in between."""
 
 ENDED = "a rank ended"
 """Key in the store that tells ranks waiting for rank 0 that a process ended."""
 
-START_UP = timedelta(minutes=10)
+START_UP_TIMEOUT = timedelta(minutes=10)
 """Longest wait for all ranks to start; loading libraries over a network takes time."""
 
-QUIET_S = 15.0
+UNREPORTED_WAIT_S = 15.0
 """A longer wait for the other ranks is reported."""
 
 TORCHRUN = "torchrun sets what the ranks need; to train in one process, unset WORLD_SIZE"
@@ -61,7 +61,9 @@ def collective() -> Iterator[None]:
     except RuntimeError as error:  # gloo raises just that; torch's own DistError is one too
         detail = str(error).partition("\n")[0]
         if "imed out" in detail:
-            raise EncodeOnceError(f"another rank has not answered for {STEP}: it hangs, or its machine does") from error
+            raise EncodeOnceError(
+                f"another rank has not answered for {COLLECTIVE_TIMEOUT}: it hangs, or its machine does"
+            ) from error
         raise OtherRankError(detail=detail) from error
 
 
@@ -140,13 +142,13 @@ class World:
 
 def wait_for(done: str, store: Store) -> None:
     """Wait until rank 0 has set `done`; OtherRankError if a rank ends before that."""
-    for _ in range(round(MAIN_WORK.total_seconds() / POLL_S)):
+    for _ in range(round(MAIN_WORK_TIMEOUT.total_seconds() / POLL_S)):
         if store.check([done]):
             return
         if store.check([ENDED]):
             raise OtherRankError
         time.sleep(POLL_S)
-    raise EncodeOnceError(f"rank 0 is not done after {MAIN_WORK} with the cache's verification or its text")
+    raise EncodeOnceError(f"rank 0 is not done after {MAIN_WORK_TIMEOUT} with the cache's verification or its text")
 
 
 def gradient_of(parameter: nn.Parameter) -> Tensor:
@@ -185,9 +187,11 @@ def join_group(device: torch.device) -> Store:
     try:
         store, rank, size = find_ranks(where)
         if device.type == "cuda":
-            dist.init_process_group("nccl", timeout=STEP, world_size=size, rank=rank, store=store, device_id=device)
+            dist.init_process_group(
+                "nccl", timeout=COLLECTIVE_TIMEOUT, world_size=size, rank=rank, store=store, device_id=device
+            )
         else:
-            dist.init_process_group("gloo", timeout=STEP, world_size=size, rank=rank, store=store)
+            dist.init_process_group("gloo", timeout=COLLECTIVE_TIMEOUT, world_size=size, rank=rank, store=store)
         return PrefixStore("encode-once", store)
     except (RuntimeError, ValueError) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
@@ -198,7 +202,7 @@ def join_group(device: torch.device) -> Store:
 
 
 def find_ranks(where: str) -> tuple[Store, int, int]:
-    """Wait for the other ranks; return the store they share, the rank and their number. Report a wait beyond QUIET_S.
+    """Wait for the other ranks; return the store they share, the rank and their number. Report a long wait.
 
     In a thread of its own: torch would not let go of a signal for as long as it waits.
     """
@@ -206,13 +210,13 @@ def find_ranks(where: str) -> tuple[Store, int, int]:
 
     def wait() -> None:
         try:
-            met.set_result(next(rendezvous("env://", timeout=START_UP)))
+            met.set_result(next(rendezvous("env://", timeout=START_UP_TIMEOUT)))
         except (RuntimeError, ValueError) as error:
             met.set_exception(error)
 
     Thread(target=wait, daemon=True).start()
     with suppress(TimeoutError):
-        return met.result(QUIET_S)
+        return met.result(UNREPORTED_WAIT_S)
     print(f"trainer: rank {os.environ['RANK']} waits at {where} for the other ranks", file=sys.stderr, flush=True)
     while True:  # a signal that comes between two looks at it is heard at the next
         with suppress(TimeoutError):

@@ -43,9 +43,10 @@ def open_session(inputs: Inputs, source: LatentSource | None = None, trained: Pa
     """
     config, world, cache = inputs.config, inputs.world, inputs.cache
     text = open_text(inputs)
-    check_vocabulary(inputs, text)
+    refuse_unknown_tokens(inputs, text)
     split = text.split(config.data.val_fraction)
-    announce_split(split, config, world, to_train=trained is None)
+    refuse_too_few(split, config, to_train=trained is None)
+    announce_split(split, world)
     loader = make_loader(config, world, source or cache, text, split.train, cache.seal.identity)
     if trained is None:
         match_embeddings(inputs, loader)
@@ -68,17 +69,18 @@ def open_text(inputs: Inputs) -> TextStore:
     return store
 
 
-def check_vocabulary(inputs: Inputs, text: TextStore) -> None:
+def refuse_unknown_tokens(inputs: Inputs, text: TextStore) -> None:
     """Raise ModelError where a token occurs that the model does not embed; unused ones are harmless."""
-    if text.meta.largest_token >= inputs.language.vocabulary:
+    if text.meta.largest_token >= inputs.language.num_embeddings:
         raise ModelError(
             f"model.language_model {inputs.config.model.language_model}: its tokenizer gives token "
-            f"{text.meta.largest_token}, and the model embeds {inputs.language.vocabulary} tokens; the two do not "
+            f"{text.meta.largest_token}, and the model embeds {inputs.language.num_embeddings} tokens; the two do not "
             "belong together"
         )
 
 
-def announce_split(split: Split, config: TrainConfig, world: World, *, to_train: bool) -> None:
+def refuse_too_few(split: Split, config: TrainConfig, *, to_train: bool) -> None:
+    """Raise CacheError where no sample has text to learn, or none is left to train on."""
     if not len(split.train) and len(split.validation) == 0:
         raise CacheError(
             f"{config.cache} has no text to learn: none of its {split.unlabelled:,} samples has an assistant's words "
@@ -92,6 +94,9 @@ def announce_split(split: Split, config: TrainConfig, world: World, *, to_train:
             f"data.max_text_tokens {config.data.max_text_tokens}, {len(split.validation):,} are held out; raise it, "
             f"or lower data.val_fraction {config.data.val_fraction}"
         )
+
+
+def announce_split(split: Split, world: World) -> None:
     left_out = f", {split.unlabelled:,} skipped: no assistant's words" if split.unlabelled else ""
     world.say(f"samples: {len(split.train):,} to train on, {len(split.validation):,} held out{left_out}")
 

@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 from jinja2 import TemplateError, TemplateSyntaxError
+from transformers import AutoTokenizer
 
 from cache_store.errors import ConfigError, ModelError, SourceError
 from trainer.model.pretrained import UNREADABLE_MODEL, first_line, pretrained_name, why_unreadable
-from trainer.text.special_text import Span, SpecialText, neutral
+from trainer.text.special_text import Span, SpecialText, masked
 
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 
@@ -31,8 +32,8 @@ TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, ArithmeticError)
 TOKENIZER_FILES = ("tokenizer*", "vocab*", "spiece*")
 """A folder without any such file has no tokenizer, though transformers would make an empty one."""
 
-MESSAGE = 200
-"""Characters of Jinja's own message that are shown."""
+SHOWN_CHARACTERS = 200
+"""Most characters shown of Jinja's own message."""
 
 Message = dict[str, str]
 
@@ -54,8 +55,8 @@ class Rendered:
     """A sample's whole text, and where in it the assistant speaks."""
 
     text: str = ""
-    neutral: str = ""
-    """What the template makes of neutral words in the same turns."""
+    masked: str = ""
+    """What the template makes of masked words in the same turns."""
     spans: Sequence[Span] = ()
     """The assistant's turns, each with its end."""
     problem: str = ""
@@ -63,7 +64,7 @@ class Rendered:
 
 
 def to_messages(conversation: Sequence[Message]) -> list[Message]:
-    """LLaVA's turns as chat messages, without image markers; SourceError names a role that nobody knows.
+    """Turn LLaVA's turns into chat messages without image markers; SourceError names an unknown role.
 
     Where the assistant begins, a user's empty turn comes first: what it answers then is the image.
     """
@@ -87,7 +88,7 @@ class ChatTokenizer:
 
     @property
     def begins_with_bos(self) -> bool:
-        """Whether every text starts with BOS; so it is where the tokenizer has one."""
+        """Whether every text starts with BOS: where the tokenizer has one."""
         return self.tokenizer.bos_token_id is not None
 
     @property
@@ -98,7 +99,7 @@ class ChatTokenizer:
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     def __call__(self, ids: Sequence[str], conversations: Sequence[Sequence[Message]]) -> list[TokenizedText]:
-        """Tokens and labels of each conversation, `max_tokens` at most."""
+        """Tokenise each conversation, `max_tokens` at most, and label what the assistant says."""
         rendered = [self._render_sample(*sample) for sample in zip(ids, conversations, strict=True)]
         encoded = self.tokenizer(
             [each.text for each in rendered],
@@ -110,29 +111,29 @@ class ChatTokenizer:
         return [self._label(*sample) for sample in samples]
 
     def _render_sample(self, sample_id: str, conversation: Sequence[Message]) -> Rendered:
-        """Empty where the assistant says no word, or where that cannot be told, which is said."""
+        """Render the turns up to the assistant's last; nothing where it says no word or that cannot be told."""
         try:
             messages = to_messages(conversation)
             turns = [turn for turn, each in enumerate(messages) if each["role"] == "assistant" and each["content"]]
             if not turns:
                 return Rendered()
-            text, neutral_text = self._render_twice(messages[: turns[-1] + 1])
-            return Rendered(text, neutral_text, [self._span(messages, turn, text) for turn in turns])
+            text, masked_text = self._render_twice(messages[: turns[-1] + 1])
+            return Rendered(text, masked_text, [self._span(messages, turn, text) for turn in turns])
         except SourceError as error:
             return Rendered(problem=f"sample {sample_id!r}: {error}")
         except TEMPLATE_ERRORS as error:
             return Rendered(problem=f"sample {sample_id!r}: the chat template refuses it: {first_line(error)}")
 
     def _render_twice(self, messages: list[Message]) -> tuple[str, str]:
-        """The text as it is, and of neutral words: unless the template rewrites words, places in both are the same."""
+        """Render messages as they are and masked: unless the template rewrites words, places in both are the same."""
         text = self._render(messages)
-        neutral_text = self._render([{**message, "content": neutral(message["content"])} for message in messages])
-        if len(neutral_text) != len(text) and any(self.special.controls(message["content"]) for message in messages):
+        masked_text = self._render([{**message, "content": masked(message["content"])} for message in messages])
+        if len(masked_text) != len(text) and any(self.special.controls(message["content"]) for message in messages):
             raise SourceError("the chat template acts on a special token's text in it")
-        return text, neutral_text
+        return text, masked_text
 
     def _span(self, messages: list[Message], turn: int, text: str) -> Span:
-        """Where `messages[turn]` stands in `text`, with its end of turn but not the white space after that."""
+        """Find `messages[turn]` in `text`, with its end of turn but not the white space after that."""
         prefix = self._render(messages[:turn], add_generation_prompt=True)
         through = self._render(messages[: turn + 1]).rstrip()
         if not (text.startswith(through) and through.startswith(prefix)):
@@ -149,9 +150,9 @@ class ChatTokenizer:
         return text
 
     def _label(self, sample_id: str, tokens: list[int], offsets: list[Span], rendered: Rendered) -> TokenizedText:
-        """The sample's tokens, with BOS, cut to length; those are labels that begin in one of the spans."""
+        """Make the sample's text: with BOS, cut to length; labels are the tokens that begin in one of the spans."""
         try:
-            tokens, offsets = self.special.as_words(tokens, offsets, rendered.text, rendered.neutral)
+            tokens, offsets = self.special.spell_out(tokens, offsets, rendered.text, rendered.masked)
         except SourceError as error:
             return TokenizedText(np.array([], np.int32), np.array([], bool), f"sample {sample_id!r}: {error}")
         is_label = begins_within(offsets, rendered.spans)
@@ -162,7 +163,7 @@ class ChatTokenizer:
 
 
 def begins_within(offsets: Sequence[Span], spans: Sequence[Span]) -> np.ndarray:
-    """Whether each offset begins inside one of the spans: bool [tokens]."""
+    """Tell whether each offset begins inside one of the spans: bool [tokens]."""
     begins = np.array([begin for begin, _ in offsets], np.int64)
     inside = np.zeros(len(offsets), bool)
     for first, end in spans:
@@ -171,15 +172,13 @@ def begins_within(offsets: Sequence[Span], spans: Sequence[Span]) -> np.ndarray:
 
 
 def length_to_keep(is_label: np.ndarray, max_tokens: int) -> int:
-    """At most `max_tokens`, and none after the last label: causal attention makes those change nothing."""
+    """Count at most `max_tokens`, and none after the last label: under causal attention those change nothing."""
     labels = np.flatnonzero(is_label[:max_tokens])
     return int(labels[-1]) + 1 if len(labels) else 0
 
 
 def load_chat_tokenizer(model: str, template_file: str | None, max_tokens: int) -> ChatTokenizer:
-    """The tokenizer of a hub id or folder; needs a fast one and a template, its own or from `template_file`."""
-    from transformers import AutoTokenizer
-
+    """Load the tokenizer of a hub id or folder: a fast one, with a template of its own or from `template_file`."""
     name = pretrained_name(model)
     if Path(name).is_dir() and not any(any(Path(name).glob(files)) for files in TOKENIZER_FILES):
         raise ModelError(f"no tokenizer can be loaded from {model!r}: no file there is a tokenizer's")
@@ -198,16 +197,16 @@ def load_chat_tokenizer(model: str, template_file: str | None, max_tokens: int) 
 
 
 def refuse_broken_template(tokenizer: Any, template: str, where: str) -> None:
-    """ConfigError where a template cannot be read as Jinja; one that refuses a conversation may take others."""
+    """Raise ConfigError for a template that is no Jinja; one that refuses a conversation may take others."""
     try:
         tokenizer.apply_chat_template([{"role": "user", "content": "a"}], chat_template=template, tokenize=False)
     except TemplateSyntaxError as error:
         raise ConfigError(
-            f"the chat template {where} is broken in line {error.lineno}: {first_line(error)[:MESSAGE]}; "
+            f"the chat template {where} is broken in line {error.lineno}: {first_line(error)[:SHOWN_CHARACTERS]}; "
             "mend it, or name another Jinja file in model.chat_template"
         ) from None
     except TEMPLATE_ERRORS:
-        return  # of this conversation, perhaps; each sample's own is told with its name
+        return  # perhaps of this conversation alone; each sample's own problem is reported with its name
 
 
 def read_template(path: str) -> str:

@@ -1,10 +1,10 @@
 """What a conversation says in the words of a special token is data: spelled out as any words are, and never control.
 
 A tokenizer takes `<end_of_turn>` in a caption for the token that ends a turn. The chat template's own are those that
-it also writes around neutral words: the conversation is rendered a second time, every letter masked (`neutral`). The
-text itself is what is tokenised; then each special token that stands in it and not in the other rendering is replaced
-by the tokens that spell it (`as_words`). What comes out is held to the template's own special tokens, id by id and
-place by place, so that whatever a template or a tokenizer does to words, they are spelled or their sample is refused.
+it also writes around masked words: the conversation is rendered a second time, every letter replaced (`masked`). The
+text itself is what is tokenised; then each special token that stands in it and not in the masked one is replaced by
+the tokens that spell it (`spell_out`). What comes out is held to the template's own special tokens, id by id and place
+by place, so that whatever a template or a tokenizer does to words, they are spelled or their sample is refused.
 """
 
 import re
@@ -16,21 +16,21 @@ from tokenizers import Tokenizer, models
 from cache_store.errors import SourceError
 
 MASK = "\ue000"
-"""Of Unicode's characters for private use; a conversation may hold it all the same."""
+"""One of Unicode's characters for private use; a conversation may hold it all the same."""
 
 Span = tuple[int, int]
 
 Control = tuple[int, int]
-"""A special token and where its first character stands, white space that it swallows aside."""
+"""A special token and where its first visible character stands: it may swallow white space before that."""
 
 
-def neutral(content: str) -> str:
-    """Words of the same length that say nothing; white space stays, since templates trim it."""
+def masked(content: str) -> str:
+    """Replace every letter; white space stays, since templates trim it."""
     return re.sub(r"\S", MASK, content)
 
 
-def place(text: str, span: Span) -> int:
-    """Of the first character that is no white space: tokenizers differ in whether a token's offsets hold that."""
+def visible_start(text: str, span: Span) -> int:
+    """Find the first character that is no white space: tokenizers differ in whether a token's offsets hold that."""
     return span[1] - len(text[slice(*span)].lstrip())
 
 
@@ -45,38 +45,38 @@ class SpecialText:
         self._finder.normalizer = tokenizer.backend_tokenizer.normalizer
         self._finder.add_tokens(list(added_tokens.values()))
         self._special = {self._finder.token_to_id(text): token for token, text in self.texts.items()}
-        """By the finder's own numbers."""
+        """Tokens by the finder's own numbers."""
 
     def controls(self, text: str) -> dict[Control, Span]:
-        """The special tokens that stand in `text`, and all that they swallow of it."""
+        """Find the special tokens in `text`, each with all that it swallows of it."""
         found = self._finder.encode(text, add_special_tokens=False)
         spans = zip(map(self._special.get, found.ids), found.offsets, strict=True)
-        return {(token, place(text, span)): span for token, span in spans if token is not None}
+        return {(token, visible_start(text, span)): span for token, span in spans if token is not None}
 
-    def as_words(
-        self, tokens: Sequence[int], offsets: Sequence[Span], text: str, neutral_text: str
+    def spell_out(
+        self, tokens: Sequence[int], offsets: Sequence[Span], text: str, masked_text: str
     ) -> tuple[list[int], list[Span]]:
-        """Tokens of `text` and where in it they stand, no special token among them but the chat template's own.
+        """Return the tokens of `text` with their offsets, no special token among them but the chat template's own.
 
-        `neutral_text` is the template's rendering of neutral words. SourceError where that cannot be reached.
+        `masked_text` is the template's rendering of masked words. SourceError where that cannot be reached.
         """
-        own, found = self.controls(neutral_text), self.controls(text)
-        if len(text) != len(neutral_text):  # then places do not compare, and only order tells
+        own, found = self.controls(masked_text), self.controls(text)
+        if len(text) != len(masked_text):  # then places do not compare, and only order tells
             if [token for token, _ in own] != [token for token, _ in found]:
                 raise SourceError("the chat template's changes to its words change the special tokens in it")
             own = found
         said = {control: span for control, span in found.items() if control not in own}
-        spelled, places = list[int](), list[Span]()
+        spelled, spans = list[int](), list[Span]()
         for token, span in zip(tokens, offsets, strict=True):
-            swallowed = said.get((token, place(text, span))) if token in self.texts else None
-            parts, spans = ([token], [span]) if swallowed is None else self._spell(text, swallowed)
-            spelled += parts
-            places += spans
-        self._refuse_other_controls(spelled, places, text, own)
-        return spelled, places
+            swallowed = said.get((token, visible_start(text, span))) if token in self.texts else None
+            new_tokens, new_spans = ([token], [span]) if swallowed is None else self._spell(text, swallowed)
+            spelled += new_tokens
+            spans += new_spans
+        self._refuse_other_controls(spelled, spans, text, own)
+        return spelled, spans
 
     def _spell(self, text: str, span: Span) -> tuple[list[int], list[Span]]:
-        """What tokenises this part of `text` as words, and where each of these tokens stands."""
+        """Tokenise this part of `text` as words; the offsets are in `text`."""
         words = text[slice(*span)]
         spelled = self.tokenizer(
             words, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True
@@ -86,13 +86,13 @@ class SpecialText:
         return spelled["input_ids"], [(span[0] + begin, span[0] + end) for begin, end in spelled["offset_mapping"]]
 
     def _refuse_other_controls(
-        self, tokens: Sequence[int], places: Sequence[Span], text: str, own: dict[Control, Span]
+        self, tokens: Sequence[int], spans: Sequence[Span], text: str, own: dict[Control, Span]
     ) -> None:
-        """SourceError unless exactly the template's own special tokens are left; unknown words aside."""
+        """Raise SourceError unless exactly the template's own special tokens are left; unknown words aside."""
         unknown = self.tokenizer.unk_token_id
         left = {
-            (token, place(text, span))
-            for token, span in zip(tokens, places, strict=True)
+            (token, visible_start(text, span))
+            for token, span in zip(tokens, spans, strict=True)
             if token in self.texts and token != unknown
         }
         differing = left ^ {control for control in own if control[0] != unknown}

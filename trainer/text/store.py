@@ -23,7 +23,7 @@ from cache_store.refusal import differing, refuse
 from trainer.text.chat import ChatTokenizer
 
 TEXT_VERSION = 5
-"""Raised when the same inputs would give other arrays."""
+"""Increased when the same inputs would give other arrays."""
 
 ARRAYS = {"tokens": "<i4", "is_label": "|b1", "offsets": "<i8", "num_labels": "<i4", "id_hash": "<u8"}
 META_FILE = "meta.json"
@@ -38,7 +38,7 @@ class TextMeta(Record, frozen=True):
     largest_token: int
     begins_with_bos: bool
     crc32c: dict[str, int]
-    """Of each array's file."""
+    """Checksum of each array's file."""
     sha256: str
 
 
@@ -94,7 +94,7 @@ class TextStore:
         )
 
     def collate(self, numbers: np.ndarray) -> TextBatch:
-        """Texts padded on the right with token 0, which no label token can see."""
+        """Pad texts on the right with token 0, which no label token can see."""
         starts, ends = self.offsets[numbers], self.offsets[numbers + 1]
         shape = (len(numbers), int((ends - starts).max()))
         tokens_NT, is_label_NT = np.zeros(shape, np.int64), np.zeros(shape, bool)
@@ -106,7 +106,7 @@ class TextStore:
 
 
 def held_out(id_hashes: np.ndarray, val_fraction: float) -> np.ndarray:
-    """Which samples are for validation: those whose id hashes into the first `val_fraction` of the range."""
+    """Tell which samples are for validation: those whose id hashes into the first `val_fraction` of the range."""
     if val_fraction == 1:
         return np.ones_like(id_hashes, bool)
     is_held_out: np.ndarray = id_hashes < np.uint64(int(val_fraction * 2**64))
@@ -122,7 +122,7 @@ def read_meta(folder: Path) -> TextMeta:
 
 
 def refuse_damaged(folder: Path, meta: TextMeta) -> None:
-    """CacheError naming a file that is not the one written; reads them all, at many times a disk's speed."""
+    """Raise CacheError naming a file that is not the one written; reads them all."""
     for name in ARRAYS:
         try:
             found = file_crc32c(folder / f"{name}.npy")
@@ -141,7 +141,7 @@ def file_crc32c(path: Path) -> int:
 
 
 def map_array(folder: Path, name: str, length: int) -> np.ndarray:
-    """One of ARRAYS, [length]; CacheError where the file is anything else."""
+    """Map one of ARRAYS, [length]; CacheError where the file is anything else."""
     try:
         array: np.ndarray = np.load(folder / f"{name}.npy", mmap_mode="r")
     except (OSError, ValueError, EOFError) as error:
@@ -156,7 +156,7 @@ def damaged_text(folder: Path, problem: str) -> CacheError:
 
 
 def text_folder(cache: Cache, chat: ChatTokenizer, text_dir: str | None) -> Path:
-    """Where this text belongs; the name is its key."""
+    """Return the folder of this text; its name is the text's key."""
     parts = (TEXT_VERSION, chat.digest, cache.seal.identity)
     key = hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:32]
     base = cache.root.with_name(f"{cache.root.name}.text") if text_dir is None else Path(text_dir).expanduser()
@@ -164,7 +164,7 @@ def text_folder(cache: Cache, chat: ChatTokenizer, text_dir: str | None) -> Path
 
 
 def refuse_other_text(folder: Path, meta: TextMeta, cache: Cache) -> None:
-    """StaleError where a folder holds the text of another cache than its name says."""
+    """Raise StaleError where a folder holds the text of another cache than its name says."""
     made = {"key": meta.key, "samples": meta.samples}
     if differences := differing(made, {"key": folder.name, "samples": len(cache)}):
         remedy = f"to tokenise anew, delete {folder} and run the same command again"

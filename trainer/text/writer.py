@@ -1,4 +1,4 @@
-"""Making the tokenised text of a cache: shard by shard, in bounded memory, published whole."""
+"""Tokenise a cache's text: shard by shard, in bounded memory, published whole."""
 
 import hashlib
 import sys
@@ -7,11 +7,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
 from cache_store import Cache
 from cache_store.errors import ConfigError, SourceError
 from cache_store.format.record import FORMAT_VERSION, canonical_json, signed
+from cache_store.program.progress_bar import progress_bar
 from cache_store.storage.files import make_folder, naming
 from trainer.published import one_at_a_time, publish_folder
 from trainer.text.chat import ChatTokenizer
@@ -55,26 +55,25 @@ def publish_text(folder: Path, cache: Cache, chat: ChatTokenizer) -> None:
 
 def write_arrays(folder: Path, cache: Cache, chat: ChatTokenizer) -> tuple[int, int]:
     """Write every array of the store; returns the number of tokens and the largest of them."""
-    num_tokens, largest, problems = 0, 0, list[str]()
+    largest, problems = 0, list[str]()
     with ExitStack() as stack:
         files = {name: stack.enter_context(NpyWriter(folder / f"{name}.npy", ARRAYS[name])) for name in ARRAYS}
         files["offsets"].append([0])
-        progress = stack.enter_context(tqdm(total=len(cache), desc="tokenise", unit="sample", disable=None))
+        progress = stack.enter_context(progress_bar(total=len(cache), desc="tokenise", unit="sample", delay=0.5))
         for numbers in number_chunks(cache.seal.cached_per_shard):
             samples = cache.samples(numbers, columns=["id", "conversations"]).to_pydict()
             texts = chat(samples["id"], samples["conversations"])
             problems += [text.problem for text in texts if text.problem]
-            largest = max(largest, *(int(text.tokens.max(initial=0)) for text in texts))
-            ends = num_tokens + np.cumsum([len(text.tokens) for text in texts])
-            num_tokens = int(ends[-1])
-            files["offsets"].append(ends)
-            files["tokens"].append(np.concatenate([text.tokens for text in texts]))
+            tokens = np.concatenate([text.tokens for text in texts])
+            largest = max(largest, int(tokens.max(initial=0)))
+            files["offsets"].append(files["tokens"].length + np.cumsum([len(text.tokens) for text in texts]))
+            files["tokens"].append(tokens)
             files["is_label"].append(np.concatenate([text.is_label for text in texts]))
             files["num_labels"].append([text.is_label.sum() for text in texts])
             files["id_hash"].append([id_hash(sample_id) for sample_id in samples["id"]])
             progress.update(len(numbers))
     report_skipped(problems, len(cache))
-    return num_tokens, largest
+    return files["tokens"].length, largest
 
 
 def report_skipped(problems: Sequence[str], samples: int) -> None:

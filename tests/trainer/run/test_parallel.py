@@ -91,25 +91,25 @@ def test_an_environment_that_no_launcher_made_is_refused(refused, environment, c
 
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_a_rank_that_never_comes_is_an_error_with_a_remedy(rank, refused, monkeypatch, capfd):
-    monkeypatch.setattr(parallel, "START_UP", timedelta(seconds=2))
-    monkeypatch.setattr(parallel, "QUIET_S", 0.0)
+    monkeypatch.setattr(parallel, "START_UP_TIMEOUT", timedelta(seconds=2))
+    monkeypatch.setattr(parallel, "UNREPORTED_WAIT_S", 0.0)
     message = str(refused({**meeting_of_two(), "RANK": rank}))
     assert re.match(r"(?s)the ranks did not meet at 127.*; all 2 must be started together", message)
     assert f"trainer: rank {rank} waits at 127.0.0.1:" in capfd.readouterr().err
 
 
-STEP = timedelta(seconds=8)
+TIMEOUT = timedelta(seconds=8)
 """What a slow and busy machine needs between two steps, and more."""
 
 
 def shorten_waits() -> None:
-    parallel.STEP, parallel.POLL_S = STEP, 0.02
+    parallel.COLLECTIVE_TIMEOUT, parallel.POLL_S = TIMEOUT, 0.02
 
 
 def work_for_longer() -> None:
     shorten_waits()
     verify = inputs.verify
-    inputs.verify = lambda *given, **named: time.sleep(1.25 * STEP.total_seconds()) or verify(*given, **named)
+    inputs.verify = lambda *given, **named: time.sleep(1.25 * TIMEOUT.total_seconds()) or verify(*given, **named)
 
 
 def hang() -> None:
@@ -142,7 +142,7 @@ def test_who_waits_for_rank_0_learns_that_it_ended(configured):
 
 def be_impatient() -> None:
     """Tell at once of waiting for the others."""
-    parallel.QUIET_S = 0.0
+    parallel.UNREPORTED_WAIT_S = 0.0
 
 
 def test_a_rank_that_comes_late_is_waited_for(configured, tmp_path):
