@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from cache_store.cli import main
 from cache_store.errors import ConfigError
 from cache_store.program.output_file import refuse_output, write_output
+from tests.cache_store.conftest import contents
 
 OBEYING = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
 """Makes root obey permissions like anyone else."""
@@ -37,9 +39,9 @@ def test_a_report_that_may_not_be_written_is_refused_before_the_work(cache, tmp_
 
 def test_what_only_trying_tells_is_tried(tmp_path):
     """Root may write in /proc as far as permissions go, and cannot; a name may fit where its scratch name does not."""
-    (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    (tmp_path / "nowhere").symlink_to(tmp_path / "no/such/folder/report.json")
-    for path in (Path("/proc/report.json"), tmp_path / ("r" * 250), tmp_path / "loop", tmp_path / "nowhere"):
+    for name, target in (("loop", "loop"), ("nowhere", "no/such/folder/report.json")):
+        (tmp_path / name).symlink_to(tmp_path / target)
+    for path in (Path("/proc/report.json"), *(tmp_path / name for name in ("r" * 250, "loop", "nowhere"))):
         with pytest.raises(ConfigError, match=f"report: {path} cannot be written: "):
             refuse_output("report", path, tmp_path / "cache")
 
@@ -49,11 +51,20 @@ def test_trying_leaves_everything_as_it_is(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "target")
     os.mkfifo(tmp_path / "pipe")
     before = sorted(tmp_path.iterdir())
-    for name in ("old", "new", "link", "pipe"):
-        refuse_output("report", tmp_path / name, tmp_path / "cache")
-    refuse_output("report", Path("/dev/stdout"), tmp_path / "cache")
+    for path in ("old", "new", "link", "pipe", "/dev/stdout"):
+        refuse_output("report", tmp_path / path, tmp_path / "cache")
     assert sorted(tmp_path.iterdir()) == before
     assert (tmp_path / "old").read_bytes() == b"old"
+
+
+def test_a_report_never_lands_in_the_cache(cache, tmp_path, capsys):
+    (tmp_path / "alias").symlink_to(cache)
+    before = contents(cache)
+    for path in (cache / "seal.json", tmp_path / "alias/seal.json", cache / "samples/report.json"):
+        assert main(["verify", str(cache), "--report", str(path)]) == 2
+        assert f"report: {path} lies in the cache {cache}; name another place" in capsys.readouterr().err
+    assert main(["verify", str(cache), "--report", str(tmp_path)]) == 2
+    assert contents(cache) == before
 
 
 def test_a_full_disk_at_the_end_loses_the_report_alone(cache):
@@ -85,10 +96,15 @@ def test_a_reader_that_has_gone_costs_no_report(cache, tmp_path):
     assert json.loads((tmp_path / "report.json").read_text())["findings"] == []
 
 
-def test_an_output_replaces_a_file_and_goes_through_a_link(tmp_path):
+def test_an_output_replaces_a_file_and_goes_through_a_link_or_a_pipe(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "target")
-    for name in ("file", "link"):
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    for name in ("file", "link", "pipe"):
         for data in (b"a longer first", b"second"):
             write_output(tmp_path / name, data)
     assert (tmp_path / "file").read_bytes() == (tmp_path / "target").read_bytes() == b"second"
     assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "pipe").is_fifo()
+    assert os.read(reader, 100) == b"a longer firstsecond"
+    os.close(reader)

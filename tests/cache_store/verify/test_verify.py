@@ -15,6 +15,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
+from cache_store import open_cache
 from cache_store.cli import main
 from cache_store.verify.findings import Level
 from cache_store.verify.subset import parse_subset
@@ -22,15 +23,18 @@ from cache_store.verify.verify import verify
 from tests.cache_store.conftest import flip, shard_name
 from tests.make_cache import make_cache
 
-SHARD = 1
+TARS = {"store_format": "webdataset"}
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        *({"codec": codec} for codec in ("none", "lz4", "zstd")),
-        *({"dtype": dtype} for dtype in ("bfloat16", "float32")),
+        {"codec": "lz4"},
+        {"codec": "zstd"},
+        {"dtype": "bfloat16"},
+        {"dtype": "float32"},
         {"store_format": "webdataset"},
+        {},
     ],
     ids=str,
 )
@@ -38,31 +42,28 @@ def test_a_sound_cache_with_a_rejected_shard_has_no_findings(tmp_path, latents, 
     path = make_cache(tmp_path / "cache", latents, rejected=range(8, 16), **options)
     for level in get_args(Level):
         report = verify(path, level)
-        assert report.findings == ()
-        assert (report.shards, report.covered, report.samples) == (4, 4, 22)
+        assert (report.findings, report.shards, report.covered, report.samples) == ((), 4, 4, 22)
+
+
+def in_subset(text: str, shards: int) -> list[int]:
+    subset = parse_subset(text)
+    return [shard for shard in range(shards) if shard in subset]
 
 
 @pytest.mark.parametrize("slices", [1, 2, 3, 7, 20, 100])
 @pytest.mark.parametrize("shards", [1, 4, 19, 2_441])
 def test_slices_cover_every_shard_once_and_are_of_a_size(slices, shards):
-    parts = [parse_subset(f"{number}/{slices}") for number in range(1, slices + 1)]
-    covered = [[shard for shard in range(shards) if shard in part] for part in parts]
+    covered = [in_subset(f"{number}/{slices}", shards) for number in range(1, slices + 1)]
     assert sorted(shard for each in covered for shard in each) == list(range(shards))
     assert max(map(len, covered)) - min(map(len, covered)) <= 4
 
 
-def test_a_slice_is_spread_over_a_cache_that_grows():
-    part = [shard for shard in range(2_441) if shard in parse_subset("3/20")]
-    assert max(np.diff(part)) <= 40
-    assert len({shard % 4 for shard in part}) == 4
-
-
-def test_a_share_is_the_first_slices():
-    shares = {name: [shard for shard in range(500) if shard in parse_subset(name)] for name in ("5%", "1/20", "2.5%")}
-    assert shares["5%"] == shares["1/20"]
-    assert 0 < len(shares["2.5%"]) < len(shares["5%"])
-    assert set(shares["2.5%"]) < set(shares["5%"])
-    assert len([shard for shard in range(7) if shard in parse_subset("100%")]) == 7
+def test_a_slice_is_spread_over_a_cache_and_a_share_is_the_first_slices():
+    assert max(np.diff(in_subset("3/20", 2_441))) <= 40
+    assert {shard % 4 for shard in in_subset("3/20", 2_441)} == {0, 1, 2, 3}
+    assert in_subset("5%", 500) == in_subset("1/20", 500)
+    assert set() < set(in_subset("2.5%", 500)) < set(in_subset("5%", 500))
+    assert in_subset("100%", 7) == list(range(7))
 
 
 @pytest.mark.parametrize(
@@ -82,14 +83,11 @@ def test_a_wrong_subset_or_number_of_jobs_is_refused_in_one_line(capsys, options
 
 
 def test_a_subset_is_read_in_full_and_the_rest_quickly(cache):
-    read, unread = (
-        shard_name(cache, next(shard for shard in range(4) if shard in parse_subset(half))) for half in ("1/2", "2/2")
-    )
+    read, unread = (shard_name(cache, in_subset(half, 4)[0]) for half in ("1/2", "2/2"))
     for name in (read, unread):
         flip(cache / name, 700)
     report = verify(cache, "full", subset=parse_subset("1/2"))
-    assert {finding.file for finding in report.findings} == {read}
-    assert (report.subset, report.shards, report.covered) == ("1/2", 4, 2)
+    assert ({finding.file for finding in report.findings}, report.subset, report.covered) == ({read}, "1/2", 2)
     (cache / unread).unlink()
     found = {finding.file for finding in verify(cache, "full", subset=parse_subset("1/2")).findings}
     assert found == {read, unread}
@@ -136,6 +134,7 @@ def test_a_signal_stops_it_with_code_3(latents, tmp_path, jobs, number):
 STOPPED_AT_THE_FIRST_SHARD = """
 import os, sys
 from cache_store.verify import command as verify_command
+from cache_store import open_cache
 from cache_store.cli import main
 
 class StoppingBar(verify_command.ReadingBar):
@@ -149,32 +148,23 @@ if __name__ == "__main__":
 
 
 def test_exit_code_and_report_say_what_was_found_and_what_to_run(cache, tmp_path, capsys):
-    path, name = tmp_path / "report.json", shard_name(cache, SHARD)
-    assert main(["verify", str(cache)]) == 0
+    folder, path = cache.rename(tmp_path / "my cache; really"), tmp_path / "my report.json"
+    assert main(["verify", str(folder)]) == 0
     assert "sound (quick): 4 shards, 27 samples" in capsys.readouterr().out
-    flip(cache / name, 700)
-    assert main(["verify", str(cache), "--subset", "100%", "--report", str(path)]) == 1
-    out = capsys.readouterr().out
-    report = json.loads(path.read_text())
+    name = shard_name(folder, 1)
+    flip(folder / name, 700)
+    assert main(["verify", str(folder), "--subset", "100%", "--report", str(path)]) == 1
+    report, step = json.loads(path.read_text()), capsys.readouterr().out.splitlines()[-1].removeprefix("next: ")
     assert report.items() >= {"level": "full", "subset": "100%", "shards": 4, "covered": 4}.items()
-    assert [(finding["shard"], finding["file"]) for finding in report["findings"]] == [(SHARD, name)] * 2
-    assert report["identity"] == verify(cache).identity
-    assert f"next: precompute repair {cache} --report {path}" in out
-    assert report["next"] == [f"precompute repair {cache} --report {path}"]
+    assert [(finding["shard"], finding["file"]) for finding in report["findings"]] == [(1, name)] * 2
+    assert report["identity"] == open_cache(folder).seal.identity
+    assert report["next"] == [step]
+    assert shlex.split(step) == ["precompute", "repair", str(folder), "--report", str(path)]
 
 
-def test_every_step_can_be_pasted_into_a_shell(cache, tmp_path, capsys):
-    folder = cache.rename(tmp_path / "my cache; really")
-    flip(folder / shard_name(folder, SHARD), 700)
-    (folder / "samples/.left over.partial").touch()
-    report = tmp_path / "my report.json"
-    assert main(["verify", str(folder), "--level", "full", "--report", str(report)]) == 1
-    delete, repair = (line for line in capsys.readouterr().out.splitlines() if line.startswith("next: "))
-    assert shlex.split(delete)[:3] == ["next:", "delete", f"{folder}/samples/.left over.partial,"]
-    assert shlex.split(repair)[1:] == ["precompute", "repair", str(folder), "--report", str(report)]
-
-
-@pytest.mark.parametrize("name", ["two\nlines", "it's \x1b[31mred\\", os.fsdecode(b"no \xff text")], ids=ascii)
+@pytest.mark.parametrize(
+    "name", ["left over", "two\nlines", "it's \x1b[31mred\\", os.fsdecode(b"no \xff text")], ids=ascii
+)
 def test_any_name_is_one_line_that_bash_takes_back(cache, capsys, name):
     stray = cache / "samples" / name
     stray.touch()
@@ -191,24 +181,25 @@ def test_findings_are_sorted_by_shard_file_and_row(cache):
     for shard in (3, 0, 2):
         flip(cache / shard_name(cache, shard), 700)
     (cache / "build.json").unlink()
-    findings = verify(cache, "full").findings
-    assert findings[0].file == "build.json"
-    places = [(finding.shard, finding.row is not None) for finding in findings[1:]]
-    assert places == [(shard, is_row) for shard in (0, 2, 3) for is_row in (False, True)]
+    places = [(finding.file[:5], finding.shard, finding.row is not None) for finding in verify(cache, "full").findings]
+    of_shards = [(shard_name(cache, 0)[:5], shard, is_row) for shard in (0, 2, 3) for is_row in (False, True)]
+    assert places == [("build", None, False), *of_shards]
 
 
 def lose(*names: str) -> Callable[[Path], object]:
     return lambda cache: [(cache / name).unlink() for name in names]
 
 
-def put_a_file_for_the_records(cache: Path) -> None:
-    shutil.rmtree(cache / "commits")
-    (cache / "commits").write_bytes(b"?")
+def put(name: str, *lost: str) -> Callable[[Path], object]:
+    """A file of a byte, in place of whatever has that name or lies below it."""
 
+    def damage(cache: Path) -> None:
+        if (cache / name).is_dir():
+            shutil.rmtree(cache / name)
+        (cache / name).write_bytes(b"{")
+        lose(*lost)(cache)
 
-def spoil_build_and_lose_samples(cache: Path) -> None:
-    (cache / "build.json").write_bytes(b"{")
-    (cache / "samples/000001.parquet").unlink()
+    return damage
 
 
 SCRATCH = "samples/.000001.parquet.1.partial"
@@ -219,18 +210,22 @@ RERUN = "rerun the `precompute build` or `cache-store convert` that made the cac
 @pytest.mark.parametrize(
     ("damage", "said", "steps"),
     [
-        (lambda cache: (cache / SCRATCH).touch(), [SCRATCH], [f"delete {{}}/{SCRATCH}, unless a build is running"]),
+        (put(SCRATCH), [SCRATCH], [f"delete {{}}/{SCRATCH}, unless a build is running"]),
         (lose("plan.parquet"), ["plan.parquet", "is missing"], [REPAIR]),
         (lose("seal.json"), ["seal.json", "is missing: the cache is not sealed"], [REPAIR]),
         (lose("commits/000002.json"), ["is missing, though the cache is sealed"], [REPAIR]),
         (
             lose("seal.json", "commits/000002.json"),
             ["is missing: the cache is not sealed", "unfinished: 1 of 4 shards are not committed"],
-            [RERUN + "builds what is missing"],
+            [f"{RERUN}builds what is missing"],
         ),
         (lose("zarr.json"), [], [REPAIR, "verify again: without zarr.json nothing else could be checked"]),
-        (put_a_file_for_the_records, [], ["delete {}/commits, unless a build is running", REPAIR]),
-        (spoil_build_and_lose_samples, [], [RERUN + "writes build.json again, which repair needs", REPAIR]),
+        (put("commits"), [], ["delete {}/commits, unless a build is running", REPAIR]),
+        (
+            put("build.json", "plan.parquet"),
+            [],
+            [RERUN + "writes build.json again, which repair needs", REPAIR],
+        ),
     ],
     ids=lambda value: value[0][:30] if isinstance(value, list) and value else "",
 )
@@ -243,21 +238,19 @@ def test_what_mends_the_damage_is_said_first_things_first(cache, capsys, damage,
     assert found == [step.format(cache) for step in steps]
 
 
-def test_another_spec_than_seal_and_records_have_blames_no_shard(cache):
+def test_another_spec_than_the_records_have_blames_no_shard(cache):
     spec = cache / "zarr.json"
     spec.write_bytes(spec.read_bytes().replace(b'"fit":"squash"', b'"fit":"squasH"'))
-    assert [finding.file for finding in verify(cache, "full").findings] == ["zarr.json"]
     (cache / "seal.json").unlink()
     assert [finding.file for finding in verify(cache, "full").findings] == ["zarr.json"]
 
 
 def test_a_report_says_of_every_finding_what_kind_it_is(cache, tmp_path):
     """So that no program need look at texts, which are for people."""
-    for name in ("seal.json", "commits/000001.json", "commits/000002.json", "build.json"):
-        (cache / name).unlink()
+    lose("seal.json", "commits/000001.json", "build.json")(cache)
     (cache / "build.json").mkdir()
-    (cache / "commits/000002.json").write_bytes(b"{")
-    (cache / "samples/.left.partial").touch()
+    for name in ("commits/000002.json", "samples/.left.partial"):
+        put(name)(cache)
     main(["verify", str(cache), "--report", str(tmp_path / "report.json")])
     findings = json.loads((tmp_path / "report.json").read_text())["findings"]
     assert {finding["file"]: finding["kind"] for finding in findings} == {
@@ -288,24 +281,3 @@ def test_progress_hears_of_every_shard_once(cache):
     heard: Counter[int] = Counter()
     verify(cache, "full", progress=lambda checked: heard.update([checked.task.shard]))
     assert heard == Counter(range(4))
-
-
-def test_a_report_never_lands_in_the_cache(cache, tmp_path, capsys):
-    (tmp_path / "alias").symlink_to(cache)
-    before = (cache / "seal.json").read_bytes()
-    for path in (cache / "seal.json", tmp_path / "alias/seal.json", cache / "samples/report.json"):
-        assert main(["verify", str(cache), "--report", str(path)]) == 2
-        assert f"report: {path} lies in the cache {cache}; name another place" in capsys.readouterr().err
-    assert main(["verify", str(cache), "--report", str(tmp_path)]) == 2
-    assert (cache / "seal.json").read_bytes() == before
-    assert not verify(cache, "full").findings
-
-
-def test_a_report_into_a_pipe_leaves_the_pipe(cache, tmp_path):
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    assert main(["verify", str(cache), "--report", str(pipe)]) == 0
-    assert json.loads(os.read(reader, 2**16))["findings"] == []
-    os.close(reader)
-    assert pipe.is_fifo()
