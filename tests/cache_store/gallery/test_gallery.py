@@ -19,7 +19,7 @@ from msgspec import structs
 from PIL import Image
 
 from cache_store.cache.metadata import read_commit, write_build
-from cache_store.cache.reader import open_cache
+from cache_store.cache.reader import Cache, open_cache
 from cache_store.cache.writer import Outcome
 from cache_store.cli import main
 from cache_store.errors import CacheError
@@ -32,7 +32,7 @@ from cache_store.gallery.gallery import make_gallery
 from cache_store.gallery.page import layout
 from cache_store.gallery.pictures import channel_strip, error_map, preview, psnr, strip_columns
 from cache_store.gallery.sheets import contact_sheet
-from cache_store.gallery.unusual import most_unusual, survey_latents
+from cache_store.gallery.unusual import Unusual, most_unusual, survey_latents
 from cache_store.verify.verify import verify
 from tests.cache_store.conftest import flip
 from tests.make_cache import caption, make_cache
@@ -121,13 +121,10 @@ def png_bytes(colour: tuple[int, int, int]) -> bytes:
 def test_the_page_refers_to_nothing_outside_itself(cache, page):
     assert {"script", "link", "iframe", "object", "base"}.isdisjoint(tag for tag, _ in page.tags)
     for tag, attributes in page.tags:
-        for name in ("src", "srcset"):
-            assert attributes.get(name, "data:").startswith("data:"), (tag, name)
+        assert all(attributes.get(name, "data:").startswith("data:") for name in ("src", "srcset")), tag
         assert attributes.get("href", "#").startswith("#")
-    style = re.search(r"<style>(.*)</style>", (cache.parent / "gallery.html").read_text(), re.DOTALL)
-    assert style
-    assert "url(" not in style[1]
-    assert "@import" not in style[1]
+    (style,) = re.findall(r"<style>(.*)</style>", (cache.parent / "gallery.html").read_text(), re.DOTALL)
+    assert not re.search(r"url\(|@import", style)
     policy = next(a["content"] for tag, a in page.tags if a.get("http-equiv") == "Content-Security-Policy")
     assert policy.startswith("default-src 'none'; img-src data:;")
 
@@ -150,22 +147,23 @@ def test_hostile_ids_and_captions_stay_text(page_with_sources):
     assert not [name for _, attributes in page_with_sources.tags for name in attributes if name.startswith("on")]
 
 
+def most_unusual_of(cache: Cache, rows: int) -> list[Unusual]:
+    return most_unusual(survey_latents(cache, draw_survey(cache, 240, seed=0)), rows)
+
+
 def test_the_outlier_leads_the_unusual_rows(cache, page):
-    opened = open_cache(cache)
-    seen = survey_latents(opened, draw_survey(opened, 240, seed=0))
-    first = most_unusual(seen, 3)[0]
-    assert opened.samples(np.array([first.number]))["row"].to_pylist() == [OUTLIER]
+    first = most_unusual_of(open_cache(cache), 3)[0]
+    assert open_cache(cache).samples(np.array([first.number]))["row"].to_pylist() == [OUTLIER]
     assert re.fullmatch(r"(mean|spread) of channel [0-3] at [+−]\d\.\d σ", first.why)
     assert f"distance {first.distance:.1f}, {first.why}" in page.text
 
 
 def test_few_samples_are_not_all_equally_far(tmp_path):
     """Under their own unshrunk covariance they would be."""
-    path = make_cache(tmp_path / "cache", latents()[OUTLIER - 2 : OUTLIER + 2])
-    opened = open_cache(path)
-    order = most_unusual(survey_latents(opened, draw_survey(opened, 240, seed=0)), 4)
-    assert order[0].number == 2
-    assert order[0].distance > 1.1 * order[1].distance
+    few = make_cache(tmp_path / "cache", latents()[OUTLIER - 2 : OUTLIER + 2])
+    first, second, *_ = most_unusual_of(open_cache(few), 4)
+    assert first.number == 2
+    assert first.distance > 1.1 * second.distance
 
 
 def test_rejected_rows_tell_id_size_caption_and_reason(tmp_path, monkeypatch):
@@ -208,9 +206,8 @@ def test_source_images_are_shown_and_missing_or_changed_ones_say_so(page_with_so
 
 def test_sizes_are_height_by_width_throughout(page):
     """The recipe of 6 x 5 cells; images of 48 x 64."""
-    assert "48 × 40image, height × width" in page.text
-    assert "48 x 40, squash" in page.text
-    assert "48 high × 64 wide" in page.text
+    for told in ("48 × 40image, height × width", "48 x 40, squash", "48 high × 64 wide"):
+        assert told in page.text
     assert "40 × 48" not in page.text
 
 
@@ -268,18 +265,18 @@ def test_both_store_forms_give_the_same_rows_and_pictures(page, tmp_path):
     assert page.alt("latent preview") == page_of(tars, tmp_path).alt("latent preview")
 
 
-def test_a_source_that_is_gone_is_told_once(tmp_path):
-    cache = write_cache(tmp_path / "cache")
-    give_sources(cache, tmp_path / "images")
-    (tmp_path / "images").rmdir()
+@pytest.mark.parametrize(
+    ("group", "problem"),
+    [("encode_once.images", "source.path: SOURCE does not exist"), ("none", "no installed package reads sources")],
+)
+def test_sources_that_cannot_be_had_are_told_once(tmp_path, monkeypatch, group, problem):
+    monkeypatch.setattr(source_images, "GROUP", group)
+    cache, source = write_cache(tmp_path / "cache"), tmp_path / "images"
+    give_sources(cache, source)
+    source.rmdir()
     page = page_of(cache, tmp_path)
-    assert f"No source images: source.path: {tmp_path / 'images'} does not exist" in page.text
+    assert f"No source images: {problem.replace('SOURCE', str(source))}" in page.text
     assert len(page.alt("latent preview")) == 12
-
-
-def test_without_a_package_that_reads_sources_the_page_says_so(cache, tmp_path, monkeypatch):
-    monkeypatch.setattr(source_images, "GROUP", "encode_once.nobody")
-    assert "No source images: no installed package reads sources" in page_of(cache, tmp_path).text
 
 
 def test_the_preview_is_the_seals_linear_map(cache):
@@ -289,12 +286,9 @@ def test_the_preview_is_the_seals_linear_map(cache):
     assert np.abs(preview(latent, summary) / 255 - np.clip(expected, 0, 1).transpose(1, 2, 0)).max() <= 0.5 / 255 + 1e-9
 
 
-@pytest.mark.parametrize(
-    ("height", "width", "columns"),
-    [(28, 28, 8), (28, 42, 8), (6, 12, 8), (6, 24, 4), (8, 64, 4), (1, 4_096, 1), (32, 8, 8)],
-)
-def test_wide_channel_maps_lie_in_shorter_lines(height, width, columns):
-    assert strip_columns(height, width) == columns
+def test_wide_channel_maps_lie_in_shorter_lines():
+    sizes = (28, 28), (28, 42), (6, 12), (6, 24), (8, 64), (1, 4_096), (32, 8)
+    assert [strip_columns(height, width) for height, width in sizes] == [8, 8, 8, 4, 4, 1, 8]
 
 
 @pytest.mark.parametrize(("channels", "size"), [(4, (26, 6)), (16, (54, 14)), (10, (54, 14))])
@@ -382,22 +376,14 @@ def test_a_sheets_label_shows_id_and_reason_whole_where_they_fit():
     assert max(map(sheets.text_width, cut)) <= sheets.COLUMN
 
 
-def test_damage_stops_the_page_and_keeps_the_earlier_one(tmp_path):
-    cache = write_cache(tmp_path / "cache")
-    config = GalleryConfig(output=str(tmp_path / "gallery.html"))
-    make_gallery(cache, config)
-    before = config.page.read_bytes()
-    flip(cache / "latents/c/0/0/0/0", 0)
-    with pytest.raises(CacheError, match="row 0 in shard 0"):
-        make_gallery(cache, config)
-    assert config.page.read_bytes() == before
-
-
-def test_an_unsealed_cache_is_refused(tmp_path, capsys):
-    cache = make_cache(tmp_path / "cache", latents(), seal=False)
-    assert main(["gallery", str(cache), "-o", str(tmp_path / "page.html")]) == 1
-    assert "is not sealed" in capsys.readouterr().err
-    assert not (tmp_path / "page.html").exists()
+@pytest.mark.parametrize("name", ["latents/c/0/0/0/0", "seal.json"])
+def test_damage_stops_the_page_and_keeps_the_earlier_one(tmp_path, capsys, name):
+    cache, page = write_cache(tmp_path / "cache"), tmp_path / "page.html"
+    page.write_text("earlier")
+    flip(cache / name, 0) if "latents" in name else (cache / name).unlink()
+    assert main(["gallery", str(cache), "-o", str(page)]) == 1
+    assert ("row 0 in shard 0" if "latents" in name else "is not sealed") in capsys.readouterr().err
+    assert page.read_text() == "earlier"
 
 
 @pytest.mark.parametrize(
@@ -443,19 +429,13 @@ def test_a_browser_shows_the_page_without_complaint(tmp_path):
     colour = (10, 200, 30)
     give_sources(cache, tmp_path / "images", **{f"sample_{row:06d}": png_bytes(colour) for row in range(ROWS)})
     page_of(cache, tmp_path, rows=3)
-    done = subprocess.run(
-        [
-            str(CHROMIUM),
-            *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),
-            *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-            *("--enable-logging=stderr", f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1400,900"),
-            *(f"--screenshot={tmp_path / 'shot.png'}", f"file://{tmp_path / 'gallery.html'}"),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    options = [
+        *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),
+        *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+        *("--enable-logging=stderr", f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1400,900"),
+    ]
+    command = [str(CHROMIUM), *options, f"--screenshot={tmp_path / 'shot.png'}", f"file://{tmp_path / 'gallery.html'}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert "CONSOLE" not in done.stderr
     shot = np.asarray(Image.open(tmp_path / "shot.png").convert("RGB")).astype(int)
