@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from cache_store.errors import CacheError
 from cache_store.format.formats import shard_format
 from cache_store.format.record import canonical_json
-from cache_store.format.schema import Spec
+from cache_store.format.schema import SAMPLES_SCHEMA, Spec
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -56,6 +58,14 @@ def edited_spec(root: Path) -> Iterator[dict[str, Any]]:
     """What the group says of the cache, to change in place."""
     with edited(root / "zarr.json") as group:
         yield group["attributes"]["encode_once"]
+
+
+@contextmanager
+def edited_rows(path: Path) -> Iterator[list[dict[str, Any]]]:
+    """A samples table's rows, to change in place."""
+    rows = pq.read_table(path, partitioning=None).to_pylist()
+    yield rows
+    pq.write_table(pa.Table.from_pylist(rows, SAMPLES_SCHEMA), path)
 
 
 def set_field(record: Any, field: str, value: object) -> None:

@@ -12,11 +12,11 @@ from cache_store.cache.metadata import read_build, read_commit, read_seal, read_
 from cache_store.cache.reader import open_cache
 from cache_store.errors import CacheError
 from cache_store.format.record import FORMAT_VERSION
-from cache_store.format.schema import MAX_SHARDS, SAMPLES_SCHEMA
+from cache_store.format.schema import MAX_SHARDS
 from cache_store.verify.verify import verify
 from tests.cache_store.conftest import contents, shard_name
 from tests.cache_store.hostile.conftest import RECORDS, TABLES, data_or_named_error
-from tests.cache_store.signing import edited, edited_spec, load, resign, save_signed, set_field
+from tests.cache_store.signing import edited, edited_rows, edited_spec, load, resign, save_signed, set_field
 
 
 def test_a_sound_cache_is_read_by_all_of_it(sound):
@@ -165,13 +165,12 @@ def test_an_uncompressed_sample_of_another_size_is_refused_unread(root, longer):
 
 def change_sample(root, *, beyond=0, longer=0, **values):
     """Other values in row 0, as if the cache had been written like this."""
-    path = root / TABLES[1]
-    rows = pq.read_table(path, partitioning=None).to_pylist()
-    rows[0] |= values
-    if beyond:
-        rows[0]["offset"] = (root / shard_name(root, 0)).stat().st_size - rows[0]["length"] + beyond
-    rows[0]["length"] = rows[0]["length"] + longer if longer else rows[0]["length"]
-    pq.write_table(pa.Table.from_pylist(rows, SAMPLES_SCHEMA), path)
+    with edited_rows(root / TABLES[1]) as rows:
+        rows[0] |= values
+        if beyond:
+            rows[0]["offset"] = (root / shard_name(root, 0)).stat().st_size - rows[0]["length"] + beyond
+        if longer:
+            rows[0]["length"] += longer
     resign(root)
 
 

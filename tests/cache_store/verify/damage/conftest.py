@@ -76,15 +76,15 @@ def rows_named(findings: tuple[Finding, ...]) -> set[int]:
 
 class Sample(NamedTuple):
     row: int
+    slot: int
     offset: int
     end: int
 
 
 def samples_in(cache: Path, shard: int) -> list[Sample]:
-    rows = pq.read_table(cache / samples_file(shard), partitioning=None).to_pylist()
-    return [
-        Sample(row["row"], row["offset"], row["offset"] + row["length"]) for row in rows if row["status"] == "cached"
-    ]
+    rows = enumerate(pq.read_table(cache / samples_file(shard), partitioning=None).to_pylist())
+    places = ((row["row"], slot, row["offset"], row["length"]) for slot, row in rows if row["status"] == "cached")
+    return [Sample(row, slot, offset, offset + length) for row, slot, offset, length in places]
 
 
 def halve(path: Path) -> None:
