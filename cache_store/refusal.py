@@ -7,8 +7,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
+import msgspec
+
 from cache_store.errors import StaleError
-from cache_store.format.schema import COMMITS, SEAL_FILE, Seal, Spec
+from cache_store.format.schema import COMMITS, SEAL_FILE, CommitRecord, Recipe, Seal, Spec, commit_file
 from cache_store.storage.store import Store
 
 SHOWN_ROWS = 12
@@ -61,6 +63,19 @@ def refuse_other_seal(store: Store, seal: Seal, spec: Spec) -> None:
     sealed = {"rows": seal.planned, "spec digest": seal.spec_digest}
     if differences := differing(sealed, {"rows": spec.rows, "spec digest": spec.digest}):
         refuse(f"{store}: the seal belongs to another spec", differences, [BUILD_AGAIN], held="in the seal")
+
+
+def refuse_other_recipe(store: Store, one: CommitRecord, other: CommitRecord) -> None:
+    """StaleError where two shards of a cache were made with two recipes."""
+    if differences := recipe_differences(one.content.recipe, other.content.recipe):
+        names = [commit_file(record.content.shard) for record in (one, other)]
+        remedy = "move the shards of one of them away, and run the build of the other again"
+        refuse(f"{store} holds shards of two recipes", differences, [remedy], *names)
+
+
+def recipe_differences(before: Recipe, now: Recipe) -> list[Difference]:
+    """Field by field."""
+    return [] if before == now else differing(msgspec.to_builtins(before), msgspec.to_builtins(now))
 
 
 def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:

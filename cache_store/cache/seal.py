@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from cache_store.cache.metadata import read_commit
-from cache_store.cache.recorded import refuse_other_recipe
 from cache_store.errors import CacheError
 from cache_store.format.record import FORMAT_VERSION, canonical_json, signed
 from cache_store.format.schema import (
@@ -18,6 +17,7 @@ from cache_store.format.schema import (
     Spec,
 )
 from cache_store.format.statistics import summarise
+from cache_store.refusal import refuse_other_recipe
 from cache_store.storage.store import Store
 
 

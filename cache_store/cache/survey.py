@@ -13,7 +13,6 @@ import pyarrow as pa
 
 from cache_store.cache.files import open_table, refuse_other_size
 from cache_store.cache.metadata import has_cache, parse_checked_spec, read_record
-from cache_store.cache.recorded import refuse_other_recipe
 from cache_store.errors import CacheError, NewerFormatError
 from cache_store.format.formats import shard_format
 from cache_store.format.plan import PlanDigests, parse_plan, plan_digests
@@ -32,6 +31,7 @@ from cache_store.format.schema import (
     Spec,
     commit_file,
 )
+from cache_store.refusal import refuse_other_recipe
 from cache_store.storage.store import Address, Store, open_store
 
 T = TypeVar("T")

@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator
 
 from cache_store.cache.metadata import read_commit
-from cache_store.cache.recorded import recipe_differences
 from cache_store.errors import CacheError
 from cache_store.format.formats import files_of_shard
 from cache_store.format.schema import (
@@ -16,6 +15,7 @@ from cache_store.format.schema import (
     commit_file,
 )
 from cache_store.format.statistics import equal_but_for_rounding
+from cache_store.refusal import recipe_differences
 from cache_store.storage.store import Store
 from cache_store.verify.file import file_finding
 from cache_store.verify.findings import Finding
