@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cache_store import Cache, CacheError
+from cache_store import CacheError
 from cache_store.errors import ModelError
 from trainer.config import TrainConfig
 from trainer.data.batches import LatentSource, StepLoader
@@ -22,18 +22,13 @@ CALIBRATION_SAMPLES = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class Session:
-    """What training and evaluation share."""
+class Session(Inputs):
+    """What training and evaluation share: the inputs, and what is made of them."""
 
-    config: TrainConfig
-    world: World
-    cache: Cache
     text: TextStore
     split: Split
     model: WorldModel
     loader: StepLoader
-    must_match: dict[str, str]
-    """What a checkpoint must have been trained with to be used here."""
 
 
 def open_session(inputs: Inputs, source: LatentSource | None = None, trained: Path | None = None) -> Session:
@@ -41,23 +36,19 @@ def open_session(inputs: Inputs, source: LatentSource | None = None, trained: Pa
 
     With the checkpoint `trained`, which is to be evaluated, there may be no sample to train on.
     """
-    config, world, cache = inputs.config, inputs.world, inputs.cache
     text = open_text(inputs)
     refuse_unknown_tokens(inputs, text)
-    split = text.split(config.data.val_fraction)
-    refuse_too_few(split, config, to_train=trained is None)
-    announce_split(split, world)
-    loader = make_loader(config, world, source or cache, text, split.train, cache.seal.identity)
+    split = text.split(inputs.config.data.val_fraction)
+    refuse_too_few(split, inputs.config, to_train=trained is None)
+    announce_split(split, inputs.world)
+    loader = make_loader(inputs, source or inputs.cache, text, split.train)
     if trained is None:
         match_embeddings(inputs, loader)
     else:
         load_projector(trained, inputs.projector)
-    world.share(inputs.projector.to(world.device))
+    inputs.world.share(inputs.projector.to(inputs.world.device))
     model = WorldModel(inputs.language, inputs.projector, begins_with_bos=text.meta.begins_with_bos)
-    return Session(
-        config=config, world=world, cache=cache, text=text, split=split, model=model, loader=loader,
-        must_match=inputs.must_match,
-    )  # fmt: skip
+    return Session(**vars(inputs), text=text, split=split, model=model, loader=loader)
 
 
 def open_text(inputs: Inputs) -> TextStore:
@@ -101,17 +92,16 @@ def announce_split(split: Split, world: World) -> None:
     world.say(f"samples: {len(split.train):,} to train on, {len(split.validation):,} held out{left_out}")
 
 
-def make_loader(
-    config: TrainConfig, world: World, source: LatentSource, text: TextStore, train: np.ndarray, identity: str
-) -> StepLoader:
+def make_loader(inputs: Inputs, source: LatentSource, text: TextStore, train: np.ndarray) -> StepLoader:
     """Make this rank's loader; the cache's identity is part of the order."""
+    data, world = inputs.config.data, inputs.world
     return StepLoader(
         source=source,
         text=text,
-        order=SampleOrder(identity, config.data.seed, len(train)),
+        order=SampleOrder(inputs.cache.seal.identity, data.seed, len(train)),
         train=train,
-        batch_size=config.data.batch_size,
-        accumulate=config.data.accumulate,
+        batch_size=data.batch_size,
+        accumulate=data.accumulate,
         rank=world.rank,
         world_size=world.size,
         pin=world.device.type == "cuda",
