@@ -14,11 +14,18 @@ FORMS = (("zarr", "none"), ("zarr", "zstd"), ("webdataset", "none"))
 CACHED_ROWS = [row for row in range(ROWS) if row not in REJECTED]
 
 
+SHAPES = [(12,), (3, 8), (4, 3, 2), (2, 3, 4, 5)]
+
+
+def samples_of(shape: tuple[int, ...], rows: int = ROWS, seed: int = 7) -> np.ndarray:
+    """float32 [rows, *shape], each value exact in float16."""
+    return np.random.default_rng(seed).standard_normal((rows, *shape)).astype(np.float16).astype(np.float32)
+
+
 @pytest.fixture(scope="session")
 def latents() -> np.ndarray:
-    """float32 [30, 4, 6, 5], each value exact in float16."""
-    values = np.random.default_rng(7).standard_normal((ROWS, 4, 6, 5))
-    return values.astype(np.float16).astype(np.float32)
+    """float32 [30, 4, 6, 5]."""
+    return samples_of((4, 6, 5))
 
 
 @pytest.fixture(scope="module", params=FORMS, ids="-".join)

@@ -15,7 +15,7 @@ from cache_store.cli import main
 from cache_store.format.schema import SAMPLES_SCHEMA, TEXT_COLUMNS
 from cache_store.storage.claim import claim
 from cache_store.verify.verify import verify
-from tests.cache_store.conftest import REJECTED, ROWS, contents, flip, shard_name
+from tests.cache_store.conftest import REJECTED, ROWS, SHAPES, contents, flip, samples_of, shard_name
 from tests.cache_store.signing import edited, load, resign, save_signed
 from tests.make_cache import caption, make_cache
 
@@ -37,11 +37,13 @@ ODD_TEXTS = [caption('ü\U0001f600\x00"\\' * (200 * row)) for row in range(ROWS)
         ("zarr", {"codec": "lz4"}),
         ("zarr", {"codec": "zstd"}),
         ("zarr", {"conversations": ODD_TEXTS}),
+        *(("zarr", {"latents": samples_of(shape)}) for shape in SHAPES if len(shape) != 3),
     ],
-    ids=["zarr", "webdataset", "lz4", "zstd", "long texts in other alphabets"],
+    ids=["zarr", "webdataset", "lz4", "zstd", "long texts in other alphabets", "1 axis", "2 axes", "4 axes"],
 )
 def test_there_and_back_every_file_is_the_same(tmp_path, latents, capsys, store_format, options):
-    cache = make_cache(tmp_path / "cache", latents, rejected=REJECTED, store_format=store_format, **options)
+    settings = {"latents": latents, "rejected": REJECTED, "store_format": store_format} | options
+    cache = make_cache(tmp_path / "cache", **settings)
     there, back, before = tmp_path / "there", tmp_path / "back", open_cache(cache)
     assert convert(cache, there, OTHER[store_format]) == 0
     assert "converted 4 shards, every latent checked" in capsys.readouterr().out

@@ -5,17 +5,15 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import pytest
 
 from cache_store import open_cache
-from cache_store.cache.metadata import read_spec
 from cache_store.format.codec import zarr_codecs
-from cache_store.format.formats import shard_format
 from cache_store.format.record import Record
 from cache_store.format.schema import PLAN_SCHEMA, SAMPLES_SCHEMA, CommitRun, Spec, StoreFormat
+from tests.cache_store.conftest import shard_name
 from tests.make_cache import make_cache
 
 PAGE = (Path(__file__).parents[3] / "docs/format.md").read_text()
@@ -40,9 +38,9 @@ def read_row() -> ReadRow:
     return names["read_row"]
 
 
-@pytest.fixture(params=get_args(StoreFormat))
-def cache(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    return small_cache(tmp_path / "cache", request.param)
+@pytest.fixture
+def cache(store_format: StoreFormat, tmp_path: Path) -> Path:
+    return small_cache(tmp_path / "cache", store_format)
 
 
 def small_cache(path: Path, store_format: StoreFormat) -> Path:
@@ -51,7 +49,7 @@ def small_cache(path: Path, store_format: StoreFormat) -> Path:
 
 
 def shard_path(cache: Path, shard: int) -> Path:
-    return cache / shard_format(read_spec(cache)).shard_file(shard)
+    return cache / shard_name(cache, shard)
 
 
 def test_the_pages_reader_reads_what_ours_reads(cache, read_row):

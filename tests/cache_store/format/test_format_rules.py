@@ -3,7 +3,7 @@
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -31,11 +31,6 @@ def crc32c(data: bytes) -> int:
     return register ^ 0xFFFFFFFF
 
 
-@pytest.fixture(params=get_args(StoreFormat))
-def store_format(request: pytest.FixtureRequest) -> StoreFormat:
-    return request.param
-
-
 @pytest.fixture
 def cache(store_format: StoreFormat, tmp_path: Path) -> Path:
     return small_cache(tmp_path / "cache", store_format)
@@ -49,17 +44,9 @@ def extreme_cache(store_format: StoreFormat, tmp_path: Path) -> Path:
     latents[:, 3] = np.round(latents[:, 3])
     names = [f'é \u2028 \x7f\x01\x1f \\ "{row}" \U0001f600\n' for row in range(ROWS)]
     means = [1e-5, 9.99e-6, -0.0, 1e15, 1e16, -2.5e-300, 1.7976931348623157e308]
-    path = make_cache(
-        tmp_path / "cache",
-        latents,
-        names,
-        [caption(f"a {name}/") for name in names],
-        rejected=REJECTED,
-        samples_per_shard=SAMPLES_PER_SHARD,
-        store_format=store_format,
-        dtype="float32",
-        latents_mean=means,
-    )
+    settings = {"rejected": REJECTED, "samples_per_shard": SAMPLES_PER_SHARD, "store_format": store_format}
+    texts = [caption(f"a {name}/") for name in names]
+    path = make_cache(tmp_path / "cache", latents, names, texts, dtype="float32", latents_mean=means, **settings)
     write_build(path, {"empty": {}, "none": [], "text": names, "floats": [1e-7, 0.0001, 9999999999999998.0], "int": -3})
     return path
 

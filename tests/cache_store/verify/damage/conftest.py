@@ -9,13 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from cache_store.format.schema import SEAL_FILE, commit_file, samples_file
 from cache_store.verify.findings import Finding, Level
-from tests.cache_store.conftest import shard_name
+from tests.cache_store.conftest import samples_of, shard_name
 from tests.make_cache import make_cache
 
 ROWS, ROWS_PER_SHARD, REJECTED = 14, 6, (2, 9)
@@ -24,15 +23,11 @@ LEVELS: tuple[Level, ...] = get_args(Level)
 NAMES = Callable[[Path, int], str]
 
 
-def small_latents(seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal((ROWS, 4, 6, 5)).astype(np.float16).astype(np.float32)
-
-
 def make_small(path: Path, form: tuple[str, str], **options: Any) -> Path:
     store_format, codec = form
     settings: dict[str, Any] = {"rejected": REJECTED, "samples_per_shard": ROWS_PER_SHARD}
-    latents = options.pop("latents", small_latents())
-    return make_cache(path, latents, store_format=store_format, codec=codec, **settings | options)
+    settings["latents"] = samples_of((4, 6, 5), ROWS)
+    return make_cache(path, store_format=store_format, codec=codec, **settings | options)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cache_store.verify.verify import verify
-from tests.cache_store.conftest import shard_name
+from tests.cache_store.conftest import samples_of, shard_name
 from tests.cache_store.verify.damage.conftest import (
     LEVELS,
     ROWS,
@@ -17,7 +17,6 @@ from tests.cache_store.verify.damage.conftest import (
     make_small,
     named,
     record_file,
-    small_latents,
     table_file,
 )
 
@@ -60,7 +59,7 @@ def test_a_missing_folder_is_named_by_every_file_that_was_in_it(cache):
         (cache.parent / "away").rename(cache / folder)
 
 
-IDS, LATENTS = {"ids": [f"other-{row}" for row in range(ROWS)]}, {"latents": small_latents(seed=1)}
+IDS, LATENTS = {"ids": [f"other-{row}" for row in range(ROWS)]}, {"latents": samples_of((4, 6, 5), ROWS, seed=1)}
 
 
 @pytest.mark.parametrize(
