@@ -2,10 +2,9 @@
 
 import ast
 import configparser
+import os
 import subprocess
 import sys
-from collections.abc import Sequence
-from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -25,25 +24,11 @@ def imported_packages(path: Path) -> set[str]:
     return names
 
 
-def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def python(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-
-
-def room_of(module: Sequence[str]) -> str:
-    """A package's folder, or a file that lies beside its folders."""
-    return ".".join(module[:2])
-
-
-def test_no_room_needs_one_that_needs_it():
-    """Folders of the packages are rooms, and so is each file beside them: the arrows between them run one way."""
-    arrows: dict[str, set[str]] = {}
-    for path in (path for package in MAY_IMPORT for path in (ROOT / package).rglob("*.py")):
-        imports = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
-        needed = {room_of(node.module.split(".")) for node in imports if node.module}
-        room = room_of(path.relative_to(ROOT).with_suffix("").parts)
-        arrows.setdefault(room, set()).update(needed - {room})
-    TopologicalSorter(arrows).prepare()  # CycleError where rooms need each other
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, **environment}
+    )
 
 
 @pytest.mark.parametrize("package", sorted(MAY_IMPORT))
@@ -99,6 +84,29 @@ def test_without_torch_its_extra_or_an_earlier_mistake_is_named(tmp_path, progra
     code = f"import sys; sys.modules['torch'] = None; from {program}.cli import main; sys.exit(main(sys.argv[1:]))"
     done = python(code, *(argument.replace("VAE", str(tmp_path)) for argument in arguments))
     assert (done.returncode, done.stderr) == (2, f"{program}: error: {error}\n")
+
+
+NO_COMPILER = """
+import torch
+from cache_store.errors import ConfigError
+from precompute.encoders import wan
+from trainer.model import language_model
+
+cpu = torch.device("cpu")
+for refuse, arguments in (wan.refuse_without_compiler, [cpu]), (language_model.refuse_uncompilable, ["inductor", cpu]):
+    try:
+        refuse(*arguments)
+    except ConfigError as error:
+        print(error)
+"""
+
+
+def test_both_programs_say_the_same_of_a_host_without_a_compiler(tmp_path):
+    """Neither imports the other, so each says it in its own module."""
+    done = python(NO_COMPILER, CXX="/nowhere/g++", TORCHINDUCTOR_CACHE_DIR=str(tmp_path))
+    precompute, trainer = done.stdout.splitlines()
+    assert trainer == precompute.replace("encoder.compile", "run.compile")
+    assert "install a C++ compiler" in trainer
 
 
 @pytest.mark.parametrize("program", ["precompute", "trainer"])

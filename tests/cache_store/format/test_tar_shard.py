@@ -15,50 +15,34 @@ import pytest
 import webdataset
 
 from cache_store import CacheError, open_cache
-from cache_store.cache.metadata import read_spec
-from cache_store.format.record import canonical_json
-from cache_store.format.schema import SPEC_ATTRIBUTE, SPEC_FILE, StoreDtype
-from cache_store.storage.local import write_file
 from cache_store.verify.verify import verify
 from tests.cache_store.conftest import CACHED_ROWS, REJECTED
+from tests.cache_store.signing import edited_spec
 from tests.make_cache import caption, make_cache
 
 KEYS = [f"{row:012d}" for row in CACHED_ROWS]
 
 
 @pytest.fixture(params=["float16", "float32"])
-def dtype(request: pytest.FixtureRequest) -> StoreDtype:
-    return request.param
-
-
-@pytest.fixture
-def cache(tmp_path: Path, latents: np.ndarray, dtype: StoreDtype) -> Path:
+def cache(request: pytest.FixtureRequest, tmp_path: Path, latents: np.ndarray) -> Path:
     captions = [caption(f'größer als {row} \U0001f600 \\ "') for row in range(len(latents))]
-    return make_cache(
-        tmp_path / "cache", latents, None, captions, rejected=REJECTED, dtype=dtype, store_format="webdataset"
-    )
+    options = {"rejected": REJECTED, "dtype": request.param, "store_format": "webdataset"}
+    return make_cache(tmp_path / "cache", latents, None, captions, **options)
 
 
 def tars(cache: Path) -> list[str]:
     return sorted(map(str, (cache / "shards").iterdir()))
 
 
-def expected_samples(cache: Path) -> list[tuple[str, np.ndarray, dict[str, object]]]:
-    """Key, latent and JSON of every cached row, by the cache's own reader."""
-    opened = open_cache(cache)
-    numbers = np.arange(len(opened))
-    rows = opened.samples(numbers).to_pylist()
-    texts = [{name: row[name] for name in ("id", "uri", "conversations")} for row in rows]
-    contents = [{"sha256": row["content_sha256"], **text} for row, text in zip(rows, texts, strict=True)]
-    return list(zip(KEYS, opened.read(numbers), contents, strict=True))
-
-
 def assert_same(found: list[tuple[str, np.ndarray, dict[str, object]]], cache: Path) -> None:
-    for (key, latent, text), (expected_key, expected, expected_text) in zip(
-        found, expected_samples(cache), strict=True
-    ):
-        assert (key, text) == (expected_key, expected_text)
-        np.testing.assert_array_equal(latent, expected)
+    """Key, latent and JSON of every cached row are those of the cache's own reader."""
+    opened = open_cache(cache)
+    rows = opened.samples(np.arange(len(opened))).to_pylist()
+    texts = [{name: row[name] for name in ("id", "uri", "conversations")} for row in rows]
+    keys, latents, contents = zip(*found, strict=True)
+    assert [*keys] == KEYS
+    assert [*contents] == [{"sha256": row["content_sha256"], **text} for row, text in zip(rows, texts, strict=True)]
+    np.testing.assert_array_equal(latents, opened.read(np.arange(len(opened))))
 
 
 def test_headers_and_members_are_pythons_tarfiles_and_numpys(cache):
@@ -95,12 +79,12 @@ def test_webdataset_opens_the_tars(cache):
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_hugging_face_datasets_open_the_tars(cache, tmp_path, dtype, streaming):
+def test_hugging_face_datasets_open_the_tars(cache, tmp_path, streaming):
     loaded = datasets.load_dataset(
         "webdataset", data_files=tars(cache), split="train", streaming=streaming, cache_dir=str(tmp_path / "hf")
     )
-    found = [(each["__key__"], np.array(each["latent.npy"], dtype), each["json"]) for each in loaded]
-    assert_same(found, cache)
+    dtype = open_cache(cache).spec.array.dtype
+    assert_same([(each["__key__"], np.array(each["latent.npy"], dtype), each["json"]) for each in loaded], cache)
 
 
 def test_megatron_energon_prepares_the_tars(cache, tmp_path):
@@ -152,8 +136,7 @@ def test_every_byte_that_is_no_latents_names_its_row(cache):
 
 @pytest.mark.parametrize(("field", "value"), [("dtype", "bfloat16"), ("codec", "zstd")])
 def test_a_spec_of_a_tar_that_cannot_be_is_refused(cache, field, value):
-    group = json.loads((cache / SPEC_FILE).read_bytes())
-    group["attributes"][SPEC_ATTRIBUTE]["array"][field] = value
-    write_file(cache / SPEC_FILE, canonical_json(group))
+    with edited_spec(cache) as spec:
+        spec["array"][field] = value
     with pytest.raises(CacheError, match=f"holds no valid spec: tars hold .*{value}"):
-        read_spec(cache)
+        open_cache(cache)
