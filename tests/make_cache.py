@@ -9,7 +9,8 @@ import pyarrow as pa
 
 from cache_store.cache.files import file_record, write_plan
 from cache_store.cache.metadata import metadata_of, write_build
-from cache_store.cache.seal import make_seal, read_contents, write_seal
+from cache_store.cache.seal import make_seal, write_seal
+from cache_store.cache.survey import survey_records
 from cache_store.cache.writer import Outcome, ShardBuilder
 from cache_store.format.plan import plan_digest
 from cache_store.format.schema import (
@@ -91,7 +92,8 @@ def make_cache(
 def seal_cache(path: Path, spec: Spec) -> None:
     """Write the seal of a cache whose shards are all committed, from its files."""
     store = LocalStore(path)
-    write_seal(store, make_seal(spec, read_contents(store, spec), file_record(store, PLAN_FILE)), None)
+    contents = [record.content for _, record in sorted(survey_records(store).records.items())]
+    write_seal(store, make_seal(spec, contents, file_record(store, PLAN_FILE)), None)
 
 
 def make_plan(count: int, ids: Sequence[str] | None, conversations: Sequence[Conversation] | None) -> pa.Table:

@@ -4,20 +4,17 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from cache_store.cache.metadata import read_commit
 from cache_store.errors import CacheError
 from cache_store.format.record import FORMAT_VERSION, canonical_json, signed
 from cache_store.format.schema import (
     SEAL_FILE,
     ArraySummary,
     CommitContent,
-    CommitRecord,
     FileRecord,
     Seal,
     Spec,
 )
 from cache_store.format.statistics import summarise
-from cache_store.refusal import refuse_other_recipe
 from cache_store.storage.store import Store
 
 
@@ -26,18 +23,6 @@ def write_seal(store: Store, seal: Seal, held: Seal | None) -> Seal:
     if seal != held or not store.has(SEAL_FILE):
         store.put_whole(SEAL_FILE, canonical_json(seal))
     return seal
-
-
-def read_contents(store: Store, spec: Spec) -> list[CommitContent]:
-    """What every shard holds; CacheError where one is not committed, StaleError where two have two recipes."""
-    records: list[CommitRecord] = []
-    for shard in range(spec.num_shards):
-        record = read_commit(store, shard)
-        if record is None:
-            raise CacheError(f"shard {shard} of {store} is not committed; rerun `precompute build`")
-        records.append(record)
-        refuse_other_recipe(store, records[0], record)
-    return [record.content for record in records]
 
 
 def cache_identity(contents: Iterable[CommitContent]) -> str:

@@ -19,12 +19,12 @@ from cache_store.cache.metadata import (
     has_cache,
     metadata_of,
     read_build,
-    read_commit,
     read_spec,
     refuse_others,
 )
 from cache_store.cache.reader import open_cache
-from cache_store.cache.seal import make_seal, read_contents
+from cache_store.cache.seal import make_seal
+from cache_store.cache.survey import ShardOnDisk, survey_records
 from cache_store.convert.shard import CacheAt, ShardConverter
 from cache_store.errors import CacheError, ConfigError
 from cache_store.format.formats import FORMATS
@@ -44,8 +44,11 @@ from cache_store.format.schema import (
 from cache_store.refusal import differing, refuse
 from cache_store.storage.store import Address, Store, open_store
 from cache_store.verify.leftovers import clear_leftovers
-from cache_store.verify.record import kept_record
+from cache_store.verify.record import usable_record
 from cache_store.verify.verify import verify
+
+Records = dict[int, CommitRecord]
+"""By shard."""
 
 OTHER_FOLDER = "name another folder for OUT; this one is untouched"
 
@@ -87,9 +90,10 @@ def convert(root: Address, out: Address, config: ConvertConfig, progress: Callab
     refuse_other_cache(target)
     with to_store.claim():
         copy_metadata(source, target, seal)
-        shards, kept = convert_shards(source, target, progress)
+        kept, converted = convert_shards(source, target, progress)
         clear_leftovers(to_store, target.spec)
-        return Conversion(seal=seal_copy(target, seal), shards=shards, kept=kept)
+        sealed = seal_copy(target, {**kept, **converted}, seal)
+        return Conversion(seal=sealed, shards=len(converted), kept=len(kept))
 
 
 def refuse_overlap(root: Path, out: Path) -> None:
@@ -151,30 +155,29 @@ def put_unless_equal(store: Store, name: str, data: bytes) -> None:
         store.put_whole(name, data)
 
 
-def convert_shards(source: CacheAt, target: CacheAt, progress: Callable[[int], object]) -> tuple[int, int]:
-    """Convert the missing shards; return how many those were, and how many were there already."""
-    converter, converted = ShardConverter(source, target, progress), 0
-    for shard, content in enumerate(read_contents(source.store, source.spec)):
-        if is_kept(target, content):
+def convert_shards(source: CacheAt, target: CacheAt, progress: Callable[[int], object]) -> tuple[Records, Records]:
+    """Convert the missing shards; the records of those that were there already, and of those converted."""
+    converter, kept, converted = ShardConverter(source, target, progress), Records(), Records()
+    there = survey_records(target.store).shards
+    for shard, record in sorted(survey_records(source.store).records.items()):
+        if shard in there and (held := kept_record(target, there[shard], record.content)):
+            kept[shard] = held
             progress(len(source.spec.shard_rows(shard)))
-            continue
-        target.store.delete(SEAL_FILE)
-        record = read_commit(source.store, shard)
-        assert record is not None
-        converter.convert(record)
-        converted += 1
-    return converted, source.spec.num_shards - converted
+        else:
+            target.store.delete(SEAL_FILE)
+            converted[shard] = converter.convert(record)
+    return kept, converted
 
 
-def is_kept(target: CacheAt, content: CommitContent) -> bool:
-    """Whether the target has this shard already; StaleError where it has another cache's."""
-    record, problem = kept_record(target.store, target.spec, content.shard)
+def kept_record(target: CacheAt, on_disk: ShardOnDisk, content: CommitContent) -> CommitRecord | None:
+    """The record of a shard that the target has already; StaleError where it is another cache's."""
+    record, problem = usable_record(target.spec, content.shard, on_disk)
     if problem is not None:
         print(f"cache-store: damage found, shard {content.shard} is converted again: {problem}", file=sys.stderr)
-    elif record is not None:
+        return None
+    if record is not None:
         refuse_other_content(target, record, content)
-        return True
-    return False
+    return record
 
 
 def refuse_other_content(target: CacheAt, record: CommitRecord, content: CommitContent) -> None:
@@ -185,9 +188,10 @@ def refuse_other_content(target: CacheAt, record: CommitRecord, content: CommitC
         refuse(f"{target.store} holds a shard {content.shard} of another cache", differences, [OTHER_FOLDER])
 
 
-def seal_copy(target: CacheAt, source_seal: Seal) -> Seal:
+def seal_copy(target: CacheAt, records: Records, source_seal: Seal) -> Seal:
     """Seal the new cache, with the statistics copied: another machine would round them differently."""
-    seal = make_seal(target.spec, read_contents(target.store, target.spec), source_seal.plan_file)
+    contents = [record.content for _, record in sorted(records.items())]
+    seal = make_seal(target.spec, contents, source_seal.plan_file)
     array = msgspec.structs.replace(source_seal.array, bytes=seal.array.bytes)
     seal = signed(msgspec.structs.replace(seal, array=array))
     put_unless_equal(target.store, SEAL_FILE, canonical_json(seal))

@@ -50,8 +50,8 @@ class ShardConverter:
         self._plan = open_plan(source.store)
         self._recoded = Recoder(source.spec.array, target.spec.array.codec)
 
-    def convert(self, record: CommitRecord) -> None:
-        """Write the shard of the source's `record`; CacheError where the source does not match it."""
+    def convert(self, record: CommitRecord) -> CommitRecord:
+        """The record of the shard, written; CacheError where the source does not match its `record`."""
         target, shard = self._target, record.content.shard
         samples = self._read_samples(record)
         with ShardFiles(target.store, target.spec, shard) as files:
@@ -61,7 +61,9 @@ class ShardConverter:
             self._read_back(files.read_back(), ShardSamples(target.spec, shard, table, samples.planned))
             written = files.finish(table)
             content = msgspec.structs.replace(record.content, recipe=target.spec.recipe, files=written)
-            files.commit(signed(msgspec.structs.replace(record, content=content)))
+            converted = signed(msgspec.structs.replace(record, content=content))
+            files.commit(converted)
+        return converted
 
     def _read_samples(self, record: CommitRecord) -> ShardSamples:
         """Read the shard's samples table after checking its digest: its checksums then verify the latents."""

@@ -3,8 +3,7 @@
 import math
 from collections.abc import Iterator
 
-from cache_store.cache.metadata import read_commit
-from cache_store.errors import CacheError
+from cache_store.cache.survey import ShardOnDisk
 from cache_store.format.formats import files_of_shard
 from cache_store.format.schema import (
     ArraySpec,
@@ -16,27 +15,17 @@ from cache_store.format.schema import (
 )
 from cache_store.format.statistics import equal_but_for_rounding
 from cache_store.refusal import recipe_differences
-from cache_store.storage.store import Store
-from cache_store.verify.file import file_finding
 from cache_store.verify.findings import Finding
 
 
-def kept_record(store: Store, spec: Spec, shard: int) -> tuple[CommitRecord | None, str | None]:
-    """A committed shard's record, where it fits the spec, and why the shard cannot be kept, be it for its files' sizes.
-
-    For whoever goes on with a cache; neither of the two where the shard is not committed.
-    """
-    try:
-        record = read_commit(store, shard)
-        if record is None:
-            return None, None
-        if other := next(content_findings(spec, shard, record.content), None):
-            return None, str(other)
-        found = (file_finding(store, file, "quick", shard) for file in record.content.files)
-        problem = next((str(each) for each in found if each), None)
-    except CacheError as error:
-        return None, str(error)
-    return record, problem
+def usable_record(spec: Spec, shard: int, on_disk: ShardOnDisk) -> tuple[CommitRecord | None, str | None]:
+    """A record that fits the spec, and why the shard cannot be kept, be it for its files' sizes alone."""
+    record = on_disk.record.value
+    if record is None:
+        return None, str(on_disk.record.problem)
+    if finding := next(content_findings(spec, shard, record.content), None):
+        return None, str(finding)
+    return record, on_disk.file_problem
 
 
 def content_findings(spec: Spec, shard: int, content: CommitContent) -> Iterator[Finding]:

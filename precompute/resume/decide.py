@@ -17,7 +17,7 @@ from cache_store.format.plan import PlanDigests, plan_digests
 from cache_store.format.record import record_digest
 from cache_store.format.schema import BUILD_FILE, PLAN_FILE, SPEC_FILE, CommitRecord, Recipe, Seal, Spec, commit_file
 from cache_store.verify.findings import Finding
-from cache_store.verify.record import content_findings
+from cache_store.verify.record import usable_record
 from precompute.resume.refusals import refuse_lost_recipe, refuse_other_inputs, refuse_other_report
 from precompute.resume.request import BuildRequest
 from precompute.resume.sample_list import SampleList, arrange
@@ -175,7 +175,7 @@ def with_shards(work: Work, survey: Survey, digests: PlanDigests, request: Build
     shards = [shard for shard in survey.shards if shard < work.spec.num_shards and shard != work.open_shard]
     records, problems = dict[int, CommitRecord](), dict[int, str]()
     for shard in shards:
-        record, problem = usable_record(work.spec, digests, shard, survey.shards[shard])
+        record, problem = planned_record(work.spec, digests, shard, survey.shards[shard])
         if record is not None:
             records[shard] = record
         if problem is not None:
@@ -189,18 +189,14 @@ def with_shards(work: Work, survey: Survey, digests: PlanDigests, request: Build
     return replace(work, kept=kept, allowed_digests=allowed, notes=notes)
 
 
-def usable_record(
+def planned_record(
     spec: Spec, digests: PlanDigests, shard: int, on_disk: ShardOnDisk
 ) -> tuple[CommitRecord | None, str | None]:
-    """A record of the spec and of the plan's samples, and why the shard cannot be kept, be it for its files alone."""
-    record, problem = on_disk.record.value, on_disk.file_problem
-    if record is None:
-        return None, str(on_disk.record.problem)
-    if finding := next(content_findings(spec, shard, record.content), None):
-        return None, str(finding)
-    if record.content.plan_digest != digests.shards[shard]:
-        return None, str(problem or record_finding(shard, "was made for other samples"))
-    return record, str(problem) if problem else None
+    """A usable record of the plan's samples, and why the shard cannot be kept."""
+    record, problem = usable_record(spec, shard, on_disk)
+    if record and record.content.plan_digest != digests.shards[shard]:
+        return None, problem or str(record_finding(shard, "was made for other samples"))
+    return record, problem
 
 
 def record_finding(shard: int, problem: str) -> Finding:
