@@ -2,12 +2,15 @@
 
 import statistics
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from cache_store.cache.metadata import read_commit, read_seal, read_spec
 from cache_store.errors import CacheError
 from cache_store.format.schema import ArraySpec, CommitRecord, Spec
 from cache_store.storage.store import Address, Store, open_store
+
+SHOWN_FEATURES = 64
+"""Whose means and deviations are listed; of more, the least and the largest."""
 
 
 def describe(cache: Address) -> list[tuple[str, str]]:
@@ -61,6 +64,12 @@ def seal_lines(store: Store) -> Iterator[tuple[str, str]]:
         return
     yield "cache identity", seal.identity
     summary = seal.array
-    yield "mean", ", ".join(f"{value:.3f}" for value in summary.mean)
-    yield "std", ", ".join(f"{value:.3f}" for value in summary.std)
+    yield "mean", listed(summary.mean)
+    yield "std", listed(summary.std)
     yield "range", f"{min(summary.minimum):.4g} to {max(summary.maximum):.4g}"
+
+
+def listed(values: Sequence[float]) -> str:
+    if len(values) > SHOWN_FEATURES:
+        return f"{min(values):.3f} to {max(values):.3f} over {len(values):,} features"
+    return ", ".join(f"{value:.3f}" for value in values)

@@ -14,6 +14,8 @@ def print_gallery(gallery: "Gallery") -> None:
     )
     if gallery.source_problem:
         print(f"without source images: {gallery.source_problem}")
+    if gallery.no_pictures:
+        print(f"without pictures of samples: {gallery.no_pictures}")
     if gallery.mean_psnr is not None:
         print(f"mean PSNR of the random rows, decoded: {gallery.mean_psnr:.1f} dB")
     print(f"wrote {gallery.page}, {kilobytes(gallery.page)}, open it in any browser")

@@ -1,6 +1,6 @@
 """Everything the page shows of one row, with pictures reduced to thumbnails a few rows at a time."""
 
-# Axes: N samples, C channels, H W latent cells, Y X pixels, 3 RGB.
+# Axes: N samples, Y X pixels, 3 RGB.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from cache_store.gallery.source_images import ReadImage
 from cache_store.program.progress_bar import progress_bar
 
 Decode = Callable[[np.ndarray], np.ndarray]
-"""Stored latents [N, C, H, W] to uint8 [N, Y, X, 3]."""
+"""Stored samples [N, *shape] to uint8 [N, Y, X, 3]."""
 
 BATCH = 4
 """Rows in memory at full size."""
@@ -72,19 +72,18 @@ class Showcase:
         return [self._exhibit(sample)[0] for sample in samples]
 
     def _batch(self, numbers: np.ndarray) -> Iterator[Exhibit]:
-        latent_NCHW = self.cache.read(numbers)
-        decoded_NYX3 = self.decode(latent_NCHW) if self.decode else [None] * len(numbers)
+        stored = self.cache.read(numbers)
+        decoded_NYX3 = self.decode(stored) if self.decode else [None] * len(numbers)
         samples = self.cache.samples(numbers, SAMPLE_COLUMNS).to_pylist()
-        for sample, latent_CHW, decoded_YX3 in zip(samples, latent_NCHW.astype(np.float32), decoded_NYX3, strict=True):
-            yield self._with_pictures(sample, latent_CHW, decoded_YX3)
+        for sample, values, decoded_YX3 in zip(samples, stored.astype(np.float32), decoded_NYX3, strict=True):
+            yield self._with_pictures(sample, values, decoded_YX3)
 
-    def _with_pictures(self, sample: dict[str, Any], latent_CHW: np.ndarray, decoded_YX3: np.ndarray | None) -> Exhibit:
+    def _with_pictures(self, sample: dict[str, Any], values: np.ndarray, decoded_YX3: np.ndarray | None) -> Exhibit:
         summary = self.cache.seal.array
         exhibit, source_YX3 = self._exhibit(sample)
-        pictures: dict[str, Any] = {
-            "preview": preview(latent_CHW, summary),
-            "strip": channel_strip(latent_CHW, summary),
-        }
+        pictures: dict[str, Any] = {}
+        if summary.preview is not None:
+            pictures = {"preview": preview(values, summary.preview), "strip": channel_strip(values, summary)}
         if decoded_YX3 is not None:
             pictures["decoded"] = thumbnail(decoded_YX3)
             if source_YX3 is not None and exhibit.source_problem is None:

@@ -36,6 +36,8 @@ class Gallery:
     rejected: int
     source_problem: str | None
     """Why no source image could be read."""
+    no_pictures: str | None
+    """Why samples have no preview."""
     mean_psnr: float | None
 
 
@@ -57,6 +59,7 @@ def make_gallery(address: Address, config: GalleryConfig, decode: Decode | None 
         surveyed=len(content.survey.draw.number_N),
         rejected=len(content.rejected),
         source_problem=content.source_problem,
+        no_pictures=content.no_pictures,
         mean_psnr=content.mean_psnr(content.random),
     )
 

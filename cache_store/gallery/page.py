@@ -10,7 +10,7 @@ from jinja2 import Environment, StrictUndefined, Template
 
 from cache_store.cache.info import array_lines, spec_lines
 from cache_store.cache.reader import Cache
-from cache_store.format.schema import CommitRecord, ImageRecipe
+from cache_store.format.schema import ArraySpec, CommitRecord, ImageRecipe
 from cache_store.gallery import plots
 from cache_store.gallery.exhibits import Exhibit
 from cache_store.gallery.pictures import jpeg_uri, png_uri, strip_columns
@@ -37,6 +37,17 @@ class PageContent:
     source_problem: str | None
 
     @property
+    def no_pictures(self) -> str | None:
+        """Why samples have no preview, and what is shown all the same."""
+        array = self.cache.spec.array
+        if array.has_preview:
+            return None
+        return (
+            f"nothing maps [{array.named_shape}] to colours; shown are source images, distributions, and unusual and "
+            "rejected rows"
+        )
+
+    @property
     def is_decoded(self) -> bool:
         return any(exhibit.decoded is not None for exhibit in self.random)
 
@@ -51,7 +62,6 @@ def render(content: PageContent) -> str:
     """The page as one HTML text that refers to nothing outside itself."""
     spec, seal = content.cache.spec, content.cache.seal
     summary, array = seal.array, spec.array
-    channels, columns = array.shape[0], strip_columns(*array.shape[1:])
     return template().render(
         content=content,
         name=content.cache.root.resolve().name,
@@ -60,14 +70,21 @@ def render(content: PageContent) -> str:
         summary=summary,
         array=array,
         layout=layout(array.image),
+        features=f"{array.feature_axis}s".capitalize(),
         facts=[*spec_lines(spec), *array_lines(array)],
         reasons=sorted(seal.reasons.items(), key=lambda reason: (-reason[1], reason[0])),
         histograms=plots.plot(partial(plots.histograms, content.survey, summary)),
         throughput=plots.plot(partial(plots.throughput, content.records)) if content.records else None,
-        strip_scale=plots.plot(plots.strip_scale),
+        strip_scale=plots.plot(plots.strip_scale) if array.has_preview else None,
         error_scale=plots.plot(plots.error_scale) if content.is_decoded else None,
-        strip_width=f"{100 * min(channels, columns) / columns:.4g}%",
+        strip_width=strip_width(array) if array.has_preview else None,
     )
+
+
+def strip_width(array: ArraySpec) -> str:
+    """As wide as the pictures above it, unless it is shorter than a line."""
+    columns = strip_columns(*array.shape[1:])
+    return f"{100 * min(array.num_features, columns) / columns:.4g}%"
 
 
 def layout(image: ImageRecipe) -> str:

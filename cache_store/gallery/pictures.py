@@ -10,7 +10,7 @@ import matplotlib
 import numpy as np
 from PIL import Image
 
-from cache_store.format.schema import ArraySummary
+from cache_store.format.schema import ArraySummary, PreviewMap
 
 THUMBNAIL = 224
 """Longest side of a photograph on the page, in pixels."""
@@ -29,10 +29,9 @@ ERROR_COLOURS = "inferno"
 JPEG_QUALITY = 88
 
 
-def preview(latent_CHW: np.ndarray, summary: ArraySummary) -> np.ndarray:
+def preview(latent_CHW: np.ndarray, to_rgb: PreviewMap) -> np.ndarray:
     """Map the latent to RGB by the seal's linear map: uint8 [H, W, 3]."""
-    assert summary.preview is not None
-    weight_3C, bias_3 = np.array(summary.preview.weight), np.array(summary.preview.bias)
+    weight_3C, bias_3 = np.array(to_rgb.weight), np.array(to_rgb.bias)
     rgb_HW3 = np.einsum("rc,chw->hwr", weight_3C, latent_CHW) + bias_3
     preview_HW3: np.ndarray = np.rint(np.clip(rgb_HW3, 0.0, 1.0) * 255).astype(np.uint8)
     return preview_HW3

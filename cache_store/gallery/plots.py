@@ -3,7 +3,7 @@
 Figures are made without pyplot, so that nothing of them outlives the call.
 """
 
-# Axes: C channels, B bins.
+# Axes: F features, B bins.
 
 import io
 import math
@@ -77,18 +77,18 @@ def svg_uri(draw: Callable[[Scheme], Figure], scheme: Scheme) -> str:
 
 
 def histograms(survey: LatentSurvey, summary: ArraySummary, scheme: Scheme) -> Figure:
-    """Draw a histogram per channel, all on one horizontal scale; the mark is the mean over the whole cache."""
-    channels = len(survey.count_CB)
-    columns = min(channels, HISTOGRAM_COLUMNS)
-    lines = math.ceil(channels / columns)
+    """Draw a histogram per feature, all on one horizontal scale; the mark is the mean over the whole cache."""
+    features = survey.feature_F.tolist()
+    columns = min(len(features), HISTOGRAM_COLUMNS)
+    lines = math.ceil(len(features) / columns)
     figure = Figure(figsize=(1.6 * columns, 0.25 + 1.25 * lines), layout="constrained")
     panels = figure.subplots(lines, columns, sharex=True, squeeze=False)
-    for channel, axes in enumerate(panels.flat):
-        if channel < channels:
-            histogram(axes, survey.edge_B, survey.count_CB[channel], scheme)
-            mean, std = summary.mean[channel], summary.std[channel]
+    for place, axes in enumerate(panels.flat):
+        if place < len(features):
+            histogram(axes, survey.edge_B, survey.count_FB[place], scheme)
+            mean, std = summary.mean[features[place]], summary.std[features[place]]
             axes.axvline(mean, color=scheme.mark, linewidth=1)
-            axes.set_title(f"{channel}:  {mean:.2f} ± {std:.2f}".replace("-", "\N{MINUS SIGN}"), fontsize=8.5)
+            axes.set_title(f"{features[place]}:  {mean:.2f} ± {std:.2f}".replace("-", "\N{MINUS SIGN}"), fontsize=8.5)
         else:
             axes.set_visible(False)
     return figure

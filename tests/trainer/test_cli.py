@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
+from tests.make_cache import make_cache
 from tests.trainer.conftest import TINY, MakeConfig, described_cache, save_language_model
 from tests.trainer.runs import ForkedTrainer, command, make_config, metrics
 from trainer.cli import main
@@ -117,6 +118,15 @@ def test_texts_too_long_are_refused_before_any_is_made(configured, refusal, tmp_
     cache = described_cache(tmp_path / "cache", 16)
     assert "10000 make 10006" in refusal(2, configured(cache=cache, max_text_tokens=10_000, **place))
     assert list(tmp_path.iterdir()) == [cache]
+
+
+@pytest.mark.parametrize(("shape", "named"), [((12,), "feature 12"), ((3, 8), "token 3, feature 8")])
+def test_a_cache_of_no_vae_is_refused_in_one_line(configured, refusal, tmp_path, shape, named):
+    cache = make_cache(tmp_path / "cache", np.ones((12, *shape), np.float32))
+    (line,) = refusal(2, configured(cache=cache)).splitlines()
+    assert line.startswith(
+        f"trainer: error: cache: {cache} holds [{named}] for each image; the projector reads latents"
+    )
 
 
 HUGE = "100000000000000000000"

@@ -16,7 +16,7 @@ class LatentSource(Protocol):
     """Anything that gives latents by sample number: a cache, or the encoder itself."""
 
     def read(self, numbers: np.ndarray) -> np.ndarray:
-        """Latents [N, C, H, W] in the order asked for."""
+        """Samples [N, *shape] in the order asked for."""
 
 
 @dataclass(frozen=True)

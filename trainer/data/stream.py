@@ -43,11 +43,11 @@ def batch_positions(batch: int, batch_size: int) -> Int64Array:
     return np.arange(batch * batch_size, (batch + 1) * batch_size)
 
 
-def as_tensor(latents_NCHW: np.ndarray) -> Tensor:
+def as_tensor(samples: np.ndarray) -> Tensor:
     """Share the array's memory; numpy's bfloat16 (ml_dtypes) is unknown to torch and goes by its bits."""
-    if latents_NCHW.dtype.name == "bfloat16":
-        return torch.from_numpy(latents_NCHW.view(np.uint16)).view(torch.bfloat16)
-    return torch.from_numpy(latents_NCHW)
+    if samples.dtype.name == "bfloat16":
+        return torch.from_numpy(samples.view(np.uint16)).view(torch.bfloat16)
+    return torch.from_numpy(samples)
 
 
 def as_cache(cache: Cache | JoinedCache | str | Path | Mapping[str, str | Path]) -> Cache | JoinedCache:

@@ -283,7 +283,26 @@ def test_the_preview_is_the_seals_linear_map(cache):
     summary = open_cache(cache).seal.array
     latent = latents()[0]
     expected = np.tensordot(np.array(summary.preview.weight), latent, 1) + np.array(summary.preview.bias)[:, None, None]
-    assert np.abs(preview(latent, summary) / 255 - np.clip(expected, 0, 1).transpose(1, 2, 0)).max() <= 0.5 / 255 + 1e-9
+    assert (
+        np.abs(preview(latent, summary.preview) / 255 - np.clip(expected, 0, 1).transpose(1, 2, 0)).max()
+        <= 0.5 / 255 + 1e-9
+    )
+
+
+def test_of_many_features_a_gallery_looks_at_some_evenly_spaced(tmp_path, monkeypatch):
+    samples = np.random.default_rng(0).standard_normal((8, 3, 1_152)).astype(np.float32)
+    samples[5] += 50
+    opened = open_cache(make_cache(tmp_path / "cache", samples, dtype="float32"))
+    seen = survey_latents(opened, draw_survey(opened, 240, seed=0))
+    assert seen.feature_F.tolist() == list(range(0, 1_152, 12))
+    assert seen.count_FB.sum() == 8 * 3 * 96
+    (first,) = most_unusual(seen, 1)
+    assert first.number == 5
+    assert int(re.fullmatch(r"mean of feature (\d+) at \+2\.6 σ", first.why)[1]) in seen.feature_F
+    monkeypatch.setattr("cache_store.gallery.unusual.MOST_FEATURES", 4)  # each takes time to draw
+    make_gallery(opened.store, GalleryConfig(output=str(tmp_path / "page.html")))
+    words = " ".join((tmp_path / "page.html").read_text().split())
+    assert "8 samples, all that are cached; 4 features of 1,152, evenly spaced." in words
 
 
 def test_wide_channel_maps_lie_in_shorter_lines():
