@@ -125,8 +125,8 @@ def timeless_files(cache: Path) -> dict[str, bytes]:
 
 
 def places(cache: Path) -> dict[str, tuple[int, int]]:
-    """Inode and modification time of every file but the claim."""
-    files = (path for path in cache.rglob("*") if path.is_file() and path.name != ".claim")
+    """Inode and modification time of every file."""
+    files = (path for path in cache.rglob("*") if path.is_file())
     return {path.relative_to(cache).as_posix(): (path.stat().st_ino, path.stat().st_mtime_ns) for path in files}
 
 

@@ -84,7 +84,7 @@ def alter(cache: Path, row: int) -> None:
     seal_cache(cache, spec)
 
 
-def test_a_latent_of_no_image_is_named_though_checksums_are_right(audit, built):
+def test_a_wrong_latent_is_named_though_checksums_are_right(audit, built):
     alter(built.cache, row=9)
     assert not verify(built.cache, "full").findings
     report = audit(code=1)
@@ -155,7 +155,7 @@ def number_to_row(number: int) -> int:
     return [row for row in range(SAMPLES) if row not in BROKEN][number]
 
 
-def test_a_seed_repeats_the_draw_and_a_larger_draw_begins_with_it(audit):
+def test_a_seed_repeats_the_draw(audit):
     assert first_drawn(1000, 20, 5) != first_drawn(1000, 20, 6)
     assert sorted(random_order(1000, 5)) == list(range(1000))
     first = audit("--samples", "2")
@@ -202,14 +202,14 @@ def test_the_bar_runs_to_the_samples_that_there_are_to_draw(built, config, total
         assert (shown.bar.total, shown.bar.n) == (total, total)
 
 
-def test_the_bar_runs_to_the_seconds_where_they_alone_end_the_audit():
+def test_the_bar_runs_to_the_seconds_where_they_end_the_audit():
     with AuditBar(AuditConfig(seconds=600)) as shown:
         for seconds, end in ((12.34, 12.3), (599.0, 599.0), (601.0, 600.0)):
             shown(drawn=1, asked=10**6, seconds=seconds)
             assert (shown.bar.total, shown.bar.n) == (600, end)
 
 
-def test_a_full_disk_at_the_end_loses_the_file_alone_and_names_it(built):
+def test_a_full_disk_at_the_end_loses_the_report_file_alone(built):
     said = built.run(main, "audit", built.cache, "--samples", "1", "--seed", "3", "--report", "/dev/full", code=1)
     assert "seed        3\n" in said
     assert "with 95% confidence" in said
@@ -233,7 +233,7 @@ def test_a_signal_ends_the_audit_with_code_3_and_what_it_has(audit, monkeypatch,
 
 
 @pytest.mark.parametrize(("relative", "code"), [(3e-6, 0), (3e-4, 1)])
-def test_an_encoder_that_rounds_otherwise_passes_one_off_does_not(project, monkeypatch, relative, code):
+def test_an_encoder_may_round_otherwise_but_not_be_off(project, monkeypatch, relative, code):
     """As another machine's float32 kernels would, measured at some 5e-6 of the root mean square."""
     project.build(store__dtype="float32")
     encode = VaeEncoder.encode

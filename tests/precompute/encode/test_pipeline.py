@@ -3,12 +3,13 @@
 import errno
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -27,8 +28,8 @@ from precompute.encode.pipeline import WRITES_BEHIND, Progress, ShardSink, encod
 from precompute.encode.progress import BuildProgress
 from precompute.encoders.vae import VaeEncoder
 from precompute.images.decode import MID_GREY, decode_image, fit_image, to_pixels
-from precompute.sources import Source, SourceConfig, open_source
-from tests.precompute.conftest import BROKEN, SAMPLES, image_bytes, run_build, write_source
+from precompute.sources import Source, open_source
+from tests.precompute.conftest import BROKEN, SAMPLES, Project, image_bytes
 from tests.precompute.images.hostile_images import png, save
 
 
@@ -41,13 +42,15 @@ class Planned(NamedTuple):
     def job(self) -> EncodeJob:
         return EncodeJob(config=BuildConfig.of_cache(self.root), store=LocalStore(self.root), spec=self.spec)
 
+    def batches(self, shards: Sequence[int] = range(3)) -> Iterator[Batch]:
+        return planned_batches(self.job.store, self.spec, shards)
+
 
 @pytest.fixture
-def planned(tmp_path, source_path, vae_path) -> Planned:
+def planned(project: Project) -> Planned:
     """A built cache's root, spec and source: 22 samples in batches of 1."""
-    cache = run_build(tmp_path, source_path, vae_path, encoder__batch_size=1)
-    config = SourceConfig(kind="llava", path=str(source_path / "chat.json"), images=str(source_path / "images.zip"))
-    return Planned(cache, read_spec(cache), open_source(config))
+    project.build(encoder__batch_size=1)
+    return Planned(project.cache, read_spec(project.cache), open_source(BuildConfig.of_cache(project.cache).source))
 
 
 FAILURES: dict[str, bytes | None] = {
@@ -76,15 +79,15 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-def test_a_rejected_image_is_grey_in_its_batch(tmp_path, vae_path, encoded, failure):
+def test_a_rejected_image_is_grey_in_its_batch(project, encoded, failure):
     """So its neighbours do not move where a batch is encoded at once; here it is not, so its pixels are looked at."""
-    source = write_source(tmp_path / "source", sample_004=FAILURES[failure] or b"")
+    project.has(sample_004=FAILURES[failure] or b"")
     if FAILURES[failure] is None:
-        chat = (source / "chat.json").read_text()
-        (source / "chat.json").write_text(chat.replace('"sample-004.png"', '"nowhere.png"'))
-    cache = run_build(tmp_path, source, vae_path)
+        chat = project.source / "chat.json"
+        chat.write_text(chat.read_text().replace('"sample-004.png"', '"nowhere.png"'))
+    project.build()
     assert [len(batch) for batch in encoded] == [3, 3, 2, 3, 3, 2, 3, 3]  # of shards of 8, 8 and 6
-    recipe = read_spec(cache).array.image
+    recipe = read_spec(project.cache).array.image
     for number, pixels_YX3 in enumerate(np.concatenate(encoded)):
         expected = np.full((32, 40, 3), 128)
         if number not in BROKEN:
@@ -117,7 +120,7 @@ def test_decoding_runs_a_few_batches_ahead_and_no_further(planned):
     started = []
 
     def counted() -> Iterator[Batch]:
-        for batch in planned_batches(planned.job.store, planned.spec, range(planned.spec.num_shards)):
+        for batch in planned.batches():
             started.append(batch.shard)
             yield batch
 
@@ -163,9 +166,9 @@ def test_encoding_runs_a_few_writes_ahead_and_no_further(planned, monkeypatch):
     assert disk.most_owed == WRITES_BEHIND + 1
 
 
-def test_an_image_at_the_latents_resolution_is_the_mean_of_its_cells(planned):
+def test_the_small_image_is_the_mean_of_a_latents_cells(planned):
     """The preview is fitted to these; of a rejected image they are grey."""
-    batches = list(planned_batches(planned.job.store, planned.spec, range(planned.spec.num_shards)))
+    batches = list(planned.batches())
     with ThreadPoolExecutor(1) as pool:
         for number, batch in enumerate(batches):
             is_rejected = batch.decode(pool, planned.source, planned.spec.array.image).wait()[0].reason is not None
@@ -180,23 +183,19 @@ def test_after_a_failed_write_no_more_of_the_shard_is_written(planned, monkeypat
     """Batches that were queued behind it find a shard with a hole."""
     done: list[Progress] = []
     sink = ShardSink(planned.job, "cpu", done.append)
-    batches = list(planned_batches(planned.job.store, planned.spec, [0]))
+    batches = list(planned.batches([0]))
     latent_NCHW = torch.zeros(1, *planned.spec.array.shape)
     with ThreadPoolExecutor(2) as pool:
         for batch in batches:
             batch.decode(pool, planned.source, planned.spec.array.image)
     sink.write(batches[0], latent_NCHW)
     with monkeypatch.context() as full, pytest.raises(OSError, match="No space left"):
-        full.setattr(ShardBuilder, "append", raise_no_space)
+        full.setattr(ShardBuilder, "append", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
         sink.write(batches[1], latent_NCHW)
     for batch in batches[2:]:
         sink.write(batch, latent_NCHW)
     sink.close()
     assert not done
-
-
-def raise_no_space(*_: Any) -> None:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_a_shards_seconds_count_from_its_first_batch(planned, monkeypatch):
@@ -208,11 +207,10 @@ def test_a_shards_seconds_count_from_its_first_batch(planned, monkeypatch):
     def work() -> None:
         clock.now += 30.0
 
-    encode_all(
-        planned,
-        CountingEncoder(planned.spec, work),
-        lambda progress: done.extend([progress.committed] if progress.committed else []),
-    )
+    def on_progress(progress: Progress) -> None:
+        done.extend([progress.committed] if progress.committed else [])
+
+    encode_all(planned, CountingEncoder(planned.spec, work), on_progress)
     assert [record.run.seconds for record in done] == [10 * 30.0, 10 * 30.0, 6 * 30.0]
 
 
@@ -224,7 +222,7 @@ class HeldBackSource:
     """
 
     def __init__(self, planned: Planned, seconds: float) -> None:
-        batches = planned_batches(planned.job.store, planned.spec, range(planned.spec.num_shards))
+        batches = planned.batches()
         self.batch_of = {batch.planned["uri"][batch.start].as_py(): number for number, batch in enumerate(batches)}
         self.source, self.seconds = planned.source, seconds
         self.now, self.readings = 0.0, 0

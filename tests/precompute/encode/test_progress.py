@@ -7,7 +7,7 @@ from precompute.encode.pipeline import Progress
 from precompute.encode.progress import BuildProgress
 
 
-def test_a_build_of_ten_minutes_leaves_some_twenty_lines_in_a_log(monkeypatch):
+def test_a_build_of_ten_minutes_leaves_twenty_lines_in_a_log(monkeypatch):
     log, now = io.StringIO(), [1_000_000.0]
     monkeypatch.setattr(sys, "stderr", log)
     monkeypatch.setattr("tqdm.std.time", lambda: now[0])

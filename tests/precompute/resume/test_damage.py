@@ -170,7 +170,7 @@ def test_the_steps_that_verify_names_mend_the_cache(built, damage):
     assert [" ".join(step.split()[:2]) for step in steps] == expected
 
 
-def test_a_foreign_seal_and_a_lost_spec_are_mended_as_verify_says(built, foreign):
+def test_a_foreign_seal_beside_no_spec_is_mended_as_verify_says(built, foreign):
     with built.same_in_the_end():
         shutil.copy(foreign / "recipe/seal.json", built.cache)
         built.lose("zarr.json")
@@ -301,7 +301,7 @@ def test_a_repair_that_stops_halfway_has_forgotten_nothing(built, at_second_batc
         built.repair("--shards", "1")
 
 
-def test_a_moved_cache_is_repaired_by_the_report_of_its_old_place(built):
+def test_a_moved_cache_is_repaired_by_its_old_report(built):
     with built.same_in_the_end():
         flip(built.cache / SHARD)
         report = built.report()

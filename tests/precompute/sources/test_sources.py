@@ -52,7 +52,7 @@ def test_llava_records_become_rows_sorted_by_id(tmp_path):
     assert rows == plan_rows(write_chat(tmp_path, records[::-1]))
 
 
-def test_a_record_without_an_image_is_planned_and_rejected_when_read(tmp_path):
+def test_a_record_without_an_image_is_rejected_when_read(tmp_path):
     config = write_chat(tmp_path, [{"id": "text only", "conversations": []}])
     assert plan_rows(config)[0]["uri"] == ""
     with pytest.raises(Rejected, match="missing: the record names no image"):

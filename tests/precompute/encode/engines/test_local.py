@@ -18,7 +18,7 @@ from precompute.sources import open_source
 from tests.precompute.conftest import make_vae
 
 
-def test_a_model_that_changes_while_workers_start_stops_the_build(built):
+def test_a_model_that_changes_as_workers_start_stops_the_build(built):
     config = BuildConfig.of_cache(built.cache)
     encoder, source = load_encoder(config.encoder, config.image.range), open_source(config.source)
     other = replace(config.encoder, model=str(make_vae(built.folder / "other", seed=1)))
