@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from precompute.encoders.config import EncoderConfig
+from precompute.encoders.identity import weights_sha256
 from precompute.encoders.registry import load_encoder
 
 
@@ -43,13 +43,22 @@ def test_the_hash_follows_every_weight_of_the_encode_path(vae, tmp_path, name, i
     assert (saved_hash(vae, tmp_path / "after") == before) == is_same
 
 
-def test_the_hash_follows_the_encode_paths_config_keys_alone(vae, tmp_path):
+def test_a_config_key_beside_the_encode_path_changes_nothing(vae, tmp_path):
     before = saved_hash(vae, tmp_path)
     edit_config(tmp_path, dropout=0.5, scale_factor_temporal=2)
     assert folder_hash(tmp_path) == before
-    edit_config(tmp_path, temperal_downsample=[False, False, True])
-    drop_weight(tmp_path, "encoder.down_blocks.5.time_conv")
-    assert folder_hash(tmp_path) != before
+
+
+def test_the_hash_follows_class_chosen_config_and_named_weights():
+    ones = torch.ones(2, 3)
+    hashed = {
+        weights_sha256(class_name, config, ["dim", "more"], [(name, weight)])
+        for class_name in ("A", "B")
+        for config in ({"dim": 1, "more": 1}, {"dim": 2, "more": 1}, {"dim": 1, "more": 2})
+        for name in ("first", "second")
+        for weight in (ones, ones.T, 2 * ones)
+    }
+    assert len(hashed) == 2 * 3 * 2 * 3
 
 
 def test_the_hash_is_of_values_not_of_files(vae, tmp_path):
@@ -69,8 +78,3 @@ def test_the_hash_does_not_depend_on_how_the_encoder_runs(vae, tmp_path):
 def edit_config(folder: Path, **changes: Any) -> None:
     config = folder / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | changes))
-
-
-def drop_weight(folder: Path, prefix: str) -> None:
-    path = folder / "diffusion_pytorch_model.safetensors"
-    save_file({name: weight for name, weight in load_file(path).items() if not name.startswith(prefix)}, path)
