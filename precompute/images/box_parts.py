@@ -1,4 +1,4 @@
-"""Counting what the formats of boxes, JPEG 2000 and AVIF, are made of, before their decoders walk it.
+"""Counting the parts of JPEG 2000 and AVIF files, which are made of boxes, before their decoders walk them.
 
 OpenJPEG allocates for every tile, precinct and code block, which a file of a kilobyte may have millions of. So a file
 is refused that cuts its image smaller than any encoder does. A file that ends between two tiles would be decoded with
@@ -11,14 +11,14 @@ from collections.abc import Iterator
 
 from precompute.images.rejected import Rejected
 
-SOC, SIZ, COD, COC, SOT, SOD, EOC = 0xFF4F, 0xFF51, 0xFF52, 0xFF53, 0xFF90, 0xFF93, 0xFFD9
+SIZ, COD, COC, SOT, SOD, EOC = 0xFF51, 0xFF52, 0xFF53, 0xFF90, 0xFF93, 0xFFD9
 
 SIZE = struct.Struct(">2x8IH")
-"""Of SIZ behind its length: image's ends and beginnings, the tile's size and beginnings, components."""
+"""Content of SIZ: where the image ends and begins, the tiles' size and beginning, the number of components."""
 
 MAX_COMPONENTS = 4
 MAX_LAYERS = 100
-"""Each is a pass over all blocks; encoders write up to fifty."""
+"""Each is one more pass over all blocks; encoders write up to fifty."""
 
 MIN_TILE_PIXELS, FEW_TILES = 4_096, 1_000
 MIN_BLOCK_SIDE_LOG2, MIN_BLOCK_LOG2 = 4, 10
@@ -27,8 +27,8 @@ MIN_BLOCK_SIDE_LOG2, MIN_BLOCK_LOG2 = 4, 10
 MIN_PRECINCT_SIDE_LOG2 = 5
 """In pixels of the whole image, at any of its resolutions."""
 
-AVIF_BRANDS = frozenset({b"avif", b"avis", b"mif1", b"msf1"})
-"""First in a file that Pillow gives to libavif."""
+AVIF_BRANDS, HEIF_BRANDS = frozenset({b"avif", b"avis"}), frozenset({b"mif1", b"msf1"})
+"""Pillow gives a file to libavif that begins with one of either."""
 
 MAX_TABLE_BYTES = 2**16
 """Of each table of an AVIF's items; a grid of 512 tiles needs 10 KB."""
@@ -40,7 +40,7 @@ FRAMES = re.compile(rb"stsz.{8}(.{4})", re.DOTALL)
 
 def avif_parts(data: bytes, max_pixels: int) -> Iterator[int]:
     """Boxes and frames; of other files of boxes, such as videos, none."""
-    if data[8:12] not in AVIF_BRANDS:
+    if data[8:12] not in AVIF_BRANDS | HEIF_BRANDS:
         return
     for kind, begin, end in boxes(data, 0, len(data)):
         yield 1
@@ -109,15 +109,16 @@ def j2k_parts(data: bytes, max_pixels: int, size: bytes | None = None) -> Iterat
             (length,) = struct.unpack_from(">H", data, position + 2)
             if marker < 0xFF00 or length < 2:
                 raise Rejected("cannot decode", f"its codestream is damaged at byte {position:,}")
+            segment = data[position + 4 : position + 2 + length]
             if marker == SIZ and tiles is None:
-                tiles = tiles_of(data[position + 2 :][: 2 + SIZE.size], size)
+                tiles = tiles_of(segment, size)
             elif marker == SOT:
                 tile, tile_bytes = struct.unpack_from(">HI", data, position + 4)
                 seen.add(tile)
                 yield from tile_parts(data, position + 2 + length)
                 position = position + tile_bytes if tile_bytes else data.rindex(b"\xff\xd9")
                 continue
-            refuse_small_blocks(marker, data[position + 4 : position + 2 + length])
+            refuse_small_blocks(marker, segment)
             position += 2 + length
     except (struct.error, ValueError):
         raise Rejected("cannot decode", "cut short: its codestream has no end") from None
@@ -126,7 +127,7 @@ def j2k_parts(data: bytes, max_pixels: int, size: bytes | None = None) -> Iterat
 
 
 def tile_parts(data: bytes, position: int) -> Iterator[int]:
-    """Segments before a tile's data, which may say anew how it is cut."""
+    """Segments before a tile's data; they may change how the tile is cut."""
     while True:
         marker, length = struct.unpack_from(">HH", data, position)
         if marker == SOD:
@@ -137,8 +138,8 @@ def tile_parts(data: bytes, position: int) -> Iterator[int]:
 
 
 def tiles_of(siz: bytes, size: bytes | None) -> int:
-    """How many tiles there are; Rejected where they are far too many for their image."""
-    right, bottom, left, top, tile_width, tile_height, tile_left, tile_top, components = SIZE.unpack_from(siz, 2)
+    """The number of tiles; Rejected where they are far too many for their image."""
+    right, bottom, left, top, tile_width, tile_height, tile_left, tile_top, components = SIZE.unpack_from(siz)
     width, height = right - left, bottom - top
     if width <= 0 or height <= 0 or not (tile_width and tile_height) or components > MAX_COMPONENTS:
         raise Rejected("cannot decode", f"{width} x {height} pixels of {components} components in its codestream")
@@ -152,16 +153,18 @@ def tiles_of(siz: bytes, size: bytes | None) -> int:
 
 def refuse_small_blocks(marker: int, segment: bytes) -> None:
     """Rejected where COD or COC cut the image into far too many layers, code blocks or precincts."""
-    if marker not in (COD, COC):
+    if marker == COD:
+        style, layers, coding = segment[:1], int.from_bytes(segment[2:4], "big"), segment[5:]
+    elif marker == COC:
+        style, layers, coding = segment[1:2], 1, segment[2:]
+    else:
         return
-    style = 1 if marker == COC else 0  # behind the component's number
-    layers = int.from_bytes(segment[1 + 1 : 4], "big") if marker == COD else 1
-    levels, width, height = segment[style + 1 + (4 if marker == COD else 0) :][:3]
+    levels, width, height = coding[:3]
     width, height = (width & 15) + 2, (height & 15) + 2
     if layers > MAX_LAYERS or min(width, height) < MIN_BLOCK_SIDE_LOG2 or width + height < MIN_BLOCK_LOG2:
         raise Rejected("too many parts", f"{layers} layers of code blocks of {2**width} x {2**height} pixels")
-    if segment[style] & 1:
-        precincts = segment[style + (10 if marker == COD else 6) :][: levels + 1]
+    if style[0] & 1:
+        precincts = coding[5 : levels + 6]
         sides = [min(each & 15, each >> 4) + levels - level for level, each in enumerate(precincts)]
         if len(precincts) <= levels or min(sides) < MIN_PRECINCT_SIDE_LOG2:
             raise Rejected("too many parts", "precincts of a few pixels")

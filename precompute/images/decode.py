@@ -13,7 +13,7 @@ import hashlib
 import io
 import re
 import struct
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 import numpy as np
@@ -72,12 +72,11 @@ ORIENTATIONS = {
 }
 """By EXIF's number."""
 
-RESAMPLING = {
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-    "lanczos": Image.Resampling.LANCZOS,
-    "box": Image.Resampling.BOX,
-}
+RESAMPLING = {name: Image.Resampling[name.upper()] for name in ("bilinear", "bicubic", "lanczos", "box")}
+
+DECODER_ERRORS = (ArithmeticError, EOFError, LookupError, OSError, RuntimeError, SyntaxError, TypeError, ValueError)
+"""What decoders raise on broken input, beside struct.error; libavif's are RuntimeErrors. Anything else, such as a
+MemoryError, stops the build."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,14 +103,7 @@ class ImageConfig:
 
     @property
     def recipe(self) -> ImageRecipe:
-        return ImageRecipe(
-            height=self.height,
-            width=self.width,
-            fit=self.fit,
-            resample=self.resample,
-            range=self.range,
-            max_pixels=self.max_pixels,
-        )
+        return ImageRecipe(**asdict(self))
 
 
 def content_sha256(data: bytes) -> str:
@@ -131,24 +123,8 @@ def decode_image(data: bytes, max_pixels: int) -> Image.Image:
             return to_rgb(upright(with_true_levels(image, data)))
     except UnidentifiedImageError:
         raise Rejected("cannot decode", what_it_is(data)) from None
-    except DECODER_ERRORS as error:
+    except (*DECODER_ERRORS, struct.error) as error:
         raise Rejected("cannot decode", f"{type(error).__name__}: {error_text(error)}") from None
-
-
-DECODER_ERRORS = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    TypeError,
-    LookupError,
-    EOFError,
-    ArithmeticError,
-    struct.error,
-    RuntimeError,
-)
-"""What Pillow's decoders raise on broken input; libavif's are RuntimeErrors. Anything else, such as a
-MemoryError, stops the build.
-"""
 
 
 def error_text(error: BaseException) -> str:

@@ -1,28 +1,35 @@
 """Naming what a file is that is not a readable image, by its first bytes."""
 
 import re
+from collections.abc import Mapping
+
+from precompute.images.box_parts import AVIF_BRANDS, HEIF_BRANDS
 
 CONVERT = "convert it to PNG or JPEG"
 
 HEIC_BRANDS = frozenset({b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs"})
-AVIF_IMAGE_BRANDS = frozenset({b"avif", b"avis"})
 
 OTHER_BRANDS = {
-    b"mif1": f"is HEIF: {CONVERT}",
-    b"msf1": f"is HEIF: {CONVERT}",
+    **dict.fromkeys(HEIF_BRANDS, f"is HEIF: {CONVERT}"),
     b"crx ": f"is a raw photograph (CR3): {CONVERT}",
     b"M4A ": "is audio (M4A)",
 }
 
-BY_MAGIC = {
-    b"version https://git-lfs": "is a Git LFS pointer; fetch the file itself with git lfs pull",
-    b"PK\x03\x04": "is a zip archive",
-    b"Rar!\x1a\x07": "is a RAR archive",
-    b"7z\xbc\xaf\x27\x1c": "is a 7z archive",
+COMPRESSED = {
     b"\x1f\x8b": "is compressed by gzip",
     b"BZh": "is compressed by bzip2",
     b"\xfd7zXZ\0": "is compressed by xz",
     b"\x28\xb5\x2f\xfd": "is compressed by zstd",
+    b"\x04\x22\x4d\x18": "is compressed by lz4",
+    b"7z\xbc\xaf\x27\x1c": "is a 7z archive",
+    b"Rar!\x1a\x07": "is a RAR archive",
+}
+"""By a file's first bytes, as the table below."""
+
+BY_MAGIC = {
+    **COMPRESSED,
+    b"version https://git-lfs": "is a Git LFS pointer; fetch the file itself with git lfs pull",
+    b"PK\x03\x04": "is a zip archive",
     b"%PDF-": "is a PDF document",
     b"%!PS": "is PostScript, a drawing: convert it to PNG",
     b"8BPS": f"is a Photoshop document: {CONVERT}",
@@ -61,7 +68,7 @@ BY_CONTENT_OF_RIFF = {
     b"WEBP": "begins as a WebP, but is damaged",
 }
 
-HEAD_BYTES = 4_096
+TEXT_BYTES = 4_096
 """Enough to tell what a text is."""
 
 BY_TEXT = {
@@ -85,15 +92,19 @@ def what_it_is(data: bytes) -> str:
         return name_by_brands(data)
     if data.startswith(b"RIFF") and data[8:12] in BY_CONTENT_OF_RIFF:
         return BY_CONTENT_OF_RIFF[data[8:12]]
-    by_magic = next((kind for magic, kind in BY_MAGIC.items() if data.startswith(magic)), None)
-    return by_magic or name_by_text(data[:HEAD_BYTES]) or "is in no image format that is read here"
+    return by_magic(data, BY_MAGIC) or name_by_text(data[:TEXT_BYTES]) or "is in no image format that is read here"
+
+
+def by_magic(data: bytes, names: Mapping[bytes, str]) -> str | None:
+    """What a file is by its first bytes, if a table of them has it."""
+    return next((name for magic, name in names.items() if data.startswith(magic)), None)
 
 
 def name_by_brands(data: bytes) -> str:
     """Name an ISO media file by the brands in its first box."""
-    names = data[8 : min(int.from_bytes(data[:4], "big"), HEAD_BYTES)]
+    names = data[8 : min(int.from_bytes(data[:4], "big"), TEXT_BYTES)]
     brands = {names[place : place + 4] for place in range(0, len(names), 4)}
-    if brands & AVIF_IMAGE_BRANDS:
+    if brands & AVIF_BRANDS:
         return "begins as an AVIF, but its header is damaged or of a kind that is not read"
     if brands & HEIC_BRANDS:
         return f"is HEIC: {CONVERT}, with pillow-heif for one"

@@ -50,7 +50,7 @@ def refuse_costly(data: bytes, max_pixels: int) -> None:
     Most broken files pass: the decoders refuse those.
     """
     for magic, parts in PARTS.items():
-        if data.startswith(magic, PLACES.get(magic, 0)):
+        if data.startswith(magic, 4 if magic == b"ftyp" else 0):
             count = 0
             for found in parts(data, max_pixels):
                 count += found
@@ -171,25 +171,16 @@ def tiff_number(order: str, kind: int, count: int, value: bytes) -> int | None:
     return int(number)
 
 
-FTYP = b"ftyp"
-
 PARTS: dict[bytes, Callable[[bytes, int], Iterator[int]]] = {
     b"\xff\xd8": jpeg_parts,
     b"\x89PNG\r\n\x1a\n": png_parts,
     b"GIF8": gif_parts,
     b"BM": bmp_parts,
-    b"II*\0": tiff_parts,
-    b"MM\0*": tiff_parts,
-    b"II\0*": tiff_parts,
-    b"MM*\0": tiff_parts,
-    b"II+\0": tiff_parts,
-    b"MM\0+": tiff_parts,
+    **dict.fromkeys((b"II*\0", b"MM\0*", b"II\0*", b"MM*\0", b"II+\0", b"MM\0+"), tiff_parts),
     b"\0\0\0\x0cjP  \r\n\x87\n": jp2_parts,
     b"\xff\x4f\xff\x51": j2k_parts,
-    FTYP: avif_parts,
+    b"ftyp": avif_parts,
 }
-"""By a file's first bytes, all that Pillow takes for that format. WebP is read in C; TGA in time and memory that the
-file's size and the pixel count bound.
+"""By a file's first bytes, or its fifth and following: all that Pillow takes for that format. WebP is read in C; TGA in
+time and memory that the file's size and the pixel count bound.
 """
-PLACES = {FTYP: 4}
-"""Of a magic that does not come first."""

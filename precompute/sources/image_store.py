@@ -11,9 +11,10 @@ from typing import Protocol
 
 from cache_store.errors import SourceError
 from cache_store.format.schema import PLAN_FILE, SPEC_FILE
+from precompute.images.not_images import COMPRESSED, by_magic
 from precompute.images.rejected import Rejected
 from precompute.sources.archive import MAX_FILE_BYTES, MISSING, is_mac_metadata, refuse_large
-from precompute.sources.image_tar import ImageTar, compression, is_tar
+from precompute.sources.image_tar import ImageTar, is_tar
 from precompute.sources.image_zip import ImageZip
 from precompute.sources.listing import Listing, is_utf8
 
@@ -124,6 +125,6 @@ def open_image_store(path: Path) -> ImageStore:
         raise SourceError(f"images: {path} is neither a folder nor a file; expected a folder, a zip or a tar of images")
     with path.open("rb") as stream:
         head = stream.read(HEAD_BYTES)
-    if name := compression(head):
-        raise SourceError(f"images: {path} is compressed by {name}, so it cannot be read in place; unpack it")
+    if compressed := by_magic(head, COMPRESSED):
+        raise SourceError(f"images: {path} {compressed}, so it cannot be read in place; unpack it")
     return ImageTar(path) if is_tar(path, head) else ImageZip(path)

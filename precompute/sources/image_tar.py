@@ -34,17 +34,6 @@ LONG_NUMBER = re.compile(rb"\d{100}")
 
 TAR_MAGIC = slice(257, 262), b"ustar"
 
-COMPRESSED = {
-    b"\x1f\x8b": "gzip",
-    b"BZh": "bzip2",
-    b"\xfd7zXZ\0": "xz",
-    b"\x28\xb5\x2f\xfd": "zstd",
-    b"\x04\x22\x4d\x18": "lz4",
-    b"7z\xbc\xaf\x27\x1c": "7-Zip",
-    b"Rar!\x1a\x07": "RAR",
-}
-"""By a file's first bytes."""
-
 INDEX_ERRORS = (tarfile.TarError, OSError, ValueError, LookupError, OverflowError, TypeError, RecursionError)
 """What tarfile raises for headers that are cut, damaged, or lie."""
 
@@ -156,7 +145,3 @@ def is_tar(path: Path, head: bytes) -> bool:
     """By the magic of POSIX and GNU tars, or by the name: the oldest tars have no magic."""
     place, magic = TAR_MAGIC
     return head[place] == magic or path.suffix.lower() == ".tar"
-
-
-def compression(head: bytes) -> str | None:
-    return next((name for magic, name in COMPRESSED.items() if head.startswith(magic)), None)

@@ -16,7 +16,7 @@ from precompute.images.box_parts import FRAMES
 from precompute.images.decode import TGA, decode_image
 from precompute.images.decoder_messages import silence_decoders
 from precompute.images.netpbm import LONG_VALUE
-from precompute.images.parts import FTYP, JPEG_MARKER, PARTS, refuse_costly
+from precompute.images.parts import JPEG_MARKER, PARTS, refuse_costly
 from precompute.images.rejected import Rejected
 from precompute.sources.image_store import open_image_store
 from precompute.sources.image_tar import LONG_NUMBER
@@ -61,7 +61,7 @@ def few_parts(monkeypatch):
     monkeypatch.setattr("precompute.images.parts.MAX_PARTS", FEW_PARTS)
 
 
-MAGICS = [magic if magic != FTYP else bytes(4) + FTYP + b"avif" for magic in PARTS]
+MAGICS = [magic if magic != b"ftyp" else bytes(4) + b"ftypavif" for magic in PARTS]
 
 BOXES = [b"\0\0\0\x08iprp", b"\0\0\0\x14metaiprp" + bytes(8), b"\0\0\0\x08meta", b"\xff\x64\0\2"]
 

@@ -310,8 +310,8 @@ REFUSED = [
     *(("a file", pack(A), f"is compressed by {name}{IN_PLACE}") for name, pack in PACKERS.items()),
     ("a file", b"", "is empty; expected a folder, a zip or a tar of images"),
     ("a file", b"a list\n", "is neither a zip nor a tar; expected a folder, a zip or a tar of images"),
-    ("a file", b"Rar!\x1a\x07\x01\0", f"is compressed by RAR{IN_PLACE}"),
-    ("a file", b"7z\xbc\xaf\x27\x1c", f"is compressed by 7-Zip{IN_PLACE}"),
+    ("a file", b"Rar!\x1a\x07\x01\0", f"is a RAR archive{IN_PLACE}"),
+    ("a file", b"7z\xbc\xaf\x27\x1c", f"is a 7z archive{IN_PLACE}"),
     ("a file", ZIP[:40], r"starts as a zip, but the index at its end is missing: .* zip -FF '.*a file' --out"),
 ]
 
