@@ -17,7 +17,6 @@ from cache_store.cache.metadata import read_commit
 from cache_store.errors import CacheError
 from cache_store.format.formats import shard_format
 from cache_store.format.plan import PlanFile
-from cache_store.format.record import record_digest
 from cache_store.format.schema import (
     CACHED,
     PLAN_SCHEMA,
@@ -146,7 +145,7 @@ class SealedShards:
     def _sealed_content(self, shard: int) -> CommitContent:
         """CacheError where the shard's record is another than was sealed."""
         record = read_commit(self.store, shard)
-        if record is None or record_digest(record.content) != self.seal.commits[shard]:
+        if record is None or record.content.digest != self.seal.commits[shard]:
             raise self._broken(f"shard {shard} is not as sealed: the cache was replaced or changed since it was opened")
         return record.content
 

@@ -20,7 +20,7 @@ from cache_store.format.codec import encode_sample
 from cache_store.format.formats import shard_format
 from cache_store.format.layout import Location
 from cache_store.format.plan import plan_digest
-from cache_store.format.record import FORMAT_VERSION, record_digest, signed
+from cache_store.format.record import FORMAT_VERSION, signed
 from cache_store.format.schema import (
     CACHED,
     REJECTED,
@@ -132,9 +132,8 @@ class ShardBuilder:
             self._writer.finish()
         samples = self._samples()
         content = self._content(self._files.finish(samples))
-        digest = record_digest(content)
-        if self._allowed_digests and digest not in self._allowed_digests:
-            raise MismatchedShardError(self._shard, digest, samples)
+        if self._allowed_digests and content.digest not in self._allowed_digests:
+            raise MismatchedShardError(self._shard, content.digest, samples)
         record = signed(CommitRecord(format_version=FORMAT_VERSION, content=content, run=run, sha256=""))
         self._files.commit(record)
         return record

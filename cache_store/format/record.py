@@ -5,6 +5,7 @@ msgspec parses: an unknown field, a missing field or a wrong type is an error wi
 """
 
 import hashlib
+from functools import cached_property
 from typing import TypeVar
 
 import msgspec
@@ -15,8 +16,13 @@ from cache_store.errors import CacheError, NewerFormatError
 FORMAT_VERSION = 1
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
     """A record that is JSON on disk."""
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the canonical form."""
+        return hashlib.sha256(canonical_json(self)).hexdigest()
 
 
 RecordT = TypeVar("RecordT", bound=Record)
@@ -36,13 +42,6 @@ def canonical_json(value: object) -> bytes:
         raise CacheError(f"a value that no record can hold: {error}") from None
 
 
-def record_digest(*records: Record) -> str:
-    digest = hashlib.sha256()
-    for record in records:
-        digest.update(canonical_json(record))
-    return digest.hexdigest()
-
-
 def parse_record(record_class: type[RecordT], data: bytes, where: str) -> RecordT:
     """Parse strictly; `where` names the file in the error."""
     try:
@@ -53,7 +52,7 @@ def parse_record(record_class: type[RecordT], data: bytes, where: str) -> Record
 
 def signed(record: RecordT) -> RecordT:
     """The record with its `sha256` filled in over everything else."""
-    return msgspec.structs.replace(record, sha256=record_digest(msgspec.structs.replace(record, sha256="")))
+    return msgspec.structs.replace(record, sha256=msgspec.structs.replace(record, sha256="").digest)
 
 
 def parse_signed(record_class: type[RecordT], data: bytes, where: str) -> RecordT:

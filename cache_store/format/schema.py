@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from cache_store.format.record import Record, record_digest
+from cache_store.format.record import Record
 
 SPEC_FILE = "zarr.json"
 SPEC_ATTRIBUTE = "encode_once"
@@ -194,10 +194,6 @@ class Spec(Recipe, frozen=True, kw_only=True):
 
     rows: Annotated[int, msgspec.Meta(ge=1, le=MAX_SHARDS * MAX_SAMPLES_PER_SHARD)]
     plan_digest: str
-
-    @property
-    def digest(self) -> str:
-        return record_digest(self)
 
     @property
     def recipe(self) -> Recipe:

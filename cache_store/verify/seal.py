@@ -43,7 +43,7 @@ def other_records(seal: Seal, checked: Sequence[CheckedShard]) -> list[Finding]:
     findings = []
     for each in checked:
         shard, digests = each.task.shard, seal.commits
-        if each.digest is not None and (shard >= len(digests) or digests[shard] != each.digest):
+        if each.content and (shard >= len(digests) or digests[shard] != each.content.digest):
             problem = "is not the record that the cache was sealed with"
             findings.append(Finding(shard=shard, file=commit_file(shard), problem=problem))
     return [] if findings and cache_identity(contents_of(checked)) == seal.identity else findings

@@ -12,7 +12,6 @@ from cache_store.errors import CacheError
 from cache_store.format.formats import files_of_shard, shard_format
 from cache_store.format.layout import ShardSamples
 from cache_store.format.plan import DIGESTED, PlanFile
-from cache_store.format.record import record_digest
 from cache_store.format.schema import CommitContent, CommitRecord, Spec, commit_file, samples_file
 from cache_store.format.statistics import FeatureSums
 from cache_store.verify.file import absence, file_finding, unreadable
@@ -37,8 +36,6 @@ class CheckedShard:
     task: ShardTask
     content: CommitContent | None
     """None where the shard has no readable record."""
-    digest: str | None
-    """Of the content."""
     findings: tuple[Finding, ...]
 
     @property
@@ -56,12 +53,12 @@ class ShardVerifier:
         record = self._read_record(task)
         if isinstance(record, Finding):
             findings = [record, *([] if record.kind == "uncommitted" else self._findings_without_record(task))]
-            return CheckedShard(task=task, content=None, digest=None, findings=tuple(findings))
+            return CheckedShard(task=task, content=None, findings=tuple(findings))
         content = record.content
         findings = [*content_findings(self._spec, task.shard, content)]
         has_names = tuple(file.path for file in content.files) == self._files(task)
         findings += self._file_findings(task, content) if has_names else self._findings_without_record(task)
-        return CheckedShard(task=task, content=content, digest=record_digest(content), findings=tuple(findings))
+        return CheckedShard(task=task, content=content, findings=tuple(findings))
 
     def _read_record(self, task: ShardTask) -> CommitRecord | Finding:
         """The shard's record, or why there is none."""
@@ -89,7 +86,7 @@ class ShardVerifier:
         if self._seal is None:
             return True
         digests = self._seal.commits
-        return task.shard < len(digests) and digests[task.shard] == record_digest(content)
+        return task.shard < len(digests) and digests[task.shard] == content.digest
 
     def _sample_findings(
         self, task: ShardTask, content: CommitContent, wrong_data: Finding | None, wrong_table: Finding | None

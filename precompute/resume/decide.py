@@ -14,7 +14,6 @@ from cache_store.cache.survey import ShardOnDisk, Survey, held_recipe
 from cache_store.errors import ConfigError
 from cache_store.format.formats import shard_format
 from cache_store.format.plan import PlanDigests, plan_digests
-from cache_store.format.record import record_digest
 from cache_store.format.schema import BUILD_FILE, PLAN_FILE, SPEC_FILE, CommitRecord, Recipe, Seal, Spec, commit_file
 from cache_store.verify.findings import Finding
 from cache_store.verify.record import usable_record
@@ -182,7 +181,7 @@ def with_shards(work: Work, survey: Survey, digests: PlanDigests, request: Build
             problems[shard] = problem
     allowed = allowed_digests(work.spec, survey.seal.value, records)
     for shard, record in records.items():
-        if shard not in problems and record_digest(record.content) not in allowed.get(shard, ()):
+        if shard not in problems and record.content.digest not in allowed.get(shard, ()):
             problems[shard] = str(record_finding(shard, "is not the record that the cache was sealed with"))
     kept = {shard: each for shard, each in records.items() if shard not in problems and shard not in request.rebuild}
     notes = tuple(f"damage found, shard {shard} is built again: {problems[shard]}" for shard in sorted(problems))
@@ -208,7 +207,7 @@ def allowed_digests(spec: Spec, seal: Seal | None, records: Mapping[int, CommitR
 
     The seal's digests if at least one shard matches them; else a shard may be what either says.
     """
-    recorded = {shard: record_digest(record.content) for shard, record in records.items()}
+    recorded = {shard: record.content.digest for shard, record in records.items()}
     sealed = dict(enumerate(seal.commits)) if seal and seal.spec_digest == spec.digest else {}
     if not recorded or any(digest == sealed.get(shard) for shard, digest in recorded.items()):
         return {shard: frozenset([digest]) for shard, digest in (sealed or recorded).items()}

@@ -11,7 +11,6 @@ import pyarrow as pa
 from cache_store.cache.files import read_samples
 from cache_store.cache.survey import Survey
 from cache_store.errors import CacheError
-from cache_store.format.record import record_digest
 from cache_store.format.schema import REJECTED, CommitRecord, reason_kind, samples_file
 from cache_store.format.tables import parse_table
 from cache_store.program.progress_bar import progress_bar
@@ -91,7 +90,7 @@ def changed_places(now: pa.ChunkedArray, before: pa.ChunkedArray | None) -> list
 def encoded_samples(survey: Survey, work: Work, shard: int, planned: pa.Table) -> list[dict[str, Any]] | None:
     """The planned samples of a shard, with what was encoded; None where nothing that can be trusted tells."""
     record, allowed = survey.records.get(shard), work.allowed_digests.get(shard)
-    if record is None or (allowed is not None and record_digest(record.content) not in allowed):
+    if record is None or (allowed is not None and record.content.digest not in allowed):
         return None
     samples = recorded_samples(survey.store, record, ["id", "content_sha256", "status"])
     if samples is None or not samples["id"].equals(planned["id"]):

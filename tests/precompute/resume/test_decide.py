@@ -14,7 +14,7 @@ from cache_store.cache.survey import PlanOnDisk, Reading, ShardOnDisk, Survey
 from cache_store.errors import CacheError, ConfigError, StaleError
 from cache_store.format.formats import shard_format
 from cache_store.format.plan import plan_digests
-from cache_store.format.record import FORMAT_VERSION, record_digest, signed
+from cache_store.format.record import FORMAT_VERSION, signed
 from cache_store.format.schema import (
     PLAN_FILE,
     SPEC_FILE,
@@ -102,7 +102,7 @@ def surveyed(recipe: Recipe = RECIPE, plan: pa.Table | None = None, content: str
 
 
 def digests_of(survey: Survey) -> dict[int, set[str]]:
-    return {shard: {record_digest(each.content)} for shard, each in survey.records.items()}
+    return {shard: {each.content.digest} for shard, each in survey.records.items()}
 
 
 WHOLE = surveyed()
