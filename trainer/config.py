@@ -15,7 +15,7 @@ MAX_BATCH_SIZE = 1_000_000
 """A larger one is a typing error, refused before memory runs out."""
 
 MAX_LR = 1e3
-"""Far above any that trains, far below those that overflow float32; of the weight decay too."""
+"""Far above any that trains, far below those that overflow float32; the weight decay's limit too."""
 
 MAX_STEPS = 10**9
 """Steps times samples per step stay far below 2^63; a second a step, they take thirty years."""
@@ -23,7 +23,7 @@ MAX_STEPS = 10**9
 MAX_EPOCHS = 10**6
 
 MAX_TOKENS = 2**20
-"""Of a text; longer than any model reads."""
+"""Longest text in tokens: longer than any model reads."""
 
 WARMUP_STEPS = 100
 """The default; a run of fewer than ten times as many warms up for a tenth of its steps."""
@@ -75,7 +75,7 @@ class DataConfig:
         require(0 <= self.seed < 2**63, "data.seed", "in [0, 2^63)", self.seed)
 
     def refuse_undivided(self, world_size: int) -> None:
-        """ConfigError where the global batch does not divide among the forward passes of all ranks."""
+        """Raise ConfigError where the global batch does not divide among the forward passes of all ranks."""
         parts = world_size * self.accumulate
         if self.batch_size % parts:
             raise ConfigError(
@@ -109,11 +109,11 @@ class OptimConfig:
         require(norm is None or 0 < norm < math.inf, "optim.max_grad_norm", "above 0 and finite, or null", norm)
 
     def warmup(self, total_steps: int) -> int:
-        """Steps of warm-up of a run of `total_steps`."""
+        """Return the steps of warm-up in a run of `total_steps`."""
         return min(WARMUP_STEPS, total_steps // 10) if self.warmup_steps is None else self.warmup_steps
 
     def refuse_endless_warmup(self, total_steps: int) -> None:
-        """ConfigError where the peak learning rate would never be reached."""
+        """Raise ConfigError where the peak learning rate would never be reached."""
         if self.warmup_steps is not None and self.warmup_steps >= total_steps:
             raise ConfigError(
                 f"optim.warmup_steps {self.warmup_steps:,} must be less than the run's steps, {total_steps:,}; "

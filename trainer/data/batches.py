@@ -16,7 +16,7 @@ class LatentSource(Protocol):
     """Anything that gives latents by sample number: a cache, or the encoder itself."""
 
     def read(self, numbers: np.ndarray) -> np.ndarray:
-        """Samples [N, *shape] in the order asked for."""
+        """Read samples [N, *shape] in the order asked for."""
 
 
 @dataclass(frozen=True)

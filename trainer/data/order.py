@@ -56,7 +56,7 @@ def _round_key(key: bytes, number: int) -> np.uint64:
 
 
 def _feistel(values: Uint64Array, half_bits: int, round_keys: list[np.uint64]) -> Uint64Array:
-    """One pass over 2·half_bits bits; a bijection whatever the mixer."""
+    """Permute numbers of 2·half_bits bits: a bijection whatever the mixer."""
     shift, mask = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
     left, right = values >> shift, values & mask
     for round_key in round_keys:
@@ -65,7 +65,7 @@ def _feistel(values: Uint64Array, half_bits: int, round_keys: list[np.uint64]) -
 
 
 def _mix(values: Uint64Array) -> Uint64Array:
-    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014): every input bit reaches every output bit."""
+    """Apply the finaliser of SplitMix64 (Steele, Lea, Flood 2014): every input bit reaches every output bit."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

@@ -27,14 +27,14 @@ from trainer.config import MAX_EPOCHS
 from trainer.data.order import Int64Array, SampleOrder
 
 MAX_WORKERS = 1_024
-"""Of one DataLoader; each keeps the bounds of its next pass in a column of its own."""
+"""Most workers of one DataLoader; each keeps the bounds of its next pass in a column of its own."""
 
 NEVER = 2**62
 """The end of a pass that has none."""
 
 
 def rank_slice(batch_size: int, rank: int, world_size: int) -> slice:
-    """The part of a global batch that belongs to `rank`."""
+    """Cut out the part of a global batch that belongs to `rank`."""
     part = batch_size // world_size
     return slice(rank * part, (rank + 1) * part)
 

@@ -43,7 +43,7 @@ class WorldModel(nn.Module):
         """Text tokens that stand before START."""
 
     def sequence(self, latents_NCHW: Tensor, tokens_NT: Tensor) -> Tensor:
-        """What enters the decoder: [N, P + T, D] in the language model's dtype."""
+        """Embed what enters the decoder: [N, P + T, D] in the language model's dtype."""
         dtype = self.language.dtype
         with torch.autocast(latents_NCHW.device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
             world_NPD = self.projector(latents_NCHW)
@@ -52,7 +52,7 @@ class WorldModel(nn.Module):
         return torch.cat([before, world_NPD.to(dtype), after], 1)
 
     def forward(self, batch: ModelInput) -> Tensor:
-        """Cross entropy of every label token, in float32: [L].
+        """Compute the cross entropy of every label token, in float32: [L].
 
         Text token t > 0 stands at P + t, after BOS, START, world tokens and END; the position before predicts it.
         """

@@ -29,18 +29,18 @@ def refuse_foreign_output(config: TrainConfig) -> None:
 
 
 def names_before_the_config(config: TrainConfig) -> tuple[str, ...]:
-    """Names that a run stopped before it wrote its config may leave: its text, if that is kept in the output."""
+    """List what a run may leave that stopped before it wrote its config: its text, if that is kept in the output."""
     folder, text_dir = real_path(config.run.folder), real_path(Path(config.data.text_dir or "/").expanduser())
     return text_dir.relative_to(folder).parts[:1] if text_dir.is_relative_to(folder) else ()
 
 
 def has_run(run: TrainRunConfig) -> bool:
-    """Whether the folder holds a run: its config, which is written first, or checkpoints."""
+    """Tell whether the folder holds a run: its config, which is written first, or checkpoints."""
     return is_resolved_config(run.folder / CONFIG_FILE) or bool(checkpoints_of(run).steps())
 
 
 def is_resolved_config(path: Path) -> bool:
-    """Whether the file has exactly the sections of a TrainConfig: many programs write a config.yaml."""
+    """Tell whether the file has exactly the sections of a TrainConfig: many programs write a config.yaml."""
     sections = re.findall(rb"^(\w+):", path.read_bytes() if path.is_file() else b"", re.MULTILINE)
     return [name.decode() for name in sections] == [field.name for field in fields(TrainConfig)]
 

@@ -74,7 +74,7 @@ def open_sound_cache(path: str, world: World) -> Cache:
 
 
 def refuse_other_axes(path: str, array: ArraySpec) -> None:
-    """ConfigError where a sample is not the latent of a VAE."""
+    """Raise ConfigError where a sample is not the latent of a VAE."""
     if len(array.shape) != 3 or array.feature_place != 0:
         raise ConfigError(
             f"cache: {path} holds [{array.named_shape}] for each image; the projector reads latents of a VAE, "

@@ -29,10 +29,10 @@ from trainer.run.checkpoint import (
     projector_tensors,
 )
 from trainer.run.folder import has_run, write_config
-from trainer.run.metrics import Metrics, MetricsLog, metrics_of
+from trainer.run.metrics import Metrics, MetricsLog, read_metrics
 from trainer.run.optim import learning_rate, make_optimizer
 from trainer.run.session import Session
-from trainer.run.validation import ShuffleTest, sample_names, shuffle_test, validation_loss
+from trainer.run.validation import sample_names, shuffle_test, validation_loss
 
 
 class TrainingLoop:
@@ -121,10 +121,10 @@ class TrainingLoop:
         return Interrupted(f"after step {self.completed:,} of {self.total_steps:,}; run the same command to go on")
 
     def owes_validation(self) -> bool:
-        """Whether the run was stopped before the validation that its last step was due; rank 0's log tells."""
+        """Tell whether the run was stopped before the validation that its last step was due; rank 0's log tells."""
         owed = 0.0
         if self.world.is_main and self.validation_due:
-            metrics = metrics_of(self.output, self.completed)
+            metrics = read_metrics(self.output, self.completed)
             owed = float(bool(metrics) and "val_loss" not in metrics)
         return bool(self.world.sum(torch.tensor(owed, device=self.world.device)))
 
@@ -138,7 +138,7 @@ class TrainingLoop:
 
     def update(self, batch: StepBatch) -> Metrics:
         """Do one optimizer step; EncodeOnceError, with the projector unchanged, where the loss is not finite."""
-        loss, grad_norm = self.find_gradients(batch)
+        loss, grad_norm = self.compute_gradients(batch)
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             raise self.nonfinite_error(batch, loss, grad_norm)
         lr = learning_rate(self.config.optim, self.completed, self.total_steps)
@@ -153,7 +153,7 @@ class TrainingLoop:
             "epoch": epoch, "position": self.position,
         }  # fmt: skip
 
-    def find_gradients(self, batch: StepBatch) -> tuple[float, float]:
+    def compute_gradients(self, batch: StepBatch) -> tuple[float, float]:
         """Compute and clip the global batch's gradients; return its loss per label token and their norm before.
 
         Both are the same whatever share each rank has. Here ranks also learn whether one of them was asked to stop.
@@ -191,14 +191,13 @@ class TrainingLoop:
             return None
         if self.completed == self.total_steps and len(self.session.split.validation) >= 2:
             result = shuffle_test(self.session, self.stop_request.is_set)
-            return self.report(result, bar) if result else None
+            if result is None:
+                return None
+            if self.world.is_main:
+                bar.write(str(result))
+            return {"val_loss": result.own, "val_loss_shuffled": result.shuffled}
         loss = validation_loss(self.session, self.stop_request.is_set)
         return None if loss is None else {"val_loss": loss}
-
-    def report(self, result: ShuffleTest, bar: "tqdm[Any]") -> Metrics:
-        if self.world.is_main:
-            bar.write(str(result))
-        return {"val_loss": result.own, "val_loss_shuffled": result.shuffled}
 
     def save_if_due(self) -> None:
         due = self.completed % self.config.run.save_every == 0 or self.completed == self.total_steps
@@ -216,5 +215,5 @@ class TrainingLoop:
         return closing(MetricsLog(self.output, self.completed)) if self.world.is_main else nullcontext()
 
     def progress(self) -> "tqdm[Any]":
-        options: dict[str, Any] = {"desc": "train", "unit": "step", "disable": not self.world.is_main}
-        return progress_bar(total=self.total_steps, initial=self.completed, **options)
+        steps = {"total": self.total_steps, "initial": self.completed}
+        return progress_bar(**steps, desc="train", unit="step", disable=not self.world.is_main)

@@ -45,7 +45,7 @@ class MetricsLog:
             self._lines.close()
 
 
-def metrics_of(folder: Path, step: int) -> Metrics:
+def read_metrics(folder: Path, step: int) -> Metrics:
     """Return the log's values of a step; none where it has no line for it."""
     path = folder / METRICS_FILE
     lines = path.read_bytes().split(b"\n") if path.exists() else []

@@ -110,7 +110,7 @@ class World:
                 if self.is_main:
                     self.store.set(done, "")
                 else:
-                    wait_for(done, self.store)
+                    wait_for_main(done, self.store)
         return int(self.sum(torch.tensor(mine, device=self.device)))
 
     def sum(self, tensor: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ class World:
                 dist.all_reduce(tensor)
         return tensor
 
-    def share(self, module: nn.Module) -> None:
+    def broadcast(self, module: nn.Module) -> None:
         """Give every rank rank 0's parameters."""
         if self.size > 1:
             with collective():
@@ -140,7 +140,7 @@ class World:
         return flat[start:]
 
 
-def wait_for(done: str, store: Store) -> None:
+def wait_for_main(done: str, store: Store) -> None:
     """Wait until rank 0 has set `done`; OtherRankError if a rank ends before that."""
     for _ in range(round(MAIN_WORK_TIMEOUT.total_seconds() / POLL_S)):
         if store.check([done]):
@@ -185,7 +185,7 @@ def join_group(device: torch.device) -> Store:
         raise ConfigError(f"WORLD_SIZE asks for several ranks, MASTER_ADDR or MASTER_PORT is not set; {TORCHRUN}")
     where = f"{address}:{port}"
     try:
-        store, rank, size = find_ranks(where)
+        store, rank, size = wait_for_ranks(where)
         if device.type == "cuda":
             dist.init_process_group(
                 "nccl", timeout=COLLECTIVE_TIMEOUT, world_size=size, rank=rank, store=store, device_id=device
@@ -201,7 +201,7 @@ def join_group(device: torch.device) -> Store:
         ) from error
 
 
-def find_ranks(where: str) -> tuple[Store, int, int]:
+def wait_for_ranks(where: str) -> tuple[Store, int, int]:
     """Wait for the other ranks; return the store they share, the rank and their number. Report a long wait.
 
     In a thread of its own: torch would not let go of a signal for as long as it waits.

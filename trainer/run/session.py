@@ -46,7 +46,7 @@ def open_session(inputs: Inputs, source: LatentSource | None = None, trained: Pa
         match_embeddings(inputs, loader)
     else:
         load_projector(trained, inputs.projector)
-    inputs.world.share(inputs.projector.to(inputs.world.device))
+    inputs.world.broadcast(inputs.projector.to(inputs.world.device))
     model = WorldModel(inputs.language, inputs.projector, begins_with_bos=text.meta.begins_with_bos)
     return Session(**vars(inputs), text=text, split=split, model=model, loader=loader)
 
