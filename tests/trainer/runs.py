@@ -92,12 +92,13 @@ FORKED.set_forkserver_preload(["pytest", "trainer.run.loop", "transformers.model
 """Processes forked from one that has loaded the libraries: loading them takes far longer than a small run."""
 
 
+Prepare = Callable[[], None] | None
+
+
 class ForkedTrainer:
     """The trainer in a process of its own; `prepare` is called in it first."""
 
-    def __init__(
-        self, arguments: Sequence[str], environment: Mapping[str, str], prepare: Callable[[], None] | None = None
-    ) -> None:
+    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], prepare: Prepare = None) -> None:
         descriptor, path = tempfile.mkstemp()
         os.close(descriptor)
         self.said = Path(path)
@@ -120,16 +121,16 @@ class ForkedTrainer:
         self.until(lambda: words in self.said.read_text())
 
     def end(self) -> tuple[int | None, str]:
-        """Its exit code, and what it said on standard error."""
+        """Its exit code, and what it said on standard error; one that hangs is killed."""
         self.process.join(PATIENCE_S)
+        self.process.kill()
+        self.process.join()
         said = self.said.read_text()
         self.said.unlink()
         return self.process.exitcode, said
 
 
-def run_forked(
-    arguments: Sequence[str], environment: Mapping[str, str], said: Path, prepare: Callable[[], None] | None
-) -> None:
+def run_forked(arguments: Sequence[str], environment: Mapping[str, str], said: Path, prepare: Prepare) -> None:
     assert Path(trainer.__file__).is_relative_to(ROOT), "loaded from another clone"
     os.environ |= environment
     with said.open("w") as stream, Path(os.devnull).open("w") as nowhere:
@@ -138,9 +139,6 @@ def run_forked(
     if prepare is not None:
         prepare()
     sys.exit(main(arguments))
-
-
-Prepare = Callable[[], None] | None
 
 
 def fork_ranks(config: TrainConfig, *prepare: Prepare, **environment: str) -> list[ForkedTrainer]:

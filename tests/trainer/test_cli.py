@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.torch import load_file, save_file
 
 from tests.make_cache import make_cache
 from tests.trainer.conftest import TINY, MakeConfig, described_cache, save_language_model
@@ -78,10 +77,9 @@ def test_a_model_the_hub_cannot_give_is_one_line_with_remedies(configured):
         (
             {"epochs": 1, "warmup_steps": 4},
             2,
-            "optim.warmup_steps 4 must be less than the run's steps, 4; set it lower, or to null for 0",
+            "warmup_steps 4 must be less than the run's steps, 4; set it lower, or to",
         ),
-        ({"max_text_tokens": 5}, 1, "has no text to learn: none of its 37 samples has an assistant's words"),
-        ({"max_text_tokens": 5}, 1, "data.max_text_tokens 5; raise it where texts are longer, and see that the chat"),
+        ({"max_text_tokens": 5}, 1, "none of its 37 samples has an assistant's words within data.max_text_tokens 5; "),
         ({"val_fraction": 0.99999999}, 1, "37 are held out; raise it, or lower data.val_fraction 0.99999999"),
     ],
 )
@@ -131,32 +129,32 @@ def test_a_cache_of_no_vae_is_refused_in_one_line(configured, refusal, tmp_path,
 
 HUGE = "100000000000000000000"
 
-WRONG_VALUES = {
-    "run.epochs": ("must be above 0 and at most 1,000,000", ["0", "1e300", ".nan"]),
-    "run.max_steps": ("must be in [1, 1,000,000,000] or null", ["0", HUGE]),
-    "run.eval_batch_size": ("must be in [1, 1,000,000]", [HUGE]),
-    "run.save_every": ("must be at least 1", ["0"]),
-    "data.accumulate": ("must be in [1, data.batch_size 8]", [HUGE]),
-    "data.max_text_tokens": ("must be in [2, 1,048,576]", [HUGE]),
-    "data.val_fraction": ("must be in [0, 1]", [".nan", "1.5"]),
-    "data.seed": ("must be in [0, 2^63)", [HUGE]),
-    "data.batch_size": ("must be in [1, 1,000,000]", [HUGE]),
-    "optim.lr": ("must be ", ["1e300", "1e38", ".nan", "fast"]),
-    "optim.weight_decay": ("must be in [0, 1000]", [".inf", "1e300"]),
-    "optim.warmup_steps": ("must be at least 0 or null", ["-1"]),
-    "optim.max_grad_norm": ("must be above 0 and finite, or null", [".inf", ".nan"]),
-    "optim.momentum": ("", ["1"]),
-    "model.layout": ("must be ", ["diagonal"]),
-}
+WRONG_VALUES = [
+    ("run.epochs", ["0", "1e300", ".nan"], " must be above 0 and at most 1,000,000"),
+    ("run.max_steps", ["0", HUGE], " must be in [1, 1,000,000,000] or null"),
+    ("run.eval_batch_size", [HUGE], " must be in [1, 1,000,000]"),
+    ("run.save_every", ["0"], " must be at least 1"),
+    ("data.accumulate", [HUGE], " must be in [1, data.batch_size 8]"),
+    ("data.max_text_tokens", [HUGE], " must be in [2, 1,048,576]"),
+    ("data.val_fraction", [".nan", "1.5"], " must be in [0, 1]"),
+    ("data.seed", [HUGE], " must be in [0, 2^63)"),
+    ("data.batch_size", [HUGE], " must be in [1, 1,000,000]"),
+    ("optim.lr", ["1e300", "1e38", ".nan"], " must be above 0 and at most 1000"),
+    ("optim.weight_decay", [".inf", "1e300"], " must be in [0, 1000]"),
+    ("optim.warmup_steps", ["-1"], " must be at least 0 or null"),
+    ("optim.max_grad_norm", [".inf", ".nan"], " must be above 0 and finite, or null"),
+    ("optim.lr", ["fast"], ""),
+    ("optim.momentum", ["1"], ""),
+    ("model.layout", ["diagonal"], ""),
+]
 
 
-@pytest.mark.parametrize("key", WRONG_VALUES)
-def test_a_wrong_value_names_its_key(key, capsys):
-    message, values = WRONG_VALUES[key]
+@pytest.mark.parametrize(("key", "values", "message"), WRONG_VALUES)
+def test_a_wrong_value_names_its_key(key, values, message, capsys):
     for value in values:
         assert main(["train", "--cache=c", "--model.language_model=m", "--run.output=o", f"--{key}={value}"]) == 2
         error = capsys.readouterr().err
-        assert f"{key} {message}".strip() in error
+        assert f"{key}{message}" in error
         assert "Traceback" not in error
 
 
@@ -233,14 +231,6 @@ def named_fields(error: str) -> set[str]:
     return {row[0] for row in rows if len(row) > 1} - {"field"}
 
 
-def with_one_weight_changed(language_model: Path, folder: Path) -> Path:
-    other = shutil.copytree(language_model, folder)
-    weights = load_file(other / "model.safetensors")
-    weights["model.norm.weight"][0] += 1
-    save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
-    return other
-
-
 MUST_MATCH = {
     "data.batch_size": {"batch_size": 4},
     "data.seed": {"seed": 5},
@@ -254,12 +244,10 @@ MUST_MATCH = {
 
 
 @pytest.mark.parametrize("field", MUST_MATCH)
-def test_a_run_of_other_batches_or_another_projector_is_refused(
-    field, language_model, configured, refusal, one_step, tmp_path
-):
+def test_a_run_of_other_batches_or_another_projector_is_refused(field, configured, refusal, one_step, tmp_path):
     changes = {**MUST_MATCH[field], "text_dir": str(tmp_path / "text")}
     if field == "language model":
-        changes["language_model"] = with_one_weight_changed(language_model, tmp_path / "other")
+        changes["language_model"] = save_language_model(tmp_path / "other", rms_norm_eps=1e-5)
     error = refusal(1, configured(one_step, max_steps=2, **changes))
     assert named_fields(error) == {field}
     assert "to train anew: the same command with --run.output NEW" in error

@@ -13,12 +13,6 @@ def test_every_sample_stands_at_exactly_one_position(count):
     assert np.array_equal(np.sort(permute(np.arange(count), count, KEY)), np.arange(count))
 
 
-def test_positions_may_be_asked_one_by_one():
-    together = permute(np.arange(1_000), 1_000, KEY)
-    alone = [int(permute(np.array([position]), 1_000, KEY)[0]) for position in range(1_000)]
-    assert together.tolist() == alone
-
-
 def test_the_order_never_changes_between_versions():
     """16 is a power of four, which fills its domain."""
     assert permute(np.arange(8), 8, KEY).tolist() == [1, 5, 7, 6, 0, 3, 2, 4]

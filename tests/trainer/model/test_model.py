@@ -24,9 +24,9 @@ def make_model(language: LanguageModel, *, bos: bool = True) -> WorldModel:
     return WorldModel(language, projector, begins_with_bos=bos)
 
 
-def make_input(lengths: tuple[int, ...] = (9, 5, 7), pad: int = 0) -> ModelInput:
-    """Samples of these text lengths whose last three tokens are labels, and `pad` more tokens of padding."""
-    tokens = np.random.default_rng(0).integers(6, 20, (len(lengths), 32))[:, : max(lengths) + pad]
+def make_input(lengths: tuple[int, ...] = (9, 5, 7)) -> ModelInput:
+    """Samples of these text lengths whose last three tokens are labels."""
+    tokens = np.random.default_rng(0).integers(6, 20, (len(lengths), max(lengths)))
     is_label = np.zeros(tokens.shape, bool)
     for row, length in enumerate(lengths):
         tokens[row, length:] = 0
@@ -60,20 +60,6 @@ def test_the_head_sees_the_positions_before_labels_and_no_others(language):
     predicting = batch.column_L + model.projector.num_tokens - 1
     (rows,) = seen
     assert torch.equal(rows, hidden[batch.sample_L, predicting])
-
-
-def test_padding_changes_no_loss(language):
-    model = make_model(language)
-    assert torch.allclose(model(make_input()), model(make_input(pad=11)), atol=1e-5)
-
-
-def test_only_the_projector_receives_gradients(language):
-    model = make_model(language)
-    model(make_input()).sum().backward()
-    with_gradient = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
-    assert with_gradient == {f"projector.{name}" for name, _ in model.projector.named_parameters()}
-    assert not any(parameter.requires_grad for parameter in language.parameters())
-    assert all(parameter.grad.abs().sum() > 0 for parameter in model.projector.parameters())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -13,7 +13,7 @@ import torch
 from cache_store import Cache, open_cache
 from cache_store.errors import CacheError, EncodeOnceError, Interrupted
 from tests.trainer.conftest import MakeConfig
-from tests.trainer.runs import ALONE, assert_same_run, end_well, fork_ranks, make_loop, metrics, open_alone
+from tests.trainer.runs import ALONE, PATIENCE_S, assert_same_run, end_well, fork_ranks, make_loop, metrics, open_alone
 from trainer.commands.train import train
 from trainer.config import TrainConfig
 from trainer.data.batches import StepLoader
@@ -140,6 +140,7 @@ def test_training_leaves_the_language_model_bit_identical(configured_here):
     make_loop(session).run()
     after = session.model.language.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
+    assert not any(each.requires_grad for each in session.model.language.parameters())
     moved = session.model.projector.state_dict()
     assert {name for name in start if torch.equal(start[name], moved[name])} == {"mean_C11", "std_C11"}
 
@@ -221,7 +222,7 @@ class HeldBackCache:
     def read(self, numbers: np.ndarray) -> np.ndarray:
         if self.held_back:
             with self.changed:
-                assert self.changed.wait_for(lambda: self.readings > 3 * self.batches, timeout=60)
+                assert self.changed.wait_for(lambda: self.readings > 3 * self.batches, timeout=PATIENCE_S)
                 self.batches += 1
                 self.now += self.seconds
         return self.cache.read(numbers)

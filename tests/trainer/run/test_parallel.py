@@ -124,10 +124,10 @@ def test_rank_0_may_work_for_longer_than_a_collective_waits(configured):
 def test_a_rank_that_hangs_ends_the_others(configured):
     waiting, hanging = fork_ranks(configured(), shorten_waits, hang)
     code, error = waiting.end()
-    assert code == 1
-    assert "trainer: error: another rank has not answered for 0:00:08: it hangs, or its machine does" in error
     hanging.send_signal(signal.SIGKILL)
     hanging.end()
+    assert code == 1
+    assert "trainer: error: another rank has not answered for 0:00:08: it hangs, or its machine does" in error
 
 
 def test_who_waits_for_rank_0_learns_that_it_ended(configured):
