@@ -4,10 +4,10 @@ import io
 import json
 import shutil
 import zipfile
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 import yaml
 from diffusers import AutoencoderKLWan
 from PIL import Image
+from torch import Tensor
 
 from cache_store.cache.metadata import read_build, write_build
 from cache_store.cli import main as cache_store
@@ -230,18 +231,30 @@ def assert_same_as_undisturbed(folder: Path, values: dict[str, Any]) -> None:
     assert timeless_files(cache) == timeless_files(folder / "undisturbed")
 
 
+Encode = Callable[[Tensor], Tensor]
+
+
 @pytest.fixture
-def at_second_batch(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def encoding(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Encode, Tensor], Tensor]], None]:
+    """Takes a function of the encoder's own `encode` and a batch; it stands in for that from then on."""
+    encode = VaeEncoder.encode
+
+    def stand_in(function: Callable[[Encode, Tensor], Tensor]) -> None:
+        monkeypatch.setattr(VaeEncoder, "encode", lambda self, image: function(partial(encode, self), image))
+
+    return stand_in
+
+
+@pytest.fixture
+def at_second_batch(encoding: Any) -> list[Callable[[], object]]:
     """Functions put into this list are called once, when the second batch from then on is to be encoded."""
-    acts: list[Any] = []
-    encode, calls = VaeEncoder.encode, Counter[str]()
+    acts: list[Callable[[], object]] = []
+    calls = count(1)
 
-    def encode_and_act(self: VaeEncoder, image_NYX3: Any) -> Any:
-        calls["encode"] += bool(acts)
-        if calls["encode"] == 2:
-            for act in acts:
-                act()
-        return encode(self, image_NYX3)
+    def encode_and_act(encode: Encode, image_NYX3: Tensor) -> Tensor:
+        for act in acts if acts and next(calls) == 2 else ():
+            act()
+        return encode(image_NYX3)
 
-    monkeypatch.setattr(VaeEncoder, "encode", encode_and_act)
+    encoding(encode_and_act)
     return acts

@@ -6,19 +6,16 @@ import re
 import shlex
 import signal
 import threading
-from itertools import islice
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 import pytest
+import torch
 
-from cache_store import open_cache
-from cache_store.cache.files import open_plan, read_samples
-from cache_store.cache.metadata import read_build, read_spec, write_build
-from cache_store.cache.writer import Outcome, ShardBuilder
-from cache_store.format.schema import CACHED, DTYPES, StoreDtype
-from cache_store.storage.local import LocalStore
+from cache_store.cache.metadata import read_build, write_build
+from cache_store.format.schema import DTYPES, StoreDtype
 from cache_store.verify.verify import verify
 from precompute.audit.audit import audit as audit_cache
 from precompute.audit.audit import random_order
@@ -28,8 +25,6 @@ from precompute.audit.report import upper_bound
 from precompute.audit.tolerance import RELATIVE_TOLERANCE, device_class
 from precompute.cli import main
 from precompute.config import AuditConfig
-from precompute.encoders.vae import VaeEncoder
-from tests.make_cache import seal_cache
 from tests.precompute.conftest import BROKEN, SAMPLES, Project, image_bytes, make_vae, sample_name
 
 CACHED_SAMPLES = SAMPLES - len(BROKEN)
@@ -67,38 +62,29 @@ def test_an_untouched_cache_audits_with_equal_bits(project, store_format, dtype)
     assert f"all {CACHED_SAMPLES} cached samples were compared: 0 differ by more than" in audit.said
 
 
-def alter(cache: Path, row: int) -> None:
-    """Build the row's shard again with one other latent, and seal: every checksum is right."""
-    spec, held = read_spec(cache), open_cache(cache)
-    shard = row // spec.samples_per_shard
-    samples = read_samples(cache, shard).to_pylist()
-    latents = np.zeros((len(samples), *spec.array.shape), np.float32)
-    cached = [place for place, sample in enumerate(samples) if sample["status"] == CACHED]
-    first = sum(held.seal.cached_per_shard[:shard])
-    latents[cached] = held.read(np.arange(first, first + len(cached)))
-    latents[row % spec.samples_per_shard] += 0.25
-    outcomes = [Outcome(**{name: sample[name] for name in Outcome.__annotations__}) for sample in samples]
-    with ShardBuilder(LocalStore(cache), spec, shard, open_plan(cache).shard(shard)) as builder:
-        builder.append(latents, np.zeros((len(samples), *latents.shape[2:], 3), np.float32), outcomes)
-        builder.commit(seconds=1.0, device="cpu", versions={})
-    seal_cache(cache, spec)
+@pytest.fixture
+def wrong(project: Project, encoding: Any) -> Audit:
+    """An audit of a cache whose row 9, the middle one of the fourth batch, is not its image's; all checksums fit."""
+    offsets = chain([0, 0, 0, torch.tensor([0, 0.25, 0])[:, None, None, None]], repeat(0))
+    encoding(lambda encode, image: encode(image) + next(offsets))
+    project.build()
+    assert not verify(project.cache, "full").findings
+    return Audit(project)
 
 
-def test_a_wrong_latent_is_named_though_checksums_are_right(audit, built):
-    alter(built.cache, row=9)
-    assert not verify(built.cache, "full").findings
-    report = audit(code=1)
+def test_a_wrong_latent_is_named_though_checksums_are_right(wrong):
+    report = wrong(code=1)
     (finding,) = report["findings"]
     assert (finding["row"], finding["id"], finding["shard"]) == (9, sample_name(9), 1)
-    assert "row 9, sample-009 (shard 1): its latent differs by 0.25" in audit.said
-    assert f"all {CACHED_SAMPLES} cached samples were compared: 1 differ by more than" in audit.said
+    assert "row 9, sample-009 (shard 1): its latent differs by 0.25" in wrong.said
+    assert f"all {CACHED_SAMPLES} cached samples were compared: 1 differ by more than" in wrong.said
     assert report["equal_bits"] == CACHED_SAMPLES - 1
-    remove = next(line for line in audit.said.splitlines() if line.startswith("next: rm "))
+    remove = next(line for line in wrong.said.splitlines() if line.startswith("next: rm "))
     for name in shlex.split(remove.removeprefix("next: rm ").partition(", if ")[0]):
         Path(name).unlink()
-    assert "next: rerun the `precompute build`" in audit.said
-    built.build()
-    audit()
+    assert "next: rerun the `precompute build`" in wrong.said
+    wrong.project.build()
+    wrong()
 
 
 WITHOUT_6 = [number for number in range(SAMPLES) if number != 6]
@@ -138,11 +124,10 @@ def test_one_drawn_sample_compares_its_whole_batch(audit):
     assert re.search(r"^tolerance   .* \(float32, cpu\)$", audit.said, re.MULTILINE)
 
 
-def test_a_wrong_neighbour_is_a_finding_outside_the_bound(audit, built):
+def test_a_wrong_neighbour_is_a_finding_outside_the_bound(wrong):
     """Drawn or not, what is wrong is named; but only what was drawn says something of the rest."""
-    alter(built.cache, row=9)
     seed = next(seed for seed in range(1000) if number_to_row(first_drawn(CACHED_SAMPLES, 1, seed)[0]) in (8, 10))
-    report = audit("--samples", "1", "--seed", str(seed), code=1)
+    report = wrong("--samples", "1", "--seed", str(seed), code=1)
     assert report["compared"] == 3  # 8, 9 and 10
     assert report["bound"] == pytest.approx(0.95)
 
@@ -217,27 +202,24 @@ def test_a_full_disk_at_the_end_loses_the_report_file_alone(built):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_audit_with_code_3_and_what_it_has(audit, monkeypatch, number):
-    encode = VaeEncoder.encode
-
-    def signalled(self, image_NYX3):
+def test_a_signal_ends_the_audit_with_code_3_and_what_it_has(audit, encoding, number):
+    def signalled(encode, image_NYX3):
         if signal.getsignal(number) is not before:
             signal.raise_signal(number)
-        return encode(self, image_NYX3)
+        return encode(image_NYX3)
 
     before = signal.getsignal(number)
-    monkeypatch.setattr(VaeEncoder, "encode", signalled)
+    encoding(signalled)
     report = audit(code=3)
     assert "precompute: stopped: " in audit.said
     assert 1 <= report["drawn"] < CACHED_SAMPLES
 
 
 @pytest.mark.parametrize(("relative", "code"), [(3e-6, 0), (3e-4, 1)])
-def test_an_encoder_may_round_otherwise_but_not_be_off(project, monkeypatch, relative, code):
+def test_an_encoder_may_round_otherwise_but_not_be_off(project, encoding, relative, code):
     """As another machine's float32 kernels would, measured at some 5e-6 of the root mean square."""
     project.build(store__dtype="float32")
-    encode = VaeEncoder.encode
-    monkeypatch.setattr(VaeEncoder, "encode", lambda self, image_NYX3: encode(self, image_NYX3) * (1 + relative))
+    encoding(lambda encode, image: encode(image) * (1 + relative))
     report = Audit(project)(code=code)
     assert report["equal_bits"] == 0
     assert len(report["findings"]) == (CACHED_SAMPLES if code else 0)

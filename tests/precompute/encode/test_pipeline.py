@@ -26,7 +26,6 @@ from precompute.encode.batches import BATCHES_AHEAD, Batch, decoded_batches, pla
 from precompute.encode.job import EncodeJob
 from precompute.encode.pipeline import WRITES_BEHIND, Progress, ShardSink, encode_shards
 from precompute.encode.progress import BuildProgress
-from precompute.encoders.vae import VaeEncoder
 from precompute.images.decode import MID_GREY, decode_image, fit_image, to_pixels
 from precompute.sources import Source, open_source
 from tests.precompute.conftest import BROKEN, SAMPLES, Project, image_bytes
@@ -65,16 +64,10 @@ FAILURES: dict[str, bytes | None] = {
 
 
 @pytest.fixture
-def encoded(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
+def encoded(encoding: Any) -> list[np.ndarray]:
     """The batches that the encoder is given, which encodes them all the same."""
     batches: list[np.ndarray] = []
-    encode = VaeEncoder.encode
-
-    def record_and_encode(self: VaeEncoder, image_NYX3: torch.Tensor) -> torch.Tensor:
-        batches.append(image_NYX3.numpy().copy())
-        return encode(self, image_NYX3)
-
-    monkeypatch.setattr(VaeEncoder, "encode", record_and_encode)
+    encoding(lambda encode, image: batches.append(image.numpy().copy()) or encode(image))
     return batches
 
 
