@@ -3,6 +3,7 @@
 numpy's own loops (einsum, pairwise sum) rather than BLAS: their result does not depend on a thread count.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -24,14 +25,16 @@ class FeatureSums:
     """Sums over every value of the samples added, per feature."""
 
     def __init__(self, layout: SampleLayout) -> None:
-        self._features = layout.num_features
-        self._others = tuple(axis for axis in range(len(layout.shape) + 1) if axis != layout.feature_place + 1)
+        self._others = tuple(axis for axis in range(len(layout.shape)) if axis != layout.feature_place)
         """The axes summed over."""
+        self._values = math.prod(layout.shape) // layout.num_features
+        """Of a feature in one sample."""
         self._count = 0
         self._sums: list[np.ndarray] = []
 
-    def add(self, values: np.ndarray) -> None:
-        """Add samples, float64 [N, *shape]."""
+    def add(self, stored: np.ndarray) -> None:
+        """Add one sample; in a large one, float64 of a whole batch would leave the cache and take gigabytes."""
+        values = stored.astype(np.float64)
         sums = [
             values.sum(self._others),
             (values**2).sum(self._others),
@@ -47,7 +50,7 @@ class FeatureSums:
                 np.maximum(maximum, sums[3]),
             ]
         self._sums = sums
-        self._count += values.size // self._features
+        self._count += self._values
 
     def statistics(self) -> FeatureStatistics | None:
         if not self._count:
@@ -77,17 +80,16 @@ class RunningStatistics:
 
     def add(self, stored: np.ndarray, rgb_NHW3: np.ndarray | None) -> None:
         """Add stored samples [N, *shape]; for a preview also the images at the samples' resolution, RGB in [0, 1]."""
-        if len(stored) == 0:
-            return
-        values = stored.astype(np.float64)
-        self._sums.add(values)
-        if self._has_preview:
+        for sample in stored:
+            self._sums.add(sample)
+        if self._has_preview and len(stored):
             assert rgb_NHW3 is not None
-            self._add_preview(values, rgb_NHW3)
+            self._add_preview(stored, rgb_NHW3)
 
     def _add_preview(self, latent_NCHW: np.ndarray, rgb_NHW3: np.ndarray) -> None:
         step = PREVIEW_STRIDE
         cells = np.moveaxis(latent_NCHW[:, :, ::step, ::step], 1, -1).reshape(-1, latent_NCHW.shape[1])
+        cells = cells.astype(np.float64)
         inputs = np.concatenate([cells, np.ones((len(cells), 1))], axis=1)
         targets = rgb_NHW3[:, ::step, ::step].astype(np.float64).reshape(-1, 3)
         self._gram = self._gram + np.einsum("ni,nj->ij", inputs, inputs)

@@ -115,7 +115,7 @@ class PieceCheck:
                 yield slot, problem
             elif self._sums is not None:
                 values = np.frombuffer(payload if sound else self._decoded, self._array.numpy_dtype)
-                self._sums.add(values.reshape(1, *self._array.shape).astype(np.float64))
+                self._sums.add(values.reshape(self._array.shape))
 
     def _all_sound(self, piece: Sequence[Placed]) -> bool:
         """Whether a look at all samples at once tells that each is as long as it must be, and finite."""
