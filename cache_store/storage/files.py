@@ -71,17 +71,17 @@ def sync_folder(folder: Path, sync: Sync = os.fsync) -> None:
         os.close(descriptor)
 
 
-def refuse_irregular(path: Path) -> None:
-    """NotAFileError where something else than a file lies, which might be waited on for ever.
-
-    A path at which nothing lies passes: whoever opens it names that, or any other error.
-    """
+def refuse_irregular(path: Path) -> os.stat_result:
+    """The status of a file; NotAFileError where something else lies, which might be waited on for ever."""
     try:
-        regular = stat.S_ISREG(path.stat().st_mode)
+        status = path.stat()
     except OSError as error:
-        regular = error.errno != errno.ELOOP and not path.is_symlink()
-    if not regular:
-        raise NotAFileError(f"{path} {NOT_A_FILE}")
+        if error.errno != errno.ELOOP and not path.is_symlink():
+            raise
+    else:
+        if stat.S_ISREG(status.st_mode):
+            return status
+    raise NotAFileError(f"{path} {NOT_A_FILE}")
 
 
 def stream_sha256(stream: BufferedReader) -> str:

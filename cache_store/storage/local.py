@@ -57,8 +57,7 @@ class LocalStore:
         return os.path.lexists(self.root / name)
 
     def size(self, name: str) -> int:
-        refuse_irregular(path := self.root / name)
-        return path.stat().st_size
+        return refuse_irregular(self.root / name).st_size
 
     def read(self, name: str) -> bytes:
         refuse_irregular(path := self.root / name)
@@ -156,10 +155,9 @@ class LocalDraft:
 
 def map_file(path: Path) -> memoryview:
     """The file's bytes, read-only, paged in as they are touched."""
-    refuse_irregular(path)
+    if not refuse_irregular(path).st_size:
+        return memoryview(b"")  # which mmap refuses
     with path.open("rb") as stream:
-        if not os.fstat(stream.fileno()).st_size:
-            return memoryview(b"")  # which mmap refuses
         return memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
 
 
