@@ -5,6 +5,8 @@ import configparser
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,22 @@ def python(code: str, *arguments: str, **environment: str) -> subprocess.Complet
     return subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, **environment}
     )
+
+
+def room_of(module: Sequence[str]) -> str:
+    """A package's folder, or a file that lies beside its folders."""
+    return ".".join(module[:2])
+
+
+def test_no_room_needs_one_that_needs_it():
+    """Folders of the packages are rooms, and so is each file beside them: the arrows between them run one way."""
+    arrows: dict[str, set[str]] = {}
+    for path in (path for package in MAY_IMPORT for path in (ROOT / package).rglob("*.py")):
+        imports = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+        needed = {room_of(node.module.split(".")) for node in imports if node.module}
+        room = room_of(path.relative_to(ROOT).with_suffix("").parts)
+        arrows.setdefault(room, set()).update(needed - {room})
+    TopologicalSorter(arrows).prepare()  # CycleError where rooms need each other
 
 
 @pytest.mark.parametrize("package", sorted(MAY_IMPORT))
