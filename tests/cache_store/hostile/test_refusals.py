@@ -174,6 +174,24 @@ def change_sample(root, *, beyond=0, longer=0, **values):
     resign(root)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"preview": None},
+        {key: [1.0] for key in ("mean", "std", "minimum", "maximum")}
+        | {"preview": {"weight": [[1.0]] * 3, "bias": [1.0] * 3}},
+    ],
+    ids=["without a preview", "of fewer features"],
+)
+def test_a_seal_that_sums_up_another_array_is_refused(root, fields):
+    seal = load(root / "seal.json")
+    seal["array"] |= fields
+    save_signed(root / "seal.json", seal)
+    with pytest.raises(CacheError, match="the seal sums up another array than the spec's"):
+        open_cache(root)
+    data_or_named_error(root)
+
+
 def test_a_seal_that_counts_more_samples_than_memory_holds_is_refused(root):
     shards, per_shard = 20_000, 2**20
     with edited_spec(root) as spec:
