@@ -20,7 +20,8 @@ from precompute.cli import main
 from precompute.encode.engines.local import ENCODER_THREADS
 from tests.precompute.conftest import Project, flip, image_bytes, places, run_build, write_source
 
-Damage = Callable[[Project], None]
+Damage = Callable[[Project, Path], None]
+"""Of a project's cache, perhaps with files of a foreign one."""
 
 SHARD, TABLE, RECORD = "latents/c/1/0/0/0", "samples/000001.parquet", "commits/000001.json"
 """Files of shard 1."""
@@ -30,11 +31,23 @@ ANOTHER = {"sample_009": image_bytes(99)}
 
 
 def lost(*names: str) -> Damage:
-    return lambda project: project.lose(*names)
+    return lambda project, _: project.lose(*names)
 
 
 def flipped(name: str) -> Damage:
-    return lambda project: flip(project.cache / name)
+    return lambda project, _: flip(project.cache / name)
+
+
+def other_seal(project: Project, foreign: Path) -> None:
+    shutil.copy(foreign / "recipe/seal.json", project.cache)
+
+
+def together(*damages: Damage) -> Damage:
+    def damage(project: Project, foreign: Path) -> None:
+        for each in damages:
+            each(project, foreign)
+
+    return damage
 
 
 @pytest.fixture(scope="session")
@@ -63,7 +76,7 @@ def test_what_verify_names_is_repaired_to_the_same_bytes(built, name, damage):
     assert [after[other] for other in others] == [before[other] for other in others]
 
 
-def swapped_plan(project: Project) -> None:
+def swapped_plan(project: Project, _: Path) -> None:
     """Of which two samples have each other's image, in an unfinished cache."""
     project.lose("seal.json", "commits/000000.json", "commits/000001.json")
     plan = pq.read_table(project.cache / "plan.parquet")
@@ -72,7 +85,7 @@ def swapped_plan(project: Project) -> None:
     pq.write_table(plan.set_column(2, "uri", pa.array(uris)), project.cache / "plan.parquet", row_group_size=8)
 
 
-def another_digest(project: Project) -> None:
+def another_digest(project: Project, _: Path) -> None:
     """One digit of the plan's digest, in an unsealed cache."""
     project.lose("seal.json")
     text = (project.cache / "zarr.json").read_text()
@@ -80,29 +93,39 @@ def another_digest(project: Project) -> None:
     (project.cache / "zarr.json").write_text(text[:place] + ("0" if text[place] != "0" else "1") + text[place + 1 :])
 
 
+PLAN = "plan.parquet is written again"
 MENDED_BY_A_BUILD = {
     "a shard": (lost(SHARD), "shard 1 is built again"),
     "the spec, damaged": (flipped("zarr.json"), "zarr.json"),
     "a digit of the plan's digest": (another_digest, "zarr.json: is not what the spec says"),
-    "a swapped plan, never followed": (swapped_plan, "plan.parquet is written again"),
-    "the plan": (lost("plan.parquet"), "plan.parquet is written again"),
+    "a swapped plan, never followed": (swapped_plan, PLAN),
+    "the plan": (lost("plan.parquet"), PLAN),
     "the seal": (lost("seal.json"), ""),
     "the build record": (lost("build.json"), "build.json: is missing"),
     "the array's metadata": (lost("latents/zarr.json"), "latents/zarr.json: is missing"),
     "the spec": (lost("zarr.json"), "zarr.json: is missing"),
     "spec and seal": (lost("zarr.json", "seal.json"), "zarr.json: is missing"),
-    "spec and plan": (lost("zarr.json", "plan.parquet"), "plan.parquet is written again"),
-    "spec, seal and plan": (lost("zarr.json", "seal.json", "plan.parquet"), "plan.parquet is written again"),
+    "spec and plan": (lost("zarr.json", "plan.parquet"), PLAN),
+    "spec, seal and plan": (lost("zarr.json", "seal.json", "plan.parquet"), PLAN),
+    "spec, beside another cache's seal": (together(other_seal, lost("zarr.json")), "zarr.json: is missing"),
+    "spec and plan, beside it": (
+        together(other_seal, lost("zarr.json", "plan.parquet")),
+        "plan.parquet is written again",
+    ),
+    "spec and record, beside it": (together(other_seal, lost("zarr.json", "commits/000000.json")), "zarr.json"),
+    "spec and samples, beside it": (together(other_seal, lost("zarr.json", TABLE)), "shard 1 is built again"),
     "all metadata but the plan": (lost("zarr.json", "latents/zarr.json", "build.json"), "zarr.json: is missing"),
 }
 
 
 @pytest.mark.parametrize("what", MENDED_BY_A_BUILD)
-def test_what_is_lost_comes_back_with_the_next_build(built, what):
+def test_what_is_lost_comes_back_with_the_next_build(built, foreign, what):
     damage, said = MENDED_BY_A_BUILD[what]
     with built.same_in_the_end():
-        damage(built)
-        assert said in built.build()
+        damage(built, foreign)
+        message = built.build()
+    assert said in message
+    assert ("plan.parquet is written again" in message) is (said == PLAN)
 
 
 @pytest.mark.parametrize("shards", ["1", "[0, 1, 2]"])
@@ -122,24 +145,12 @@ def test_a_foreign_shard_that_nobody_named_is_repaired_too(built, foreign):
         built.repair("--shards", "1")
 
 
-@pytest.mark.parametrize("more", [[], ["plan.parquet"], ["commits/000000.json"], [TABLE]])
-def test_a_spec_is_restored_beside_the_seal_of_another_cache(built, foreign, more):
-    with built.same_in_the_end():
-        shutil.copy(foreign / "recipe/seal.json", built.cache)
-        built.lose("zarr.json", *more)
-        assert ("plan.parquet is written again" in built.build()) is ("plan.parquet" in more)
-
-
 UNFINISHED = lost("seal.json", "commits/000002.json", "samples/000002.parquet", "latents/c/2/0/0/0")
 """As a build that was killed leaves a cache: nothing of the last shard, no seal."""
 
 
 def unfinished_and_flipped(name: str) -> Damage:
-    def damage(project: Project) -> None:
-        UNFINISHED(project)
-        flip(project.cache / name)
-
-    return damage
+    return together(UNFINISHED, flipped(name))
 
 
 RERUN, REPAIR = "rerun the", "precompute repair"
@@ -151,38 +162,32 @@ STEPS = {
     "no seal": (lost("seal.json"), [REPAIR]),
     "no build record": (lost("build.json"), [RERUN]),
     "neither": (lost("build.json", "seal.json"), [RERUN]),
+    "another cache's seal and no spec": (together(other_seal, lost("zarr.json")), [REPAIR, "verify again:"]),
     "no build record, no samples table": (lost("build.json", TABLE), [RERUN, REPAIR]),
 }
 
 
 @pytest.mark.parametrize("damage", STEPS)
-def test_the_steps_that_verify_names_mend_the_cache(built, damage):
+def test_the_steps_that_verify_names_mend_the_cache(built, foreign, damage):
     """Taken in their order and to the letter, where names need quotes."""
     built.cache = built.cache.rename(built.folder / "my cache")
     spoil, expected = STEPS[damage]
     with built.same_in_the_end():
-        spoil(built)
+        spoil(built, foreign)
         steps = json.loads(built.report().read_text())["next"]
         for step in steps:
-            built.build() if step.startswith("rerun the `precompute build`") else built.run(
-                main, *shlex.split(step)[1:]
-            )
+            if step.startswith("rerun the `precompute build`"):
+                built.build()
+            elif step.startswith("precompute "):
+                built.run(main, *shlex.split(step)[1:])
     assert [" ".join(step.split()[:2]) for step in steps] == expected
 
 
-def test_a_foreign_seal_beside_no_spec_is_mended_as_verify_says(built, foreign):
-    with built.same_in_the_end():
-        shutil.copy(foreign / "recipe/seal.json", built.cache)
-        built.lose("zarr.json")
-        (step, *_) = json.loads(built.report().read_text())["next"]
-        built.run(main, *shlex.split(step)[1:])
-
-
-def test_a_repair_builds_what_was_only_missing_once(built):
+def test_a_repair_builds_what_was_only_missing_once(built, foreign):
     """By itself, or before it by the build."""
     for is_built_before in (False, True):
         with built.same_in_the_end():
-            unfinished_and_flipped(SHARD)(built)
+            unfinished_and_flipped(SHARD)(built, foreign)
             report = built.report()
             missing = built.build() and read_commit(built.cache, 2) if is_built_before else None
             built.repair("--report", report)
@@ -263,14 +268,6 @@ def test_two_workers_leave_such_a_tar_and_repair_the_others(project):
         assert project.files() == before
         project.has()
         project.repair("--shards", "1")
-
-
-def test_a_tar_that_is_cut_is_repaired(project):
-    project.build(store__format="webdataset")
-    with project.same_in_the_end():
-        shard = project.cache / "shards/000001.tar"
-        shard.write_bytes(shard.read_bytes()[:-512])
-        project.repair("--report", project.report())
 
 
 @pytest.mark.parametrize("command", ["repair", "build"])
