@@ -268,7 +268,7 @@ def test_a_folder_that_turns_read_only_is_named(tmp_path, source_path, vae_path)
     process.send_signal(signal.SIGSTOP)
     (tmp_path / "cache/latents/c").chmod(0o555)
     process.send_signal(signal.SIGCONT)
-    _, error = process.communicate(timeout=60)
+    _, error = process.communicate(timeout=300)
     (tmp_path / "cache/latents/c").chmod(0o755)
     assert process.returncode == 1, error
     assert f"precompute: error: Permission denied: {tmp_path}/cache/latents/c/" in error

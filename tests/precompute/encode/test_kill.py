@@ -214,7 +214,7 @@ def test_workers_die_with_their_killed_parent_and_the_build_resumes(tmp_path, va
 def test_a_signal_stops_two_workers_and_leaves_nothing_half_written(tmp_path, values):
     process, arguments = start_building(tmp_path, values)
     process.send_signal(signal.SIGTERM)
-    _, error = process.communicate(timeout=60)
+    _, error = process.communicate(timeout=300)
     assert process.returncode == 3, error
     assert "precompute: stopped: " in error
     assert "run the same command again" in error
@@ -228,7 +228,7 @@ def test_a_signal_to_the_whole_group_stops_workers_and_parent_alike(tmp_path, va
     """As batch systems and terminals send it."""
     process, _ = start_building(tmp_path, values)
     os.killpg(process.pid, signal.SIGINT)
-    _, error = process.communicate(timeout=60)
+    _, error = process.communicate(timeout=300)
     assert process.returncode == 3, error
     assert len(list((tmp_path / "cache").glob("commits/*.json"))) < SAMPLES, "it went on to the end"
     wait_for(lambda: not session_members(process.pid))
@@ -241,7 +241,7 @@ def test_a_signal_to_the_group_while_workers_start_is_a_stop_too(tmp_path, value
     process = start([sys.executable, "-m", "precompute", *arguments])
     wait_for(lambda: len(workers_of(process.pid)) == 2)
     os.killpg(process.pid, number)
-    _, error = process.communicate(timeout=60)
+    _, error = process.communicate(timeout=300)
     assert process.returncode == 3, error
     assert "stopped: " in error
     assert "Traceback" not in error
@@ -251,7 +251,7 @@ def test_a_signal_to_the_group_while_workers_start_is_a_stop_too(tmp_path, value
 def test_a_killed_worker_fails_the_build_by_name_and_a_rerun_goes_on(tmp_path, values):
     process, arguments = start_building(tmp_path, values)
     os.kill(workers_of(process.pid)[0], signal.SIGKILL)
-    _, error = process.communicate(timeout=60)
+    _, error = process.communicate(timeout=300)
     assert process.returncode == 1, error
     assert "died with exit code -9" in error
     assert "Traceback" not in error

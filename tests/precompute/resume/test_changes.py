@@ -1,6 +1,7 @@
 """Inputs that are no longer those of the cache: refused by name, or taken in by the flag that asks for it."""
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -170,6 +171,16 @@ def test_an_extension_tries_rejects_of_the_shard_it_rewrites(folder):
     assert f"in the shard that is written again: 1 ({sample_name(MISSING)})" in said
     seal = read_seal(folder.cache)
     assert (seal.planned, seal.rejected) == (24, len(BROKEN))
+
+
+def test_a_retry_that_stops_halfway_has_lost_no_shard(folder, at_second_batch):
+    """The shard that it was encoding again stays as it was until there is another."""
+    with folder.same_in_the_end():
+        mend(folder, BROKEN[0])
+        at_second_batch.append(lambda: os.kill(os.getpid(), signal.SIGTERM))
+        folder.build("--retry-rejected", code=3)
+        assert len(list((folder.cache / "commits").iterdir())) == 3
+        folder.build()
 
 
 @pytest.mark.parametrize(
