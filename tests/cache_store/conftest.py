@@ -51,6 +51,12 @@ def flip(path: Path, position: int) -> None:
     path.write_bytes(data)
 
 
+def swap(first: Path, second: Path) -> None:
+    first_bytes, second_bytes = first.read_bytes(), second.read_bytes()
+    first.write_bytes(second_bytes)
+    second.write_bytes(first_bytes)
+
+
 def shard_name(cache: Path, shard: int) -> str:
     return shard_format(read_spec(cache)).shard_file(shard)
 

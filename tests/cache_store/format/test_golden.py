@@ -17,10 +17,8 @@ from cache_store.format.schema import StoreFormat
 from cache_store.verify.verify import verify
 from tests.make_cache import make_cache
 
-GOLDEN = {
-    "zarr": Path(__file__).parent / "golden",
-    "webdataset": Path(__file__).parent / "golden_webdataset",
-}
+HERE = Path(__file__).parent
+GOLDEN = {"zarr": HERE / "golden", "webdataset": HERE / "golden_webdataset"}
 IDENTITIES = {
     "zarr": "ed00bfe48313d537cc9c596acfbe86e59dea78d25e5b84ae9ebea2965ee30198",
     "webdataset": "15e6c46178187224bc9eb23884bc023448d292df19247dccda1da80089f81129",

@@ -2,12 +2,11 @@
 
 import os
 import shutil
-from pathlib import Path
 
 import pytest
 
 from cache_store.verify.verify import verify
-from tests.cache_store.conftest import samples_of, shard_name
+from tests.cache_store.conftest import samples_of, shard_name, swap
 from tests.cache_store.verify.damage.conftest import (
     LEVELS,
     ROWS,
@@ -19,12 +18,6 @@ from tests.cache_store.verify.damage.conftest import (
     record_file,
     table_file,
 )
-
-
-def swap(first: Path, second: Path) -> None:
-    first_bytes, second_bytes = first.read_bytes(), second.read_bytes()
-    first.write_bytes(second_bytes)
-    second.write_bytes(first_bytes)
 
 
 @pytest.mark.parametrize("kind", SHARD_FILES)
