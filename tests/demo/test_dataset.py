@@ -27,7 +27,7 @@ def test_every_record_but_the_missing_one_has_its_image_in_the_zip(tmp_path):
 
 
 @pytest.mark.parametrize("number", range(len(KINDS)))
-def test_a_conversation_shows_the_image_once_and_tells_each_thing_once(number):
+def test_a_conversation_tells_the_image_and_each_thing_once(number):
     scene = compose(0, number)
     turns = converse(scene, number)
     said = " ".join(turn["value"] for turn in turns)

@@ -43,7 +43,7 @@ def gradient_of(school):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_matched_the_gradient_is_moderate_and_else_larger_by_its_factor(gradient_of, layout, shape):
+def test_the_gradient_is_moderate_when_matched_else_scaled(gradient_of, layout, shape):
     moderate = gradient_of(layout, shape, 1.0)
     assert 0.5 < moderate < 5
     for size in (0.1, 0.01):

@@ -23,7 +23,7 @@ def written(kind: str) -> tuple[Scene, bytes]:
 
 
 @pytest.mark.parametrize("kind", sorted(BROKEN))
-def test_broken_files_are_rejected_and_the_missing_one_has_no_bytes(kind):
+def test_broken_files_are_rejected_and_one_is_missing(kind):
     if kind == "missing":
         assert BROKEN[kind].write(compose(0, 11)) is None
     else:
@@ -43,7 +43,7 @@ def test_unusual_jpegs_show_the_scene():
     assert abs(np.asarray(stored, float) - np.asarray(draw(scene), float)).mean() > 20, "it is stored lying"
 
 
-def test_the_grey_file_has_sixteen_bits_and_shows_the_scene_in_grey():
+def test_the_grey_file_has_16_bits_and_shows_the_scene():
     scene, data = written("grey-16-bit")
     assert Image.open(io.BytesIO(data)).mode == "I;16"
     shown = decode_image(data, MAX_PIXELS)

@@ -29,7 +29,7 @@ def test_standardised_latents_have_mean_zero_and_deviation_one(vae):
     assert (standardised.std((0, 2, 3)) - 1).abs().max() < 0.01
 
 
-def test_a_cells_colour_can_be_read_from_its_latent_by_a_linear_map(vae):
+def test_a_cells_colour_is_linear_in_its_latent(vae):
     latents = encode(vae, IMAGES).permute(0, 2, 3, 1).reshape(-1, 16).double().numpy()
     blocks = IMAGES.reshape(-1, CELLS, 8, CELLS, 8, 3).mean((2, 4)).reshape(-1, 3)
     known = np.hstack([latents, np.ones((len(latents), 1))])

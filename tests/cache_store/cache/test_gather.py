@@ -98,7 +98,7 @@ def test_a_buffer_of_another_size_is_refused_and_not_written(copy, rows, address
 
 
 @pytest.mark.parametrize("copy", IN_C)
-def test_read_only_buffers_and_gaps_are_refused_and_every_buffer_let_go(copy):
+def test_read_only_or_gapped_buffers_are_refused_and_all_let_go(copy):
     source, out, addresses = np.arange(16, dtype=np.uint8), bytearray(16), array("q", [0, 0])
     addresses[0] = addresses[1] = source.ctypes.data
     for wrong in (np.frombuffer(bytes(16), np.uint8), np.zeros((2, 9), np.uint8)[:, :8]):

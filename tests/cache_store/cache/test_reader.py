@@ -113,7 +113,7 @@ def test_a_samples_table_that_is_not_the_sealed_one_is_never_read(cache, samples
             use(np.array([10]))
 
 
-def test_an_unsealed_cache_is_refused_with_how_far_its_build_has_come(tmp_path, latents):
+def test_an_unsealed_cache_says_how_far_its_build_has_come(tmp_path, latents):
     path = make_cache(tmp_path / "cache", latents, seal=False)
     (path / commit_file(1)).unlink()
     with pytest.raises(StaleError, match=r"(?s)not sealed: its `precompute build`.*committed shards +3 +4 needed"):

@@ -21,7 +21,7 @@ def test_the_preview_recovers_a_linear_relation_of_colour():
     np.testing.assert_allclose(summary.preview.bias, bias, atol=1e-4)
 
 
-def test_a_value_that_is_not_finite_rejects_its_sample_and_no_other(tmp_path, latents):
+def test_a_value_that_is_not_finite_rejects_its_sample_alone(tmp_path, latents):
     broken = latents.copy()
     broken[5, 0, 0, 0], broken[6, 1, 2, 3] = np.nan, 1e6
     cache = open_cache(make_cache(tmp_path / "cache", broken))

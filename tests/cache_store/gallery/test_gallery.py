@@ -190,7 +190,7 @@ def page_with_sources(tmp_path_factory: pytest.TempPathFactory) -> Elements:
     return page_of(cache, folder, rows=27)
 
 
-def test_source_images_are_shown_and_missing_or_changed_ones_say_so(page_with_sources):
+def test_source_images_are_shown_or_said_missing_or_changed(page_with_sources):
     (uri, *_) = page_with_sources.alt("source image of row 0")
     thumbnail = Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2])))
     assert thumbnail.size == (40, 48), "the recipe's size: as the encoder saw it"

@@ -65,7 +65,7 @@ ODD_VALUES = st.sampled_from(
 
 @given(data=st.data())
 @fuzz(50)
-def test_records_of_odd_values_that_are_signed_give_data_or_a_named_error(sound, tmp_path, data):
+def test_signed_records_of_odd_values_give_data_or_a_named_error(sound, tmp_path, data):
     """The value goes in and every digest over it is made anew, so that nothing but its own bounds can stop it."""
     root = afresh(sound, tmp_path)
     name = data.draw(st.sampled_from(RECORDS))

@@ -57,7 +57,7 @@ def test_a_spec_beyond_bounds_is_refused_at_once(root, fields):
 
 
 @pytest.mark.parametrize("path", ["../secret", "/etc/passwd", "latents/../../secret", "nul\0", "", "."])
-def test_a_record_whose_file_lies_outside_the_cache_is_refused_unopened(root, path):
+def test_a_recorded_path_outside_the_cache_is_refused_unopened(root, path):
     for name, field in (("commits/000000.json", "content.files.0.path"), ("seal.json", "plan_file.path")):
         with edited(root / name) as record:
             set_field(record, field, path)
@@ -192,7 +192,7 @@ def test_a_seal_that_sums_up_another_array_is_refused(root, fields):
     data_or_named_error(root)
 
 
-def test_a_seal_that_counts_more_samples_than_memory_holds_is_refused(root):
+def test_a_seal_of_more_samples_than_memory_holds_is_refused(root):
     shards, per_shard = 20_000, 2**20
     with edited_spec(root) as spec:
         spec.update(rows=shards * per_shard, samples_per_shard=per_shard)

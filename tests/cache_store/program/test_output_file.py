@@ -27,7 +27,7 @@ def run_program(*arguments: str, obeying: bool = False, **streams: object) -> su
 
 
 @pytest.mark.parametrize("name", ["read-only/report.json", "protected.json", "link.json"])
-def test_a_report_that_may_not_be_written_is_refused_before_the_work(cache, tmp_path, name):
+def test_a_report_that_may_not_be_written_is_refused_at_once(cache, tmp_path, name):
     (tmp_path / "read-only").mkdir(mode=0o555)
     (tmp_path / "protected.json").touch(mode=0o444)
     (tmp_path / "link.json").symlink_to(tmp_path / "read-only/target.json")
@@ -96,7 +96,7 @@ def test_a_reader_that_has_gone_costs_no_report(cache, tmp_path):
     assert json.loads((tmp_path / "report.json").read_text())["findings"] == []
 
 
-def test_an_output_replaces_a_file_and_goes_through_a_link_or_a_pipe(tmp_path):
+def test_an_output_replaces_a_file_and_passes_links_and_pipes(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "target")
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)

@@ -46,7 +46,7 @@ def test_only_samples_that_lie_in_others_are_blamed_for_it(array: ArraySpec, tmp
     assert "where another sample lies too" in problem
 
 
-def test_a_sample_of_other_length_is_named_though_its_crc32c_is_right(array: ArraySpec, tmp_path: Path) -> None:
+def test_a_sample_of_other_length_is_named_under_a_right_crc32c(array: ArraySpec, tmp_path: Path) -> None:
     path, locations = write_samples(tmp_path / "shard", finite_samples(), gap=4)
     offset, length, _ = locations[3]
     payload = path.read_bytes()[offset : offset + length - 2]

@@ -58,7 +58,7 @@ def test_slices_cover_every_shard_once_and_are_of_a_size(slices, shards):
     assert max(map(len, covered)) - min(map(len, covered)) <= 4
 
 
-def test_a_slice_is_spread_over_a_cache_and_a_share_is_the_first_slices():
+def test_a_slice_is_spread_and_a_share_is_the_first_slices():
     assert max(np.diff(in_subset("3/20", 2_441))) <= 40
     assert {shard % 4 for shard in in_subset("3/20", 2_441)} == {0, 1, 2, 3}
     assert in_subset("5%", 500) == in_subset("1/20", 500)
