@@ -51,7 +51,7 @@ def test_a_failing_command_stops_the_demo_with_its_exit_code(tmp_path):
 
 def test_a_folder_of_others_is_left_alone_and_a_demos_own_replaced(tmp_path, capsys):
     (tmp_path / "thesis.txt").write_text("years of work")
-    assert main(["--output", str(tmp_path)]) == 2
+    assert main(["--output", str(tmp_path), "--scenes", "100", "--text_steps", "1", "--train_steps", "1"]) == 2
     assert "was not made by the demo" in capsys.readouterr().err
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.txt"]
     assert not prepare_folder(tmp_path / "run")

@@ -9,7 +9,7 @@ import pytest
 
 from cache_store import open_cache, open_joined
 from cache_store.errors import CacheError, ConfigError, NoCacheError, StaleError
-from tests.cache_store.conftest import flip, shard_name
+from tests.cache_store.conftest import flip, samples_of, shard_name
 from tests.make_cache import make_cache
 
 ROWS = 27
@@ -17,23 +17,16 @@ WORLD_REJECTS, TOWER_REJECTS = (0, 4, 13, 26), (4, 5, 14)
 JOINED_ROWS = [row for row in range(ROWS) if row not in {*WORLD_REJECTS, *TOWER_REJECTS}]
 
 
-def latents(shape, seed):
-    return np.random.default_rng(seed).standard_normal((ROWS, *shape)).astype(np.float16).astype(np.float32)
-
-
-WORLD, TOWER = latents((4, 6, 5), 1), latents((3, 2, 2), 2)
+WORLD, TOWER = samples_of((4, 6, 5), ROWS, seed=1), samples_of((3, 8), ROWS, seed=2)
 
 
 @pytest.fixture(scope="module")
 def caches(tmp_path_factory):
     """Of other shapes, shard sizes, forms and rejects."""
     folder = tmp_path_factory.mktemp("joined")
-    return {
-        "world": make_cache(folder / "world", WORLD, rejected=WORLD_REJECTS, samples_per_shard=8),
-        "tower": make_cache(
-            folder / "tower", TOWER, rejected=TOWER_REJECTS, samples_per_shard=5, store_format="webdataset"
-        ),
-    }
+    world = make_cache(folder / "world", WORLD, rejected=WORLD_REJECTS)
+    options = {"samples_per_shard": 5, "store_format": "webdataset"}
+    return {"world": world, "tower": make_cache(folder / "tower", TOWER, rejected=TOWER_REJECTS, **options)}
 
 
 def test_joined_caches_give_the_rows_cached_in_all(caches):
@@ -56,26 +49,25 @@ def test_joined_samples_come_in_the_order_asked_for(caches):
 @pytest.mark.parametrize("name", ["world", "tower"])
 def test_one_cache_joined_is_that_cache(caches, name):
     cache, joined = open_cache(caches[name]), open_joined({name: caches[name]})
-    numbers = np.arange(len(cache))
     assert len(joined) == len(cache)
-    np.testing.assert_array_equal(joined.read(numbers)[name], cache.read(numbers))
+    np.testing.assert_array_equal(joined.read(np.arange(len(cache)))[name], cache.read(np.arange(len(cache))))
 
 
-def test_numbers_outside_the_joined_caches_are_refused(caches):
+def test_numbers_and_columns_that_are_not_common_are_refused(caches):
     joined = open_joined(caches)
     for number in (-1, len(joined)):
         with pytest.raises(IndexError, match=rf"\[0, {len(joined)}\)"):
             joined.read(np.array([number]))
+    with pytest.raises(ValueError, match="'status' is not common"):
+        joined.samples(np.array([0]), ["status"])
 
 
 def test_caches_of_other_plans_are_refused_with_the_table(caches, tmp_path):
-    ids = [f"other-{row}" for row in range(ROWS)]
-    other = make_cache(tmp_path / "other", TOWER, ids)
+    other = make_cache(tmp_path / "other", TOWER, [f"other-{row}" for row in range(ROWS)])
     with pytest.raises(StaleError, match=r"(?s)not of one plan.*plan digest.*--source.kind cache"):
         open_joined({**caches, "other": other})
-    fewer = make_cache(tmp_path / "fewer", TOWER[:9])
     with pytest.raises(StaleError, match=r"rows +27 +9"):
-        open_joined({"world": caches["world"], "fewer": fewer})
+        open_joined({"world": caches["world"], "fewer": make_cache(tmp_path / "fewer", TOWER[:9])})
 
 
 def test_nothing_to_join_and_no_cache_are_refused(caches, tmp_path):
@@ -95,11 +87,6 @@ def test_a_pickled_joined_cache_reads_the_same(caches):
     joined = open_joined(caches)
     copy = pickle.loads(pickle.dumps(joined))  # noqa: S301 (our own, as a DataLoader's worker gets it)
     np.testing.assert_array_equal(copy.read(np.array([3]))["world"], joined.read(np.array([3]))["world"])
-
-
-def test_columns_that_caches_do_not_share_are_refused(caches):
-    with pytest.raises(ValueError, match="'status' is not common"):
-        open_joined(caches).samples(np.array([0]), ["status"])
 
 
 @pytest.mark.parametrize("name", ["world", "tower"])
