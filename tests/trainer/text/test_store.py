@@ -108,11 +108,10 @@ def test_a_failed_tokenisation_leaves_nothing(tmp_path, cache_path):
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
-def cut_short(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-3])
+DAMAGE = {"cut short": lambda path: path.write_bytes(path.read_bytes()[:-3]), "lost": Path.unlink}
 
 
-@pytest.mark.parametrize("damage", [cut_short, Path.unlink])
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 @pytest.mark.parametrize("file", ["tokens.npy", "meta.json"])
 def test_a_damaged_or_lost_file_is_named(tmp_path, folder, file, damage):
     damaged = shutil.copytree(folder, tmp_path / "damaged")
@@ -121,19 +120,14 @@ def test_a_damaged_or_lost_file_is_named(tmp_path, folder, file, damage):
         TextStore(damaged)
 
 
-def pickled(path: Path) -> None:
-    path.write_bytes(pickle.dumps([1, 2, 3]))
+FORMS = {
+    "pickled": lambda path: path.write_bytes(pickle.dumps([1, 2, 3])),
+    "of two dimensions": lambda path: np.save(path, np.load(path).reshape(1, -1)),
+    "turned around": lambda path: np.save(path, np.load(path)[::-1].copy()),
+}
 
 
-def of_two_dimensions(path: Path) -> None:
-    np.save(path, np.load(path).reshape(1, -1))
-
-
-def turned_around(path: Path) -> None:
-    np.save(path, np.load(path)[::-1].copy())
-
-
-@pytest.mark.parametrize("change", [pickled, of_two_dimensions, turned_around])
+@pytest.mark.parametrize("change", FORMS.values(), ids=FORMS)
 def test_arrays_of_another_form_are_refused_though_vouched_for(tmp_path, folder, change):
     copy = shutil.copytree(folder, tmp_path / "copy")
     change(copy / "offsets.npy")
