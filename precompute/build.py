@@ -4,6 +4,7 @@ Everything that can be refused is refused before anything is written.
 """
 
 import threading
+from contextlib import closing
 from dataclasses import dataclass
 
 from cache_store.cache.files import file_record
@@ -101,7 +102,7 @@ def look_at_images(
 def build_missing(job: EncodeJob, work: Work, source: Source, encoder: Encoder, request: BuildRequest) -> BuildProgress:
     """Build every shard that is not kept; what was done, and how fast."""
     spec, limit = job.spec, job.config.run.max_reject_fraction
-    with BuildProgress(spec.rows, work.kept.values(), limit) as progress:
+    with closing(BuildProgress(spec.rows, work.kept.values(), limit)) as progress:
         try:
             progress.refuse_too_many_rejects()
             if job.shards:

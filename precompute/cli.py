@@ -2,6 +2,7 @@
 
 import shlex
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ def audit_command(arguments: Any) -> int:
     if config.report:
         refuse_output("report", Path(config.report).expanduser(), Path(arguments.cache).expanduser())
     stop = threading.Event()
-    with stop_on_signals(stop.set), AuditBar(config) as bar:
+    with stop_on_signals(stop.set), closing(AuditBar(config)) as bar:
         report = audit(arguments.cache, config, stop, bar)
     try:
         print(*report_lines(report), sep="\n")

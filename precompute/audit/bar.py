@@ -1,27 +1,17 @@
 """The progress bar of an audit: over samples, or over seconds where only time ends it."""
 
-from types import TracebackType
-from typing import Self
-
 from cache_store.program.progress_bar import progress_bar
 from precompute.config import AuditConfig
 
 
 class AuditBar:
-    """A tqdm bar that is called as the audit's `on_drawn`."""
+    """A tqdm bar that is called as the audit's `on_drawn`; close it."""
 
     def __init__(self, config: AuditConfig) -> None:
         self._seconds = config.seconds if config.num_samples is None else None
         unit = "sample" if self._seconds is None else "s"
         self.bar = progress_bar(total=self._seconds, desc="audit", unit=unit, delay=0.5)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.bar.close()
+        self.close = self.bar.close
 
     def __call__(self, drawn: int, asked: int, seconds: float) -> None:
         """Show that `drawn` of `asked` samples have been compared after `seconds`."""

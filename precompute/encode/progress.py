@@ -4,8 +4,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable
-from types import TracebackType
-from typing import Self
 
 from cache_store.format.schema import CommitRecord
 from cache_store.program.progress_bar import progress_bar
@@ -20,7 +18,7 @@ def say(message: str) -> None:
 
 
 class BuildProgress:
-    """A tqdm bar over images; raises EncodeOnceError as soon as too many samples are rejected."""
+    """A tqdm bar over images; close it. Raises TooManyRejectsError as soon as more are rejected than allowed."""
 
     def __init__(self, planned: int, committed: Iterable[CommitRecord], max_reject_fraction: float) -> None:
         self._planned = planned
@@ -29,6 +27,7 @@ class BuildProgress:
         contents = [record.content for record in committed]
         done = sum(content.cached + content.rejected for content in contents)
         self._bar = progress_bar(total=planned, initial=done, desc="encode", unit="image", smoothing=0.1)
+        self.close = self._bar.close
         self._elapsed_s = self._waited_s = 0.0
         self._started = time.monotonic()
         self.images = 0
@@ -37,14 +36,6 @@ class BuildProgress:
         self.mismatched: dict[int, MismatchedShard] = {}
         for content in contents:
             self._reasons.update(content.reasons)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.close()
 
     def __call__(self, progress: Progress) -> None:
         self.images += progress.samples

@@ -76,7 +76,7 @@ def hub_configs(model: str) -> dict[str, Path]:
         print(f"precompute: looking for encoder.model {model} on the Hub", file=sys.stderr)
     for subfolder, config in CONFIGS.items():
         try:
-            with quiet_hub():
+            with quiet(hub_logging):
                 return {subfolder: Path(hf_hub_download(model, config))}
         except LocalEntryNotFoundError as error:
             raise ModelError(
@@ -90,14 +90,14 @@ def hub_configs(model: str) -> dict[str, Path]:
 
 
 @contextmanager
-def quiet_hub() -> Iterator[None]:
-    """Silence the Hub's log of failed attempts; our own error reports them."""
-    before = hub_logging.get_verbosity()
-    hub_logging.set_verbosity(logging.ERROR)
+def quiet(log: Any) -> Iterator[None]:
+    """Silence the warnings of a library of Hugging Face by its `logging` module; our own errors report problems."""
+    before = log.get_verbosity()
+    log.set_verbosity(logging.ERROR)
     try:
         yield
     finally:
-        hub_logging.set_verbosity(before)
+        log.set_verbosity(before)
 
 
 def read_config(config: Path) -> tuple[str, dict[str, Any]]:

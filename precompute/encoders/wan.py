@@ -6,8 +6,7 @@ weight is an error. Weights are read from safetensors alone, never from pickles.
 
 # Axes: N images, Y X pixels.
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from cache_store.errors import ConfigError, ModelError
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.folded_wan import FoldedWanEncoder
 from precompute.encoders.identity import weights_sha256
-from precompute.encoders.model_files import ModelFiles, one_line
+from precompute.encoders.model_files import ModelFiles, one_line, quiet
 from precompute.encoders.spatial_factor import wan_spatial_factor
 from precompute.encoders.vae import FrozenVae
 
@@ -77,7 +76,7 @@ def read_vae(files: ModelFiles) -> Any:
 def read_whole_vae(files: ModelFiles, needed: Mapping[str, tuple[str, ...]]) -> Any:
     """The model in float32, frozen; ModelError when anything of the paths needed is wrong."""
     try:
-        with quiet_diffusers():
+        with quiet(logging):
             vae, report = AutoencoderKLWan.from_pretrained(
                 files.model,
                 subfolder=files.subfolder or None,
@@ -151,7 +150,7 @@ def native_moments(vae: Any, config: EncoderConfig) -> Callable[[Tensor], Tensor
     """The path of diffusers itself, each image a video of one frame."""
     if vae.config.attn_scales:
         raise ConfigError("encoder.fold: false cannot run a model with attn_scales, diffusers' encode fails on them")
-    with quiet_diffusers():
+    with quiet(logging):
         vae = vae.to(config.torch_device, config.torch_dtype)
 
     def moments(image_N3YX: Tensor) -> Tensor:
@@ -159,14 +158,3 @@ def native_moments(vae: Any, config: EncoderConfig) -> Callable[[Tensor], Tensor
         return posterior.parameters.squeeze(2)  # type: ignore[no-any-return]
 
     return moments
-
-
-@contextmanager
-def quiet_diffusers() -> Iterator[None]:
-    """Leave the telling of load problems to our own errors."""
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)

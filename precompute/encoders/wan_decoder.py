@@ -5,10 +5,11 @@
 from collections.abc import Callable
 
 import torch
+from diffusers.utils import logging
 from torch import Tensor
 
-from precompute.encoders.model_files import ModelFiles
-from precompute.encoders.wan import ENCODE_PATH, encode_path_sha256, quiet_diffusers, read_whole_vae
+from precompute.encoders.model_files import ModelFiles, quiet
+from precompute.encoders.wan import ENCODE_PATH, encode_path_sha256, read_whole_vae
 
 DECODE_PATH = {"decode path": ("decoder.", "post_quant_conv.")}
 
@@ -22,7 +23,7 @@ def load_wan_decoder(files: ModelFiles, device: torch.device) -> tuple[Callable[
     vae = read_whole_vae(files, ENCODE_PATH | DECODE_PATH)
     digest = encode_path_sha256(files, vae)
     vae.encoder = vae.quant_conv = None
-    with quiet_diffusers():
+    with quiet(logging):
         vae = vae.to(device)
 
     @torch.inference_mode()

@@ -27,11 +27,11 @@ DAMAGED = "damaged archive member"
 MemberT = TypeVar("MemberT")
 
 
-class Members(Generic[MemberT]):
+class Archive(Generic[MemberT]):
     """An archive's members by name; names may omit a top folder that all share; macOS metadata does not count."""
 
-    def __init__(self, archive: Path, members: Iterable[tuple[str, MemberT]]) -> None:
-        self._archive = archive.name
+    def __init__(self, path: Path, members: Iterable[tuple[str, MemberT]]) -> None:
+        self._path = path
         self._members: dict[str, MemberT] = {}
         self._repeated: Counter[str] = Counter()
         for name, member in members:
@@ -59,9 +59,9 @@ class Members(Generic[MemberT]):
         """The member; Rejected where there is none, or where it is not clear which."""
         full = self._full_name(name)
         if full is None:
-            raise Rejected(MISSING, f"{name} is not in {self._archive}")
+            raise Rejected(MISSING, f"{name} is not in {self._path.name}")
         if times := self._repeated[full]:
-            raise Rejected("ambiguous archive member", f"{name} occurs {times + 1} times in {self._archive}")
+            raise Rejected("ambiguous archive member", f"{name} occurs {times + 1} times in {self._path.name}")
         return self._members[full]
 
     def _full_name(self, name: str) -> str | None:

@@ -15,13 +15,12 @@ from precompute.images.rejected import Rejected
 from precompute.sources.archive import (
     DAMAGED,
     MISSING,
+    Archive,
     BoundedReader,
-    Members,
     refuse_changed,
     refuse_large,
     version_of,
 )
-from precompute.sources.listing import Listing
 
 MAX_HEADER_BYTES = 16 * 2**10
 """Of one extended header: twice the longest path."""
@@ -48,27 +47,23 @@ class TarMember(NamedTuple):
     """Of a hard link, the name of the member that holds the file's bytes."""
 
 
-class ImageTar:
-    """Images in a tar, by the names of `Members`."""
+class ImageTar(Archive[TarMember]):
+    """Images in a tar."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
         with path.open("rb") as stream:
             self._indexed = version_of(stream.fileno())
-        self._members = Members(path, read_index(path))
-
-    def listing(self) -> Listing:
-        return self._members.listing()
+        super().__init__(path, read_index(path))
 
     def fingerprint(self, name: str) -> str:
         """With the time of the tar itself: unlike a zip, it has no checksum of its members."""
-        if (found := self._members.find(name)) is None:
+        if (found := self.find(name)) is None:
             return MISSING
         member = self._followed(found)
         return f"{member.size}:{member.mtime}:{self._indexed[1]}"
 
     def read(self, name: str) -> bytes:
-        member = self._followed(self._members.get(name))
+        member = self._followed(self.get(name))
         if member.problem:
             raise Rejected(DAMAGED, f"{name}: {member.problem}")
         refuse_large(name, member.size)
@@ -82,7 +77,7 @@ class ImageTar:
         """The member itself or, of a hard link, the earlier member that tar wrote for the first name of the file."""
         if member.linked_to is None:
             return member
-        target = self._members.exact(member.linked_to)
+        target = self.exact(member.linked_to)
         if target is None or target.problem or target.linked_to is not None or target.offset >= member.offset:
             return member._replace(problem="is a link, and not to a file that comes before it in the tar")
         return target

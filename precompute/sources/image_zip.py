@@ -14,13 +14,13 @@ from precompute.images.rejected import Rejected
 from precompute.sources.archive import (
     DAMAGED,
     MISSING,
+    Archive,
     BoundedReader,
-    Members,
     refuse_changed,
     refuse_large,
     version_of,
 )
-from precompute.sources.listing import Listing, is_utf8
+from precompute.sources.listing import is_utf8
 
 MAX_INDEX_BYTES = 2**30
 """Of a zip's table of contents: 10 million members."""
@@ -48,11 +48,10 @@ MEMBER_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImpl
 """What zipfile raises for members that are cut, damaged, encrypted or made in a way it does not know."""
 
 
-class ImageZip:
-    """Images in a zip, by the names of `Members`."""
+class ImageZip(Archive[zipfile.ZipInfo]):
+    """Images in a zip."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
         try:
             self._reader = ZipReader(path, MAX_INDEX_BYTES)
             self._indexed = version_of(self._reader.fileno())
@@ -60,18 +59,15 @@ class ImageZip:
         except OPEN_ERRORS as error:
             raise SourceError(f"{path} {zip_problem(path, error)}") from None
         files = [member for member in self._zip.infolist() if not member.filename.endswith("/")]
-        self._members = Members(path, ((name_of(member), member) for member in files))
+        super().__init__(path, ((name_of(member), member) for member in files))
         self._misplaced = {member.filename for member in misplaced_members(files, self._zip.start_dir)}
 
-    def listing(self) -> Listing:
-        return self._members.listing()
-
     def fingerprint(self, name: str) -> str:
-        member = self._members.find(name)
+        member = self.find(name)
         return f"{member.CRC:08x}:{member.file_size}" if member else MISSING
 
     def read(self, name: str) -> bytes:
-        member = self._members.get(name)
+        member = self.get(name)
         refuse_large(name, max(member.file_size, member.compress_size))
         if problem := self._problem(member):
             raise Rejected(DAMAGED, f"{name}: {problem}")

@@ -6,6 +6,7 @@ import re
 import shlex
 import signal
 import threading
+from contextlib import closing
 from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any, get_args
@@ -182,13 +183,13 @@ def test_the_first_of_time_and_number_ends_the_draw(audit, monkeypatch, options,
     [(AuditConfig(), CACHED_SAMPLES), (AuditConfig(samples=2), 2), (AuditConfig(samples=2, seconds=3600), 2)],
 )
 def test_the_bar_runs_to_the_samples_that_there_are_to_draw(built, config, total):
-    with AuditBar(config) as shown:
+    with closing(AuditBar(config)) as shown:
         audit_cache(built.cache, config, threading.Event(), shown)
         assert (shown.bar.total, shown.bar.n) == (total, total)
 
 
 def test_the_bar_runs_to_the_seconds_where_they_end_the_audit():
-    with AuditBar(AuditConfig(seconds=600)) as shown:
+    with closing(AuditBar(AuditConfig(seconds=600))) as shown:
         for seconds, end in ((12.34, 12.3), (599.0, 599.0), (601.0, 600.0)):
             shown(drawn=1, asked=10**6, seconds=seconds)
             assert (shown.bar.total, shown.bar.n) == (600, end)

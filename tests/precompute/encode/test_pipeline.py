@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -246,7 +247,7 @@ def test_the_waiting_share_is_that_in_which_images_are_held_back(planned, monkey
     def work() -> None:
         source.now += 30.0
 
-    with BuildProgress(SAMPLES, [], max_reject_fraction=1.0) as progress:
+    with closing(BuildProgress(SAMPLES, [], max_reject_fraction=1.0)) as progress:
         encode_all(planned._replace(source=source), CountingEncoder(planned.spec, work), progress)
     # The first batch's time begins when its image is asked for, not with the encoding of one before it.
     waited, worked = SAMPLES * seconds, (SAMPLES - 1) * 30.0
