@@ -32,7 +32,6 @@ from precompute.resume.refusals import refuse_mismatched_shards
 from precompute.resume.rejected import refuse_all_rejected, too_many, try_rejected
 from precompute.resume.request import BuildRequest
 from precompute.sources import Source, open_source
-from precompute.sources.listing import PassedOver
 from precompute.spec import recipe_of
 
 
@@ -50,7 +49,7 @@ class Summary:
     """Rejected samples that were tried again."""
     recovered: int
     """Of them, those cached now."""
-    passed_over: PassedOver
+    passed_over: str
     """What the source holds besides samples."""
 
 
@@ -73,8 +72,8 @@ def build(config: BuildConfig, request: BuildRequest | None = None) -> Summary:
         surveyed = survey(store)
         work, tried = look_at_images(config, surveyed, decide(surveyed, wanted, request), source, request)
         write_metadata(surveyed, work, config)
-        if not surveyed.has_cache and (told := str(samples.passed_over)):  # now, as the encoding may take days
-            say(told)
+        if samples.passed_over and not surveyed.has_cache:  # now, as the encoding may take days
+            say(samples.passed_over)
         plan_file = surveyed.plan.value.file if surveyed.plan.value and not work.writes_plan else None
         del found, wanted, surveyed
         work = work.without_plan()  # it is on disk now; nothing below grows with the data set
@@ -146,7 +145,7 @@ def announce_identity(work: Work, seal: Seal) -> None:
     say(f"the cache's identity was {work.earlier_seal.identity} and is {seal.identity}: {why}")
 
 
-def build_summary(work: Work, progress: BuildProgress, seal: Seal, tried: int, passed_over: PassedOver) -> Summary:
+def build_summary(work: Work, progress: BuildProgress, seal: Seal, tried: int, passed_over: str) -> Summary:
     built = progress.built
     return Summary(
         seal=seal,

@@ -37,7 +37,7 @@ def make_plan(samples: Samples) -> pa.Table:
     table = pa.Table.from_batches(batches, schema=schema)
     table = (table if samples.in_rows else table.sort_by("id")).combine_chunks()
     if table.num_rows == 0:
-        raise SourceError("; ".join(filter(None, ["the source holds no samples", str(samples.passed_over)])))
+        raise SourceError("; ".join(filter(None, ["the source holds no samples", samples.passed_over])))
     refuse_duplicates(table["id"].sort() if samples.in_rows else table["id"])
     return numbered(table)
 

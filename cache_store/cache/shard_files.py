@@ -3,8 +3,7 @@
 import hashlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from types import TracebackType
-from typing import BinaryIO, Self
+from typing import Any, BinaryIO, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -34,10 +33,8 @@ class ShardFiles:
         self._drafts = [self._begin(self._names[0])]
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._open.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self._open.__exit__(*error)
 
     def _begin(self, name: str) -> Draft:
         return self._open.enter_context(self._store.draft(name, self.attempt))

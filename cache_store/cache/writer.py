@@ -8,7 +8,6 @@ import os
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -80,10 +79,8 @@ class ShardBuilder:
             self._writer = shard_format(self._spec).writer(stream, self._planned)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._files.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self._files.__exit__(*error)
 
     def append(self, samples: np.ndarray, rgb_NHW3: np.ndarray | None, outcomes: Sequence[Outcome]) -> None:
         """Add the next rows: float32 [N, *shape] and what became of each.

@@ -10,9 +10,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -24,15 +22,10 @@ def weights_sha256(
     digest = hashlib.sha256(json_line({"class_name": class_name, "config": chosen}))
     for name, tensor in sorted(weights, key=lambda weight: weight[0]):
         digest.update(json_line({"name": name, "dtype": "float32", "shape": list(tensor.shape)}))
-        digest.update(float32_array(tensor).data)
+        array = tensor.detach().to("cpu", torch.float32).contiguous().numpy()
+        digest.update(array.astype("<f4", copy=False).data)  # little-endian, in row-major order
     return digest.hexdigest()
 
 
 def json_line(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode() + b"\n"
-
-
-def float32_array(tensor: Tensor) -> NDArray[np.float32]:
-    """Little-endian float32 in row-major order; a copy only where the tensor is not so already."""
-    array = tensor.detach().to("cpu", torch.float32).contiguous().numpy()
-    return array.astype("<f4", copy=False)

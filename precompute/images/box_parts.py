@@ -13,8 +13,8 @@ from precompute.images.rejected import Rejected
 
 SIZ, COD, COC, SOT, SOD, EOC = 0xFF51, 0xFF52, 0xFF53, 0xFF90, 0xFF93, 0xFFD9
 
-SIZE = struct.Struct(">2x8IH")
-"""Content of SIZ: where the image ends and begins, the tiles' size and beginning, the number of components."""
+SIZ_CONTENT = struct.Struct(">2x8IH")
+"""Where the image ends and begins, the tiles' size and beginning, the number of components."""
 
 MAX_COMPONENTS = 4
 MAX_LAYERS = 100
@@ -139,7 +139,7 @@ def tile_parts(data: bytes, position: int) -> Iterator[int]:
 
 def tiles_of(siz: bytes, size: bytes | None) -> int:
     """The number of tiles; Rejected where they are far too many for their image."""
-    right, bottom, left, top, tile_width, tile_height, tile_left, tile_top, components = SIZE.unpack_from(siz)
+    right, bottom, left, top, tile_width, tile_height, tile_left, tile_top, components = SIZ_CONTENT.unpack_from(siz)
     width, height = right - left, bottom - top
     if width <= 0 or height <= 0 or not (tile_width and tile_height) or components > MAX_COMPONENTS:
         raise Rejected("cannot decode", f"{width} x {height} pixels of {components} components in its codestream")

@@ -84,9 +84,11 @@ def list_differences(rows: int, rows_now: int, difference: PlanDifference) -> li
 def refuse_lost_list(survey: Survey, source: pa.Table, digests: PlanDigests) -> NoReturn:
     """StaleError where the plan file is lost or damaged, and the source's samples are not those it was made from."""
     gone = sorted({*survey.ids.values()} - {*source["id"].to_pylist()})
-    shards = {shard: record.content.plan_digest for shard, record in survey.records.items()}
     now = dict(enumerate(digests.shards))
-    changed = [Difference(f"samples of shard {shard}", shards[shard], now.get(shard, ABSENT)) for shard in shards]
+    changed = (
+        Difference(f"samples of shard {shard}", record.content.plan_digest, now.get(shard, ABSENT))
+        for shard, record in survey.records.items()
+    )
     refuse(
         f"{survey.store.where(PLAN_FILE)} is lost, and the source's samples are not those it was made from; the "
         "cache is untouched",

@@ -6,7 +6,7 @@ from cache_store.errors import SourceError
 from precompute.images.decode import SUFFIXES
 from precompute.images.rejected import Rejected
 from precompute.sources.image_store import ImageStore, open_image_store
-from precompute.sources.listing import NameCount, PassedOver, Samples, count_suffixes
+from precompute.sources.listing import Samples, passed_over
 
 CAPTION = ".txt"
 
@@ -22,13 +22,7 @@ class FolderSource:
         images = [name for name in listing.names if is_image(name)]
         captions = {name for name in listing.names if name.endswith(CAPTION)}.intersection(map(caption_of, images))
         others = (name for name in listing.names if not is_image(name) and name not in captions)
-        passed_over = PassedOver(
-            suffixes=count_suffixes(others),
-            not_utf8=NameCount.from_names(listing.not_utf8),
-            linked_folders=NameCount.from_names(listing.linked_folders),
-            caches=NameCount.from_names(listing.caches),
-        )
-        return Samples((self._sample(name, captions) for name in images), passed_over)
+        return Samples((self._sample(name, captions) for name in images), passed_over(listing, others))
 
     def fingerprint(self, uri: str) -> str:
         return self._images.fingerprint(uri)

@@ -27,7 +27,7 @@ MAX_NAME_BYTES, MAX_PATH = 255, 4_000
 CACHE_FILES = frozenset({SPEC_FILE, PLAN_FILE})
 """A folder that holds both is a cache."""
 
-ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP})
+MISSING_ERRORS = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP})
 """Errors that mean a missing file. Others (a failing disk or mount) are no fault of the sample: they stop the build,
 which resumes when it is run again.
 """
@@ -81,7 +81,7 @@ class ImageFolder:
         except Rejected:
             return MISSING
         except OSError as error:
-            if error.errno not in ABSENT:
+            if error.errno not in MISSING_ERRORS:
                 raise
             return MISSING
         return f"{status.st_size}:{status.st_mtime_ns}"
@@ -91,20 +91,20 @@ class ImageFolder:
         try:
             status = path.stat()
             if not stat.S_ISREG(status.st_mode):  # reading a pipe or device could hang
-                raise Rejected("missing", f"{name} is not a file")
+                raise Rejected(MISSING, f"{name} is not a file")
             refuse_large(name, status.st_size)
             with path.open("rb") as stream:
                 data = stream.read(MAX_FILE_BYTES + 1)  # a file may grow, and some say that they are empty
         except OSError as error:
-            if error.errno not in ABSENT:
+            if error.errno not in MISSING_ERRORS:
                 raise
-            raise Rejected("missing", f"{name}: {error.strerror}") from None
+            raise Rejected(MISSING, f"{name}: {error.strerror}") from None
         refuse_large(name, len(data))
         return data
 
     def _path(self, name: str) -> Path:
         if is_unsafe(name):
-            raise Rejected("missing", f"{name!r} is not a name inside the image folder")
+            raise Rejected(MISSING, f"{name!r} is not a name inside the image folder")
         return self._root / name
 
 

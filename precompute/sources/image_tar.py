@@ -22,8 +22,8 @@ from precompute.sources.archive import (
     version_of,
 )
 
-MAX_HEADER_BYTES = 16 * 2**10
-"""Of one extended header: twice the longest path."""
+MAX_EXTENDED_HEADER_BYTES = 16 * 2**10
+"""Twice the longest path."""
 
 MAX_GLOBAL_HEADERS = 100
 """Keys that apply to all members; tarfile copies them for each."""
@@ -97,7 +97,7 @@ class TarHeaders(BoundedReader):
 
 def read_index(path: Path) -> Iterator[tuple[str, TarMember]]:
     """Every member but folders, by name; SourceError where the tar cannot be followed to its end."""
-    with TarHeaders(path, MAX_HEADER_BYTES) as stream:
+    with TarHeaders(path, MAX_EXTENDED_HEADER_BYTES) as stream:
         try:
             archive = tarfile.open(fileobj=stream, mode="r:")  # noqa: SIM115 (there is nothing in it to close)
             position = -1

@@ -2,10 +2,10 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from cache_store.refusal import printable
 
@@ -36,50 +36,30 @@ class Listing(NamedTuple):
 
 
 @dataclass(frozen=True)
-class NameCount:
-    """How many names there are, and the first of them."""
-
-    count: int = 0
-    first: str = ""
-
-    @classmethod
-    def from_names(cls, names: list[str]) -> Self:
-        return cls(len(names), names[0]) if names else cls()
-
-
-@dataclass(frozen=True, kw_only=True)
-class PassedOver:
-    """Files and folders of a source that are no samples; captions in use and macOS metadata are not among them."""
-
-    suffixes: Mapping[str, int] = field(default_factory=dict)
-    """Number of files by suffix."""
-    not_utf8: NameCount = NameCount()
-    linked_folders: NameCount = NameCount()
-    caches: NameCount = NameCount()
-
-    def __str__(self) -> str:
-        """One line; empty where nothing was passed over."""
-        parts = [
-            suffixes_line(self.suffixes),
-            named_line(self.not_utf8, "file whose name is not UTF-8", "files whose names are not UTF-8"),
-            named_line(self.linked_folders, "linked folder", "linked folders"),
-            named_line(self.caches, "folder that is a cache", "folders that are caches"),
-            "convert HEIC to JPEG or PNG, as with the package pillow-heif" if {*HEIC} & {*self.suffixes} else "",
-        ]
-        return f"passed over: {line}" if (line := "; ".join(filter(None, parts))) else ""
-
-
-@dataclass(frozen=True)
 class Samples:
     """A source's samples (id, uri, conversations, fingerprint), and what else it holds."""
 
     each: Iterable[dict[str, object]]
-    passed_over: PassedOver = PassedOver()
+    passed_over: str = ""
+    """Files and folders of the source that are no samples, in one line; empty where there are none."""
     in_rows: bool = False
     """Whether their order is that of the planned rows; otherwise it has no meaning."""
 
     def __iter__(self) -> Iterator[dict[str, object]]:
         return iter(self.each)
+
+
+def passed_over(listing: Listing, others: Iterable[str]) -> str:
+    """One line about `others`, files that are no samples, and about what else was listed; empty where there is none."""
+    suffixes = count_suffixes(others)
+    parts = [
+        suffixes_line(suffixes),
+        names_line(listing.not_utf8, "file whose name is not UTF-8", "files whose names are not UTF-8"),
+        names_line(listing.linked_folders, "linked folder", "linked folders"),
+        names_line(listing.caches, "folder that is a cache", "folders that are caches"),
+        "convert HEIC to JPEG or PNG, as with the package pillow-heif" if {*HEIC} & {*suffixes} else "",
+    ]
+    return f"passed over: {line}" if (line := "; ".join(filter(None, parts))) else ""
 
 
 def count_suffixes(names: Iterable[str]) -> Counter[str]:
@@ -98,24 +78,24 @@ def counted_suffix(name: str) -> str:
     return suffix if suffix[1:].isalnum() and suffix.isprintable() and len(suffix) <= MAX_SUFFIX else OTHER_SUFFIX
 
 
-def suffixes_line(suffixes: Mapping[str, int]) -> str:
+def suffixes_line(suffixes: Counter[str]) -> str:
     """`3 files that are no images by their names (.txt 2, .eps 1)`."""
-    if not (total := sum(suffixes.values())):
+    if not (total := suffixes.total()):
         return ""
-    named = [(-count, suffix) for suffix, count in suffixes.items() if suffix.startswith(".")]
-    shown = [f"{suffix} {-count:,}" for count, suffix in sorted(named)[:COMMONEST]]
-    without = suffixes.get(NO_SUFFIX, 0)
-    others = total - without + sum(count for count, _ in sorted(named)[:COMMONEST])
+    named = sorted((-count, suffix) for suffix, count in suffixes.items() if suffix.startswith("."))[:COMMONEST]
+    shown = [f"{suffix} {-count:,}" for count, suffix in named]
+    without = suffixes[NO_SUFFIX]
+    others = total - without + sum(count for count, _ in named)
     shown += [f"{count:,} {kind}" for count, kind in ((without, NO_SUFFIX), (others, OTHER_SUFFIX)) if count]
     what = "file that is no image by its name" if total == 1 else "files that are no images by their names"
     return f"{total:,} {what} ({', '.join(shown)})"
 
 
-def named_line(named: NameCount, one: str, several: str) -> str:
-    if not named.count:
+def names_line(names: list[str], one: str, several: str) -> str:
+    if not names:
         return ""
-    first = shown_name(named.first)
-    return f"1 {one} ({first})" if named.count == 1 else f"{named.count:,} {several} (first: {first})"
+    first = shown_name(names[0])
+    return f"1 {one} ({first})" if len(names) == 1 else f"{len(names):,} {several} (first: {first})"
 
 
 def shown_name(name: str) -> str:

@@ -10,6 +10,7 @@ import msgspec
 from cache_store.errors import CacheError, SourceError
 from cache_store.storage.files import refuse_irregular
 from precompute.images.rejected import Rejected
+from precompute.sources.archive import MISSING
 from precompute.sources.image_store import ImageStore, open_image_store
 from precompute.sources.listing import Samples
 
@@ -51,7 +52,7 @@ class LlavaSource:
 
     def read(self, uri: str) -> bytes:
         if not uri:
-            raise Rejected("missing", "the record names no image")
+            raise Rejected(MISSING, "the record names no image")
         return self._images.read(uri)
 
 

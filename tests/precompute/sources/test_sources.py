@@ -147,7 +147,7 @@ MIXED_TOLD = (
 
 
 def passed_over(config: SourceConfig) -> str:
-    return str(open_source(config).samples().passed_over)
+    return open_source(config).samples().passed_over
 
 
 @pytest.mark.parametrize("form", ["folder", "zip", "tar"])
