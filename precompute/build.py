@@ -12,7 +12,7 @@ from cache_store.cache.metadata import refuse_others
 from cache_store.cache.seal import make_seal, write_seal
 from cache_store.cache.survey import Survey, survey
 from cache_store.errors import Interrupted
-from cache_store.format.schema import PLAN_FILE, FileRecord, Seal
+from cache_store.format.schema import PLAN_FILE, SEAL_FILE, FileRecord, Seal
 from cache_store.program.stop_signals import stop_on_signals
 from cache_store.storage.store import Store, open_store
 from cache_store.verify.leftovers import clear_leftovers
@@ -25,7 +25,7 @@ from precompute.encoders.registry import load_encoder
 from precompute.images.decoder_messages import silence_decoders
 from precompute.images.rejected import TooManyRejectsError
 from precompute.plan import make_plan, refuse_missing_images
-from precompute.resume.act import unseal, write_metadata
+from precompute.resume.act import write_metadata
 from precompute.resume.decide import Wanted, Work, decide
 from precompute.resume.images import examine_images, sample_changes
 from precompute.resume.refusals import refuse_mismatched_shards
@@ -107,7 +107,7 @@ def build_missing(job: EncodeJob, work: Work, source: Source, encoder: Encoder, 
             if job.shards:
                 # The seal stays where shards have to come out as it says: mending that stops halfway forgets nothing.
                 if work.samples_differ or not job.allowed_digests:
-                    unseal(job.store)
+                    job.store.delete(SEAL_FILE)
                 encode(job, source, encoder, progress, request)
         except TooManyRejectsError as error:
             raise too_many(error, job.store, spec, request) from None

@@ -72,8 +72,7 @@ class RMSNorm(nn.Module):
 
     def __init__(self, norm: Any) -> None:
         super().__init__()
-        gain_C = norm.gamma.detach().float().flatten()
-        self.register_buffer("gain_C", gain_C.clone())
+        self.register_buffer("gain_C", norm.gamma.detach().float().flatten().clone())
 
     def forward(self, x_NCYX: Tensor, silu: bool, in_place: bool = False) -> Tensor:
         x_NYXC = x_NCYX.permute(0, 2, 3, 1).contiguous()  # as it is already, after a channels-last layer

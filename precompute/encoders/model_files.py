@@ -43,7 +43,8 @@ def find_model(model: str) -> ModelFiles:
     """Locate the VAE of `model`, a folder or a hub id, which has an owner; MissingPathError when there is none."""
     folder = Path(model).expanduser()
     if folder.exists():
-        return found_config(str(folder), local_configs(folder))
+        configs = {subfolder: folder / config for subfolder, config in CONFIGS.items()}
+        return found_config(str(folder), {name: path for name, path in configs.items() if path.is_file()})
     try:
         if "/" in model:
             return found_config(model, cached_configs(model) or hub_configs(model))
@@ -57,11 +58,6 @@ def found_config(model: str, configs: dict[str, Path]) -> ModelFiles:
         class_name, values = read_config(config)
         return ModelFiles(model=model, subfolder=subfolder, class_name=class_name, config=values)
     raise MissingPathError(f"encoder.model {model} is no VAE: it holds none of {', '.join(CONFIGS.values())}")
-
-
-def local_configs(folder: Path) -> dict[str, Path]:
-    configs = {subfolder: folder / config for subfolder, config in CONFIGS.items()}
-    return {subfolder: path for subfolder, path in configs.items() if path.is_file()}
 
 
 def cached_configs(model: str) -> dict[str, Path]:

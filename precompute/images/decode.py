@@ -21,7 +21,7 @@ from PIL import AvifImagePlugin, ExifTags, Image, ImageOps, UnidentifiedImageErr
 
 from cache_store.errors import ConfigError
 from cache_store.format.schema import ImageRecipe
-from precompute.images.netpbm import decode_netpbm, is_netpbm
+from precompute.images.netpbm import NETPBM, decode_netpbm
 from precompute.images.not_images import what_it_is
 from precompute.images.parts import MAX_EXIF_BYTES, refuse_costly
 from precompute.images.rejected import Rejected, refuse_many_pixels
@@ -40,8 +40,7 @@ SUFFIXES_OF = {
     "TGA": (".tga",),
 }
 """Of files that hold images, by Pillow's name of the format; what a file holds decides how it is read."""
-FORMATS = tuple(SUFFIXES_OF)
-WITH_MAGIC = tuple(name for name in FORMATS if name not in ("PPM", "TGA"))
+WITH_MAGIC = tuple(name for name in SUFFIXES_OF if name not in ("PPM", "TGA"))
 """What Pillow tells by a file's first bytes, and decodes outside Python."""
 TGA = re.compile(rb".(\0[\x02\x03\x0a\x0b]\0{5}|\x01[\x01\x09].{4}[\x10\x18\x20])", re.DOTALL)
 """TGA has no magic: this is its header's beginning as programs write it, which no other image's header is."""
@@ -113,7 +112,7 @@ def content_sha256(data: bytes) -> str:
 
 def decode_image(data: bytes, max_pixels: int) -> Image.Image:
     """Decode to upright RGB of up to `max_pixels`; Rejected where that is not possible."""
-    if is_netpbm(data):
+    if NETPBM.match(data):
         return to_rgb(decode_netpbm(data, max_pixels))
     refuse_costly(data, max_pixels)
     try:

@@ -6,8 +6,6 @@ import warnings
 
 from PIL import _imaging
 
-LIBTIFF_HANDLERS = ("TIFFSetWarningHandler", "TIFFSetErrorHandler")
-
 
 def silence_decoders() -> None:
     """Pillow warns of odd metadata (corrupt EXIF, say) that does not touch the pixels, and libtiff prints from C.
@@ -17,6 +15,6 @@ def silence_decoders() -> None:
     warnings.filterwarnings("ignore", module=r"PIL\.")
     logging.getLogger("PIL").addHandler(logging.NullHandler())
     pillow = ctypes.CDLL(_imaging.__file__)  # it finds functions of the libraries that the module is linked to
-    for handler in LIBTIFF_HANDLERS:
+    for handler in ("TIFFSetWarningHandler", "TIFFSetErrorHandler"):
         if hasattr(pillow, handler):  # not where libtiff is linked in statically
             getattr(pillow, handler)(None)  # libtiff's way of asking for silence

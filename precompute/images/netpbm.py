@@ -15,7 +15,7 @@ MAX_HEADER_BYTES = 2**16
 """With its comments."""
 
 BLANK = rb"(?:[ \t-\r]|#[^\r\n]*+[\r\n])++"
-MAGIC = re.compile(rb"P[1-6][ \t-\r#]")
+NETPBM = re.compile(rb"P[1-6][ \t-\r#]")
 SIZE = rb"P[1-6]" + BLANK + rb"(\d{1,9})" + BLANK + rb"(\d{1,9})"
 HEADERS = {
     True: re.compile(SIZE + rb"[ \t-\r]"),
@@ -26,10 +26,6 @@ HEADERS = {
 COMMENT = re.compile(rb"#[^\r\n]*+")
 LONG_VALUE = re.compile(rb"\d{10}")
 BLANKS, DIGITS = b" \t\n\v\f\r", b"0123456789"
-
-
-def is_netpbm(data: bytes) -> bool:
-    return MAGIC.match(data) is not None
 
 
 def decode_netpbm(data: bytes, max_pixels: int) -> Image.Image:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from precompute.images.box_parts import AVIF_BRANDS, HEIF_BRANDS
 
 CONVERT = "convert it to PNG or JPEG"
+CUT = "but its header is damaged or cut short"
+NOT_READ = "but its header is damaged or of a kind that is not read"
 
 HEIC_BRANDS = frozenset({b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs"})
 
@@ -34,8 +36,7 @@ BY_MAGIC = {
     b"%!PS": "is PostScript, a drawing: convert it to PNG",
     b"8BPS": f"is a Photoshop document: {CONVERT}",
     b"\0\0\1\0": f"is an icon (ICO): {CONVERT}",
-    b"\xff\x0a": f"is JPEG XL: {CONVERT}",
-    b"\0\0\0\x0cJXL ": f"is JPEG XL: {CONVERT}",
+    **dict.fromkeys((b"\xff\x0a", b"\0\0\0\x0cJXL "), f"is JPEG XL: {CONVERT}"),
     b"II\xbc\x01": f"is JPEG XR: {CONVERT}",
     b"qoif": f"is QOI: {CONVERT}",
     b"DDS ": f"is a DDS texture: {CONVERT}",
@@ -45,21 +46,18 @@ BY_MAGIC = {
     b"\x93NUMPY": "is a NumPy array",
     b"\x89HDF\r\n\x1a\n": "is an HDF5 file",
     b"\x1a\x45\xdf\xa3": "is a video (Matroska or WebM)",
-    b"\0\0\1\xba": "is a video (MPEG)",
-    b"\0\0\1\xb3": "is a video (MPEG)",
+    **dict.fromkeys((b"\0\0\1\xba", b"\0\0\1\xb3"), "is a video (MPEG)"),
     b"OggS": "is Ogg audio or video",
     b"ID3": "is audio (MP3)",
     b"SQLite format 3\0": "is an SQLite database",
     b"\x7fELF": "is a program (ELF)",
-    b"Pf": f"is a PFM of floating-point pixels: {CONVERT}",
-    b"PF": f"is a PFM of floating-point pixels: {CONVERT}",
-    b"\xff\xd8": "begins as a JPEG, but its header is damaged or cut short",
-    b"\x89PNG": "begins as a PNG, but its header is damaged or cut short",
-    b"GIF8": "begins as a GIF, but its header is damaged or cut short",
-    b"BM": "begins as a BMP, but its header is damaged or of a kind that is not read",
-    b"II*\0": "begins as a TIFF, but its header is damaged or of a kind that is not read",
-    b"MM\0*": "begins as a TIFF, but its header is damaged or of a kind that is not read",
-    b"\0\0\0\x0cjP  ": "begins as a JPEG 2000, but its header is damaged or of a kind that is not read",
+    **dict.fromkeys((b"Pf", b"PF"), f"is a PFM of floating-point pixels: {CONVERT}"),
+    b"\xff\xd8": f"begins as a JPEG, {CUT}",
+    b"\x89PNG": f"begins as a PNG, {CUT}",
+    b"GIF8": f"begins as a GIF, {CUT}",
+    b"BM": f"begins as a BMP, {NOT_READ}",
+    **dict.fromkeys((b"II*\0", b"MM\0*"), f"begins as a TIFF, {NOT_READ}"),
+    b"\0\0\0\x0cjP  ": f"begins as a JPEG 2000, {NOT_READ}",
 }
 
 BY_CONTENT_OF_RIFF = {
@@ -105,7 +103,7 @@ def name_by_brands(data: bytes) -> str:
     names = data[8 : min(int.from_bytes(data[:4], "big"), TEXT_BYTES)]
     brands = {names[place : place + 4] for place in range(0, len(names), 4)}
     if brands & AVIF_BRANDS:
-        return "begins as an AVIF, but its header is damaged or of a kind that is not read"
+        return f"begins as an AVIF, {NOT_READ}"
     if brands & HEIC_BRANDS:
         return f"is HEIC: {CONVERT}, with pillow-heif for one"
     return OTHER_BRANDS.get(names[:4], "is a video (MP4 or QuickTime)")

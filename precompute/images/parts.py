@@ -101,7 +101,8 @@ def png_chunks(data: bytes) -> Iterator[tuple[bytes, int]]:
 
 def gif_parts(data: bytes, max_pixels: int) -> Iterator[int]:
     """What stands before the first frame; its pixels' blocks are read in C."""
-    position = 13 + gif_palette_bytes(data[10:11])
+    flags = int.from_bytes(data[10:11], "big")
+    position = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)  # behind the palette
     while position + 1 < len(data) and data[position] not in (GIF_IMAGE, GIF_END):
         yield 1
         if data[position] != GIF_EXTENSION:
@@ -118,10 +119,6 @@ def bmp_parts(data: bytes, max_pixels: int) -> Iterator[int]:
     """Of a file in run lengths, which Pillow reads one by one: one for as many bytes as cost what a part costs."""
     if data[BMP_COMPRESSION] in BMP_RUN_LENGTHS:
         yield len(data) // BMP_PART_BYTES
-
-
-def gif_palette_bytes(flags: bytes) -> int:
-    return 3 << (flags[0] & 7) + 1 if flags and flags[0] & 0x80 else 0
 
 
 def tiff_parts(data: bytes, max_pixels: int) -> Iterator[int]:

@@ -8,7 +8,6 @@ from cache_store.cache.files import write_plan
 from cache_store.cache.metadata import metadata_of, write_build
 from cache_store.cache.survey import Survey
 from cache_store.format.schema import SEAL_FILE, commit_file
-from cache_store.storage.store import Store
 from precompute.config import BuildConfig
 from precompute.encode.progress import say
 from precompute.resume.decide import Work
@@ -23,7 +22,7 @@ def write_metadata(survey: Survey, work: Work, config: BuildConfig) -> None:
         shards = map(work.spec.shard_rows, range(work.spec.num_shards))
         write_plan(store, (work.to_write.slice(rows.start, len(rows)) for rows in shards))
     if work.grows:
-        unseal(store)
+        store.delete(SEAL_FILE)  # before anything that it vouches for is changed
         if work.open_shard is not None:
             store.delete(commit_file(work.open_shard))
     if survey.build.value is None or survey.build.value.config != config.recorded():
@@ -31,8 +30,3 @@ def write_metadata(survey: Survey, work: Work, config: BuildConfig) -> None:
     for name, data in metadata_of(work.spec):
         if survey.metadata.get(name) != data:
             store.put_whole(name, data)
-
-
-def unseal(store: Store) -> None:
-    """Before anything that the seal vouches for is changed."""
-    store.delete(SEAL_FILE)

@@ -112,7 +112,8 @@ def decide(survey: Survey, wanted: Wanted, request: BuildRequest) -> Work:
     refuse_other_inputs(survey.store, recipe, wanted.recipe, request)
     samples = arrange(survey, recipe, wanted.samples, request)
     spec = possible_spec(recipe, len(samples.wanted), samples.wanted.digests.whole)
-    refuse_unknown_shards(survey, spec, request)
+    if beyond := [shard for shard in sorted(request.rebuild) if not 0 <= shard < spec.num_shards]:
+        raise ConfigError(f"{survey.store} has shards [0, {spec.num_shards}); it has no shard {beyond[0]}")
     fingerprints = trusted_fingerprints(survey, recipe, samples)
     work = Work(
         spec=spec,
@@ -212,8 +213,3 @@ def allowed_digests(spec: Spec, seal: Seal | None, records: Mapping[int, CommitR
     if not recorded or any(digest == sealed.get(shard) for shard, digest in recorded.items()):
         return {shard: frozenset([digest]) for shard, digest in (sealed or recorded).items()}
     return {shard: frozenset({digest, sealed.get(shard, digest)}) for shard, digest in recorded.items()}
-
-
-def refuse_unknown_shards(survey: Survey, spec: Spec, request: BuildRequest) -> None:
-    if beyond := sorted(shard for shard in request.rebuild if not 0 <= shard < spec.num_shards):
-        raise ConfigError(f"{survey.store} has shards [0, {spec.num_shards}); it has no shard {beyond[0]}")

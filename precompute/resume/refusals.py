@@ -102,36 +102,29 @@ def refuse_lost_list(survey: Survey, source: pa.Table, digests: PlanDigests) -> 
 
 def refuse_changed_images(store: Store, rows: int, changes: Sequence[Difference], request: BuildRequest) -> None:
     """StaleError naming samples whose image is no longer the one encoded."""
-    if changes:
-        ids = abridged([change.field for change in changes])
-        refuse(
-            f"{store}: {len(changes):,} of {rows:,} images are not the ones encoded: {ids}; the cache is untouched",
-            of_images(changes),
-            [
-                f"to encode the images as they are now, build another cache: {request.with_options('--cache', 'NEW')}",
-                "to go on with this one, restore the files and run the same command again",
-            ],
-        )
+    remedies = [
+        f"to encode the images as they are now, build another cache: {request.with_options('--cache', 'NEW')}",
+        "to go on with this one, restore the files and run the same command again",
+    ]
+    refuse_images(store, changes, f"{len(changes):,} of {rows:,} images are not the ones encoded", remedies)
 
 
 def refuse_changed_rejects(store: Store, changes: Sequence[Difference], request: BuildRequest) -> None:
     """StaleError for rejected samples of shards that are to be built again: the shards would not come out the same."""
+    what = f"{len(changes):,} rejected images, in shards that are to be built again, have changed"
+    remedies = [
+        f"to build the shards with the images as they are: {request.with_options('--retry-rejected')}",
+        "to have the very same bytes again, restore the files as they were",
+    ]
+    refuse_images(store, changes, what, remedies)
+
+
+def refuse_images(store: Store, changes: Sequence[Difference], what: str, remedies: Sequence[str]) -> None:
+    """StaleError for changes, if there are any; their fields are sample ids."""
     if changes:
         ids = abridged([change.field for change in changes])
-        refuse(
-            f"{store}: {len(changes):,} rejected images, in shards that are to be built again, have changed: {ids}; "
-            "the cache is untouched",
-            of_images(changes),
-            [
-                f"to build the shards with the images as they are: {request.with_options('--retry-rejected')}",
-                "to have the very same bytes again, restore the files as they were",
-            ],
-        )
-
-
-def of_images(changes: Sequence[Difference]) -> list[Difference]:
-    """Changes by sample id as rows of a table."""
-    return [change._replace(field=f"image of {change.field}") for change in changes]
+        rows = [change._replace(field=f"image of {change.field}") for change in changes]
+        refuse(f"{store}: {what}: {ids}; the cache is untouched", rows, remedies)
 
 
 def refuse_unknown_images(store: Store, shards: Sequence[int]) -> None:
