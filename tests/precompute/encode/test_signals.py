@@ -103,8 +103,9 @@ def signalled(fork_server: ForkServerContext, tmp_path: Path) -> Any:
         process.start()
         wait_for(lambda: (folder / "held").exists() or not process.is_alive())
         assert process.pid is not None
+        assert (folder / "held").exists(), (folder / "err").read_text()
         os.kill(process.pid, number)
-        (folder / "held").unlink(missing_ok=True)
+        (folder / "held").unlink()
         process.join(300)
         return process.exitcode, (folder / "err").read_text()
 
@@ -159,9 +160,8 @@ def test_a_signal_ends_a_verification_with_code_3_and_no_report(signalled, whole
     report = tmp_path / "report.json"
     arguments = ["verify", str(whole / "cache"), "--level", "full", "--report", str(report)]
     before = timeless_files(whole / "cache")
-    assert_stopped(
-        signalled("cache-store", arguments, Place("cache_store.verify.verify:read_seal"), number), "cache-store"
-    )
+    place = Place("cache_store.verify.verify:seal_findings")
+    assert_stopped(signalled("cache-store", arguments, place, number), "cache-store")
     assert not report.exists()
     assert timeless_files(whole / "cache") == before
     assert cache_store(arguments) == 0
