@@ -123,7 +123,7 @@ def test_a_folder_without_a_cache_is_refused(tmp_path):
             open_cache(path)
 
 
-def test_a_lost_spec_and_an_edited_seal_are_damage_and_no_wrong_path(cache):
+def test_a_lost_spec_and_an_edited_seal_are_damage(cache):
     seal = cache / SEAL_FILE
     seal.write_bytes(seal.read_bytes().replace(b'"rejected":3', b'"rejected":2'))
     with pytest.raises(CacheError, match="edited or damaged"):
