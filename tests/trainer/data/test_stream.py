@@ -153,7 +153,7 @@ def test_ranks_together_see_the_global_batches(cache):
     assert whole == [left + right for left, right in zip(*halves, strict=True)]
 
 
-def test_the_cursor_or_the_state_is_enough_to_go_on_after_a_batch(cache):
+def test_a_cursor_or_a_state_is_enough_to_go_on_after_its_batch(cache):
     stream = LatentStream(cache, BATCH, epochs=3)
     batches = [{**batch, "state": stream.state_dict()} for batch in stream]
     whole = numbers_of(batches)

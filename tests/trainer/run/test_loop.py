@@ -192,7 +192,7 @@ def test_gradients_are_clipped_and_logged_as_they_were_before(configured):
     assert metrics(bounded.run.folder, "grad_norm")[1] == pytest.approx(free_norms[0], rel=1e-5)
 
 
-def test_the_optimizer_steps_at_the_schedules_rate_which_is_logged(configured):
+def test_the_optimizer_steps_at_the_schedules_logged_rate(configured):
     config = configured(max_steps=4, warmup_steps=3)
     _, rates = optimizer_inputs(config)
     expected = [learning_rate(config.optim, step, 4) for step in range(4)]

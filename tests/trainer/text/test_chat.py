@@ -45,7 +45,7 @@ def test_labels_are_what_the_assistant_says_and_end_the_text(conversation, max_t
     assert len(words) <= max_tokens
 
 
-def test_a_text_begins_with_bos_once_whatever_the_template_writes():
+def test_a_text_begins_with_one_bos_whatever_its_template():
     words, labels = labelled(TWO_TURNS)
     assert words[:4] == ["<bos>", "<start_of_turn>", "user", "\n"]
     assert words.count("<bos>") == 1
