@@ -260,11 +260,6 @@ def decided(case: Case) -> Work:
     return decide(case.found, Wanted(samples=case.source, recipe=case.recipe), case.request)
 
 
-def test_an_extension_says_which_shards_it_keeps():
-    (said,) = decided(grown(WHOLE, range(20))).notes
-    assert said.endswith("; shards [0, 1) are full and kept; shard 1, partly filled so far, is written again")
-
-
 TALL, NEW_SAMPLE = "array.image.height  8", "new sample                s12"
 LOST_PLAN, RESTORE = "plan.parquet is lost", "restore what it was made from and run the same command again"
 REFUSED: dict[str, tuple[Case, Sequence[str]]] = {

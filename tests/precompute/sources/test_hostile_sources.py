@@ -175,18 +175,14 @@ def read_everything(path: Path) -> None:
     cache.read(np.arange(len(cache)))
 
 
-EITHER_FORMS_FILES = ("samples/000000.parquet", "plan.parquet", "seal.json", "zarr.json")
+SHARD_FILES = {"zarr": "latents/c/0/0/0/0", "webdataset": "shards/000000.tar"}
 
 
-@pytest.mark.parametrize(
-    ("store_format", "file"),
-    [
-        *(("zarr", file) for file in ("latents/c/0/0/0/0", *EITHER_FORMS_FILES)),
-        *(("webdataset", file) for file in ("shards/000000.tar", *EITHER_FORMS_FILES)),
-    ],
-)
+@pytest.mark.parametrize("store_format", SHARD_FILES)
+@pytest.mark.parametrize("file", ["shard", "samples/000000.parquet", "plan.parquet", "seal.json", "zarr.json"])
 def test_a_pickle_in_place_of_a_caches_file_is_never_loaded(tmp_path, trap, store_format, file):
     path = make_cache(tmp_path / "cache", small_latents(), store_format=store_format)
+    file = SHARD_FILES[store_format] if file == "shard" else file
     (path / file).write_bytes(pickle.dumps(CreatesFile(trap)))
     assert any(finding.file == file for finding in verify(path, "full").findings)
     if file != "plan.parquet":  # which readers do not read
