@@ -30,8 +30,8 @@ MemberT = TypeVar("MemberT")
 class Archive(Generic[MemberT]):
     """An archive's members by name; names may omit a top folder that all share; macOS metadata does not count."""
 
-    def __init__(self, path: Path, members: Iterable[tuple[str, MemberT]]) -> None:
-        self._path = path
+    def __init__(self, path: Path, indexed: tuple[int, int], members: Iterable[tuple[str, MemberT]]) -> None:
+        self._path, self._indexed = path, indexed
         self._members: dict[str, MemberT] = {}
         self._repeated: Counter[str] = Counter()
         for name, member in members:
@@ -63,6 +63,11 @@ class Archive(Generic[MemberT]):
         if times := self._repeated[full]:
             raise Rejected("ambiguous archive member", f"{name} occurs {times + 1} times in {self._path.name}")
         return self._members[full]
+
+    def refuse_changed(self, descriptor: int) -> None:
+        """Raise SourceError where the archive has changed since it was indexed; that is no fault of a member."""
+        if version_of(descriptor) != self._indexed:
+            raise SourceError(f"{self._path} was changed while it was read; restore it and run the same command again")
 
     def _full_name(self, name: str) -> str | None:
         return next((full for full in (name, self._prefix + name) if full in self._members), None)
@@ -98,12 +103,6 @@ def version_of(descriptor: int) -> tuple[int, int]:
     """Return what changes when somebody writes to an open archive: size and time."""
     status = os.fstat(descriptor)
     return status.st_size, status.st_mtime_ns
-
-
-def refuse_changed(path: Path, descriptor: int, indexed: tuple[int, int]) -> None:
-    """Raise SourceError where the archive has changed since it was indexed; that is no fault of a member."""
-    if version_of(descriptor) != indexed:
-        raise SourceError(f"{path} was changed while it was read; restore it and run the same command again")
 
 
 def is_mac_metadata(name: str) -> bool:

@@ -17,7 +17,8 @@ class CacheSource:
     """The plan of a cache, sealed or not; `images` is the source that it was built from."""
 
     def __init__(self, store: Store, images: Source) -> None:
-        self._store, self._images = store, images
+        self._store = store
+        self.fingerprint, self.read = images.fingerprint, images.read
 
     def samples(self) -> Samples:
         """In the rows of the plan; SourceError where the plan is not the one that the cache was made for."""
@@ -28,11 +29,5 @@ class CacheSource:
                 "has not finished; run the `precompute build` of that cache again"
             )
         rows = (row for batch in plan.to_batches() for row in batch.drop_columns(["row"]).to_pylist())
-        each = ({**row, "fingerprint": self._images.fingerprint(row["uri"])} for row in rows)
+        each = ({**row, "fingerprint": self.fingerprint(row["uri"])} for row in rows)
         return Samples(each, in_rows=True)
-
-    def fingerprint(self, uri: str) -> str:
-        return self._images.fingerprint(uri)
-
-    def read(self, uri: str) -> bytes:
-        return self._images.read(uri)

@@ -5,7 +5,7 @@ from pathlib import Path, PurePosixPath
 from cache_store.errors import SourceError
 from precompute.images.decode import SUFFIXES
 from precompute.images.rejected import Rejected
-from precompute.sources.image_store import ImageStore, open_image_store
+from precompute.sources.image_store import open_image_store
 from precompute.sources.listing import Samples, passed_over
 
 CAPTION = ".txt"
@@ -15,7 +15,8 @@ class FolderSource:
     """Samples are the images found; a sample's id is its name in the tree."""
 
     def __init__(self, path: Path) -> None:
-        self._images: ImageStore = open_image_store(path)
+        self._images = open_image_store(path)
+        self.fingerprint, self.read = self._images.fingerprint, self._images.read
 
     def samples(self) -> Samples:
         listing = self._images.listing()
@@ -24,12 +25,6 @@ class FolderSource:
         others = (name for name in listing.names if not is_image(name) and name not in captions)
         return Samples((self._sample(name, captions) for name in images), passed_over(listing, others))
 
-    def fingerprint(self, uri: str) -> str:
-        return self._images.fingerprint(uri)
-
-    def read(self, uri: str) -> bytes:
-        return self._images.read(uri)
-
     def _sample(self, name: str, captions: set[str]) -> dict[str, object]:
         text = caption_of(name)
         conversations = self._conversations(text) if text in captions else []
@@ -37,7 +32,7 @@ class FolderSource:
 
     def _conversations(self, text: str) -> list[dict[str, str]]:
         try:
-            caption = self._images.read(text).decode("utf-8-sig").strip()  # without the mark of some editors
+            caption = self.read(text).decode("utf-8-sig").strip()  # without the mark of some editors
         except (Rejected, UnicodeDecodeError) as error:
             raise SourceError(f"caption {text} cannot be read as UTF-8 text: {error}") from None
         if not caption:

@@ -37,10 +37,10 @@ class ImageStore(Protocol):
     def listing(self) -> Listing:
         """List every file's name, and what else is there; SourceError where a folder cannot be listed."""
 
-    def fingerprint(self, name: str) -> str:
+    def fingerprint(self, name: str, /) -> str:
         """Return what changes when the file changes, without reading it; MISSING where there is none."""
 
-    def read(self, name: str) -> bytes:
+    def read(self, name: str, /) -> bytes:
         """Read the file's bytes; Rejected where that is not possible."""
 
 

@@ -12,15 +12,7 @@ from typing import NamedTuple
 
 from cache_store.errors import SourceError
 from precompute.images.rejected import Rejected
-from precompute.sources.archive import (
-    DAMAGED,
-    MISSING,
-    Archive,
-    BoundedReader,
-    refuse_changed,
-    refuse_large,
-    version_of,
-)
+from precompute.sources.archive import DAMAGED, MISSING, Archive, BoundedReader, refuse_large, version_of
 
 MAX_EXTENDED_HEADER_BYTES = 16 * 2**10
 """Twice the longest path."""
@@ -52,8 +44,8 @@ class ImageTar(Archive[TarMember]):
 
     def __init__(self, path: Path) -> None:
         with path.open("rb") as stream:
-            self._indexed = version_of(stream.fileno())
-        super().__init__(path, read_index(path))
+            indexed = version_of(stream.fileno())
+        super().__init__(path, indexed, read_index(path))
 
     def fingerprint(self, name: str) -> str:
         """With the time of the tar itself: unlike a zip, it has no checksum of its members."""
@@ -70,7 +62,7 @@ class ImageTar(Archive[TarMember]):
         with self._path.open("rb") as stream:
             stream.seek(member.offset)
             data = stream.read(member.size)
-            refuse_changed(self._path, stream.fileno(), self._indexed)
+            self.refuse_changed(stream.fileno())
         return data
 
     def _followed(self, member: TarMember) -> TarMember:

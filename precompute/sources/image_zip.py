@@ -11,15 +11,7 @@ from pathlib import Path
 
 from cache_store.errors import SourceError
 from precompute.images.rejected import Rejected
-from precompute.sources.archive import (
-    DAMAGED,
-    MISSING,
-    Archive,
-    BoundedReader,
-    refuse_changed,
-    refuse_large,
-    version_of,
-)
+from precompute.sources.archive import DAMAGED, MISSING, Archive, BoundedReader, refuse_large, version_of
 from precompute.sources.listing import is_utf8
 
 MAX_INDEX_BYTES = 2**30
@@ -54,12 +46,12 @@ class ImageZip(Archive[zipfile.ZipInfo]):
     def __init__(self, path: Path) -> None:
         try:
             self._reader = ZipReader(path, MAX_INDEX_BYTES)
-            self._indexed = version_of(self._reader.fileno())
+            indexed = version_of(self._reader.fileno())
             self._zip = self._reader.open_zip()
         except OPEN_ERRORS as error:
             raise SourceError(f"{path} {zip_problem(path, error)}") from None
         files = [member for member in self._zip.infolist() if not member.filename.endswith("/")]
-        super().__init__(path, ((name_of(member), member) for member in files))
+        super().__init__(path, indexed, ((name_of(member), member) for member in files))
         self._misplaced = {member.filename for member in misplaced_members(files, self._zip.start_dir)}
 
     def fingerprint(self, name: str) -> str:
@@ -75,7 +67,7 @@ class ImageZip(Archive[zipfile.ZipInfo]):
             with self._zip.open(member) as stream:
                 data = stream.read(member.file_size + 1)
         except MEMBER_ERRORS as error:
-            refuse_changed(self._path, self._reader.fileno(), self._indexed)
+            self.refuse_changed(self._reader.fileno())
             raise Rejected(DAMAGED, f"{name}: {error}") from None
         if len(data) != member.file_size:
             raise Rejected(DAMAGED, f"{name}: holds {len(data):,} bytes, claims {member.file_size:,}")

@@ -11,7 +11,7 @@ from cache_store.errors import CacheError, SourceError
 from cache_store.storage.files import refuse_irregular
 from precompute.images.rejected import Rejected
 from precompute.sources.archive import MISSING
-from precompute.sources.image_store import ImageStore, open_image_store
+from precompute.sources.image_store import open_image_store
 from precompute.sources.listing import Samples
 
 
@@ -33,7 +33,8 @@ class LlavaSource:
 
     def __init__(self, path: Path, images: Path | None) -> None:
         self._path = path
-        self._images: ImageStore = open_image_store(images or path.parent)
+        self._images = open_image_store(images or path.parent)
+        self.fingerprint = self._images.fingerprint
 
     def samples(self) -> Samples:
         return Samples(self._records())
@@ -46,9 +47,6 @@ class LlavaSource:
                 "conversations": [{"from": turn.from_, "value": turn.value} for turn in record.conversations],
                 "fingerprint": self.fingerprint(record.image or ""),
             }
-
-    def fingerprint(self, uri: str) -> str:
-        return self._images.fingerprint(uri)
 
     def read(self, uri: str) -> bytes:
         if not uri:

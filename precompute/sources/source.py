@@ -9,8 +9,8 @@ class Source(Protocol):
     def samples(self) -> Samples:
         """List every sample, and what was passed over."""
 
-    def fingerprint(self, uri: str) -> str:
+    def fingerprint(self, uri: str, /) -> str:
         """Return what changes when an image changes, without reading it."""
 
-    def read(self, uri: str) -> bytes:
+    def read(self, uri: str, /) -> bytes:
         """Read an image file's bytes; Rejected where there are none. Called from several threads."""
