@@ -11,7 +11,6 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -109,20 +108,13 @@ class PlanDifference:
     changed: list[str]
 
     def __str__(self) -> str:
-        parts = [
-            (self.added, "new"),
-            (self.removed, "gone"),
-            (self.changed, "with another image name or text"),
-        ]
+        parts = [(self.added, "new"), (self.removed, "gone"), (self.changed, "with another image name or text")]
         return "; ".join(f"{len(ids):,} {what} ({abridged(ids)})" for ids, what in parts if ids)
 
 
 def compare_plans(planned: pa.Table, found: pa.Table) -> PlanDifference:
-    def key(table: pa.Table) -> dict[str, str]:
-        rows = table.select(["id", "uri", "conversations"]).to_pylist()
-        return {row["id"]: msgspec.json.encode(row).decode() for row in rows}
-
-    before, now = key(planned), key(found)
+    tables = (table.select(["id", "uri", "conversations"]).to_pylist() for table in (planned, found))
+    before, now = ({row["id"]: row for row in rows} for rows in tables)
     return PlanDifference(
         added=sorted(now.keys() - before.keys()),
         removed=sorted(before.keys() - now.keys()),

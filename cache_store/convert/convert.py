@@ -15,13 +15,7 @@ from pathlib import Path
 import msgspec
 
 from cache_store.cache.files import stored_sha256
-from cache_store.cache.metadata import (
-    has_cache,
-    metadata_of,
-    read_build,
-    read_spec,
-    refuse_others,
-)
+from cache_store.cache.metadata import has_cache, metadata_of, read_build, read_spec, refuse_others
 from cache_store.cache.reader import open_cache
 from cache_store.cache.seal import make_seal
 from cache_store.cache.survey import ShardOnDisk, survey_records

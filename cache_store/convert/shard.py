@@ -20,13 +20,7 @@ from cache_store.format.codec import decode_sample, encode_sample
 from cache_store.format.formats import shard_format
 from cache_store.format.layout import Location, ShardSamples
 from cache_store.format.record import signed
-from cache_store.format.schema import (
-    SAMPLES_SCHEMA,
-    ArraySpec,
-    CodecName,
-    CommitRecord,
-    Spec,
-)
+from cache_store.format.schema import SAMPLES_SCHEMA, ArraySpec, CodecName, CommitRecord, Spec
 from cache_store.storage.store import Store
 from cache_store.verify.file import file_finding
 

@@ -11,14 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from cache_store.storage.claim import claim, refuse_foreign_names
-from cache_store.storage.files import (
-    clear_scratch,
-    make_folder,
-    naming,
-    refuse_irregular,
-    scratch_path,
-    sync_folder,
-)
+from cache_store.storage.files import clear_scratch, make_folder, naming, refuse_irregular, scratch_path, sync_folder
 
 WRITE_BYTES = 4 * 2**20
 """Written at a time: the page cache then holds a file just written in large folios, and reading samples at random

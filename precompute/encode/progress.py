@@ -13,7 +13,7 @@ from precompute.images.rejected import TooManyRejectsError
 
 
 def say(message: str) -> None:
-    """What a person should know though the build goes on."""
+    """Print what a person should know, on standard error, while the build goes on."""
     print(f"precompute: {printable(message)}", file=sys.stderr)
 
 

@@ -157,11 +157,8 @@ def fold_resample(block: Any, dtype: torch.dtype) -> nn.Module:
     return nn.Sequential(nn.ZeroPad2d(pad.padding), flat_conv(conv, conv.weight, dtype))
 
 
-FOLDED = {
-    "WanResidualBlock": ResidualBlock,
-    "WanAttentionBlock": AttentionBlock,
-    "WanResample": fold_resample,
-}
+FOLDED = {"WanResidualBlock": ResidualBlock, "WanAttentionBlock": AttentionBlock, "WanResample": fold_resample}
+"""By diffusers class."""
 
 
 def fold_block(block: Any, dtype: torch.dtype) -> nn.Module:

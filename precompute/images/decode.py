@@ -39,9 +39,9 @@ SUFFIXES_OF = {
     "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
     "TGA": (".tga",),
 }
-"""Of files that hold images, by Pillow's name of the format; what a file holds decides how it is read."""
+"""Suffixes of image files, by Pillow's name of the format; how a file is read is decided by its content alone."""
 WITH_MAGIC = tuple(name for name in SUFFIXES_OF if name not in ("PPM", "TGA"))
-"""What Pillow tells by a file's first bytes, and decodes outside Python."""
+"""Formats that Pillow recognises by a file's first bytes, and decodes in C."""
 TGA = re.compile(rb".(\0[\x02\x03\x0a\x0b]\0{5}|\x01[\x01\x09].{4}[\x10\x18\x20])", re.DOTALL)
 """TGA has no magic: this is its header's beginning as programs write it, which no other image's header is."""
 SUFFIXES = frozenset(suffix for suffixes in SUFFIXES_OF.values() for suffix in suffixes)

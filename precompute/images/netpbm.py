@@ -17,10 +17,7 @@ MAX_HEADER_BYTES = 2**16
 BLANK = rb"(?:[ \t-\r]|#[^\r\n]*+[\r\n])++"
 NETPBM = re.compile(rb"P[1-6][ \t-\r#]")
 SIZE = rb"P[1-6]" + BLANK + rb"(\d{1,9})" + BLANK + rb"(\d{1,9})"
-HEADERS = {
-    True: re.compile(SIZE + rb"[ \t-\r]"),
-    False: re.compile(SIZE + BLANK + rb"(\d{1,5})[ \t-\r]"),
-}
+HEADERS = {True: re.compile(SIZE + rb"[ \t-\r]"), False: re.compile(SIZE + BLANK + rb"(\d{1,5})[ \t-\r]")}
 """By whether the image is bilevel, which has no maximum. One blank stands before the pixels."""
 
 COMMENT = re.compile(rb"#[^\r\n]*+")

@@ -24,7 +24,7 @@ MAX_EXIF_BYTES = 2**20
 """EXIF is at most 64 KB by its standard; Pillow joins several segments of it."""
 
 JPEG_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]", re.DOTALL)
-"""Neither a stuffed byte nor a restart marker: what can end a scan's data. Without a repeat, the search is linear."""
+"""What can end a scan's data: neither a stuffed byte nor a restart marker. Without a repeat, the search is linear."""
 SOI, EOI, SOS, APP1, APP13, TEM = 0xD8, 0xD9, 0xDA, 0xE1, 0xED, 0x01
 
 GIF_EXTENSION, GIF_IMAGE, GIF_END = 0x21, 0x2C, 0x3B

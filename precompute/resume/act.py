@@ -14,7 +14,7 @@ from precompute.resume.decide import Work
 
 
 def write_metadata(survey: Survey, work: Work, config: BuildConfig) -> None:
-    """Write what is missing, damaged or another now; of the shards only a partly filled last one goes."""
+    """Write metadata that is missing, damaged or changed; of the shards, delete only a partly filled last record."""
     for note in work.notes:
         say(note)
     store = survey.store

@@ -41,8 +41,8 @@ class ImageChange:
 def examine_images(survey: Survey, work: Work, source: Source, request: BuildRequest, threads: int) -> None:
     """StaleError naming changed images; of rejected ones only in shards that must come out as they were.
 
-    Read are images whose fingerprint (a file's size and time, a zip member's crc) is not the planned one; of shards
-    that are built again all of them, however they look: a new latent would hide that an image changed.
+    It reads images whose fingerprint (a file's size and time, a zip member's crc) is not the planned one, and all those
+    of shards that are built again, however they look: a new latent would hide that an image changed.
     """
     if not survey.has_cache:
         return
@@ -75,7 +75,7 @@ def examine_images(survey: Survey, work: Work, source: Source, request: BuildReq
 
 
 def rows_of_shard(rows: Any, work: Work, shard: int) -> Any:
-    """Of a table or a column of all rows."""
+    """One shard's rows, of a table or a column that has all rows."""
     return rows.slice(shard * work.spec.samples_per_shard, work.spec.samples_per_shard)
 
 

@@ -1,4 +1,4 @@
-"""Rejected samples: tried again where that is asked for, and told by reason where they end a build."""
+"""Rejected samples: trying them again on request, and listing them by reason where they end a build."""
 
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor

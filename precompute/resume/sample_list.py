@@ -1,6 +1,7 @@
 """Which samples a cache was planned with, and how the source's lie in its rows.
 
-The plan file says it, and the source is its backup: the one is right that spec, seal or else the records were made for.
+The plan file says which, and the source is its backup. Right is the list that the spec, the seal or else the records
+were made for.
 """
 
 from dataclasses import dataclass
@@ -61,11 +62,10 @@ def arrange(survey: Survey, recipe: Recipe, found: pa.Table, request: BuildReque
         plan = plan.slice(0, len(planned))
     grows = plan.num_rows > len(planned)
     digests = plan_digests(plan, recipe.samples_per_shard) if grows else planned.digests
-    left_out = 0 if grows else len(new)
     return SampleList(
         planned=planned,
         wanted=Rows(table=plan, digests=digests),
-        left_out=left_out,
+        left_out=0 if grows else len(new),
         has_begun_to_grow=has_begun,
     )
 

@@ -20,13 +20,7 @@ from precompute.cli import main
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.registry import load_encoder
 from precompute.images.decode import ImageConfig, decode_image, fit_image, to_pixels
-from tests.precompute.conftest import (
-    BROKEN,
-    SAMPLES,
-    image_bytes,
-    sample_name,
-    timeless_files,
-)
+from tests.precompute.conftest import BROKEN, SAMPLES, image_bytes, sample_name, timeless_files
 
 GOOD = [number for number in range(SAMPLES) if number not in BROKEN]
 
