@@ -25,21 +25,21 @@ MIN_BLOCK_SIDE_LOG2, MIN_BLOCK_LOG2 = 4, 10
 """Code blocks of 32 x 32 pixels, or 16 x 64, at least; they have 64 x 64 as a rule."""
 
 MIN_PRECINCT_SIDE_LOG2 = 5
-"""In pixels of the whole image, at any of its resolutions."""
+"""Of a precinct, in pixels of the whole image, at any of its resolutions."""
 
 AVIF_BRANDS, HEIF_BRANDS = frozenset({b"avif", b"avis"}), frozenset({b"mif1", b"msf1"})
 """Pillow gives a file to libavif that begins with one of either."""
 
 MAX_TABLE_BYTES = 2**16
-"""Of each table of an AVIF's items; a grid of 512 tiles needs 10 KB."""
+"""Size of each table of an AVIF's items; a grid of 512 tiles needs 10 KB."""
 ITEM_TABLES = frozenset({b"iinf", b"iloc", b"iref", b"ipma"})
 
 FRAMES = re.compile(rb"stsz.{8}(.{4})", re.DOTALL)
-"""A track's number of frames."""
+"""The number of frames that a track declares."""
 
 
 def avif_parts(data: bytes, max_pixels: int) -> Iterator[int]:
-    """Boxes and frames; of other files of boxes, such as videos, none."""
+    """Count boxes and frames; of other files of boxes, such as videos, none."""
     if data[8:12] not in AVIF_BRANDS | HEIF_BRANDS:
         return
     for kind, begin, end in boxes(data, 0, len(data)):
@@ -61,7 +61,7 @@ def avif_items(data: bytes, begin: int, end: int) -> Iterator[int]:
 
 
 def jp2_parts(data: bytes, max_pixels: int) -> Iterator[int]:
-    """Boxes, entries of palettes, and the parts of the codestream."""
+    """Count boxes, entries of palettes, and the parts of the codestream."""
     size = None
     for kind, begin, end in boxes(data, 0, len(data)):
         yield 1
@@ -83,7 +83,7 @@ def jp2_parts(data: bytes, max_pixels: int) -> Iterator[int]:
 
 
 def boxes(data: bytes, position: int, end: int) -> Iterator[tuple[bytes, int, int]]:
-    """Type of each, and where its content begins and ends; the last may reach beyond the data."""
+    """Yield the type of each box, and where its content begins and ends; the last box may be cut off."""
     while position + 8 <= end:
         length, kind = struct.unpack_from(">I4s", data, position)
         begin = position + 8
@@ -97,7 +97,7 @@ def boxes(data: bytes, position: int, end: int) -> Iterator[tuple[bytes, int, in
 
 
 def j2k_parts(data: bytes, max_pixels: int, size: bytes | None = None) -> Iterator[int]:
-    """Segments of the codestream and of each tile; `size` is what the file's own header has for height and width."""
+    """Count segments of the codestream and of each tile; `size` is the file header's height and width, as bytes."""
     tiles: int | None = None
     position, seen = 2, set[int]()
     try:
@@ -127,7 +127,7 @@ def j2k_parts(data: bytes, max_pixels: int, size: bytes | None = None) -> Iterat
 
 
 def tile_parts(data: bytes, position: int) -> Iterator[int]:
-    """Segments before a tile's data; they may change how the tile is cut."""
+    """Count segments before a tile's data; they may change how the tile is cut."""
     while True:
         marker, length = struct.unpack_from(">HH", data, position)
         if marker == SOD:
@@ -138,7 +138,7 @@ def tile_parts(data: bytes, position: int) -> Iterator[int]:
 
 
 def tiles_of(siz: bytes, size: bytes | None) -> int:
-    """The number of tiles; Rejected where they are far too many for their image."""
+    """Compute the number of tiles; Rejected where they are far too many for their image."""
     right, bottom, left, top, tile_width, tile_height, tile_left, tile_top, components = SIZ_CONTENT.unpack_from(siz)
     width, height = right - left, bottom - top
     if width <= 0 or height <= 0 or not (tile_width and tile_height) or components > MAX_COMPONENTS:
@@ -152,7 +152,7 @@ def tiles_of(siz: bytes, size: bytes | None) -> int:
 
 
 def refuse_small_blocks(marker: int, segment: bytes) -> None:
-    """Rejected where COD or COC cut the image into far too many layers, code blocks or precincts."""
+    """Raise Rejected where COD or COC cut the image into far too many layers, code blocks or precincts."""
     if marker == COD:
         style, layers, coding = segment[:1], int.from_bytes(segment[2:4], "big"), segment[5:]
     elif marker == COC:

@@ -1,4 +1,4 @@
-"""What image decoders say on stderr about broken files: nothing, since a rejected sample carries its reason."""
+"""Silencing image decoders, which write to stderr about broken files; a rejected sample carries its reason."""
 
 import ctypes
 import logging

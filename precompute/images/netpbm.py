@@ -12,7 +12,7 @@ from PIL import Image
 from precompute.images.rejected import Rejected, refuse_many_pixels
 
 MAX_HEADER_BYTES = 2**16
-"""With its comments."""
+"""Bytes of a header, comments included."""
 
 BLANK = rb"(?:[ \t-\r]|#[^\r\n]*+[\r\n])++"
 NETPBM = re.compile(rb"P[1-6][ \t-\r#]")
@@ -26,7 +26,7 @@ BLANKS, DIGITS = b" \t\n\v\f\r", b"0123456789"
 
 
 def decode_netpbm(data: bytes, max_pixels: int) -> Image.Image:
-    """The first image, bilevel, grey or RGB; Rejected where it is broken."""
+    """Decode the first image, bilevel, grey or RGB; Rejected where it is broken."""
     kind = data[1] - ord("0")
     is_bilevel, is_plain, channels = kind in (1, 4), kind <= 3, 3 if kind in (3, 6) else 1
     header = HEADERS[is_bilevel].match(data, 0, MAX_HEADER_BYTES)
@@ -48,7 +48,7 @@ def decode_netpbm(data: bytes, max_pixels: int) -> Image.Image:
 
 
 def levels_of(maximum: int) -> np.ndarray:
-    """uint8 [maximum + 1]: the high byte of each value, as of 16 bits; of 255, the value itself."""
+    """Map each value to the high byte of 16 bits, uint8 [maximum + 1]; of maximum 255, to itself."""
     return (np.arange(maximum + 1, dtype=np.uint32) * 65_535 // maximum >> 8).astype(np.uint8)
 
 

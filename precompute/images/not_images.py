@@ -26,7 +26,7 @@ COMPRESSED = {
     b"7z\xbc\xaf\x27\x1c": "is a 7z archive",
     b"Rar!\x1a\x07": "is a RAR archive",
 }
-"""By a file's first bytes, as the table below."""
+"""What a file is by its first bytes, if it can be unpacked."""
 
 BY_MAGIC = {
     **COMPRESSED,
@@ -94,7 +94,7 @@ def what_it_is(data: bytes) -> str:
 
 
 def by_magic(data: bytes, names: Mapping[bytes, str]) -> str | None:
-    """What a file is by its first bytes, if a table of them has it."""
+    """Look up what a file is by its first bytes; None where no table entry fits."""
     return next((name for magic, name in names.items() if data.startswith(magic)), None)
 
 

@@ -18,7 +18,7 @@ a TIFF of 100,000 strips of one row, still fits.
 """
 
 MAX_SCANS = 100
-"""Of a JPEG. Progressive files have about ten; libtiff has the same bound."""
+"""Scans of one JPEG. Progressive files have about ten; libtiff has the same bound."""
 
 MAX_EXIF_BYTES = 2**20
 """EXIF is at most 64 KB by its standard; Pillow joins several segments of it."""
@@ -59,7 +59,7 @@ def refuse_costly(data: bytes, max_pixels: int) -> None:
 
 
 def jpeg_parts(data: bytes, max_pixels: int) -> Iterator[int]:
-    """Segments and Photoshop's resources; before the first scan also every byte between, which Pillow skips singly."""
+    """Count segments and Photoshop's resources; before the first scan also bytes between, which Pillow skips singly."""
     scans = exif_bytes = position = 0
     while match := JPEG_MARKER.search(data, position):
         marker = data[match.end() - 1]
@@ -91,7 +91,7 @@ def png_parts(data: bytes, max_pixels: int) -> Iterator[int]:
 
 
 def png_chunks(data: bytes) -> Iterator[tuple[bytes, int]]:
-    """Type of each chunk up to the end of the image, and where its content begins."""
+    """Yield the type of each chunk up to the end of the image, and where its content begins."""
     position, kind = 8, b""
     while position + 8 <= len(data) and kind != b"IEND":
         length, kind = struct.unpack_from(">I4s", data, position)
@@ -100,7 +100,7 @@ def png_chunks(data: bytes) -> Iterator[tuple[bytes, int]]:
 
 
 def gif_parts(data: bytes, max_pixels: int) -> Iterator[int]:
-    """What stands before the first frame; its pixels' blocks are read in C."""
+    """Count what stands before the first frame; its pixels' blocks are read in C."""
     flags = int.from_bytes(data[10:11], "big")
     position = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)  # behind the palette
     while position + 1 < len(data) and data[position] not in (GIF_IMAGE, GIF_END):
@@ -116,13 +116,13 @@ def gif_parts(data: bytes, max_pixels: int) -> Iterator[int]:
 
 
 def bmp_parts(data: bytes, max_pixels: int) -> Iterator[int]:
-    """Of a file in run lengths, which Pillow reads one by one: one for as many bytes as cost what a part costs."""
+    """Count bytes of a file in run lengths, which Pillow reads one by one, as parts of the same cost."""
     if data[BMP_COMPRESSION] in BMP_RUN_LENGTHS:
         yield len(data) // BMP_PART_BYTES
 
 
 def tiff_parts(data: bytes, max_pixels: int) -> Iterator[int]:
-    """Entries and their values in the first directory and those below it; the others are never read."""
+    """Count entries and their values in the first directory and those below it; the others are never read."""
     if data[:4] == b"MM\0+":
         raise Rejected("cannot decode", "Pillow and libtiff read a big-endian BigTIFF differently")
     order, is_big = "<" if data[:2] == b"II" else ">", data[2] == ord("+")
@@ -147,7 +147,7 @@ def tiff_parts(data: bytes, max_pixels: int) -> Iterator[int]:
 
 
 def tiff_entries(data: bytes, offset: int, order: str, is_big: bool) -> Iterator[tuple[int, int, int, bytes]]:
-    """Tag, type, number of values, and the value or where it lies; struct.error where the file ends before either."""
+    """Yield tag, type, number of values, and the value or its place; struct.error where the file ends before it."""
     head, entry = ("Q", "HHQ8s") if is_big else ("H", "HHL4s")
     (count,) = struct.unpack_from(order + head, data, min(offset, len(data)))
     step = struct.calcsize(order + entry)
@@ -160,7 +160,7 @@ def tiff_entries(data: bytes, offset: int, order: str, is_big: bool) -> Iterator
 
 
 def tiff_number(order: str, kind: int, count: int, value: bytes) -> int | None:
-    """The entry's value, where it is one whole number."""
+    """Read the entry's value, where it is one whole number."""
     form = f"{order}{TIFF_NUMBERS.get(kind, 's')}"
     if count != 1 or kind not in TIFF_NUMBERS or struct.calcsize(form) > len(value):
         return None

@@ -16,7 +16,7 @@ STRIP_PIXELS = 2**20
 """Images are made RGB in strips of about so many pixels: the steps between need little memory then."""
 
 PNG_BITS = 24
-"""Place of the bits of a level in a PNG whose first chunk is its header; Pillow does not tell them."""
+"""Place of the bit depth in a PNG whose first chunk is its header; Pillow does not report it."""
 
 TIFF_BITS, TIFF_PHOTOMETRIC = 258, 262
 TIFF_WHITE_IS_ZERO = 0
@@ -44,13 +44,13 @@ def with_true_levels(image: Image.Image, data: bytes) -> Image.Image:
 
 
 def png_transparent_level(data: bytes) -> int:
-    """As the file has it, of up to 16 bits; the last of several, which is Pillow's."""
+    """Read the transparent level, of up to 16 bits; of several, the last, as Pillow does."""
     *_, begin = (begin for kind, begin in png_chunks(data) if kind == b"tRNS")
     return int.from_bytes(data[begin : begin + 2], "big")
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Any of Pillow's modes as RGB: 16-bit grey by its high byte, alpha over white, CMYK by Pillow's conversion."""
+    """Convert any mode of Pillow to RGB: 16-bit grey by its high byte, alpha over white, CMYK as Pillow converts it."""
     if image.mode == "RGB" and not image.has_transparency_data:
         return image
     rgb, rows = Image.new("RGB", image.size), max(1, STRIP_PIXELS // image.width)
@@ -73,7 +73,7 @@ def strip_to_rgb(image: Image.Image) -> Image.Image:
 
 
 def high_byte(image: Image.Image) -> Image.Image:
-    """16-bit grey as 8-bit grey; Pillow's own conversion of some of these modes clips at 255 instead."""
+    """Convert 16-bit grey to 8-bit grey; Pillow's own conversion of some of these modes clips at 255 instead."""
     values = np.asarray(image)
     grey = Image.fromarray((values >> 8).astype(np.uint8))
     transparent = image.info.get("transparency")

@@ -20,7 +20,7 @@ from precompute.resume.request import BuildRequest
 from precompute.sources import Source
 
 OF_THE_LATENT = "latent "
-"""Kinds of reasons that begin so are the encoder's or the store's doing: trying again would give the same."""
+"""Reasons that begin so come from the encoder or the store: trying again would give the same."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Retry:
 
     tried: int
     rejected_before: dict[int, int]
-    """The shards to build again, those with a sample that gives pixels now, and how many each had rejected."""
+    """Shards to build again, since one of their samples can be decoded now, and how many each had rejected."""
 
 
 def try_rejected(store: Store, work: Work, source: Source, threads: int) -> Retry:
@@ -78,7 +78,7 @@ def too_many(error: TooManyRejectsError, store: Store, spec: Spec, request: Buil
 
 
 def rejected_kinds(store: Store, spec: Spec) -> dict[str, tuple[int, str]]:
-    """How many samples of committed shards are rejected for each kind of reason, and the first of them."""
+    """Count how many samples of committed shards are rejected for each kind of reason, and the first of them."""
     kinds: dict[str, tuple[int, str]] = {}
     for shard in range(spec.num_shards):
         try:
@@ -98,7 +98,7 @@ def table_of(kinds: dict[str, tuple[int, str]]) -> list[str]:
 
 
 def advice(kinds: Iterable[str], request: BuildRequest) -> list[str]:
-    """What can help, by who is at fault."""
+    """Say what can help, by what is at fault."""
     lines = []
     if any(not kind.startswith(OF_THE_LATENT) for kind in kinds):
         lines.append(f"mend the images or source.images, then: {request.with_options('--retry-rejected')}")

@@ -71,12 +71,12 @@ def arrange(survey: Survey, recipe: Recipe, found: pa.Table, request: BuildReque
 
 
 def same_samples(left: pa.Table, right: pa.Table) -> bool:
-    """Compared as columns, which takes no time."""
+    """Compare the digested columns, which takes no time."""
     return bool(left.select(DIGESTED).equals(right.select(DIGESTED)))
 
 
 def planned_rows(survey: Survey, recipe: Recipe, found: pa.Table) -> Rows:
-    """What the cache was planned with; StaleError where neither the plan file nor the source can have been it."""
+    """Find what the cache was planned with; StaleError where neither the plan file nor the source can have been it."""
     plan, spec = survey.plan.value, sound_spec(survey, recipe)
     if spec and plan and plan.digests and plan.digests.whole == spec.plan_digest:
         return Rows(table=plan.table.slice(0, spec.rows), digests=plan.digests, on_disk=True)
@@ -95,7 +95,7 @@ def planned_rows(survey: Survey, recipe: Recipe, found: pa.Table) -> Rows:
 
 
 def sound_spec(survey: Survey, recipe: Recipe) -> Spec | None:
-    """The spec by its file, unless that is of another recipe than the records."""
+    """Return the spec of the spec file, unless it is of another recipe than the records."""
     spec = survey.spec.value
     return spec if spec and spec.recipe == recipe else None
 
@@ -112,7 +112,7 @@ def fits_records(survey: Survey, spec: Spec, digests: PlanDigests) -> bool:
 
 
 def source_in_rows(survey: Survey, recipe: Recipe, found: pa.Table) -> pa.Table:
-    """The source's samples in the rows that samples tables say, as many as the cache was planned with.
+    """Put the source's samples in the rows that samples tables say, as many as the cache was planned with.
 
     Rows that no table speaks of go to the samples left over, in order; a digest decides whether that was right.
     """
@@ -125,7 +125,7 @@ def source_in_rows(survey: Survey, recipe: Recipe, found: pa.Table) -> pa.Table:
 
 
 def planned_count(survey: Survey, recipe: Recipe) -> int:
-    """Rows by the spec, or else as far as records and samples tables know of any."""
+    """Count rows by the spec, or else up to the last that a record or samples table knows."""
     if spec := sound_spec(survey, recipe):
         return spec.rows
     ends = (

@@ -26,9 +26,9 @@ class Listing(NamedTuple):
     """The names in a folder or an archive, each sorted; macOS metadata is ignored."""
 
     names: list[str]
-    """Of files."""
+    """Files that can enter a table."""
     not_utf8: list[str]
-    """Of files that cannot enter a table, with surrogates for the bytes that are no text."""
+    """Files that cannot, with surrogates for the bytes that are no text."""
     linked_folders: list[str]
     """Links to folders, which are not followed: they may lead in circles."""
     caches: list[str]
@@ -50,7 +50,7 @@ class Samples:
 
 
 def passed_over(listing: Listing, others: Iterable[str]) -> str:
-    """One line about `others`, files that are no samples, and about what else was listed; empty where there is none."""
+    """Describe `others`, files that are no samples, and what else was listed, in one line; empty where none was."""
     suffixes = count_suffixes(others)
     parts = [
         suffixes_line(suffixes),
@@ -63,7 +63,7 @@ def passed_over(listing: Listing, others: Iterable[str]) -> str:
 
 
 def count_suffixes(names: Iterable[str]) -> Counter[str]:
-    """Number of names by suffix, in lower case."""
+    """Count names by suffix, in lower case."""
     counts: Counter[str] = Counter()
     for name in names:
         suffix = counted_suffix(name)
@@ -79,7 +79,7 @@ def counted_suffix(name: str) -> str:
 
 
 def suffixes_line(suffixes: Counter[str]) -> str:
-    """`3 files that are no images by their names (.txt 2, .eps 1)`."""
+    """Format as `3 files that are no images by their names (.txt 2, .eps 1)`."""
     if not (total := suffixes.total()):
         return ""
     named = sorted((-count, suffix) for suffix, count in suffixes.items() if suffix.startswith("."))[:COMMONEST]
