@@ -9,14 +9,14 @@ from cache_store.errors import SourceError
 from cache_store.format.plan import plan_digest
 from cache_store.format.schema import PLAN_FILE
 from cache_store.storage.store import Store
+from precompute.sources.image_store import Images
 from precompute.sources.listing import Samples
-from precompute.sources.source import Source
 
 
 class CacheSource:
-    """The plan of a cache, sealed or not; `images` is the source that it was built from."""
+    """The plan of a cache, sealed or not; `images` are those of the source that it was built from."""
 
-    def __init__(self, store: Store, images: Source) -> None:
+    def __init__(self, store: Store, images: Images) -> None:
         self._store = store
         self.fingerprint, self.read = images.fingerprint, images.read
 

@@ -33,15 +33,17 @@ which resumes when it is run again.
 """
 
 
-class ImageStore(Protocol):
-    def listing(self) -> Listing:
-        """List every file's name, and what else is there; SourceError where a folder cannot be listed."""
-
+class Images(Protocol):
     def fingerprint(self, name: str, /) -> str:
-        """Return what changes when the file changes, without reading it; MISSING where there is none."""
+        """Return what changes when an image file changes, without reading it; MISSING where there is none."""
 
     def read(self, name: str, /) -> bytes:
-        """Read the file's bytes; Rejected where that is not possible."""
+        """Read the file's bytes; Rejected where that is not possible. Called from several threads."""
+
+
+class ImageStore(Images, Protocol):
+    def listing(self) -> Listing:
+        """List every file's name, and what else is there; SourceError where a folder cannot be listed."""
 
 
 class ImageFolder:
