@@ -72,8 +72,9 @@ def build(config: BuildConfig, request: BuildRequest | None = None) -> Summary:
         surveyed = survey(store)
         work, tried = look_at_images(config, surveyed, decide(surveyed, wanted, request), source, request)
         write_metadata(surveyed, work, config)
-        if samples.passed_over and not surveyed.has_cache:  # now, as the encoding may take days
-            say(samples.passed_over)
+        if not surveyed.has_cache:  # now, as the encoding may take days
+            for note in filter(None, (samples.passed_over, config.overlap)):
+                say(note)
         plan_file = surveyed.plan.value.file if surveyed.plan.value and not work.writes_plan else None
         del found, wanted, surveyed
         work = work.without_plan()  # it is on disk now; nothing below grows with the data set

@@ -112,6 +112,17 @@ class BuildConfig:
         if self.source.kind == "cache" and Path(self.source.path).expanduser().resolve() == own.resolve():
             raise ConfigError(f"source.path: {self.source.path} is the cache itself; name another one of the same plan")
 
+    @property
+    def overlap(self) -> str | None:
+        """What to say of a cache that lies in the folder of its images."""
+        images = Path(self.source.images or self.source.path).expanduser()
+        inside = Path(str(open_store(self.cache))).resolve().is_relative_to(images.resolve())
+        if self.source.kind == "cache" or not (inside and images.is_dir()):
+            return None
+        return (
+            f"the cache lies in its source's folder {images}, all of which every build lists; a place beside is better"
+        )
+
     @classmethod
     def of_cache(cls, cache: Address) -> Self:
         """The config of an existing cache, from what `recorded` kept; CacheError where this version reads it not."""

@@ -71,7 +71,9 @@ def parse_spec(data: bytes, where: str) -> Spec:
     try:
         raw = msgspec.json.decode(data)["attributes"][SPEC_ATTRIBUTE]
         version = raw["format_version"]
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise CacheError(f"{where} is {'damaged: it is no JSON' if data else 'empty'}") from None
+    except (KeyError, TypeError):
         raise CacheError(f"{where} is not the group of a cache: no attribute {SPEC_ATTRIBUTE!r}") from None
     refuse_version(version, where)
     try:

@@ -46,8 +46,10 @@ def parse_record(record_class: type[RecordT], data: bytes, where: str) -> Record
     """Parse strictly; `where` names the file in the error."""
     try:
         return msgspec.json.decode(data, type=record_class, strict=True)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CacheError(f"{where} is not a valid {record_class.__name__}: {error}") from None
+    except msgspec.ValidationError as error:
+        raise CacheError(f"{where} does not hold what it should: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise CacheError(f"{where} is {'damaged: it is no JSON' if data else 'empty'}") from None
 
 
 def signed(record: RecordT) -> RecordT:

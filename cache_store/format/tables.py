@@ -74,7 +74,9 @@ class TableFile:
     def _broken(self, error: Exception) -> CacheError:
         if isinstance(error, FileNotFoundError):
             return CacheError(f"{self.where} is missing")
-        return CacheError(f"{self.where} cannot be read: {' '.join(str(error).split())}")
+        if isinstance(error, OSError) and error.strerror:
+            return CacheError(f"{self.where} cannot be read: {error.strerror}")
+        return CacheError(f"{self.where} is damaged: it is no whole Parquet file")
 
 
 def text_bytes(array: pa.Array) -> int:

@@ -134,6 +134,15 @@ def test_too_many_rejects_end_the_build_and_say_why(project):
     project.build(run__max_reject_fraction=0.5)
 
 
+def test_a_cache_in_its_sources_folder_is_said_once(project):
+    project.unpack()
+    project.cache = project.images / "inside"
+    said = f"the cache lies in its source's folder {project.images}, all of which every build lists"
+    options = ("--cache", project.cache)
+    assert said in project.build(*options)
+    assert said not in project.build(*options)
+
+
 def test_a_build_that_caches_nothing_gives_an_example(project):
     nothing = {sample_name(number).replace("-", "_"): b"no image" for number in range(SAMPLES)}
     project.has(**{**nothing, "sample_001": image_bytes(1)[:60]})
