@@ -1,5 +1,6 @@
 """The tables of a cache, and the files that records name, in its store."""
 
+import hashlib
 from collections.abc import Iterable
 from functools import partial
 
@@ -46,6 +47,11 @@ def stored_sha256(store: Store, name: str) -> str:
 
 def file_record(store: Store, name: str) -> FileRecord:
     return FileRecord(path=name, bytes=store.size(name), sha256=stored_sha256(store, name))
+
+
+def record_of(name: str, data: bytes | memoryview) -> FileRecord:
+    """Of a file that holds these bytes."""
+    return FileRecord(path=name, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
 
 
 def refuse_other_size(store: Store, file: FileRecord) -> None:

@@ -1,6 +1,5 @@
 """The one way in which a shard's files and record come to be, or take the place of others."""
 
-import hashlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, BinaryIO, Self
@@ -8,6 +7,7 @@ from typing import Any, BinaryIO, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from cache_store.cache.files import record_of
 from cache_store.errors import CacheError
 from cache_store.format.formats import files_of_shard
 from cache_store.format.record import canonical_json
@@ -58,7 +58,7 @@ class ShardFiles:
             write_rows(table.stream, samples)
         table.finish()
         self._drafts.append(table)
-        return tuple(draft_record(name, draft.map()) for name, draft in zip(self._names, self._drafts, strict=True))
+        return tuple(record_of(name, draft.map()) for name, draft in zip(self._names, self._drafts, strict=True))
 
     def commit(self, record: CommitRecord) -> None:
         """Put files and record in the place of what was there."""
@@ -73,7 +73,3 @@ class ShardFiles:
 def write_rows(stream: BinaryIO, samples: pa.Table) -> None:
     """Equal tables give equal bytes, however they are held."""
     pq.write_table(samples.combine_chunks(), stream, compression="zstd")
-
-
-def draft_record(name: str, data: memoryview) -> FileRecord:
-    return FileRecord(path=name, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())

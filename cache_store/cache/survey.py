@@ -3,7 +3,6 @@
 Nothing here judges: a file is read, or it is said why not. Shard files and samples tables are looked at for their size.
 """
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -11,7 +10,7 @@ from typing import Generic, TypeVar
 
 import pyarrow as pa
 
-from cache_store.cache.files import open_table, refuse_other_size
+from cache_store.cache.files import open_table, record_of, refuse_other_size
 from cache_store.cache.metadata import has_cache, parse_checked_spec, read_record
 from cache_store.errors import CacheError, NewerFormatError
 from cache_store.format.formats import shard_format
@@ -162,7 +161,7 @@ def read_plan_file(store: Store, spec: Spec | None) -> PlanOnDisk:
     """The plan, from one reading of its bytes."""
     data = store.read(PLAN_FILE)
     table = parse_plan(data, store.where(PLAN_FILE))
-    file = FileRecord(path=PLAN_FILE, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+    file = record_of(PLAN_FILE, data)
     digests = plan_digests(table.slice(0, spec.rows), spec.samples_per_shard) if spec else None
     return PlanOnDisk(table=table, file=file, digests=digests)
 
