@@ -145,7 +145,7 @@ class SealedShards:
     def _sealed_content(self, shard: int) -> CommitContent:
         """CacheError where the shard's record is another than was sealed."""
         record = read_commit(self.store, shard)
-        if record is None or record.content.digest != self.seal.commits[shard]:
+        if record is None or not self.seal.holds(shard, record.content):
             raise self._broken(f"shard {shard} is not as sealed: the cache was replaced or changed since it was opened")
         return record.content
 

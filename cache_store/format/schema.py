@@ -349,6 +349,10 @@ class Seal(Record, frozen=True, kw_only=True):
     sha256: str
     """Over the seal's canonical form without this field."""
 
+    def holds(self, shard: int, content: CommitContent) -> bool:
+        """Whether the shard was sealed with this content."""
+        return shard < len(self.commits) and self.commits[shard] == content.digest
+
 
 def samples_file(shard: int) -> str:
     return f"{SAMPLES}/{shard:06d}.parquet"
