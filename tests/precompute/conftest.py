@@ -2,6 +2,7 @@
 
 import io
 import json
+import shlex
 import shutil
 import zipfile
 from collections.abc import Callable, Iterator
@@ -170,6 +171,11 @@ class Project:
 
     def repair(self, *options: object, code: int = 0) -> str:
         return self.run(main, "repair", self.cache, *options, code=code)
+
+    def do(self, command: str, code: int = 0) -> str:
+        """A `build` or `repair` of the cache, with options as one types them."""
+        name, *options = shlex.split(command)
+        return {"build": self.build, "repair": self.repair}[name](*options, code=code)
 
     def report(self) -> Path:
         """Of a full verification that finds damage."""

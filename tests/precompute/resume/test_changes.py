@@ -1,24 +1,40 @@
 """Inputs that are no longer those of the cache: refused by name, or taken in by the flag that asks for it."""
 
 import os
-import signal
-from collections.abc import Callable
+import re
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from cache_store.cache.metadata import read_seal
+from cache_store import open_cache
+from cache_store.cache.files import read_plan
+from cache_store.cache.metadata import read_build, read_seal
 from cache_store.verify.verify import verify
-from tests.precompute.conftest import BROKEN, SAMPLES, Project, image_bytes, make_vae, places, sample_name, write_source
-
-
-def act(project: Project, command: str, code: int = 0) -> str:
-    name, *options = command.split()
-    return {"build": project.build, "repair": project.repair}[name](*options, code=code)
-
-
-def source(*samples: range | list[int], **replaced: bytes) -> Callable[[Project], object]:
-    return lambda project: project.has(*samples, **replaced)
+from tests.precompute.conftest import (
+    BROKEN,
+    SAMPLES,
+    Project,
+    flip,
+    image_bytes,
+    make_vae,
+    places,
+    sample_name,
+    timeless_files,
+)
+from tests.precompute.resume.conftest import (
+    RECORD,
+    SHARD,
+    TABLE,
+    Act,
+    copied,
+    lost,
+    other_image,
+    rewrite,
+    source,
+    together,
+)
 
 
 def other_weights(project: Project) -> None:
@@ -27,49 +43,90 @@ def other_weights(project: Project) -> None:
 
 def without_an_image(project: Project) -> None:
     project.unpack()
-    (project.images / "sample-002.png").unlink()
+    image(project, 2).unlink()
 
 
-def another_image_and_a_lost_shard(project: Project) -> None:
-    other_image(6)(project)
-    project.lose("latents/c/0/0/0/0")
+def another_caption(project: Project) -> None:
+    rewrite(project.source / "chat.json", "Picture 9.", "Picture nine.")
 
 
-def another_caption(*lost: str) -> Callable[[Project], None]:
-    def change(project: Project) -> None:
-        project.lose(*lost)
-        chat = project.source / "chat.json"
-        chat.write_text(chat.read_text().replace("Picture 9.", "Picture nine."))
-
-    return change
-
-
-def other_image(number: int, numbers: range = range(SAMPLES)) -> Callable[[Project], object]:
-    return source(numbers, **{f"sample_{number:03d}": image_bytes(99)})
+def begun_and_grown_again(project: Project) -> None:
+    """An extension to 24 samples was killed after its plan; there are 25 now."""
+    project.has(range(24))
+    project.build(name="longer")
+    shutil.copy(project.folder / "longer/plan.parquet", project.cache)
+    project.has(range(25))
 
 
-NEW, HEIGHT = "--cache NEW", "array.image.height  32            40"
-NOT_ENCODED = "1 of 22 images are not the ones encoded: "
+def report_of_another(project: Project) -> None:
+    flip(project.cache / SHARD)
+    project.report()
+    copied("images", "seal.json")(project)
+
+
+def unreadable(project: Project) -> None:
+    project.lose(RECORD)
+    (project.cache / RECORD).mkdir()
+
+
+NEW, HEIGHT, TALLER = "--cache NEW", "array.image.height  32            40", "build --image.height 40"
+NOT_ENCODED, LOST_PLAN = "1 of 22 images are not the ones encoded: ", "plan.parquet is lost"
 SOME_ADDED = ["  samples     22            24\n  new sample                sample-022\n", "/cache.yaml --extend"]
 SOME_GONE = "3 gone (sample-000, sample-001, sample-002)"
-MENDED = ["have changed: sample-004", "--retry-rejected"]
+CAPTION = ["image name or text  sample-009", NEW]
+NO_RECIPE = lost("zarr.json", "seal.json", *(f"commits/{shard:06d}.json" for shard in range(3)))
 
-REFUSED: dict[str, tuple[str, Callable[[Project], object], list[str]]] = {
+REFUSED: dict[str, tuple[str, Act, list[str]]] = {
     "other weights": ("build", other_weights, ["array.encoder.weights_sha256", NEW]),
-    "another size": ("build --image.height 40", source(), [HEIGHT, NEW]),
-    "another size, no spec": ("build --image.height 40", lambda project: project.lose("zarr.json"), [HEIGHT, NEW]),
-    "another size, extending": ("build --extend --image.height 40", source(range(24)), [HEIGHT, NEW]),
+    "another size": (TALLER, source(), [HEIGHT, NEW]),
+    "another size, no spec": (TALLER, lost("zarr.json"), [HEIGHT, NEW]),
+    "another size, extending": (f"{TALLER} --extend", source(range(24)), [HEIGHT, NEW]),
+    "another size, which a foreign seal has": (TALLER, copied("recipe", "seal.json"), [HEIGHT]),
+    "the same, and no spec": (TALLER, together(copied("recipe", "seal.json"), lost("zarr.json")), [HEIGHT]),
+    "records of two recipes": (
+        "build",
+        copied("recipe", RECORD),
+        ["commits/000000.json", RECORD, "array.image.height"],
+    ),
+    "nothing tells the recipe": ("build", NO_RECIPE, ["zarr.json", "seal.json", "commits/", "lost or damaged"]),
     "another list": ("build", source([*range(3, SAMPLES), 40]), [f"1 new (sample-040); {SOME_GONE}", NEW]),
     "a list that has lost some": ("build --extend", source(range(3, 24)), [SOME_GONE, NEW]),
+    "the same, no plan": ("build", together(lost("plan.parquet"), source(range(3, 22))), [LOST_PLAN, "sample-000"]),
     "a list that has grown": ("build", source(range(24)), SOME_ADDED),
-    "another caption": ("build", another_caption(), ["image name or text  sample-009", NEW]),
-    "another caption, no plan": ("build", another_caption("plan.parquet"), ["samples of shard 1 "]),
-    "another image": ("build", other_image(6), [f"{NOT_ENCODED}sample-006", NEW]),
+    "the same, no spec": ("build", together(lost("zarr.json"), source(range(24))), SOME_ADDED),
+    "a list that grew again": ("build", begun_and_grown_again, ["sample-022", "/cache.yaml --extend"]),
+    "another caption": ("build", another_caption, CAPTION),
+    "the same, no spec either": ("build", together(lost("zarr.json"), another_caption), CAPTION),
+    "the same, no plan either": (
+        "build",
+        together(lost("plan.parquet"), another_caption),
+        [LOST_PLAN, "samples of shard 1 "],
+    ),
+    "the same, none of them": (
+        "build",
+        together(lost("zarr.json", "seal.json", "plan.parquet"), another_caption),
+        ["samples of shard 1 "],
+    ),
+    "another image": ("build", other_image(6), [f"{NOT_ENCODED}sample-006", "image of sample-006", NEW]),
     "another image, extending": ("build --extend", other_image(9, range(24)), [f"{NOT_ENCODED}sample-009"]),
-    "another image, no shard": ("build", another_image_and_a_lost_shard, [f"{NOT_ENCODED}sample-006"]),
+    "another image, no shard": (
+        "build",
+        together(other_image(6), lost("latents/c/0/0/0/0")),
+        [f"{NOT_ENCODED}sample-006"],
+    ),
     "another image, repairing": ("repair --shards [1]", other_image(9), [f"{NOT_ENCODED}sample-009"]),
     "an image that is gone": ("build", without_an_image, [f"{NOT_ENCODED}sample-002"]),
-    "a mended reject, repairing": ("repair --shards [0]", source(sample_004=image_bytes(4)), MENDED),
+    "a mended reject, repairing": (
+        "repair --shards [0]",
+        source(sample_004=image_bytes(4)),
+        ["have changed: sample-004", "--retry-rejected"],
+    ),
+    "a report of another cache": (
+        "repair --report '{folder}/my report.json'",
+        report_of_another,
+        ["the report is not one of {cache} as it is", "cache-store verify {cache} --level full --report FILE"],
+    ),
+    "a record that cannot be read": ("build", unreadable, [f"Is a directory: {{cache}}/{RECORD}"]),
 }
 
 
@@ -77,18 +134,110 @@ REFUSED: dict[str, tuple[str, Callable[[Project], object], list[str]]] = {
 def test_other_inputs_are_refused_by_name(built, change):
     command, make, said = REFUSED[change]
     make(built)
+    where = {"folder": built.folder, "cache": built.cache}
     with built.untouched():
-        message = act(built, command, code=1)
+        message = built.do(command.format(**where), code=1)
     for each in said:
-        assert each in message
+        assert each.format(**where) in message
     assert "weights" not in message or make is other_weights
     assert "rows" not in message
+
+
+OTHER_FIELDS = {
+    "samples_per_shard": "--store.samples_per_shard 4",
+    "store_format": "--store.format webdataset",
+    "array.codec": "--store.codec zstd",
+    "array.dtype": "--store.dtype float32",
+    "array.image.height": "--image.height 40",
+    "array.image.width": "--image.width 48",
+    "array.image.fit": "--image.fit crop",
+    "array.image.resample": "--image.resample lanczos",
+    "array.image.range": "--image.range theworld",
+    "array.image.max_pixels": "--image.max_pixels 9999",
+    "array.encoder.path": "--encoder.fold false",
+    "array.encoder.posterior": "--encoder.posterior moments",
+    "array.encoder.compute_dtype": "--encoder.compute_dtype bfloat16",
+    "array.encoder.batch_size": "--encoder.batch_size 4",
+}
+
+
+@pytest.mark.parametrize("field", OTHER_FIELDS)
+def test_every_field_of_the_recipe_is_refused_by_name(built, field):
+    with built.untouched():
+        assert re.search(rf"^  {re.escape(field)}  ", built.do(f"build {OTHER_FIELDS[field]}", code=1), re.MULTILINE)
 
 
 def test_files_with_the_bytes_that_were_encoded_are_no_change(built):
     """From a zip to a folder: each looks another, and none is."""
     built.unpack()
     built.build()
+
+
+def test_the_cache_of_a_list_that_grew_is_left_alone_by_a_repair(built):
+    with built.same_in_the_end():
+        built.has(range(32))
+        assert "10 samples are new in the source" in built.repair("--shards", "[1]")
+
+
+SHORT, LONG = range(12), range(SAMPLES)
+"""Samples, in shards of 8: the short list fills one and a half."""
+OPEN = "from 12 to 22 samples; shards [0, 1) are full and kept; shard 1, partly filled so far, is written again\n"
+
+
+@pytest.mark.parametrize(
+    ("store_format", "lists", "losses", "said"),
+    [
+        ("zarr", [SHORT, LONG], [], OPEN),
+        ("webdataset", [SHORT, LONG], [], OPEN),
+        ("zarr", [SHORT, range(16), LONG], [], "from 16 to 22 samples; shards [0, 2) are full and kept\n"),
+        ("zarr", [SHORT, LONG], ["seal.json", RECORD], OPEN),
+    ],
+)
+def test_an_extended_cache_is_the_cache_of_the_long_list(project, store_format, lists, losses, said):
+    """New ids that sort last: the bytes, seal and identity of a build of the long list; full shards are kept."""
+    form = {"store__format": store_format}
+    for numbers in lists:
+        project.has(numbers)
+        if before := places(project.cache):
+            project.lose(*losses)
+        message = project.build("--extend", **form)
+    assert said in message
+    assert "damage" not in message
+    after = places(project.cache)
+    full = [mark for shard in range(len(lists[-2]) // 8) for mark in (f"c/{shard}/", f"{shard:06d}.")]
+    kept = {name for name in before if after[name] == before[name]}
+    assert kept == {name for name in before if name == "build.json" or any(mark in name for mark in full)}
+    project.build(name="whole", **form)
+    assert timeless_files(project.folder / "whole") == project.files()
+    assert not verify(project.cache, "full").findings
+
+
+def test_rows_stay_where_they_are_when_new_ids_sort_first(project):
+    """Though the plan is then not sorted by id, the cache is rerun, repaired and restored like any other."""
+    project.has(range(10, SAMPLES))
+    project.build()
+    kept = open_cache(project.cache).read(np.arange(7))
+    project.has()
+    longer = (project.source / "chat.json").rename(project.source / "longer.json")
+    project.build("--extend", source__path=str(longer))
+    assert read_build(project.cache).config["source"]["path"] == str(longer)
+    project.repair("--shards", "[2]")
+    longer.rename(project.source / "chat.json")
+    project.build()
+    ids = read_plan(project.cache)["id"].to_pylist()
+    assert ids == [sample_name(number) for number in (*range(10, SAMPLES), *range(10))]
+    np.testing.assert_array_equal(open_cache(project.cache).read(np.arange(7)), kept)
+    with project.same_in_the_end():
+        for flags in ([], ["--extend"], ["--check-sources"]):
+            assert "nothing to encode" in project.build(*flags)
+        flip(project.cache / SHARD)
+        project.repair("--report", project.report())
+        for name in ("plan.parquet", "zarr.json", "seal.json"):
+            project.lose(name)
+            project.build()
+
+
+MISSING = 18
 
 
 @pytest.fixture
@@ -98,9 +247,6 @@ def folder(project: Project) -> Project:
     image(project, MISSING).unlink()
     project.build()
     return project
-
-
-MISSING = 18
 
 
 def image(project: Project, number: int) -> Path:
@@ -114,73 +260,32 @@ def mend(project: Project, *numbers: int) -> None:
 
 def test_a_retry_ends_in_the_cache_of_the_mended_images(folder):
     """But for the plan's fingerprints and the order of events, which enter no identity."""
+    with folder.untouched():
+        assert "recovered 0 of 3 rejected samples tried again" in folder.build("--retry-rejected")
+        mend(folder, MISSING, BROKEN[0])
+        message = folder.build()
+    assert f"images that were missing and are there now: 1 ({sample_name(MISSING)})" in message
+    assert f"images that were rejected and have changed: 1 ({sample_name(BROKEN[0])})" in message
+    assert message.count("--retry-rejected") == 2
     before = places(folder.cache)
-    mend(folder, MISSING, BROKEN[0])
     assert "recovered 2 of 3 rejected samples tried again" in folder.build("--retry-rejected")
     after = places(folder.cache)
-    for name in ("latents/c/1/0/0/0", "samples/000001.parquet", "commits/000001.json"):
-        assert after[name] == before[name]
+    assert [after[name] for name in (SHARD, TABLE, RECORD)] == [before[name] for name in (SHARD, TABLE, RECORD)]
     assert not verify(folder.cache, "full").findings
     folder.build(name="fresh")
     assert read_seal(folder.cache).identity == read_seal(folder.folder / "fresh").identity
     assert "there now" not in folder.build()
 
 
-def test_without_the_flag_rejects_stay_and_it_is_named(folder):
-    mend(folder, MISSING, BROKEN[0])
-    with folder.untouched():
-        message = folder.build()
-    assert f"images that were missing and are there now: 1 ({sample_name(MISSING)})" in message
-    assert f"images that were rejected and have changed: 1 ({sample_name(BROKEN[0])})" in message
-    assert message.count("--retry-rejected") == 2
-
-
-def test_where_nothing_can_be_recovered_nothing_is_touched(folder):
-    with folder.untouched():
-        assert "recovered 0 of 3 rejected samples tried again" in folder.build("--retry-rejected")
-
-
-def test_too_many_rejects_are_mended_by_a_retry(project):
-    project.has(**dict.fromkeys(("sample_001", "sample_002", "sample_003"), b"no image"))
-    assert "--retry-rejected" in project.build(code=1)
-    project.has()
-    project.build("--retry-rejected")
-    assert not verify(project.cache, "full").findings
-
-
 def test_an_extension_tries_rejects_of_the_shard_it_rewrites(folder):
-    write_source(folder.source, range(24))
-    mend(folder, MISSING, 22, 23)
+    """Those of other shards stay rejected, and are named each time."""
+    folder.has(range(24))
+    mend(folder, MISSING, BROKEN[0], 22, 23)
     said = folder.build("--extend")
     assert f"in the shard that is written again: 1 ({sample_name(MISSING)})" in said
     seal = read_seal(folder.cache)
     assert (seal.planned, seal.rejected) == (24, len(BROKEN))
-
-
-def test_a_retry_that_stops_halfway_has_lost_no_shard(folder, at_second_batch):
-    """The shard that it was encoding again stays as it was until there is another."""
-    with folder.same_in_the_end():
-        mend(folder, BROKEN[0])
-        at_second_batch.append(lambda: os.kill(os.getpid(), signal.SIGTERM))
-        folder.build("--retry-rejected", code=3)
-        assert len(list((folder.cache / "commits").iterdir())) == 3
-        folder.build()
-
-
-@pytest.mark.parametrize(
-    ("flag", "numbers", "mended"),
-    [("--extend", range(24), {}), ("--retry-rejected", range(SAMPLES), {"sample_004": image_bytes(4)})],
-)
-def test_new_work_holds_a_damaged_shard_to_what_it_was(built, flag, numbers, mended):
-    names = ("latents/c/1/0/0/0", "samples/000001.parquet")
-    before = {name: built.files()[name] for name in names}
-    built.lose(names[1])
-    built.has(numbers, **mended, sample_009=image_bytes(99))
-    message = built.build(flag, code=1)
-    assert "do not come out as they were, so that nothing of them was replaced: 1\n" in message
-    built.has(numbers, **mended)
-    built.build(flag)
-    assert {name: built.files()[name] for name in names} == before
+    assert f"images that were rejected and have changed: 1 ({sample_name(BROKEN[0])})" in folder.build()
 
 
 def change_in_secret(path: Path) -> None:
@@ -205,40 +310,39 @@ def test_a_change_that_no_size_or_time_shows_is_found(folder, command):
     """By a check, and where the shard is to be built again; not elsewhere."""
     number, unconcerned = UNSEEN[command]
     if command == "build --extend":
-        write_source(folder.source, range(SAMPLES + 1))
+        folder.has(range(SAMPLES + 1))
         mend(folder, SAMPLES)
     if unconcerned is None:
         mend(folder, MISSING)
     change_in_secret(image(folder, number))
     with folder.untouched():
-        message = act(folder, command, code=1)
+        message = folder.do(command, code=1)
     assert f"{NOT_ENCODED}{sample_name(number)}" in message
     assert f"image of {sample_name(number)}" in message
     if unconcerned:
-        act(folder, unconcerned)
+        folder.do(unconcerned)
     change_in_secret(image(folder, number))
-    act(folder, command)
+    folder.do(command)
 
 
-def test_a_check_says_how_many_images_it_read(folder):
+def test_a_check_reads_every_image_before_other_work(folder):
+    everything = f"{SAMPLES} images were read again; all that are encoded have the bytes"
     with folder.untouched():
-        said = folder.build("--check-sources")
-    assert f"{SAMPLES} images were read again; all that are encoded have the bytes" in said
-
-
-def test_a_check_precedes_the_work_that_is_left(folder):
+        assert everything in folder.build("--check-sources")
     folder.lose("seal.json", "commits/000002.json")
     change_in_secret(image(folder, 7))
     folder.build("--check-sources", code=1)
     assert not (folder.cache / "commits/000002.json").exists()
     change_in_secret(image(folder, 7))
     assert "16 images were read again" in folder.build("--check-sources")
+    image(folder, 7).unlink()
+    assert "missing" in folder.build("--check-sources", code=1)
 
 
-@pytest.mark.parametrize("name", ["samples/000001.parquet", "commits/000001.json"])
-@pytest.mark.parametrize("lost", [[], ["seal.json"]])
-def test_a_check_names_shards_whose_images_nothing_remembers(folder, name, lost):
-    folder.lose(*lost)
+@pytest.mark.parametrize("name", [TABLE, RECORD])
+@pytest.mark.parametrize("losses", [[], ["seal.json"]])
+def test_a_check_names_shards_whose_images_nothing_remembers(folder, name, losses):
+    folder.lose(*losses)
     (folder.cache / name).write_bytes(bytes(reversed((folder.cache / name).read_bytes())))
     with folder.untouched():
         message = folder.build("--check-sources", code=1)
@@ -246,8 +350,3 @@ def test_a_check_names_shards_whose_images_nothing_remembers(folder, name, lost)
     assert f"first run precompute repair {folder.cache} --shards '[1]'" in message
     folder.repair("--shards", "[1]")
     assert "22 images were read again" in folder.build("--check-sources")
-
-
-def test_an_image_that_is_gone_is_found_by_a_check(folder):
-    image(folder, 7).unlink()
-    assert "missing" in folder.build("--check-sources", code=1)
