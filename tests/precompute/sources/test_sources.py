@@ -1,18 +1,28 @@
+"""Lists, folders and caches as sources: which samples they give, what they pass over, and what is refused."""
+
 import json
 import os
+import pickle
+import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
-from cache_store.errors import ConfigError, MissingPathError, SourceError
+from cache_store import open_cache, open_joined
+from cache_store.errors import SourceError
+from precompute.cli import main
 from precompute.images.rejected import Rejected
 from precompute.plan import compare_plans, make_plan
 from precompute.sources import SourceConfig, open_source
-from precompute.sources.image_store import MISSING, ImageFolder, open_image_store
+from precompute.sources.image_store import MISSING
 from precompute.sources.listing import count_suffixes
+from precompute.sources.source import Source
 from tests.make_cache import make_cache
+from tests.precompute.conftest import Project, image_bytes
 
 
 def record(name: str, **more: object) -> dict[str, object]:
@@ -20,149 +30,170 @@ def record(name: str, **more: object) -> dict[str, object]:
     return {"id": name, "image": f"{name}.jpg", "conversations": turns, **more}
 
 
-def write_chat(folder: Path, records: object) -> SourceConfig:
+def chat(folder: Path, records: object) -> Source:
     """A list of records, or the bytes of a file in their place."""
     path = folder / "chat.json"
     path.write_bytes(records if isinstance(records, bytes) else json.dumps(records).encode())
-    return SourceConfig(kind="llava", path=str(path))
+    return open_source(SourceConfig(kind="llava", path=str(path)))
 
 
-def write_tree(folder: Path, files: dict[str, bytes], form: str = "folder") -> SourceConfig:
+def tree(folder: Path, files: dict[str, bytes], form: str = "folder") -> Source:
     """A folder, or an archive of it."""
     for name, data in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
     path = folder if form == "folder" else shutil.make_archive(str(folder), form, folder)
-    return SourceConfig(kind="folder", path=str(path))
+    return open_source(SourceConfig(kind="folder", path=str(path)))
 
 
-def plan_rows(config: SourceConfig) -> list[dict[str, object]]:
-    return make_plan(open_source(config).samples()).to_pylist()
+def plan_of(source: Source) -> pa.Table:
+    return make_plan(source.samples())
 
 
-def test_llava_records_become_rows_sorted_by_id(tmp_path):
-    records = [record("b"), record("a", extra=1), {**record("c"), "id": 7}]
-    rows = plan_rows(write_chat(tmp_path, records))
-    assert [(row["row"], row["id"], row["uri"]) for row in rows] == [
-        (0, "7", "c.jpg"),
-        (1, "a", "a.jpg"),
-        (2, "b", "b.jpg"),
+@pytest.mark.parametrize(("mark", "step"), [(b"", 1), (b"\xef\xbb\xbf", -1)])
+def test_records_of_any_lawful_list_become_rows_by_id(tmp_path, mark, step):
+    """A byte order mark, unknown fields, names that cannot exist, a megabyte of text, a field that comes twice."""
+    records = [
+        {**record("long"), "conversations": [{"from": "gpt", "value": "x" * 10**6}]},
+        {**record("nul\0"), "image": "nul\0.jpg", "more": {"deep": [1, None, {}]}},
+        {**record("path"), "image": "../" * 5 + "etc/passwd"},
+        {**record("name"), "image": "x" * 10**5},
+        {**record("a"), "id": 7},
     ]
-    assert rows[1]["conversations"] == record("a")["conversations"]
-    assert rows == plan_rows(write_chat(tmp_path, records[::-1]))
-
-
-def test_a_record_without_an_image_is_rejected_when_read(tmp_path):
-    config = write_chat(tmp_path, [{"id": "text only", "conversations": []}])
-    assert plan_rows(config)[0]["uri"] == ""
+    text = json.dumps(records[::step])[:-1] + ', {"id": "first", "id": "last", "conversations": []}]'
+    source = chat(tmp_path, mark + text.encode())
+    plan = plan_of(source)
+    assert plan["row"].to_pylist() == [0, 1, 2, 3, 4, 5]
+    assert plan["id"].to_pylist() == ["7", "last", "long", "name", "nul\0", "path"]
+    assert plan["uri"].to_pylist()[:2] == ["a.jpg", ""]
+    assert plan["conversations"][0].as_py() == record("a")["conversations"]
+    assert set(plan["fingerprint"].to_pylist()) == {MISSING}
     with pytest.raises(Rejected, match="missing: the record names no image"):
-        open_source(config).read("")
-
-
-@pytest.mark.parametrize("form", ["folder", "zip", "tar"])
-def test_a_folder_gives_its_images_with_captions_beside_them(tmp_path, form):
-    files = {"b.jpg": b"x", "deep/a.PNG": b"pixels", "notes.md": b"x", "deep/a.txt": b" a cat \n"}
-    config = write_tree(tmp_path / "tree", files, form)
-    rows = plan_rows(config)
-    assert [row["id"] for row in rows] == ["b.jpg", "deep/a.PNG"]
-    assert rows[0]["conversations"] == []
-    assert rows[1]["conversations"] == [{"from": "human", "value": "<image>"}, {"from": "gpt", "value": "a cat"}]
-    assert open_source(config).read("deep/a.PNG") == b"pixels"
-
-
-@pytest.mark.parametrize(
-    ("data", "values"),
-    [
-        (b"\xef\xbb\xbfA cat.", ["<image>", "A cat."]),
-        (b"A\n cat", ["<image>", "A\n cat"]),
-        *((nothing, []) for nothing in (b"", b" \n", b"\xef\xbb\xbf\r\n")),
-    ],
-)
-def test_a_captions_byte_order_mark_is_no_text(tmp_path, data, values):
-    (row,) = plan_rows(write_tree(tmp_path, {"a.jpg": b"x", "a.txt": data}))
-    assert [turn["value"] for turn in row["conversations"]] == values
-
-
-MAC_FOLDER = {
-    "photos/a.jpg": b"pixels",
-    "photos/a.txt": b"a cat",
-    "photos/deep/b.jpg": b"more",
-    **dict.fromkeys((".DS_Store", "photos/.DS_Store"), b"Bud1"),
-    **dict.fromkeys(("photos/._a.jpg", "__MACOSX/._photos", "__MACOSX/photos/._a.jpg"), b"\0\5\x16\7"),
-    "__MACOSX/photos/deep/b.jpg": b"\0\5\x16\7",
-}
-
-
-@pytest.mark.parametrize("form", ["folder", "zip", "tar"])
-def test_what_a_mac_adds_to_a_folder_or_an_archive_is_no_sample(tmp_path, form):
-    """So the one top folder of an archive may be left out."""
-    config = write_tree(tmp_path / "mac", MAC_FOLDER, form)
-    assert [row["id"] for row in plan_rows(config)] == ["photos/a.jpg", "photos/deep/b.jpg"]
-    if form != "folder":
-        images = open_image_store(Path(config.path))
-        assert images.read("a.jpg") == images.read("photos/a.jpg") == b"pixels"
-        assert images.fingerprint("deep/b.jpg") == images.fingerprint("photos/deep/b.jpg") != MISSING
-
-
-@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "a/../../secret", "", "nul\0l"])
-def test_names_never_leave_the_image_folder(tmp_path, name):
-    (tmp_path / "images").mkdir()
-    (tmp_path / "secret").write_text("secret")
-    with pytest.raises(Rejected, match="missing"):
-        ImageFolder(tmp_path / "images").read(name)
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        (SourceConfig(kind="llava", path="/nowhere/chat.json"), "source.path: /nowhere/chat.json does not exist"),
-        (SourceConfig(kind="folder", path="/nowhere"), "source.path: /nowhere does not exist"),
-        (SourceConfig(kind="llava", path=__file__, images="/nowhere"), "source.images: /nowhere does not exist"),
-    ],
-)
-def test_a_path_at_which_there_is_nothing_is_wrong_usage(config, message):
-    with pytest.raises(MissingPathError, match=message) as caught:
-        open_source(config)
-    assert caught.value.exit_code == 2
+        source.read("")
 
 
 def test_differences_between_sample_lists_are_named_by_id(tmp_path):
-    before = make_plan(open_source(write_chat(tmp_path, [record(name) for name in "abc"])).samples())
-    changed = [record("a"), {**record("b"), "conversations": []}, record("d")]
-    now = make_plan(open_source(write_chat(tmp_path, changed)).samples())
+    before = plan_of(chat(tmp_path, [record(name) for name in "abc"]))
+    now = plan_of(chat(tmp_path, [record("a"), {**record("b"), "conversations": []}, record("d")]))
     assert str(compare_plans(before, now)) == "1 new (d); 1 gone (c); 1 with another image name or text (b)"
 
 
-MIXED = {
-    **dict.fromkeys(("a.jpg", "deep/b.PNG", "a.txt", ".DS_Store", "._a.jpg"), b"x"),
-    **dict.fromkeys(("notes.txt", "c.HEIC", "README", "odd.s%x", "long.abcdefghijklmnop"), b"x"),
-    **{f"{number}.{suffix}": b"x" for number in range(2) for suffix in ("eps", "svg", "psd", "ico")},
+A = json.dumps(record("a"))
+
+REFUSED: dict[str, tuple[bytes | Callable[[Path], object], str]] = {
+    "an empty file": (b"", "truncated"),
+    "an empty list": (b"[]", "the source holds no samples"),
+    "no list": (b'{"a": 1}', "Expected `array`, got `object`"),
+    "a list of lists": (b"[[]]", "record 0 .*Expected `object`"),
+    "a missing field": (f'[{A}, {{"id": "b"}}]'.encode(), "record 1 .*`conversations`"),
+    "an image that is a number": (f'[{A[:-1]}, "image": 7}}]'.encode(), "record 0 .*image"),
+    "a turn without a value": (b'[{"id": 1, "conversations": [{"from": "human"}]}]', "record 0 .*value"),
+    "a number without a value": (b'[{"id": NaN, "conversations": []}]', "malformed"),
+    "a number of 5,000 digits": (b'[{"id": %s, "conversations": []}]' % (b"9" * 5_000), "record 0 .*out of range"),
+    "half a character": (b'[{"id": "\\ud800", "conversations": []}]', "malformed.*surrogate"),
+    "bytes that are no text": (f"[{A}, ".encode() + b'{"id": "\xff\xfe"}]', r"byte \d+ is not UTF-8"),
+    "text of two bytes a character": (f"[{A}]".encode("utf-16"), "malformed"),
+    "a list that is cut": (f"[{A}, {A[:30]}".encode(), "truncated"),
+    "something behind the list": (f"[{A}] [{A}]".encode(), "trailing"),
+    "a million brackets": (b'[{"id": 1, "x": ' + b"[" * 10**6, "nested too deeply"),
+    "two ids twice": (json.dumps([record(name) for name in "abcab"]).encode(), "2 occur more than once: a, b$"),
+    "an id that a terminal would obey": (json.dumps([record("a\nb\x1b[2J")] * 2).encode(), r": 'a\\nb\\x1b\[2J'$"),
+    "an id as a number and as text": (json.dumps([{**record("a"), "id": n} for n in (1, "1")]).encode(), "once: 1$"),
+    "a pickle": (pickle.dumps([{"id": "a"}]), "malformed"),
+    "a pipe": (os.mkfifo, "is no file"),
+    "a device without an end": (lambda path: path.symlink_to("/dev/zero"), "is no file"),
 }
-"""Two images, a caption, macOS metadata and 13 other files."""
+"""What a chat.json is, and what is said of it."""
 
-MIXED_TOLD = (
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_list_that_is_no_list_is_refused_in_one_line(project, name):
+    data, message = REFUSED[name]
+    path = project.source / "chat.json"
+    path.unlink()
+    path.write_bytes(data) if isinstance(data, bytes) else data(path)
+    (line,) = project.build(code=1).splitlines()
+    assert re.search(rf"^precompute: error: .*{message}", line)
+    assert not (project.cache / "zarr.json").exists()
+
+
+MISTAKES = {
+    "source.path: .*nowhere.json does not exist": {"kind": "llava", "path": "nowhere.json"},
+    "source.path: .*nowhere does not exist": {"kind": "cache", "path": "nowhere"},
+    "source.images: .*nowhere does not exist": {"kind": "llava", "path": "source/chat.json", "images": "nowhere"},
+    "source.images is for kind llava; .* source.path is the image tree": {"kind": "folder", "images": "source"},
+    "source holds no cache": {"kind": "cache", "path": "source"},
+    "is the cache itself": {"kind": "cache", "path": "cache"},
+    "the other cache remembers its images": {"kind": "cache", "path": "source", "images": "source"},
+}
+
+
+@pytest.mark.parametrize("message", MISTAKES)
+def test_a_path_that_is_no_source_is_wrong_usage(project, message):
+    paths = {"path": "source", **MISTAKES[message]}
+    source = {name: value if name == "kind" else str(project.folder / value) for name, value in paths.items()}
+    (line,) = project.build(code=2, source=source).splitlines()
+    assert re.search(f"^precompute: error: .*{message}", line)
+    assert not project.cache.exists()
+
+
+TREE = {
+    **dict.fromkeys(("photos/a.jpg", "photos/b.PNG", "photos/deep/c.jpg"), b"pixels"),
+    "photos/a.txt": b"\xef\xbb\xbf A\n cat \n",
+    "photos/b.txt": b"\xef\xbb\xbf\r\n",
+    **dict.fromkeys(("photos/._a.jpg", "photos/.DS_Store", ".DS_Store"), b"\0\5\x16\7"),
+    **dict.fromkeys(("__MACOSX/._photos", "__MACOSX/photos/deep/c.jpg"), b"\0\5\x16\7"),
+    **{f"photos/{name}": b"" for name in ("notes.txt", "c.HEIC", "README", "odd.s%x", "long.abcdefghijklmnop")},
+    **{f"photos/{number}.{suffix}": b"" for number in range(2) for suffix in ("eps", "svg", "psd", "ico")},
+}
+"""Three images, one with a caption and one with an empty one; macOS metadata; and 13 other files."""
+
+OTHERS = (
     "passed over: 13 files that are no images by their names (.eps 2, .ico 2, .psd 2, .svg 2, .heic 1, "
-    "1 without a suffix, 3 of other suffixes)"
+    "1 without a suffix, 3 of other suffixes); "
 )
-
-
-def passed_over(config: SourceConfig) -> str:
-    return open_source(config).samples().passed_over
+HEIC = "convert HEIC to JPEG or PNG, as with the package pillow-heif"
 
 
 @pytest.mark.parametrize("form", ["folder", "zip", "tar"])
-def test_files_that_are_no_samples_are_counted_by_suffix(tmp_path, form):
-    config = write_tree(tmp_path / "mixed", MIXED, form)
-    assert [row["id"] for row in plan_rows(config)] == ["a.jpg", "deep/b.PNG"]
-    assert passed_over(config).startswith(MIXED_TOLD)
-    assert passed_over(config).endswith("; convert HEIC to JPEG or PNG, as with the package pillow-heif")
+def test_a_tree_gives_its_images_with_captions_and_counts_the_rest(tmp_path, form):
+    """The top folder of an archive may be left out: macOS metadata beside it does not count."""
+    source = tree(tmp_path / "tree", TREE, form)
+    rows = plan_of(source).to_pylist()
+    caption = [{"from": "human", "value": "<image>"}, {"from": "gpt", "value": "A\n cat"}]
+    expected = {"photos/a.jpg": caption, "photos/b.PNG": [], "photos/deep/c.jpg": []}
+    assert {row["id"]: row["conversations"] for row in rows} == expected
+    assert source.samples().passed_over == OTHERS + HEIC
+    assert source.read("photos/a.jpg") == b"pixels"
+    if form != "folder":
+        assert source.read("deep/c.jpg") == b"pixels"
+        assert source.fingerprint("deep/c.jpg") == source.fingerprint("photos/deep/c.jpg") != MISSING
 
 
-def test_nothing_is_said_where_nothing_is_passed_over(tmp_path):
-    """Of what lies beside a chat.json, the list alone decides."""
-    assert passed_over(write_tree(tmp_path, {"a.jpg": b"x", "a.txt": b"a cat", ".DS_Store": b"x"})) == ""
-    write_tree(tmp_path, MIXED)
-    assert passed_over(write_chat(tmp_path, [record("a")])) == ""
+def test_what_a_folder_holds_beside_files_is_passed_over_and_named(tmp_path):
+    odd = [os.fsdecode(name) for name in (b"caf\xe9.jpg", b"caf\xe9/a.jpg")]
+    source = tree(tmp_path / "images", {"a.jpg": b"x", "elsewhere/b.jpg": b"x", odd[0]: b"x"})
+    (tmp_path / "images" / "deep\n").symlink_to("elsewhere")
+    make_cache(tmp_path / "images" / "cache", np.zeros((2, 1, 2, 2), np.float32))
+    tree(tmp_path / "images", {"cache/sheets/unusual.png": b"x"})
+    assert plan_of(source)["id"].to_pylist() == ["a.jpg", "elsewhere/b.jpg"]
+    one = r"1 file whose name is not UTF-8 (b'caf\xe9.jpg'); 1 linked folder (deep\n); 1 folder that is a cache (cache)"
+    assert source.samples().passed_over == f"passed over: {one}"
+    (tmp_path / "images" / "again").symlink_to("elsewhere")
+    tree(tmp_path / "images", {odd[1]: b"x", "c.HEIC": b""})
+    two = r"2 files whose names are not UTF-8 (first: b'caf\xe9.jpg'); 2 linked folders (first: again); 1 folder that"
+    assert two in source.samples().passed_over
+
+
+def test_a_source_without_images_says_what_it_holds_instead(tmp_path):
+    source = tree(tmp_path / "images", {"a.heic": b"x", "b.txt": b"x"})
+    (tmp_path / "images" / "photos").symlink_to(tmp_path)
+    with pytest.raises(SourceError) as caught:
+        plan_of(source)
+    assert str(caught.value) == (
+        "the source holds no samples; passed over: 2 files that are no images by their names (.heic 1, .txt 1); "
+        f"1 linked folder (photos); {HEIC}"
+    )
 
 
 def test_suffixes_beyond_a_thousand_are_counted_together():
@@ -170,42 +201,69 @@ def test_suffixes_beyond_a_thousand_are_counted_together():
     assert (counts[".7"], counts["of other suffixes"], counts.total()) == (1, 4_000, 5_000)
 
 
-def test_a_linked_folder_is_passed_over_and_named(tmp_path):
-    config = write_tree(tmp_path / "images", {"a.jpg": b"x", "elsewhere/b.jpg": b"x"})
-    (tmp_path / "images" / "deep\n").symlink_to("elsewhere")
-    assert passed_over(config) == r"passed over: 1 linked folder (deep\n)"
-    (tmp_path / "images" / "again").symlink_to("elsewhere")
-    assert passed_over(config) == "passed over: 2 linked folders (first: again)"
+def test_a_caption_that_is_not_utf8_is_named(tmp_path):
+    with pytest.raises(SourceError, match="caption a.txt cannot be read as UTF-8 text"):
+        plan_of(tree(tmp_path, {"a.jpg": b"x", "a.txt": b"caf\xe9"}))
 
 
-@pytest.mark.parametrize("form", ["folder", "tar"])
-@pytest.mark.parametrize("name", [b"caf\xe9.jpg", b"caf\xe9/a.jpg"])
-def test_a_file_whose_name_is_not_utf8_is_passed_over_and_named(tmp_path, form, name):
-    config = write_tree(tmp_path / "images", {"a.jpg": b"x", os.fsdecode(name): b"x"}, form)
-    assert [row["id"] for row in plan_rows(config)] == ["a.jpg"]
-    assert passed_over(config) == f"passed over: 1 file whose name is not UTF-8 ({name!r})"
+def test_hostile_images_are_rejected_each_for_itself(project):
+    """From a tar: a link, a pickle, files cut short; the sound ones are cached, and nothing is unpacked."""
+    hostile = {"4.png": b"\x89PNG\r\n\x1a\n", "5.jpg": pickle.dumps("image"), "6.gif": b"GIF89a", "notes.md": b""}
+    sound = {f"{number}.png": image_bytes(number) for number in range(4)}
+    images = project.folder / "images"
+    tree(images, {**hostile, **sound})
+    (images / "7.jpg").symlink_to("/etc/passwd")
+    archive = shutil.make_archive(str(project.folder / "hostile"), "tar", images)
+    config = project.config(source={"kind": "folder", "path": archive}, run__max_reject_fraction=0.5)
+    before = {*project.folder.rglob("*")}
+    said = project.run(main, "build", "--config", config)
+    cache = open_cache(project.cache)
+    assert cache.samples(np.arange(4))["id"].to_pylist() == list(sound)
+    assert cache.seal.reasons == {"cannot decode": 3, "damaged archive member": 1}
+    assert said.count("passed over: 1 file that is no image by its name (.md 1)\n") == 2  # at once, and in the end
+    assert all(path.is_relative_to(project.cache) for path in {*project.folder.rglob("*")} - before)
 
 
-def test_an_empty_source_says_what_it_holds_instead(tmp_path):
-    config = write_tree(tmp_path / "images", {"a.heic": b"x", "b.txt": b"x"})
-    (tmp_path / "images" / "photos").symlink_to(tmp_path)
-    with pytest.raises(SourceError) as caught:
-        plan_rows(config)
-    assert str(caught.value) == (
-        "the source holds no samples; passed over: 2 files that are no images by their names (.heic 1, .txt 1); "
-        "1 linked folder (photos); convert HEIC to JPEG or PNG, as with the package pillow-heif"
+def second(project: Project, *flags: str, code: int = 0) -> str:
+    """Build a cache of the first one's plan, of another size, form and number of samples a shard."""
+    return project.build(
+        *flags,
+        name="second",
+        code=code,
+        image={"height": 24, "width": 24},
+        store={"samples_per_shard": 5, "format": "webdataset"},
+        source={"kind": "cache", "path": str(project.folder / "cache")},
+        run__max_reject_fraction=0.5,
     )
 
 
-def test_the_files_of_a_cache_are_no_samples(tmp_path):
-    config = write_tree(tmp_path / "images", {"a.jpg": b"x"})
-    make_cache(tmp_path / "images" / "deep" / "cache", np.zeros((2, 1, 2, 2), np.float32))
-    (tmp_path / "images" / "deep" / "cache" / "sheets").mkdir()
-    (tmp_path / "images" / "deep" / "cache" / "sheets" / "unusual.png").write_bytes(b"x")
-    assert [row["id"] for row in plan_rows(config)] == ["a.jpg"]
-    assert passed_over(config) == "passed over: 1 folder that is a cache (deep/cache)"
+def test_a_cache_of_another_caches_plan_grows_and_joins_it_by_row(project):
+    """And is repaired from the images that the first remembers; an extension leaves no row in the order of ids."""
+    project.has([3, 9, 17, 20, 21])
+    project.build()
+    second(project)
+    project.has()
+    project.build("--extend")
+    second(project, code=1)
+    second(project, "--extend")
+    caches = {"first": project.cache, "second": project.folder / "second"}
+    joined, numbers = open_joined(caches), np.arange(20)
+    assert len(joined) == 20
+    for cache in caches.values():
+        assert open_cache(cache).samples(numbers, ["row", "id"]) == joined.samples(numbers, ["row", "id"])
+    assert joined.read(numbers)["second"].shape == (20, 16, 3, 3)
+    project.cache = caches["second"]
+    with project.same_in_the_end():
+        project.lose("shards/000001.tar")
+        project.repair("--shards", "1")
+    project.cache = caches["first"]
+    project.has([1, 2, 3, 5, 6])
+    project.build(name="other")
+    shutil.copy(project.folder / "other" / "plan.parquet", project.cache)
+    assert "plan.parquet is damaged" in second(project, code=1)
 
 
-def test_images_are_named_for_llava_alone():
-    with pytest.raises(ConfigError, match="source.images is for kind llava"):
-        SourceConfig(kind="folder", path=".", images=".")
+def test_a_cache_of_a_plan_is_as_one_built_from_the_images(built):
+    """All but what remembers the source is the same."""
+    built.build(name="second", source={"kind": "cache", "path": str(built.cache)})
+    assert open_cache(built.folder / "second").identity == open_cache(built.cache).identity

@@ -1,0 +1,377 @@
+"""Folders, zips and tars that lie: nothing leads out, unpacks without a bound, waits, or hides another file."""
+
+import gzip
+import io
+import os
+import resource
+import stat
+import struct
+import tarfile
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cache_store.errors import SourceError
+from precompute.images.rejected import Rejected
+from precompute.sources.archive import MAX_FILE_BYTES
+from precompute.sources.image_store import MISSING, ImageStore, open_image_store
+from precompute.sources.image_zip import MAX_INDEX_BYTES
+from tests.precompute.images.hostile_images import mutated
+
+Entry = tuple[str, bytes]
+
+LOCAL, CENTRAL, END = b"PK\3\4", b"PK\1\2", b"PK\5\6"
+NOTHING = bytes(1_024)
+"""The end of a tar."""
+
+
+def make_zip(path: Path, entries: list[Entry], compression: int = zipfile.ZIP_STORED) -> Path:
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name, data in entries:
+            with pytest.warns(UserWarning, match="Duplicate") if name in archive.namelist() else nullcontext():
+                archive.writestr(zipfile.ZipInfo(name), data, compression)
+    return path
+
+
+def member(
+    name: str,
+    data: bytes = b"",
+    kind: bytes = tarfile.REGTYPE,
+    *,
+    size: int | None = None,
+    linked_to: str = "",
+    form: int = tarfile.GNU_FORMAT,
+) -> bytes:
+    """A header of a tar, which may lie about the size, and the bytes behind it."""
+    header = tarfile.TarInfo(name)
+    header.type, header.size, header.linkname = kind, len(data) if size is None else size, linked_to
+    return header.tobuf(form) + data + bytes(-len(data) % 512)
+
+
+def make_tar(path: Path, entries: list[Entry]) -> Path:
+    path.write_bytes(b"".join(member(name, data) for name, data in entries) + NOTHING)
+    return path
+
+
+MAKERS = {"zip": make_zip, "tar": make_tar}
+
+
+@pytest.fixture(params=MAKERS)
+def make(request, tmp_path) -> Callable[[list[Entry]], ImageStore]:
+    """An archive of either kind."""
+    return lambda entries: open_image_store(MAKERS[request.param](tmp_path / f"images.{request.param}", entries))
+
+
+def rejection(store: ImageStore, name: str) -> str:
+    with pytest.raises(Rejected) as caught:
+        store.read(name)
+    return caught.value.reason
+
+
+def test_an_archive_of_either_kind_is_read_like_a_folder(make):
+    images = make([("top/b.jpg", b"bbb"), ("top/sub/a.jpg", b"aa"), ("top/empty.jpg", b"")])
+    assert images.listing().names == ["top/b.jpg", "top/empty.jpg", "top/sub/a.jpg"]
+    assert images.read("b.jpg") == images.read("top/b.jpg") == b"bbb"
+    assert (images.read("sub/a.jpg"), images.read("empty.jpg")) == (b"aa", b"")
+    assert rejection(images, "c.jpg").startswith("missing: c.jpg is not in images.")
+    assert images.fingerprint("c.jpg") == MISSING != images.fingerprint("b.jpg") == images.fingerprint("top/b.jpg")
+
+
+def test_a_members_name_is_only_a_name_and_never_two_files(make, tmp_path):
+    (tmp_path / "secret.jpg").write_bytes(b"secret")
+    names = ["../secret.jpg", "/etc/passwd", "a/../../secret.jpg", "line\nbreak.jpg", "x" * 300]
+    images = make([*((name, b"pixels") for name in names), ("twice.jpg", b"first"), ("twice.jpg", b"second")])
+    assert images.listing().names == sorted([*names, "twice.jpg"])
+    assert {images.read(name) for name in names} == {b"pixels"}
+    assert rejection(images, "twice.jpg").startswith("ambiguous archive member: twice.jpg occurs 2 times in images.")
+    assert images.fingerprint("twice.jpg") == MISSING
+    assert rejection(images, "/etc/hostname").startswith("missing: ")
+    assert len([*tmp_path.iterdir()]) == 2
+
+
+def test_an_archive_that_shrinks_is_no_fault_of_its_images(make, tmp_path):
+    images = make([("a.jpg", bytes(5_000))])
+    (path,) = tmp_path.iterdir()
+    os.truncate(path, 2_000)
+    with pytest.raises(SourceError, match="was changed while it was read"):
+        images.read("a.jpg")
+
+
+Patch = tuple[bytes, int, str, int]
+"""A header's signature, a place behind it, and what is written there, by the form of `struct`."""
+
+
+def patch(path: Path, *patches: Patch) -> ImageStore:
+    """Open a zip with overwritten fields in the first header of their kind."""
+    data = bytearray(path.read_bytes())
+    for signature, offset, form, value in patches:
+        struct.pack_into(form, data, data.index(signature) + offset, value)
+    path.write_bytes(data)
+    return open_image_store(path)
+
+
+def test_a_zip_bomb_stops_at_the_size_it_claims(tmp_path):
+    """256 MiB of zeros in 260 KB, said to be 1,000 bytes."""
+    path = make_zip(tmp_path / "images.zip", [("a.jpg", bytes(2**28))], zipfile.ZIP_DEFLATED)
+    images = patch(path, (LOCAL, 22, "<I", 1_000), (CENTRAL, 24, "<I", 1_000))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert "Bad CRC-32" in rejection(images, "a.jpg")
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < 2**26
+
+
+ZIP_LIES: dict[str, tuple[Patch, str]] = {
+    "another name in the local header": ((LOCAL, 30, "<B", ord("x")), "differ"),
+    "encrypted": ((CENTRAL, 8, "<H", 1), "encrypted"),
+    "patched": ((CENTRAL, 8, "<H", 0x20), "patched"),
+    "strongly encrypted": ((CENTRAL, 8, "<H", 0x41), "encrypt"),
+    "a method without a bound, bzip2": ((CENTRAL, 10, "<H", zipfile.ZIP_BZIP2), "is compressed by method 12"),
+    "a method that nobody knows": ((CENTRAL, 10, "<H", 77), "is compressed by method 77"),
+    "more bytes than there are": ((CENTRAL, 20, "<I", 10**6), "outside the archive"),
+    "a place beyond the archive": ((CENTRAL, 42, "<I", 2**31), "outside the archive"),
+    "a longer file": ((CENTRAL, 24, "<I", 4_000), "claims 4,000"),
+    "a file of 256 MB": ((CENTRAL, 24, "<I", MAX_FILE_BYTES + 1), "too large: a.jpg is 268,435,457 bytes"),
+    "another checksum": ((CENTRAL, 16, "<I", 7), "CRC-32"),
+    "no local header": ((LOCAL, 0, "<I", 0), "magic number"),
+    "a link": ((CENTRAL, 38, "<I", (stat.S_IFLNK | 0o777) << 16), "is a link"),
+}
+
+
+@pytest.mark.parametrize("lie", ZIP_LIES)
+def test_a_member_that_lies_is_rejected_by_itself(tmp_path, lie):
+    path = make_zip(tmp_path / "images.zip", [("a.jpg", b"pixels" * 50), ("b.jpg", b"bbb")])
+    change, reason = ZIP_LIES[lie]
+    images = patch(path, change)
+    said = rejection(images, "a.jpg")
+    assert reason in said
+    assert said.startswith(("damaged archive member: a.jpg: ", "too large: a.jpg"))
+    assert images.read("b.jpg") == b"bbb"
+
+
+def test_members_that_share_their_bytes_are_all_rejected(tmp_path):
+    """How a small zip unpacks to petabytes: every member is the same large one."""
+    path = make_zip(tmp_path / "images.zip", [(f"{number}.jpg", bytes(1_000)) for number in range(3)])
+    images = patch(path, (CENTRAL, 42, "<I", 1_035))
+    for name in ("0.jpg", "1.jpg"):
+        assert "shares bytes with other members" in rejection(images, name)
+    assert images.read("2.jpg") == bytes(1_000)
+
+
+def test_a_zips_name_wrongly_marked_as_utf8_is_passed_over(tmp_path):
+    path = make_zip(tmp_path / "images.zip", [("a.jpg", b"a"), ("\u6f22.jpg", b"b"), ("d.jpg", b"d")])
+    entry = CENTRAL + b"\x14\x03\x14\0"
+    data = path.read_bytes().replace(entry + b"\0\x08", entry + b"\0\x88")  # and a mark that means nothing
+    path.write_bytes(data.replace(b"a.jpg", b"\xff.jpg").replace(entry + b"\0\0", entry + b"\0\x08"))
+    images = open_image_store(path)
+    assert images.listing().names == ["d.jpg", "\u6f22.jpg"]
+    assert images.listing().not_utf8 == [os.fsdecode(b"\xff.jpg")]
+    assert (images.read("\u6f22.jpg"), images.read("d.jpg")) == (b"b", b"d")
+
+
+def pax_header(records: bytes, kind: bytes = tarfile.XHDTYPE, size: int | None = None) -> bytes:
+    return member("pax", records, kind, size=size)
+
+
+def pax_records(**records: str) -> bytes:
+    """Each with its length before it; _ stands for the dots of a key."""
+    bodies = [f" {key.replace('_', '.')}={value}\n" for key, value in records.items()]
+    return b"".join(f"{len(body) + len(str(len(body) + 3))}{body}".encode() for body in bodies)
+
+
+SPARSE = pax_header(pax_records(GNU_sparse_size="4096", GNU_sparse_map="0,4096"))
+
+BEFORE = [
+    *map(member, ("first.jpg", "twice.jpg", "twice.jpg")),
+    member("hard.jpg", kind=tarfile.LNKTYPE, linked_to="first.jpg"),
+    member("soft.jpg", kind=tarfile.SYMTYPE, linked_to="first.jpg"),
+]
+
+NO_FILES = {
+    "a symbolic link": (tarfile.SYMTYPE, "/etc/passwd", "is a link"),
+    "a hard link to a later member": (tarfile.LNKTYPE, "b.jpg", "is a link"),
+    "a hard link to itself": (tarfile.LNKTYPE, "a.jpg", "is a link"),
+    "a hard link out of the tar": (tarfile.LNKTYPE, "/etc/passwd", "is a link"),
+    "a hard link to a link": (tarfile.LNKTYPE, "hard.jpg", "is a link"),
+    "a hard link to a symbolic link": (tarfile.LNKTYPE, "soft.jpg", "is a link"),
+    "a hard link to a name that comes twice": (tarfile.LNKTYPE, "twice.jpg", "is a link"),
+    "a device": (tarfile.CHRTYPE, "", "is not a file"),
+    "a pipe": (tarfile.FIFOTYPE, "", "is not a file"),
+    "a sparse file": (tarfile.REGTYPE, "", "is a sparse file"),
+}
+
+
+@pytest.mark.parametrize("what", NO_FILES)
+def test_members_of_a_tar_that_are_no_files_are_rejected(tmp_path, what):
+    kind, linked_to, message = NO_FILES[what]
+    data = (
+        SPARSE + member("a.jpg", bytes(4_096)) if "sparse" in what else member("a.jpg", b"", kind, linked_to=linked_to)
+    )
+    (tmp_path / "images.tar").write_bytes(b"".join([*BEFORE, data, member("b.jpg"), NOTHING]))
+    images = open_image_store(tmp_path / "images.tar")
+    assert message in rejection(images, "a.jpg")
+    assert images.read("b.jpg") == b""
+
+
+def test_a_hard_link_of_a_tar_is_the_file_it_names(tmp_path):
+    """As tar writes the second name of one file."""
+    linked = member("./photos/b.jpg", kind=tarfile.LNKTYPE, linked_to="./photos/a.jpg")
+    (tmp_path / "images.tar").write_bytes(member("./photos/a.jpg", b"pixels") + linked + NOTHING)
+    images = open_image_store(tmp_path / "images.tar")
+    assert images.read("b.jpg") == images.read("photos/a.jpg") == b"pixels"
+    assert images.fingerprint("b.jpg") == images.fingerprint("a.jpg") != MISSING
+
+
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_tars_of_every_form_are_read_in_place(tmp_path, form):
+    """Names that are not UTF-8 are passed over."""
+    long, latin = "/".join(["folder" * (4 if form == tarfile.USTAR_FORMAT else 9)] * 5) + "/a.jpg", b"caf\xe9.jpg"
+    entries = {f"./{long}": b"first", "./b.jpg": b"second" * 1_000, os.fsdecode(latin): b""}
+    data = b"".join(member(name, data, form=form) for name, data in entries.items())
+    (tmp_path / "images").write_bytes(data + NOTHING)
+    images = open_image_store(tmp_path / "images")
+    assert (images.listing().names, images.listing().not_utf8) == (["b.jpg", long], [os.fsdecode(latin)])
+    assert (images.read(long), images.read("b.jpg")) == (b"first", b"second" * 1_000)
+
+
+def test_a_tar_without_magic_is_known_by_its_name(tmp_path):
+    header = bytearray(member("a.jpg", b"pixels") + NOTHING)
+    header[257:265] = bytes(8)
+    header[148:156] = b"%06o\0 " % (sum(header[:148]) + 8 * 32 + sum(header[156:512]))
+    (tmp_path / "old.tar").write_bytes(header)
+    assert open_image_store(tmp_path / "old.tar").read("a.jpg") == b"pixels"
+
+
+A = member("a.jpg", b"pixels")
+ZIP = make_zip(io.BytesIO(), [("a.jpg", b"pixels")]).getvalue()
+UNKNOWN_END = END + struct.pack("<4H2IH", 0, 0, 0xFFFF, 0xFFFF, 2**32 - 1, 2**32 - 1, 0)
+
+
+def zip64_end(place: int, index_bytes: int) -> bytes:
+    """Records that say how large an index ends at that place."""
+    end = b"PK\6\6" + struct.pack("<Q2H2I4Q", 44, 45, 45, 0, 0, 1, 1, index_bytes, 0)
+    return end + b"PK\6\7" + struct.pack("<IQI", 0, place, 1) + UNKNOWN_END
+
+
+def global_headers(number: int) -> bytes:
+    records = pax_records(**{f"key{number}_{more}": "x" for more in range(20)})
+    return pax_header(records, tarfile.XGLTYPE) + member(f"{number}.jpg")
+
+
+ZIPS = {
+    "cut short": ZIP[:-10],
+    "with a table of 4 GB": ZIP[:-10] + b"\xff\xff\xff\xfe" + ZIP[-6:],
+    "whose table is none": ZIP.replace(CENTRAL, b"XXXX"),
+    "of several parts": ZIP[:-22] + b"PK\6\7" + struct.pack("<IQI", 1, 0, 2) + UNKNOWN_END,
+    "of a version to come": ZIP.replace(CENTRAL + b"\x14\x03\x14", CENTRAL + b"\x14\x03\xff"),
+    "with a table of exabytes": bytes(100) + zip64_end(100, 2**60),
+}
+TARS = {
+    "empty": b"",
+    "no tar": b"nothing at all" * 100,
+    "cut in a header": A + member("b.jpg")[:300],
+    "cut in a file": member("a.jpg", bytes(5_000))[:1_024],
+    "cut between members": A,
+    "damaged in the middle": A + member("b.jpg").replace(b"b.jpg", b"x.jpg") + NOTHING,
+    "a file of 2^60 bytes": member("a.jpg", b"pixels", size=2**60) + NOTHING,
+    "a file of negative size": A + pax_header(pax_records(size="-1024")) + member("b.jpg") + NOTHING,
+    "a header of negative size": member("a.jpg") + pax_header(b"", size=-512) + NOTHING,
+    "a header of a gigabyte": pax_header(b"x" * 100, size=2**30) + NOTHING,
+    "a header of a million digits": pax_header(b"1" * 10_000) + A + NOTHING,
+    "headers of headers": pax_header(pax_records(comment="x")) * 3_000 + A + NOTHING,
+    "a header of nothing": pax_header(b"0 a=b\n") + A + NOTHING,
+    "headers for all that never end": b"".join(map(global_headers, range(10))) + NOTHING,
+    "a long name of a gigabyte": pax_header(b"x" * 100, tarfile.GNUTYPE_LONGNAME, size=2**30) + NOTHING,
+    "sparse beyond its end": pax_header(pax_records(GNU_sparse_major="1", GNU_sparse_minor="0")) + member("a.jpg"),
+}
+IN_PLACE = ", so it cannot be read in place; unpack it"
+EXPECTED = "; expected a folder, a zip or a tar of images"
+REFUSED = [
+    *(pytest.param("images.zip", data, "is not a zip that can be read", id=f"zip {lie}") for lie, data in ZIPS.items()),
+    *(pytest.param("images.tar", data, "images.tar", id=f"tar {lie}") for lie, data in TARS.items()),
+    ("a file", gzip.compress(A), f"is compressed by gzip{IN_PLACE}"),
+    ("a file", b"Rar!\x1a\x07\x01\0", f"is a RAR archive{IN_PLACE}"),
+    ("a file", b"", f"is empty{EXPECTED}"),
+    ("a file", b"a list\n", f"is neither a zip nor a tar{EXPECTED}"),
+    ("a file", ZIP[:40], r"starts as a zip, but the index at its end is missing: .* zip -FF '.*a file' --out"),
+]
+
+
+@pytest.mark.parametrize(("name", "data", "message"), REFUSED)
+def test_an_archive_that_cannot_be_followed_is_refused(tmp_path, name, data, message):
+    """In one line that names it."""
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(SourceError, match=message) as caught:
+        open_image_store(tmp_path / name)
+    assert str(tmp_path / name) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_zip64_index_of_a_gigabyte_is_refused_unread(tmp_path):
+    size = MAX_INDEX_BYTES + 1
+    with (tmp_path / "images.zip").open("wb") as stream:  # sparse: as large as it claims
+        stream.seek(size)
+        stream.write(zip64_end(size, size))
+    with pytest.raises(SourceError, match="its table of contents needs 1,073,741,825 bytes"):
+        open_image_store(tmp_path / "images.zip")
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_damaged_archives_give_files_rejections_or_a_refusal(tmp_path, kind):
+    """Of a member of a zip that is given, every byte is right."""
+    sound = {"top/a.jpg": b"pixels" * 20, "top/b.jpg": bytes(600), "top/" + "long" * 30 + ".jpg": b"x"}
+    rng, path, ends = np.random.default_rng(1), tmp_path / f"images.{kind}", Counter[str]()
+    whole = MAKERS[kind](path, [*sound.items()]).read_bytes()
+    for _ in range(2_000):
+        path.write_bytes(mutated([whole], rng))
+        try:
+            for data in given(path):
+                assert kind == "tar" or data in (None, *sound.values())
+                ends["rejected" if data is None else "read"] += 1
+        except SourceError as error:
+            ends[f"refused in {len(str(error).splitlines())} line"] += 1
+    assert set(ends) <= {"read", "rejected", "refused in 1 line"}
+    assert min(ends["read"], ends["refused in 1 line"], 50 if kind == "tar" else ends["rejected"]) >= 50, ends
+
+
+def given(path: Path) -> Iterator[bytes | None]:
+    """Each member of an archive, None where it is rejected."""
+    images = open_image_store(path)
+    for name in images.listing().names:
+        try:
+            yield images.read(name)
+        except Rejected:
+            yield None
+
+
+def test_links_in_an_image_folder_are_its_owners_and_loops_end(tmp_path):
+    images, elsewhere = tmp_path / "images", tmp_path / "elsewhere"
+    images.mkdir()
+    elsewhere.mkdir()
+    (elsewhere / "a.jpg").write_bytes(b"pixels")
+    links = {"linked.jpg": "../elsewhere/a.jpg", "folder": "../elsewhere", "loop": "."}
+    for name, target in {**links, "nowhere.jpg": "nowhere", "itself.jpg": "itself.jpg"}.items():
+        (images / name).symlink_to(target)
+    store = open_image_store(images)
+    assert store.listing().names == ["itself.jpg", "linked.jpg", "nowhere.jpg"]
+    assert store.read("linked.jpg") == store.read("folder/a.jpg") == b"pixels"
+    for name in ("nowhere.jpg", "itself.jpg", "../elsewhere/a.jpg", str(elsewhere / "a.jpg"), "", "nul\0.jpg"):
+        assert store.fingerprint(name) == MISSING
+        assert rejection(store, name).startswith("missing: ")
+
+
+def test_odd_files_in_a_folder_are_rejected_without_waiting(tmp_path):
+    os.mkfifo(tmp_path / "pipe.jpg")
+    (tmp_path / "folder.jpg").mkdir()
+    (tmp_path / "zero.jpg").symlink_to("/dev/zero")
+    (tmp_path / "line\nbreak.jpg").write_bytes(b"pixels")
+    with (tmp_path / "huge.jpg").open("wb") as stream:
+        stream.truncate(MAX_FILE_BYTES + 1)
+    store = open_image_store(tmp_path)
+    for name in ("pipe.jpg", "folder.jpg", "zero.jpg", "x" * 256, "a/" * 3_000 + "b.jpg", "\ud800.jpg"):
+        assert rejection(store, name).startswith("missing: ")
+    assert rejection(store, "huge.jpg").startswith("too large: ")
+    assert store.read("line\nbreak.jpg") == b"pixels"
