@@ -3,7 +3,7 @@
 import io
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -40,20 +40,17 @@ def png(
     return PNG_MAGIC + header + extra + png_chunk(b"IDAT", data) + png_chunk(b"IEND", b"")
 
 
-def tiff(entries: dict[int, tuple[int, int, int | bytes]], tail: bytes = b"") -> bytes:
-    """One directory of {tag: (type, count, value)}; bytes lie behind the directory, `tail` behind them."""
+def grey_tiff(width: int, height: int, more: dict[int, tuple[int, int, int | bytes]], compression: int = 1) -> bytes:
+    """One directory of {tag: (type, count, value)}; bytes lie behind the directory."""
+    size = {256: (4, 1, width), 257: (4, 1, height), 258: (3, 1, 8), 259: (3, 1, compression), 262: (3, 1, 1)}
+    entries = {**size, 277: (3, 1, 1), **more}
     directory, data = struct.pack("<H", len(entries)), b""
     behind = 8 + 2 + 12 * len(entries) + 4
     for tag, (kind, count, value) in sorted(entries.items()):
         if isinstance(value, bytes):
             value, data = behind + len(data), data + value
         directory += struct.pack("<HHII", tag, kind, count, value)
-    return b"II*\0" + struct.pack("<I", 8) + directory + bytes(4) + data + tail
-
-
-def grey_tiff(width: int, height: int, more: dict[int, tuple[int, int, int | bytes]], compression: int = 1) -> bytes:
-    size = {256: (4, 1, width), 257: (4, 1, height), 258: (3, 1, 8), 259: (3, 1, compression), 262: (3, 1, 1)}
-    return tiff({**size, 277: (3, 1, 1), **more})
+    return b"II*\0" + struct.pack("<I", 8) + directory + bytes(4) + data
 
 
 STRIP, TILE = (273, 279), (324, 325)
@@ -73,11 +70,6 @@ def packed_zeros(mebibytes: int) -> bytes:
     block = packer.compress(bytes(2**20)) + packer.flush(zlib.Z_FULL_FLUSH)
     adler32 = (mebibytes * 2**20 % 65_521) << 16 | 1
     return b"\x78\x01" + block * mebibytes + b"\x03\0" + struct.pack(">I", adler32)
-
-
-def tiff_tile_bomb() -> bytes:
-    """One pixel, in a tile of a billion."""
-    return tiff_around(packed_zeros(1_024), 1, 1, {322: (4, 1, 2**15), 323: (4, 1, 2**15)}, 8, TILE)
 
 
 def overlapping_tags(tags: int = 20_000, size: int = 2**20) -> bytes:
@@ -173,28 +165,26 @@ def png_bomb(kind: bytes, head: bytes) -> bytes:
 RESOURCES = b"Photoshop 3.0\0" + b"8BIM\4\4\0\0\0\0\0\0" * 5_000
 SIDES = (1_000, 1_000)
 ANOTHER_SIZE = struct.pack(">II", 9, 11), struct.pack(">II", 900, 1_100)
+HUGE_TILE = {322: (4, 1, 2**15), 323: (4, 1, 2**15)}
 HUGE = b"\x7f\xff\xff\xff" * 2
 
 REFUSED: dict[str, Callable[[], bytes]] = {
     "a PNG that claims 2^31 x 2^31 pixels": lambda: png(2**31 - 1, 2**31 - 1, data=b""),
     "a PNG of one column": lambda: png(1, 2_000_000, colour=0),
     "a PNG of a million empty chunks": lambda: png(8, 8, png_chunk(b"prVt", b"") * 1_000_000),
-    "a PNG of a million texts": lambda: png(8, 8, b"".join(png_chunk(b"tEXt", b"%d\0" % n) for n in range(300_000))),
     "a PNG with a text of 256 MB": lambda: png_bomb(b"zTXt", b"a\0\0"),
-    "a PNG with an iTXt of 256 MB": lambda: png_bomb(b"iTXt", b"a\0\1\0\0\0"),
     "a PNG with a profile of 256 MB": lambda: png_bomb(b"iCCP", b"a\0\0"),
     "a PNG whose EXIF has overlapping tags": lambda: png(8, 8, png_chunk(b"eXIf", overlapping_tags())),
     "a PNG with 64 MB of EXIF": lambda: png(8, 8, png_chunk(b"eXIf", b"II*\0\x08\0\0\0" + bytes(2**26))),
     "a JPEG that claims 65,500 x 65,500 pixels": lambda: jpeg_of_size(65_500, 65_500),
     "a JPEG of ten thousand scans": lambda: jpeg_scans(10_000),
     "a JPEG of a million segments": lambda: jpeg_with(b"\xff\xee\0\2" * 1_000_000),
-    "a JPEG of a million comments": lambda: jpeg_with(b"\xff\xfe\0\2" * 1_000_000),
     "a JPEG of much junk": lambda: jpeg_with(bytes(50_000_000)),
     "a JPEG of much filling": lambda: jpeg_with(b"\xff" * 50_000_000),
     "a JPEG of endless EXIF": lambda: jpeg_with(jpeg_segment(0xE1, b"Exif\0\0" + bytes(65_000)) * 800),
     "a TIFF that claims 2^31 x 2^31 pixels": lambda: grey_tiff(2**31, 2**31, {273: (4, 1, 8)}),
     "a TIFF of a million strips": lambda: grey_tiff(1, 10**6, {273: (4, 10**6, b"\x08\0\0\0" * 10**6), 278: (3, 1, 1)}),
-    "a TIFF of a huge tile": tiff_tile_bomb,
+    "a TIFF of a huge tile": lambda: tiff_around(packed_zeros(1_024), 1, 1, HUGE_TILE, 8, TILE),
     "a TIFF of ten million samples": lambda: grey_tiff(1, 1, {339: (3, 10**7, bytes(2 * 10**7)), 273: (4, 1, 8)}),
     "a TIFF of overlapping tags": overlapping_tags,
     "a big-endian BigTIFF": lambda: b"MM\0+\0\x08\0\0" + bytes(600_000),
@@ -203,7 +193,6 @@ REFUSED: dict[str, Callable[[], bytes]] = {
     "a GIF of a million comments": lambda: gif_with(b"!\xfe\x01a\0" * 1_000_000),
     "a GIF of one endless comment": lambda: gif_with(b"!\xfe" + (b"\xff" + bytes(255)) * 200_000 + b"\0"),
     "a WebP of a huge canvas": lambda: webp_of_canvas(16_384, 16_384),
-    "a WebP of a canvas of 2^31 pixels": lambda: webp_of_canvas(2**24, 2**7),
     "a BMP that claims 2^31 x 2^31 pixels": lambda: bmp_of_size(2**31 - 1, 2**31 - 1),
     "a BMP of run lengths that end nowhere": lambda: bmp_of_size(2_000, 2_000, 1, bytes(10**6)),
     "a BMP of 20 MB of run lengths": lambda: bmp_of_size(2_000, 2_000, 1, b"\1\7" * 10**7),
@@ -262,40 +251,37 @@ HEAVY: dict[str, Callable[[], bytes]] = {
 """Of as many pixels as may be, in the modes that need the most memory for each."""
 
 
-def fuzz_corpus() -> Iterator[bytes]:
+def fuzz_corpus() -> list[bytes]:
     """Small files of every format and most of their flavours."""
     exif = Image.Exif()
     exif[0x0112], exif[0x010E] = 6, "a description"
-    for options in ({}, {"progressive": True}, {"quality": 5, "exif": exif}):
-        yield save(small(), "JPEG", **options)
-    for mode in ("L", "CMYK"):
-        yield save(small(mode), "JPEG")
-    for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"):
-        yield save(small(mode), "PNG")
-    yield save(small("P"), "PNG", transparency=3, exif=exif)
-    yield png(9, 9, png_chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0<x tiff:Orientation='3'/>"))
     tiffs = {"RGBA": "tiff_deflate", "P": "tiff_lzw", "1": "group4", "L": "packbits", "CMYK": "tiff_adobe_deflate"}
-    uncompressed = (("RGB", "raw"), ("I;16", "raw"), ("LAB", "raw"))
-    for mode, compression in (*uncompressed, *tiffs.items(), ("RGB", "jpeg"), ("RGB", "zstd")):
-        yield save(small(mode), "TIFF", compression=compression, exif=exif)
-    yield save(small("P"), "GIF", transparency=1, comment=b"hello")
-    yield save(small("P"), "GIF", save_all=True, append_images=[small("L").convert("P")])
-    for mode in ("1", "L", "P", "RGB", "RGBA"):
-        yield save(small(mode), "BMP")
-    yield bmp_of_size(8, 8, 1, b"\x08\x05\0\0" * 8 + b"\0\1")
-    for options in ({"lossless": True}, {"quality": 20}, {"exif": exif}):
-        yield save(small("RGBA"), "WEBP", **options)
-    yield save(small(), "WEBP", save_all=True, append_images=[small("L").convert("RGB")])
-    for mode in ("L", "RGBA"):
-        yield save(small(mode), "JPEG2000")
-        yield save(small(mode), "AVIF", speed=10, exif=exif)
-        yield save(small(mode), "TGA")
-    yield save(small(), "JPEG2000", no_jp2=True, tile_size=(8, 8))
-    yield save(small("P"), "TGA", compression="tga_rle")
-    yield save(small(), "MPO", save_all=True, append_images=[small("L").convert("RGB")])
-    for mode in ("1", "L", "RGB"):
-        yield save(small(mode), "PPM")
-    yield b"P2 # grey\n3 2\n300\n0 1 2 # three\n100 300 3\n"
+    tiffs |= {"I;16": "raw", "LAB": "raw"}
+    two = {"save_all": True, "append_images": [small("L").convert("RGB")]}
+    flavours: list[tuple[str, str, dict[str, Any]]] = [
+        *(("JPEG", mode, {}) for mode in ("RGB", "L", "CMYK")),
+        *(("JPEG", "RGB", options) for options in ({"progressive": True}, {"quality": 5, "exif": exif})),
+        *(("PNG", mode, {}) for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")),
+        ("PNG", "P", {"transparency": 3, "exif": exif}),
+        *(("TIFF", mode, {"compression": name, "exif": exif}) for mode, name in tiffs.items()),
+        *(("TIFF", "RGB", {"compression": name, "exif": exif}) for name in ("raw", "jpeg", "zstd")),
+        *(("GIF", "P", options) for options in ({"transparency": 1, "comment": b"hello"}, two)),
+        *(("BMP", mode, {}) for mode in ("1", "L", "P", "RGB", "RGBA")),
+        *(("WEBP", "RGBA", options) for options in ({"lossless": True}, {"quality": 20}, {"exif": exif}, two)),
+        *((each, mode, {}) for each in ("JPEG2000", "TGA") for mode in ("L", "RGBA")),
+        *(("AVIF", mode, {"speed": 10, "exif": exif}) for mode in ("L", "RGBA")),
+        ("JPEG2000", "RGB", {"no_jp2": True, "tile_size": (8, 8)}),
+        ("TGA", "P", {"compression": "tga_rle"}),
+        ("MPO", "RGB", two),
+        *(("PPM", mode, {}) for mode in ("1", "L", "RGB")),
+    ]
+    xmp = png_chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0<x tiff:Orientation='3'/>")
+    others = [
+        png(9, 9, xmp),
+        bmp_of_size(8, 8, 1, b"\x08\x05\0\0" * 8 + b"\0\1"),
+        b"P2 # grey\n3 2\n9\n0 1 2 # x\n1 3 3\n",
+    ]
+    return [save(small(mode), each, **options) for each, mode, options in flavours] + others
 
 
 def with_right_checksums(data: bytes) -> bytes:
@@ -314,23 +300,13 @@ def mutated(corpus: list[bytes], rng: np.random.Generator) -> bytes:
     data = bytearray(corpus[rng.integers(len(corpus))])
     for _ in range(rng.integers(1, 5)):
         place = int(min(rng.integers(len(data) + 1), rng.integers(len(data) + 1)))  # headers more often
-        length = int(rng.integers(1, 9))
-        action = rng.integers(7)
-        if action == 0:
-            data = data[:place]
-        elif action == 1:
-            data[place : place + length] = bytes([rng.choice([0, 1, 0x7F, 0x80, 0xFF])]) * length
-        elif action == 2:
-            data[place:place] = data[place : place + 10 * length]
-        elif action == 3:
-            other = corpus[rng.integers(len(corpus))]
-            data[place:] = other[place:]
-        elif action == 4:
-            del data[place : place + length]
-        elif place < len(data):
-            data[place] ^= 1 << int(rng.integers(8))
-        if not data:
-            break
+        length, other = int(rng.integers(1, 9)), corpus[rng.integers(len(corpus))]
+        flipped = (place + 1, bytes(byte ^ 1 << int(rng.integers(8)) for byte in data[place : place + 1]))
+        extreme = (place + length, bytes([rng.choice([0, 1, 0x7F, 0x80, 0xFF])]) * length)
+        repeated = (place, data[place : place + 10 * length])
+        cut_off, cut_out, joined = (len(data), b""), (place + length, b""), (len(data), other[place:])
+        end, new = [flipped, flipped, extreme, repeated, cut_off, cut_out, joined][rng.integers(7)]
+        data[place:end] = new
     if data.startswith(PNG_MAGIC) and rng.random() < 0.9:
         return with_right_checksums(bytes(data))
     return bytes(data)

@@ -1,132 +1,102 @@
-"""Files that are made to break a decoder: every one ends as an image or as a rejection, in bounded memory."""
+"""Files that are made to break a decoder: each ends as an image or a rejection, in bounded memory and steps."""
 
 import itertools
 import os
+import re
 import resource
 import subprocess
 import sys
+import tarfile
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from precompute.images.decode import (
-    MEMORY_AT_LEAST,
-    MEMORY_PER_PIXEL,
-    RESAMPLING,
-    ImageConfig,
-    decode_image,
-    fit_image,
-    to_pixels,
-)
+from cache_store.errors import SourceError
+from precompute.images.box_parts import FRAMES
+from precompute.images.decode import MEMORY_AT_LEAST, MEMORY_PER_PIXEL, TGA, ImageConfig, decode_image, fit_image
 from precompute.images.decoder_messages import silence_decoders
+from precompute.images.netpbm import LONG_VALUE
+from precompute.images.parts import JPEG_MARKER, PARTS, refuse_costly
 from precompute.images.rejected import Rejected
-from tests.precompute.images.hostile_images import (
-    HEAVY,
-    HEAVY_PIXELS,
-    REFUSED,
-    fuzz_corpus,
-    grey_tiff,
-    jpeg_of_size,
-    jpeg_scans,
-    mutated,
-    png,
-    png_chunk,
-    save,
-    small,
-)
+from precompute.sources.image_store import open_image_store
+from precompute.sources.image_tar import LONG_NUMBER
+from tests.precompute.images import hostile_images as hostile
+from trainer.text.chat import IMAGE_MARKER
 
-MAX_PIXELS = HEAVY_PIXELS[0] * HEAVY_PIXELS[1]
+MAX_PIXELS = hostile.HEAVY_PIXELS[0] * hostile.HEAVY_PIXELS[1]
 
 pytestmark = pytest.mark.filterwarnings("ignore:::PIL")  # as `silence_decoders` does in a build
 
-FUZZED = 6_000
+CORPUS, FUZZED = hostile.fuzz_corpus(), 6_000
 
 RECIPES = [ImageConfig(height=16, width=24, fit=fit).recipe for fit in ("squash", "crop", "pad")]
 
 
-def decoded(data: bytes) -> Image.Image | str:
-    """The image, or why it was rejected."""
+def decoded(data: bytes) -> np.ndarray | str:
+    """The pixels, or why the file was rejected."""
     try:
-        return decode_image(data, MAX_PIXELS)
+        return np.asarray(decode_image(data, MAX_PIXELS))
     except Rejected as rejected:
         return rejected.reason
 
 
 def test_damaged_files_of_every_format_are_images_or_rejections(capfd):
-    rng, corpus = np.random.default_rng(0), list(fuzz_corpus())
-    ends = {"image": 0, "rejected": 0}
+    rng, reasons = np.random.default_rng(0), list[str]()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         silence_decoders()
         for number in range(FUZZED):
-            data = mutated(corpus, rng)
-            end = decoded(data)
+            end = decoded(hostile.mutated(CORPUS, rng))
             if isinstance(end, str):
-                assert "\n" not in end
+                reasons.append(end)
             else:
-                assert to_pixels(fit_image(end, RECIPES[number % 3])).shape == (16, 24, 3)
-            ends["rejected" if isinstance(end, str) else "image"] += 1
-    assert min(ends.values()) > FUZZED // 10, ends
+                assert fit_image(Image.fromarray(end), RECIPES[number % 3]).size == (24, 16)
+    assert FUZZED // 10 < len(reasons) < FUZZED * 9 // 10
+    assert not any("\n" in reason for reason in reasons)
     assert capfd.readouterr() == ("", "")  # libtiff would, from C
 
 
-@pytest.mark.parametrize("data", list(fuzz_corpus()), ids=lambda data: data[:4].hex())
+@pytest.mark.parametrize("data", CORPUS, ids=lambda data: data[:4].hex())
 def test_what_is_fuzzed_is_sound_and_cut_never_ends_in_grey(data):
-    whole = to_pixels(decode_image(data, MAX_PIXELS))
+    whole = decoded(data)
+    assert not isinstance(whole, str)
     for length in range(0, len(data), max(1, len(data) // 40)):
         end = decoded(data[:length])
-        if not isinstance(end, str):
-            np.testing.assert_array_equal(to_pixels(end), whole)
+        assert isinstance(end, str) or np.array_equal(end, whole), length
 
 
 WATCHED = """
-import resource, sys, threading
+import resource, sys
 from pathlib import Path
 from precompute.images.decoder_messages import silence_decoders
 from precompute.images.decode import ImageConfig, decode_image, fit_image, to_pixels
 from precompute.images.rejected import Rejected
 
-silence_decoders()
-paths, max_pixels = [Path(name) for name in sys.argv[2:]], int(sys.argv[1])
-
-def decode(path, max_pixels):
-    data = path.read_bytes()
+def end_of(path, max_pixels):
     try:
-        to_pixels(fit_image(decode_image(data, max_pixels), ImageConfig().recipe))
+        to_pixels(fit_image(decode_image(path.read_bytes(), max_pixels), ImageConfig().recipe))
         return "image"
     except Rejected as rejected:
         return rejected.reason
 
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+silence_decoders()
+max_pixels, paths = int(sys.argv[1]), [Path(name) for name in sys.argv[2:]]
 for path in paths:
-    decode(path, 0)  # decoders loaded
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    end_of(path, 0)  # decoders loaded
+before = peak()
 for path in paths:
-    print(path.name, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024, decode(path, max_pixels))
-print("all", (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024, "done")
+    end = end_of(path, max_pixels)
+    print(peak() - before, end)
 """
-
-
-def watched(paths: list[Path], memory_bytes: int) -> list[tuple[int, str]]:
-    """Bytes of memory beyond the program's own, and the end of it, for each file: decoded in one child process.
-
-    The child could have no more address space, or a minute of processor time, for all files together.
-    """
-
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-        resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
-
-    command = [sys.executable, "-c", WATCHED, str(MAX_PIXELS), *map(str, paths)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limit, env=environment, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = [line.split(maxsplit=2) for line in done.stdout.splitlines()]
-    return [(int(peak), end) for (_, _, end), (_, peak, _) in itertools.pairwise(lines)]
-
 
 PROGRAM_BYTES = 2**30
 """Address space of Python with Pillow, numpy and their libraries, generously."""
@@ -135,47 +105,142 @@ PIXEL_BYTES = MEMORY_PER_PIXEL * MAX_PIXELS
 
 
 def assert_each_ends(folder: Path, makers: dict[str, Callable[[], bytes]], ends: tuple[str, ...], more: int) -> None:
-    """In no more memory than the program needs for any file, `more`, and twice the file."""
+    """In no more memory than the program needs for any file, `more`, and twice the file.
+
+    One child process decodes all of them, and could have no more address space, or a minute of processor time.
+    """
     sizes = [(folder / f"{number}").write_bytes(make()) for number, make in enumerate(makers.values())]
     bound = 2 * max(sizes) + MEMORY_AT_LEAST
-    found = watched([folder / f"{number}" for number in range(len(sizes))], PROGRAM_BYTES + PIXEL_BYTES + bound)
-    for name, (peak, end) in zip(makers, found, strict=True):
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (PROGRAM_BYTES + PIXEL_BYTES + bound,) * 2)
+        resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
+
+    command = [sys.executable, "-c", WATCHED, str(MAX_PIXELS), *(str(folder / f"{n}") for n in range(len(sizes)))]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limit, env=environment, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    for name, line in zip(makers, done.stdout.splitlines(), strict=True):
+        peak, end = line.split(maxsplit=1)
         assert end.startswith(ends), (name, end)
-        assert peak <= more + bound, (name, peak)
+        assert int(peak) <= more + bound, (name, peak)
 
 
 def test_bombs_of_every_format_are_refused_in_little_memory(tmp_path):
-    assert_each_ends(tmp_path, REFUSED, ("too large", "too many parts", "cannot decode"), more=0)
+    assert_each_ends(tmp_path, hostile.REFUSED, ("too large", "too many parts", "cannot decode"), more=0)
 
 
 def test_the_largest_images_stay_within_the_promised_memory(tmp_path):
-    assert_each_ends(tmp_path, HEAVY, ("image",), more=PIXEL_BYTES)
+    assert_each_ends(tmp_path, hostile.HEAVY, ("image",), more=PIXEL_BYTES)
 
 
-def test_what_is_refused_in_excess_is_read_in_ordinary_amounts():
-    for data in (
-        png(8, 8, png_chunk(b"prVt", b"private") * 1_000),
-        save(small(), "PNG", icc_profile=bytes(300_000)),
-        jpeg_scans(20),
-        jpeg_of_size(9, 11),
-        save(small("P"), "GIF", comment=bytes([1]) * 100_000),
-        grey_tiff(1, 2_000, {273: (4, 2_000, bytes(8_000)), 278: (3, 1, 1), 279: (4, 2_000, b"\1\0\0\0" * 2_000)}),
-    ):
-        assert not isinstance(decoded(data), str), decoded(data)
+ORDINARY = [
+    hostile.png(8, 8, hostile.png_chunk(b"prVt", b"private") * 1_000),
+    hostile.save(hostile.small(), "PNG", icc_profile=bytes(300_000)),
+    hostile.jpeg_scans(20),
+    hostile.jpeg_of_size(9, 11),
+    hostile.save(hostile.small("P"), "GIF", comment=bytes([1]) * 100_000),
+    hostile.grey_tiff(1, 2_000, {273: (4, 2_000, bytes(8_000)), 278: (3, 1, 1), 279: (4, 2_000, b"\1\0\0\0" * 2_000)}),
+]
 
 
-def test_an_image_made_rgb_in_strips_is_as_one_made_at_once(monkeypatch):
-    image = small("RGBA").resize((40, 50))
-    data = [save(image, "PNG"), save(image.convert("P"), "PNG", transparency=3), save(small("I;16"), "PNG")]
-    at_once = [to_pixels(decode_image(each, MAX_PIXELS)) for each in data]
-    monkeypatch.setattr("precompute.images.rgb.STRIP_PIXELS", 100)
-    for each, expected in zip(data, at_once, strict=True):
-        np.testing.assert_array_equal(to_pixels(decode_image(each, MAX_PIXELS)), expected)
+@pytest.mark.parametrize("data", ORDINARY, ids=lambda data: data[:4].hex())
+def test_what_is_refused_in_excess_is_read_in_ordinary_amounts(data):
+    assert not isinstance(decoded(data), str)
 
 
-@pytest.mark.parametrize("resample", RESAMPLING)
-@pytest.mark.parametrize("fit", ["squash", "crop", "pad"])
-def test_the_thinnest_images_fit(fit, resample):
-    recipe = ImageConfig(height=64, width=48, fit=fit, resample=resample).recipe
-    for size in [(1, 100_000), (100_000, 1), (1, 1), (3, 7)]:
-        assert fit_image(Image.new("RGB", size), recipe).size == (48, 64)
+def calls(function: Callable[..., object], *arguments: object) -> int:
+    """How many functions were called, of Python and of C, until it returned or refused."""
+    count = itertools.count()
+
+    def step(frame: Any, event: str, argument: Any) -> None:
+        if event in ("call", "c_call"):
+            next(count)
+
+    sys.setprofile(step)
+    try:
+        function(*arguments)
+    except (Rejected, SourceError):
+        pass
+    finally:
+        sys.setprofile(None)
+    return next(count)
+
+
+FEW_PARTS, RUN = 500, 20_000
+"""With so few parts allowed, a run of so many bytes shows whether the steps follow the bound or the file."""
+
+BYTES = [bytes([byte]) for byte in range(256)]
+INTERESTING = [*BYTES, b"\xff\0", b"\xff\xd0", b"\xff\xfe", b"\0\2", b"\0\0\0\x01"]
+BOXES = [b"\0\0\0\x08iprp", b"\0\0\0\x14metaiprp" + bytes(8), b"\0\0\0\x08meta", b"\xff\x64\0\2"]
+MAGICS = {magic if magic != b"ftyp" else bytes(4) + b"ftypavif": parts for magic, parts in PARTS.items()}
+
+
+@pytest.fixture
+def few_parts(monkeypatch):
+    monkeypatch.setattr("precompute.images.parts.MAX_PARTS", FEW_PARTS)
+
+
+@pytest.mark.parametrize("magic", MAGICS, ids=bytes.hex)
+def test_parts_of_any_run_are_counted_in_bounded_steps(few_parts, magic):
+    for run in [*INTERESTING, *BOXES]:
+        assert calls(refuse_costly, magic + run * (RUN // len(run)), MAX_PIXELS) <= 10 * FEW_PARTS, run
+
+
+@pytest.mark.parametrize("magic", dict(zip(MAGICS.values(), MAGICS, strict=True)).values(), ids=bytes.hex)
+def test_every_pair_of_bytes_is_passed_in_as_many_steps(magic):
+    """A loop that does not move on shows in 20 bytes as well as in a million."""
+    for pair in itertools.product(BYTES, repeat=2):
+        data = magic + b"".join(pair) * 10
+        with suppress(Rejected):
+            assert sum(1 for _ in MAGICS[magic](data, MAX_PIXELS)) <= len(data), pair
+
+
+PHOTO = hostile.save(hostile.small().resize((64, 64)), "JPEG")
+HALVES = [data[: len(data) // 2] for data in CORPUS] + [b"P3\n", b"P6 # ", b"P2 9 9 255\n", b"", b"\xff\xd8"]
+LONG_RUNS: list[tuple[Callable[[bytes], bytes], int]] = [
+    (lambda run: PHOTO[:-400] + run, 1_000_000),
+    (lambda run: PHOTO + run, 1_000_000),
+    (hostile.jpeg_with, 1_000_000),
+    *((half.__add__, 100_000) for half in HALVES),
+]
+
+
+@pytest.mark.parametrize(("around", "size"), LONG_RUNS)
+def test_a_run_anywhere_in_a_file_is_decided_in_bounded_steps(few_parts, around, size):
+    """In place of a file's second half; in a JPEG also before its first segment, in its data and behind its end."""
+    silence_decoders()
+    for run in (b"\0", b"\xff", b"\xff\0", b"\xff\xd0", b"#", b" ", b"9", b"\n", b"#\n", b"1 ", b"<", b"\0\0\0\x08"):
+        assert calls(decode_image, around(run * (size // len(run))), MAX_PIXELS) <= 20 * FEW_PARTS, run
+
+
+def extended(kind: bytes) -> bytes:
+    """A tar's header before 10 KB of more headers, or of a name."""
+    header = tarfile.TarInfo("pax")
+    header.type, header.size = kind, 10_240
+    return header.tobuf(tarfile.GNU_FORMAT)
+
+
+ARCHIVES = [("images.zip", b""), ("images.tar", b"")]
+ARCHIVES += [("images.tar", extended(kind)) for kind in (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME)]
+
+
+@pytest.mark.parametrize(("name", "head"), ARCHIVES)
+def test_an_archive_of_nothing_but_a_run_is_refused_in_few_steps(tmp_path, name, head):
+    for run in INTERESTING:
+        (tmp_path / name).write_bytes(head + run * (RUN // len(run)))
+        assert calls(lambda: open_image_store(tmp_path / name).listing()) <= 10 * FEW_PARTS, run
+
+
+SEARCHED = [JPEG_MARKER, LONG_NUMBER, FRAMES, LONG_VALUE, TGA]
+
+
+@pytest.mark.parametrize("pattern", SEARCHED, ids=lambda pattern: pattern.pattern.decode())
+def test_a_pattern_searched_in_files_has_a_bounded_width(pattern):
+    """So a search takes at most that many steps a byte; a repeat without a bound can begin anew at every byte."""
+    assert re._parser.parse(pattern.pattern, pattern.flags).getwidth()[1] <= 100
+
+
+def test_blanks_before_an_image_marker_are_tried_once_a_run():
+    """Were they tried from each of them, it would take minutes."""
+    assert IMAGE_MARKER.sub("", " " * 10**6) == " " * 10**6

@@ -1,34 +1,32 @@
-"""What every kind of image file becomes, pixel by pixel."""
+"""What every kind of image file becomes, pixel by pixel, or why it is rejected."""
 
-import contextlib
 import struct
 import zlib
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from precompute.images.decode import (
-    MID_GREY,
-    RESAMPLING,
-    SUFFIXES,
-    SUFFIXES_OF,
-    ImageConfig,
-    decode_image,
-    fit_image,
-    to_pixels,
-)
+from precompute.images.decode import MID_GREY, RESAMPLING, SUFFIXES, SUFFIXES_OF, ImageConfig, decode_image, fit_image
 from precompute.images.rejected import Rejected
 from tests.precompute.images.hostile_images import PNG_MAGIC, png, png_chunk, save, tiff_around
-
-LIMIT = 10**6
 
 pytestmark = pytest.mark.filterwarnings("ignore:::PIL")  # as `silence_decoders` does in a build
 
 
 def decode(data: bytes) -> np.ndarray:
-    return to_pixels(decode_image(data, LIMIT))
+    return np.asarray(decode_image(data, 10**6))
+
+
+def rejection(data: bytes) -> str:
+    """The reason, which is one line and the same in every run: it names no address."""
+    with pytest.raises(Rejected) as rejected:
+        decode(data)
+    assert "\n" not in rejected.value.reason
+    assert "0x" not in rejected.value.reason
+    return rejected.value.reason
 
 
 def gradient(height: int = 16, width: int = 24) -> np.ndarray:
@@ -36,7 +34,7 @@ def gradient(height: int = 16, width: int = 24) -> np.ndarray:
     return np.stack([y * 255 // (height - 1), x * 255 // (width - 1), (x + y) % 256], axis=-1).astype(np.uint8)
 
 
-def saved(pixels: np.ndarray, format_: str, **options: object) -> bytes:
+def saved(pixels: np.ndarray, format_: str, **options: Any) -> bytes:
     """Without loss where the format knows both ways."""
     return save(Image.fromarray(pixels), format_, **({"lossless": True} if format_ == "WEBP" else {}), **options)
 
@@ -46,6 +44,14 @@ def grey(levels: np.ndarray) -> np.ndarray:
     return np.repeat(np.atleast_2d(levels)[..., None], 3, axis=2)
 
 
+def grey_tiff(levels: np.ndarray, width: int, tags: dict[int, int], compression: int = 1) -> bytes:
+    """Of as many bits as the levels have; the tags' values are SHORT."""
+    data, rows = levels.tobytes(), levels.size // width
+    numbers = {258: 8 * levels.itemsize, 278: rows, **tags}
+    entries = {tag: (3, 1, number) for tag, number in numbers.items()}
+    return tiff_around(zlib.compress(data) if compression == 8 else data, width, rows, entries, compression)
+
+
 def transparent_palette() -> bytes:
     image = Image.new("P", (4, 4), 0)
     image.putpalette([10, 20, 30, *PALE])
@@ -53,25 +59,20 @@ def transparent_palette() -> bytes:
     return save(image, "PNG", transparency=0)
 
 
-def sixteen_bits(format_: str, order: str) -> bytes:
-    levels = np.arange(0, 65_536, 257, dtype=f"{order}u2")
+def sixteen_bits(format_: str, order: str = "<") -> bytes:
+    levels = LEVELS.astype(f"{order}u2") * 257
     return save(Image.frombytes("I;16" if order == "<" else "I;16B", (16, 16), levels.tobytes()), format_)
-
-
-def integer_tiff(levels: np.ndarray, bits: int, kind: int) -> bytes:
-    tags = {258: (3, 1, bits), 278: (3, 1, 1), 339: (3, 1, kind)}
-    return tiff_around(levels.astype(f"<i{bits // 8}").tobytes(), len(levels), 1, tags)
-
-
-def white_zero_tiff(orientation: int, compression: int) -> bytes:
-    levels = np.arange(0, 65_536, 257, dtype="<u2").tobytes()
-    tags = {258: (3, 1, 16), 262: (3, 1, 0), 274: (3, 1, orientation), 278: (3, 1, 8)}
-    return tiff_around(zlib.compress(levels) if compression == 8 else levels, 32, 8, tags, compression)
 
 
 def rgb_of_16_bits(extra: bytes = b"") -> bytes:
     row = struct.pack(">6H", 0x4455, 0x6677, 0x8899, 0x4400, 0x6600, 0x8800)
     return png(2, 1, extra, colour=2, bits=16, data=zlib.compress(b"\0" + row))
+
+
+def png_of_levels(levels: np.ndarray, bits: int, transparent: int) -> bytes:
+    row = np.unpackbits(levels.astype(">u2").view(np.uint8).reshape(-1, 2), axis=1)[:, -bits:].ravel()
+    data = zlib.compress(b"\0" + np.packbits(row).tobytes())
+    return png(len(levels), 1, png_chunk(b"tRNS", struct.pack(">H", transparent)), colour=0, bits=bits, data=data)
 
 
 def netpbm(kind: int, values: np.ndarray, maximum: int) -> bytes:
@@ -97,136 +98,100 @@ UPRIGHT = {
 }
 """By EXIF's number, where its 0th row and column are: 5 has them left and top, 7 right and bottom, and so on."""
 
-SIGNED, UNSIGNED = 2, 1
-
-LEVELS = np.arange(256).reshape(16, 16)
-LEVELS_OF_12_BITS = np.array([0, 0x12, 0x80, 0xFF])
-TWELVE_BITS = {258: (3, 1, 12), 278: (3, 1, 1)}
-NOISE = np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)
-BITS = np.random.default_rng(0).integers(0, 2, (5, 11))
-PIXELS = gradient()
+PIXELS, LEVELS, PALE = gradient(), np.arange(256).reshape(16, 16), [200, 100, 50]
+BLOCKS = np.kron(gradient(2, 3), np.ones((16, 16, 1), np.uint8))
+"""Which a lossy format keeps nearly as they are."""
 PNG = saved(PIXELS, "PNG")
 HEADER = png_chunk(b"IHDR", struct.pack(">IIBBBBB", 4, 1, 1, 0, 0, 0, 0))
-PALE = [200, 100, 50]
+BITS = np.random.default_rng(0).integers(0, 2, (5, 11))
 TURNED_OFF = np.where(np.all(PIXELS[3, 5] == PIXELS, axis=-1, keepdims=True), 255, PIXELS)
 HALF_RED = np.full((4, 4, 4), [255, 0, 0, 0], np.uint8)
 HALF_RED[:2, :, 3] = 255
 RED_ON_WHITE = np.where(HALF_RED[..., 3:], HALF_RED[..., :3], 255)
-FRAMES = [Image.new("RGB", (8, 8), colour) for colour in ("white", "blue")]
 WHITE = np.full((8, 8, 3), 255)
-RGB_OF_16_BITS = np.array([[[0x44, 0x66, 0x88]] * 2])
-WITHOUT_LOSS = ("PNG", "BMP", "TIFF", "WEBP", "JPEG2000", "PPM", "TGA")
+STEREO = saved(BLOCKS, "MPO", save_all=True, append_images=[Image.new("RGB", (64, 64))])
+SIGNED, UNSIGNED = {339: 2}, {339: 1}
 
-BECOMES = {
+Expected = tuple[bytes, Any] | tuple[bytes, Any, float]
+"""A file, its pixels, and by how much they may be others."""
+
+BECOMES: dict[str, Expected] = {
     "GIF without loss": (saved(PIXELS // 255 * 255, "GIF"), PIXELS // 255 * 255),
     "grey": (saved(LEVELS.astype(np.uint8), "PNG"), grey(LEVELS)),
     "bilevel": (save(Image.fromarray(LEVELS >= 128), "PNG"), grey(255 * (LEVELS >= 128))),
-    "a PNG of 16 bits a channel": (rgb_of_16_bits(), RGB_OF_16_BITS),
-    "a TIFF of 12 bits": (tiff_around(b"\0\x01\x23\x80\x0f\xff", 4, 1, TWELVE_BITS), grey(LEVELS_OF_12_BITS)),
-    "a TIFF that says it is unsigned": (integer_tiff(LEVELS[3] << 8, 16, UNSIGNED), grey(LEVELS[3])),
+    "cyan ink": (save(Image.new("CMYK", (8, 8), (255, 0, 0, 0)), "JPEG", quality=95), WHITE * [0, 1, 1], 4),
+    "a PNG of 16 bits a channel": (rgb_of_16_bits(), np.array([[[0x44, 0x66, 0x88]] * 2])),
+    "a TIFF of 12 bits": (
+        tiff_around(b"\0\x01\x23\x80\x0f\xff", 4, 1, {258: (3, 1, 12), 278: (3, 1, 1)}),
+        grey(np.array([0, 0x12, 0x80, 0xFF])),
+    ),
+    "a TIFF that says it is unsigned": (grey_tiff(LEVELS[3].astype("<u2") << 8, 16, UNSIGNED), grey(LEVELS[3])),
     "grey with alpha lies on white": (save(Image.new("LA", (8, 8), (0, 0)), "PNG"), WHITE),
+    "half a black lies on white": (save(Image.new("RGBA", (8, 8), (0, 0, 0, 128)), "PNG"), WHITE // 2, 1),
     "a transparent entry of a palette": (transparent_palette(), np.where(LEVELS[:4, :4, None] == 17, PALE, 255)),
     "a transparent colour": (saved(PIXELS, "PNG", transparency=tuple(PIXELS[3, 5].tolist())), TURNED_OFF),
     "plain bits, one is black": (netpbm(1, BITS, 1), grey(255 - 255 * BITS)),
     "bits, one is black": (netpbm(4, BITS, 1), grey(255 - 255 * BITS)),
     "plain bits without blanks": (b"P1 11 5 " + b"".join(b"%d" % bit for bit in BITS.flat), grey(255 - 255 * BITS)),
     "a PNG before a header": (png(4, 1) + HEADER, WHITE[:1, :4]),
+    "a stereo JPEG with a damaged index": (STEREO.replace(b"II*\0", b"II*\7", 1), decode(saved(BLOCKS, "JPEG"))),
 }
-BECOMES |= {f"{each} without loss": (saved(PIXELS, each), PIXELS) for each in WITHOUT_LOSS}
-BECOMES |= {f"PNG before {each[:9]!r}": (PNG + each, PIXELS) for each in (b"\0", b"\n", bytes(20), PNG)}
-BECOMES |= {f"{each} with alpha": (saved(HALF_RED, each), RED_ON_WHITE) for each in ("PNG", "JPEG2000", "TGA", "WEBP")}
+for each in ("PNG", "BMP", "TIFF", "WEBP", "JPEG2000", "PPM", "TGA"):
+    BECOMES[f"{each} without loss"] = (saved(PIXELS, each), PIXELS)
+for each in (b"\0", b"\n", bytes(20), PNG):
+    BECOMES[f"a PNG before {each[:9]!r}"] = (PNG + each, PIXELS)
+for each in ("PNG", "JPEG2000", "TGA", "WEBP"):
+    BECOMES[f"{each} with alpha"] = (saved(HALF_RED, each), RED_ON_WHITE)
 for each in ("GIF", "PNG", "WEBP", "TIFF", "AVIF"):
-    BECOMES[f"the first frame of {each}"] = (save(FRAMES[0], each, save_all=True, append_images=FRAMES[1:]), WHITE)
+    frames = [Image.new("RGB", (8, 8), colour) for colour in ("white", "blue")]
+    BECOMES[f"the first frame of {each}"] = (save(frames[0], each, save_all=True, append_images=frames[1:]), WHITE)
 for each, order in (("PNG", "<"), ("JPEG2000", "<"), ("PPM", "<"), ("TIFF", "<"), ("TIFF", ">")):
-    BECOMES[f"{each} of 16 bits keeps 256 levels, {order}"] = (sixteen_bits(each, order), grey(LEVELS))
-for turned, packed in product((1, 6), (1, 8)):
-    no_negative = UPRIGHT[turned](grey(255 - LEVELS.reshape(8, 32)))
-    BECOMES[f"a TIFF whose white is zero, {turned}, {packed}"] = (white_zero_tiff(turned, packed), no_negative)
+    BECOMES[f"{each} of 16 bits, {order}"] = (sixteen_bits(each, order), grey(LEVELS))
+for number, packed in product((1, 6), (1, 8)):
+    data = grey_tiff(LEVELS.astype("<u2") * 257, 32, {262: 0, 274: number}, packed)
+    BECOMES[f"a TIFF whose white is zero, {number}, {packed}"] = (
+        data,
+        UPRIGHT[number](grey(255 - LEVELS.reshape(8, 32))),
+    )
+for maximum, kind in product((1, 15, 100, 255, 256, 4_095, 65_535), (2, 3, 5, 6)):
+    values = np.linspace(0, maximum, 60 if kind % 3 == 0 else 20).astype(int).reshape(5, 4, -1)
+    levels = np.broadcast_to(values * 65_535 // maximum >> 8, (5, 4, 3))
+    BECOMES[f"P{kind} of maximum {maximum} from black to white"] = (netpbm(kind, values, maximum), levels)
+for bits, place, high_bits in product((1, 2, 4, 8, 16), (0, 1, -1), (0, 0xFFFF)):  # which PNG does not count
+    levels = np.arange(0, 2**bits, max(1, 2**bits // 256))
+    data = png_of_levels(levels, bits, levels[place] | high_bits << bits & 0xFFFF)
+    levels = levels * 255 // (2**bits - 1) if bits < 16 else levels >> 8
+    levels[place] = 255
+    BECOMES[f"a transparent level of {bits} bits, {place}, {high_bits}"] = (data, grey(levels))
+
+LOSSY = {
+    "JPEG": {"quality": 95, "subsampling": 0},
+    "MPO": {"quality": 95, "subsampling": 0, "save_all": True, "append_images": [Image.new("RGB", (8, 8))]},
+    "AVIF": {"quality": 100, "subsampling": "4:4:4"},  # with boxes of its own, irot and imir
+}
+for each, number in product((*LOSSY, "PNG", "WEBP", "TIFF"), range(10)):  # 0 and 9 turn nothing
+    exif, stored = Image.Exif(), BLOCKS if each in LOSSY else PIXELS
+    exif[0x0112] = number
+    data = saved(stored, each, exif=exif, **LOSSY.get(each, {}))
+    BECOMES[f"{each} of EXIF orientation {number}"] = (
+        data,
+        UPRIGHT.get(number, UPRIGHT[1])(stored),
+        4 * (each in LOSSY),
+    )
 
 
 @pytest.mark.parametrize("name", BECOMES)
 def test_an_image_becomes_these_pixels(name):
-    data, expected = BECOMES[name]
-    np.testing.assert_array_equal(decode(data), expected)
-
-
-LOSSY = {"JPEG", "MPO", "AVIF"}
-
-
-@pytest.mark.parametrize("format_", ["JPEG", "MPO", "PNG", "WEBP", "TIFF", "AVIF"])
-@pytest.mark.parametrize("orientation", range(10))
-def test_every_exif_orientation_is_turned_upright(orientation, format_):
-    """Numbers that EXIF does not have turn nothing. AVIF has boxes of its own for it, irot and imir."""
-    stored = gradient() if format_ not in LOSSY else np.kron(gradient(2, 3), np.ones((16, 16, 1), np.uint8))
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    options = {
-        "JPEG": {"quality": 95, "subsampling": 0},
-        "MPO": {"quality": 95, "subsampling": 0, "save_all": True, "append_images": [Image.new("RGB", (8, 8))]},
-        "AVIF": {"quality": 100, "subsampling": "4:4:4"},
-    }.get(format_, {})
-    decoded = decode(saved(stored, format_, exif=exif, **options))
-    expected = UPRIGHT.get(orientation, UPRIGHT[1])(stored)
+    data, expected, *tolerance = BECOMES[name]
+    decoded = decode(data)
     assert decoded.shape == expected.shape
-    assert np.abs(decoded.astype(int) - expected).max() <= (4 if format_ in LOSSY else 0)
-
-
-def test_colours_that_are_no_exact_ones():
-    half_black = decode(save(Image.new("RGBA", (2, 2), (0, 0, 0, 128)), "PNG"))
-    assert np.abs(half_black.astype(int) - 127).max() <= 1
-    cyan_ink = decode(save(Image.new("CMYK", (16, 16), (255, 0, 0, 0)), "JPEG", quality=95))
-    assert np.abs(cyan_ink.mean((0, 1)) - [0, 255, 255]).max() < 4
-
-
-@pytest.mark.parametrize("maximum", [1, 15, 100, 255, 256, 4_095, 65_535])
-@pytest.mark.parametrize(("plain", "channels"), [(2, 1), (3, 3)])
-def test_netpbm_of_any_maximum_goes_from_black_to_white(maximum, plain, channels):
-    values = np.linspace(0, maximum, 5 * 4 * channels).astype(int).reshape(5, 4, channels)
-    decoded = decode(netpbm(plain, values, maximum))
-    assert np.abs(decoded - values * 255 / maximum).max() < 1.01
-    assert (decoded.min(), decoded.max()) == (0, 255)
-    np.testing.assert_array_equal(decode(netpbm(plain + 3, values, maximum)), decoded)
-
-
-def test_a_jpeg_with_an_index_of_pictures_is_its_first():
-    """Phones and stereo cameras write such files under any JPEG's name."""
-    image = Image.fromarray(np.kron(gradient(2, 3), np.ones((16, 16, 1), np.uint8)))
-    many = save(image, "MPO", save_all=True, append_images=[Image.new("RGB", (32, 32))], quality=90)
-    assert many[:3] == b"\xff\xd8\xff"
-    for data in (many, many.replace(b"MPF\0II*\0", b"MPF\0II*\7", 1)):  # also with a damaged index
-        np.testing.assert_array_equal(decode(data), decode(save(image, "JPEG", quality=90)))
+    assert np.abs(decoded.astype(int) - expected).max() <= sum(tolerance)
 
 
 def test_every_suffix_is_one_of_its_format():
     Image.init()
     formats = {Image.registered_extensions()[suffix] for suffix in SUFFIXES}
     assert formats == {*SUFFIXES_OF, "MPO"}  # which Pillow reads as JPEG
-
-
-@pytest.mark.parametrize("bits", [1, 2, 4, 8, 16])
-@pytest.mark.parametrize("transparent", [0, 1])
-def test_the_transparent_level_of_any_depth_lies_on_white(bits, transparent):
-    """A row of every level, or of 256 of them; the transparent one counts by its lowest bits, as PNG has it."""
-    levels = np.arange(0, 2**bits, max(1, 2**bits // 256))
-    row = np.unpackbits(levels.astype(">u2").view(np.uint8).reshape(-1, 2), axis=1)[:, -bits:].ravel()
-    data = zlib.compress(b"\0" + np.packbits(row).tobytes())
-    transparency = png_chunk(b"tRNS", struct.pack(">H", levels[transparent]))
-    expected = levels * 255 // (2**bits - 1) if bits < 16 else levels >> 8
-    expected[transparent] = 255
-    np.testing.assert_array_equal(
-        decode(png(len(levels), 1, transparency, colour=0, bits=bits, data=data)), grey(expected)
-    )
-
-
-@pytest.mark.parametrize(("colour", "bits"), [(0, 1), (0, 2), (0, 4), (0, 8), (2, 8)])
-def test_the_high_bits_of_a_transparent_level_do_not_count(bits, colour):
-    """A row of black and white, of which black is transparent; 0xff00 and 0 are the same level."""
-    channels = {0: 1, 2: 3}[colour]
-    data = zlib.compress(b"\0" + np.packbits(np.repeat([0, 1, 0, 1], bits * channels)).tobytes())
-    for level, left in ((0xFF00, 255), (2**16 - 2**bits, 255), (0xFFFF, 0), (2**bits - 1, 0)):
-        transparency = png_chunk(b"tRNS", struct.pack(f">{channels}H", *[level] * channels))
-        decoded = decode(png(4, 1, transparency, colour=colour, bits=bits, data=data))
-        assert decoded[0, :, 0].tolist() == [left, 255, left, 255], hex(level)
 
 
 def jpeg_2000_without_a_tile(no_jp2: bool) -> list[bytes]:
@@ -241,43 +206,33 @@ def headless(first: bytes, colour: int, bits: int) -> bytes:
     return PNG_MAGIC + png_chunk(first, b"a\0" + bytes(20)) + sound[len(PNG_MAGIC) :]
 
 
-def of_32_bits(value: int) -> bytes:
-    return saved(np.array([[0, value]], np.int32), "TIFF")
-
-
 REJECTED = {
     "cannot decode: cut short: its last chunk, IEND, is missing or not whole": [PNG[:-n] for n in range(1, 22)],
     "cannot decode: cut short": [*jpeg_2000_without_a_tile(False), *jpeg_2000_without_a_tile(True)],
-    "cannot decode: IHDR is not the first of its chunks": [
-        headless(first, *form) for first, form in product((b"tEXt", b"tRNS"), ((0, 1), (0, 8), (2, 8), (2, 16)))
+    "cannot decode: IHDR is not the first of its chunks, or one of several": [
+        png(4, 1, HEADER),
+        *(headless(first, *form) for first, form in product((b"tEXt", b"tRNS"), ((0, 1), (0, 8), (2, 8), (2, 16)))),
     ],
-    "IHDR is not the first of its chunks, or one of several": [png(4, 1, HEADER)],
     "unsupported pixels: a transparent colour of 16 bits": [  # of which Pillow keeps the high bytes alone
         rgb_of_16_bits(png_chunk(b"tRNS", struct.pack(">3H", 0x4455, 0x6677, 0x8899)))
     ],
     "signed or 32-bit integer pixels have no agreed range": [
-        *(of_32_bits(value) for value in (-1, 255, 65_535, 65_536)),
-        *(integer_tiff(LEVELS[3], *kind) for kind in ((16, SIGNED), (32, SIGNED), (32, UNSIGNED))),
+        *(saved(np.array([[0, value]], np.int32), "TIFF") for value in (-1, 255, 65_535, 65_536)),
+        *(
+            grey_tiff(LEVELS[3].astype(f"<i{size}"), 16, kind)
+            for size, kind in ((2, SIGNED), (4, SIGNED), (4, UNSIGNED))
+        ),
     ],
     "unsupported pixels": [save(Image.new("F", (4, 4), 0.5), "TIFF")],
     "values above its maximum, 100": [netpbm(kind, np.full((2, 2), 101), 100) for kind in (2, 5)],
     "too large: 100000 x 100000 pixels": [png(100_000, 100_000, data=b"")],
-    "cannot decode": [saved(NOISE, each)[: len(saved(NOISE, each)) // 2] for each in SUFFIXES_OF],
+    "cannot decode": [(data := saved(gradient(64, 64), each))[: len(data) // 2] for each in SUFFIXES_OF],
 }
 
 
 @pytest.mark.parametrize(("reason", "data"), [(reason, data) for reason in REJECTED for data in REJECTED[reason]])
 def test_what_is_cut_or_ambiguous_is_rejected(reason, data):
-    with pytest.raises(Rejected) as rejected:
-        decode(data)
-    assert reason in rejected.value.reason
-
-
-def test_a_reason_holds_no_address():
-    for data in (b"\x01\x02 no image", save(Image.fromarray(gradient()), "JPEG")[:300]):
-        with pytest.raises(Rejected) as rejected:
-            decode(data)
-        assert "0x" not in rejected.value.reason
+    assert reason in rejection(data)
 
 
 def test_an_image_of_just_so_many_pixels_is_decoded():
@@ -286,45 +241,50 @@ def test_an_image_of_just_so_many_pixels_is_decoded():
         decode_image(PNG, 16 * 24 - 1)
 
 
+FITS = ("squash", "crop", "pad")
+
+
+def fitted(pixels: np.ndarray, **recipe: Any) -> np.ndarray:
+    return np.asarray(fit_image(Image.fromarray(pixels), ImageConfig(**recipe).recipe))
+
+
 @pytest.mark.parametrize("name", RESAMPLING)
 def test_a_filter_is_pillows_of_that_name(name):
-    image, recipe = Image.fromarray(gradient(50, 40)), ImageConfig(height=16, width=32, resample=name).recipe
-    expected = image.resize((32, 16), Image.Resampling[name.upper()])
-    np.testing.assert_array_equal(to_pixels(fit_image(image, recipe)), to_pixels(expected))
+    expected = Image.fromarray(PIXELS).resize((32, 16), Image.Resampling[name.upper()])
+    np.testing.assert_array_equal(fitted(PIXELS, height=16, width=32, resample=name), np.asarray(expected))
 
 
 def test_squash_crop_and_pad_keep_whole_middle_and_aspect():
     pixels = np.zeros((32, 96, 3), np.uint8)
     pixels[:, :32], pixels[:, 32:64], pixels[:, 64:] = (255, 0, 0), (0, 255, 0), (0, 0, 255)
-
-    def fitted(fit: str) -> np.ndarray:
-        recipe = ImageConfig(height=32, width=32, fit=fit, resample="box").recipe
-        return to_pixels(fit_image(Image.fromarray(pixels), recipe))
-
-    assert (fitted("crop") == (0, 255, 0)).all()
-    assert fitted("squash")[16, [1, 30]].tolist() == [[255, 0, 0], [0, 0, 255]]
-    assert fitted("pad")[[0, 16], [16, 1]].tolist() == [[MID_GREY] * 3, [255, 0, 0]]
+    squash, crop, pad = (fitted(pixels, height=32, width=32, fit=fit, resample="box") for fit in FITS)
+    assert (crop == (0, 255, 0)).all()
+    assert squash[16, [1, 30]].tolist() == [[255, 0, 0], [0, 0, 255]]
+    assert pad[[0, 16], [16, 1]].tolist() == [[MID_GREY] * 3, [255, 0, 0]]
 
 
 @pytest.mark.parametrize("size", [(32, 96), (96, 32), (32, 33), (33, 32), (32, 97), (131, 64)])
 def test_a_crop_is_the_middle_whichever_side_is_longer(size):
-    """By symmetry, to rounding: upside down and mirrored, the image gives the crop upside down and mirrored."""
-    image = Image.fromarray(gradient(*size))
-    recipe = ImageConfig(height=32, width=32, fit="crop").recipe
-    crop, turned = (to_pixels(fit_image(each, recipe)) for each in (image, image.transpose(Image.Transpose.ROTATE_180)))
-    assert np.abs(crop.astype(int) - turned[::-1, ::-1]).max() <= 1
+    """By symmetry, to rounding: turned by 180 degrees, the image gives the crop turned by 180 degrees."""
+    image = gradient(*size)
+    crop, turned = (fitted(each, height=32, width=32, fit="crop").astype(int) for each in (image, image[::-1, ::-1]))
+    assert np.abs(crop - turned[::-1, ::-1]).max() <= 1
 
 
-def test_damaged_metadata_never_stops_the_build():
-    """Every byte of a JPEG's EXIF flipped in turn: pixels or a rejection, nothing else."""
-    exif = Image.Exif()
-    exif[0x0112], exif[0x010E] = 6, "a description"
-    data = save(Image.fromarray(gradient()), "JPEG", exif=exif)
-    for position in range(data.index(b"Exif"), data.index(b"Exif") + 90):
-        damaged = bytearray(data)
-        damaged[position] ^= 0xFF
-        with contextlib.suppress(Rejected):
-            decode(bytes(damaged))
+@pytest.mark.parametrize(("fit", "resample"), [*product(FITS, RESAMPLING)])
+def test_the_thinnest_images_fit(fit, resample):
+    for size in [(1, 100_000), (100_000, 1), (1, 1), (3, 7)]:
+        image = np.zeros((*size, 3), np.uint8)
+        assert fitted(image, height=64, width=48, fit=fit, resample=resample).shape == (64, 48, 3)
+
+
+def test_an_image_made_rgb_in_strips_is_as_one_made_at_once(monkeypatch):
+    image = Image.fromarray(HALF_RED).resize((40, 50))
+    for data in (save(image, "PNG"), save(image.convert("P"), "PNG", transparency=3), sixteen_bits("PNG", "<")):
+        at_once = decode(data)
+        with monkeypatch.context() as patch:
+            patch.setattr("precompute.images.rgb.STRIP_PIXELS", 100)
+            np.testing.assert_array_equal(decode(data), at_once)
 
 
 def ftyp(brand: bytes, *others: bytes) -> bytes:
@@ -332,34 +292,27 @@ def ftyp(brand: bytes, *others: bytes) -> bytes:
     return struct.pack(">I", len(names) + 8) + b"ftyp" + names + bytes(100)
 
 
+HEIC = "is HEIC: convert it to PNG or JPEG, with pillow-heif for one"
+
 NOT_IMAGES = {
     b"": "is empty",
     bytes(5_000): "holds only zero bytes",
     b"<?xml version='1.0'?>\n<!-- drawn -->\n<svg xmlns='http://www.w3.org/2000/svg'/>": "is SVG, a drawing",
-    b"<svg width='3'></svg>": "is SVG, a drawing",
     b"\r\n<!DOCTYPE html>\n<html><body><svg ></svg></body></html>": "is text (HTML page), not an image",
-    b"<html><head><title>404 Not Found</title></head></html>": "is text (HTML page), not an image",
     b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>": "is text (XML), not an image",
     b'{"error": "not found"}': "is text (JSON), not an image",
     b'[{"id": 1}]': "is text (JSON), not an image",
     b"404: Not Found": "is text, not an image",
-    b"no image at all": "is text, not an image",
     "\ufeffschöne Grüße".encode(): "is text, not an image",
     b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n": "is a Git LFS pointer",
     b"PK\x03\x04" + bytes(30): "is a zip archive",
     b"\x1f\x8b\x08" + bytes(30): "is compressed by gzip",
-    b"%PDF-1.7\n": "is a PDF document",
-    b"8BPS\0\1" + bytes(30): "is a Photoshop document",
-    ftyp(b"heic", b"mif1", b"heic"): "is HEIC: convert it to PNG or JPEG, with pillow-heif for one",
-    ftyp(b"mif1", b"mif1", b"heic"): "is HEIC: convert it to PNG or JPEG, with pillow-heif for one",
+    ftyp(b"heic", b"mif1", b"heic"): HEIC,
+    ftyp(b"mif1", b"mif1", b"heic"): HEIC,
     ftyp(b"isom", b"iso2", b"mp41"): "is a video (MP4 or QuickTime)",
-    ftyp(b"qt  "): "is a video (MP4 or QuickTime)",
     ftyp(b"avif", b"mif1"): "begins as an AVIF, but its header is damaged",
     b"RIFF\x10\0\0\0AVI " + bytes(20): "is a video (AVI)",
-    b"\x1aE\xdf\xa3" + bytes(20): "is a video (Matroska or WebM)",
-    save(Image.fromarray(gradient()), "ICO"): "is an icon (ICO)",
-    b"\xff\x0a" + bytes(20): "is JPEG XL",
-    b"\x89PNG\r\n\x1a\n": "",
+    save(Image.fromarray(PIXELS), "ICO"): "is an icon (ICO)",
     b"\xff\xd8\xff\xe0 cut": "OSError: Truncated File Read",
     b"\xff\xd8\xff\xfe\0\2": "begins as a JPEG, but its header is damaged or cut short",
     b"\x01\x02\x03\x04" * 30: "is in no image format that is read here",
@@ -368,7 +321,4 @@ NOT_IMAGES = {
 
 @pytest.mark.parametrize("data", NOT_IMAGES, ids=lambda data: repr(data[:20]))
 def test_a_file_that_is_no_image_is_named_for_what_it_is(data):
-    with pytest.raises(Rejected) as rejected:
-        decode(data)
-    assert rejected.value.reason.startswith(f"cannot decode: {NOT_IMAGES[data]}")
-    assert "\n" not in rejected.value.reason
+    assert rejection(data).startswith(f"cannot decode: {NOT_IMAGES[data]}")
