@@ -1,0 +1,432 @@
+"""Damage is found and named, of every kind and in every form, and nothing sound is blamed for it.
+
+What an honest program cannot see is an edit of how and when a shard was made (`run` in a commit record) that is signed
+anew: clocks and hosts enter no digest.
+"""
+
+import io
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from cache_store.cache.metadata import read_spec
+from cache_store.errors import NewerFormatError
+from cache_store.format.checksum import crc32c
+from cache_store.format.layout import Location
+from cache_store.format.schema import ArraySpec, commit_file, samples_file
+from cache_store.verify.findings import Finding, Level
+from cache_store.verify.scan import PIECE_BYTES, scan_shard
+from cache_store.verify.verify import verify
+from tests.cache_store import signing
+from tests.cache_store.conftest import flip, samples_of, shard_name, swap
+from tests.make_cache import make_array, make_cache, make_encoder, seal_cache
+
+ROWS, ROWS_PER_SHARD, SHARDS = 13, 6, range(3)
+SHARD = ("data", "table", "record")
+"""What a shard's files are."""
+LEVELS: tuple[Level, ...] = get_args(Level)
+
+
+@pytest.fixture(scope="module")
+def sound(form: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache of three shards, the last of one row, and others of the same shape beside it; nothing changes them."""
+    folder, ids = tmp_path_factory.mktemp("sound"), [f"other-{row}" for row in range(ROWS)]
+    options: dict[str, Any] = {"samples_per_shard": ROWS_PER_SHARD, "store_format": form[0], "codec": form[1]}
+    for name, seed, names in (("cache", 7, None), ("other ids", 7, ids), ("other latents", 1, None), ("other", 1, ids)):
+        make_cache(folder / name, samples_of((4, 6, 5), ROWS, seed), names, rejected=(2, 8), **options)
+    return folder / "cache"
+
+
+@pytest.fixture
+def cache(sound: Path, tmp_path: Path) -> Path:
+    """A copy to damage."""
+    (tmp_path / "others").symlink_to(sound.parent)
+    return Path(shutil.copytree(sound, tmp_path / "cache"))
+
+
+def shard_files(cache: Path) -> dict[str, str]:
+    """Names of the shards' files by what they are, as `data 1`."""
+    names = ((shard_name(cache, shard), samples_file(shard), commit_file(shard)) for shard in SHARDS)
+    return {f"{what} {shard}": name for shard, each in enumerate(names) for what, name in zip(SHARD, each, strict=True)}
+
+
+def files_in(cache: Path) -> dict[str, int | None]:
+    """The shard of every file; None of those of the whole cache."""
+    shards = {name: int(what[-1]) for what, name in shard_files(cache).items()}
+    names = sorted(path.relative_to(cache).as_posix() for path in cache.rglob("*") if path.is_file())
+    return {name: shards.get(name) for name in names}
+
+
+def named(findings: Sequence[Finding]) -> dict[str, set[int]]:
+    """The rows by the files that are named."""
+    rows: dict[str, set[int]] = {finding.file: set() for finding in findings}
+    for finding in findings:
+        rows[finding.file] |= set() if finding.row is None else {finding.row}
+    return rows
+
+
+def samples_in(cache: Path, shard: int) -> list[dict[str, Any]]:
+    """The cached rows of its samples table."""
+    rows = pq.read_table(cache / samples_file(shard), partitioning=None).to_pylist()
+    return [row for row in rows if row["status"] == "cached"]
+
+
+# Any byte of any file, any size, and what is no file.
+
+FLIPS = {"zarr": 500, "webdataset": 1_000}
+"""A thousand in each form; Zarr's are shared by two codecs."""
+
+
+def damage_found(cache: Path) -> Sequence[Finding]:
+    """Also where the cache is refused in one line, as one of another format version is."""
+    try:
+        return verify(cache, "full").findings
+    except NewerFormatError as error:
+        file, _, problem = str(error).removeprefix(f"{cache}/").partition(" ")
+        return [Finding(file=file, problem=problem)]
+
+
+def rows_at(cache: Path, shard: int) -> list[tuple[range, int]]:
+    """Bytes of a shard file that belong to a row, headers, checksums and index entries too."""
+    is_zarr, index = (cache / "latents").is_dir(), (cache / shard_name(cache, shard)).stat().st_size - 4
+    before, after = (0, 4) if is_zarr else (512 + 128, 0)
+    spans = []
+    for row, offset, length in ((each["row"], each["offset"], each["length"]) for each in samples_in(cache, shard)):
+        entry = index - 16 * (ROWS_PER_SHARD - row % ROWS_PER_SHARD)
+        spans += [(range(offset - before, offset + length + after), row)]
+        spans += [(range(entry, entry + 16), row)] if is_zarr else []
+    return spans
+
+
+def test_any_flipped_bit_is_named_by_its_file_and_row_alone(cache, form):
+    rng, files = np.random.default_rng(1), files_in(cache)
+    spans = {shard_name(cache, shard): rows_at(cache, shard) for shard in SHARDS}
+    for number in range(FLIPS[form[0]]):
+        name = [*files][number % len(files)]
+        data = (cache / name).read_bytes()
+        position, bit = int(rng.integers(len(data))), int(rng.integers(8))
+        (cache / name).write_bytes(data[:position] + bytes([data[position] ^ 1 << bit]) + data[position + 1 :])
+        findings = damage_found(cache)
+        (cache / name).write_bytes(data)
+        where = f"{name}: bit {bit} of byte {position}: {findings}"
+        assert {(finding.file, finding.shard) for finding in findings} == {(name, files[name])}, where
+        assert {row for span, row in spans.get(name, ()) if position in span} <= named(findings)[name], where
+    assert not verify(cache, "full").findings
+
+
+WRONG: dict[str, Callable[[Path, bytes], object]] = {
+    "gone": lambda path, data: None,
+    "cut by one": lambda path, data: path.write_bytes(data[:-1]),
+    "cut in half": lambda path, data: path.write_bytes(data[: len(data) // 2]),
+    "emptied": lambda path, data: path.write_bytes(b""),
+    "longer by a byte": lambda path, data: path.write_bytes(data + b"x"),
+    "longer by zeros": lambda path, data: path.write_bytes(data + bytes(10_240)),
+    "a folder": lambda path, data: (path / "inner").mkdir(parents=True),
+    "a pipe": lambda path, data: os.mkfifo(path),
+    "a link to itself": lambda path, data: path.symlink_to(path),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_file_gone_resized_or_replaced_is_named_at_every_level(cache, what):
+    """And no pipe is waited on."""
+    for number, name in enumerate(files_in(cache)):
+        kept = (cache / name).rename(cache.parent / "kept")
+        WRONG[what](cache / name, kept.read_bytes())
+        for level in LEVELS:
+            report = verify(cache, level)
+            assert name in named(report.findings), level
+            if what.startswith("a "):
+                assert next(report.next_steps("report.json")).startswith(f"move {cache}/{name} away")
+        if os.path.lexists(cache / name):
+            (cache / name).rename(cache.parent / f"moved {number}")
+        kept.rename(cache / name)
+    assert not verify(cache, "full").findings
+
+
+def test_a_missing_folder_is_named_by_every_file_that_was_in_it(cache):
+    for folder in sorted({name.partition("/")[0] for name in files_in(cache) if "/" in name}):
+        lost = {name for name in files_in(cache) if name.startswith(f"{folder}/")}
+        (cache / folder).rename(cache.parent / "away")
+        assert all(lost <= named(verify(cache, level).findings).keys() for level in LEVELS)
+        (cache.parent / "away").rename(cache / folder)
+
+
+def test_a_damaged_plan_of_an_unsealed_cache_blames_no_shard(cache):
+    """No hash of it is known then, and no row of a shard is wrong for it."""
+    (cache / "seal.json").unlink()
+    data, found = (cache / "plan.parquet").read_bytes(), 0
+    for position in range(0, len(data), 29):
+        flip(cache / "plan.parquet", position)
+        blamed = named(verify(cache, "full").findings).keys() - {"seal.json"}
+        (cache / "plan.parquet").write_bytes(data)
+        assert blamed <= {"plan.parquet"}, f"byte {position}: {blamed}"
+        found += bool(blamed)
+    assert found > len(data) / 29 / 2
+
+
+# What is done to shard 1, of rows [6, 12), and what is named.
+
+At = Callable[[str], Path]
+"""The path of a file by its name or, of a shard's, by what it is."""
+Damage = Callable[[At], object]
+Named = dict[str, set[int]]
+
+
+class Scene(NamedTuple):
+    damage: Sequence[Damage]
+    deep: Named
+    """The files that level deep names, and their rows; nothing else."""
+    full: Named | None = None
+    """None: as level deep."""
+    quick: Named | None = None
+    """None: whatever the files' sizes tell."""
+    says: str = ""
+
+
+def lose(*names: str) -> Damage:
+    return lambda at: [at(name).unlink() for name in names]
+
+
+def cut_in_half(*names: str) -> Damage:
+    return lambda at: [os.truncate(at(name), at(name).stat().st_size // 2) for name in names]
+
+
+def swap_with_shard_0(*kinds: str) -> Damage:
+    return lambda at: [swap(at(f"{kind} 0"), at(f"{kind} 1")) for kind in kinds]
+
+
+def copy_from(other: str, *kinds: str) -> Damage:
+    def damage(at: At) -> None:
+        for path in (at(f"{kind} 1") for kind in kinds):
+            shutil.copy(at("../others") / other / path.relative_to(at(".")), path)
+
+    return damage
+
+
+def span_of(at: At, row: int) -> slice:
+    """A sample's bytes in shard 1, with the crc32c behind them where the form has one there."""
+    (sample,) = (each for each in samples_in(at("."), 1) if each["row"] == row)
+    return slice(sample["offset"], sample["offset"] + sample["length"] + (4 if at("latents").is_dir() else 0))
+
+
+def flip_row_7(at: At) -> None:
+    flip(at("data 1"), span_of(at, 7).start)
+
+
+def append_a_byte(at: At) -> None:
+    at("data 1").write_bytes(at("data 1").read_bytes() + b"x")
+
+
+def swap_rows(at: At) -> None:
+    data, first, second = bytearray(at("data 1").read_bytes()), span_of(at, 6), span_of(at, 7)
+    data[first], data[second] = data[second], data[first]
+    at("data 1").write_bytes(data)
+
+
+def swap_columns(*columns: str) -> Damage:
+    """Of rows 6 and 7 in the samples table."""
+
+    def damage(at: At) -> None:
+        with signing.edited_rows(at("table 1")) as rows:
+            for name in columns:
+                rows[0][name], rows[1][name] = rows[1][name], rows[0][name]
+
+    return damage
+
+
+def set_in_row(row: int, column: str, value: object) -> Damage:
+    def damage(at: At) -> None:
+        with signing.edited_rows(at(f"table {row // ROWS_PER_SHARD}")) as rows:
+            rows[row % ROWS_PER_SHARD][column] = value
+
+    return damage
+
+
+def fit_record(at: At) -> None:
+    """Make the record one of the files as they are."""
+    record = signing.load(at("record 1"))
+    for file in record["content"]["files"]:
+        signing.refile(at("."), file)
+    signing.save_signed(at("record 1"), record)
+
+
+def put_nan_into_row_7(at: At) -> None:
+    """As an encoder with a fault would have written it: every checksum and hash is right."""
+    data, span = bytearray(at("data 1").read_bytes()), span_of(at, 7)
+    end = span.stop - 4 if at("latents").is_dir() else span.stop
+    data[end - 2 : end] = np.float16(np.nan).tobytes()  # blosc has only copied such short samples
+    checksum = crc32c(bytes(data[span.start : end]))
+    data[end : span.stop] = checksum.to_bytes(4, "little")[: span.stop - end]
+    at("data 1").write_bytes(data)
+    set_in_row(7, "crc32c", checksum)(at)
+    signing.resign(at("."))
+
+
+def edit_sums(field: str) -> Damage:
+    """Signed, and sealed."""
+
+    def damage(at: At) -> None:
+        record = signing.load(at("record 1"))
+        record["content"]["statistics"][field][0] += 1e-5
+        signing.save_signed(at("record 1"), record)
+        seal_cache(at("."), read_spec(at(".")))
+
+    return damage
+
+
+def edit_spec(at: At) -> None:
+    with signing.edited_spec(at(".")) as spec:
+        spec["array"]["image"]["fit"] = "other"
+
+
+NOTHING: Named = {}
+DATA, TABLE, RECORD = ({f"{kind} 1": set[int]()} for kind in ("data", "table", "record"))
+RECORD_0, SEAL, SPEC = ({name: set[int]()} for name in ("record 0", "seal.json", "zarr.json"))
+ROW_7, ROWS_6_7, CACHED = ({"data 1": rows} for rows in ({7}, {6, 7}, {6, 7, 9, 10, 11}))
+SCENES = {
+    "data of two shards swapped": Scene(
+        [swap_with_shard_0("data")], {"data 0": {0, 1, 3, 4, 5}} | CACHED, quick=NOTHING
+    ),
+    "tables of two shards swapped": Scene(
+        [swap_with_shard_0("table")], {"table 0": {0, 1, 3, 4, 5}, "table 1": CACHED["data 1"]}
+    ),
+    "records of two shards swapped": Scene([swap_with_shard_0("record")], RECORD_0 | RECORD, quick=RECORD_0 | RECORD),
+    "two shards wholly swapped": Scene(
+        [swap_with_shard_0(*SHARD)], RECORD_0 | RECORD | {"table 0": set()} | TABLE, quick=RECORD_0 | RECORD
+    ),
+    "a shard lost with its record": Scene(
+        [lose("data 1", "table 1", "record 1")], DATA | TABLE | RECORD, quick=DATA | TABLE | RECORD
+    ),
+    "a shard of other ids": Scene([copy_from("other ids", *SHARD)], RECORD, quick=RECORD),
+    "a shard of other latents": Scene([copy_from("other latents", *SHARD)], RECORD, quick=RECORD),
+    "another cache's data": Scene([copy_from("other", "data")], CACHED),
+    "another cache's table": Scene([copy_from("other", "table")], {"table 1": CACHED["data 1"]}),
+    "bytes behind a shard": Scene([append_a_byte], DATA, quick=DATA),
+    "bytes behind one without a record": Scene([append_a_byte, lose("record 1")], DATA | RECORD, quick=RECORD),
+    "a shard cut in row 9": Scene(
+        [lambda at: os.truncate(at("data 1"), span_of(at, 9).stop - 5)], {"data 1": {9, 10, 11}}, quick=DATA
+    ),
+    "a flipped bit, no seal": Scene([flip_row_7, lose("seal.json")], ROW_7 | SEAL, quick=SEAL),
+    "a flipped bit, no record": Scene([flip_row_7, lose("record 1")], ROW_7 | RECORD, quick=RECORD),
+    "a flipped bit, half a record": Scene([flip_row_7, cut_in_half("record 1")], ROW_7 | RECORD, quick=RECORD),
+    "a flipped bit, another shard's record": Scene(
+        [flip_row_7, lambda at: shutil.copy(at("record 0"), at("record 1"))], ROW_7 | RECORD, quick=RECORD
+    ),
+    "a flipped bit, half a record, half a table": Scene(
+        [flip_row_7, cut_in_half("record 1", "table 1")], TABLE | RECORD, quick=RECORD, says="was not looked at"
+    ),
+    "two rows swapped in the shard": Scene([swap_rows], ROWS_6_7, quick=NOTHING),
+    "their places swapped in the table": Scene([swap_columns("offset", "length", "crc32c")], {"table 1": {6, 7}}),
+    "their ids swapped in the table": Scene([swap_columns("id")], {"table 1": {6, 7}}),
+    "their crc32c swapped as well": Scene([swap_rows, swap_columns("crc32c")], DATA | TABLE),
+    "a record made for that": Scene([swap_rows, swap_columns("crc32c"), fit_record], RECORD, quick=RECORD),
+    "another crc32c in the table": Scene([set_in_row(6, "crc32c", 7)], {"table 1": {6}}),
+    "another id in a shard of one row": Scene([set_in_row(12, "id", "other")], {"table 2": {12}}),
+    "a record made for two swapped rows": Scene(
+        [swap_rows, fit_record, lose("seal.json")], ROWS_6_7 | SEAL, full=SEAL, quick=SEAL
+    ),
+    "a nan under right hashes": Scene([put_nan_into_row_7], ROW_7, NOTHING, NOTHING, "holds 1 non-finite values"),
+    **{
+        f"another {field} under right hashes": Scene([edit_sums(field)], RECORD, NOTHING, NOTHING, "do not follow from")
+        for field in ("sum", "sum_of_squares", "minimum", "maximum")
+    },
+    "another spec than the records have": Scene([edit_spec, lose("seal.json")], SPEC, quick=SPEC),
+}
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_damage_is_named_by_file_and_row_and_nothing_else_is(cache, name):
+    scene, names, shards = SCENES[name], shard_files(cache), files_in(cache)
+    for damage in scene.damage:
+        damage(lambda name: cache / names.get(name, name))
+    full = scene.deep if scene.full is None else scene.full
+    for level, expected in zip(LEVELS, (scene.quick, full, scene.deep), strict=True):
+        findings = verify(cache, level).findings
+        if expected is not None:
+            assert named(findings) == {names.get(name, name): rows for name, rows in expected.items()}, level
+        assert all(finding.shard == shards[finding.file] for finding in findings)
+    assert scene.says in "\n".join(finding.problem for finding in findings)
+
+
+# Records edited by hand, with and without a digest of their own made anew.
+
+
+RECORD_EDITS: list[dict[str, Any]] = [
+    *({field: "0" * 64} for field in ("plan_digest", "rows_digest", "files.1.sha256")),
+    *({field: None} for field in ("statistics", "preview")),
+    *({field: 0.25} for field in ("statistics.sum.0", "preview.moment.0.0")),
+    *({field: 7} for field in ("recipe.array.image.height", "files.0.bytes")),
+    *({"shard": 0}, {"files.0.path": "../x"}, {"files": []}, {"reasons": {"too large": 1}}, {"non_finite": 3}),
+    *({"statistics.maximum.3": 9.0}, {"statistics.count": 1}, {"statistics.sum": [0.0, 0.0, 0.0]}),
+    {"cached": 6, "rejected": 0, "reasons": {}},
+    {"cached": -1, "rejected": 7, "reasons": {"missing": 7}},
+]
+SEAL_EDITS: list[dict[str, Any]] = [
+    *({field: "0" * 64} for field in ("spec_digest", "identity", "plan_file.sha256")),
+    *({field: lambda values: values[::-1]} for field in ("cached_per_shard", "commits")),
+    *({f"array.{field}.0": lambda value: value + 1e-3} for field in ("mean", "maximum", "preview.bias")),
+    *({"planned": 99}, {"reasons": {}}, {"commits": []}, {"plan_file.path": "build.json"}, {"array.bytes": 1}),
+    {"cached": lambda count: count + 1, "rejected": lambda count: count - 1},
+]
+EDITS = [("record 1", edits) for edits in RECORD_EDITS] + [("seal.json", edits) for edits in SEAL_EDITS]
+
+
+@pytest.mark.parametrize(("what", "edits"), EDITS, ids=lambda value: "-".join(value) if isinstance(value, dict) else "")
+@pytest.mark.parametrize("sign", [signing.save_signed, signing.save])
+def test_an_edited_record_is_named_with_or_without_a_new_digest(cache, what, edits, sign):
+    name = shard_files(cache).get(what, what)
+    record = signing.load(cache / name)
+    for field, value in edits.items():
+        signing.set_field(record.get("content", record), field, value)
+    sign(cache / name, record)
+    for level in LEVELS:
+        findings = verify(cache, level).findings
+        assert name in named(findings)
+        assert {finding.shard for finding in findings} == {1 if what == "record 1" else None}
+
+
+# Samples at places that no build gives them.
+
+ARRAY = make_array((16, 28, 28), "float16", "none", make_encoder(4, [], []))
+
+
+@pytest.mark.parametrize("gap", [0, 2, 3, 1_536, 2 * PIECE_BYTES])
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, -np.nan], ids=str)
+def test_non_finite_values_are_counted_wherever_their_sample_lies(gap, value):
+    """The gaps hold no finite values at all, and an odd one sets the samples where no value can be read in place."""
+    samples = finite_samples()
+    samples[[0, 9, 10, 29], 5, 7, 9] = value
+    expected = [(slot, "holds 1 non-finite values") for slot in (0, 9, 10, 29)]
+    assert scan_shard(*written_after(gap, samples)) == expected
+
+
+def test_only_a_sample_within_another_or_of_other_length_is_blamed():
+    stream, _, locations = written_after(4, finite_samples())
+    offset, length, _ = locations[3]
+    locations[3] = Location(offset, length - 2, crc32c(stream.getvalue()[offset : offset + length - 2]))
+    locations[12] = locations[11]._replace(offset=locations[11].offset + 2)
+    (slot, _), (other_slot, problem) = scan_shard(stream, ARRAY, locations)
+    assert (slot, other_slot) == (3, 12)
+    assert "where another sample lies too" in problem
+
+
+def finite_samples() -> np.ndarray:
+    """[30, C, H, W] float16, of three pieces, with the largest finite values of either sign."""
+    samples = np.random.default_rng(0).standard_normal((30, *ARRAY.shape)).astype("<f2")
+    samples[:, 0, 0, :2] = 65_504, -65_504
+    return samples
+
+
+def written_after(gap: int, samples: np.ndarray) -> tuple[io.BytesIO, ArraySpec, list[Location]]:
+    """A shard file of the samples, each after so many bytes of ones; where they lie."""
+    payloads = [sample.tobytes() for sample in samples]
+    stride = gap + len(payloads[0])
+    places = [Location(gap + slot * stride, len(each), crc32c(each)) for slot, each in enumerate(payloads)]
+    return io.BytesIO(b"".join(b"\xff" * gap + payload for payload in payloads)), ARRAY, places
