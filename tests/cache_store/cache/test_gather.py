@@ -1,6 +1,5 @@
 """Rows out of mapped files: in C and without."""
 
-import importlib
 import mmap
 import shutil
 import subprocess
@@ -12,66 +11,32 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cache_store import cores, open_cache
-from cache_store.cache import reader
+from cache_store import cores
+from cache_store.cache import gather
 from cache_store.cache.gather import ROUNDS, TRIALS, WAYS, FastestCopy, move_rows
-from tests.make_cache import make_cache
 
-module = importlib.import_module("cache_store.cache.gather")
-needs_compiled = pytest.mark.skipif(move_rows in WAYS, reason="installed without a C compiler")
+IN_C = [way for way in WAYS if way is not move_rows]
+"""None where there was no compiler; those of two threads only where there are two cores."""
 GUARD = 64
 
 
-def in_c(prefetch, threads):
-    def copy(out, addresses, row_bytes):
-        return importlib.import_module("cache_store.cache._gather").gather(out, addresses, row_bytes, prefetch, threads)
-
-    return pytest.param(copy, marks=needs_compiled, id=f"{'prefetch' if prefetch else 'memcpy'}-{threads}")
-
-
-IN_C = [in_c(prefetch, threads) for prefetch in (False, True) for threads in (1, 2)]
-ways = pytest.mark.parametrize("copy", [*IN_C, move_rows])
-
-
-class Timed:
-    """Ways 0, 1, … that take the seconds given, by a clock of their own."""
-
-    def __init__(self, *seconds):
-        self.now = 0.0
-        self._seconds = seconds
-        self._fastest = FastestCopy(range(len(seconds)), lambda: self.now)
-
-    def batches(self, count, batch_bytes=100, is_checked=False):
-        """The way that each of so many batches gets."""
-        ways = []
-        for _ in range(count):
-            with self._fastest.way(batch_bytes, is_checked) as way:
-                self.now += self._seconds[way](self.now, batch_bytes, is_checked)
-            ways.append(way)
-        return ways
-
-
-def can_compile() -> bool:
-    return shutil.which("cc") is not None and Path(sysconfig.get_path("include"), "Python.h").exists()
-
-
-@ways
+@pytest.mark.parametrize("copy", [*IN_C, move_rows])
 @pytest.mark.parametrize("row_bytes", [1, 63, 64, 65, 4_096, 12_287, 12_288, 12_289, 12_353, 25_088, 131_072])
-@pytest.mark.parametrize("rows", [0, 1, 2, 7])
-def test_rows_from_any_addresses_lie_in_the_buffer_alone(copy, row_bytes, rows):
-    rng = np.random.default_rng(row_bytes + rows)
+def test_rows_from_any_addresses_lie_in_the_buffer_alone(copy, row_bytes):
+    rng = np.random.default_rng(row_bytes)
     source = rng.integers(0, 256, 2 * row_bytes + 999, np.uint8)
-    offsets = rng.integers(0, len(source) - row_bytes + 1, rows)
-    around = np.full(GUARD + rows * row_bytes + GUARD, 7, np.uint8)
-    out = around[GUARD : GUARD + rows * row_bytes].reshape(rows, row_bytes)
-    copy(out, offsets + source.ctypes.data, row_bytes)
-    for row, offset in zip(out, offsets, strict=True):
-        np.testing.assert_array_equal(row, source[offset : offset + row_bytes])
-    assert (around[:GUARD] == 7).all()
-    assert (around[GUARD + rows * row_bytes :] == 7).all()
+    for rows in (0, 1, 2, 7):
+        offsets = rng.integers(0, len(source) - row_bytes + 1, rows)
+        around = np.full(GUARD + rows * row_bytes + GUARD, 7, np.uint8)
+        out = around[GUARD : GUARD + rows * row_bytes].reshape(rows, row_bytes)
+        copy(out, offsets + source.ctypes.data, row_bytes)
+        for row, offset in zip(out, offsets, strict=True):
+            np.testing.assert_array_equal(row, source[offset : offset + row_bytes])
+        assert (around[:GUARD] == 7).all()
+        assert (around[GUARD + rows * row_bytes :] == 7).all()
 
 
-@ways
+@pytest.mark.parametrize("copy", [*IN_C, move_rows])
 def test_nothing_behind_the_last_row_of_a_file_is_touched(copy, tmp_path):
     """A mapping of three pages with nothing mapped behind: a read of one byte more would kill the process."""
     size, row_bytes = 3 * mmap.PAGESIZE, 1_500
@@ -84,31 +49,41 @@ def test_nothing_behind_the_last_row_of_a_file_is_touched(copy, tmp_path):
 
 
 @pytest.mark.parametrize("copy", IN_C)
-@pytest.mark.parametrize(
-    ("rows", "addresses", "row_bytes"),
-    [(2, np.zeros(3, np.int64), 8), (2, np.zeros(1, np.int64), 8), (2, np.zeros(2, np.int64), 9)]
-    + [(2, np.zeros(2, np.int64), size) for size in (0, -8, 2**62)]
-    + [(2, np.zeros(17, np.uint8), 8), (0, np.zeros(1, np.int64), 8)],
-)
-def test_a_buffer_of_another_size_is_refused_and_not_written(copy, rows, addresses, row_bytes):
-    out = np.full((rows, 8), 7, np.uint8)
-    with pytest.raises(ValueError, match="one row"):
-        copy(out, addresses, row_bytes)
-    assert (out == 7).all()
-
-
-@pytest.mark.parametrize("copy", IN_C)
-def test_read_only_or_gapped_buffers_are_refused_and_all_let_go(copy):
-    source, out, addresses = np.arange(16, dtype=np.uint8), bytearray(16), array("q", [0, 0])
+def test_wrong_buffers_are_refused_unwritten_and_all_let_go(copy):
+    two, none = np.full((2, 8), 7, np.uint8), np.full((0, 8), 7, np.uint8)
+    wrong = [(two, np.zeros(count, np.int64), 8) for count in (1, 3)] + [(none, np.zeros(1, np.int64), 8)]
+    wrong += [(two, np.zeros(2, np.int64), size) for size in (9, 0, -8, 2**62)] + [(two, np.zeros(17, np.uint8), 8)]
+    for out, addresses, row_bytes in wrong:
+        with pytest.raises(ValueError, match="one row"):
+            copy(out, addresses, row_bytes)
+        assert (out == 7).all()
+    source, held, addresses = np.arange(16, dtype=np.uint8), bytearray(16), array("q", [0, 0])
     addresses[0] = addresses[1] = source.ctypes.data
-    for wrong in (np.frombuffer(bytes(16), np.uint8), np.zeros((2, 9), np.uint8)[:, :8]):
+    for out in (np.frombuffer(bytes(16), np.uint8), np.zeros((2, 9), np.uint8)[:, :8]):  # read-only, with gaps
         with pytest.raises((ValueError, BufferError, TypeError)):
-            copy(wrong, addresses, 8)
-    copy(out, addresses, 8)
+            copy(out, addresses, 8)
+    copy(held, addresses, 8)
     with pytest.raises(ValueError, match="one row"):
-        copy(out, addresses, 7)
-    out.append(0)  # a BufferError while anyone holds it
+        copy(held, addresses, 7)
+    held.append(0)  # a BufferError while anyone holds it
     addresses.append(0)
+
+
+class Timed:
+    """Ways 0, 1, … that take the seconds given, by a clock of their own."""
+
+    def __init__(self, *seconds):
+        self.now, self.seconds = 0.0, seconds
+        self.fastest = FastestCopy(range(len(seconds)), lambda: self.now)
+
+    def batches(self, count, batch_bytes=100, is_checked=False):
+        """The way that each of so many batches gets."""
+        return [self.batch(batch_bytes, is_checked) for _ in range(count)]
+
+    def batch(self, batch_bytes, is_checked):
+        with self.fastest.way(batch_bytes, is_checked) as way:
+            self.now += self.seconds[way](self.now, batch_bytes, is_checked)
+        return way
 
 
 def test_the_way_that_took_the_least_time_is_kept():
@@ -118,6 +93,8 @@ def test_the_way_that_took_the_least_time_is_kept():
     assert [timed.batches(2 * TRIALS + 1, size)[-1] for size in (64, 4_096, 100)] == [0, 1, 0], "of each size"
     timed = Timed(lambda *_: 1.0, lambda now, size, is_checked: 3.0 if is_checked else 0.5)
     assert [timed.batches(2 * TRIALS + 1, is_checked=each)[-1] for each in (True, False)] == [0, 1], "of checked ones"
+    with pytest.raises(KeyError), timed.fastest.way(100, True):
+        raise KeyError  # a failed check stays an error
 
 
 def test_the_ways_are_tried_again_soon_and_then_now_and_then():
@@ -129,36 +106,22 @@ def test_the_ways_are_tried_again_soon_and_then_now_and_then():
     assert ways[5 * first + trials :].count(0) < 10 * TRIALS
 
 
-def test_a_failed_check_is_no_trial_and_stays_an_error():
-    fastest = FastestCopy(range(2))
-    with pytest.raises(KeyError), fastest.way(100, True):
-        raise KeyError
-
-
-@pytest.mark.skipif(not can_compile(), reason="no C compiler, or no Python headers")
+@pytest.mark.skipif(
+    shutil.which("cc") is None or not Path(sysconfig.get_path("include"), "Python.h").exists(),
+    reason="no C compiler, or no Python headers",
+)
 def test_where_there_is_a_compiler_the_copying_is_in_c():
-    assert move_rows not in WAYS
+    assert IN_C
 
 
 @pytest.mark.parametrize("binary", [b"", b"of another machine"])
 def test_a_binary_that_does_not_load_leaves_the_copying_without_it(tmp_path, binary):
     room = tmp_path / "cache_store" / "cache"
     room.mkdir(parents=True)
-    for folder, source in ((room, module.__file__), (room.parent, cores.__file__)):
+    for folder, source in ((room, gather.__file__), (room.parent, cores.__file__)):
         (folder / "__init__.py").touch()
         shutil.copy(source, folder)
     (room / "_gather.abi3.so").write_bytes(binary)
     program = "from cache_store.cache.gather import WAYS, move_rows; print(move_rows in WAYS)"
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout == "True\n"
-
-
-@pytest.mark.parametrize("store_format", ["zarr", "webdataset"])
-def test_a_machine_without_a_compiler_reads_the_same(tmp_path, monkeypatch, store_format):
-    latents = np.random.default_rng(0).standard_normal((40, 4, 6, 5), np.float32).astype(np.float16)
-    path = make_cache(tmp_path / "cache", latents, store_format=store_format, samples_per_shard=7)
-    numbers = np.random.default_rng(1).permutation(40)
-    monkeypatch.setattr(reader, "FASTEST", FastestCopy([move_rows]))
-    np.testing.assert_array_equal(open_cache(path).read(numbers), latents[numbers])
-    monkeypatch.undo()
-    np.testing.assert_array_equal(open_cache(path).read(numbers), latents[numbers])

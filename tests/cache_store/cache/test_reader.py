@@ -1,67 +1,81 @@
+"""Reading a cache, or several of one plan together; damage is never read, and what is no whole cache is refused."""
+
 import os
 import pickle
 import re
+import shutil
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from cache_store import CacheError, open_cache
+from cache_store import CacheError, open_cache, open_joined
 from cache_store.cache import reader, sealed_shards
 from cache_store.cache.gather import WAYS, FastestCopy, move_rows
-from cache_store.errors import NoCacheError, StaleError
-from cache_store.format.schema import SEAL_FILE, commit_file, samples_file
-from tests.cache_store.conftest import CACHED_ROWS, REJECTED, flip, shard_name
+from cache_store.cache.metadata import read_seal, read_spec
+from cache_store.cache.survey import held_recipe, survey
+from cache_store.errors import ConfigError, NoCacheError, StaleError
+from cache_store.format.plan import plan_digest
+from tests.cache_store.conftest import CACHED_ROWS, REJECTED, flip, samples_of, shard_name
 from tests.make_cache import make_cache
 
+ALL = np.arange(len(CACHED_ROWS))
 
-def test_numbers_are_dense_over_cached_rows_and_in_the_order_asked(cache, latents):
+
+def test_samples_come_by_dense_numbers_in_the_order_asked(cache, latents):
     opened = open_cache(cache)
     assert len(opened) == len(CACHED_ROWS)
     numbers = np.array([26, 0, 5, 5, 13])
-    np.testing.assert_array_equal(opened.read(numbers), latents[np.array(CACHED_ROWS)[numbers]].astype(np.float16))
-    assert opened.samples(numbers, ["row"])["row"].to_pylist() == [CACHED_ROWS[number] for number in numbers]
+    rows = [CACHED_ROWS[number] for number in numbers]
+    np.testing.assert_array_equal(opened.read(numbers), latents[rows].astype(np.float16))
+    names = [f"sample-{row:06d}" for row in rows]
+    samples = opened.samples(numbers, ["row", "id", "uri", "conversations"]).to_pylist()
+    assert [(each["row"], each["id"], each["uri"]) for each in samples] == [
+        (row, name, f"{name}.png") for row, name in zip(rows, names, strict=True)
+    ]
+    assert [each["conversations"][1]["value"] for each in samples] == [f"this is {name}" for name in names]
+    none = np.array([], np.int64)
+    assert (opened.read(none).shape, opened.samples(none, ["id"]).num_rows) == ((0, 4, 6, 5), 0)
+    for number in (-1, 27, 10**12):
+        with pytest.raises(IndexError, match=r"\[0, 27\)"):
+            opened.read(np.array([number]))
 
 
-def test_a_sample_knows_its_id_text_and_source_and_none_are_empty(cache):
-    opened, none = open_cache(cache), np.array([], np.int64)
-    sample = opened.samples(np.array([0])).to_pylist()[0]
-    assert (sample["id"], sample["uri"]) == ("sample-000000", "sample-000000.png")
-    assert sample["conversations"][1] == {"from": "gpt", "value": "this is sample-000000"}
-    assert opened.read(none).shape == (0, 4, 6, 5)
-    assert opened.samples(none, ["id"]).num_rows == 0
+WRONG_BUFFERS = {
+    "another dtype": np.empty((2, 4, 6, 5), np.float32),
+    "another shape": np.empty((3, 4, 6, 5), np.float16),
+    "another order": np.empty((5, 6, 4, 2), np.float16).T,
+    "one value": np.broadcast_to(np.float16(7), (2, 4, 6, 5)),
+    "read-only": np.frombuffer(bytes(480), np.float16).reshape(2, 4, 6, 5),
+}
 
 
-def test_a_buffer_is_reused(cache):
-    out = np.empty((2, 4, 6, 5), np.float16)
-    assert open_cache(cache).read(np.array([1, 2]), out=out) is out
-    np.testing.assert_array_equal(out, open_cache(cache).read(np.array([1, 2])))
-
-
-@pytest.mark.parametrize(
-    "out",
-    [
-        np.empty((2, 4, 6, 5), np.float32),
-        np.empty((3, 4, 6, 5), np.float16),
-        np.empty((5, 6, 4, 2), np.float16).T,
-        np.broadcast_to(np.float16(7), (2, 4, 6, 5)),
-        np.frombuffer(bytes(480), np.float16).reshape(2, 4, 6, 5),
-    ],
-    ids=["another dtype", "another shape", "another order", "one value", "read-only"],
-)
 @pytest.mark.parametrize("copy", [*WAYS, move_rows])
-def test_a_buffer_that_does_not_fit_is_refused_unwritten(cache, out, copy, monkeypatch):
+def test_any_way_to_copy_fills_a_buffer_or_refuses_one_that_does_not_fit(cache, latents, copy, monkeypatch):
+    """Those in C, and that of a machine without a compiler."""
     monkeypatch.setattr(reader, "FASTEST", FastestCopy([copy]))
-    before = out.copy()
-    with pytest.raises(ValueError, match="out must be"):
-        open_cache(cache).read(np.array([1, 2]), out=out)
-    np.testing.assert_array_equal(out, before)
+    opened, numbers = open_cache(cache), np.random.default_rng(1).permutation(len(CACHED_ROWS))
+    out = np.empty((len(numbers), 4, 6, 5), np.float16)
+    assert opened.read(numbers, out=out) is out
+    np.testing.assert_array_equal(out, latents[CACHED_ROWS][numbers].astype(np.float16))
+    for wrong in WRONG_BUFFERS.values():
+        before = wrong.copy()
+        with pytest.raises(ValueError, match="out must be"):
+            opened.read(np.array([1, 2]), out=wrong)
+        np.testing.assert_array_equal(wrong, before)
 
 
-@pytest.mark.parametrize("number", [-1, 27, 10**12])
-def test_numbers_outside_the_cache_are_refused(cache, number):
-    with pytest.raises(IndexError, match=r"\[0, 27\)"):
-        open_cache(cache).read(np.array([number]))
+@pytest.mark.parametrize("open_shards", [sealed_shards.MAPPED_SHARDS, 1], ids=["all open", "one open at a time"])
+def test_threads_and_processes_share_a_cache(cache, latents, open_shards, monkeypatch):
+    monkeypatch.setattr(sealed_shards, "MAPPED_SHARDS", open_shards)
+    opened = pickle.loads(pickle.dumps(open_cache(cache)))  # noqa: S301 (what multiprocessing does)
+    with ThreadPoolExecutor(4) as threads:
+        read = [*threads.map(opened.read, [ALL] * 80)]
+    np.testing.assert_array_equal(read, [latents[CACHED_ROWS].astype(np.float16)] * 80)
+
+
+# Damage is never read.
 
 
 def test_a_flipped_bit_is_never_read_and_names_shard_and_row(tmp_path, latents, form):
@@ -74,64 +88,50 @@ def test_a_flipped_bit_is_never_read_and_names_shard_and_row(tmp_path, latents, 
         opened.read(np.array([10]))
     if codec == "none":
         assert opened.read(np.array([10]), check=False).shape == (1, 4, 6, 5), "unchecked, it is read as it lies"
-    (path / samples_file(1)).unlink()
+    (path / "samples/000001.parquet").unlink()
     with pytest.raises(CacheError, match=re.escape(f"sample 10 in shard 1 ({name}) does not match")):
         opened.read(np.array([10]))
 
 
+@pytest.mark.parametrize("copied_at_once", [0, 1, 5, 27])
+def test_every_sample_is_checked_however_few_are_copied_at_once(cache, copied_at_once, monkeypatch):
+    monkeypatch.setattr(reader, "COPIED_BYTES", copied_at_once * 240 + 239)
+    offsets = open_cache(cache).samples(ALL, ["offset"])["offset"].to_pylist()
+    for row, offset in zip(CACHED_ROWS, offsets, strict=True):
+        file = cache / shard_name(cache, row // 8)
+        flip(file, offset)
+        with pytest.raises(CacheError, match=rf"row {row} in shard {row // 8} .* does not match its crc32c"):
+            open_cache(cache).read(ALL)
+        flip(file, offset)
+    open_cache(cache).read(ALL)
+
+
+TABLE = "samples/000001.parquet"
+
+
 @pytest.mark.parametrize(
-    ("name", "size", "message"),
+    ("name", "content", "message"),
     [
         ("SHARD", None, "SHARD cannot be read"),
         ("SHARD", 700, "SHARD is shorter"),
         ("SHARD", 0, "SHARD is shorter"),
         ("commits/000001.json", None, "shard 1 is not as sealed"),
+        (TABLE, None, f"{TABLE} cannot be read"),
+        (TABLE, 3_000, f"{TABLE} is not as sealed"),
+        (TABLE, "samples/000002.parquet", f"{TABLE} is not as sealed"),
     ],
 )
-def test_a_shard_whose_file_or_record_is_lost_or_cut_is_not_read(cache, name, size, message):
+def test_a_shard_of_which_a_file_is_lost_cut_or_anothers_is_not_read(cache, name, content, message):
+    """The places of another's table would pass for this shard's, and its texts for those of other images."""
     opened, path = open_cache(cache), cache / name.replace("SHARD", shard_name(cache, 1))
-    path.unlink() if size is None else os.truncate(path, size)
-    opened.read(np.array([0]))
-    with pytest.raises(CacheError, match=message.replace("SHARD", shard_name(cache, 1))):
-        opened.read(np.arange(27))
-
-
-@pytest.mark.parametrize("samples", ["another shard's", "cut", "gone"])
-def test_a_samples_table_that_is_not_the_sealed_one_is_never_read(cache, samples):
-    """Its places would pass for this shard's, and its texts for those of other images."""
-    path = cache / samples_file(1)
-    path.write_bytes((cache / samples_file(2)).read_bytes() if samples == "another shard's" else path.read_bytes()[:-1])
-    if samples == "gone":
-        path.unlink()
-    for use in (open_cache(cache).read, open_cache(cache).samples):
+    if isinstance(content, str):
+        shutil.copy(cache / content, path)
+    else:
+        path.unlink() if content is None else os.truncate(path, content)
+    for use in (opened.read, opened.samples) if name == TABLE else (opened.read,):
         use(np.array([0]))
-        with pytest.raises(CacheError, match=r"samples/000001.parquet (is not as sealed|cannot be read)"):
-            use(np.array([10]))
-
-
-def test_an_unsealed_cache_says_how_far_its_build_has_come(tmp_path, latents):
-    path = make_cache(tmp_path / "cache", latents, seal=False)
-    (path / commit_file(1)).unlink()
-    with pytest.raises(StaleError, match=r"(?s)not sealed: its `precompute build`.*committed shards +3 +4 needed"):
-        open_cache(path)
-
-
-def test_a_folder_without_a_cache_is_refused(tmp_path):
-    (tmp_path / "file").touch()
-    for path in (tmp_path, tmp_path / "nowhere", tmp_path / "file"):
-        with pytest.raises(NoCacheError, match=f"{path} holds no cache"):
-            open_cache(path)
-
-
-def test_a_lost_spec_and_an_edited_seal_are_damage(cache):
-    seal = cache / SEAL_FILE
-    seal.write_bytes(seal.read_bytes().replace(b'"rejected":3', b'"rejected":2'))
-    with pytest.raises(CacheError, match="edited or damaged"):
-        open_cache(cache)
-    (cache / "zarr.json").unlink()
-    with pytest.raises(CacheError, match=r"zarr\.json is missing; rerun `precompute build`") as caught:
-        open_cache(cache)
-    assert caught.value.exit_code == 1
+        with pytest.raises(CacheError, match=message.replace("SHARD", shard_name(cache, 1))):
+            use(ALL)
 
 
 def test_a_cache_put_in_the_place_of_an_open_one_is_not_mixed_in(cache, latents, store_format, tmp_path):
@@ -147,23 +147,118 @@ def test_a_cache_put_in_the_place_of_an_open_one_is_not_mixed_in(cache, latents,
             read(np.array([0, 26]))
 
 
-@pytest.mark.parametrize("copied_at_once", [0, 1, 5, 27])
-def test_every_sample_is_checked_however_few_are_copied_at_once(cache, copied_at_once, monkeypatch):
-    monkeypatch.setattr(reader, "COPIED_BYTES", copied_at_once * 240 + 239)
-    offsets = open_cache(cache).samples(np.arange(27), ["offset"])["offset"].to_pylist()
-    for row, offset in zip(CACHED_ROWS, offsets, strict=True):
-        file = cache / shard_name(cache, row // 8)
-        flip(file, offset)
-        with pytest.raises(CacheError, match=rf"row {row} in shard {row // 8} .* does not match its crc32c"):
-            open_cache(cache).read(np.arange(27))
-        flip(file, offset)
-    open_cache(cache).read(np.arange(27))
+# What is no whole cache.
 
 
-@pytest.mark.parametrize("open_shards", [sealed_shards.MAPPED_SHARDS, 1], ids=["all open", "one open at a time"])
-def test_threads_and_processes_share_a_cache(cache, latents, open_shards, monkeypatch):
-    monkeypatch.setattr(sealed_shards, "MAPPED_SHARDS", open_shards)
-    opened = pickle.loads(pickle.dumps(open_cache(cache)))  # noqa: S301 (what multiprocessing does)
-    with ThreadPoolExecutor(4) as threads:
-        read = [*threads.map(opened.read, [np.arange(27)] * 80)]
-    np.testing.assert_array_equal(read, [latents[CACHED_ROWS].astype(np.float16)] * 80)
+def test_no_cache_an_unsealed_and_a_damaged_one_are_refused(cache, tmp_path):
+    (tmp_path / "file").touch()
+    for path in (tmp_path, tmp_path / "nowhere", tmp_path / "file"):
+        with pytest.raises(NoCacheError, match=f"{path} holds no cache"):
+            open_cache(path)
+    seal = (cache / "seal.json").read_bytes()
+    (cache / "seal.json").write_bytes(seal.replace(b'"rejected":3', b'"rejected":2'))
+    with pytest.raises(CacheError, match="edited or damaged"):
+        open_cache(cache)
+    (cache / "seal.json").unlink()
+    (cache / "commits/000001.json").unlink()
+    with pytest.raises(StaleError, match=r"(?s)not sealed: its `precompute build`.*committed shards +3 +4 needed"):
+        open_cache(cache)
+    (cache / "zarr.json").unlink()
+    with pytest.raises(CacheError, match=r"zarr\.json is missing; rerun `precompute build`") as caught:
+        open_cache(cache)
+    assert caught.value.exit_code == 1
+
+
+def test_a_lost_spec_stands_in_the_plan_and_in_each_record_and_seal(cache):
+    """The recipe stands whole in each record and in the seal; the plan has the rest."""
+    spec, records = read_spec(cache), sorted((cache / "commits").iterdir())
+    assert read_seal(cache).recipe == spec.recipe
+    (cache / "zarr.json").unlink()
+    for kept in records:
+        contents = {path: path.read_bytes() for path in records}
+        for other in {*records} - {kept}:
+            other.write_bytes(b"?")
+        found = survey(cache)
+        plan = found.plan.value.table
+        assert held_recipe(found).spec(plan.num_rows, plan_digest([plan])) == spec
+        for path, content in contents.items():
+            path.write_bytes(content)
+    for path in records:
+        path.write_bytes(b"?")
+    assert held_recipe(survey(cache)) == spec.recipe, "the seal's"
+    (cache / "seal.json").unlink()
+    assert held_recipe(survey(cache)) is None
+
+
+def test_records_of_two_recipes_are_refused_and_both_named(cache, latents, store_format, tmp_path):
+    other = make_cache(tmp_path / "other", latents, dtype="float32", store_format=store_format)
+    shutil.copyfile(other / "commits/000001.json", cache / "commits/000001.json")
+    with pytest.raises(StaleError, match="holds shards of two recipes") as raised:
+        held_recipe(survey(cache))
+    table = [" ".join(line.split()) for line in str(raised.value).splitlines()]
+    assert "field commits/000000.json commits/000001.json" in table
+    assert "array.dtype float16 float32" in table
+
+
+# Several caches of one plan, joined by row.
+
+ROWS = 27
+REJECTS = {"world": (0, 4, 13, 26), "tower": (4, 5, 14)}
+JOINED_ROWS = [row for row in range(ROWS) if row not in {*REJECTS["world"], *REJECTS["tower"]}]
+SAMPLES = {"world": samples_of((4, 6, 5), ROWS, seed=1), "tower": samples_of((3, 8), ROWS, seed=2)}
+
+
+@pytest.fixture(scope="module")
+def caches(tmp_path_factory) -> dict[str, Path]:
+    """Of other shapes, shard sizes, forms and rejects."""
+    folder, options = tmp_path_factory.mktemp("joined"), {"samples_per_shard": 5, "store_format": "webdataset"}
+    return {
+        "world": make_cache(folder / "world", SAMPLES["world"], rejected=REJECTS["world"]),
+        "tower": make_cache(folder / "tower", SAMPLES["tower"], rejected=REJECTS["tower"], **options),
+    }
+
+
+def test_joined_caches_give_the_rows_cached_in_all(caches):
+    joined = pickle.loads(pickle.dumps(open_joined(caches)))  # noqa: S301 (our own, as a DataLoader's worker gets it)
+    assert len(joined) == len(JOINED_ROWS)
+    numbers = np.array([7, 0, 7, *range(len(joined))])
+    rows = [JOINED_ROWS[number] for number in numbers]
+    assert joined.rows(numbers).tolist() == rows
+    for name, samples in joined.read(numbers).items():
+        np.testing.assert_array_equal(samples, SAMPLES[name][rows].astype(np.float16))
+    assert joined.samples(numbers, ["row", "id"]).to_pylist() == [{"row": r, "id": f"sample-{r:06d}"} for r in rows]
+    for number in (-1, len(joined)):
+        with pytest.raises(IndexError, match=rf"\[0, {len(joined)}\)"):
+            joined.read(np.array([number]))
+    with pytest.raises(ValueError, match="'status' is not common"):
+        joined.samples(np.array([0]), ["status"])
+
+
+def test_a_joined_cache_is_its_caches_whatever_their_names(caches):
+    joined = open_joined(caches)
+    assert open_joined({"b": caches["tower"], "a": caches["world"]}).identity == joined.identity
+    for name, path in caches.items():
+        alone, numbers = open_joined({"only": path}), np.arange(ROWS - len(REJECTS[name]))
+        assert len(alone) == len(numbers)
+        assert alone.identity != joined.identity
+        np.testing.assert_array_equal(alone.read(numbers)["only"], open_cache(path).read(numbers))
+
+
+def test_nothing_to_join_no_cache_and_other_plans_are_refused(caches, tmp_path):
+    with pytest.raises(ConfigError, match="at least one"):
+        open_joined({})
+    with pytest.raises(NoCacheError):
+        open_joined({**caches, "absent": tmp_path / "absent"})
+    other = make_cache(tmp_path / "other", SAMPLES["tower"], [f"other-{row}" for row in range(ROWS)])
+    with pytest.raises(StaleError, match=r"(?s)not of one plan.*plan digest.*--source.kind cache"):
+        open_joined({**caches, "other": other})
+    with pytest.raises(StaleError, match=r"rows +27 +9"):
+        open_joined({"world": caches["world"], "fewer": make_cache(tmp_path / "fewer", SAMPLES["tower"][:9])})
+
+
+@pytest.mark.parametrize(("name", "first_sample"), [("world", 0), ("tower", 640)])
+def test_a_flipped_bit_in_either_cache_is_refused(caches, tmp_path, name, first_sample):
+    damaged = Path(shutil.copytree(caches[name], tmp_path / "damaged"))
+    flip(damaged / shard_name(damaged, 2), first_sample)
+    with pytest.raises(CacheError, match="in shard 2 .* does not match its crc32c"):
+        open_joined({**caches, name: damaged}).read(np.arange(len(JOINED_ROWS)))
