@@ -1,6 +1,10 @@
+"""Samples in the keyed order: for any number of ranks, workers and passes, from any position, loaded ahead."""
+
+import itertools
 import math
+import threading
 import time
-from itertools import chain, islice
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,8 @@ from cache_store.errors import ConfigError, StaleError
 from tests.make_cache import make_cache
 from tests.trainer import runs  # noqa: F401  # which tells the fork server what to load
 from trainer import LatentStream
+from trainer.data.order import SampleOrder, epoch_key, permute
+from trainer.data.prefetch import prefetched
 
 COUNT, BATCH = 21, 4
 
@@ -46,10 +52,35 @@ def numbers_of(batches: Any) -> list[list[int]]:
     return [batch["numbers"].tolist() for batch in batches]
 
 
-def test_an_epoch_holds_each_sample_and_fills_its_last_batch(cache):
-    seen = list(chain.from_iterable(numbers_of(LatentStream(cache, BATCH))))
-    assert len(seen) == 24
-    assert sorted(seen[:COUNT]) == list(range(COUNT))
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 16, 17, 64, 97, 256, 257, 1_000, 65_537])
+def test_every_sample_stands_at_exactly_one_position(count):
+    assert np.array_equal(np.sort(permute(np.arange(count), count, epoch_key("cache", 0, 0))), np.arange(count))
+
+
+def test_the_order_never_changes_between_versions():
+    """16 is a power of four, which fills its domain."""
+    key = epoch_key("cache", 0, 0)
+    assert permute(np.arange(8), 8, key).tolist() == [1, 5, 7, 6, 0, 3, 2, 4]
+    assert permute(np.arange(16), 16, key).tolist() == [10, 14, 7, 6, 0, 3, 2, 4, 12, 9, 1, 15, 13, 8, 5, 11]
+    later = SampleOrder("cache", 7, 595_000).at(3 * 595_000 + np.array([0, 1, 594_999]))
+    assert later.tolist() == [529365, 12586, 475385]
+
+
+def test_epoch_seed_and_cache_each_change_the_order():
+    keys = [epoch_key("cache", 0, 0), epoch_key("cache", 0, 1), epoch_key("cache", 1, 0), epoch_key("other", 0, 0)]
+    for one, other in itertools.combinations([permute(np.arange(1_000), 1_000, key) for key in keys], 2):
+        assert (one == other).mean() < 0.01
+
+
+def test_ranks_and_endless_passes_follow_the_keyed_order(cache):
+    whole = numbers_of(LatentStream(cache, BATCH, epochs=3))
+    seen = list(itertools.chain.from_iterable(whole))
+    assert seen == SampleOrder(open_cache(cache).identity, 0, COUNT).at(np.arange(64)).tolist()
+    for epoch in range(3):
+        assert sorted(seen[COUNT * epoch : COUNT * (epoch + 1)]) == list(range(COUNT))
+    assert numbers_of(itertools.islice(LatentStream(cache, BATCH, epochs=None), 16)) == whole
+    halves = [numbers_of(LatentStream(cache, BATCH, epochs=3, rank=rank, world_size=2)) for rank in (0, 1)]
+    assert [left + right for left, right in zip(*halves, strict=True)] == whole
 
 
 @pytest.mark.parametrize(("dtype", "workers"), [("float16", 1), ("bfloat16", 2), ("float32", 3)])
@@ -67,7 +98,6 @@ def test_any_number_of_workers_gives_the_stored_bits(tmp_path, dtype, workers):
 
 LOADERS = {
     "no workers": {},
-    "2 workers": {"num_workers": 2},
     "3 workers": {"num_workers": 3},
     "kept workers": {"num_workers": 2, "persistent_workers": True},
     "workers that get a pickled copy": {"num_workers": 2, "multiprocessing_context": "forkserver"},
@@ -76,24 +106,11 @@ LOADERS = {
 
 @pytest.mark.parametrize("options", LOADERS.values(), ids=LOADERS)
 def test_passes_go_on_through_the_epochs_also_after_a_resume(cache, options):
-    """Without workers, and with workers that are made anew for each pass, or stay."""
     whole = numbers_of(LatentStream(cache, BATCH, epochs=3))
     loader = load(LatentStream(cache, BATCH), **options)
-    passes = [numbers_of(loader) for _ in range(3)]
-    assert passes[0] + passes[1] + passes[2] == whole
-    assert [len(each) for each in passes] == [6, 5, 5]
+    assert [numbers_of(loader) for _ in range(3)] == [whole[:6], whole[6:11], whole[11:]]
     loader = load(resume(cache, {"cursor": 8 * BATCH}), **options)
-    assert [numbers_of(loader), numbers_of(loader)] == [whole[8:11], whole[11:16]]
-
-
-def test_a_pass_that_is_left_begins_again_where_it_began(cache):
-    stream = LatentStream(cache, BATCH)
-    first = next(iter(stream))
-    state = stream.state_dict()
-    whole = numbers_of(stream)
-    assert whole[0] == first["numbers"].tolist()
-    stream.load_state_dict(state)
-    assert numbers_of(stream) == whole[1:]
+    assert [numbers_of(loader), numbers_of(loader)] == [whole[8:11], whole[11:]]
 
 
 @pytest.mark.parametrize("count", [COUNT, 40])
@@ -101,15 +118,14 @@ def test_passes_of_a_part_of_an_epoch_are_that_long_pass_cut_up(tmp_path, count)
     """A tenth of 40 samples is a batch of 4, though no float is a tenth."""
     cache = save_cache(tmp_path / "cache", count=count)
     stream = LatentStream(cache, BATCH, epochs=0.1)
-    passes = [numbers_of(stream) for _ in range(30)]
-    assert [len(each) for each in passes] == [1] * 30
-    assert list(chain.from_iterable(passes)) == numbers_of(LatentStream(cache, BATCH, epochs=9))[:30]
+    whole = numbers_of(LatentStream(cache, BATCH, epochs=9))
+    assert [numbers_of(stream) for _ in range(30)] == [[batch] for batch in whole[:30]]
 
 
 def test_passes_with_another_number_of_workers_each_go_on_too(cache):
     stream = LatentStream(cache, BATCH)
     passes = [numbers_of(load(stream, num_workers=workers)) for workers in (0, 3, 1, 2)]
-    assert list(chain.from_iterable(passes)) == numbers_of(LatentStream(cache, BATCH, epochs=4))
+    assert list(itertools.chain.from_iterable(passes)) == numbers_of(LatentStream(cache, BATCH, epochs=4))
 
 
 def with_state(batch: dict[str, Any]) -> tuple[int, dict[str, Any], list[int]]:
@@ -123,9 +139,7 @@ def test_workers_that_resume_alone_go_on_together(cache, consumed, end):
     """As loaders do that keep the state of each worker; workers that stay then give the next pass too."""
     whole = numbers_of(LatentStream(cache, BATCH, epochs=3))
     loader = load(LatentStream(cache, BATCH), num_workers=2, collate_fn=with_state)
-    taken = [*loader, *loader][:consumed]
-    assert [numbers for _, _, numbers in taken] == whole[:consumed]
-    states = {worker: state for worker, state, _ in taken}
+    states = {worker: state for worker, state, _ in [*loader, *loader][:consumed]}
     resumed = load(
         LatentStream(cache, BATCH),
         num_workers=2,
@@ -147,12 +161,6 @@ def test_a_worker_that_begins_after_the_pass_skips_nothing(cache):
     assert numbers_of(loader) == numbers_of(LatentStream(cache, BATCH))
 
 
-def test_ranks_together_see_the_global_batches(cache):
-    whole = numbers_of(LatentStream(cache, BATCH, epochs=2))
-    halves = [numbers_of(LatentStream(cache, BATCH, epochs=2, rank=rank, world_size=2)) for rank in (0, 1)]
-    assert whole == [left + right for left, right in zip(*halves, strict=True)]
-
-
 def test_a_cursor_or_a_state_is_enough_to_go_on_after_its_batch(cache):
     stream = LatentStream(cache, BATCH, epochs=3)
     batches = [{**batch, "state": stream.state_dict()} for batch in stream]
@@ -160,8 +168,9 @@ def test_a_cursor_or_a_state_is_enough_to_go_on_after_its_batch(cache):
     for consumed, batch in enumerate(batches, 1):
         for state in ({"cursor": batch["cursor"]}, batch["state"]):
             assert numbers_of(resume(cache, state, epochs=3)) == whole[consumed:]
-    resumed = resume(cache, {"cursor": batches[4]["cursor"]}, epochs=3)
-    assert numbers_of(load(resumed, num_workers=2)) == whole[5:]
+    stream = resume(cache, {"cursor": batches[4]["cursor"]}, epochs=3)
+    next(iter(stream))  # a pass that is left begins again where it began
+    assert numbers_of(load(stream, num_workers=2)) == whole[5:]
 
 
 @pytest.mark.parametrize(("field", "before", "now"), [("seed", 1, 0), ("batch_size", 2, BATCH), ("cache", "ab", "")])
@@ -171,26 +180,19 @@ def test_a_state_of_another_seed_batch_or_cache_is_refused(cache, field, before,
         stream.load_state_dict({**stream.state_dict(), field: before})
 
 
-def test_a_pass_without_end_goes_on_through_the_epochs(cache):
-    endless = islice(LatentStream(cache, BATCH, epochs=None), 14)
-    assert numbers_of(endless) == numbers_of(LatentStream(cache, BATCH, epochs=3))[:14]
-
-
-@pytest.mark.parametrize("state", [{}, {"cursor": None}, {"cursor": "8"}, {"cursor": -4}, {"cursor": 3}])
-def test_a_state_without_a_cursor_is_refused(cache, state):
-    with pytest.raises(ConfigError, match=r"cursor .* is not a multiple"):
-        resume(cache, state)
-
-
+NO_CURSORS = [{}, {"cursor": None}, {"cursor": "8"}, {"cursor": -4}, {"cursor": 3}]
 NO_PASSES = [{"epochs": epochs} for epochs in (0, -1, 1e300, math.nan, math.inf)]
 NO_RANKS = [{"world_size": 3}, {"world_size": 0}, {"rank": 2, "world_size": 2}, {"rank": -1}]
 
 
-@pytest.mark.parametrize("options", [*NO_PASSES, *NO_RANKS], ids=str)
-def test_a_pass_of_nothing_and_a_rank_without_a_part_are_refused(cache, options):
-    message = "epochs must be above 0" if options in NO_PASSES else "must divide among ranks"
-    with pytest.raises(ConfigError, match=message):
-        LatentStream(cache, BATCH, **options)
+def test_a_stream_without_a_position_a_pass_or_a_part_is_refused(cache):
+    for state in NO_CURSORS:
+        with pytest.raises(ConfigError, match="cursor .* is not a multiple"):
+            resume(cache, state)
+    for options in NO_PASSES + NO_RANKS:
+        message = "epochs must be above 0" if options in NO_PASSES else "must divide among ranks"
+        with pytest.raises(ConfigError, match=message):
+            LatentStream(cache, BATCH, **options)
 
 
 def test_joined_caches_stream_by_row_and_resume(tmp_path):
@@ -204,3 +206,23 @@ def test_joined_caches_stream_by_row_and_resume(tmp_path):
         for name, read in batch["latents"].items():
             np.testing.assert_array_equal(read.numpy(), latents[name][rows].astype(np.float16))
     assert numbers_of(resume(paths, {"cursor": batches[1]["cursor"]}, seed=3)) == numbers_of(batches[2:])
+
+
+def test_a_few_items_are_loaded_ahead_and_errors_come_in_turn():
+    made: list[int] = []
+
+    def load(key: int) -> int:
+        if key == 8:
+            raise OSError("disk gone")
+        made.append(key)
+        return key
+
+    with closing(prefetched(load, range(100), ahead=2)) as items:
+        assert [next(items) for _ in range(3)] == [0, 1, 2]
+    assert made == list(range(len(made)))
+    assert len(made) <= 5
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("prefetch")]
+    items = prefetched(load, range(9))
+    assert [next(items) for _ in range(8)] == list(range(8))
+    with pytest.raises(OSError, match="disk gone"):
+        next(items)
