@@ -15,7 +15,7 @@ from trainer.model.model import WorldModel
 from trainer.run.checkpoint import load_projector
 from trainer.run.inputs import Inputs
 from trainer.run.parallel import World
-from trainer.text.store import Split, TextStore, refuse_other_text
+from trainer.text.store import Split, TextStore
 from trainer.text.writer import make_text
 
 CALIBRATION_SAMPLES = 64
@@ -55,9 +55,7 @@ def open_text(inputs: Inputs) -> TextStore:
     """Open the cache's text; rank 0 tokenises it if no earlier run has."""
     folder, cache = inputs.text_folder, inputs.cache
     inputs.world.on_main(lambda: make_text(folder, cache, inputs.chat))
-    store = TextStore(folder)
-    refuse_other_text(folder, store.meta, cache)
-    return store
+    return TextStore(folder)
 
 
 def refuse_unknown_tokens(inputs: Inputs, text: TextStore) -> None:

@@ -19,7 +19,6 @@ import numpy as np
 from cache_store import Cache, CacheError
 from cache_store.format.checksum import crc32c
 from cache_store.format.record import Record, parse_signed
-from cache_store.refusal import differing, refuse
 from trainer.text.chat import ChatTokenizer
 
 TEXT_VERSION = 5
@@ -115,10 +114,13 @@ def held_out(id_hashes: np.ndarray, val_fraction: float) -> np.ndarray:
 
 def read_meta(folder: Path) -> TextMeta:
     try:
-        return parse_signed(TextMeta, (folder / META_FILE).read_bytes(), META_FILE)
+        meta = parse_signed(TextMeta, (folder / META_FILE).read_bytes(), META_FILE)
     except (OSError, CacheError) as error:
         problem = f"{META_FILE}: {error.strerror}" if isinstance(error, OSError) else str(error)
         raise damaged_text(folder, problem) from None
+    if meta.key != folder.name:
+        raise damaged_text(folder, f"{META_FILE} is of {meta.key}")
+    return meta
 
 
 def refuse_damaged(folder: Path, meta: TextMeta) -> None:
@@ -161,11 +163,3 @@ def text_folder(cache: Cache, chat: ChatTokenizer, text_dir: str | None) -> Path
     key = hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:32]
     base = cache.root.with_name(f"{cache.root.name}.text") if text_dir is None else Path(text_dir).expanduser()
     return base / key
-
-
-def refuse_other_text(folder: Path, meta: TextMeta, cache: Cache) -> None:
-    """Raise StaleError where a folder holds the text of another cache than its name says."""
-    made = {"key": meta.key, "samples": meta.samples}
-    if differences := differing(made, {"key": folder.name, "samples": len(cache)}):
-        remedy = f"to tokenise anew, delete {folder} and run the same command again"
-        refuse(f"{folder} holds the text of another cache", differences, [remedy], held="in the folder")
