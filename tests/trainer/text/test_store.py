@@ -1,3 +1,5 @@
+"""A cache's text, tokenised once into a folder beside it."""
+
 import pickle
 import re
 import shutil
@@ -9,21 +11,18 @@ import pytest
 from msgspec.structs import replace
 
 from cache_store import CacheError, open_cache
-from cache_store.errors import SourceError, StaleError
 from cache_store.format.record import canonical_json, signed
 from demo.dataset import is_held_out
 from tests.make_cache import caption
 from tests.trainer.conftest import GEMMA_TEMPLATE, describe, described_cache, make_tokenizer
 from trainer.text.chat import ChatTokenizer
-from trainer.text.store import TextStore, file_crc32c, read_meta, refuse_other_text, text_folder
+from trainer.text.store import TextStore, file_crc32c, read_meta, text_folder
 from trainer.text.writer import make_text, number_chunks
-
-MAX_TOKENS = 20
 
 
 @pytest.fixture(scope="module")
 def chat() -> ChatTokenizer:
-    return ChatTokenizer(make_tokenizer(), GEMMA_TEMPLATE, MAX_TOKENS)
+    return ChatTokenizer(make_tokenizer(), GEMMA_TEMPLATE, 20)
 
 
 def tokenise(path: Path, chat: ChatTokenizer, text_dir: Path | None = None) -> Path:
@@ -39,7 +38,7 @@ def folder(cache_path: Path, chat: ChatTokenizer, tmp_path_factory: pytest.TempP
     return tokenise(cache_path, chat, tmp_path_factory.mktemp("text"))
 
 
-def test_every_sample_keeps_its_own_text(cache_path, chat, folder):
+def test_every_sample_keeps_its_own_text_also_in_a_batch(cache_path, chat, folder):
     store, cache = TextStore(folder), open_cache(cache_path)
     samples = cache.samples(np.arange(len(cache))).to_pydict()
     for number, (sample_id, row) in enumerate(zip(samples["id"], samples["row"], strict=True)):
@@ -48,34 +47,28 @@ def test_every_sample_keeps_its_own_text(cache_path, chat, folder):
         assert store.tokens[within].tolist() == expected.tokens.tolist()
         assert store.is_label[within].tolist() == expected.is_label.tolist()
         assert store.num_labels[number] == expected.is_label.sum()
+        batch = store.collate(np.array([8, number]))
+        ours = batch.sample_L == 1
+        assert batch.tokens_NT[1, : len(expected.tokens)].tolist() == expected.tokens.tolist()
+        assert batch.column_L[ours].tolist() == np.flatnonzero(expected.is_label).tolist()
+        assert batch.target_L[ours].tolist() == expected.tokens[expected.is_label].tolist()
+        assert len(batch.target_L) == store.label_tokens(np.array([8, number]))
 
 
-def test_a_batch_points_at_every_label_token(folder):
-    store = TextStore(folder)
-    numbers = np.array([8, 1, 30])
-    batch = store.collate(numbers)
-    assert len(batch.target_L) == store.label_tokens(numbers)
-    assert (batch.tokens_NT[batch.sample_L, batch.column_L] == batch.target_L).all()
-    assert (batch.column_L > 0).all()
-
-
-def test_a_split_holds_each_sample_once_and_grows(folder):
-    store = TextStore(folder)
-    small, large = store.split(0.2), store.split(0.5)
-    for split in (small, large):
-        assert sorted([*split.train, *split.validation]) == list(range(store.meta.samples))
-    assert 0 < len(small.validation) < len(large.validation)
-    assert set(small.validation) < set(large.validation)
-    assert len(store.split(0).validation) == 0
+def test_chunks_cover_all_samples_and_no_chunk_spans_two_shards():
+    parts = [chunk.tolist() for chunk in number_chunks([3, 0, 5_000, 1])]
+    assert list(chain.from_iterable(parts)) == list(range(5_004))
+    assert [part[0] for part in parts] == [0, 3, 2051, 4099, 5003]
 
 
 def test_the_same_ids_are_held_out_whatever_their_row(tmp_path, chat):
     shared, others = [f"shared-{number}" for number in range(60)], [f"other-{number}" for number in range(37)]
-    expected = {sample_id for sample_id in shared if is_held_out(sample_id, 0.3)}
-    assert 5 < len(expected) < 40
     for name, ids in {"alone": shared, "among": [*others, *reversed(shared)]}.items():
         text = TextStore(tokenise(described_cache(tmp_path / name, len(ids), ids=ids), chat))
-        assert {ids[number] for number in text.split(0.3).validation} & set(shared) == expected
+        for fraction in (0, 0.3, 0.5):
+            split = text.split(fraction)
+            assert {ids[number] for number in split.validation} == {each for each in ids if is_held_out(each, fraction)}
+            assert sorted([*split.train, *split.validation]) == list(range(len(ids)))
 
 
 def test_a_sample_that_teaches_no_words_is_in_neither_part(tmp_path, chat, capsys):
@@ -101,23 +94,32 @@ def test_text_is_made_once_and_clears_its_own_scratch_alone(cache_path, chat, tm
     assert {path.name for path in tmp_path.iterdir()} == {text.name, precious.name, ".lock"}
 
 
-def test_a_failed_tokenisation_leaves_nothing(tmp_path, cache_path):
-    refusing = ChatTokenizer(make_tokenizer(), "{{ raise_exception('no') }}", MAX_TOKENS)
-    with pytest.raises(SourceError, match="refuses it"):
-        tokenise(cache_path, refusing, tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+@pytest.fixture
+def damaged(folder: Path, tmp_path: Path) -> Path:
+    """A copy to be damaged."""
+    return shutil.copytree(folder, tmp_path / folder.name)
 
 
-DAMAGE = {"cut short": lambda path: path.write_bytes(path.read_bytes()[:-3]), "lost": Path.unlink}
+def refuse(folder: Path, problem: str) -> None:
+    with pytest.raises(CacheError, match=rf"is damaged: {problem}.*; delete the folder"):
+        TextStore(folder)
 
 
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-@pytest.mark.parametrize("file", ["tokens.npy", "meta.json"])
-def test_a_damaged_or_lost_file_is_named(tmp_path, folder, file, damage):
-    damaged = shutil.copytree(folder, tmp_path / "damaged")
-    damage(damaged / file)
-    with pytest.raises(CacheError, match=rf"is damaged: {re.escape(file)}.*; delete the folder"):
-        TextStore(damaged)
+def test_any_flipped_bit_and_a_lost_or_short_file_is_named(damaged):
+    random = np.random.default_rng(0)
+    for path in sorted(damaged.iterdir()):
+        data, name = path.read_bytes(), re.escape(path.name)
+        for place in random.integers(0, 8 * len(data), 40).tolist():
+            flipped = bytearray(data)
+            flipped[place // 8] ^= 1 << place % 8
+            path.write_bytes(flipped)
+            refuse(damaged, name)
+        path.write_bytes(data[:-3])
+        refuse(damaged, name)
+        path.unlink()
+        refuse(damaged, name)
+        path.write_bytes(data)
+    refuse(damaged.rename(damaged.with_name("another")), f"meta.json is of {damaged.name}")
 
 
 FORMS = {
@@ -128,38 +130,9 @@ FORMS = {
 
 
 @pytest.mark.parametrize("change", FORMS.values(), ids=FORMS)
-def test_arrays_of_another_form_are_refused_though_vouched_for(tmp_path, folder, change):
-    copy = shutil.copytree(folder, tmp_path / "copy")
-    change(copy / "offsets.npy")
-    meta = read_meta(copy)
-    checksums = {**meta.crc32c, "offsets": file_crc32c(copy / "offsets.npy")}
-    (copy / "meta.json").write_bytes(canonical_json(signed(replace(meta, crc32c=checksums))))
-    with pytest.raises(CacheError, match=r"is damaged: offsets.npy.*; delete the folder"):
-        TextStore(copy)
-
-
-def test_any_flipped_bit_is_found(tmp_path, folder):
-    random = np.random.default_rng(0)
-    damaged = shutil.copytree(folder, tmp_path / "damaged")
-    for path in sorted(damaged.iterdir()):
-        data = path.read_bytes()
-        for place in random.integers(0, 8 * len(data), 40).tolist():
-            flipped = bytearray(data)
-            flipped[place // 8] ^= 1 << place % 8
-            path.write_bytes(flipped)
-            with pytest.raises(CacheError, match=rf"is damaged: {path.name}"):
-                TextStore(damaged)
-        path.write_bytes(data)
-
-
-def test_chunks_cover_all_samples_and_no_chunk_spans_two_shards():
-    parts = [chunk.tolist() for chunk in number_chunks([3, 0, 5_000, 1])]
-    assert list(chain.from_iterable(parts)) == list(range(5_004))
-    assert [part[0] for part in parts] == [0, 3, 2051, 4099, 5003]
-
-
-def test_text_of_another_cache_is_refused(cache_path, folder):
-    cache, meta = open_cache(cache_path), TextStore(folder).meta
-    refuse_other_text(folder, meta, cache)
-    with pytest.raises(StaleError, match=r"samples +\d+ +\d+\n.*delete"):
-        refuse_other_text(folder, replace(meta, samples=3), cache)
+def test_arrays_of_another_form_are_refused_though_vouched_for(damaged, change):
+    change(damaged / "offsets.npy")
+    meta = read_meta(damaged)
+    checksums = {**meta.crc32c, "offsets": file_crc32c(damaged / "offsets.npy")}
+    (damaged / "meta.json").write_bytes(canonical_json(signed(replace(meta, crc32c=checksums))))
+    refuse(damaged, "offsets.npy")
