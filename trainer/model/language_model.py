@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from cache_store.errors import ConfigError, ModelError
-from trainer.model.pretrained import UNREADABLE_MODEL, first_line, pretrained_name, quiet_loading, why_unreadable
+from trainer.model.pretrained import UNREADABLE_MODEL, first_line, hide_loading_bar, pretrained_name, why_unreadable
 
 VOCABULARY_CHUNK = 8_192
 FINGERPRINT_VALUES = 4_096
@@ -155,11 +155,11 @@ def load_language_model(name: str, dtype: torch.dtype, device: torch.device) -> 
 
 def load_every_weight(path: str, dtype: torch.dtype) -> Any:
     """Load transformers' model; ModelError for weights that the checkpoint lacks: transformers makes them random."""
+    hide_loading_bar()
     try:
-        with quiet_loading():
-            full, report = AutoModelForCausalLM.from_pretrained(
-                path, dtype=dtype, output_loading_info=True, use_safetensors=True, trust_remote_code=False
-            )
+        full, report = AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, output_loading_info=True, use_safetensors=True, trust_remote_code=False
+        )
     except UNREADABLE_MODEL as error:
         raise ModelError(f"cannot be loaded: {why_unreadable(error)}") from None
     missing = sorted([*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])])
