@@ -1,6 +1,7 @@
 """Tiny models, made here and loaded through the ordinary path: a Gemma 3 text model and a word-level tokenizer."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,22 +97,13 @@ MakeConfig = Callable[..., TrainConfig]
 @pytest.fixture
 def configured(cache_path: Path, language_model: Path, tmp_path: Path) -> MakeConfig:
     """The config of a run in the test's own folder, where its text lies too."""
-    return configured_in(tmp_path, cache_path, language_model)
+    return partial(make_config, tmp_path, cache=cache_path, language_model=language_model)
 
 
 @pytest.fixture(scope="module")
 def configured_here(cache_path: Path, language_model: Path, tmp_path_factory: pytest.TempPathFactory) -> MakeConfig:
     """The config of a run that stands beside others of its module and shares their tokenised text."""
-    return configured_in(tmp_path_factory.mktemp("runs"), cache_path, language_model)
-
-
-def configured_in(home: Path, its_cache: Path, its_model: Path) -> MakeConfig:
-    def configure(
-        name: Path | str = "run", *, cache: Path = its_cache, language_model: Path | str = its_model, **changes: Any
-    ) -> TrainConfig:
-        return make_config(cache, language_model, home / name, **changes)
-
-    return configure
+    return partial(make_config, tmp_path_factory.mktemp("runs"), cache=cache_path, language_model=language_model)
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-import trainer
 from cache_store.program.processes import STOP_SIGNALS
 from trainer.cli import main
 from trainer.config import DataConfig, ModelConfig, OptimConfig, TrainConfig, TrainRunConfig
@@ -33,17 +32,19 @@ PATIENCE_S = 300
 ALONE = World(rank=0, size=1, device=torch.device("cpu"))
 
 
-def make_config(cache: Path, language_model: Path | str, output: Path, **changes: Any) -> TrainConfig:
+def make_config(
+    home: Path, name: Path | str = "run", *, cache: Path, language_model: Path | str, **changes: Any
+) -> TrainConfig:
     """Twelve steps of 8 of about 30 samples; `changes` go to whichever section has the field."""
     sections = {
         "model": ModelConfig(language_model=str(language_model)),
-        "data": DataConfig(max_text_tokens=64, val_fraction=0.2, text_dir=str(output.parent / "text")),
+        "data": DataConfig(max_text_tokens=64, val_fraction=0.2, text_dir=str(home / "text")),
         "optim": OptimConfig(lr=1e-3),
-        "run": TrainRunConfig(output=str(output), epochs=3, precision="fp32", save_every=5, eval_every=5),
+        "run": TrainRunConfig(output=str(home / name), epochs=3, precision="fp32", save_every=5, eval_every=5),
     }
-    for name, section in sections.items():
+    for key, section in sections.items():
         mine = {field.name for field in fields(section)} & set(changes)
-        sections[name] = replace(section, **{key: changes.pop(key) for key in mine})
+        sections[key] = replace(section, **{field: changes.pop(field) for field in mine})
     assert not changes
     return TrainConfig(cache=str(cache), **sections)
 
@@ -101,15 +102,13 @@ class ForkedTrainer:
     """The trainer in a process of its own; `prepare` is called in it first."""
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], prepare: Prepare = None) -> None:
-        descriptor, path = tempfile.mkstemp()
-        os.close(descriptor)
-        self.said = Path(path)
+        with tempfile.NamedTemporaryFile(delete=False) as stream:
+            self.said = Path(stream.name)
         given = arguments, dict(environment), self.said, prepare
         self.process = FORKED.Process(target=run_forked, args=given, daemon=True)
         self.process.start()
 
     def send_signal(self, number: int) -> None:
-        assert self.process.pid is not None
         os.kill(self.process.pid, number)
 
     def until(self, reached: Callable[[], bool]) -> None:
@@ -133,7 +132,6 @@ class ForkedTrainer:
 
 
 def run_forked(arguments: Sequence[str], environment: Mapping[str, str], said: Path, prepare: Prepare) -> None:
-    assert Path(trainer.__file__).is_relative_to(ROOT), "loaded from another clone"
     # A fork server that a build has started holds them back, for workers that are still importing.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     os.environ |= environment

@@ -1,14 +1,14 @@
 """Kills and disks without room while a run writes: one line, nothing half-written, and a rerun that loses nothing."""
 
 import os
-import re
 import signal
+from pathlib import Path
 
 import pytest
 
 from tests.full_disk import largest_file, make_room, mounted_disk
 from tests.trainer.conftest import MakeConfig
-from tests.trainer.runs import ALONE, ForkedTrainer, assert_same_run, command, projector_bytes
+from tests.trainer.runs import ALONE, ForkedTrainer, assert_same_run, command
 from trainer.cli import main
 from trainer.commands.train import train
 from trainer.config import TrainConfig
@@ -26,6 +26,7 @@ def undisturbed(configured_here: MakeConfig) -> TrainConfig:
 
 def in_one_line(error: str) -> str:
     (line,) = [line for line in error.splitlines() if line.startswith("trainer: ")]
+    assert ".partial" not in line
     return line
 
 
@@ -34,60 +35,48 @@ def die_before_the_projector() -> None:
 
 
 def test_a_run_killed_before_its_projector_gives_it_when_rerun(configured, undisturbed, capsys):
+    """So does one whose projector is another; a run that is done and whole changes nothing when rerun."""
     config = configured(save_every=1, max_steps=6)
+    projector = config.run.folder / PROJECTOR_FILE
     code, _ = ForkedTrainer(command(config), {}, die_before_the_projector).end()
     assert code == -signal.SIGKILL
     assert checkpoints_of(config.run).steps()[-1] == 6
-    assert not (config.run.folder / PROJECTOR_FILE).exists()
+    assert not projector.exists()
     assert main(command(config)) == 0
-    assert f"trained 6 steps: {config.run.folder}/projector.safetensors" in capsys.readouterr().out
+    assert f"trained 6 steps: {projector}" in capsys.readouterr().out
     assert_same_run(config, undisturbed)
-
-
-def test_a_finished_run_changes_nothing_but_a_wrong_projector(undisturbed, capsys):
-    whole = projector_bytes(undisturbed)
-    (undisturbed.run.folder / PROJECTOR_FILE).write_bytes(b"of an earlier end of this run")
-    train(undisturbed, ALONE)
-    assert projector_bytes(undisturbed) == whole
-    before = {path: path.stat().st_mtime_ns for path in undisturbed.run.folder.rglob("*.*")}
-    train(undisturbed, ALONE)
-    assert {path: path.stat().st_mtime_ns for path in undisturbed.run.folder.rglob("*.*")} == before
+    before = {path: path.stat().st_mtime_ns for path in config.run.folder.rglob("*.*")}
+    assert main(command(config)) == 0
     assert "nothing to do: step 6 is done, and 6 are asked for" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("name", [PROJECTOR_FILE, OPTIMIZER_FILE])
-def test_a_checkpoint_that_does_not_fit_leaves_nothing(configured, undisturbed, refusal, name):
-    size = (checkpoints_of(undisturbed.run).path(6) / name).stat().st_size
-    config = configured(save_every=1, max_steps=6)
-    with largest_file(size - 1):
-        line = in_one_line(refusal(1, config))
-    assert line == f"trainer: error: File too large: {config.run.folder}/checkpoints/step-00000001/{name}"
-    assert list((config.run.folder / "checkpoints").iterdir()) == []
+    assert {path: path.stat().st_mtime_ns for path in config.run.folder.rglob("*.*")} == before
+    projector.write_bytes(b"of an earlier end of this run")
     assert main(command(config)) == 0
     assert_same_run(config, undisturbed)
 
 
 @pytest.mark.parametrize(
-    ("name", "size"), [("run", "8k"), ("run", "12k"), ("run", "20k"), ("run", "96k"), ("text", "16k")]
+    "file", ["text/*/tokens.npy", *(f"run/checkpoints/*/{name}" for name in (PROJECTOR_FILE, OPTIMIZER_FILE))]
 )
-def test_room_on_a_full_disk_lets_its_run_go_on(configured, undisturbed, refusal, tmp_path, name, size):
-    """Full at TensorBoard's events, at the log, at the first checkpoint, at a later one; at the tokenised text."""
-    with mounted_disk(tmp_path / "disk", size) as disk:
-        place = {"run": tmp_path / "run", "text": tmp_path / "text", name: disk / name}
-        config = configured(place["run"], save_every=1, max_steps=6, text_dir=str(place["text"]))
+def test_a_file_that_does_not_fit_is_named_and_nothing_left(configured, undisturbed, refusal, tmp_path, file):
+    config = configured(save_every=1, max_steps=6)
+    size = next(undisturbed.run.folder.parent.glob(file)).stat().st_size
+    with largest_file(size - 1):
         line = in_one_line(refusal(1, config))
-        assert line.startswith(f"trainer: error: No space left on device: {disk}/{name}/")
-        assert ".partial" not in line
-        if name == "text":
-            assert list(place["text"].iterdir()) == [place["text"] / ".lock"]
+    assert line.startswith(f"trainer: error: File too large: {tmp_path}/")
+    named = Path(line.rpartition(": ")[2])
+    assert named.relative_to(tmp_path).match(file)
+    assert {path.name for path in named.parents[1].iterdir()} <= {".lock"}
+    assert main(command(config)) == 0
+    assert_same_run(config, undisturbed)
+
+
+@pytest.mark.parametrize("size", ["8k", "12k", "20k", "96k"])
+def test_room_on_a_full_disk_lets_its_run_go_on(configured, undisturbed, refusal, tmp_path, size):
+    """Full at TensorBoard's events, at the log, at the first checkpoint, at a later one."""
+    with mounted_disk(tmp_path / "disk", size) as disk:
+        config = configured("disk/run", save_every=1, max_steps=6)
+        line = in_one_line(refusal(1, config))
+        assert line.startswith(f"trainer: error: No space left on device: {disk}/run/")
         make_room(disk)
         assert main(command(config)) == 0
         assert_same_run(config, undisturbed)
-
-
-def test_text_that_does_not_fit_names_its_file(configured, refusal, tmp_path):
-    config = configured(max_steps=1)
-    with largest_file(1_000):
-        line = in_one_line(refusal(1, config))
-    assert re.fullmatch(rf"trainer: error: File too large: {tmp_path}/text/[0-9a-f]{{32}}/tokens.npy", line)
-    assert list((tmp_path / "text").iterdir()) == [tmp_path / "text/.lock"]

@@ -1,24 +1,38 @@
+"""A run from its first step to its last: what it learns and logs, and that it is one run however it was cut up."""
+
 import copy
 import os
 import signal
-import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from cache_store import Cache, open_cache
-from cache_store.errors import CacheError, EncodeOnceError, Interrupted
+from cache_store import open_cache
+from cache_store.cache.files import open_plan
+from cache_store.errors import ConfigError, EncodeOnceError, Interrupted
+from cache_store.program.command_line import parse_config
+from precompute.config import BuildConfig
+from precompute.encode.batches import Batch
+from precompute.encoders.registry import load_encoder
+from precompute.sources import open_source
+from tests.precompute.conftest import make_vae, run_build, write_source
 from tests.trainer.conftest import MakeConfig
-from tests.trainer.runs import ALONE, PATIENCE_S, assert_same_run, end_well, fork_ranks, make_loop, metrics, open_alone
+from tests.trainer.model.test_model import make_projector
+from tests.trainer.runs import ALONE, assert_same_run, end_well, fork_ranks, make_loop, metrics, open_alone
 from trainer.commands.train import train
-from trainer.config import TrainConfig
-from trainer.data.batches import StepLoader
+from trainer.config import DataConfig, OptimConfig, TrainConfig, TrainRunConfig
+from trainer.data.batches import StepBatch, StepLoader
+from trainer.data.stream import as_tensor
+from trainer.model.projector import rms
 from trainer.run.folder import checkpoints_of
-from trainer.run.optim import learning_rate
+from trainer.run.optim import learning_rate, make_optimizer
 
 
 class Watched:
@@ -57,7 +71,6 @@ def test_a_run_lowers_its_loss_and_logs_every_step(uninterrupted):
     assert list(metrics(folder, "val_loss_shuffled")) == [12]
     for key in ("grad_norm", "lr", "samples_per_s", "data_wait_share"):
         assert all(value >= 0 for value in metrics(folder, key).values())
-    assert (folder / "config.yaml").exists()
 
 
 @pytest.mark.parametrize("stops", [(4, 5), (3, 10), *[(read,) for read in (5, 6, 7, 14, 15, 16, 17)]], ids=str)
@@ -70,27 +83,17 @@ def test_a_run_stopped_twice_is_the_run_never_stopped(configured_here, uninterru
     assert_same_run(config, uninterrupted)
 
 
-def test_a_second_training_in_one_folder_names_the_first(configured_here):
-    config = configured_here("claimed")
+def test_a_loss_that_is_not_finite_names_its_samples_and_is_undone(configured_here, uninterrupted):
+    """Steps after the last checkpoint are done again."""
+    config = configured_here("not-finite")
 
-    def start_another(count: int, _: np.ndarray) -> None:
-        if count == 3:
-            with pytest.raises(CacheError, match=rf"is being written by process {os.getpid()} on "):
-                train(config, ALONE)
+    def spoil(count: int, latents: np.ndarray) -> None:
+        if count == 11:
+            latents[0] = np.nan
 
-    train(config, ALONE, Watched(config.cache, start_another))
-    assert list(metrics(config.run.folder)) == list(range(1, 13))
-
-
-def test_a_run_that_died_goes_on_from_its_last_checkpoint(configured_here, uninterrupted):
-    config = configured_here("died")
-
-    def die(count: int, latents: np.ndarray) -> None:
-        if count == 10:
-            raise OSError("disk gone")
-
-    with pytest.raises(OSError, match="disk gone"):
-        train(config, ALONE, Watched(config.cache, die))
+    with pytest.raises(EncodeOnceError, match=r"step 9: loss nan[^§]*samples  sample-0000[^§]*up to step 5 were saved"):
+        train(config, ALONE, Watched(config.cache, spoil))
+    assert list(metrics(config.run.folder)) == [*range(1, 9)]
     train(config, ALONE)
     assert_same_run(config, uninterrupted)
 
@@ -121,20 +124,65 @@ def test_a_signal_to_any_rank_stops_all_after_the_same_step(configured_here):
 def test_any_world_size_and_accumulation_sees_the_same_batches(uninterrupted):
     session = open_alone(uninterrupted)
     whole = session.loader(7)
-    for world_size in (1, 2, 4):
-        for accumulate in (1, 2):
-            options = {**vars(session.loader), "world_size": world_size, "accumulate": accumulate}
-            loaders = [StepLoader(**{**options, "rank": rank}) for rank in range(world_size)]
-            batches = [loader(7) for loader in loaders]
-            parts = [part.latents_NCHW for batch in batches for part in batch.micro_batches]
-            assert torch.equal(torch.cat(parts), whole.micro_batches[0].latents_NCHW)
-            assert {batch.label_tokens for batch in batches} == {whole.label_tokens}
-            assert {len(part) for part in parts} == {8 // (world_size * accumulate)}
+    for world_size, accumulate in [(1, 1), (1, 2), (2, 1), (2, 2), (4, 1), (4, 2)]:
+        options = {**vars(session.loader), "world_size": world_size, "accumulate": accumulate}
+        batches = [StepLoader(**{**options, "rank": rank})(7) for rank in range(world_size)]
+        parts = [part.latents_NCHW for batch in batches for part in batch.micro_batches]
+        assert torch.equal(torch.cat(parts), whole.micro_batches[0].latents_NCHW)
+        assert {batch.label_tokens for batch in batches} == {whole.label_tokens}
+        assert {len(part) for part in parts} == {8 // (world_size * accumulate)}
+    with pytest.raises(ConfigError, match=r"data.batch_size 24 .* world size × data.accumulate = 5 × 2 = 10"):
+        DataConfig(batch_size=24, accumulate=2).refuse_undivided(world_size=5)
+
+
+class LiveEncoder:
+    """Latents by sample number as the cache gives them, but encoded from the image each time, in its planned batch."""
+
+    def __init__(self, config: BuildConfig) -> None:
+        self.cache = open_cache(config.cache)
+        self.source = open_source(config.source)
+        self.encoder = load_encoder(config.encoder, config.image.range)
+
+    def read(self, numbers: np.ndarray) -> np.ndarray:
+        rows = self.cache.samples(numbers, columns=["row"])["row"].to_pylist()
+        return np.stack([self.encode(row) for row in rows])
+
+    def encode(self, row: int) -> np.ndarray:
+        spec = self.cache.spec
+        size = spec.array.encoder.batch_size
+        shard, place = divmod(row, spec.samples_per_shard)
+        planned, start = open_plan(self.cache.store).shard(shard), place - place % size
+        batch = Batch(spec, planned, shard, start, min(start + size, planned.num_rows))
+        with ThreadPoolExecutor(1) as pool:
+            batch.decode(pool, self.source, spec.array.image).wait()
+        return self.encoder.encode(torch.from_numpy(batch.pixels_NYX3))[place - start].numpy()
+
+
+def test_cached_training_is_training_with_the_encoder_in_the_loop(configured, tmp_path):
+    cache = run_build(tmp_path, write_source(tmp_path / "source"), make_vae(tmp_path), store__dtype="float32")
+    build = parse_config(BuildConfig, [f"--config={tmp_path}/build.yaml"], "precompute build")
+    cached, live = (configured(name, cache=cache, epochs=4) for name in ("cached", "live"))
+    train(cached, ALONE)
+    train(live, ALONE, LiveEncoder(build))
+    assert_same_run(cached, live)
+    assert len(metrics(cached.run.folder)) == 6
+
+
+def test_a_run_starts_with_standard_features_as_large_as_embeddings(configured):
+    session = open_alone(configured(precision="bf16"))
+    projector, encoder = session.model.projector, session.cache.spec.array.encoder
+    assert tuple(projector.mean_C11.flatten().tolist()) == pytest.approx(encoder.latents_mean)
+    assert tuple(projector.std_C11.flatten().tolist()) == pytest.approx(encoder.latents_std)
+    latents = as_tensor(session.cache.read(session.split.train))
+    assert projector.features(latents).std((0, 1)).sub(1).abs().max() < 0.2
+    assert projector.features(latents).mean((0, 1)).abs().max() < 0.2
+    assert rms(projector(latents)) == pytest.approx(session.model.language.embedding_rms(), rel=0.02)
+    assert {each.dtype for each in session.model.language.parameters()} == {torch.bfloat16}
+    assert {each.dtype for each in projector.parameters()} == {torch.float32}
 
 
 def test_training_leaves_the_language_model_bit_identical(configured_here):
-    config = configured_here("frozen", max_steps=3)
-    session = open_alone(config)
+    session = open_alone(configured_here("frozen", max_steps=3))
     before = copy.deepcopy(session.model.language.state_dict())
     start = copy.deepcopy(session.model.projector.state_dict())
     make_loop(session).run()
@@ -143,18 +191,6 @@ def test_training_leaves_the_language_model_bit_identical(configured_here):
     assert not any(each.requires_grad for each in session.model.language.parameters())
     moved = session.model.projector.state_dict()
     assert {name for name in start if torch.equal(start[name], moved[name])} == {"mean_C11", "std_C11"}
-
-
-def test_a_loss_that_is_not_finite_stops_and_names_its_samples(configured_here):
-    config = configured_here("not-finite", save_every=2)
-
-    def spoil(count: int, latents: np.ndarray) -> None:
-        if count == 6:
-            latents[0] = np.nan
-
-    with pytest.raises(EncodeOnceError, match=r"step 5: loss nan[^§]*samples  sample-0000[^§]*up to step 4 were saved"):
-        train(config, ALONE, Watched(config.cache, spoil))
-    assert checkpoints_of(config.run).steps() == [2, 4]
 
 
 @pytest.mark.parametrize(
@@ -166,6 +202,16 @@ def test_what_saves_memory_changes_no_loss(configured_here, uninterrupted, chang
     config = configured_here("-".join(changes), **changes)
     train(config, ALONE)
     assert metrics(config.run.folder) == pytest.approx(metrics(uninterrupted.run.folder), rel=tolerance, abs=0)
+
+
+@pytest.mark.parametrize(("gradient_checkpointing", "passes"), [(True, 2), (False, 1)])
+def test_recomputed_layers_are_computed_twice_a_step(configured, gradient_checkpointing, passes):
+    session = open_alone(configured(max_steps=4, gradient_checkpointing=gradient_checkpointing, val_fraction=0.0))
+    calls: Counter[int] = Counter()
+    for number, layer in enumerate(session.model.language.decoder.layers):
+        layer.mlp.register_forward_hook(lambda *_, number=number: calls.update([number]))
+    make_loop(session).run()
+    assert calls == {0: 4 * passes, 1: 4 * passes}
 
 
 def optimizer_inputs(config: TrainConfig) -> tuple[list[float], list[set[float]]]:
@@ -182,75 +228,66 @@ def optimizer_inputs(config: TrainConfig) -> tuple[list[float], list[set[float]]
     return norms, rates
 
 
-def test_gradients_are_clipped_and_logged_as_they_were_before(configured):
-    free, bounded = configured("free", max_steps=4, max_grad_norm=None), configured(max_steps=4, max_grad_norm=0.25)
-    free_norms, _ = optimizer_inputs(free)
-    assert max(free_norms) > 1
-    assert list(metrics(free.run.folder, "grad_norm").values()) == pytest.approx(free_norms, rel=1e-5)
-    bounded_norms, _ = optimizer_inputs(bounded)
-    assert bounded_norms == pytest.approx([0.25] * 4, rel=1e-4)
-    assert metrics(bounded.run.folder, "grad_norm")[1] == pytest.approx(free_norms[0], rel=1e-5)
-
-
-def test_the_optimizer_steps_at_the_schedules_logged_rate(configured):
-    config = configured(max_steps=4, warmup_steps=3)
-    _, rates = optimizer_inputs(config)
-    expected = [learning_rate(config.optim, step, 4) for step in range(4)]
+def test_gradients_are_clipped_and_rates_set_as_the_log_says(configured):
+    free = configured("free", max_steps=4, max_grad_norm=None, warmup_steps=3)
+    bounded = configured(max_steps=4, max_grad_norm=0.25)
+    norms, rates = optimizer_inputs(free)
+    assert max(norms) > 1
+    assert list(metrics(free.run.folder, "grad_norm").values()) == pytest.approx(norms, rel=1e-5)
+    assert optimizer_inputs(bounded)[0] == pytest.approx([0.25] * 4, rel=1e-4)
+    assert metrics(bounded.run.folder, "grad_norm")[1] == pytest.approx(norms[0], rel=1e-5)
+    expected = [learning_rate(free.optim, step, 4) for step in range(4)]
     assert len(set(expected)) == 3
     assert rates == [{rate} for rate in expected]
-    assert list(metrics(config.run.folder, "lr").values()) == expected
+    assert list(metrics(free.run.folder, "lr").values()) == expected
 
 
-class HeldBackCache:
-    """A cache that gives no batch before the loop waits for it, and then lets its clock go on by `seconds`.
-
-    The loop reads the clock three times a step: before it waits, after that, and after the step.
-    """
-
-    def __init__(self, cache: Cache, seconds: float) -> None:
-        self.cache, self.seconds = cache, seconds
-        self.now, self.readings, self.batches = 0.0, 0, 0
-        self.changed = threading.Condition()
-        self.held_back = False
-
-    def clock(self) -> float:
-        with self.changed:
-            self.readings += 1
-            self.changed.notify_all()
-            return self.now
-
-    def read(self, numbers: np.ndarray) -> np.ndarray:
-        if self.held_back:
-            with self.changed:
-                assert self.changed.wait_for(lambda: self.readings > 3 * self.batches, timeout=PATIENCE_S)
-                self.batches += 1
-                self.now += self.seconds
-        return self.cache.read(numbers)
+def test_the_learning_rate_warms_up_then_falls_or_stays():
+    config = OptimConfig(lr=1.0, warmup_steps=4)
+    rates = [learning_rate(config, step, 12) for step in range(12)]
+    assert rates[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert rates[8] == pytest.approx(0.5)
+    assert all(later < earlier for earlier, later in pairwise(rates[4:]))
+    assert rates[-1] > 0
+    assert learning_rate(OptimConfig(lr=2.0, warmup_steps=1, schedule="constant"), 99, 100) == 2.0
 
 
-@pytest.mark.parametrize(("seconds", "share"), [(0.0, 0.0), (10.0, 0.25), (90.0, 0.75)])
-def test_the_data_wait_share_is_that_of_a_held_back_source(configured, seconds, share):
-    """Each batch is held back for so long, and each step works for 30 s."""
-    config = configured(max_steps=4, val_fraction=0.0)
-    source = HeldBackCache(open_cache(config.cache), seconds)
-    session = open_alone(config, source)
+@pytest.mark.parametrize(("total_steps", "warmup"), [(1, 0), (9, 0), (46, 4), (1_000, 100), (50_000, 100)])
+def test_a_run_of_any_length_reaches_its_peak(total_steps, warmup):
+    rates = [learning_rate(OptimConfig(lr=1.0), step, total_steps) for step in range(total_steps)]
+    assert rates.index(1.0) == max(0, warmup - 1)
+    assert OptimConfig(warmup_steps=7).warmup(total_steps) == 7
+
+
+@pytest.mark.parametrize(("epochs", "max_steps", "steps"), [(1, None, 4), (0.5, None, 2), (2, None, 7), (2, 3, 3)])
+def test_steps_follow_from_epochs_unless_given(epochs, max_steps, steps):
+    run = TrainRunConfig(output="out", epochs=epochs, max_steps=max_steps)
+    assert run.total_steps(samples=25, batch_size=8) == steps
+
+
+def test_only_matrices_decay():
+    projector = make_projector()
+    decayed, free = make_optimizer(projector, OptimConfig(weight_decay=0.1)).param_groups
+    assert (decayed["weight_decay"], free["weight_decay"]) == (0.1, 0.0)
+    assert {parameter.ndim for parameter in decayed["params"]} == {2}
+    assert any(parameter is projector.ends_2D for parameter in free["params"])
+    assert len(decayed["params"]) + len(free["params"]) == len(list(projector.parameters()))
+
+
+def test_the_log_tells_the_share_of_a_step_spent_waiting(configured):
+    """Each batch is waited for 10 s by this clock, and each step works for 30 s."""
+    session, clock, lines = open_alone(configured(val_fraction=0.0)), SimpleNamespace(now=0.0), []
+
+    def wait() -> Iterator[StepBatch]:
+        for step in range(4):
+            clock.now += 10
+            yield session.loader(step)
 
     def work(*_: Any) -> None:
-        source.now += 30.0
+        clock.now += 30
 
     session.model.register_forward_hook(work)
-    source.held_back = True
-    make_loop(session, clock=source.clock).run()
-    assert list(metrics(config.run.folder, "data_wait_share").values()) == [share] * 4
-    assert list(metrics(config.run.folder, "samples_per_s").values()) == [8 / (seconds + 30)] * 4
-
-
-@pytest.mark.parametrize(("gradient_checkpointing", "passes"), [(True, 2), (False, 1)])
-def test_recomputed_layers_are_computed_twice_a_step(configured, gradient_checkpointing, passes):
-    session = open_alone(configured(max_steps=4, gradient_checkpointing=gradient_checkpointing, val_fraction=0.0))
-    calls: Counter[int] = Counter()
-    layers = session.model.language.decoder.layers
-    for number, layer in enumerate(layers):
-        layer.mlp.register_forward_hook(lambda *_, number=number: calls.update([number]))
-    make_loop(session).run()
-    assert calls == dict.fromkeys(range(len(layers)), 4 * passes)
+    loop, batches = make_loop(session, clock=lambda: clock.now), wait()
+    for _ in range(4):
+        loop.one_step(batches, SimpleNamespace(write=lines.append), loop.progress())
+    assert [(line["data_wait_share"], line["samples_per_s"]) for line in lines] == [(0.25, 0.2)] * 4

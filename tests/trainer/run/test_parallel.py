@@ -1,5 +1,6 @@
 """Ranks in processes of their own: whatever ends one of them ends all, in one line each."""
 
+import os
 import re
 import signal
 import time
@@ -14,11 +15,9 @@ from cache_store.errors import EncodeOnceError
 from cache_store.storage.claim import claim
 from tests.trainer.conftest import described_cache
 from tests.trainer.runs import end_well, fork_rank, fork_ranks, meeting_of_two, metrics
-from trainer.config import TrainConfig
 from trainer.data.batches import StepLoader
 from trainer.run import inputs, parallel
 from trainer.run.folder import write_config
-from trainer.run.parallel import join_world
 
 
 @pytest.fixture
@@ -26,34 +25,22 @@ def cache_path(tmp_path: Path) -> Path:
     return described_cache(tmp_path / "cache", 24)
 
 
-def damage_cache(config: TrainConfig) -> None:
-    shard = Path(config.cache) / "latents/c/1/0/0/0"
-    shard.write_bytes(shard.read_bytes()[:-50])
+OBSTRUCTIONS = {
+    "a damaged cache": (lambda home: os.truncate(home / "cache/latents/c/1/0/0/0", 9), 1, "damaged", ""),
+    "no log": (lambda home: (home / "run/metrics.jsonl").mkdir(), 1, "metrics.jsonl", r" \(.*\)"),
+    "no folder for its text": (lambda home: (home / "text").touch(), 2, "/text", ""),
+}
 
 
-def obstruct_log(config: TrainConfig) -> None:
-    """Only rank 0 logs, in its first step."""
-    write_config(config)
-    (config.run.folder / "metrics.jsonl").mkdir()
-
-
-def obstruct_text(config: TrainConfig) -> None:
-    Path(str(config.data.text_dir)).touch()
-
-
-@pytest.mark.parametrize(
-    ("obstruct", "code", "message", "detail"),
-    [(damage_cache, 1, "damaged", ""), (obstruct_log, 1, "metrics.jsonl", r" \(.*\)"), (obstruct_text, 2, "/text", "")],
-)
-def test_what_ends_rank_0_ends_the_others(configured, obstruct, code, message, detail):
+@pytest.mark.parametrize(("obstruct", "code", "message", "detail"), OBSTRUCTIONS.values(), ids=OBSTRUCTIONS)
+def test_what_ends_rank_0_ends_the_others(configured, tmp_path, obstruct, code, message, detail):
     config = configured()
-    obstruct(config)
-    lines = []
-    for exit_code, error in [rank.end() for rank in fork_ranks(config)]:
-        assert exit_code == code, error
-        assert "Traceback" not in error
-        lines += [line for line in error.splitlines() if line.startswith("trainer: ")]
-    first, second = lines
+    write_config(config)
+    obstruct(tmp_path)
+    ended = [rank.end() for rank in fork_ranks(config)]
+    assert [exit_code for exit_code, _ in ended] == [code, code]
+    assert not any("Traceback" in error for _, error in ended)
+    first, second = [line for _, error in ended for line in error.splitlines() if line.startswith("trainer: ")]
     assert message in first
     assert re.fullmatch(f"trainer: error: another rank ended: its message says why{detail}", second)
 
@@ -63,14 +50,14 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[str, str]], En
     def join(environment: Mapping[str, str]) -> EncodeOnceError:
         for name, value in {"LOCAL_RANK": "0", **environment}.items():
             monkeypatch.setenv(name, value)
-        with pytest.raises(EncodeOnceError) as caught, join_world():
+        with pytest.raises(EncodeOnceError) as caught, parallel.join_world():
             pass
         return caught.value
 
     return join
 
 
-TWO = {"WORLD_SIZE": "2"}
+TWO = {"WORLD_SIZE": "2", "RANK": "0"}
 
 
 @pytest.mark.parametrize(
@@ -78,9 +65,9 @@ TWO = {"WORLD_SIZE": "2"}
     [
         ({"RANK": "abc"}, 2, "RANK must be a whole number of at least 0, got 'abc'; torchrun sets"),
         ({"WORLD_SIZE": "0"}, 2, "WORLD_SIZE must be a whole number of at least 1, got '0'"),
-        ({**TWO, "RANK": "0"}, 2, "MASTER_ADDR or MASTER_PORT is not set"),
+        (TWO, 2, "MASTER_ADDR or MASTER_PORT is not set"),
         ({**TWO, "RANK": "2", "MASTER_ADDR": "x", "MASTER_PORT": "1"}, 2, "RANK is 2, of WORLD_SIZE 2"),
-        ({**TWO, "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "99999"}, 1, "port must have value from 0 to"),
+        ({**TWO, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "99999"}, 1, "port must have value from 0 to"),
     ],
 )
 def test_an_environment_that_no_launcher_made_is_refused(refused, environment, code, message):
