@@ -1,7 +1,6 @@
-"""VAEs with random weights: narrow ones on disk, and the full-size one with next to no decoder."""
+"""VAEs with random weights: the full-size one with next to no decoder, and narrow ones."""
 
-from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,19 +20,9 @@ def random_vae(**config: Any) -> Any:
     return vae
 
 
+narrow_vae = partial(random_vae, base_dim=8)
+
+
 @pytest.fixture(scope="session")
 def full_size_vae() -> Any:
     return random_vae()
-
-
-@pytest.fixture(scope="session")
-def narrow_vae() -> Callable[..., Any]:
-    """Makes one; keyword arguments override its config."""
-    return lambda **config: random_vae(**{"base_dim": 8, **config})
-
-
-@pytest.fixture
-def vae_folder(narrow_vae: Callable[..., Any], tmp_path: Path) -> Path:
-    """A pipeline's folder that holds a narrow VAE in its subfolder `vae`."""
-    narrow_vae().save_pretrained(tmp_path / "pipeline" / "vae")
-    return tmp_path / "pipeline"

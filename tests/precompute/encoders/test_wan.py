@@ -11,17 +11,44 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 
-from cache_store.errors import ConfigError, MissingPathError, ModelError
+from cache_store.errors import ConfigError, EncodeOnceError
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import Encoder
 from precompute.encoders.model_files import find_model
 from precompute.encoders.registry import load_encoder
-from precompute.encoders.wan import cpu_chunks, read_vae
+from tests.precompute.encoders.conftest import narrow_vae
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
+
+
+def load(model: str | Path, **config: Any) -> Encoder:
+    return load_encoder(EncoderConfig(model=str(model), device="cpu", **config), "signed")
+
+
+def refusal(model: str | Path) -> tuple[int, str]:
+    """A program's exit code, and the line that it says."""
+    with pytest.raises(EncodeOnceError) as caught:
+        load(model)
+    assert "\n" not in str(caught.value)
+    return caught.value.exit_code, str(caught.value)
+
+
+@pytest.fixture
+def vae_folder(tmp_path: Path) -> Path:
+    """A pipeline's folder that holds a narrow VAE in its subfolder `vae`."""
+    narrow_vae().save_pretrained(tmp_path / "pipeline" / "vae")
+    return tmp_path / "pipeline"
+
+
+def test_the_subfolder_is_found_by_itself(vae_folder):
+    """A pipeline's own config does not hide its VAE."""
+    assert load(vae_folder).identity == load(vae_folder / "vae").identity
+    (vae_folder / "config.json").write_text('{"_class_name": "SomePipeline"}')
+    assert find_model(str(vae_folder)).subfolder == "vae"
+
+
 LOAD = """
 import sys
 from cache_store.program.run_program import run_program
@@ -37,29 +64,6 @@ sys.exit(run_program("precompute", load, sys.argv[1:]))
 """
 
 
-def load(model: str | Path, **config: Any) -> Encoder:
-    return load_encoder(EncoderConfig(model=str(model), device="cpu", **config), "signed")
-
-
-def refusal(model: str | Path, **config: Any) -> str:
-    with pytest.raises(ModelError) as caught:
-        load(model, **config)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
-
-
-def hub_cache(vae_folder: Path, cache: Path) -> Path:
-    """Lay a pipeline out as the Hub's local cache does, with nothing but its subfolder `vae`."""
-    repo = cache / "models--org--pipeline"
-    commit = "0123456789abcdef0123456789abcdef01234567"
-    (repo / "refs").mkdir(parents=True)
-    (repo / "refs" / "main").write_text(commit)
-    (repo / "snapshots").mkdir()
-    vae_folder.rename(repo / "snapshots" / commit)
-    return cache
-
-
 def run(cache: Path, *models: str, code: str = LOAD, **variables: str) -> list[str]:
     """Load models in a process of its own, which ends with 1; what it said, with a Hub's local cache in that folder."""
     environment = os.environ | {"HF_HUB_CACHE": str(cache), "OMP_NUM_THREADS": "1", **variables}
@@ -69,40 +73,17 @@ def run(cache: Path, *models: str, code: str = LOAD, **variables: str) -> list[s
     return [*done.stdout.splitlines(), *done.stderr.splitlines()]
 
 
-@pytest.mark.parametrize(
-    ("height", "width", "sizes"),
-    [(64, 64, [8, 3]), (32, 64, [11]), (128, 128, [2, 2, 2, 2, 2, 1]), (160, 160, [1] * 11), (224, 224, [1] * 11)],
-)
-def test_a_cpu_cuts_a_batch_by_the_images_size_alone(height, width, sizes):
-    batch = torch.arange(11.0).reshape(11, 1, 1, 1).expand(11, 3, height, width)
-    chunks = cpu_chunks(batch)
-    assert [len(chunk) for chunk in chunks] == sizes
-    assert torch.equal(torch.cat(list(chunks)), batch)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_small_images_encoded_together_are_what_each_is_alone(vae_folder, dtype):
-    encoder = load(vae_folder, compute_dtype=dtype)
-    image_NYX3 = torch.randint(0, 256, (11, 64, 64, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-    alone = torch.cat([encoder.encode(image[None]) for image in image_NYX3])
-    tolerance = 1e-5 if dtype == "float32" else 0.02 * float(alone.square().mean().sqrt())
-    assert float((encoder.encode(image_NYX3) - alone).abs().max()) <= tolerance
-
-
-def test_the_subfolder_is_found_by_itself(vae_folder):
-    """A pipeline's own config does not hide its VAE."""
-    assert load(vae_folder).identity == load(vae_folder / "vae").identity
-    (vae_folder / "config.json").write_text('{"_class_name": "SomePipeline"}')
-    assert find_model(str(vae_folder)).subfolder == "vae"
-
-
 ERROR = "precompute: error: encoder.model org/absent "
 
 
 def test_a_hub_id_loads_offline_from_a_cache_of_the_vae_alone(vae_folder, tmp_path):
     """One that is not there ends in one line."""
-    expected = load(vae_folder).identity.weights_sha256
-    weights, *said = run(hub_cache(vae_folder, tmp_path / "hub"), "org/pipeline", "org/absent", HF_HUB_OFFLINE="1")
+    expected, repo = load(vae_folder).identity.weights_sha256, tmp_path / "models--org--pipeline"
+    (repo / "snapshots").mkdir(parents=True)
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text("0123456789abcdef0123456789abcdef01234567")
+    vae_folder.rename(repo / "snapshots" / "0123456789abcdef0123456789abcdef01234567")
+    weights, *said = run(tmp_path, "org/pipeline", "org/absent", HF_HUB_OFFLINE="1")
     assert weights == expected
     assert [line.startswith(f"{ERROR}is no folder here") for line in said if "org/absent" in line] == [True]
     assert "Traceback" not in "".join(said)
@@ -127,18 +108,6 @@ def test_a_proxy_that_refuses_is_one_line(tmp_path):
     assert error.startswith(f"{ERROR}cannot be downloaded from the Hub")
 
 
-def test_the_decoder_is_dropped(vae_folder):
-    vae = read_vae(find_model(str(vae_folder)))
-    assert not [name for name in vae.state_dict() if not name.startswith(("encoder.", "quant_conv."))]
-
-
-def test_a_checkpoint_without_a_decoder_is_enough(vae_folder):
-    expected, file = load(vae_folder).identity, vae_folder / "vae" / WEIGHTS
-    decoding = ("decoder.", "post_quant_conv.")
-    save_file({name: each for name, each in load_file(file).items() if not name.startswith(decoding)}, file)
-    assert load(vae_folder).identity == expected
-
-
 def with_weights(**weights: str | None) -> Callable[[Path], None]:
     """Weights are others', or gone; . is __ in their names."""
 
@@ -151,48 +120,51 @@ def with_weights(**weights: str | None) -> Callable[[Path], None]:
     return spoil
 
 
-def with_config(text: str) -> Callable[[Path], object]:
-    return lambda folder: (folder / "config.json").write_text(text)
+def with_config(text: str = "", **changes: Any) -> Callable[[Path], object]:
+    """Another text, or other values."""
+
+    def spoil(folder: Path) -> None:
+        config = folder / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | changes) if changes else text)
+
+    return spoil
 
 
-def cut_to(size: int) -> Callable[[Path], object]:
-    return lambda folder: os.truncate(folder / WEIGHTS, size)
+def pickled(name: str) -> Callable[[Path], None]:
+    """A pickle in place of weights, which makes a folder when it is loaded."""
+
+    def spoil(folder: Path) -> None:
+        (folder / WEIGHTS).unlink()
+        (folder / name).write_text(f"cos\nmkdir\n(V{folder / 'loaded'}\ntR.")
+
+    return spoil
 
 
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (with_weights(encoder__conv_out__bias=None), "1 missing keys in its encode path, encoder.conv_out.bias first"),
-        (with_weights(encoder__extra="quant_conv.bias"), "1 unexpected keys in its encode path, encoder.extra first"),
-        (with_weights(quant_conv__bias="encoder.conv_in.bias"), "cannot be loaded"),
-        (with_config('{"_class_name": "AutoencoderKLCosmos"}'), "AutoencoderKLCosmos; known are AutoencoderKLWan"),
-        (with_config(""), "config.json is not JSON"),
-        (with_config("{"), "config.json is not JSON"),
-        (with_config('{"_class_name": "AutoencoderKLWan", "dim_mult": "wide"}'), "cannot be loaded"),
-        *((cut_to(size), "cannot be loaded") for size in (0, 7, 5_000)),
-    ],
-)
-def test_a_model_that_is_not_whole_and_known_is_refused(vae_folder, spoil, message):
+NO_VAE = "config.json is not a VAE's config: it has no _class_name"
+
+SPOILT: list[tuple[Callable[[Path], object], int, str]] = [
+    (with_weights(encoder__conv_out__bias=None), 1, "1 missing keys in its encode path, encoder.conv_out.bias first"),
+    (with_weights(encoder__extra="quant_conv.bias"), 1, "1 unexpected keys in its encode path, encoder.extra first"),
+    (with_weights(quant_conv__bias="encoder.conv_in.bias"), 1, "cannot be loaded"),
+    (with_config(_class_name="AutoencoderKLCosmos"), 1, "AutoencoderKLCosmos; known are AutoencoderKLWan"),
+    (with_config(latents_std=[1.0, 2.0]), 1, "has 2 values of latents_std for 16 latent channels"),
+    (with_config(dim_mult="wide"), 1, "cannot be loaded"),
+    (with_config("{"), 1, "config.json is not JSON"),
+    *((with_config(text), 2, NO_VAE) for text in ("[]", "{}", '{"model_type": "gemma3"}')),
+    (lambda folder: (folder / "config.json").unlink(), 2, "is no VAE: it holds none of vae/config.json, config.json"),
+    *((lambda folder, size=size: os.truncate(folder / WEIGHTS, size), 1, "cannot be loaded") for size in (0, 7, 5_000)),
+    *((pickled(name), 1, "cannot be loaded") for name in (WEIGHTS, "diffusion_pytorch_model.bin", "model.pt")),
+]
+
+
+@pytest.mark.parametrize(("spoil", "code", "message"), SPOILT)
+def test_a_model_that_is_not_whole_and_known_is_refused(vae_folder, spoil, code, message):
+    """And no pickle in its place is loaded."""
     spoil(vae_folder / "vae")
-    assert message in refusal(vae_folder)
-
-
-NO_VAE = r"config\.json is not a VAE's config: it has no _class_name"
-
-
-@pytest.mark.parametrize(
-    ("file", "message"),
-    [
-        (None, r"is no VAE: it holds none of vae/config\.json, config\.json"),
-        *((text, NO_VAE) for text in ("[]", "{}", '{"model_type": "gemma3"}')),
-    ],
-)
-def test_a_folder_of_no_vae_is_wrong_usage(tmp_path, file, message):
-    if file is not None:
-        (tmp_path / "config.json").write_text(file)
-    with pytest.raises(MissingPathError, match=message) as caught:
-        load(tmp_path)
-    assert caught.value.exit_code == 2
+    said = refusal(vae_folder)
+    assert said[0] == code
+    assert message in said[1]
+    assert not (vae_folder / "vae" / "loaded").exists()
 
 
 @pytest.mark.parametrize("model", ["/nowhere/at/all", "./nowhere", "~/nowhere", "a/b/c", "nowhere", __file__])
@@ -200,18 +172,12 @@ def test_a_path_of_nothing_or_a_file_is_wrong_usage(model):
     """The Hub is not asked."""
     no_vae = "is no VAE: it holds none of vae/config.json"
     message = no_vae if model == __file__ else "is neither a folder here nor a hub id, which is owner/name"
-    with pytest.raises(MissingPathError, match=message) as caught:
-        load(model)
-    assert caught.value.exit_code == 2
+    code, said = refusal(model)
+    assert code == 2
+    assert message in said
 
 
-def test_a_latent_scale_for_other_channels_is_refused(vae_folder):
-    config = vae_folder / "vae" / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"latents_std": [1.0, 2.0]}))
-    assert "has 2 values of latents_std for 16 latent channels" in refusal(vae_folder)
-
-
-def test_attention_scales_are_refused_unfolded(narrow_vae, tmp_path):
+def test_attention_scales_are_refused_unfolded(tmp_path):
     narrow_vae(attn_scales=[0.5]).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="encoder.fold: false cannot run a model with attn_scales"):
         load(tmp_path, fold=False)

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from cache_store.cache.metadata import write_build
 from cache_store.cache.reader import open_cache
+from cache_store.cli import main as cache_store
 from cache_store.errors import EncodeOnceError, ModelError, SourceError, StaleError
 from cache_store.gallery.exhibits import Showcase
 from cache_store.gallery.pictures import psnr
@@ -24,57 +25,47 @@ from precompute.gallery.source_images import open_source_images
 from tests.precompute.conftest import BROKEN, image_bytes, make_vae
 
 
-@pytest.fixture
-def cache(built_once: Path) -> Path:
-    return built_once
+def decoder(cache: Path, **options: Any) -> Any:
+    return open_decoder(cache, DecodedGalleryConfig(decode=True, device="cpu", **options))
 
 
-def decoding(**options: Any) -> DecodedGalleryConfig:
-    return DecodedGalleryConfig(decode=True, device="cpu", **options)
-
-
-def decoded_by_diffusers(vae_path: Path, latent_NCHW: np.ndarray) -> np.ndarray:
-    """uint8 [N, Y, X, 3], by the whole model's own `decode`."""
+def test_decoded_rows_and_their_psnr_are_those_of_the_model(built_once, vae_path):
+    """To a level: diffusers' own `decode` of the whole model."""
+    cache, numbers = open_cache(built_once), np.array([0, 7])
     vae = AutoencoderKLWan.from_pretrained(vae_path, subfolder="vae", torch_dtype=torch.float32)
     with torch.no_grad():
-        video = vae.decode(torch.from_numpy(latent_NCHW.astype(np.float32)).unsqueeze(2)).sample[:, :, 0]
-    return ((video.numpy().transpose(0, 2, 3, 1) + 1) * 127.5).round().clip(0, 255).astype(np.uint8)
-
-
-def test_decoded_rows_and_their_psnr_are_those_of_the_model(cache, vae_path):
-    opened = open_cache(cache)
-    numbers = np.array([0, 7])
-    expected = decoded_by_diffusers(vae_path, opened.read(numbers))
-    showcase = Showcase(cache=opened, read_image=open_source_images(cache), decode=open_decoder(cache, decoding()))
-    exhibits = showcase.cached(numbers)
-    for number, decoded in zip(numbers.tolist(), expected, strict=True):
-        exhibit = exhibits[number]
+        latents_NCHW = torch.from_numpy(cache.read(numbers).astype(np.float32))
+        image_N3YX = vae.decode(latents_NCHW.unsqueeze(2)).sample[:, :, 0].numpy()
+    expected = ((image_N3YX.transpose(0, 2, 3, 1) + 1) * 127.5).round().clip(0, 255).astype(np.uint8)
+    showcase = Showcase(cache=cache, read_image=open_source_images(built_once), decode=decoder(built_once))
+    for exhibit, decoded in zip(showcase.cached(numbers).values(), expected, strict=True):
         with Image.open(io.BytesIO(image_bytes(exhibit.row))) as image:
             source = np.asarray(image.convert("RGB").resize((40, 32), Image.Resampling.BILINEAR))
         assert np.abs(exhibit.decoded.astype(int) - decoded).max() <= 1
         assert exhibit.psnr == pytest.approx(psnr(source, decoded), abs=0.01)
 
 
-def test_the_page_shows_decoded_images_errors_and_the_mean(cache, tmp_path, capsys):
-    page = tmp_path / "page.html"
-    command = ["gallery", str(cache), "-o", str(page), "--decode", "--device", "cpu", "--rows", "3"]
-    assert main(command) == 0
+def test_the_page_shows_decoded_images_errors_and_the_mean(project):
+    """And explains a range that is not the VAE's own."""
+    project.build(image__range="theworld")
+    page = project.folder / "page.html"
+    said = project.run(main, "gallery", project.cache, "-o", page, "--decode", "--device", "cpu", "--rows", 3)
     text = page.read_text()
     assert len(re.findall('alt="decoded image of row', text)) == 6
     assert len(re.findall('alt="error map of row', text)) == 6
     shown = [float(value) for value in re.findall(r'class="strong">(\d+\.\d) dB', text)[:3]]
-    mean = re.search(r"random rows, decoded: (\d+\.\d) dB", capsys.readouterr().out)
+    mean = re.search(r"random rows, decoded: (\d+\.\d) dB", said)
     assert float(mean[1]) == pytest.approx(np.mean(shown), abs=0.11)
     assert f"Mean PSNR of the decoded images: <strong>{mean[1]} dB</strong>" in text
     assert len(BROKEN) == len(re.findall(r'class="card reject"', text))
+    assert "These latents were encoded from RGB in [0, 255]" in text
 
 
-def test_without_decode_it_is_the_gallery_of_cache_store(cache, tmp_path):
-    from cache_store.cli import main as cache_store
-
-    assert main(["gallery", str(cache), "-o", str(tmp_path / "a.html"), "--rows", "2"]) == 0
-    assert cache_store(["gallery", str(cache), "-o", str(tmp_path / "b.html"), "--rows", "2"]) == 0
-    assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
+def test_without_decode_it_is_the_gallery_of_cache_store(built):
+    one, other = built.folder / "a.html", built.folder / "b.html"
+    built.run(main, "gallery", built.cache, "-o", one, "--rows", 2)
+    built.run(cache_store, "gallery", built.cache, "-o", other, "--rows", 2)
+    assert one.read_bytes() == other.read_bytes()
 
 
 def test_moments_decode_by_their_mean(built):
@@ -82,48 +73,39 @@ def test_moments_decode_by_their_mean(built):
     moments, numbers = built.folder / "moments", np.arange(4)
     latents, doubled = open_cache(built.cache).read(numbers), open_cache(moments).read(numbers)
     assert doubled.shape[1] == 2 * latents.shape[1]
-    one = open_decoder(built.cache, decoding())(latents)
-    assert np.array_equal(one, open_decoder(moments, decoding())(doubled))
+    np.testing.assert_array_equal(decoder(built.cache)(latents), decoder(moments)(doubled))
 
 
-def test_another_range_is_explained(project):
-    project.build(image__range="theworld")
-    page = project.folder / "page.html"
-    project.run(main, "gallery", project.cache, "-o", page, "--decode", "--device", "cpu", "--rows", 1)
-    assert "These latents were encoded from RGB in [0, 255]" in page.read_text()
-
-
-def test_another_models_decoder_is_refused(cache, tmp_path):
-    other = make_vae(tmp_path / "other", seed=1)
-    with pytest.raises(StaleError, match=r"is not the model that made the cache\n.*\n  sha256 of the encode path"):
-        open_decoder(cache, decoding(model=str(other)))
-
-
-def test_a_named_model_that_is_not_there_is_wrong_usage(cache, tmp_path, capsys):
-    gone = str(tmp_path / "gone")
-    assert main(["gallery", str(cache), "-o", str(tmp_path / "page.html"), "--decode", "--model", gone]) == 2
-    assert capsys.readouterr().err.splitlines() == [
-        f"precompute: error: encoder.model {gone} is neither a folder here nor a hub id, which is owner/name"
-    ]
-
-
-def test_a_finetuned_decoder_is_taken_and_half_a_one_refused(cache, vae_path, tmp_path):
+def test_a_finetuned_decoder_is_taken_and_no_half_or_other_one(built_once, vae_path, tmp_path):
     """Only the encode path is the cache's; but nothing that decodes may be random."""
     shutil.copytree(vae_path, tmp_path, dirs_exist_ok=True)
     weights_file = tmp_path / "vae" / "diffusion_pytorch_model.safetensors"
     weights = load_file(weights_file)
     save_file(weights | {"post_quant_conv.bias": weights["post_quant_conv.bias"] + 1}, weights_file)
-    open_decoder(cache, decoding(model=str(tmp_path)))
+    decoder(built_once, model=str(tmp_path))
     del weights["decoder.conv_out.bias"]
     save_file(weights, weights_file)
     with pytest.raises(ModelError, match=r"1 missing keys in its decode path, decoder\.conv_out\.bias first"):
-        open_decoder(cache, decoding(model=str(tmp_path)))
+        decoder(built_once, model=str(tmp_path))
+    other = str(make_vae(tmp_path / "other", seed=1))
+    with pytest.raises(StaleError, match=r"is not the model that made the cache\n.*\n  sha256 of the encode path"):
+        decoder(built_once, model=other)
 
 
-@pytest.mark.parametrize("option", [["--model", "x"], ["--device", "cpu"]])
-def test_options_of_decode_need_decode(cache, capsys, option):
-    assert main(["gallery", str(cache), *option]) == 2
-    assert "--model and --device are for --decode" in capsys.readouterr().err
+NOWHERE = "encoder.model /nowhere/vae is neither a folder here nor a hub id, which is owner/name"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--decode", "--model", "/nowhere/vae"], NOWHERE),
+        (["--model", "x"], "--model and --device are for --decode; add it or leave them out"),
+        (["--device", "cpu"], "--model and --device are for --decode; add it or leave them out"),
+    ],
+)
+def test_a_mistake_is_one_line(built, options, message):
+    said = built.run(main, "gallery", built.cache, "-o", built.folder / "page.html", *options, code=2)
+    assert said == f"precompute: error: {message}\n"
 
 
 def test_source_images_are_upright_and_fitted(tmp_path):
