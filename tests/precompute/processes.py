@@ -31,10 +31,8 @@ def start(command: Sequence[str]) -> subprocess.Popen[str]:
 
 
 def workers_of(session: int) -> list[int]:
-    """Worker processes of a session, from the moment that they exist: what its fork server has forked."""
-    members = session_members(session)
-    servers = {pid for pid in members if "forkserver" in command_line(pid)}
-    return sorted(pid for pid in servers if parent_of(pid) in servers)
+    """Worker processes of a session, from the moment that they exist."""
+    return sorted(pid for pid in session_members(session) if "--multiprocessing-fork" in command_line(pid))
 
 
 def wait_for(condition: Callable[[], object], timeout_s: float = 300.0) -> None:
@@ -55,14 +53,6 @@ def session_members(session: int) -> list[int]:
         if int(fields[3]) == session and fields[0] != "Z":
             members.append(int(status.parent.name))
     return members
-
-
-def parent_of(pid: int) -> int | None:
-    """From /proc: the fourth field of `stat`; None once the process has ended."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except (FileNotFoundError, ProcessLookupError):
-        return None
 
 
 def command_line(pid: int) -> str:

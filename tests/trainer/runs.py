@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from cache_store.program.processes import STOP_SIGNALS
 from trainer.cli import main
 from trainer.config import DataConfig, ModelConfig, OptimConfig, TrainConfig, TrainRunConfig
 from trainer.data.batches import LatentSource
@@ -132,8 +131,6 @@ class ForkedTrainer:
 
 
 def run_forked(arguments: Sequence[str], environment: Mapping[str, str], said: Path, prepare: Prepare) -> None:
-    # A fork server that a build has started holds them back, for workers that are still importing.
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     os.environ |= environment
     with said.open("w") as stream, Path(os.devnull).open("w") as nowhere:
         os.dup2(stream.fileno(), 2)

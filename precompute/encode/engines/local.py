@@ -69,10 +69,8 @@ class WorkerPool:
     """Processes that each load the encoder and take shards until none are left."""
 
     def __init__(self, job: EncodeJob, workers: int) -> None:
-        # Forked from a process that has imported what they need and done nothing else: a fork of this one, where CUDA
-        # or OpenMP may have started, would hang, and each would take 5 s of a core to import it again.
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([__name__, "precompute.encoders.wan"])
+        # Not forked: importing diffusers asks CUDA for its devices, after which no fork can use them.
+        context = multiprocessing.get_context("spawn")
         self._shards: Any = context.Queue()
         self._events: Any = context.Queue()
         self._stop = context.Event()

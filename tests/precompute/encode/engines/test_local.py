@@ -1,7 +1,5 @@
 """Workers on this machine, as processes."""
 
-import subprocess
-import sys
 import threading
 from dataclasses import replace
 
@@ -33,20 +31,3 @@ def test_there_are_no_more_workers_than_shards_and_never_none(built):
     config = BuildConfig.of_cache(built.cache)
     assert [num_workers(replace(config, run=RunConfig(workers=3)), shards) for shards in (1, 2, 9)] == [1, 2, 3]
     assert num_workers(config, 1) == 1
-
-
-TOUCHES_CUDA = """
-import torch
-
-def refuse(*arguments, **options):
-    raise AssertionError("CUDA was asked for")
-
-for name in ("is_available", "device_count", "init", "_lazy_init", "current_device"):
-    setattr(torch.cuda, name, refuse)
-import precompute.encode.engines.local, precompute.encoders.wan
-"""
-
-
-def test_what_workers_are_forked_from_leaves_cuda_alone():
-    """A process that has asked CUDA for anything cannot be forked into workers that use it."""
-    subprocess.run([sys.executable, "-c", TOUCHES_CUDA], check=True)
