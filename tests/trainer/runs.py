@@ -3,7 +3,6 @@
 import json
 import multiprocessing
 import os
-import signal
 import socket
 import sys
 import tempfile
