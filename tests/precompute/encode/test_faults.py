@@ -1,22 +1,25 @@
-"""Disks that fill up and fail, permissions and sources that go away: one line, nothing half-written, and a rerun
-that ends in the bytes of an undisturbed build.
+"""Disks that fail, kills and signals at every step of every command that writes a cache, and images that go away.
+
+Nothing is left half-written, and the same command again ends in the bytes of a run that nothing came between.
 """
 
 import io
+import itertools
+import multiprocessing
 import os
+import pkgutil
 import shutil
 import signal
-import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
-import yaml
 
 import precompute.build
 from cache_store.cache.metadata import read_commit, read_spec
@@ -24,78 +27,101 @@ from cache_store.cli import main as cache_store
 from cache_store.format.formats import shard_format
 from cache_store.format.schema import SEAL_FILE, StoreFormat
 from cache_store.storage.store import STORES
+from cache_store.verify.verify import verify
 from precompute.cli import main
 from precompute.encoders.registry import load_encoder
-from tests.faulty_store import FaultyDisk, FaultyStore
-from tests.full_disk import largest_file, make_room, mounted_disk
-from tests.precompute.conftest import (
-    BROKEN,
-    assert_same_as_undisturbed,
-    config_values,
-    image_bytes,
-    run_build,
-    sample_name,
-    timeless_files,
-    write_config,
-    write_source,
-)
-from tests.precompute.processes import start_building
+from tests.faulty_store import DeadlyStore, FaultyDisk, FaultyStore
+from tests.precompute.conftest import config_values, image_bytes, timeless_files, write_config, write_source
 
-SMALL = {
-    "image__height": 16,
-    "image__width": 16,
-    "encoder__batch_size": 2,
-    "store__samples_per_shard": 3,
-    "run__max_reject_fraction": 0.5,
+COMMANDS = {
+    "build": "build --config {scene}/short.yaml --cache {cache}",
+    "extend": "build --config {scene}/grown.yaml --cache {cache} --extend",
+    "retry": "build --config {scene}/mended.yaml --cache {cache} --retry-rejected",
+    "repair": "repair {cache} --shards 0",
+    "convert": "convert {scene}/before {cache} --format {other}",
 }
-SAMPLES = 5
-"""Two shards, of three rows and two; one image is no image."""
+BEFORE = {"extend": "before", "retry": "before", "repair": "damaged"}
+"""The cache that a command starts from."""
+PLAIN = {"extend": "grown", "retry": "mended", "repair": "short"}
+"""The config by which its cache is built again without its flag."""
+
+load_once = cache(load_encoder)
+
+
+@pytest.fixture(autouse=True)
+def quick_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precompute.build, "load_encoder", load_once)
 
 
 @pytest.fixture(scope="module", params=get_args(StoreFormat))
-def undisturbed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, vae_path: Path) -> Path:
-    """A folder of `source`, `config.yaml` and an undisturbed `cache`."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    write_source(folder / "source", range(SAMPLES))
-    values = config_values(folder / "cache", folder / "source", vae_path, store__format=request.param, **SMALL)
-    assert main(["build", "--config", str(write_config(folder / "config.yaml", values))]) == 0
+def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, vae_path: Path) -> Path:
+    """A folder of configs and of caches to start from: two shards, of three rows and two, of which one is rejected.
+
+    The grown source adds a row to the second shard, and a third.
+    """
+    folder = tmp_path_factory.mktemp("scene")
+    small: dict[str, Any] = {"store__format": request.param, "store__samples_per_shard": 3, "encoder__batch_size": 2}
+    small |= {"image__height": 16, "image__width": 16, "run__max_reject_fraction": 0.5}
+    sources: dict[str, tuple[int, dict[str, bytes]]] = {
+        "short": (5, {}),
+        "grown": (7, {}),
+        "mended": (5, {"sample_004": image_bytes(4)}),
+    }
+    for name, (count, replaced) in sources.items():
+        source = write_source(folder / f"source-{name}", range(count), **replaced)
+        write_config(folder / f"{name}.yaml", config_values(folder / "before", source, vae_path, **small))
+    assert main(["build", "--config", f"{folder}/short.yaml"]) == 0
+    damaged = shutil.copytree(folder / "before", folder / "damaged")
+    shard = damaged / shard_format(read_spec(damaged)).shard_file(0)
+    shard.write_bytes(bytes(reversed(shard.read_bytes())))
     return folder
 
 
-@pytest.fixture
-def quick_loading(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Load the encoder once for all builds of a test."""
-    monkeypatch.setattr(precompute.build, "load_encoder", cache(load_encoder))
+class Run:
+    """A command that is run from the same start again and again, and what it ends in undisturbed."""
 
+    def __init__(self, scene: Path, folder: Path, name: str) -> None:
+        self.scene, self.name, self.cache = scene, name, folder / "cache"
+        self.before = scene / BEFORE[name] if name in BEFORE else None
+        self.start()
+        assert self() == 0
+        self.whole = self.cache.rename(folder / "whole")
+        self.start()
 
-@pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch) -> FaultyDisk:
-    """Of the caches at `faulty://PATH`."""
-    disk = FaultyDisk()
-    monkeypatch.setitem(STORES, "faulty", lambda path: FaultyStore(Path(path), disk))
-    return disk
+    def start(self) -> None:
+        shutil.rmtree(self.cache, ignore_errors=True)
+        if self.before:
+            shutil.copytree(self.before, self.cache)
 
+    def arguments(self, scheme: str = "") -> list[str]:
+        (other,) = set(get_args(StoreFormat)) - {read_spec(self.scene / "before").store_format}
+        return COMMANDS[self.name].format(scene=self.scene, cache=f"{scheme}{self.cache}", other=other).split()
 
-def build_in(folder: Path, undisturbed: Path) -> list[str]:
-    """The arguments of the same build in another folder."""
-    return ["build", "--config", str(undisturbed / "config.yaml"), "--cache", f"faulty://{folder}"]
+    def __call__(self, scheme: str = "") -> int:
+        return (cache_store if self.name == "convert" else main)(self.arguments(scheme))
 
+    def assert_whole(self) -> None:
+        """Every file is whole, as it was or as it is to be, or absent; but for the scratch of what was killed.
 
-def assert_whole(cache: Path, *wholes: Path) -> None:
-    """Every file is one of the undisturbed build or of what was there before, or absent; no scratch is left.
+        Where there is a seal, shards and samples tables are all there, and those that it was made of. A repair that
+        has not ended forgets nothing of what was sealed.
+        """
+        wholes = [self.whole, self.before] if self.before else [self.whole]
+        allowed, found = [timeless_files(each) for each in wholes], timeless_files(self.cache)
+        found = {name: data for name, data in found.items() if not name.endswith(".partial")}
+        for name, data in found.items():
+            assert any(data == each.get(name) for each in allowed), name
+        if SEAL_FILE in found:
+            assert sealed_files(found) in map(sealed_files, allowed)
+        assert self.name != "repair" or found[SEAL_FILE] == allowed[0][SEAL_FILE]
+        for path in self.cache.glob("commits/*.json") if (self.cache / "zarr.json").exists() else ():
+            held = read_commit(self.cache, int(path.stem))
+            assert any(held.content == getattr(read_commit(each, int(path.stem)), "content", None) for each in wholes)
 
-    Where there is a seal, shards and samples tables are all there, and those that it was made of.
-    """
-    allowed, found = [timeless_files(whole) for whole in wholes], timeless_files(cache)
-    for name, data in found.items():
-        assert any(data == each.get(name) for each in allowed), name
-    if SEAL_FILE in found:
-        assert sealed_files(found) in map(sealed_files, allowed)
-    if not (cache / "zarr.json").exists():
-        return
-    for path in cache.glob("commits/*.json"):
-        held = read_commit(cache, int(path.stem))
-        assert any(held.content == getattr(read_commit(each, int(path.stem)), "content", None) for each in wholes)
+    def finish(self, scheme: str = "") -> None:
+        assert self(scheme) == 0
+        assert timeless_files(self.cache) == timeless_files(self.whole)
+        assert not verify(self.cache, "full").findings
 
 
 def sealed_files(files: dict[str, bytes]) -> dict[str, bytes]:
@@ -107,222 +133,183 @@ def sealed_files(files: dict[str, bytes]) -> dict[str, bytes]:
 def assert_said_in_one_line(capsys: pytest.CaptureFixture[str], *parts: str) -> None:
     error = capsys.readouterr().err
     assert "Traceback" not in error
-    starts = ("precompute: error: ", "cache-store: error: ")
-    (line,) = [line for line in error.replace("\r", "\n").splitlines() if line.startswith(starts)]
+    starts = ("precompute: ", "cache-store: ")
+    (line,) = [line for line in error.replace("\r", "\n").splitlines() if line.startswith(starts) and parts[0] in line]
     for part in parts:
         assert part in line
 
 
-def disturb_every_step(
-    disk: FaultyDisk,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    cache: Path,
-    before: Path | None,
-    whole: Path,
-    program: Callable[[list[str]], int] = main,
-    stays: str | None = None,
-) -> None:
-    """Make every write, sync and rename of a run fail in turn; run again each time.
-
-    The file `stays` is there after each, as it was.
-    """
-    start_from(before, cache)
-    disk.count.clear()
-    assert program(arguments) == 0
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_half_file_is_left_by_a_disk_failing_at_any_step(scene, tmp_path, monkeypatch, capsys, name):
+    """Every write, sync and rename in turn; a disk that is full stays so until there is room."""
+    run, disk = Run(scene, tmp_path, name), FaultyDisk()
+    monkeypatch.setitem(STORES, "faulty", lambda path: FaultyStore(Path(path), disk))
+    assert run("faulty://") == 0
     steps = [(kind, number) for kind, total in dict(disk.count).items() for number in range(1, total + 1)]
     assert {kind for kind, _ in steps} == {"write", "sync", "rename"}
-    wholes = [whole, before] if before else [whole]
     for kind, number in steps:
-        start_from(before, cache)
+        run.start()
         capsys.readouterr()
         disk.choose(kind, number)
-        assert program(arguments) == 1, (kind, number)
+        assert run("faulty://") == 1, (kind, number)
         problem = "No space left on device" if kind == "write" else "Input/output error"
-        assert_said_in_one_line(capsys, f"{problem}: {cache.parent}")
-        assert_whole(cache, *wholes)
-        assert stays is None or (cache / stays).read_bytes() == (whole / stays).read_bytes(), (kind, number)
+        assert_said_in_one_line(capsys, f"error: {problem}: {tmp_path}")
+        assert not list(run.cache.rglob("*.partial"))
+        run.assert_whole()
         disk.mend()
-        assert program(arguments) == 0, (kind, number)
-        assert timeless_files(cache) == timeless_files(whole), (kind, number)
+        run.finish("faulty://")
 
 
-def start_from(before: Path | None, cache: Path) -> None:
-    shutil.rmtree(cache, ignore_errors=True)
-    if before:
-        shutil.copytree(before, cache)
+def run_until_killed(arguments: list[str], dies_at: int) -> None:
+    """In a child: a cache at `deadly://PATH` kills it at that sync."""
+    syncs = itertools.count(1)
+    STORES["deadly"] = lambda path: DeadlyStore(Path(path), dies_at, syncs)
+    with Path(os.devnull).open("w") as silence:
+        os.dup2(silence.fileno(), 1)
+        os.dup2(silence.fileno(), 2)
+    sys.exit(main(arguments))
 
 
-@pytest.mark.usefixtures("quick_loading")
-def test_no_half_file_is_left_by_a_disk_failing_in_a_build(undisturbed, tmp_path, disk, capsys):
-    cache = tmp_path / "cache"
-    disturb_every_step(disk, capsys, build_in(cache, undisturbed), cache, None, undisturbed / "cache")
+@pytest.mark.parametrize(("name", "least"), {"build": 6, "extend": 20, "retry": 6, "repair": 6}.items())
+def test_a_killed_build_resumes_to_identical_bytes(scene, tmp_path, name, least):
+    """At any sync: of a file that has not got its name yet, or of a folder whose names have just changed.
+
+    A new build is killed again and again in one cache. After the others, a build without their flags goes on with what
+    has begun, or refuses it; that of the earlier source undoes an extension whose spec is not written yet.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["precompute.build", "precompute.encoders.wan", __name__])
+    run, undone, kept = Run(scene, tmp_path, name), 0, 0
+    for step in itertools.count(1):
+        if name != "build":
+            run.start()
+        process = context.Process(target=run_until_killed, args=(run.arguments("deadly://"), step))
+        process.start()
+        process.join()
+        if process.exitcode == 0:
+            break
+        assert process.exitcode == -signal.SIGKILL
+        run.assert_whole()
+        if name == "build":
+            continue
+        if name == "extend" and read_spec(run.cache).rows == 5:
+            earlier = shutil.copytree(run.cache, tmp_path / f"undone-{step}")
+            assert main(["build", "--config", f"{scene}/short.yaml", "--cache", str(earlier)]) == 0
+            assert timeless_files(earlier) == timeless_files(run.before)
+            undone += 1
+        if step % 2:
+            refused = main(["build", "--config", f"{scene}/{PLAIN[name]}.yaml", "--cache", str(run.cache)])
+            now, before = timeless_files(run.cache), timeless_files(run.before)
+            if refused:
+                assert (name, now.items() >= before.items()) == ("extend", True), "refused, though it had begun"
+            else:
+                assert name == "repair" or not verify(run.cache, "full").findings
+                assert not list(run.cache.rglob("*.partial"))
+            kept += sealed_files(now) == sealed_files(before)
+        run.finish()
+    assert timeless_files(run.cache) == timeless_files(run.whole)
+    assert step > least, "two for each file that is written, one for each that is withdrawn"
+    assert (undone >= 5) is (name == "extend")
+    assert kept >= 2 or name != "retry", "until a shard is put in place, the earlier one stands"
 
 
-@pytest.mark.usefixtures("quick_loading")
-def test_no_half_file_is_left_by_a_disk_failing_in_a_repair(undisturbed, tmp_path, disk, capsys):
-    cache, damaged = tmp_path / "cache", tmp_path / "damaged"
-    shutil.copytree(undisturbed / "cache", damaged)
-    shard = damaged / shard_format(read_spec(damaged)).shard_file(0)
-    shard.write_bytes(bytes(reversed(shard.read_bytes())))
-    repair = ["repair", f"faulty://{cache}", "--shards", "[0]"]
-    disturb_every_step(disk, capsys, repair, cache, damaged, undisturbed / "cache", stays=SEAL_FILE)
+SIGNALS = [signal.SIGTERM, signal.SIGINT]
+
+PHASES = [
+    ("build", "precompute.build:make_plan", 1),
+    ("build", "precompute.resume.act:write_build", 1),
+    ("build", "precompute.encoders.vae:VaeEncoder.encode", 3),
+    ("build", "cache_store.cache.shard_files:write_rows", 2),
+    ("build", "precompute.build:make_seal", 1),
+    ("build", "precompute.build:write_seal", 1),
+    ("repair", "precompute.build:examine_images", 1),
+    ("repair", "precompute.encoders.vae:VaeEncoder.encode", 1),
+    ("repair", "precompute.build:make_seal", 1),
+]
+"""Commands, and before which call of which function, named in the module that calls it, they are sent a signal."""
 
 
-GROWN = range(SAMPLES + 2)
-"""One row more in the partly filled shard, and another shard."""
+@contextmanager
+def sent(number: signal.Signals, place: str, call: int) -> Iterator[None]:
+    """Send this process a signal before a call of the function at that place."""
+    function, calls = pkgutil.resolve_name(place), itertools.count(1)
+
+    def signalled(*arguments: Any, **options: Any) -> Any:
+        if next(calls) == call:
+            os.kill(os.getpid(), number)
+        return function(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(place.replace(":", "."), signalled)
+        yield
 
 
-@pytest.mark.usefixtures("quick_loading")
-def test_no_half_file_is_left_by_a_disk_failing_in_an_extension(undisturbed, tmp_path, disk, capsys):
-    arguments, before = changed_source(undisturbed, tmp_path, GROWN)
-    assert main([*arguments, "--cache", str(tmp_path / "whole")]) == 0
-    cache, arguments = tmp_path / "cache", [*arguments, "--cache", f"faulty://{tmp_path}/cache", "--extend"]
-    disturb_every_step(disk, capsys, arguments, cache, before, tmp_path / "whole")
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize(("name", "place", "call"), PHASES)
+def test_a_signal_in_any_phase_ends_a_command_with_code_3(scene, tmp_path, capsys, number, name, place, call):
+    run = Run(scene, tmp_path, name)
+    with sent(number, place, call):
+        assert run() == 3
+    assert_said_in_one_line(capsys, "precompute: stopped: ", "run the same command")
+    assert not list(run.cache.rglob("*.partial"))
+    run.assert_whole()
+    run.finish()
 
 
-@pytest.mark.usefixtures("quick_loading")
-def test_no_half_file_is_left_by_a_disk_failing_in_a_retry(undisturbed, tmp_path, disk, capsys):
-    (broken,) = set(BROKEN) & set(range(SAMPLES))
-    mended = {sample_name(broken).replace("-", "_"): image_bytes(broken)}
-    arguments, before = changed_source(undisturbed, tmp_path, range(SAMPLES), **mended)
-    whole, cache = tmp_path / "whole", tmp_path / "cache"
-    shutil.copytree(before, whole)
-    assert main([*arguments, "--cache", str(whole), "--retry-rejected"]) == 0
-    disturb_every_step(
-        disk, capsys, [*arguments, "--cache", f"faulty://{cache}", "--retry-rejected"], cache, before, whole
-    )
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_ends_a_verification_with_code_3_and_no_report(built, number):
+    report = built.folder / "report.json"
+    arguments = ["verify", built.cache, "--level", "full", "--report", report]
+    with built.untouched(), sent(number, "cache_store.verify.verify:seal_findings", 1):
+        said = built.run(cache_store, *arguments, code=3)
+    assert "cache-store: stopped: nothing was changed; run the same command again" in said
+    assert not report.exists()
+    built.run(cache_store, *arguments)
 
 
-def changed_source(undisturbed: Path, folder: Path, numbers: range, **replaced: bytes) -> tuple[list[str], Path]:
-    """A build from a source in `folder` that has changed since the undisturbed cache was built, and that cache."""
-    values = yaml.safe_load((undisturbed / "config.yaml").read_text())
-    source = write_source(folder / "source", numbers, **replaced)
-    values["source"] |= {"path": str(source / "chat.json"), "images": str(source / "images.zip")}
-    return ["build", "--config", str(write_config(folder / "changed.yaml", values))], undisturbed / "cache"
-
-
-def test_no_half_file_is_left_by_a_disk_failing_in_a_conversion(undisturbed, tmp_path, disk, capsys):
-    """Into the other form, from either."""
-    source, whole, cache = undisturbed / "cache", tmp_path / "whole", tmp_path / "cache"
-    (form,) = set(get_args(StoreFormat)) - {read_spec(source).store_format}
-    convert = ["convert", str(source), f"faulty://{cache}", "--format", form]
-    assert cache_store(["convert", str(source), str(whole), "--format", form]) == 0
-    disturb_every_step(disk, capsys, convert, cache, None, whole, cache_store)
-
-
-def shard_sized_build(folder: Path, source: Path, vae: Path, name: str) -> tuple[Path, list[str]]:
-    """A build whose shards are larger than every other file of its cache."""
-    sizes = {"image__height": 128, "image__width": 128, "store__samples_per_shard": 8}
-    values = config_values(folder / name, source, vae, **sizes)
-    return folder / name, ["build", "--config", str(write_config(folder / f"{name}.yaml", values))]
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_shard_that_may_not_grow_stops_the_build(tmp_path, source_path, vae_path, capfd, workers):
-    """Also where it is a worker's: its failure is the build's."""
-    whole, arguments = shard_sized_build(tmp_path, source_path, vae_path, "whole")
-    assert main(arguments) == 0
-    cache, arguments = shard_sized_build(tmp_path, source_path, vae_path, "cache")
-    capfd.readouterr()
-    with largest_file(40_000):  # which a process started now inherits, and a fork server started before does not
-        done = subprocess.run(
-            [sys.executable, "-m", "precompute", *arguments, "--run.workers", str(workers)], check=False
-        )
-    assert done.returncode == 1
-    assert_said_in_one_line(capfd, f"File too large: {cache}/latents/c/")
-    assert_whole(cache, whole)
-    assert not list(cache.glob("commits/*"))
-    assert main(arguments) == 0
-    assert timeless_files(cache) == timeless_files(whole)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    with mounted_disk(tmp_path / "disk", "96k") as folder:
-        yield folder
-
-
-def test_room_on_a_full_disk_lets_its_build_go_on(tmp_path, small_disk, source_path, vae_path, capsys):
-    whole, arguments = shard_sized_build(tmp_path, source_path, vae_path, "whole")
-    assert main(arguments) == 0
-    cache, arguments = shard_sized_build(small_disk, source_path, vae_path, "cache")
-    capsys.readouterr()
-    assert main(arguments) == 1
-    assert_said_in_one_line(capsys, f"No space left on device: {cache}/")
-    assert_whole(cache, whole)
-    make_room(small_disk)
-    assert main(arguments) == 0
-    assert timeless_files(cache) == timeless_files(whole)
-
-
-OBEYING = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
-"""Makes root obey permissions like anyone else."""
-
-
-def test_a_folder_that_turns_read_only_is_named(tmp_path, source_path, vae_path):
-    if os.geteuid() == 0 and shutil.which(OBEYING[0]) is None:
-        pytest.skip("root obeys no permissions and there is no setpriv to make it")
-    values = config_values(tmp_path / "cache", source_path, vae_path, store__samples_per_shard=1)
-    process, arguments = start_building(tmp_path, values, OBEYING if os.geteuid() == 0 else [])
-    process.send_signal(signal.SIGSTOP)
-    (tmp_path / "cache/latents/c").chmod(0o555)
-    process.send_signal(signal.SIGCONT)
-    _, error = process.communicate(timeout=300)
-    (tmp_path / "cache/latents/c").chmod(0o755)
-    assert process.returncode == 1, error
-    assert f"precompute: error: Permission denied: {tmp_path}/cache/latents/c/" in error
-    assert "Traceback" not in error
-    assert not list((tmp_path / "cache").rglob("*.partial"))
-    assert main(arguments) == 0
-    assert_same_as_undisturbed(tmp_path, values)
-
-
-def test_images_that_disappear_stop_the_build(tmp_path, source_path, vae_path, at_second_batch, capsys):
-    """Within the share of rejects that is allowed, too."""
-    images = source_path / "images"
-    with zipfile.ZipFile(source_path / "images.zip") as archive:
-        archive.extractall(images)
-    allowed = {"source__images": str(images), "run__max_reject_fraction": 1.0}
-    at_second_batch.append(lambda: images.rename(source_path / "elsewhere"))
-    run_build(tmp_path, source_path, vae_path, code=1, **allowed)
-    assert_said_in_one_line(capsys, "was there when the cache was planned and is gone", "sample-0")
-    (source_path / "elsewhere").rename(images)
-    run_build(tmp_path, source_path, vae_path, **allowed)
-    assert_same_as_undisturbed(tmp_path, config_values(tmp_path / "cache", source_path, vae_path, **allowed))
-
-
-def test_a_zip_that_is_replaced_or_deleted_is_read_to_its_end(tmp_path, source_path, vae_path, at_second_batch):
-    archive = source_path / "images.zip"
-    kept = archive.read_bytes()
-    at_second_batch.append(archive.unlink)
-    cache = run_build(tmp_path, source_path, vae_path)
-    archive.write_bytes(kept)
-    assert_same_as_undisturbed(tmp_path, config_values(cache, source_path, vae_path))
-
-
-def make_tar(source: Path) -> Path:
+def make_tar(source: Path) -> None:
     with zipfile.ZipFile(source / "images.zip") as archive, tarfile.open(source / "images.tar", "w") as tar:
         for member in archive.infolist():
             entry = tarfile.TarInfo(member.filename)
             entry.size = member.file_size
             tar.addfile(entry, io.BytesIO(archive.read(member)))
-    return source / "images.tar"
 
 
-@pytest.mark.parametrize("kind", ["zip", "tar"])
-@pytest.mark.parametrize("change", ["cut", "overwritten"])
-def test_an_archive_that_is_changed_in_place_stops_the_build(
-    tmp_path, source_path, vae_path, at_second_batch, capsys, kind, change
-):
-    archive = make_tar(source_path) if kind == "tar" else source_path / "images.zip"
-    allowed = {"source__images": str(archive), "run__max_reject_fraction": 1.0}
-    kept, status = archive.read_bytes(), archive.stat()
-    changed = kept[: len(kept) // 4] if change == "cut" else bytes(reversed(kept))
-    at_second_batch.append(lambda: archive.write_bytes(changed))
-    run_build(tmp_path, source_path, vae_path, code=1, **allowed)
-    assert_said_in_one_line(capsys, f"{archive} was changed while it was read")
-    archive.write_bytes(kept)
-    os.utime(archive, ns=(status.st_atime_ns, status.st_mtime_ns))
-    run_build(tmp_path, source_path, vae_path, **allowed)
-    assert_same_as_undisturbed(tmp_path, config_values(tmp_path / "cache", source_path, vae_path, **allowed))
+def move(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 4)
+
+
+def overwrite(path: Path) -> None:
+    path.write_bytes(bytes(reversed(path.read_bytes())))
+
+
+GONE, CHANGED = "was there when the cache was planned and is gone", "was changed while it was read"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("images", move, GONE),
+        ("images.zip", Path.unlink, None),
+        *((name, change, CHANGED) for name in ("images.zip", "images.tar") for change in (cut, overwrite)),
+    ],
+)
+def test_images_that_change_while_they_are_read_stop_the_build(project, at_second_batch, name, change, said):
+    """Within the share of rejects that is allowed, too; a deleted archive is read to its end."""
+    project.unpack()
+    make_tar(project.source)
+    kept = shutil.copytree(project.source, project.folder / "kept")
+    project.images, allowed = project.source / name, {"run__max_reject_fraction": 1.0}
+    at_second_batch.append(lambda: change(project.images))
+    message = project.build(code=1 if said else 0, **allowed)
+    assert said is None or said in message
+    assert ("sample-0" if said == GONE else f"{project.images} {said}" if said else "sealed") in message
+    shutil.rmtree(project.source)
+    kept.rename(project.source)
+    project.build(**allowed)
+    project.build(name="undisturbed", **allowed)
+    assert project.files() == timeless_files(project.folder / "undisturbed")
