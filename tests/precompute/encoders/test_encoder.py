@@ -2,6 +2,7 @@
 
 import json
 from contextlib import nullcontext
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -71,16 +72,15 @@ def test_folded_equals_diffusers_on_the_full_size_architecture(full_size_vae, he
     assert difference(folded(full_size_vae, image), expected) < 1e-5
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"base_dim": 12, "num_res_blocks": 1},
-        {"dim_mult": [1, 2], "temperal_downsample": [True]},
-        {"dim_mult": [2, 1, 3, 1], "z_dim": 5},
-        {"num_res_blocks": 3},
-        {"attn_scales": [0.5, 0.25]},
-    ],
-)
+SHAPES: list[dict[str, Any]] = [
+    {"base_dim": 12, "num_res_blocks": 1},
+    {"num_res_blocks": 3},
+    {"attn_scales": [0.5, 0.25]},
+]
+SHAPES += [{"dim_mult": [1, 2], "temperal_downsample": [True]}, {"dim_mult": [2, 1, 3, 1], "z_dim": 5}]
+
+
+@pytest.mark.parametrize("config", SHAPES)
 def test_every_shape_of_wan_2_1_folds(config):
     """Without the frame cache that diffusers' `encode` hands to blocks; on frame one it changes nothing."""
     vae, image = narrow_vae(**config), pixels(2, 3, 40, 24)
@@ -89,18 +89,17 @@ def test_every_shape_of_wan_2_1_folds(config):
     assert difference(folded(vae, image), expected) < 1e-5
 
 
-@pytest.mark.parametrize("config", [{"is_residual": True}, {"patch_size": 2, "in_channels": 12, "out_channels": 12}])
-def test_wan_2_2_is_refused_with_the_way_out(config):
-    with pytest.raises(ConfigError, match="set encoder.fold: false"):
-        FoldedWanEncoder(narrow_vae(**config), torch.float32)
-
-
-def test_wan_2_2_runs_unfolded(tmp_path):
-    vae = narrow_vae(is_residual=True, patch_size=2, in_channels=12, out_channels=12)
-    encoder = encoder_of(vae, tmp_path, fold=False)
+def test_what_one_path_cannot_run_is_refused_with_the_other(tmp_path):
+    """Wan 2.2 runs unfolded, a model with attention scales folded."""
+    wan_2_2 = narrow_vae(is_residual=True, patch_size=2, in_channels=12, out_channels=12)
+    encoder = encoder_of(wan_2_2, tmp_path / "2.2", fold=False)
     assert encoder.encode(photos(1, 32, 48)).shape[1:] == encoder.layout(32, 48).shape == (16, 2, 3)
     with pytest.raises(ConfigError, match="multiples of 16, got 40x48"):
         encoder.layout(40, 48)
+    with pytest.raises(ConfigError, match="set encoder.fold: false"):
+        load(tmp_path / "2.2")
+    with pytest.raises(ConfigError, match="encoder.fold: false cannot run a model with attn_scales"):
+        encoder_of(narrow_vae(attn_scales=[0.5]), tmp_path / "scales", fold=False)
 
 
 def test_bfloat16_rounds_no_worse_than_diffusers_bfloat16(full_size_vae):
@@ -149,7 +148,7 @@ def vae() -> Any:
 def test_latents_are_diffusers_posterior_of_the_pixels(vae, tmp_path, pixel_range, kept, fold):
     """The mean, or mean and bounded log-variance. TheWorld feeds bytes as they are."""
     vae.quant_conv.bias.data[4:] += torch.tensor([-100.0, 100.0, 0.0, 0.0])
-    encoder = encoder_of(vae, tmp_path, pixel_range, posterior=kept, fold=fold)
+    encoder = encoder_of(vae, tmp_path, pixel_range, posterior=kept, fold=fold, batch_size=7)
     latents, fed = encoder.encode(photos()), photos().permute(0, 3, 1, 2).float()
     expected = posterior(vae, fed if pixel_range == "theworld" else fed / 127.5 - 1)
     wanted = expected.mean if kept == "mean" else torch.cat([expected.mean, expected.logvar], dim=1)
@@ -158,6 +157,10 @@ def test_latents_are_diffusers_posterior_of_the_pixels(vae, tmp_path, pixel_rang
     assert latents.shape[1:] == encoder.layout(24, 40).shape
     assert latents.is_contiguous()
     assert not latents.requires_grad
+    identity = encoder.identity
+    assert (identity.class_name, identity.path) == ("AutoencoderKLWan", "folded" if fold else "native")
+    assert (identity.posterior, identity.compute_dtype, identity.batch_size) == (kept, "float32", 7)
+    assert (identity.latents_std, identity.compiled) == ((1.0,) * 4, False)
 
 
 @pytest.mark.parametrize(("height", "width"), [(64, 64), (160, 168)])
@@ -179,17 +182,13 @@ def test_a_gpu_gives_the_cpus_latents(vae, tmp_path, config):
     torch.testing.assert_close(latents.cpu(), expected, rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize(
-    ("config", "size", "factor"),
-    [
-        ({}, (20, 40), 8),
-        ({}, (24, 44), 8),
-        ({}, (0, 8), 8),
-        ({"patch_size": 2}, (40, 48), 16),
-        ({"dim_mult": [1, 2, 4]}, (20, 40), None),
-        ({"dim_mult": 3}, (20, 40), None),
-    ],
-)
+SIZES: list[tuple[dict[str, Any], tuple[int, int], int | None]] = [
+    ({}, size, 8) for size in ((20, 40), (24, 44), (0, 8))
+]
+SIZES += [({"patch_size": 2}, (40, 48), 16), *(({"dim_mult": fits}, (20, 40), None) for fits in ([1, 2, 4], 3))]
+
+
+@pytest.mark.parametrize(("config", "size", "factor"), SIZES)
 def test_a_size_that_would_be_cropped_is_refused_unloaded(tmp_path, config, size, factor):
     """By the config alone, which is left to the loading of the model where it makes no sense."""
     (tmp_path / "config.json").write_text(json.dumps({"_class_name": "AutoencoderKLWan", **config}))
@@ -214,13 +213,6 @@ def test_a_config_that_cannot_run_names_its_key(config, message):
         _ = EncoderConfig(**{"model": "org/name", **config}).torch_device
 
 
-def test_the_identity_says_what_a_latent_depends_on(vae, tmp_path):
-    identity = encoder_of(vae, tmp_path, posterior="moments", batch_size=7).identity
-    assert (identity.class_name, identity.path, identity.posterior) == ("AutoencoderKLWan", "folded", "moments")
-    assert (identity.compute_dtype, identity.batch_size, identity.compiled) == ("float32", 7, False)
-    assert (identity.latents_std, len(identity.weights_sha256)) == ((1.0,) * 4, 64)
-
-
 def test_the_hash_follows_the_encode_paths_values_alone(vae, tmp_path):
     """Not its files, what it stands beside, or how it runs."""
     hashed = encoder_of(vae, tmp_path).identity.weights_sha256
@@ -242,12 +234,10 @@ def test_the_hash_follows_the_encode_paths_values_alone(vae, tmp_path):
 
 
 def test_the_hash_follows_class_chosen_config_and_named_weights():
-    ones = torch.ones(2, 3)
+    configs = {"dim": 1, "more": 1}, {"dim": 2, "more": 1}, {"dim": 1, "more": 2}
+    weights = torch.ones(2, 3), torch.ones(3, 2), 2 * torch.ones(2, 3)
     hashed = {
         weights_sha256(class_name, config, ["dim", "more"], [(name, weight)])
-        for class_name in ("A", "B")
-        for config in ({"dim": 1, "more": 1}, {"dim": 2, "more": 1}, {"dim": 1, "more": 2})
-        for name in ("first", "second")
-        for weight in (ones, ones.T, 2 * ones)
+        for class_name, config, name, weight in product("AB", configs, ("first", "second"), weights)
     }
     assert len(hashed) == 2 * 3 * 2 * 3

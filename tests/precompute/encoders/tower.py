@@ -20,6 +20,13 @@ from precompute.encoders.spatial_factor import refuse_unfit
 # Axes: N images, Y X pixels, P values of a patch, T tokens, F features.
 
 PATCH, FEATURES = 8, 12
+NATIVE = {
+    "class_name": "ToyTower",
+    "path": "native",
+    "compiled": False,
+    "posterior": "none",
+    "compute_dtype": "float32",
+}
 
 
 class ToyTower:
@@ -28,15 +35,7 @@ class ToyTower:
     def __init__(self, weight_PF: Tensor, digest: str, config: EncoderConfig) -> None:
         self.device, self._weight_PF = config.torch_device, weight_PF
         self.identity = EncoderIdentity(
-            class_name="ToyTower",
-            weights_sha256=digest,
-            path="native",
-            compiled=False,
-            posterior="none",
-            compute_dtype="float32",
-            batch_size=config.batch_size,
-            latents_mean=(),
-            latents_std=(),
+            **NATIVE, weights_sha256=digest, batch_size=config.batch_size, latents_mean=(), latents_std=()
         )
 
     def layout(self, height: int, width: int) -> SampleLayout:

@@ -92,20 +92,23 @@ def test_a_finetuned_decoder_is_taken_and_no_half_or_other_one(built_once, vae_p
         decoder(built_once, model=other)
 
 
-NOWHERE = "encoder.model /nowhere/vae is neither a folder here nor a hub id, which is owner/name"
+ALONE = "--model and --device are for --decode; add it or leave them out"
+MISTAKES = {
+    "--decode --model=/nowhere": "encoder.model /nowhere is neither a folder here nor a hub id, which is owner/name",
+    "--model=x": ALONE,
+    "--device=cpu": ALONE,
+}
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--decode", "--model", "/nowhere/vae"], NOWHERE),
-        (["--model", "x"], "--model and --device are for --decode; add it or leave them out"),
-        (["--device", "cpu"], "--model and --device are for --decode; add it or leave them out"),
-    ],
-)
-def test_a_mistake_is_one_line(built, options, message):
-    said = built.run(main, "gallery", built.cache, "-o", built.folder / "page.html", *options, code=2)
-    assert said == f"precompute: error: {message}\n"
+@pytest.mark.parametrize("options", MISTAKES)
+def test_a_mistake_is_one_line(built, options):
+    said = built.run(main, "gallery", built.cache, "-o", built.folder / "page.html", *options.split(), code=2)
+    assert said == f"precompute: error: {MISTAKES[options]}\n"
+
+
+def recorded(images: object, **image: object) -> dict[str, object]:
+    sections = {"source": {"kind": "folder", "path": str(images)}, "encoder": {"model": "org/name"}, "store": {}}
+    return {**sections, "image": {"height": 8, "width": 8, **image}}
 
 
 def test_source_images_are_upright_and_fitted(tmp_path):
@@ -119,35 +122,22 @@ def test_source_images_are_upright_and_fitted(tmp_path):
     image, _ = read("turned.png")
     assert image.size == (8, 8)
     assert [image.getpixel((4, y)) for y in (1, 6)] == [(0, 0, 255), (255, 0, 0)]
-    with pytest.raises(SourceError, match="missing: other.png"):
-        read("other.png")
-    with pytest.raises(SourceError, match="missing: "):
-        read("../turned.png")
+    for name in ("other.png", "../turned.png"):
+        with pytest.raises(SourceError, match="missing: "):
+            read(name)
 
 
-def recorded(images: Path, **image: object) -> dict[str, object]:
-    return {
-        "source": {"kind": "folder", "path": str(images)},
-        "encoder": {"model": "org/name"},
-        "image": {"height": 8, "width": 8, **image},
-        "store": {},
-    }
+OTHER_VERSIONS = {
+    r"does not exist": recorded("/nowhere"),
+    r"build\.json holds no config of this version: .*source": {},
+    r"build\.json holds no config of this version: image: .*resample": recorded("/tmp", resample="nearest"),
+    r"build\.json holds no config of this version: image: .*height": recorded("/tmp", height="8"),
+    r"build\.json holds no config of this version: image: .*heigth": recorded("/tmp", heigth=8),
+}
 
 
-NOT_THIS_VERSION = r"build\.json holds no config of this version: "
-
-
-@pytest.mark.parametrize(
-    ("config", "problem"),
-    [
-        ({}, f"{NOT_THIS_VERSION}.*source"),
-        (recorded(Path("/nowhere")), "does not exist"),
-        (recorded(Path("/tmp"), resample="nearest"), f"{NOT_THIS_VERSION}image: .*resample"),
-        (recorded(Path("/tmp"), height="8"), f"{NOT_THIS_VERSION}image: .*height"),
-        (recorded(Path("/tmp"), heigth=8), f"{NOT_THIS_VERSION}image: .*heigth"),
-    ],
-)
-def test_a_source_that_cannot_be_had_is_a_named_error(tmp_path, config, problem):
-    write_build(tmp_path / "cache", config)
+@pytest.mark.parametrize("problem", OTHER_VERSIONS)
+def test_a_source_that_cannot_be_had_is_a_named_error(tmp_path, problem):
+    write_build(tmp_path / "cache", OTHER_VERSIONS[problem])
     with pytest.raises(EncodeOnceError, match=problem):
         open_source_images(tmp_path / "cache")

@@ -72,12 +72,6 @@ def packed_zeros(mebibytes: int) -> bytes:
     return b"\x78\x01" + block * mebibytes + b"\x03\0" + struct.pack(">I", adler32)
 
 
-def overlapping_tags(tags: int = 20_000, size: int = 2**20) -> bytes:
-    """A directory whose every entry is the same megabyte."""
-    entries = b"".join(struct.pack("<HHII", 30_000 + number, 7, size, 8) for number in range(tags))
-    return b"II*\0" + struct.pack("<I", 8) + struct.pack("<H", tags) + entries + bytes(4 + size)
-
-
 def jpeg_with(segments: bytes) -> bytes:
     data = save(small(), "JPEG")
     return data[:2] + segments + data[2:]
@@ -94,12 +88,10 @@ def jpeg_scans(scans: int) -> bytes:
     return data[:end] + data[last:end] * scans + data[end:]
 
 
-def jpeg_of_size(height: int, width: int) -> bytes:
-    """A header that lies about the size of what follows."""
-    data = bytearray(save(small(), "JPEG"))
-    frame = data.index(b"\xff\xc0") + 5
-    data[frame : frame + 4] = struct.pack(">HH", height, width)
-    return bytes(data)
+def patched(data: bytes, marker: bytes, place: int, value: bytes) -> bytes:
+    """A file with other bytes so far behind a marker."""
+    begin = data.index(marker) + place
+    return data[:begin] + value + data[begin + len(value) :]
 
 
 def gif_with(extensions: bytes = b"", screen: tuple[int, int] = (8, 8), frame: tuple[int, int] = (8, 8)) -> bytes:
@@ -110,16 +102,6 @@ def gif_with(extensions: bytes = b"", screen: tuple[int, int] = (8, 8), frame: t
 def bmp_of_size(width: int, height: int, compression: int = 0, data: bytes = bytes(64)) -> bytes:
     header = struct.pack("<IiiHHIIiiII", 40, width, height, 1, 8, compression, 0, 0, 0, 256, 0)
     return b"BM" + struct.pack("<IHHI", 0, 0, 0, 14 + 40 + 1024) + header + bytes(1024) + data
-
-
-def webp_of_canvas(width: int, height: int) -> bytes:
-    """An animation on a large canvas, with one frame of 8 x 8."""
-    frame = save(Image.new("RGB", (8, 8)), "WEBP", lossless=True)[12:]
-    frame = bytes(6) + (7).to_bytes(3, "little") * 2 + bytes(4) + frame
-    canvas = bytes([2, 0, 0, 0]) + (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
-    chunks = [(b"VP8X", canvas), (b"ANIM", bytes(6)), (b"ANMF", frame)]
-    body = b"WEBP" + b"".join(kind + struct.pack("<I", len(data)) + data for kind, data in chunks)
-    return b"RIFF" + struct.pack("<I", len(body)) + body
 
 
 def box(kind: bytes, content: bytes) -> bytes:
@@ -138,30 +120,10 @@ def jp2_with(header: bytes = b"", before: bytes = b"", mode: str = "RGB") -> byt
     return with_more_in(b"jp2h", save(small(mode), "JPEG2000"), header, before)
 
 
-def j2k_patched(place: int, value: bytes, *, marker: bytes = b"\xff\x51") -> bytes:
-    """A codestream with other bytes so far behind a marker."""
-    data = bytearray(save(small(), "JPEG2000", no_jp2=True))
-    begin = data.index(marker) + place
-    data[begin : begin + len(value)] = value
-    return bytes(data)
-
-
-J2K_COD = b"\xff\x52"
-
-
-def avif_of_items(items: int) -> bytes:
-    return with_more_in(b"meta", save(small(), "AVIF"), box(b"iinf", bytes(6) + box(b"infe", bytes(12)) * items))
-
-
-def tga_of_size(width: int, height: int, run_lengths: bytes = b"") -> bytes:
-    return struct.pack("<BBB5xHHHHBB", 0, 0, 10, 0, 0, width, height, 24, 0) + run_lengths
-
-
-def png_bomb(kind: bytes, head: bytes) -> bytes:
-    """With a chunk that unpacks to 256 MB."""
-    return png(8, 8, png_chunk(kind, head + packed_zeros(256)))
-
-
+J2K_SIZE, J2K_CODING = b"\xff\x51", b"\xff\x52"
+TWO_FRAMES = save(small(), "WEBP", save_all=True, append_images=[small("L").convert("RGB")])
+J2K = save(small(), "JPEG2000", no_jp2=True)
+ITEM = box(b"infe", bytes(12))
 RESOURCES = b"Photoshop 3.0\0" + b"8BIM\4\4\0\0\0\0\0\0" * 5_000
 SIDES = (1_000, 1_000)
 ANOTHER_SIZE = struct.pack(">II", 9, 11), struct.pack(">II", 900, 1_100)
@@ -172,11 +134,9 @@ REFUSED: dict[str, Callable[[], bytes]] = {
     "a PNG that claims 2^31 x 2^31 pixels": lambda: png(2**31 - 1, 2**31 - 1, data=b""),
     "a PNG of one column": lambda: png(1, 2_000_000, colour=0),
     "a PNG of a million empty chunks": lambda: png(8, 8, png_chunk(b"prVt", b"") * 1_000_000),
-    "a PNG with a text of 256 MB": lambda: png_bomb(b"zTXt", b"a\0\0"),
-    "a PNG with a profile of 256 MB": lambda: png_bomb(b"iCCP", b"a\0\0"),
-    "a PNG whose EXIF has overlapping tags": lambda: png(8, 8, png_chunk(b"eXIf", overlapping_tags())),
+    "a PNG with a text of 256 MB": lambda: png(8, 8, png_chunk(b"zTXt", b"a\0\0" + packed_zeros(256))),
     "a PNG with 64 MB of EXIF": lambda: png(8, 8, png_chunk(b"eXIf", b"II*\0\x08\0\0\0" + bytes(2**26))),
-    "a JPEG that claims 65,500 x 65,500 pixels": lambda: jpeg_of_size(65_500, 65_500),
+    "a JPEG that claims 65,535 x 65,535 pixels": lambda: patched(save(small(), "JPEG"), b"\xff\xc0", 5, b"\xff" * 4),
     "a JPEG of ten thousand scans": lambda: jpeg_scans(10_000),
     "a JPEG of a million segments": lambda: jpeg_with(b"\xff\xee\0\2" * 1_000_000),
     "a JPEG of much junk": lambda: jpeg_with(bytes(50_000_000)),
@@ -185,39 +145,34 @@ REFUSED: dict[str, Callable[[], bytes]] = {
     "a TIFF that claims 2^31 x 2^31 pixels": lambda: grey_tiff(2**31, 2**31, {273: (4, 1, 8)}),
     "a TIFF of a million strips": lambda: grey_tiff(1, 10**6, {273: (4, 10**6, b"\x08\0\0\0" * 10**6), 278: (3, 1, 1)}),
     "a TIFF of a huge tile": lambda: tiff_around(packed_zeros(1_024), 1, 1, HUGE_TILE, 8, TILE),
-    "a TIFF of ten million samples": lambda: grey_tiff(1, 1, {339: (3, 10**7, bytes(2 * 10**7)), 273: (4, 1, 8)}),
-    "a TIFF of overlapping tags": overlapping_tags,
     "a big-endian BigTIFF": lambda: b"MM\0+\0\x08\0\0" + bytes(600_000),
     "a GIF that claims 65,535 x 65,535 pixels": lambda: gif_with(screen=(65_535, 65_535)),
     "a GIF with a frame beyond its screen": lambda: gif_with(frame=(65_535, 65_535)),
     "a GIF of a million comments": lambda: gif_with(b"!\xfe\x01a\0" * 1_000_000),
     "a GIF of one endless comment": lambda: gif_with(b"!\xfe" + (b"\xff" + bytes(255)) * 200_000 + b"\0"),
-    "a WebP of a huge canvas": lambda: webp_of_canvas(16_384, 16_384),
+    "a WebP of a huge canvas": lambda: patched(TWO_FRAMES, b"VP8X", 12, b"\xff\x3f\0" * 2),
     "a BMP that claims 2^31 x 2^31 pixels": lambda: bmp_of_size(2**31 - 1, 2**31 - 1),
-    "a BMP of run lengths that end nowhere": lambda: bmp_of_size(2_000, 2_000, 1, bytes(10**6)),
     "a BMP of 20 MB of run lengths": lambda: bmp_of_size(2_000, 2_000, 1, b"\1\7" * 10**7),
     "a JPEG of a million Photoshop resources": lambda: jpeg_with(jpeg_segment(0xED, RESOURCES) * 200),
     "a JPEG 2000 of a million boxes": lambda: jp2_with(before=box(b"free", b"") * 1_000_000),
     "a JPEG 2000 of a million boxes in its header": lambda: jp2_with(box(b"free", b"") * 1_000_000),
     "a JPEG 2000 of palettes without colours": lambda: jp2_with(box(b"pclr", b"\xff\xff\0") * 10_000, mode="L"),
-    "a JPEG 2000 of a million comments": lambda: j2k_patched(0, b"\xff\x64\0\2" * 1_000_000 + J2K_COD, marker=J2K_COD),
-    "a JPEG 2000 that claims 2^31 x 2^31 pixels": lambda: j2k_patched(6, HUGE),
-    "a JPEG 2000 of 65,535 tiles": lambda: j2k_patched(6, struct.pack(">6I", 255, 257, 0, 0, 1, 1)),
-    "a JPEG 2000 of 65,535 layers": lambda: j2k_patched(6, b"\xff\xff", marker=J2K_COD),
+    "a JPEG 2000 of a million comments": lambda: J2K.replace(J2K_CODING, b"\xff\x64\0\2" * 1_000_000 + J2K_CODING),
+    "a JPEG 2000 that claims 2^31 x 2^31 pixels": lambda: patched(J2K, J2K_SIZE, 6, HUGE),
+    "a JPEG 2000 of 65,535 layers": lambda: patched(J2K, J2K_CODING, 6, b"\xff\xff"),
     "a JPEG 2000 of tiny code blocks": lambda: save(Image.new("RGBA", SIDES), "JPEG2000", codeblock_size=(4, 4)),
-    "a JPEG 2000 of precincts of a pixel": lambda: j2k_patched(4, b"\1", marker=J2K_COD),
+    "a JPEG 2000 of precincts of a pixel": lambda: patched(J2K, J2K_CODING, 4, b"\1"),
     "a JPEG 2000 whose header claims more than it holds": lambda: jp2_with().replace(*ANOTHER_SIZE, 1),
     "an AVIF that claims 2^31 x 2^31 pixels": lambda: save(small(), "AVIF").replace(struct.pack(">II", 11, 9), HUGE),
-    "an AVIF of a million items": lambda: avif_of_items(1_000_000),
+    "an AVIF of a million items": lambda: with_more_in(
+        b"meta", save(small(), "AVIF"), box(b"iinf", bytes(6) + ITEM * 1_000_000)
+    ),
     "a PPM that claims 10^9 x 10^9 pixels": lambda: b"P6 999999999 999999999 255\n",
-    "a plain PPM that claims 1,000 x 1,000 pixels": lambda: b"P3 1000 1000 255\n" + b"1 " * 1_000_000,
     "a PPM of a million comments": lambda: b"P3\n" + b"#\n" * 1_000_000 + b"1 1 255 0 0 0",
     "a plain PPM of one endless number": lambda: b"P2 1 1 255 " + b"9" * 10_000_000,
-    "a plain PPM of negative values": lambda: b"P2 1 1 255 -1 ",
-    "a TGA that claims 65,535 x 65,535 pixels": lambda: tga_of_size(65_535, 65_535),
-    "a TGA of run lengths that end nowhere": lambda: tga_of_size(2_000, 2_000, b"\xff\0\0\0" * 1_000),
-    "an ICO": lambda: save(small().resize((16, 16)), "ICO"),
-    "a PostScript program": lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n",
+    "a TGA that claims 65,535 x 65,535 pixels": lambda: struct.pack(
+        "<BBB5xHHHHBB", 0, 0, 10, 0, 0, 65_535, 65_535, 24, 0
+    ),
 }
 """By what they are; none may be decoded, and none may need much memory or time to find out."""
 

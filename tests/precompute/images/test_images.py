@@ -2,6 +2,7 @@
 
 import struct
 import zlib
+from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -52,13 +53,6 @@ def grey_tiff(levels: np.ndarray, width: int, tags: dict[int, int], compression:
     return tiff_around(zlib.compress(data) if compression == 8 else data, width, rows, entries, compression)
 
 
-def transparent_palette() -> bytes:
-    image = Image.new("P", (4, 4), 0)
-    image.putpalette([10, 20, 30, *PALE])
-    image.putpixel((1, 1), 1)
-    return save(image, "PNG", transparency=0)
-
-
 def sixteen_bits(format_: str, order: str = "<") -> bytes:
     levels = LEVELS.astype(f"{order}u2") * 257
     return save(Image.frombytes("I;16" if order == "<" else "I;16B", (16, 16), levels.tobytes()), format_)
@@ -86,103 +80,100 @@ def netpbm(kind: int, values: np.ndarray, maximum: int) -> bytes:
     return head + b"\n".join(b"%d # said\n" % value for value in values.ravel())
 
 
-UPRIGHT = {
-    1: lambda stored: stored,
-    2: lambda stored: stored[:, ::-1],
-    3: lambda stored: stored[::-1, ::-1],
-    4: lambda stored: stored[::-1],
-    5: lambda stored: stored.swapaxes(0, 1),
-    6: lambda stored: np.rot90(stored, -1),
-    7: lambda stored: stored[::-1, ::-1].swapaxes(0, 1),
-    8: lambda stored: np.rot90(stored),
-}
-"""By EXIF's number, where its 0th row and column are: 5 has them left and top, 7 right and bottom, and so on."""
+def upright(stored: np.ndarray, number: int) -> np.ndarray:
+    """By EXIF's number: 1 to 4 begin top left, top right, bottom right, bottom left; 5 to 8 also swap rows for columns.
 
-PIXELS, LEVELS, PALE = gradient(), np.arange(256).reshape(16, 16), [200, 100, 50]
+    Numbers that EXIF does not have turn nothing.
+    """
+    number = number if number in range(1, 9) else 1
+    down, right = ((1, 1), (1, -1), (-1, -1), (-1, 1))[(number - 1) % 4]
+    return (stored.swapaxes(0, 1) if number > 4 else stored)[::down, ::right]
+
+
+PIXELS, LEVELS = gradient(), np.arange(256).reshape(16, 16)
 BLOCKS = np.kron(gradient(2, 3), np.ones((16, 16, 1), np.uint8))
 """Which a lossy format keeps nearly as they are."""
 PNG = saved(PIXELS, "PNG")
 HEADER = png_chunk(b"IHDR", struct.pack(">IIBBBBB", 4, 1, 1, 0, 0, 0, 0))
 BITS = np.random.default_rng(0).integers(0, 2, (5, 11))
-TURNED_OFF = np.where(np.all(PIXELS[3, 5] == PIXELS, axis=-1, keepdims=True), 255, PIXELS)
 HALF_RED = np.full((4, 4, 4), [255, 0, 0, 0], np.uint8)
 HALF_RED[:2, :, 3] = 255
-RED_ON_WHITE = np.where(HALF_RED[..., 3:], HALF_RED[..., :3], 255)
 WHITE = np.full((8, 8, 3), 255)
-STEREO = saved(BLOCKS, "MPO", save_all=True, append_images=[Image.new("RGB", (64, 64))])
 SIGNED, UNSIGNED = {339: 2}, {339: 1}
 
-Expected = tuple[bytes, Any] | tuple[bytes, Any, float]
-"""A file, its pixels, and by how much they may be others."""
-
-BECOMES: dict[str, Expected] = {
-    "GIF without loss": (saved(PIXELS // 255 * 255, "GIF"), PIXELS // 255 * 255),
-    "grey": (saved(LEVELS.astype(np.uint8), "PNG"), grey(LEVELS)),
-    "bilevel": (save(Image.fromarray(LEVELS >= 128), "PNG"), grey(255 * (LEVELS >= 128))),
-    "cyan ink": (save(Image.new("CMYK", (8, 8), (255, 0, 0, 0)), "JPEG", quality=95), WHITE * [0, 1, 1], 4),
-    "a PNG of 16 bits a channel": (rgb_of_16_bits(), np.array([[[0x44, 0x66, 0x88]] * 2])),
-    "a TIFF of 12 bits": (
-        tiff_around(b"\0\x01\x23\x80\x0f\xff", 4, 1, {258: (3, 1, 12), 278: (3, 1, 1)}),
-        grey(np.array([0, 0x12, 0x80, 0xFF])),
-    ),
-    "a TIFF that says it is unsigned": (grey_tiff(LEVELS[3].astype("<u2") << 8, 16, UNSIGNED), grey(LEVELS[3])),
-    "grey with alpha lies on white": (save(Image.new("LA", (8, 8), (0, 0)), "PNG"), WHITE),
-    "half a black lies on white": (save(Image.new("RGBA", (8, 8), (0, 0, 0, 128)), "PNG"), WHITE // 2, 1),
-    "a transparent entry of a palette": (transparent_palette(), np.where(LEVELS[:4, :4, None] == 17, PALE, 255)),
-    "a transparent colour": (saved(PIXELS, "PNG", transparency=tuple(PIXELS[3, 5].tolist())), TURNED_OFF),
-    "plain bits, one is black": (netpbm(1, BITS, 1), grey(255 - 255 * BITS)),
-    "bits, one is black": (netpbm(4, BITS, 1), grey(255 - 255 * BITS)),
-    "plain bits without blanks": (b"P1 11 5 " + b"".join(b"%d" % bit for bit in BITS.flat), grey(255 - 255 * BITS)),
-    "a PNG before a header": (png(4, 1) + HEADER, WHITE[:1, :4]),
-    "a stereo JPEG with a damaged index": (STEREO.replace(b"II*\0", b"II*\7", 1), decode(saved(BLOCKS, "JPEG"))),
-}
-for each in ("PNG", "BMP", "TIFF", "WEBP", "JPEG2000", "PPM", "TGA"):
-    BECOMES[f"{each} without loss"] = (saved(PIXELS, each), PIXELS)
-for each in (b"\0", b"\n", bytes(20), PNG):
-    BECOMES[f"a PNG before {each[:9]!r}"] = (PNG + each, PIXELS)
-for each in ("PNG", "JPEG2000", "TGA", "WEBP"):
-    BECOMES[f"{each} with alpha"] = (saved(HALF_RED, each), RED_ON_WHITE)
-for each in ("GIF", "PNG", "WEBP", "TIFF", "AVIF"):
-    frames = [Image.new("RGB", (8, 8), colour) for colour in ("white", "blue")]
-    BECOMES[f"the first frame of {each}"] = (save(frames[0], each, save_all=True, append_images=frames[1:]), WHITE)
-for each, order in (("PNG", "<"), ("JPEG2000", "<"), ("PPM", "<"), ("TIFF", "<"), ("TIFF", ">")):
-    BECOMES[f"{each} of 16 bits, {order}"] = (sixteen_bits(each, order), grey(LEVELS))
-for number, packed in product((1, 6), (1, 8)):
-    data = grey_tiff(LEVELS.astype("<u2") * 257, 32, {262: 0, 274: number}, packed)
-    BECOMES[f"a TIFF whose white is zero, {number}, {packed}"] = (
-        data,
-        UPRIGHT[number](grey(255 - LEVELS.reshape(8, 32))),
-    )
-for maximum, kind in product((1, 15, 100, 255, 256, 4_095, 65_535), (2, 3, 5, 6)):
-    values = np.linspace(0, maximum, 60 if kind % 3 == 0 else 20).astype(int).reshape(5, 4, -1)
-    levels = np.broadcast_to(values * 65_535 // maximum >> 8, (5, 4, 3))
-    BECOMES[f"P{kind} of maximum {maximum} from black to white"] = (netpbm(kind, values, maximum), levels)
-for bits, place, high_bits in product((1, 2, 4, 8, 16), (0, 1, -1), (0, 0xFFFF)):  # which PNG does not count
-    levels = np.arange(0, 2**bits, max(1, 2**bits // 256))
-    data = png_of_levels(levels, bits, levels[place] | high_bits << bits & 0xFFFF)
-    levels = levels * 255 // (2**bits - 1) if bits < 16 else levels >> 8
-    levels[place] = 255
-    BECOMES[f"a transparent level of {bits} bits, {place}, {high_bits}"] = (data, grey(levels))
-
-LOSSY = {
+LOSSY: dict[str, dict[str, Any]] = {
     "JPEG": {"quality": 95, "subsampling": 0},
     "MPO": {"quality": 95, "subsampling": 0, "save_all": True, "append_images": [Image.new("RGB", (8, 8))]},
-    "AVIF": {"quality": 100, "subsampling": "4:4:4"},  # with boxes of its own, irot and imir
+    "AVIF": {"quality": 100, "subsampling": "4:4:4"},  # with boxes of its own for what EXIF says, irot and imir
 }
-for each, number in product((*LOSSY, "PNG", "WEBP", "TIFF"), range(10)):  # 0 and 9 turn nothing
-    exif, stored = Image.Exif(), BLOCKS if each in LOSSY else PIXELS
-    exif[0x0112] = number
-    data = saved(stored, each, exif=exif, **LOSSY.get(each, {}))
-    BECOMES[f"{each} of EXIF orientation {number}"] = (
-        data,
-        UPRIGHT.get(number, UPRIGHT[1])(stored),
-        4 * (each in LOSSY),
+
+
+def images() -> Iterator[tuple[Any, ...]]:
+    """What a file is, the file, its pixels, and by how much they may be others."""
+    yield "GIF without loss", saved(PIXELS // 255 * 255, "GIF"), PIXELS // 255 * 255
+    yield "grey", saved(LEVELS.astype(np.uint8), "PNG"), grey(LEVELS)
+    yield "bilevel", save(Image.fromarray(LEVELS >= 128), "PNG"), grey(255 * (LEVELS >= 128))
+    yield "cyan ink", save(Image.new("CMYK", (8, 8), (255, 0, 0, 0)), "JPEG", quality=95), WHITE * [0, 1, 1], 4
+    yield "16 bits a channel", rgb_of_16_bits(), np.array([[[0x44, 0x66, 0x88]] * 2])
+    twelve_bits = tiff_around(b"\0\x01\x23\x80\x0f\xff", 4, 1, {258: (3, 1, 12), 278: (3, 1, 1)})
+    yield "a TIFF of 12 bits", twelve_bits, grey(np.array([0, 0x12, 0x80, 0xFF]))
+    yield "an unsigned TIFF", grey_tiff(LEVELS[3].astype("<u2") << 8, 16, UNSIGNED), grey(LEVELS[3])
+    yield "transparent grey", save(Image.new("LA", (8, 8), (0, 0)), "PNG"), WHITE
+    yield "half a black", save(Image.new("RGBA", (8, 8), (0, 0, 0, 128)), "PNG"), WHITE // 2, 1
+    palette = Image.frombytes("P", (2, 1), b"\0\1")
+    palette.putpalette([10, 20, 30, 200, 100, 50])
+    yield (
+        "a transparent entry of a palette",
+        save(palette, "PNG", transparency=0),
+        np.array([[[255] * 3, [200, 100, 50]]]),
     )
+    turned_off = np.where(np.all(PIXELS[3, 5] == PIXELS, axis=-1, keepdims=True), 255, PIXELS)
+    yield "a transparent colour", saved(PIXELS, "PNG", transparency=tuple(PIXELS[3, 5].tolist())), turned_off
+    yield "plain bits, one is black", netpbm(1, BITS, 1), grey(255 - 255 * BITS)
+    yield "bits, one is black", netpbm(4, BITS, 1), grey(255 - 255 * BITS)
+    plain_bits = b"P1 11 5 " + b"".join(b"%d" % bit for bit in BITS.flat)
+    yield "plain bits without blanks", plain_bits, grey(255 - 255 * BITS)
+    yield "a PNG before a header", png(4, 1) + HEADER, WHITE[:1, :4]
+    stereo = saved(BLOCKS, "MPO", save_all=True, append_images=[Image.new("RGB", (64, 64))])
+    yield "a stereo JPEG", stereo.replace(b"II*\0", b"II*\7", 1), decode(saved(BLOCKS, "JPEG"))  # its index is damaged
+    for each in ("PNG", "BMP", "TIFF", "WEBP", "JPEG2000", "PPM", "TGA"):
+        yield f"{each} without loss", saved(PIXELS, each), PIXELS
+    for behind in (b"\0", b"\n", bytes(20), PNG):
+        yield f"a PNG before {behind[:9]!r}", PNG + behind, PIXELS
+    for each in ("PNG", "JPEG2000", "TGA", "WEBP"):
+        yield f"{each} with alpha", saved(HALF_RED, each), np.where(HALF_RED[..., 3:], HALF_RED[..., :3], 255)
+    for each in ("GIF", "PNG", "WEBP", "TIFF", "AVIF"):
+        first, second = (Image.new("RGB", (8, 8), colour) for colour in ("white", "blue"))
+        yield f"the first frame of {each}", save(first, each, save_all=True, append_images=[second]), WHITE
+    for each, order in (("PNG", "<"), ("JPEG2000", "<"), ("PPM", "<"), ("TIFF", "<"), ("TIFF", ">")):
+        yield f"{each} of 16 bits, {order}", sixteen_bits(each, order), grey(LEVELS)
+    for number, packed in product((1, 6), (1, 8)):
+        negative = grey_tiff(LEVELS.astype("<u2") * 257, 32, {262: 0, 274: number}, packed)
+        yield (
+            f"a TIFF whose white is zero, {number}, {packed}",
+            negative,
+            upright(grey(255 - LEVELS.reshape(8, 32)), number),
+        )
+    for maximum, kind in product((1, 15, 100, 255, 256, 4_095, 65_535), (2, 3, 5, 6)):
+        values = np.linspace(0, maximum, 60 if kind % 3 == 0 else 20).astype(int).reshape(5, 4, -1)
+        levels = np.broadcast_to(values * 65_535 // maximum >> 8, (5, 4, 3))
+        yield f"P{kind} of maximum {maximum}", netpbm(kind, values, maximum), levels
+    for bits, place, high_bits in product((1, 2, 4, 8, 16), (0, 1, -1), (0, 0xFFFF)):  # which PNG does not count
+        levels = np.arange(0, 2**bits, max(1, 2**bits // 256))
+        data = png_of_levels(levels, bits, levels[place] | high_bits << bits & 0xFFFF)
+        levels = levels * 255 // (2**bits - 1) if bits < 16 else levels >> 8
+        levels[place] = 255
+        yield f"a transparent level of {bits} bits, {place}, {high_bits}", data, grey(levels)
+    for each, number in product((*LOSSY, "PNG", "WEBP", "TIFF"), range(10)):
+        exif, stored = Image.Exif(), BLOCKS if each in LOSSY else PIXELS
+        exif[0x0112] = number
+        data = saved(stored, each, exif=exif, **LOSSY.get(each, {}))
+        yield f"{each}, orientation {number}", data, upright(stored, number), 4 * (each in LOSSY)
 
 
-@pytest.mark.parametrize("name", BECOMES)
-def test_an_image_becomes_these_pixels(name):
-    data, expected, *tolerance = BECOMES[name]
+@pytest.mark.parametrize("image", list(images()), ids=lambda image: image[0])
+def test_an_image_becomes_these_pixels(image):
+    _, data, expected, *tolerance = image
     decoded = decode(data)
     assert decoded.shape == expected.shape
     assert np.abs(decoded.astype(int) - expected).max() <= sum(tolerance)
@@ -254,21 +245,16 @@ def test_a_filter_is_pillows_of_that_name(name):
     np.testing.assert_array_equal(fitted(PIXELS, height=16, width=32, resample=name), np.asarray(expected))
 
 
-def test_squash_crop_and_pad_keep_whole_middle_and_aspect():
+@pytest.mark.parametrize("turn", [0, 1])
+def test_squash_crop_and_pad_keep_whole_middle_and_aspect(turn):
+    """Of a red, a green and a blue square side by side, or above each other."""
     pixels = np.zeros((32, 96, 3), np.uint8)
-    pixels[:, :32], pixels[:, 32:64], pixels[:, 64:] = (255, 0, 0), (0, 255, 0), (0, 0, 255)
-    squash, crop, pad = (fitted(pixels, height=32, width=32, fit=fit, resample="box") for fit in FITS)
+    pixels[:, :32, 0] = pixels[:, 32:64, 1] = pixels[:, 64:, 2] = 255
+    each_fit = (fitted(np.rot90(pixels, turn), height=32, width=32, fit=fit, resample="box") for fit in FITS)
+    squash, crop, pad = (np.rot90(each, -turn) for each in each_fit)
     assert (crop == (0, 255, 0)).all()
     assert squash[16, [1, 30]].tolist() == [[255, 0, 0], [0, 0, 255]]
     assert pad[[0, 16], [16, 1]].tolist() == [[MID_GREY] * 3, [255, 0, 0]]
-
-
-@pytest.mark.parametrize("size", [(32, 96), (96, 32), (32, 33), (33, 32), (32, 97), (131, 64)])
-def test_a_crop_is_the_middle_whichever_side_is_longer(size):
-    """By symmetry, to rounding: turned by 180 degrees, the image gives the crop turned by 180 degrees."""
-    image = gradient(*size)
-    crop, turned = (fitted(each, height=32, width=32, fit="crop").astype(int) for each in (image, image[::-1, ::-1]))
-    assert np.abs(crop - turned[::-1, ::-1]).max() <= 1
 
 
 @pytest.mark.parametrize(("fit", "resample"), [*product(FITS, RESAMPLING)])
