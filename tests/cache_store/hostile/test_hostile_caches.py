@@ -1,0 +1,359 @@
+"""Whatever lies in a cache's files, a reader gets data or a named error: no crash, no hang, no large allocation.
+
+Nothing outside the cache is opened. What no build writes is refused by name; the rest is drawn by hypothesis.
+"""
+
+import contextlib
+import copy
+import os
+import resource
+import shutil
+import struct
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cache_store.cache import files, info, metadata
+from cache_store.cache.reader import open_cache
+from cache_store.errors import CacheError, EncodeOnceError
+from cache_store.format.checksum import crc32c
+from cache_store.format.schema import MAX_SHARDS, SAMPLES_SCHEMA, TEXT_COLUMNS
+from cache_store.verify.verify import verify
+from tests.cache_store.conftest import contents, shard_name
+from tests.cache_store.signing import edited, edited_rows, edited_spec, load, resign, save, save_signed, set_field
+from tests.make_cache import make_cache
+
+Draw = Callable[[st.SearchStrategy[Any]], Any]
+
+MEMORY_BYTES = 2 * 2**30
+"""Address space that all of it may take beyond what the process has: pyarrow maps much and touches little."""
+
+RECORDS = ("zarr.json", "seal.json", "build.json", "commits/000000.json", "commits/000001.json")
+TABLES = ("plan.parquet", "samples/000000.parquet")
+
+
+@pytest.fixture(autouse=True)
+def little_memory() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    (pages,) = Path("/proc/self/statm").read_text().split()[:1]
+    resource.setrlimit(resource.RLIMIT_AS, (int(pages) * resource.getpagesize() + MEMORY_BYTES, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@pytest.fixture(scope="module")
+def sound(form, tmp_path_factory) -> Path:
+    """A small cache of two shards, of each form."""
+    path = tmp_path_factory.mktemp("sound") / "cache"
+    latents = np.random.default_rng(0).standard_normal((7, 2, 3, 2)).astype(np.float32)
+    return make_cache(path, latents, rejected=(2,), samples_per_shard=4, store_format=form[0], codec=form[1])
+
+
+in_zarr_alone = pytest.mark.parametrize("form", [("zarr", "none")], scope="module", ids="-".join)
+"""For what is the same in either form."""
+
+
+def afresh(cache: Path, folder: Path) -> Path:
+    """A copy to damage, beside a file that is nobody's business."""
+    (folder / "secret").write_bytes(b"secret")
+    shutil.rmtree(folder / "cache", ignore_errors=True)
+    return Path(shutil.copytree(cache, folder / "cache"))
+
+
+@pytest.fixture
+def root(sound, tmp_path) -> Path:
+    return afresh(sound, tmp_path)
+
+
+OPENED: set[str] = set()
+sys.addaudithook(lambda event, arguments: OPENED.add(str(arguments[0])) if event == "open" else None)
+
+
+def data_or_named_error(root: Path) -> None:
+    """Everything that reads a cache; an error of any other class fails the test, want of memory too."""
+    OPENED.clear()
+    for use in (read_everything, info.describe, metadata.read_build, files.read_plan, verify, verify_deep):
+        with contextlib.suppress(EncodeOnceError):
+            use(root)
+    assert not any(name.endswith(("secret", "passwd")) for name in OPENED)
+
+
+def read_everything(root: Path) -> None:
+    cache = open_cache(root)
+    numbers = np.arange(len(cache))[:100]
+    assert cache.samples(numbers).column_names == [*SAMPLES_SCHEMA.names, *TEXT_COLUMNS]
+    for check in (True, False):
+        assert cache.read(numbers, check=check).shape == (len(numbers), *cache.spec.array.shape)
+
+
+def verify_deep(root: Path) -> str:
+    """What is found, in words."""
+    return "\n".join(map(str, verify(root, "deep").findings))
+
+
+def test_a_sound_cache_is_read_and_signed_anew_it_is_the_same(root):
+    before = contents(root)
+    data_or_named_error(root)
+    assert len(open_cache(root)) == 6
+    assert not verify_deep(root)
+    resign(root)
+    assert contents(root) == before
+
+
+OUTSIDE = ("../secret", "/etc/passwd", "latents/../../secret", "nul\0", "", ".")
+ONE_FEATURE = {f"array.{name}": [1.0] for name in ("mean", "std", "minimum", "maximum")}
+ONE_FEATURE |= {"array.preview": {"weight": [[1.0]] * 3, "bias": [1.0] * 3}}
+LATER_VERSION = {"format_version": 2, "more": "fields that only that version has"}
+
+
+@in_zarr_alone
+@pytest.mark.parametrize(
+    ("name", "message", "edits"),
+    [
+        (
+            "zarr.json",
+            "holds no valid spec",
+            [
+                {"rows": 10**18},
+                {"rows": 10**12, "samples_per_shard": 1},
+                {"rows": MAX_SHARDS + 1, "samples_per_shard": 1},
+                {"samples_per_shard": 2**40},
+                *({"rows": rows} for rows in (0, -5, "7")),
+                {"array": {}},
+                {"arrays": {"latents": {}, "siglip": {}}},
+                *({"array.shape": shape} for shape in ([2**31, 2**31, 1], [2**16, 2**16, 2], [0, 3, 2], [-2, 3, 2])),
+                *({"array.shape": shape} for shape in ([2, 3], [2, 3, 2, 1], [1.5] * 3)),
+            ],
+        ),
+        ("commits/000000.json", "is no path inside a cache", [{"content.files.0.path": path} for path in OUTSIDE]),
+        ("seal.json", "is no path inside a cache", [{"plan_file.path": path} for path in OUTSIDE]),
+        (
+            "seal.json",
+            "counts do not add up|counts more samples in a shard",
+            [{"cached": 5}, {"cached_per_shard": [5, 1]}],
+        ),
+        ("seal.json", "the seal sums up another array than the spec's", [{"array.preview": None}, ONE_FEATURE]),
+        *((name, "has format version 2; this program reads version 1", [LATER_VERSION]) for name in RECORDS),
+    ],
+    ids=str,
+)
+def test_a_signed_record_that_no_build_writes_is_refused_by_name(root, name, message, edits):
+    before = (root / name).read_bytes()
+    for edit in edits:
+        (root / name).write_bytes(before)
+        with edited(root / name) as record:
+            for field, value in edit.items():
+                set_field(record["attributes"]["encode_once"] if name == "zarr.json" else record, field, value)
+        resign(root)
+        with pytest.raises(CacheError, match=message):
+            read_records(root)
+        data_or_named_error(root)
+
+
+def read_records(root: Path) -> None:
+    open_cache(root)  # the spec and the seal
+    metadata.read_build(root)
+    for shard in (0, 1):
+        metadata.read_commit(root, shard)
+
+
+@in_zarr_alone
+@pytest.mark.parametrize("name", RECORDS)
+def test_records_that_are_no_records_give_named_errors(root, name):
+    for content in (
+        *(b"", b"\xff\xfe", b"null", b"7", b'"x"', b"[]", b"{}"),
+        *(b"[" * 10**6, b'{"format_version":' * 10**4, b'{"a":' + b"9" * 10**4),
+        *map(deep_build, (300, 900, 980, 1_000, 100_000)),
+    ):
+        (root / name).write_bytes(content)
+        data_or_named_error(root)
+
+
+def deep_build(depth: int) -> bytes:
+    return b'{"config": {"x": ' + b"[" * depth + b"]" * depth + b'}, "format_version": 1, "sha256": ""}'
+
+
+@in_zarr_alone
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_of_other_shapes_give_named_errors(root, name):
+    table = pq.read_table(root / name, partitioning=None)
+    for other in (
+        table.drop_columns(["id"]),
+        table.set_column(1, "id", pa.array([1] * table.num_rows)),
+        table.append_column("more", pa.array([1] * table.num_rows)),
+        table.slice(0, 0),
+        pa.concat_tables([table] * 3),
+        pa.table({}),
+        pa.table({"row": pa.nulls(4)}),
+        pa.table({"row": pa.array([[[{"x": [1]}]]] * 4)}),
+    ):
+        pq.write_table(other, root / name)
+        resign(root)
+        data_or_named_error(root)
+        assert verify_deep(root)
+
+
+@in_zarr_alone
+@pytest.mark.parametrize("column", ["id", "conversations"])
+def test_a_small_table_that_holds_gigabytes_of_text_is_refused(root, column):
+    """Parquet keeps a value that repeats once: 5 MB, four thousand times, in a file of a few hundred bytes."""
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 4_096, pa.int32()), pa.array(["x" * 5_000_000]))
+    if column == "conversations":
+        turns = pa.StructArray.from_arrays([texts, texts], ["from", "value"])
+        texts = pa.ListArray.from_arrays(pa.array(range(4_097), pa.int32()), turns)
+    table = pa.table({column: texts})
+    with pq.ParquetWriter(root / TABLES[1], table.schema, store_schema=False, compression="zstd") as writer:
+        writer.write_table(table)
+    assert (root / TABLES[1]).stat().st_size < 10_000
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(CacheError, match="a row group holds [0-9,]+ bytes of text"):
+        files.read_samples(root, 0)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**18
+    data_or_named_error(root)
+
+
+BEYOND = "one byte beyond the file"
+
+
+@pytest.mark.parametrize("form", [("zarr", "none"), ("webdataset", "none")], scope="module", ids="-".join)
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        *(("offset", value) for value in (-1, -(2**63), 2**63 - 1, None, BEYOND)),
+        *(("length", value) for value in (0, -240, None, 23, 25, 88)),  # it is 24
+        ("crc32c", None),
+    ],
+)
+def test_samples_outside_their_file_or_of_other_sizes_are_refused_unread(root, column, value):
+    with edited_rows(root / TABLES[1]) as rows:
+        beyond = (root / shard_name(root, 0)).stat().st_size - rows[0]["length"] + 1
+        rows[0][column] = beyond if value == BEYOND else value
+    resign(root)
+    with pytest.raises(CacheError, match=r"is shorter than its samples table says|lacks values|of other sizes than 24"):
+        open_cache(root).read(np.array([0]), check=False)
+
+
+@in_zarr_alone
+def test_a_seal_of_more_samples_than_memory_holds_is_refused(root):
+    shards, per_shard = 20_000, 2**20
+    with edited_spec(root) as spec:
+        spec.update(rows=shards * per_shard, samples_per_shard=per_shard)
+    with edited(root / "seal.json") as seal:
+        counts = [seal["cached_per_shard"][0], *[per_shard] * (shards - 1)]
+        rows, cached = shards * per_shard, sum(counts)
+        seal.update(planned=rows, cached=cached, rejected=rows - cached, cached_per_shard=counts)
+    resign(root)
+    seal = load(root / "seal.json")
+    save_signed(root / "seal.json", {**seal, "commits": seal["commits"] + ["0" * 64] * (shards - 2)})
+    opened = open_cache(root)
+    with pytest.raises(CacheError, match=r"the seal counts 20,970,\d{3},\d{3} samples, more than there is memory for"):
+        opened.read(np.array([0]))
+
+
+JUNK = st.one_of(st.binary(max_size=9), st.sampled_from([b"\xff" * 8, bytes(8), b"\x80" * 5, b"\x7f"]))
+
+
+def change_bytes(root: Path, draw: Draw) -> None:
+    """Overwrite, put in, take out or cut off; mostly where headers, footers and indexes are."""
+    path = root / draw(st.sampled_from([*RECORDS, *TABLES, shard_name(root, 0)]))
+    changed = bytearray(path.read_bytes())
+    for _ in range(draw(st.integers(1, 4))):
+        place = draw(st.integers(0, len(changed)))
+        place = place if draw(st.booleans()) else max(0, len(changed) - 1 - place % 300)
+        junk = draw(JUNK)
+        changed[place : place + draw(st.sampled_from([0, len(junk), 1, 20]))] = junk
+        if draw(st.integers(0, 9)) == 0:
+            del changed[place:]
+    path.write_bytes(changed)
+
+
+def change_shard_index(root: Path, draw: Draw) -> None:
+    """Numbers of any size, with a crc32c that fits; in a tar, bytes that are no zeros at its end."""
+    path = root / shard_name(root, 0)
+    content = path.read_bytes()
+    entry = st.one_of(st.integers(0, len(content) + 8), st.integers(0, 2**64 - 1))
+    index = struct.pack("<8Q", *(draw(entry) for _ in range(8)))
+    path.write_bytes(content[: -len(index) - 4] + index + struct.pack("<I", crc32c(index)))
+
+
+ODD_VALUES = st.sampled_from(
+    [
+        *(-1, 0, 1, 2, 3, 255, 2**31, 2**32, 2**53 + 1, 2**62, 2**63 - 1, 2**63, 2**64, 10**18, -(2**63), 10**30),
+        *(0.5, -0.0, 1e-320, 1e99, 1e308, -1e308, None, True, False, "", "0", "none", "zarr", "float32", "bfloat16"),
+        *("../secret", "/etc/passwd", "latents/../../secret", "nul\0", "x" * 5_000, "\U0001f600", "line\nbreak\x1b[2J"),
+        *([], {}, [[]], [1], [1, 2, 3], [2**31, 2**31, 1], [10**18] * 3, {"a": 1}, [1e308] * 3),
+    ]
+)
+
+
+def change_record(root: Path, draw: Draw) -> None:
+    """Take out, replace or double what lies anywhere in it."""
+    path = root / draw(st.sampled_from(RECORDS))
+    record = msgspec.json.decode(path.read_bytes())
+    for _ in range(draw(st.integers(1, 2))):
+        holder, key = draw(st.sampled_from([*places(record)]))
+        action, value = draw(st.integers(0, 9)), copy.deepcopy(holder[key])
+        if action == 0:
+            del holder[key]
+        elif action > 1:
+            holder[key] = copy.deepcopy(draw(ODD_VALUES))  # one that is changed in turn must not be shared
+        elif isinstance(holder, list):
+            holder.append(value)
+        else:
+            holder[draw(st.sampled_from(["../x", "more", "", "a/b"]))] = value
+    save(path, record)
+
+
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Everything inside a record, as what holds it and its name or number there."""
+    for key in [*value] if isinstance(value, dict) else range(min(3, len(value))) if isinstance(value, list) else ():
+        yield value, key
+        yield from places(value[key])
+
+
+INTEGERS = st.one_of(st.none(), st.integers(-1, 300), st.integers(-(2**63), 2**63 - 1))
+TEXTS = st.sampled_from([None, "", ":", "cached", "rejected", "missing: no", "0" * 64, "x" * 1_000])
+TABLE_CHANGES = {
+    **dict.fromkeys(("row", "offset", "length"), INTEGERS),
+    **dict.fromkeys(("id", "status", "reason", "content_sha256"), TEXTS),
+    "crc32c": st.one_of(st.none(), st.integers(0, 2**32 - 1)),
+}
+
+
+def change_samples_table(root: Path, draw: Draw) -> None:
+    with edited_rows(root / TABLES[1]) as rows:
+        for _ in range(draw(st.integers(1, 3))):
+            column = draw(st.sampled_from([*TABLE_CHANGES]))
+            draw(st.sampled_from(rows))[column] = draw(TABLE_CHANGES[column])
+        del rows[draw(st.sampled_from([4, 4, 4, 3, 0])) :]
+
+
+# Derandomised: the same cases every time. Longer runs: FUZZ_FACTOR=100 pytest tests/cache_store/hostile
+FACTOR = int(os.environ.get("FUZZ_FACTOR", "1"))
+
+
+@pytest.mark.parametrize("change", [change_bytes, change_shard_index, change_record, change_samples_table])
+@given(data=st.data())
+@settings(
+    max_examples=45 * FACTOR,
+    derandomize=FACTOR == 1,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+def test_whatever_lies_in_a_file_gives_data_or_a_named_error(sound, tmp_path, change, data):
+    """Mostly with every digest over the change made anew, so that nothing but its own bounds can stop it."""
+    root = afresh(sound, tmp_path)
+    change(root, data.draw)
+    if data.draw(st.integers(0, 3)):
+        resign(root)
+    data_or_named_error(root)
