@@ -1,4 +1,4 @@
-"""A wrong option is answered in the option's own words, through the real parser."""
+"""A wrong option or config file is answered in the option's own words, through the real parser."""
 
 import os
 from dataclasses import dataclass, field
@@ -25,9 +25,11 @@ class Config:
     store: Store = field(default_factory=Store)
 
 
-def run(argv):
-    parse_config(Config, argv, "program")
-    return 0
+def program(*argv: str) -> int:
+    return run_program("program", lambda given: parse_config(Config, given, "program") is None, argv)
+
+
+NOT_UTF8 = r"'caf\udce9' is not UTF-8, as every path and option has to be; rename what it names"
 
 
 @pytest.mark.parametrize(
@@ -43,94 +45,61 @@ def run(argv):
         (["--store.code=none"], "there is no option --store.code"),
         (["--config=nowhere.yaml"], "program: error: config: nowhere.yaml does not exist\n"),
         (["--config=/"], "program: error: config: / is not a file\n"),
-        (
-            ["--cache", os.fsdecode(b"caf\xe9")],
-            r"program: error: 'caf\udce9' is not UTF-8, as every path and option has to be; rename what it names"
-            + "\n",
-        ),
+        (["--cache", os.fsdecode(b"caf\xe9")], f"program: error: {NOT_UTF8}\n"),
+        ([], "missing: cache"),
     ],
 )
 def test_a_wrong_option_is_named_with_what_was_expected(options, message, capsys):
-    assert run_program("program", run, ["--cache", "x", *options]) == 2
+    assert program(*options) == 2
     error = capsys.readouterr().err
     assert error == message if message.endswith("\n") else message in error
 
 
 def test_values_are_read_as_yaml_whatever_their_order(tmp_path):
-    (tmp_path / "a.yaml").write_text("cache: 2024-01-01\nstore: {codec: zstd, share: 1e-4, shards: 0x10}\n")
-    (tmp_path / "b.yaml").write_text("store: {workers: 3, shards: 7}\n")
+    (tmp_path / "a.yaml").write_text("cache: &name 2024-01-01\nstore: {codec: zstd, share: 1e-4, shards: 0x10}\n")
+    (tmp_path / "b.yaml").write_text("store: {workers: 3, shards: 7, some: null}\n")
     files = [f"--config={tmp_path}/a.yaml", f"--config={tmp_path}/b.yaml"]
-    store = Store(codec="zstd", shards=9, workers=3, share=0.0001, some=[1, 2])
-    expected = Config(cache="2024-01-01", store=store)
-    assert parse_config(Config, ["--store.shards=9", *files, "--store.some", "[1, 2]"]) == expected
+    expected = Config(cache="2024-01-01", store=Store(codec="zstd", shards=9, workers=3, share=0.0001, some=None))
+    assert parse_config(Config, ["--store.shards=9", *files]) == expected
 
 
 def test_a_printed_config_is_the_config_again(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
-        parse_config(Config, ["--store.codec", "zstd", "--print_config"])
+        parse_config(
+            Config, ["--store.codec", "zstd", "--store.some", "[1, 2]", "--cache", "café 漢字", "--print_config"]
+        )
     assert ended.value.code == 0
     (tmp_path / "config.yaml").write_text(printed := capsys.readouterr().out)
-    assert printed.startswith("cache: null\nstore:\n  codec: zstd\n  shards: 1\n")
-    again = parse_config(Config, ["--config", str(tmp_path / "config.yaml"), "--cache", "c"])
-    assert again == Config(cache="c", store=Store(codec="zstd"))
+    assert printed.startswith("cache: café 漢字\nstore:\n  codec: zstd\n  shards: 1\n")
+    expected = Config(cache="café 漢字", store=Store(codec="zstd", some=[1, 2]))
+    assert parse_config(Config, ["--config", str(tmp_path / "config.yaml")]) == expected
 
 
-def test_missing_fields_are_listed(capsys):
-    assert run_program("program", run, []) == 2
-    assert "missing: cache" in capsys.readouterr().err
-
-
-def test_a_config_may_come_through_a_pipe():
-    end, start = os.pipe()
-    os.write(start, b"cache: x\nstore: {shards: 2}\n")
-    os.close(start)
-    assert run_program("program", run, ["--config", f"/dev/fd/{end}"]) == 0
-    os.close(end)
-
-
-def nested_aliases(levels: int) -> str:
-    """Each level holds the one below it ten times."""
-    lists = ["&a0 [ha, ha]"]
-    lists += [f"&a{level} [{', '.join([f'*a{level - 1}'] * 10)}]" for level in range(1, levels)]
-    return f"cache: [{', '.join(lists)}]"
-
-
+TEN_TIMES_EACH = ", ".join(f"&a{level} [{', '.join([f'*a{level - 1}'] * 10)}]" for level in range(1, 40))
+NO_CONFIG = "FILE holds no config: expected fields with values, such as `cache: FOLDER`"
+NO_NULL = "cannot be null; give it a value, or leave it out"
 GROWN = "more than 1,000,000 characters"
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        *(
-            (f"cache: x\nstore:{value}\n", "store is a section of fields")
-            for value in ("", " 3", " [none]", " nothing")
-        ),
-        *(
-            (f"cache: x\nstore: {{{name}: null}}\n", f"store.{name} cannot be null; give it a value, or leave it out")
-            for name in ("codec", "shards", "workers")
-        ),
+        *((f"cache: x\nstore:{value}\n", "store is a section of fields") for value in ("", " 3", " [none]")),
+        *((f"cache: x\nstore: {{{name}: null}}\n", f"store.{name} {NO_NULL}") for name in ("codec", "shards")),
         (b"cache: caf\xe9\n", "FILE is not UTF-8: byte 10 is 0xe9"),
-        ("cache: café\n".encode("utf-16-le"), "FILE is not UTF-8: byte 20 is 0xe9"),
         ("cache: x\n".encode("utf-16"), "FILE is not UTF-8: byte 0 is 0xff"),
         (b"[" * 10_000, "FILE is nested too deeply"),
         ("cache: x\nstore: {shards: 1}\ncache: y\n", "'cache' is given twice at line 3, column 1"),
         ("cache: x\nstore:\n  shards: 1\n  shards: 2\n", "'shards' is given twice"),
         ("cache: [1\nstore: 2", "expected ',' or ']'"),
-        (
-            '[{"id": "' + "long " * 99 + '"}]',
-            "FILE holds no config: expected fields with values, such as `cache: FOLDER`",
-        ),
+        ('[{"id": "' + "long " * 99 + '"}]', NO_CONFIG),
         ("", "FILE holds no config"),
-        ("cache: x\nstor: {}\n", "program: error: FILE: there is no field stor\n"),
         ("cache: x\nstor: {codec: {}}\n", "program: error: FILE: there is no field stor\n"),
         ("cache: x\nstore: {codek: {}}\n", "program: error: FILE: there is no field store.codek\n"),
         (f"cache: x\n{'x' * 1_000}: {{}}\n", f"program: error: FILE: there is no field {'x' * 200}…\n"),
         ('{"config": {"cache": "c"}}', "FILE: there is no field config"),
-        (nested_aliases(4), "cache must be text, got [['ha', 'ha'], [['ha', 'ha'], ["),
-        (nested_aliases(40), f"{GROWN}, with its aliases written out"),
+        (f"cache: [&a0 [ha, ha], {TEN_TIMES_EACH}]", f"{GROWN}, with its aliases written out"),
         ("cache: &a [*a]", GROWN),
-        ("cache: &a {b: *a}", GROWN),
-        ("cache: &a " + "x" * 10**5 + "\nstore: [" + "*a, " * 20 + "]", GROWN),
         ("# " + "x" * 10**6 + "\ncache: x", GROWN),
     ],
     ids=lambda value: repr(value[:40]),
@@ -138,19 +107,10 @@ GROWN = "more than 1,000,000 characters"
 def test_a_wrong_config_file_is_refused_in_a_line_or_two(text, message, tmp_path, capsys):
     path = tmp_path / "config.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    assert run_program("program", run, ["--config", str(path)]) == 2
+    assert program("--config", str(path)) == 2
     error = capsys.readouterr().err
     expected = message.replace("FILE", str(path))
     assert error == expected if message.endswith("\n") else expected in error
     assert str(path) in error or message.startswith(("store", "cache")), "a field or the file is named"
     assert len(error.splitlines()) <= 2
     assert len(error) < 500 + len(str(tmp_path))
-
-
-@pytest.mark.parametrize(
-    "text", ["cache: &name x\nstore: {codec: none, shards: 2}\n", "cache: x\nstore: {some: null}\n", "cache: café 漢字"]
-)
-def test_an_alias_a_null_and_other_alphabets_are_accepted(text, tmp_path):
-    (tmp_path / "config.yaml").write_text(text)
-    assert run_program("program", run, ["--config", str(tmp_path / "config.yaml")]) == 0
-    assert run_program("program", run, ["--cache", "café 漢字"]) == 0

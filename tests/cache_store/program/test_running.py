@@ -1,0 +1,158 @@
+"""What the programs share while they run: files for their user, progress, and signals to stop."""
+
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from cache_store.cli import main
+from cache_store.program.output_file import refuse_output, write_output
+from cache_store.program.progress_bar import progress_bar
+from cache_store.program.run_program import run_program
+from cache_store.program.stop_signals import FORWARDED_S, stop_on_signals, unwound_by_sigterm
+from tests.cache_store.conftest import contents, samples_of
+from tests.make_cache import make_cache
+
+OBEYING = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
+"""Makes root obey permissions like anyone else."""
+
+
+@pytest.fixture
+def cache(tmp_path) -> Path:
+    return make_cache(tmp_path / "cache", samples_of((4, 3, 2)))
+
+
+def verify(cache: Path, report: object, prefix: list[str] | None = None, **streams: object) -> tuple[int, str, str]:
+    """The exit code, and what was printed: standard output and error."""
+    command = [*(prefix or []), sys.executable, "-m", "cache_store", "verify", str(cache), "--report", str(report)]
+    done = subprocess.run(command, text=True, timeout=120, **{"capture_output": True, **streams})
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        *((name, "Permission denied") for name in ("read-only/report.json", "protected.json", "link.json")),
+        ("r" * 250, "File name too long"),  # of its scratch file
+        ("loop", "File exists"),
+        ("nowhere", "No such file or directory"),
+        ("/proc/report.json", "No such file or directory"),  # where permissions would let root write
+    ],
+)
+def test_a_report_that_may_not_be_written_is_refused_at_once(cache, tmp_path, name, problem):
+    if os.geteuid() == 0 and shutil.which(OBEYING[0]) is None:
+        pytest.skip("root obeys no permissions and there is no setpriv to make it")
+    (tmp_path / "read-only").mkdir(mode=0o555)
+    (tmp_path / "protected.json").touch(mode=0o444)
+    (tmp_path / "link.json").symlink_to(tmp_path / "read-only/new")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "nowhere").symlink_to(tmp_path / "no/such/folder/report.json")
+    path = tmp_path / name
+    refusal = f"cache-store: error: report: {path} cannot be written: {problem}\n"
+    assert verify(cache, path, OBEYING if os.geteuid() == 0 else None) == (2, "", refusal)
+
+
+def test_a_report_never_lands_in_the_cache(cache, tmp_path, capsys):
+    (tmp_path / "alias").symlink_to(cache)
+    before = contents(cache)
+    for path in (cache / "seal.json", tmp_path / "alias/seal.json", cache / "samples/report.json"):
+        assert main(["verify", str(cache), "--report", str(path)]) == 2
+        assert f"report: {path} lies in the cache {cache}; name another place" in capsys.readouterr().err
+    assert main(["verify", str(cache), "--report", str(tmp_path)]) == 2
+    assert contents(cache) == before
+
+
+def test_what_was_found_is_printed_before_the_report_is_written(cache, tmp_path):
+    """A full disk loses the report alone; on standard output it follows; a reader that has gone costs no report."""
+    with (tmp_path / "out").open("w") as out:
+        assert verify(cache, "/dev/stdout", capture_output=False, stdout=out)[0] == 0
+    shown, brace, report = (tmp_path / "out").read_text().partition("{")
+    assert shown.startswith("sound (quick)")
+    assert json.loads(brace + report)["findings"] == []
+    (cache / "samples/000001.parquet").unlink()
+    code, shown, error = verify(cache, "/dev/full")
+    assert (code, error) == (1, "cache-store: error: No space left on device: /dev/full\n")
+    assert "samples/000001.parquet" in shown
+    assert f"next: precompute repair {cache} --report /dev/full" in shown
+    read, write = os.pipe()
+    os.close(read)
+    unbuffered = {**os.environ, "PYTHONUNBUFFERED": "1"}  # so that the first line printed fails, as in a long output
+    assert verify(cache, tmp_path / "report.json", capture_output=False, stdout=write, env=unbuffered)[0] == 1
+    os.close(write)
+    assert json.loads((tmp_path / "report.json").read_text())["findings"]
+
+
+def test_an_output_replaces_a_file_and_passes_links_and_pipes(tmp_path):
+    (tmp_path / "file").write_bytes(b"old")
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    os.mkfifo(tmp_path / "pipe")
+    before = sorted(tmp_path.iterdir())
+    for name in ("file", "link", "pipe", "new", "/dev/stdout"):
+        refuse_output("report", tmp_path / name, tmp_path / "cache")
+    assert sorted(tmp_path.iterdir()) == before
+    assert (tmp_path / "file").read_bytes() == b"old", "trying leaves everything as it is"
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    for name in ("file", "link", "pipe"):
+        for data in (b"a longer first", b"second"):
+            write_output(tmp_path / name, data)
+    assert (tmp_path / "file").read_bytes() == (tmp_path / "target").read_bytes() == b"second"
+    assert [(tmp_path / "link").is_symlink(), (tmp_path / "pipe").is_fifo()] == [True, True]
+    assert os.read(reader, 100) == b"a longer firstsecond"
+    os.close(reader)
+
+
+@pytest.mark.parametrize(("is_terminal", "lines"), [(False, range(20, 24)), (True, range(600, 1_200))])
+def test_a_terminal_gets_every_step_and_a_log_two_a_minute(monkeypatch, is_terminal, lines):
+    """By a clock that the test turns."""
+    now, stream = [1_000_000.0], io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: is_terminal, raising=False)
+    monkeypatch.setattr("tqdm.std.time", lambda: now[0])
+    monkeypatch.setattr(sys, "stderr", stream)
+    with progress_bar(total=600, desc="work") as bar:
+        for _ in range(600):
+            now[0] += 1
+            bar.update()
+    assert stream.getvalue().count("\r") in lines
+    assert "100%" in stream.getvalue()
+
+
+def send(*numbers: int) -> None:
+    """Signals of this process to itself."""
+    for number in numbers:
+        os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("second", "after_s", "ends"),
+    [(signal.SIGINT, 0.0, True), (signal.SIGTERM, FORWARDED_S + 1, True), (signal.SIGTERM, FORWARDED_S - 1, False)],
+)
+def test_another_ctrl_c_or_a_later_sigterm_stops_at_once(first, second, after_s, ends):
+    """A SIGTERM forwarded on top is the same request."""
+    stops, times = [], iter([0.0, after_s])
+    stopping = stop_on_signals(lambda: stops.append(first), clock=lambda: next(times))
+    with pytest.raises(KeyboardInterrupt) if ends else nullcontext(), unwound_by_sigterm(), stopping:
+        send(first, second)
+    assert stops == [first]
+
+
+def test_a_forwarded_sigterm_does_not_interrupt_the_way_out(capsys):
+    done = []
+
+    def run(argv):
+        try:
+            send(signal.SIGTERM)
+        finally:
+            send(signal.SIGTERM)
+            done.append("cleared up")
+
+    assert run_program("program", run, []) == 3
+    assert done == ["cleared up"]
+    assert capsys.readouterr().err.startswith("program: stopped: ")
