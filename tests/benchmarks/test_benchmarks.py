@@ -1,0 +1,70 @@
+"""Each benchmark at toy size: a table for people, and one JSON record as the last line."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import encode, loader, verify
+
+
+def test_encode_measures_both_paths_in_both_dtypes(capsys):
+    toy = ["--height=16", "--width=24", "--batch-size=2", "--repeats=2", "--base-dim=8", "--device=cpu"]
+    assert encode.main(toy) == 0
+    *table, last = capsys.readouterr().out.splitlines()
+    record = json.loads(last)
+    assert {"command", "revision", "baseline"} <= record.keys()
+    assert (record["benchmark"], record["versions"]["torch"]) == ("encode", torch.__version__)
+    assert record["hardware"]["cpu"]
+    assert record["settings"].items() >= {"base_dim": 8, "device": "cpu"}.items()
+    rivals = {f"{path} {dtype}" for path in ("diffusers", "folded") for dtype in ("float32", "bfloat16")}
+    assert record["images_per_s"].keys() == record["peak_share"].keys() == rivals
+    for speed in (*record["images_per_s"].values(), *record["speedup"].values()):
+        assert 0 < speed["min"] <= speed["median"] <= speed["max"]
+    pairs = (("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32"))
+    assert set(record["speedup"]) == {f"folded {ours} over diffusers {theirs}" for ours, theirs in pairs}
+    assert any(line.startswith("folded bfloat16 ") and line.endswith("%") for line in table)
+    assert sum(" over " in line and "x  (" in line for line in table) == 3
+
+
+def test_help_needs_no_torch_and_wrong_usage_is_one_line(capsys):
+    code = "import sys; from benchmarks.encode import option_parser; option_parser().format_help();"
+    command = [sys.executable, "-c", f"{code} sys.exit(bool({{'torch', 'diffusers'}} & {{*sys.modules}}))"]
+    assert subprocess.run(command, check=False).returncode == 0
+    assert encode.main(["--height", "tall"]) == 2
+    assert "argument --height: invalid int value: 'tall'" in capsys.readouterr().err
+
+
+# webdataset leaves its tars open for the garbage collector
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+def test_every_rival_of_the_loader_delivers_each_latent_once(capsys, tmp_path):
+    options = ["--samples", "96", "--batch-size", "32", "--repeats", "1", "--folder", str(tmp_path)]
+    assert loader.main(options) == 0
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert set(record["samples_per_s"]) == {*loader.RIVALS, *loader.BOUNDS, *loader.OURS}
+    assert all(figures["median"] > 0 for figures in record["samples_per_s"].values())
+    assert record["disk_bytes"]["none"] > 96 * 25_088
+    assert list(tmp_path.iterdir()) == [], "what was written for the run is removed"
+    latents = np.random.default_rng(0).standard_normal((12, *loader.SHAPE), np.float32).astype(np.float16)
+    stored = sorted(sample.tobytes() for sample in latents)
+    for name, batches in loader.prepare(tmp_path, latents, batch_size=4, samples_per_shard=5).items():
+        delivered = [sample.tobytes() for batch in batches(np.random.default_rng(1)) for sample in batch.copy()]
+        assert sorted(delivered) == stored, name
+
+
+def test_verify_is_measured_against_hashes_of_its_files(capsys, tmp_path):
+    options = ["--samples", "12", "--samples-per-shard", "4", "--quick-shards", "3", "--repeats", "1"]
+    assert verify.main([*options, "--folder", str(tmp_path)]) == 0
+    *table, last = capsys.readouterr().out.splitlines()
+    record = json.loads(last)
+    forms = {f"{store_format} {codec}" for store_format, codec in verify.FORMS}
+    ours = {f"{level}, {jobs} jobs" for level in verify.LEVELS for jobs in verify.JOBS}
+    assert set(record["gb_per_s"]) == {f"{form}: {work}" for form in forms for work in {*ours, *verify.BASELINES}}
+    assert len(record["ratios"]) == len(forms) * len(ours) * len(verify.BASELINES)
+    assert all(figures["median"] > 0 for figures in record["gb_per_s"].values())
+    assert record["quick_s_per_1000_shards"]["median"] > 0
+    assert table[-1].startswith("quick: ")
+    assert list(tmp_path.iterdir()) == [], "what was written for the run is removed"

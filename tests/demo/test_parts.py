@@ -1,0 +1,192 @@
+"""What the demo learns from: scenes, odd files, a data set, and models that can learn what they have to."""
+
+import io
+import json
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import Gemma3ForCausalLM, PreTrainedTokenizerFast
+
+from demo import dataset, language_model
+from demo.conversations import KINDS, converse
+from demo.language_model import Caption, Lesson
+from demo.scenes import COLOURS, RELATIONS, SHAPES, SIDE, Scene, compose, draw
+from demo.special_files import BROKEN, ORIENTATION_TAG, UNUSUAL, suited
+from demo.tokenizer import make_tokenizer
+from demo.vae import encode, make_vae
+from precompute.images.decode import ImageConfig, decode_image
+from precompute.images.rejected import Rejected
+from trainer.text.chat import load_chat_tokenizer
+
+SCENES = [compose(7, number) for number in range(60)]
+FILLED_SHARE = {"circle": 0.785, "square": 1.0, "triangle": 0.5, "cross": 0.556, "ring": 0.52}
+"""Of the shape's bounding box, by geometry; a ring's width is 0.42 of its radius."""
+
+
+def test_what_the_caption_names_is_drawn_inside_and_in_its_place():
+    for scene in SCENES:
+        places, pixels = [], np.asarray(draw(scene))
+        for thing in (scene.first, scene.second):
+            assert f"a {thing.colour} {thing.shape}" in scene.caption
+            rows, columns = np.argwhere((pixels == COLOURS[thing.colour]).all(axis=-1)).T
+            assert max(abs(rows.mean() - thing.y), abs(columns.mean() - thing.x)) < thing.radius / 2
+            share = len(rows) / (np.ptp(rows) + 1) / (np.ptp(columns) + 1)
+            assert share == pytest.approx(FILLED_SHARE[thing.shape], abs=0.09)
+            assert min(thing.x, thing.y) - thing.radius >= 0
+            assert max(thing.x, thing.y) + thing.radius < SIDE
+            places.append({"above": rows, "left of": columns}[scene.relation])
+        assert places[0].max() <= places[1].min() + 1, scene.caption
+    said = "".join(scene.caption for scene in SCENES)
+    assert [word for word in (*COLOURS, *SHAPES, *RELATIONS) if word not in said] == []
+    assert all(scene.first.colour != scene.second.colour for scene in SCENES)
+
+
+def test_the_same_seed_writes_the_same_data_set_with_its_images(tmp_path):
+    for folder, seed in (("one", 4), ("two", 4), ("three", 5)):
+        dataset.write_dataset(tmp_path / folder, list(dataset.samples(12, seed)))
+    for name in (dataset.CHAT_FILE, dataset.IMAGES_FILE):
+        one, two, three = ((tmp_path / folder / name).read_bytes() for folder in ("one", "two", "three"))
+        assert one == two != three
+    records = json.loads((tmp_path / "one" / dataset.CHAT_FILE).read_text(encoding="utf-8"))
+    members = zipfile.ZipFile(tmp_path / "one" / dataset.IMAGES_FILE).namelist()
+    assert len(records) == 12 + len(BROKEN) + len(UNUSUAL)
+    assert {record["image"] for record in records} - set(members) == {"special-missing.jpg"}
+
+
+def test_a_conversation_tells_the_image_and_each_thing_once():
+    places = []
+    for number in range(len(KINDS)):
+        scene = compose(0, number)
+        turns = converse(scene, number)
+        said = " ".join(turn["value"] for turn in turns)
+        assert [turn["from"] for turn in turns] == ["human", "gpt"] * (len(turns) // 2)
+        assert [said.count(word) for word in ("<image>", scene.first.name, scene.second.name)] == [1, 1, 1]
+        question = turns[0]["value"]
+        places.append(question.index("<image>") / (len(question) - len("<image>")))
+    assert (min(places), max(places), len(set(places))) == (0.0, 1.0, 3), "the image stands in different places"
+
+
+def odd_file(kind: str) -> tuple[Scene, bytes, Image.Image]:
+    """An unusual file: its scene, its bytes, and what it holds as it is stored."""
+    scene = suited(compose(0, 11), UNUSUAL[kind])
+    data = UNUSUAL[kind].write(scene)
+    assert data is not None
+    return scene, data, Image.open(io.BytesIO(data))
+
+
+def decoded(data: bytes) -> Image.Image:
+    return decode_image(data, ImageConfig().max_pixels)
+
+
+def test_broken_files_are_rejected_and_one_is_missing():
+    written = {kind: special.write(compose(0, 11)) for kind, special in BROKEN.items()}
+    assert [kind for kind, data in written.items() if data is None] == ["missing"]
+    for data in filter(lambda data: data is not None, written.values()):
+        with pytest.raises(Rejected):
+            decoded(data)
+
+
+def test_unusual_files_show_the_scene():
+    for kind, is_kind in {
+        "exif-rotated": lambda stored: stored.getexif()[ORIENTATION_TAG] == 6,
+        "cmyk": lambda stored: stored.mode == "CMYK",
+    }.items():
+        scene, data, stored = odd_file(kind)
+        assert is_kind(stored)
+        assert abs(np.asarray(decoded(data), float) - np.asarray(draw(scene), float)).mean() < 8
+    scene, data, stored = odd_file("grey-16-bit")
+    assert stored.mode == "I;16"
+    assert np.array_equal(np.asarray(decoded(data).convert("L")), np.asarray(draw(scene).convert("L")))
+    scene, data, stored = odd_file("palette-transparent")
+    assert (stored.mode, stored.has_transparency_data) == ("P", True)
+    shown = np.asarray(decoded(data)).astype(int)
+    assert (shown[0, 0] == 255).all(), "the transparent ground lies on white"
+    for thing in (scene.first, scene.second):
+        colour = {"red": [214, 40, 40], "blue": [40, 80, 210]}[thing.colour]
+        assert (abs(shown - colour).sum(-1) < 60).sum() > 100
+
+
+@pytest.fixture(scope="module")
+def drawn() -> list[dataset.Sample]:
+    return list(dataset.samples(160, seed=0))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(drawn) -> PreTrainedTokenizerFast:
+    return make_tokenizer([sample.conversation for sample in drawn])
+
+
+def test_captions_round_trip_and_every_colour_and_shape_is_one_token(tokenizer):
+    for number in range(12):
+        caption = compose(1, number).caption
+        tokens = tokenizer(caption, add_special_tokens=False)["input_ids"]
+        assert tokenizer.unk_token_id not in tokens
+        assert tokenizer.decode(tokens) == caption
+    for word in (*COLOURS, *SHAPES):
+        assert len(tokenizer(f" {word}", add_special_tokens=False)["input_ids"]) == 1
+
+
+def test_labels_are_what_the_assistant_says(tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path)
+    for number in range(len(KINDS)):
+        conversation = converse(compose(1, number), number)
+        [text] = load_chat_tokenizer(str(tmp_path), None, 128)(["a"], [conversation])
+        spoken = [turn["value"] for turn in conversation if turn["from"] == "gpt"]
+        assert tokenizer.decode(text.tokens[text.is_label]) == "".join(f"{turn}<end_of_turn>" for turn in spoken)
+        assert tokenizer.decode(text.tokens).startswith("<bos><start_of_turn>user\n")
+
+
+def test_notes_hold_the_captions_words_in_their_relation_alone():
+    caption = Caption(("red", "ring"), ("blue", "cross"), "left of")
+    for seed in range(20):
+        cells, weights = language_model.write_notes(caption, np.random.default_rng(seed))
+        words = {language_model.GROUND_WORD, " red", " ring", " blue", " cross"}
+        assert {word for cell in cells for word in cell} == words
+        assert np.linalg.norm(weights, axis=1) == pytest.approx(1.0)
+        grid = np.array([cell[1] for cell in cells]).reshape(8, 8)
+        first, second = (np.argwhere(grid == word)[:, 1] for word in (" red", " blue"))
+        assert first.mean() + 2 < second.mean()
+
+
+def test_training_on_text_lowers_the_loss_and_repeats_exactly(drawn, tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path)
+    texts = load_chat_tokenizer(str(tmp_path), None, 128)(
+        [sample.id for sample in drawn[:60]], [sample.conversation for sample in drawn[:60]]
+    )
+    lessons = [Lesson(Caption.of(sample.scene), text) for sample, text in zip(drawn[:60], texts, strict=True)]
+
+    def train(steps: int) -> tuple[float, Gemma3ForCausalLM]:
+        model = language_model.make_language_model(tokenizer, seed=0)
+        return language_model.train_on_text(model, tokenizer, lessons, steps, seed=0), model
+
+    first_loss, _ = train(1)
+    loss, model = train(12)
+    again, other = train(12)
+    assert loss == again < first_loss - 0.5
+    assert_same_weights(model, other)
+
+
+def assert_same_weights(one: torch.nn.Module, other: torch.nn.Module) -> None:
+    assert all(torch.equal(*pair) for pair in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def test_a_cells_colour_is_linear_in_the_latents_of_the_random_vae():
+    """And the VAE, which one seed makes twice, says the mean and deviation of its latents."""
+    images, cells = np.stack([np.asarray(draw(compose(0, number))) for number in range(160)]), SIDE // 8
+    vae = make_vae(images, seed=0)
+    latent_NCHW = encode(vae, images)
+    assert_same_weights(vae, make_vae(images, seed=0))
+    mean, std = (torch.tensor(values)[:, None, None] for values in (vae.config.latents_mean, vae.config.latents_std))
+    standardised = (latent_NCHW[:128] - mean) / std
+    assert standardised.mean((0, 2, 3)).abs().max() < 0.01
+    assert (standardised.std((0, 2, 3)) - 1).abs().max() < 0.01
+    latents = latent_NCHW.permute(0, 2, 3, 1).reshape(-1, 16).double().numpy()
+    blocks = images.reshape(-1, cells, 8, cells, 8, 3).mean((2, 4)).reshape(-1, 3)
+    known = np.hstack([latents, np.ones((len(latents), 1))])
+    half = len(known) // 2
+    weights = np.linalg.lstsq(known[:half], blocks[:half])[0]
+    error = ((known[half:] @ weights - blocks[half:]) ** 2).mean(0)
+    assert (1 - error / blocks[half:].var(0)).min() > 0.4
