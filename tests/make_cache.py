@@ -12,18 +12,8 @@ from cache_store.cache.metadata import metadata_of, write_build
 from cache_store.cache.seal import make_seal, write_seal
 from cache_store.cache.survey import survey_records
 from cache_store.cache.writer import Outcome, ShardBuilder
+from cache_store.format import schema
 from cache_store.format.plan import plan_digest
-from cache_store.format.schema import (
-    PLAN_FILE,
-    PLAN_SCHEMA,
-    ArraySpec,
-    CodecName,
-    EncoderIdentity,
-    ImageRecipe,
-    Spec,
-    StoreDtype,
-    StoreFormat,
-)
 from cache_store.storage.local import LocalStore
 
 Conversation = list[dict[str, str]]
@@ -49,9 +39,9 @@ def make_cache(
     *,
     rejected: Sequence[int] = (),
     samples_per_shard: int = 8,
-    store_format: StoreFormat = "zarr",
-    dtype: StoreDtype = "float16",
-    codec: CodecName = "none",
+    store_format: schema.StoreFormat = "zarr",
+    dtype: schema.StoreDtype = "float16",
+    codec: schema.CodecName = "none",
     batch_size: int = 4,
     latents_mean: Sequence[float] | None = None,
     latents_std: Sequence[float] | None = None,
@@ -64,7 +54,7 @@ def make_cache(
     plan = make_plan(len(latents), ids, conversations)
     channels = latents.shape[1] if latents.ndim == 4 else 0
     encoder = make_encoder(batch_size, latents_mean or [0.0] * channels, latents_std or [1.0] * channels)
-    spec = Spec(
+    spec = schema.Spec(
         format_version=1,
         store_format=store_format,
         rows=len(latents),
@@ -82,18 +72,22 @@ def make_cache(
     rgb = np.random.default_rng(0).random(rgb_shape, np.float32) if spec.array.has_preview else None
     outcomes = [outcome(row, row in rejected) for row in range(len(latents))]
     for shard, planned in enumerate(shards):
-        builder = ShardBuilder(store, spec, shard, planned)
-        write_shard(builder, spec.shard_rows(shard), batch_size, latents, rgb, outcomes)
+        rows = spec.shard_rows(shard)
+        with ShardBuilder(store, spec, shard, planned) as builder:
+            for first in range(rows.start, rows.stop, batch_size):
+                batch = slice(first, min(first + batch_size, rows.stop))
+                builder.append(latents[batch], None if rgb is None else rgb[batch], outcomes[batch])
+            builder.commit(seconds=1.0, device="cpu", versions={})
     if seal:
         seal_cache(path, spec)
     return path
 
 
-def seal_cache(path: Path, spec: Spec) -> None:
+def seal_cache(path: Path, spec: schema.Spec) -> None:
     """Write the seal of a cache whose shards are all committed, from its files."""
     store = LocalStore(path)
     contents = [record.content for _, record in sorted(survey_records(store).records.items())]
-    write_seal(store, make_seal(spec, contents, file_record(store, PLAN_FILE)), None)
+    write_seal(store, make_seal(spec, contents, file_record(store, schema.PLAN_FILE)), None)
 
 
 def make_plan(count: int, ids: Sequence[str] | None, conversations: Sequence[Conversation] | None) -> pa.Table:
@@ -105,11 +99,11 @@ def make_plan(count: int, ids: Sequence[str] | None, conversations: Sequence[Con
         "conversations": conversations or [caption(f"this is {name}") for name in ids],
         "fingerprint": ["0:0"] * count,
     }
-    return pa.table(columns, schema=PLAN_SCHEMA)
+    return pa.table(columns, schema=schema.PLAN_SCHEMA)
 
 
-def make_encoder(batch_size: int, mean: Sequence[float], std: Sequence[float]) -> EncoderIdentity:
-    return EncoderIdentity(
+def make_encoder(batch_size: int, mean: Sequence[float], std: Sequence[float]) -> schema.EncoderIdentity:
+    return schema.EncoderIdentity(
         class_name="AutoencoderKLWan",
         weights_sha256="0" * 64,
         path="folded",
@@ -122,30 +116,20 @@ def make_encoder(batch_size: int, mean: Sequence[float], std: Sequence[float]) -
     )
 
 
-def make_array(shape: Any, dtype: StoreDtype, codec: CodecName, encoder: EncoderIdentity) -> ArraySpec:
-    axes, has_preview = AXES[len(shape)], len(shape) == 3
+def make_array(shape: Any, dtype: Any, codec: Any, encoder: schema.EncoderIdentity) -> schema.ArraySpec:
+    has_preview = len(shape) == 3
     height, width = (8 * side for side in shape[1:]) if has_preview else (32, 40)
-    image = ImageRecipe(height=height, width=width, fit="squash", resample="bilinear", range="signed", max_pixels=10**8)
-    return ArraySpec(
-        axes=axes,
+    recipe = {"fit": "squash", "resample": "bilinear", "range": "signed", "max_pixels": 10**8}
+    return schema.ArraySpec(
+        axes=AXES[len(shape)],
         shape=shape,
         feature_axis="channel" if has_preview else "feature",
         has_preview=has_preview,
         dtype=dtype,
         codec=codec,
-        image=image,
+        image=schema.ImageRecipe(height=height, width=width, **recipe),
         encoder=encoder,
     )
-
-
-def write_shard(builder: ShardBuilder, rows: range, batch_size: int, *columns: Any) -> None:
-    """Append the rows of the columns (latents, images if any, outcomes), a batch at a time."""
-    with builder:
-        for first in range(rows.start, rows.stop, batch_size):
-            batch = slice(first, min(first + batch_size, rows.stop))
-            parts: Any = (None if column is None else column[batch] for column in columns)
-            builder.append(*parts)
-        builder.commit(seconds=1.0, device="cpu", versions={})
 
 
 def outcome(row: int, is_rejected: bool) -> Outcome:

@@ -1,21 +1,77 @@
-"""What the documents name exists (tests, files, headings, commands, options), and the loops they show run."""
+"""What users read says what is so: documents, `--help` of all three programs, and the configs with their comments."""
 
+import io
 import re
+import shlex
+from contextlib import redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from cache_store import cli as cache_store
+from precompute import cli as precompute
 from tests.make_cache import make_cache
-from tests.test_help import PROGRAMS, help_of
+from trainer import cli as trainer
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
-    (ROOT / "docs").glob("*.md")
-)
 TESTS = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+PROGRAMS = {"cache-store": cache_store, "precompute": precompute, "trainer": trainer}
+ROOMS = "cache_store|precompute|trainer|tests|docs|configs|benchmarks"
+PYTHON_WORDS = ("Literal[", "Optional[", "Union[", "<class", "type:", "NoneType", " None", "True", "False", "list[")
 
-each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+
+def help_of(program: str, command: str, columns: int = 80) -> str:
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out:
+        patch.setenv("COLUMNS", str(columns))
+        with pytest.raises(SystemExit) as ended:
+            PROGRAMS[program].main([*command.split(), "--help"])
+    assert ended.value.code == 0
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_without_a_command_lists_them(program, capsys):
+    assert PROGRAMS[program].main([]) == 2
+    first, *lines, last = capsys.readouterr().err.splitlines()
+    assert first == f"{program}: error: no command was given; usage: {program} COMMAND [options]"
+    assert {line.split()[0] for line in lines} == {*PROGRAMS[program].COMMANDS}
+    assert last == f"{program}: run `{program} COMMAND --help` for its options"
+
+
+@pytest.mark.parametrize(
+    ("program", "command"), [(name, command) for name in PROGRAMS for command in ("", *PROGRAMS[name].COMMANDS)]
+)
+def test_help_fits_the_terminal_without_python_types_or_repeats(program, command):
+    for columns in (80, 120):
+        text = help_of(program, command, columns)
+        assert not [word for word in PYTHON_WORDS if word in text]
+        assert max(map(len, text.splitlines())) <= columns
+    lines = [line.rstrip(".:") for line in help_of(program, command, 250).splitlines() if line]
+    assert len(lines) == len(set(lines))
+
+
+@pytest.mark.parametrize(
+    ("program", "command", "line"),
+    [
+        ("cache-store", "", "usage: cache-store COMMAND [options]"),
+        ("cache-store", "convert", "usage: cache-store convert CACHE OUT --format {zarr,webdataset} [options]"),
+        ("cache-store", "verify", "--level {quick,full,deep} quick: records"),
+        ("precompute", "build", "usage: precompute build [--config FILE] [options]"),
+        ("precompute", "build", "--source.kind {llava,folder,cache} llava: a chat.json"),
+        ("precompute", "build", "--store.codec {none,lz4,zstd} none reads fastest"),
+        ("precompute", "build", "--encoder.fold {true,false} Fold"),
+        ("precompute", "build", "(default: true)"),
+        ("precompute", "build", "--run.workers N|auto Processes"),
+        ("precompute", "build", "--cache CACHE The cache's folder; made if it does not exist. (required)"),
+        ("precompute", "repair", "usage: precompute repair CACHE [options]"),
+        ("precompute", "repair", "--shards N|[N,…] Shards"),
+        ("trainer", "train", "--optim.max_grad_norm NUMBER Gradients are scaled down to this norm; null: never."),
+    ],
+)
+def test_help_shows_what_is_typed_with_choices_and_defaults(program, command, line):
+    assert line in " ".join(help_of(program, command).split())
 
 
 def anchors(document: Path) -> set[str]:
@@ -33,41 +89,26 @@ def shown_commands(document: Path) -> list[tuple[str, str, str]]:
     return [(program.replace("_", "-"), *rest) for program, *rest in re.findall(start, joined, re.MULTILINE)]
 
 
-@each_document
-def test_a_test_that_a_document_names_exists(document):
-    for name in re.findall(r"`(test_\w+)`", document.read_text()):
+@pytest.mark.parametrize("document", [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")], ids=lambda path: path.name)
+def test_what_a_document_names_exists(document):
+    text = document.read_text()
+    for name in re.findall(r"`(test_\w+)`", text):
         assert f"def {name}(" in TESTS, name
-
-
-@each_document
-def test_a_link_leads_to_a_file_and_its_heading(document):
-    for link in re.findall(r"\]\(([^)]+)\)", document.read_text()):
+    for path in re.findall(rf"`((?:{ROOMS})/[\w./]*)`", text):
+        assert (ROOT / path).exists(), path
+    for link in re.findall(r"\]\(([^)]+)\)", text):
         path, _, heading = link.partition("#")
         target = document.parent / path if path else document
         assert target.exists(), link
         assert not heading or heading in anchors(target), link
-
-
-@each_document
-def test_a_path_of_the_code_that_a_document_names_exists(document):
-    rooms = "cache_store|precompute|trainer|tests|docs|configs|benchmarks"
-    for path in re.findall(rf"`((?:{rooms})/[\w./]*)`", document.read_text()):
-        assert (ROOT / path).exists(), path
-
-
-@each_document
-def test_a_command_line_in_a_document_has_options_that_exist(document):
     for program, command, options in shown_commands(document):
         known = help_of(program, command)
         for option in re.findall(r" (--?[a-z][\w.-]*)", options.partition(" # ")[0]):
             assert re.search(rf"{option}[ ,\n]", known), f"{program} {command} {option}"
 
 
-def test_the_readme_shows_commands_of_every_program():
+def test_the_readme_shows_every_program_and_every_room():
     assert {program for program, *_ in shown_commands(ROOT / "README.md")} == {*PROGRAMS}
-
-
-def test_the_tree_in_the_readme_holds_every_room():
     readme = (ROOT / "README.md").read_text()
     for package in ("cache_store", "precompute", "trainer"):
         tree = readme.partition(f"\n{package}/ ")[2].partition("\n```")[0]
@@ -75,21 +116,54 @@ def test_the_tree_in_the_readme_holds_every_room():
         assert sorted(shown) == sorted(path.parent.name for path in (ROOT / package).glob("*/__init__.py"))
 
 
-@pytest.fixture(scope="module")
-def small_cache(tmp_path_factory):
-    latents = np.random.default_rng(0).standard_normal((20, 16, 4, 4), np.float32)
-    return make_cache(tmp_path_factory.mktemp("documents") / "cache", latents, rejected=[2])
-
-
-def loops(document: Path) -> list[str]:
-    """Its blocks of Python that open a cache."""
-    blocks = re.findall(r"^```python\n(.*?)^```$", document.read_text(), re.DOTALL | re.MULTILINE)
-    return [block for block in blocks if re.search(r"open_|LatentStream", block)]
-
-
 @pytest.mark.parametrize("name", ["README.md", "docs/operations.md", "docs/training.md"])
-def test_the_loops_in_the_documents_run(name, small_cache):
-    shown = loops(ROOT / name)
-    assert shown
-    for code in shown:
-        exec(re.sub(r'"[\w/.-]*cache"', repr(str(small_cache)), code), {})
+def test_the_loops_in_the_documents_run(name, tmp_path):
+    cache = make_cache(tmp_path / "cache", np.zeros((20, 16, 4, 4), np.float32), rejected=[2])
+    blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / name).read_text(), re.DOTALL | re.MULTILINE)
+    loops = [block for block in blocks if re.search(r"open_|LatentStream", block)]
+    assert loops
+    for code in loops:
+        exec(re.sub(r'"[\w/.-]*cache"', repr(str(cache)), code), {})
+
+
+def parsed(line: str) -> Any:
+    """The config that `PROGRAM COMMAND OPTIONS…` stands for, at the root."""
+    program, *options = shlex.split(line)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        return PROGRAMS[program].PROGRAM.parse(options).config
+
+
+def lines_in(config: Path) -> list[str]:
+    """Command lines in its comments: three spaces in, up to what is said further right; launchers left out."""
+    comments = "\n".join(line for line in config.read_text().splitlines() if line.startswith("#"))
+    joined = re.sub(r" \\\n#\s+", " ", comments)
+    return re.findall(r"^#   (?:torchrun .* -m )?((?:precompute|trainer) .+?)(?:   .*)?$", joined, re.MULTILINE)
+
+
+def variant(config: str, word: str) -> Any:
+    (line,) = (line for line in lines_in(ROOT / "configs" / config) if word in line)
+    return parsed(line)
+
+
+@pytest.mark.parametrize("config", sorted(ROOT.glob("configs/*.yaml")), ids=lambda path: path.name)
+def test_a_config_and_each_command_line_in_its_comments_parse(config):
+    is_build = not config.name.startswith("train_")
+    whole = parsed(f"{'precompute build' if is_build else 'trainer train'} --config {config}")
+    assert not is_build or parsed(f"trainer train --config configs/train_{config.name}").cache == whole.cache
+    lines = lines_in(config)
+    assert lines
+    for line in lines:
+        assert f"configs/{config.name}" in line
+        parsed(line)
+
+
+def test_the_variants_of_a_config_are_what_their_comments_say():
+    build, train = variant("llava_cc3m.yaml", "cache-512"), variant("train_llava_cc3m.yaml", "cache-512")
+    whole = parsed("trainer train --config configs/train_llava_cc3m.yaml")
+    assert (build.image.height, build.image.width) == (512, 512)
+    assert train.cache == build.cache
+    assert train.run.output != whole.run.output
+    assert train.run.gradient_checkpointing
+    for config, world_size in ((variant("train_llava_cc3m.yaml", "--data.accumulate=2"), 8), (train, 1), (whole, 1)):
+        config.data.refuse_undivided(world_size=world_size)
