@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -38,11 +38,8 @@ from trainer.run.validation import sample_names, shuffle_test, validation_loss
 class TrainingLoop:
     """The state of a run between two steps, and the step."""
 
-    def __init__(
-        self, session: Session, checkpoints: CheckpointFolder, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
-        """`clock` gives seconds, for the figures in the log alone."""
-        self.session, self.checkpoints, self.clock = session, checkpoints, clock
+    def __init__(self, session: Session, checkpoints: CheckpointFolder) -> None:
+        self.session, self.checkpoints = session, checkpoints
         self.config, self.world = session.config, session.world
         self.output = self.config.run.folder
         self.model = session.model
@@ -100,11 +97,11 @@ class TrainingLoop:
 
     def one_step(self, batches: Iterator[StepBatch], log: MetricsLog | None, bar: "tqdm[Any]") -> None:
         """Do a step and everything due after it, in an order in which a kill in between loses nothing."""
-        began = self.clock()
+        began = time.perf_counter()
         batch = next(batches)
-        waited = self.clock() - began
+        waited = time.perf_counter() - began
         metrics = self.update(batch)
-        elapsed = self.clock() - began
+        elapsed = time.perf_counter() - began
         metrics["samples_per_s"] = self.config.data.batch_size / elapsed
         metrics["data_wait_share"] = waited / elapsed
         bar.set_postfix(loss=f"{metrics['loss']:.3f}", samples_s=f"{metrics['samples_per_s']:.1f}", refresh=False)
