@@ -7,16 +7,16 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from trainer.cli import main
 from trainer.config import DataConfig, ModelConfig, OptimConfig, TrainConfig, TrainRunConfig
-from trainer.data.batches import LatentSource
 from trainer.run.checkpoint import PROJECTOR_FILE
 from trainer.run.folder import checkpoints_of
 from trainer.run.inputs import open_inputs
@@ -24,7 +24,6 @@ from trainer.run.loop import TrainingLoop
 from trainer.run.parallel import World
 from trainer.run.session import Session, open_session
 
-ROOT = Path(__file__).parents[2]
 PATIENCE_S = 300
 """Longest wait for a process that hangs; none that is only slow takes so long."""
 ALONE = World(rank=0, size=1, device=torch.device("cpu"))
@@ -65,19 +64,30 @@ def assert_same_run(config: TrainConfig, other: TrainConfig) -> None:
     """Every figure of both logs and both projectors are equal, bit for bit."""
     for key in ("loss", "grad_norm", "val_loss", "val_loss_shuffled"):
         assert metrics(config.run.folder, key) == metrics(other.run.folder, key)
-    assert projector_bytes(config) == projector_bytes(other)
+    assert (config.run.folder / PROJECTOR_FILE).read_bytes() == (other.run.folder / PROJECTOR_FILE).read_bytes()
 
 
-def projector_bytes(config: TrainConfig) -> bytes:
-    return (config.run.folder / PROJECTOR_FILE).read_bytes()
+def damages(path: Path) -> Iterator[None]:
+    """Flip a bit of the file, many times another, then cut it short, then delete it; at the end it is whole again."""
+    sound = path.read_bytes()
+    for place in np.random.default_rng(0).integers(0, 8 * len(sound), 60).tolist():
+        flipped = bytearray(sound)
+        flipped[place // 8] ^= 1 << place % 8
+        path.write_bytes(flipped)
+        yield
+    path.write_bytes(sound[:-3])
+    yield
+    path.unlink()
+    yield
+    path.write_bytes(sound)
 
 
-def open_alone(config: TrainConfig, source: LatentSource | None = None) -> Session:
-    return open_session(open_inputs(config, ALONE), source)
+def open_alone(config: TrainConfig) -> Session:
+    return open_session(open_inputs(config, ALONE))
 
 
-def make_loop(session: Session, **options: Any) -> TrainingLoop:
-    return TrainingLoop(session, checkpoints_of(session.config.run), **options)
+def make_loop(session: Session) -> TrainingLoop:
+    return TrainingLoop(session, checkpoints_of(session.config.run))
 
 
 def meeting_of_two() -> dict[str, str]:
@@ -140,7 +150,7 @@ def run_forked(arguments: Sequence[str], environment: Mapping[str, str], said: P
 
 
 def fork_ranks(config: TrainConfig, *prepare: Prepare, **environment: str) -> list[ForkedTrainer]:
-    """Two ranks, or one that prepares itself for each of `prepare`."""
+    """Two ranks; each prepares itself by its part of `prepare`."""
     meeting = {**meeting_of_two(), **environment}
     return [fork_rank(config, rank, meeting, each) for rank, each in enumerate(prepare or (None, None))]
 

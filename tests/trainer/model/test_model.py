@@ -1,21 +1,28 @@
-"""Latents in, losses at the label tokens out: the projector, and the whole model around it."""
+"""Latents in, losses at the label tokens out: the projector, the frozen language model, and both together."""
 
 import math
+import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import transformers as hf
+from huggingface_hub.utils import are_progress_bars_disabled
+from safetensors.torch import load_file, save_file
 from torch.nn.functional import cross_entropy, linear
-from transformers import AutoModelForCausalLM
 
 from cache_store import CacheError
+from cache_store.errors import ModelError
+from tests.trainer.conftest import TINY, save_language_model
 from trainer.data.batches import model_input
-from trainer.model.language_model import load_language_model
+from trainer.model.language_model import LanguageModel, load_language_model
 from trainer.model.model import ModelInput, WorldModel
 from trainer.model.projector import SHAPES, Projector, rms
 from trainer.text.store import TextBatch
 
+FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16
 MEAN, STD = (0.5, -1.0, 2.0, 0.0), (2.0, 0.5, 3.0, 1.0)
 
 
@@ -73,8 +80,130 @@ def test_latents_that_cannot_be_standardised_are_refused(value, std, message):
         projector.match_rms(latents, 1.0)
 
 
-def make_model(folder: Path, dtype: torch.dtype = torch.float32, *, bos: bool = True) -> WorldModel:
-    language = load_language_model(str(folder), dtype, torch.device("cpu"))
+def load(folder: Path, dtype: torch.dtype = FLOAT32) -> LanguageModel:
+    return load_language_model(str(folder), dtype, torch.device("cpu"))
+
+
+def save_decoder(folder: Path, kind: type[hf.PreTrainedConfig], **settings: object) -> Path:
+    """A tiny model of another architecture, with random weights."""
+    ours = {name: value for name, value in TINY.items() if name not in ("layer_types", "sliding_window", "head_dim")}
+    special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    torch.manual_seed(0)
+    hf.AutoModelForCausalLM.from_config(kind(**{**ours, **special, **settings})).save_pretrained(folder)
+    return folder
+
+
+def save_multimodal(folder: Path) -> Path:
+    vision = {
+        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "image_size": 28, "patch_size": 14,
+    }  # fmt: skip
+    markers = {"image_token_index": 20, "boi_token_index": 21, "eoi_token_index": 22}
+    config = hf.Gemma3Config(text_config=TINY, vision_config=vision, mm_tokens_per_image=4, **markers)
+    hf.Gemma3ForConditionalGeneration(config).save_pretrained(folder)
+    return folder
+
+
+def drop_weights(folder: Path, part: str) -> None:
+    weights = load_file(folder / "model.safetensors")
+    kept = {name: weight for name, weight in weights.items() if part not in name}
+    assert len(kept) < len(weights)
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_a_multimodal_checkpoint_gives_its_text_model_quietly(tmp_path, capfd):
+    folder = save_multimodal(tmp_path)
+    capfd.readouterr()
+    model = load(folder)
+    assert type(model.decoder).__name__ == "Gemma3TextModel"
+    assert not any("vision" in name for name, _ in model.named_parameters())
+    assert (capfd.readouterr().err, are_progress_bars_disabled()) == ("", False)  # the Hub's, over a download
+
+
+LAYER_TYPES = {"layer_types": TINY["layer_types"]}
+MULTIPLIERS = {"logits_scaling": 6.0, "embedding_multiplier": 12.0, "residual_multiplier": 0.22}
+MAMBA = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8}
+
+SCALED = {
+    "none": (hf.LlamaConfig, {}, 1.0),
+    "gpt2": (hf.GPT2Config, {}, 1.0),
+    "soft cap": (hf.Gemma3TextConfig, {"final_logit_softcapping": 0.1, "head_dim": 16, **LAYER_TYPES}, 1.0),
+    "cohere": (hf.CohereConfig, {"logit_scale": 0.0625}, 0.0625),
+    "cohere2": (hf.Cohere2Config, {"logit_scale": 0.3, **LAYER_TYPES}, 0.3),
+    "granite": (hf.GraniteConfig, MULTIPLIERS, 1 / 6),
+    "falcon_h1": (hf.FalconH1Config, {"lm_head_multiplier": 0.3, **MAMBA}, 0.3),
+    "hyperclovax": (hf.HyperCLOVAXConfig, {"logits_scaling": 6.0}, 6.0),
+}
+
+
+@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16])
+@pytest.mark.parametrize(("kind", "settings", "scale"), SCALED.values(), ids=SCALED)
+def test_losses_are_those_of_models_that_scale_their_logits(tmp_path, kind, settings, scale, dtype):
+    folder = save_decoder(tmp_path, kind, **settings)
+    model, full = load(folder, dtype), hf.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    tokens = torch.randint(model.config.vocab_size, (3, 9))
+    expected = full(input_ids=tokens, labels=tokens).loss
+    logits = model.logits(model.hidden(model.embed(tokens))[:, :-1])
+    found = cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
+    assert (model.width, model.max_tokens, model.logit_scale) == (32, 256, scale)
+    assert torch.allclose(found, expected.float(), atol=1e-6 if dtype == FLOAT32 else 1e-3)
+
+
+REFUSED = [
+    (partial(save_decoder, kind=hf.BertConfig, is_decoder=True), FLOAT32, "in a way the trainer does not know"),
+    (partial(save_decoder, kind=hf.Gemma4TextConfig, **LAYER_TYPES), FLOAT32, "fails when it runs on embeddings"),
+    (partial(save_language_model, use_bidirectional_attention=True), FLOAT32, "is not causal"),
+    (partial(save_language_model, use_bidirectional_attention=True), BFLOAT16, "is not causal"),
+    (lambda folder: drop_weights(save_language_model(folder), "q_proj"), FLOAT32, "lacks 2 of its weights (model.laye"),
+    (lambda folder: drop_weights(save_multimodal(folder), "embed_tokens"), FLOAT32, " of its weights ("),
+]
+
+
+@pytest.mark.parametrize(("save", "dtype", "reason"), REFUSED)
+def test_a_model_that_would_not_be_what_it_says_is_refused(tmp_path, save, dtype, reason):
+    save(tmp_path)
+    with pytest.raises(ModelError) as caught:
+        load(tmp_path, dtype)
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_embedding_rms_has_gemmas_scale_in_it(language_model):
+    model = load(language_model)
+    bare = model.embed.weight.double().square().mean().sqrt()
+    assert model.embedding_rms() == pytest.approx(float(bare) * TINY["hidden_size"] ** 0.5, rel=1e-3)
+
+
+def test_the_identity_follows_the_weights_and_not_the_precision(language_model, tmp_path):
+    identity = load(language_model).identity()
+    assert identity == load(language_model, BFLOAT16).identity()
+    assert identity == load(shutil.copytree(language_model, tmp_path / "moved")).identity()
+    tuned = load(language_model)
+    with torch.no_grad():
+        next(tuned.decoder.layers[1].parameters()).mul_(1.5)
+    assert tuned.identity() != identity
+
+
+# The compiler imports what torch deprecates, and looks at gradients that torch warns of.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_compiled_layers_give_the_same_gradients_at_every_length(tmp_path):
+    folder = save_language_model(tmp_path, num_hidden_layers=1, layer_types=["full_attention"])
+    plain, compiled = load(folder), load(folder)
+    compiled.checkpoint_layers()
+    # Graphs are captured as they are for inductor, whose own compilation would take minutes here.
+    compiled.compile_decoder(backend="aot_eager")
+    for length in (7, 12, 9):
+        gradients = []
+        for model in (plain, compiled):
+            leaf = torch.linspace(-1, 1, 2 * length * 32).view(2, length, 32).requires_grad_()
+            model.hidden(leaf * 2).square().sum().backward()
+            gradients.append(leaf.grad)
+        assert torch.allclose(*gradients, atol=1e-5)
+
+
+def make_model(folder: Path, dtype: torch.dtype = FLOAT32, *, bos: bool = True) -> WorldModel:
+    language = load(folder, dtype)
     projector = make_projector(width=language.width)
     projector.match_rms(make_latents(), language.embedding_rms())
     return WorldModel(language, projector, begins_with_bos=bos)
@@ -94,7 +223,7 @@ def make_input(lengths: tuple[int, ...] = (9, 5, 7)) -> ModelInput:
 @pytest.mark.parametrize("bos", [True, False])
 def test_label_only_losses_equal_those_of_full_logits(language_model, bos):
     model, batch = make_model(language_model, bos=bos), make_input()
-    full = AutoModelForCausalLM.from_pretrained(language_model, dtype=torch.float32)
+    full = hf.AutoModelForCausalLM.from_pretrained(language_model, dtype=FLOAT32)
     embeddings = full.get_input_embeddings()(batch.tokens_NT)
     world = model.projector(batch.latents_NCHW)
     inputs = torch.cat([embeddings[:, :bos], world, embeddings[:, int(bos) :]], 1)
@@ -105,7 +234,7 @@ def test_label_only_losses_equal_those_of_full_logits(language_model, bos):
     assert [rows.shape for rows in seen] == [(len(batch.target_L), model.language.width)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16])
 def test_products_run_in_the_models_precision_losses_in_float32(language_model, dtype):
     model, batch, products = make_model(language_model, dtype), make_input(), list[torch.Tensor]()
     for layer in model.projector.layers[::2]:
@@ -115,6 +244,6 @@ def test_products_run_in_the_models_precision_losses_in_float32(language_model, 
     assert model.sequence(batch.latents_NCHW, batch.tokens_NT).dtype == dtype
     assert {each.dtype for each in products} == {dtype}
     float32 = [losses, *(each for weight in model.projector.parameters() for each in (weight, weight.grad))]
-    assert {each.dtype for each in float32} == {torch.float32}
+    assert {each.dtype for each in float32} == {FLOAT32}
     first, features = model.projector.layers[0], model.projector.features(batch.latents_NCHW)
     assert torch.equal(products[0], linear(features.to(dtype), first.weight.to(dtype), first.bias.to(dtype)))

@@ -4,8 +4,8 @@ import copy
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -15,24 +15,23 @@ import pytest
 import torch
 
 from cache_store import open_cache
-from cache_store.cache.files import open_plan
 from cache_store.errors import ConfigError, EncodeOnceError, Interrupted
-from cache_store.program.command_line import parse_config
-from precompute.config import BuildConfig
-from precompute.encode.batches import Batch
+from precompute.encoders.config import EncoderConfig
 from precompute.encoders.registry import load_encoder
-from precompute.sources import open_source
-from tests.precompute.conftest import make_vae, run_build, write_source
+from precompute.images.decode import ImageConfig, decode_image, fit_image, to_pixels
+from tests.make_cache import caption, make_cache
+from tests.precompute.conftest import image_bytes, make_vae, run_build, write_source
 from tests.trainer.conftest import MakeConfig
 from tests.trainer.model.test_model import make_projector
 from tests.trainer.runs import ALONE, assert_same_run, end_well, fork_ranks, make_loop, metrics, open_alone
 from trainer.commands.train import train
 from trainer.config import DataConfig, OptimConfig, TrainConfig, TrainRunConfig
-from trainer.data.batches import StepBatch, StepLoader
+from trainer.data.batches import StepLoader
 from trainer.data.stream import as_tensor
 from trainer.model.projector import rms
 from trainer.run.folder import checkpoints_of
 from trainer.run.optim import learning_rate, make_optimizer
+from trainer.run.validation import make_shuffle_test, sample_losses, shuffle_test, validation_loss
 
 
 class Watched:
@@ -69,8 +68,8 @@ def test_a_run_lowers_its_loss_and_logs_every_step(uninterrupted):
     assert sum(losses[step] for step in (10, 11, 12)) < sum(losses[step] for step in (1, 2, 3)) - 0.1
     assert list(metrics(folder, "val_loss")) == [5, 10, 12]
     assert list(metrics(folder, "val_loss_shuffled")) == [12]
-    for key in ("grad_norm", "lr", "samples_per_s", "data_wait_share"):
-        assert all(value >= 0 for value in metrics(folder, key).values())
+    for key, most in (("grad_norm", np.inf), ("lr", 1e-3), ("samples_per_s", np.inf), ("data_wait_share", 1)):
+        assert [step for step, value in metrics(folder, key).items() if 0 < value <= most] == list(losses)
 
 
 @pytest.mark.parametrize("stops", [(4, 5), (3, 10), *[(read,) for read in (5, 6, 7, 14, 15, 16, 17)]], ids=str)
@@ -135,41 +134,28 @@ def test_any_world_size_and_accumulation_sees_the_same_batches(uninterrupted):
         DataConfig(batch_size=24, accumulate=2).refuse_undivided(world_size=5)
 
 
-class LiveEncoder:
-    """Latents by sample number as the cache gives them, but encoded from the image each time, in its planned batch."""
-
-    def __init__(self, config: BuildConfig) -> None:
-        self.cache = open_cache(config.cache)
-        self.source = open_source(config.source)
-        self.encoder = load_encoder(config.encoder, config.image.range)
-
-    def read(self, numbers: np.ndarray) -> np.ndarray:
-        rows = self.cache.samples(numbers, columns=["row"])["row"].to_pylist()
-        return np.stack([self.encode(row) for row in rows])
-
-    def encode(self, row: int) -> np.ndarray:
-        spec = self.cache.spec
-        size = spec.array.encoder.batch_size
-        shard, place = divmod(row, spec.samples_per_shard)
-        planned, start = open_plan(self.cache.store).shard(shard), place - place % size
-        batch = Batch(spec, planned, shard, start, min(start + size, planned.num_rows))
-        with ThreadPoolExecutor(1) as pool:
-            batch.decode(pool, self.source, spec.array.image).wait()
-        return self.encoder.encode(torch.from_numpy(batch.pixels_NYX3))[place - start].numpy()
-
-
 def test_cached_training_is_training_with_the_encoder_in_the_loop(configured, tmp_path):
-    cache = run_build(tmp_path, write_source(tmp_path / "source"), make_vae(tmp_path), store__dtype="float32")
-    build = parse_config(BuildConfig, [f"--config={tmp_path}/build.yaml"], "precompute build")
+    vae, source = make_vae(tmp_path), write_source(tmp_path / "source")
+    cache = run_build(tmp_path, source, vae, store__dtype="float32", encoder__batch_size=1)
+    encoder = load_encoder(EncoderConfig(model=str(vae), compute_dtype="float32", device="cpu"), "signed")
+    recipe = ImageConfig(height=32, width=40).recipe
+
+    def encode(number: int) -> np.ndarray:
+        pixels_1YX3 = np.stack([to_pixels(fit_image(decode_image(image_bytes(number), 10**6), recipe))])
+        return encoder.encode(torch.from_numpy(pixels_1YX3))[0].numpy()
+
+    def read(numbers: np.ndarray) -> np.ndarray:
+        return np.stack([encode(row) for row in open_cache(cache).samples(numbers, ["row"])["row"].to_pylist()])
+
     cached, live = (configured(name, cache=cache, epochs=4) for name in ("cached", "live"))
     train(cached, ALONE)
-    train(live, ALONE, LiveEncoder(build))
+    train(live, ALONE, SimpleNamespace(read=read))
     assert_same_run(cached, live)
     assert len(metrics(cached.run.folder)) == 6
 
 
 def test_a_run_starts_with_standard_features_as_large_as_embeddings(configured):
-    session = open_alone(configured(precision="bf16"))
+    session = open_alone(configured())
     projector, encoder = session.model.projector, session.cache.spec.array.encoder
     assert tuple(projector.mean_C11.flatten().tolist()) == pytest.approx(encoder.latents_mean)
     assert tuple(projector.std_C11.flatten().tolist()) == pytest.approx(encoder.latents_std)
@@ -177,20 +163,18 @@ def test_a_run_starts_with_standard_features_as_large_as_embeddings(configured):
     assert projector.features(latents).std((0, 1)).sub(1).abs().max() < 0.2
     assert projector.features(latents).mean((0, 1)).abs().max() < 0.2
     assert rms(projector(latents)) == pytest.approx(session.model.language.embedding_rms(), rel=0.02)
-    assert {each.dtype for each in session.model.language.parameters()} == {torch.bfloat16}
-    assert {each.dtype for each in projector.parameters()} == {torch.float32}
 
 
-def test_training_leaves_the_language_model_bit_identical(configured_here):
-    session = open_alone(configured_here("frozen", max_steps=3))
-    before = copy.deepcopy(session.model.language.state_dict())
-    start = copy.deepcopy(session.model.projector.state_dict())
+def test_training_moves_the_float32_projector_and_nothing_else(configured_here):
+    session = open_alone(configured_here("frozen", max_steps=3, precision="bf16"))
+    language, projector = session.model.language, session.model.projector
+    before, start = copy.deepcopy(language.state_dict()), copy.deepcopy(projector.state_dict())
     make_loop(session).run()
-    after = session.model.language.state_dict()
-    assert all(torch.equal(before[name], after[name]) for name in before)
-    assert not any(each.requires_grad for each in session.model.language.parameters())
-    moved = session.model.projector.state_dict()
-    assert {name for name in start if torch.equal(start[name], moved[name])} == {"mean_C11", "std_C11"}
+    assert all(torch.equal(before[name], after) for name, after in language.state_dict().items())
+    assert {(each.dtype, each.requires_grad) for each in language.parameters()} == {(torch.bfloat16, False)}
+    unmoved = {name for name, moved in projector.state_dict().items() if torch.equal(start[name], moved)}
+    assert unmoved == {"mean_C11", "std_C11"}
+    assert {each.dtype for each in projector.parameters()} == {torch.float32}
 
 
 @pytest.mark.parametrize(
@@ -242,7 +226,7 @@ def test_gradients_are_clipped_and_rates_set_as_the_log_says(configured):
     assert list(metrics(free.run.folder, "lr").values()) == expected
 
 
-def test_the_learning_rate_warms_up_then_falls_or_stays():
+def test_the_learning_rate_warms_up_to_its_peak_then_falls_or_stays():
     config = OptimConfig(lr=1.0, warmup_steps=4)
     rates = [learning_rate(config, step, 12) for step in range(12)]
     assert rates[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
@@ -250,19 +234,15 @@ def test_the_learning_rate_warms_up_then_falls_or_stays():
     assert all(later < earlier for earlier, later in pairwise(rates[4:]))
     assert rates[-1] > 0
     assert learning_rate(OptimConfig(lr=2.0, warmup_steps=1, schedule="constant"), 99, 100) == 2.0
+    for total_steps, warmup in ((1, 0), (9, 0), (46, 4), (1_000, 100), (50_000, 100)):
+        rates = [learning_rate(OptimConfig(lr=1.0), step, total_steps) for step in range(total_steps)]
+        assert rates.index(1.0) == max(0, warmup - 1)
 
 
-@pytest.mark.parametrize(("total_steps", "warmup"), [(1, 0), (9, 0), (46, 4), (1_000, 100), (50_000, 100)])
-def test_a_run_of_any_length_reaches_its_peak(total_steps, warmup):
-    rates = [learning_rate(OptimConfig(lr=1.0), step, total_steps) for step in range(total_steps)]
-    assert rates.index(1.0) == max(0, warmup - 1)
-    assert OptimConfig(warmup_steps=7).warmup(total_steps) == 7
-
-
-@pytest.mark.parametrize(("epochs", "max_steps", "steps"), [(1, None, 4), (0.5, None, 2), (2, None, 7), (2, 3, 3)])
-def test_steps_follow_from_epochs_unless_given(epochs, max_steps, steps):
-    run = TrainRunConfig(output="out", epochs=epochs, max_steps=max_steps)
-    assert run.total_steps(samples=25, batch_size=8) == steps
+def test_steps_follow_from_epochs_unless_given():
+    for epochs, max_steps, steps in ((1, None, 4), (0.5, None, 2), (2, None, 7), (2, 3, 3)):
+        run = TrainRunConfig(output="out", epochs=epochs, max_steps=max_steps)
+        assert run.total_steps(samples=25, batch_size=8) == steps
 
 
 def test_only_matrices_decay():
@@ -274,20 +254,49 @@ def test_only_matrices_decay():
     assert len(decayed["params"]) + len(free["params"]) == len(list(projector.parameters()))
 
 
-def test_the_log_tells_the_share_of_a_step_spent_waiting(configured):
-    """Each batch is waited for 10 s by this clock, and each step works for 30 s."""
-    session, clock, lines = open_alone(configured(val_fraction=0.0)), SimpleNamespace(now=0.0), []
+def test_a_projector_that_learned_is_told_from_one_that_did_not(configured, tmp_path):
+    rng = np.random.default_rng(0)
+    kind = np.arange(60) % 3
+    latents = 0.1 * rng.standard_normal((60, 4, 2, 2), np.float32) + kind[:, None, None, None] - 1
+    words = [caption(("red", "green", "blue")[colour]) for colour in kind]
+    cache = make_cache(tmp_path / "cache", latents.astype(np.float32), conversations=words, dtype="float32")
+    session = open_alone(configured(cache=cache, lr=1e-2, epochs=20, eval_every=10_000))
+    before = shuffle_test(session)
+    make_loop(session).run()
+    after = shuffle_test(session)
+    assert before.verdict.startswith("no sign")
+    assert after.verdict.startswith("the model uses the image")
+    assert after.own < before.own
 
-    def wait() -> Iterator[StepBatch]:
-        for step in range(4):
-            clock.now += 10
-            yield session.loader(step)
 
-    def work(*_: Any) -> None:
-        clock.now += 30
+def test_a_difference_within_the_noise_is_not_claimed():
+    rng = np.random.default_rng(0)
+    own, tokens = rng.uniform(1, 2, 50), np.full(50, 4)
+    noise = rng.standard_normal(50)
+    for shift, verdict in ((0, "no sign"), (2, "the model uses"), (-2, "the image misleads")):
+        assert make_shuffle_test(own, own + noise - noise.mean() + shift, tokens).verdict.startswith(verdict)
+    clear = make_shuffle_test(own, own + 1, tokens)
+    assert clear.difference == pytest.approx(0.25)
+    assert clear.standard_error == pytest.approx(0, abs=1e-12)
 
-    session.model.register_forward_hook(work)
-    loop, batches = make_loop(session, clock=lambda: clock.now), wait()
-    for _ in range(4):
-        loop.one_step(batches, SimpleNamespace(write=lines.append), loop.progress())
-    assert [(line["data_wait_share"], line["samples_per_s"]) for line in lines] == [(0.25, 0.2)] * 4
+
+def test_each_sample_has_its_own_loss_and_a_stopped_test_none(configured):
+    sessions = [open_alone(configured(eval_batch_size=size)) for size in (1, 3, 8)]
+    losses = [sample_losses(session, session.split.validation) for session in sessions]
+    assert len(losses[0]) == len(sessions[0].split.validation)
+    np.testing.assert_allclose(losses[1:], [losses[0]] * 2, rtol=1e-4)
+    assert shuffle_test(sessions[0], stopped=lambda: True) is None
+
+
+def test_a_loss_that_is_not_finite_names_its_sample(configured):
+    session = open_alone(configured())
+    spoilt = session.split.validation[1]
+
+    def read(numbers: np.ndarray) -> np.ndarray:
+        return np.where((numbers == spoilt)[:, None, None, None], np.nan, session.cache.read(numbers))
+
+    loader = replace(session.loader, source=SimpleNamespace(read=read))
+    (name,) = session.cache.samples(np.array([spoilt]), ["id"])["id"].to_pylist()
+    for judge in (shuffle_test, validation_loss):
+        with pytest.raises(EncodeOnceError, match=rf"loss of 1 of \d held-out samples[^§]*samples  {name}\n"):
+            judge(replace(session, loader=loader))

@@ -1,7 +1,9 @@
-"""What a run keeps in its output folder: whole checkpoints, one log, and nobody else's files."""
+"""What a run writes: whole checkpoints, one log and nobody else's files, whatever kills it or fills its disk."""
 
 import json
+import os
 import shutil
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,23 @@ from msgspec.structs import replace
 
 from cache_store.errors import CacheError, ConfigError, NewerFormatError
 from cache_store.format.record import canonical_json, signed
+from tests.full_disk import largest_file, make_room, mounted_disk
+from tests.trainer.conftest import MakeConfig
 from tests.trainer.model.test_model import make_latents, make_projector
-from tests.trainer.runs import FORKED
-from trainer.config import OptimConfig
-from trainer.run.checkpoint import TENSOR_FILES, CheckpointFolder, find_checkpoint, read_state
+from tests.trainer.runs import ALONE, FORKED, ForkedTrainer, assert_same_run, command, damages
+from trainer.cli import main
+from trainer.commands.train import train
+from trainer.config import OptimConfig, TrainConfig
+from trainer.run.checkpoint import (
+    OPTIMIZER_FILE,
+    PROJECTOR_FILE,
+    STATE_FILE,
+    CheckpointFolder,
+    find_checkpoint,
+    read_state,
+)
 from trainer.run.folder import CONFIG_FILE, checkpoints_of, refuse_foreign_output, write_config
+from trainer.run.loop import TrainingLoop
 from trainer.run.metrics import MetricsLog
 from trainer.run.optim import make_optimizer
 
@@ -30,21 +44,15 @@ def save_steps(root: Path, *steps: int, keep_last: int = 3) -> CheckpointFolder:
     return folder
 
 
-@pytest.fixture
-def saved(tmp_path: Path) -> Path:
-    return save_steps(tmp_path, 5).path(5)
-
-
-def test_the_last_few_and_a_persons_copy_are_kept_and_no_scratch(saved, tmp_path):
-    shutil.copytree(saved, tmp_path / "step-00000005-best")
+def test_the_last_few_and_a_persons_copy_are_kept_and_no_scratch(tmp_path):
+    shutil.copytree(save_steps(tmp_path, 5).path(5), tmp_path / "step-00000005-best")
     for killed in (".step-00000005.1.partial", ".step-00000003.1.partial"):
         (tmp_path / killed).mkdir()
     folder = save_steps(tmp_path, 10, 15, 20, keep_last=2)
-    assert folder.steps() == [15, 20]
     kept = ["step-00000005-best", "step-00000015", "step-00000020"]
     assert sorted(path.name for path in tmp_path.iterdir()) == kept
     state = read_state(folder.path(20))
-    assert (state.step, state.position) == (20, 160)
+    assert (folder.steps(), state.step, state.position) == ([15, 20], 20, 160)
 
 
 def test_a_process_killed_while_saving_leaves_whole_checkpoints(tmp_path):
@@ -67,54 +75,28 @@ def test_a_process_killed_while_saving_leaves_whole_checkpoints(tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def flip_a_bit(file: Path) -> None:
-    data = bytearray(file.read_bytes())
-    data[-3] ^= 1
-    file.write_bytes(data)
-
-
-@pytest.mark.parametrize("name", TENSOR_FILES)
-@pytest.mark.parametrize("damage", [flip_a_bit, Path.unlink])
-def test_a_damaged_or_missing_file_is_named(saved, name, damage):
-    damage(saved / name)
-    with pytest.raises(CacheError, match=rf"damaged: {name} does not match"):
-        read_state(saved)
-
-
-def test_any_flipped_bit_of_a_state_is_found(saved):
-    """Every seventh, which comes to each byte and to each place in a byte."""
-    sound = (saved / "state.json").read_bytes()
-    for place in range(0, 8 * len(sound), 7):
-        flipped = bytearray(sound)
-        flipped[place // 8] ^= 1 << place % 8
-        (saved / "state.json").write_bytes(flipped)
-        with pytest.raises(CacheError):
-            read_state(saved)
-
-
-@pytest.mark.parametrize(
-    ("changes", "error", "message"),
-    [
+def test_a_damaged_or_foreign_checkpoint_is_refused(tmp_path):
+    saved = save_steps(tmp_path, 5).path(5)
+    for name in (PROJECTOR_FILE, OPTIMIZER_FILE, STATE_FILE):
+        for _ in damages(saved / name):
+            with pytest.raises((CacheError, ConfigError), match=name):
+                read_state(saved)
+    state = read_state(saved)
+    for changes, error, message in [
         ({"format_version": 99}, NewerFormatError, "^((?!damaged).)*$"),
-        ({"files": {"../../secret": "0", TENSOR_FILES[1]: "0"}}, CacheError, f"other files than {TENSOR_FILES[0]}"),
-    ],
-)
-def test_a_state_that_cannot_be_ours_is_refused_though_signed(saved, changes, error, message):
-    (saved / "state.json").write_bytes(canonical_json(signed(replace(read_state(saved), **changes))))
-    with pytest.raises(error, match=message):
-        read_state(saved)
-
-
-def found(folder: CheckpointFolder, resume: str) -> Path | None:
-    start = find_checkpoint(folder, resume)
-    return start and start[0]
+        ({"files": {"../../secret": "0", OPTIMIZER_FILE: "0"}}, CacheError, f"other files than {PROJECTOR_FILE}"),
+    ]:
+        (saved / STATE_FILE).write_bytes(canonical_json(signed(replace(state, **changes))))
+        with pytest.raises(error, match=message):
+            read_state(saved)
 
 
 def test_resume_takes_the_newest_or_the_named_and_mixes_no_runs(tmp_path):
     folder, empty = save_steps(tmp_path / "run", 5, 10), CheckpointFolder(tmp_path / "empty", 3)
     newest = folder.path(10)
-    assert found(folder, "auto") == found(folder, str(newest)) == found(empty, str(newest)) == newest
-    assert found(empty, "auto") is found(empty, "never") is None
+    starts = [(folder, "auto"), (folder, str(newest)), (empty, str(newest))]
+    assert [find_checkpoint(*start)[0] for start in starts] == [newest] * 3
+    assert find_checkpoint(empty, "auto") is find_checkpoint(empty, "never") is None
     for resume in ("never", str(folder.path(5))):
         with pytest.raises(ConfigError, match="already holds step 10"):
             find_checkpoint(folder, resume)
@@ -123,34 +105,31 @@ def test_resume_takes_the_newest_or_the_named_and_mixes_no_runs(tmp_path):
         find_checkpoint(folder, "auto")
 
 
-def fill(folder: Path, files: dict[str, str]) -> dict[str, bytes]:
+def fill(folder: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
-    return held_in(folder)
-
-
-def held_in(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize(
-    ("files", "named"),
+    ("name", "text"),
     [
-        ({"thesis.tex": "", "made/text/.lock": ""}, "thesis.tex"),
-        ({"config.yaml": "cache: /home/.cache\nlearning_rate: 1\n"}, "config.yaml"),
-        ({"config.yaml": "\0"}, "config.yaml"),
-        ({"metrics.jsonl": '{"epoch": 3}\n'}, "metrics.jsonl"),
-        ({"checkpoints/last.ckpt": "", "projector.safetensors": ""}, "checkpoints"),
-        ({"llava/config.yaml": ""}, "llava"),
+        ("thesis.tex", ""),
+        ("config.yaml", "cache: /home/.cache\nlearning_rate: 1\n"),
+        ("config.yaml", "\0"),
+        ("metrics.jsonl", '{"epoch": 3}\n'),
+        ("checkpoints/last.ckpt", ""),
+        ("llava/config.yaml", ""),
     ],
 )
-def test_a_folder_of_other_files_is_refused_and_left_as_it_is(configured, refusal, tmp_path, files, named):
+def test_a_folder_of_other_files_is_refused_and_left_as_it_is(configured, refusal, tmp_path, name, text):
+    """A run's text may lie there; it is no other file."""
     run = tmp_path / "run"
-    before = fill(run, files)
-    expected = f"run.output: {run} holds {named!r} but no run; name an empty or a new folder"
-    assert refusal(2, configured(text_dir=str(run / "made" / "text"))) == f"trainer: error: {expected}\n"
-    assert held_in(run) == before
+    fill(run, {name: text, "made/text/.lock": ""})
+    named = f"run.output: {run} holds {name.partition('/')[0]!r} but no run; name an empty or a new folder"
+    assert refusal(2, configured(text_dir=str(run / "made" / "text"))) == f"trainer: error: {named}\n"
+    assert {path for path in run.rglob("*") if path.is_file()} == {run / name, run / "made/text/.lock"}
+    assert (run / name).read_text() == text
 
 
 def test_an_empty_folder_and_a_run_at_any_stage_are_taken(configured, tmp_path):
@@ -191,14 +170,69 @@ def test_a_line_that_is_no_record_is_dropped_and_the_others_stay(tmp_path):
     write_steps(tmp_path, 0, 3)
     path = tmp_path / "metrics.jsonl"
     whole = path.read_bytes()
-    for line in (
-        b'{"step": 4, "lo',
-        b"[1]",
-        b"7",
-        b'{"loss": 1}',
-        b'{"step": "2"}',
-        b'{"step": 2, "x": "\xff"}',
-        b"\0\0",
-    ):
-        path.write_bytes(line + b"\n" + whole + line)
+    for broken in (b'{"step": 4, "lo', b"[1]", b'{"loss": 1}', b'{"step": "2"}', b'{"step": 2, "\xff": 1}', b"\0"):
+        path.write_bytes(broken + b"\n" + whole + broken)
         assert write_steps(tmp_path, 3, 4) == [1, 2, 3, 4]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(configured_here: MakeConfig) -> TrainConfig:
+    config = configured_here(save_every=1, max_steps=6)
+    train(config, ALONE)
+    return config
+
+
+def die_before_the_projector() -> None:
+    TrainingLoop.publish_projector = lambda loop: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
+
+
+def test_a_run_killed_before_its_projector_gives_it_when_rerun(configured, undisturbed, capsys):
+    """So does one whose projector is another; a run that is done and whole changes nothing when rerun."""
+    config = configured(save_every=1, max_steps=6)
+    projector = config.run.folder / PROJECTOR_FILE
+    code, _ = ForkedTrainer(command(config), {}, die_before_the_projector).end()
+    assert (code, checkpoints_of(config.run).steps()[-1], projector.exists()) == (-signal.SIGKILL, 6, False)
+    assert main(command(config)) == 0
+    assert f"trained 6 steps: {projector}" in capsys.readouterr().out
+    assert_same_run(config, undisturbed)
+    before = {path: path.stat().st_mtime_ns for path in config.run.folder.rglob("*.*")}
+    assert main(command(config)) == 0
+    assert "nothing to do: step 6 is done, and 6 are asked for" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in config.run.folder.rglob("*.*")} == before
+    projector.write_bytes(b"of an earlier end of this run")
+    assert main(command(config)) == 0
+    assert_same_run(config, undisturbed)
+
+
+def in_one_line(error: str) -> str:
+    (line,) = [line for line in error.splitlines() if line.startswith("trainer: ")]
+    assert ".partial" not in line
+    return line
+
+
+@pytest.mark.parametrize(
+    "file", ["text/*/tokens.npy", *(f"run/checkpoints/*/{name}" for name in (PROJECTOR_FILE, OPTIMIZER_FILE))]
+)
+def test_a_file_that_does_not_fit_is_named_and_nothing_left(configured, undisturbed, refusal, tmp_path, file):
+    config = configured(save_every=1, max_steps=6)
+    size = next(undisturbed.run.folder.parent.glob(file)).stat().st_size
+    with largest_file(size - 1):
+        line = in_one_line(refusal(1, config))
+    assert line.startswith(f"trainer: error: File too large: {tmp_path}/")
+    named = Path(line.rpartition(": ")[2])
+    assert named.relative_to(tmp_path).match(file)
+    assert {path.name for path in named.parents[1].iterdir()} <= {".lock"}
+    assert main(command(config)) == 0
+    assert_same_run(config, undisturbed)
+
+
+@pytest.mark.parametrize("size", ["8k", "12k", "20k", "96k"])
+def test_room_on_a_full_disk_lets_its_run_go_on(configured, undisturbed, refusal, tmp_path, size):
+    """Full at TensorBoard's events, at the log, at the first checkpoint, at a later one."""
+    with mounted_disk(tmp_path / "disk", size) as disk:
+        config = configured("disk/run", save_every=1, max_steps=6)
+        line = in_one_line(refusal(1, config))
+        assert line.startswith(f"trainer: error: No space left on device: {disk}/run/")
+        make_room(disk)
+        assert main(command(config)) == 0
+        assert_same_run(config, undisturbed)

@@ -4,14 +4,12 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from torch.distributed import TCPStore
 
-from cache_store.errors import EncodeOnceError
 from cache_store.storage.claim import claim
 from tests.trainer.conftest import described_cache
 from tests.trainer.runs import end_well, fork_rank, fork_ranks, meeting_of_two, metrics
@@ -45,44 +43,24 @@ def test_what_ends_rank_0_ends_the_others(configured, tmp_path, obstruct, code, 
     assert re.fullmatch(f"trainer: error: another rank ended: its message says why{detail}", second)
 
 
-@pytest.fixture
-def refused(monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[str, str]], EncodeOnceError]:
-    def join(environment: Mapping[str, str]) -> EncodeOnceError:
-        for name, value in {"LOCAL_RANK": "0", **environment}.items():
-            monkeypatch.setenv(name, value)
-        with pytest.raises(EncodeOnceError) as caught, parallel.join_world():
-            pass
-        return caught.value
-
-    return join
-
-
-TWO = {"WORLD_SIZE": "2", "RANK": "0"}
-
-
 @pytest.mark.parametrize(
     ("environment", "code", "message"),
     [
         ({"RANK": "abc"}, 2, "RANK must be a whole number of at least 0, got 'abc'; torchrun sets"),
         ({"WORLD_SIZE": "0"}, 2, "WORLD_SIZE must be a whole number of at least 1, got '0'"),
-        (TWO, 2, "MASTER_ADDR or MASTER_PORT is not set"),
-        ({**TWO, "RANK": "2", "MASTER_ADDR": "x", "MASTER_PORT": "1"}, 2, "RANK is 2, of WORLD_SIZE 2"),
-        ({**TWO, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "99999"}, 1, "port must have value from 0 to"),
+        ({"RANK": "0", "MASTER_ADDR": ""}, 2, "MASTER_ADDR or MASTER_PORT is not set"),
+        ({"RANK": "2"}, 2, "RANK is 2, of WORLD_SIZE 2"),
+        ({"RANK": "0", "MASTER_PORT": "99999"}, 1, "port must have value from 0 to"),
+        ({"RANK": "0"}, 1, "; all 2 must be started together"),
+        ({"RANK": "1"}, 1, "; all 2 must be started together"),
     ],
 )
-def test_an_environment_that_no_launcher_made_is_refused(refused, environment, code, message):
-    error = refused(environment)
-    assert error.exit_code == code
-    assert message in str(error)
-
-
-@pytest.mark.parametrize("rank", ["0", "1"])
-def test_a_rank_that_never_comes_is_an_error_with_a_remedy(rank, refused, monkeypatch, capfd):
+def test_ranks_that_cannot_meet_are_an_error(configured, refusal, monkeypatch, environment, code, message):
+    """In an environment that no launcher made, or where the other rank never comes."""
     monkeypatch.setattr(parallel, "START_UP_TIMEOUT", timedelta(seconds=2))
-    monkeypatch.setattr(parallel, "UNREPORTED_WAIT_S", 0.0)
-    message = str(refused({**meeting_of_two(), "RANK": rank}))
-    assert re.match(r"(?s)the ranks did not meet at 127.*; all 2 must be started together", message)
-    assert f"trainer: rank {rank} waits at 127.0.0.1:" in capfd.readouterr().err
+    for name, value in {**meeting_of_two(), **environment}.items():
+        monkeypatch.setenv(name, value)
+    assert message in refusal(code, configured())
 
 
 TIMEOUT = timedelta(seconds=8)
@@ -132,17 +110,14 @@ def be_impatient() -> None:
     parallel.UNREPORTED_WAIT_S = 0.0
 
 
-def test_a_rank_that_comes_late_is_waited_for(configured, tmp_path):
+def test_a_rank_that_comes_late_is_waited_for(configured):
     """Rank 1 in a fresh run, whose text is still to be made; rank 0 where the run goes on."""
-    together = configured("together", max_steps=4, schedule="constant")
-    end_well(*fork_ranks(together))
     for late, max_steps in ((1, 2), (0, 4)):
-        config = configured(max_steps=max_steps, schedule="constant", text_dir=None)
-        meeting = meeting_of_two()
+        config, meeting = configured(max_steps=max_steps, schedule="constant"), meeting_of_two()
         early = fork_rank(config, 1 - late, meeting, be_impatient)
         early.until_it_says("waits at 127.0.0.1:")
         end_well(early, fork_rank(config, late, meeting))
-    assert metrics(tmp_path / "run") == metrics(tmp_path / "together")
+    assert list(metrics(config.run.folder)) == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -151,6 +126,5 @@ def test_ctrl_c_ends_a_wait_for_a_rank_that_never_comes(rank, configured, tmp_pa
     process.until_it_says("waits at 127.0.0.1:")
     process.send_signal(signal.SIGINT)
     code, error = process.end()
-    assert code == 3, error
-    assert "trainer: stopped: " in error
+    assert (code, "trainer: stopped: " in error) == (3, True), error
     assert not (tmp_path / "run").exists()
