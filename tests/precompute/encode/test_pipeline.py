@@ -1,16 +1,16 @@
 """What the encoder is given, what the pipeline holds at a time, and what its figures mean."""
 
 import errno
+import io
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from PIL import Image
 import precompute.encode.pipeline as pipeline
 from cache_store.cache.metadata import read_spec
 from cache_store.cache.writer import ShardBuilder
-from cache_store.format.schema import CommitRecord, Spec
+from cache_store.format.schema import CommitRecord
 from cache_store.storage.local import LocalStore
 from precompute.config import BuildConfig
 from precompute.encode.batches import BATCHES_AHEAD, Batch, decoded_batches, planned_batches
@@ -34,23 +34,47 @@ from tests.precompute.images.hostile_images import png, save
 
 
 class Planned(NamedTuple):
-    root: Path
-    spec: Spec
+    job: EncodeJob
     source: Source
 
-    @property
-    def job(self) -> EncodeJob:
-        return EncodeJob(config=BuildConfig.of_cache(self.root), store=LocalStore(self.root), spec=self.spec)
-
     def batches(self, shards: Sequence[int] = range(3)) -> Iterator[Batch]:
-        return planned_batches(self.job.store, self.spec, shards)
+        return planned_batches(self.job.store, self.job.spec, shards)
+
+    def decoded(self, shards: Sequence[int] = range(3)) -> list[Batch]:
+        recipe = self.job.spec.array.image
+        with ThreadPoolExecutor(2) as pool:
+            return [batch.decode(pool, self.source, recipe) for batch in self.batches(shards)]
+
+    def encode(self, work: Callable[[], object], on_progress: Callable[[Progress], object]) -> None:
+        """Every shard, by an encoder that calls `work` for each batch and gives zeros."""
+        shape = self.job.spec.array.shape
+
+        def encode(image_NYX3: torch.Tensor) -> torch.Tensor:
+            work()
+            return torch.zeros(len(image_NYX3), *shape)
+
+        encoder: Any = SimpleNamespace(device=torch.device("cpu"), encode=encode)
+        encode_shards(
+            self.job, self.source, encoder, range(3),
+            decode_threads=2, stop=threading.Event(), on_progress=on_progress,
+        )  # fmt: skip
 
 
 @pytest.fixture
 def planned(project: Project) -> Planned:
-    """A built cache's root, spec and source: 22 samples in batches of 1."""
+    """What a cache is built of: 22 samples in shards of 8 and batches of 1."""
     project.build(encoder__batch_size=1)
-    return Planned(project.cache, read_spec(project.cache), open_source(BuildConfig.of_cache(project.cache).source))
+    config = BuildConfig.of_cache(project.cache)
+    job = EncodeJob(config=config, store=LocalStore(project.cache), spec=read_spec(project.cache))
+    return Planned(job, open_source(config.source))
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The pipeline's clock, which goes on by what a test adds to its `now`."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(pipeline, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    return clock
 
 
 FAILURES: dict[str, bytes | None] = {
@@ -64,17 +88,11 @@ FAILURES: dict[str, bytes | None] = {
 """A sample's image, whose place in its batch is the fifth of the cache."""
 
 
-@pytest.fixture
-def encoded(encoding: Any) -> list[np.ndarray]:
-    """The batches that the encoder is given, which encodes them all the same."""
-    batches: list[np.ndarray] = []
-    encoding(lambda encode, image: batches.append(image.numpy().copy()) or encode(image))
-    return batches
-
-
 @pytest.mark.parametrize("failure", FAILURES)
-def test_a_rejected_image_is_grey_in_its_batch(project, encoded, failure):
+def test_a_rejected_image_is_grey_in_its_batch(project, encoding, failure):
     """So its neighbours do not move where a batch is encoded at once; here it is not, so its pixels are looked at."""
+    encoded = list[np.ndarray]()
+    encoding(lambda encode, image: encoded.append(image.numpy().copy()) or encode(image))
     project.has(sample_004=FAILURES[failure] or b"")
     if FAILURES[failure] is None:
         chat = project.source / "chat.json"
@@ -89,24 +107,13 @@ def test_a_rejected_image_is_grey_in_its_batch(project, encoded, failure):
         np.testing.assert_array_equal(pixels_YX3, expected)
 
 
-class CountingEncoder:
-    """Gives latents of zeros, and calls `work` for each batch."""
-
-    device = torch.device("cpu")
-
-    def __init__(self, spec: Spec, work: Callable[[], None]) -> None:
-        self.shape, self.work = spec.array.shape, work
-
-    def encode(self, image_NYX3: torch.Tensor) -> torch.Tensor:
-        self.work()
-        return torch.zeros(len(image_NYX3), *self.shape)
-
-
-def encode_all(planned: Planned, encoder: CountingEncoder, on_progress: Any) -> None:
-    encode_shards(
-        planned.job, planned.source, encoder, range(planned.spec.num_shards),
-        decode_threads=2, stop=threading.Event(), on_progress=on_progress,
-    )  # fmt: skip
+def test_the_small_image_is_the_mean_of_a_latents_cells(planned):
+    """The preview is fitted to these; of a rejected image they are grey."""
+    for number, batch in enumerate(planned.decoded()):
+        assert (set(batch.rgb_Nhw3.flat) == {MID_GREY}) == (number in BROKEN)
+        count, latent_height, latent_width, _ = batch.rgb_Nhw3.shape
+        cells = batch.pixels_NYX3.reshape(count, latent_height, 8, latent_width, 8, 3)
+        np.testing.assert_allclose(batch.rgb_Nhw3, cells.mean(axis=(2, 4)), atol=0.5)
 
 
 def test_decoding_runs_a_few_batches_ahead_and_no_further(planned):
@@ -119,7 +126,7 @@ def test_decoding_runs_a_few_batches_ahead_and_no_further(planned):
             yield batch
 
     with ThreadPoolExecutor(2) as pool:
-        batches = decoded_batches(counted(), pool, planned.source, planned.spec.array.image)
+        batches = decoded_batches(counted(), pool, planned.source, planned.job.spec.array.image)
         for taken in range(1, 10):
             next(batches).wait()
             assert len(started) == taken + BATCHES_AHEAD
@@ -128,13 +135,8 @@ def test_decoding_runs_a_few_batches_ahead_and_no_further(planned):
 class LazyDisk:
     """A writer that does nothing before it is waited for: no disk is slower."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """In place of the pipeline's own writer."""
+    def __init__(self) -> None:
         self.owed = self.most_owed = 0
-        pools = {"decode": ThreadPoolExecutor, "write": lambda count: self}
-        monkeypatch.setattr(
-            pipeline, "ThreadPoolExecutor", lambda threads, thread_name_prefix: pools[thread_name_prefix](threads)
-        )
 
     def submit(self, write: Callable[..., None], *arguments: Any) -> "Future[None]":
         self.owed += 1
@@ -151,105 +153,72 @@ class LazyDisk:
         assert self.owed == 0
 
 
-def test_encoding_runs_a_few_writes_ahead_and_no_further(planned, monkeypatch):
-    """So memory does not grow with the data set, however slow the disk is."""
-    disk, owed_at_encode = LazyDisk(monkeypatch), list[int]()
-    encode_all(planned, CountingEncoder(planned.spec, lambda: owed_at_encode.append(disk.owed)), lambda _: None)
-    assert len(owed_at_encode) == SAMPLES
-    assert max(owed_at_encode) == WRITES_BEHIND
-    assert disk.most_owed == WRITES_BEHIND + 1
+def test_encoding_runs_a_few_writes_ahead_and_no_further(planned, clock, monkeypatch):
+    """So memory does not grow with the data set, however slow the disk is; a shard's seconds end with its last write.
 
+    A batch, of one image, takes 30 s; with two writes behind, a shard is committed two batches later.
+    """
+    disk, owed, done = LazyDisk(), list[int](), list[CommitRecord]()
+    pools = {"decode": ThreadPoolExecutor, "write": lambda count: disk}
+    monkeypatch.setattr(
+        pipeline, "ThreadPoolExecutor", lambda threads, thread_name_prefix: pools[thread_name_prefix](threads)
+    )
 
-def test_the_small_image_is_the_mean_of_a_latents_cells(planned):
-    """The preview is fitted to these; of a rejected image they are grey."""
-    batches = list(planned.batches())
-    with ThreadPoolExecutor(1) as pool:
-        for number, batch in enumerate(batches):
-            is_rejected = batch.decode(pool, planned.source, planned.spec.array.image).wait()[0].reason is not None
-            assert is_rejected == (number in BROKEN)
-            assert (set(batch.rgb_Nhw3.flat) == {MID_GREY}) == is_rejected
-            count, latent_height, latent_width, _ = batch.rgb_Nhw3.shape
-            cells = batch.pixels_NYX3.reshape(count, latent_height, 8, latent_width, 8, 3)
-            np.testing.assert_allclose(batch.rgb_Nhw3, cells.mean(axis=(2, 4)), atol=0.5)
+    def work() -> None:
+        owed.append(disk.owed)
+        clock.now += 30.0
+
+    planned.encode(work, lambda progress: done.extend([progress.committed] if progress.committed else []))
+    assert (len(owed), max(owed), disk.most_owed) == (SAMPLES, WRITES_BEHIND, WRITES_BEHIND + 1)
+    assert [record.run.seconds for record in done] == [10 * 30.0, 10 * 30.0, 6 * 30.0]
 
 
 def test_after_a_failed_write_no_more_of_the_shard_is_written(planned, monkeypatch):
     """Batches that were queued behind it find a shard with a hole."""
-    done: list[Progress] = []
-    sink = ShardSink(planned.job, "cpu", done.append)
-    batches = list(planned.batches([0]))
-    latent_NCHW = torch.zeros(1, *planned.spec.array.shape)
-    with ThreadPoolExecutor(2) as pool:
-        for batch in batches:
-            batch.decode(pool, planned.source, planned.spec.array.image)
-    sink.write(batches[0], latent_NCHW)
-    with monkeypatch.context() as full, pytest.raises(OSError, match="No space left"):
-        full.setattr(ShardBuilder, "append", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
-        sink.write(batches[1], latent_NCHW)
-    for batch in batches[2:]:
-        sink.write(batch, latent_NCHW)
+    appended, latent_NCHW = list[Any](), torch.zeros(1, *planned.job.spec.array.shape)
+
+    def fill_the_disk(builder: ShardBuilder, *batch: Any) -> None:
+        appended.append(batch)
+        if len(appended) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(ShardBuilder, "append", fill_the_disk)
+    sink = ShardSink(planned.job, "cpu", lambda _: None)
+    for batch in planned.decoded([0]):
+        with suppress(OSError):
+            sink.write(batch, latent_NCHW)
     sink.close()
-    assert not done
+    assert len(appended) == 2
 
 
-def test_a_shards_seconds_count_from_its_first_batch(planned, monkeypatch):
-    """Batches of one image take 30 s each; with two writes behind, a shard is committed two batches later."""
-    clock, done = SimpleNamespace(now=0.0), list[CommitRecord]()
-    LazyDisk(monkeypatch)
-    monkeypatch.setattr(pipeline, "time", SimpleNamespace(monotonic=lambda: clock.now))
+@pytest.mark.parametrize("seconds", [0.0, 10.0, 90.0])
+def test_the_waiting_share_is_that_in_which_images_are_held_back(planned, clock, monkeypatch, capsys, seconds):
+    """Each image is held back for so long when the encoder first waits for it, and is encoded for 30 s."""
+    wait, waited_for = Batch.wait, set[Batch]()
+
+    def held_back(batch: Batch) -> Any:
+        clock.now += 0.0 if batch in waited_for else seconds
+        waited_for.add(batch)
+        return wait(batch)
 
     def work() -> None:
         clock.now += 30.0
 
-    def on_progress(progress: Progress) -> None:
-        done.extend([progress.committed] if progress.committed else [])
-
-    encode_all(planned, CountingEncoder(planned.spec, work), on_progress)
-    assert [record.run.seconds for record in done] == [10 * 30.0, 10 * 30.0, 6 * 30.0]
-
-
-class HeldBackSource:
-    """Images that come only once the encoder waits for them, and then let its clock go on by `seconds`.
-
-    Batches hold one image each. The main thread reads the clock once at first and three times a batch: before it waits,
-    after that, and before it encodes.
-    """
-
-    def __init__(self, planned: Planned, seconds: float) -> None:
-        batches = planned.batches()
-        self.batch_of = {batch.planned["uri"][batch.start].as_py(): number for number, batch in enumerate(batches)}
-        self.source, self.seconds = planned.source, seconds
-        self.now, self.readings = 0.0, 0
-        self.changed = threading.Condition()
-
-    def monotonic(self) -> float:
-        with self.changed:
-            self.readings += threading.current_thread() is threading.main_thread()
-            self.changed.notify_all()
-            return self.now
-
-    def read(self, uri: str) -> bytes:
-        with self.changed:
-            assert self.changed.wait_for(lambda: self.readings >= 3 * self.batch_of[uri] + 2, timeout=300)
-            self.now += self.seconds
-        return self.source.read(uri)
-
-    def fingerprint(self, uri: str) -> str:
-        return self.source.fingerprint(uri)
-
-
-@pytest.mark.parametrize("seconds", [0.0, 10.0, 90.0])
-def test_the_waiting_share_is_that_in_which_images_are_held_back(planned, monkeypatch, capsys, seconds):
-    """Each image is held back for so long, and each batch is encoded for 30 s."""
-    source = HeldBackSource(planned, seconds)
-    monkeypatch.setattr(pipeline, "time", source)
-
-    def work() -> None:
-        source.now += 30.0
-
+    monkeypatch.setattr(Batch, "wait", held_back)
     with closing(BuildProgress(SAMPLES, [], max_reject_fraction=1.0)) as progress:
-        encode_all(planned._replace(source=source), CountingEncoder(planned.spec, work), progress)
-    # The first batch's time begins when its image is asked for, not with the encoding of one before it.
-    waited, worked = SAMPLES * seconds, (SAMPLES - 1) * 30.0
+        planned.encode(work, progress)
+    waited, worked = SAMPLES * seconds, (SAMPLES - 1) * 30.0  # nothing is encoded before the first wait
     assert progress.waiting_share == pytest.approx(waited / (waited + worked))
     assert f"encoder waits {progress.waiting_share:.0%}" in capsys.readouterr().err
+
+
+def test_a_build_of_ten_minutes_leaves_twenty_lines_in_a_log(monkeypatch):
+    log, now = io.StringIO(), [1_000_000.0]
+    monkeypatch.setattr(sys, "stderr", log)
+    monkeypatch.setattr("tqdm.std.time", lambda: now[0])
+    with closing(BuildProgress(6_000, [], max_reject_fraction=1.0)) as progress:
+        for _ in range(6_000):
+            now[0] += 0.1
+            progress(Progress(samples=1, elapsed_s=0.1))
+    assert 20 <= log.getvalue().count("\r") <= 23
+    assert "6000/6000" in log.getvalue()
