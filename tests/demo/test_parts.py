@@ -51,9 +51,10 @@ def test_the_same_seed_writes_the_same_data_set_with_its_images(tmp_path):
         one, two, three = ((tmp_path / folder / name).read_bytes() for folder in ("one", "two", "three"))
         assert one == two != three
     records = json.loads((tmp_path / "one" / dataset.CHAT_FILE).read_text(encoding="utf-8"))
-    members = zipfile.ZipFile(tmp_path / "one" / dataset.IMAGES_FILE).namelist()
+    members = zipfile.ZipFile(tmp_path / "one" / dataset.IMAGES_FILE).infolist()
+    assert {member.date_time for member in members} == {(1980, 1, 1, 0, 0, 0)}, "no clock enters"
     assert len(records) == 12 + len(BROKEN) + len(UNUSUAL)
-    assert {record["image"] for record in records} - set(members) == {"special-missing.jpg"}
+    assert {record["image"] for record in records} - {member.filename for member in members} == {"special-missing.jpg"}
 
 
 def test_a_conversation_tells_the_image_and_each_thing_once():

@@ -17,6 +17,7 @@ class Store:
     workers: int | Literal["auto"] = "auto"
     some: list[int] | None = None
     share: float = 0.5
+    note: str | None = "n"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +60,8 @@ def test_values_are_read_as_yaml_whatever_their_order(tmp_path):
     (tmp_path / "a.yaml").write_text("cache: &name 2024-01-01\nstore: {codec: zstd, share: 1e-4, shards: 0x10}\n")
     (tmp_path / "b.yaml").write_text("store: {workers: 3, shards: 7, some: null}\n")
     files = [f"--config={tmp_path}/a.yaml", f"--config={tmp_path}/b.yaml"]
-    expected = Config(cache="2024-01-01", store=Store(codec="zstd", shards=9, workers=3, share=0.0001, some=None))
-    assert parse_config(Config, ["--store.shards=9", *files]) == expected
+    expected = Config(cache="2024-01-01", store=Store(codec="zstd", shards=9, workers=3, share=0.0001, note=None))
+    assert parse_config(Config, ["--store.shards=9", *files, "--store.note=null"]) == expected
 
 
 def test_a_printed_config_is_the_config_again(tmp_path, capsys):
