@@ -8,7 +8,6 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from precompute.encoders.vae import VaeEncoder
 SAMPLES = 22
 BROKEN = (4, 13)
 """Places of the samples whose image is no image."""
+GOOD = [number for number in range(SAMPLES) if number not in BROKEN]
 
 
 def make_vae(path: Path, seed: int = 0) -> Path:
@@ -71,11 +71,6 @@ def write_source(folder: Path, numbers: range | list[int] = range(SAMPLES), **re
             records.append({"id": name, "image": f"{name}.png", "conversations": turns})
     (folder / "chat.json").write_text(json.dumps(records))
     return folder
-
-
-@pytest.fixture
-def source_path(tmp_path: Path) -> Path:
-    return write_source(tmp_path / "source")
 
 
 def config_values(cache: Path, source: Path, vae: Path, **overrides: Any) -> dict[str, Any]:
@@ -207,7 +202,8 @@ class Project:
 
 
 @pytest.fixture
-def project(tmp_path: Path, source_path: Path, vae_path: Path, capsys: pytest.CaptureFixture[str]) -> Project:
+def project(tmp_path: Path, vae_path: Path, capsys: pytest.CaptureFixture[str]) -> Project:
+    write_source(tmp_path / "source")
     return Project(tmp_path, vae_path, capsys)
 
 
@@ -228,15 +224,6 @@ def built(project: Project, built_once: Path) -> Project:
     return project
 
 
-def assert_same_as_undisturbed(folder: Path, values: dict[str, Any]) -> None:
-    """The cache of `values` has the bytes of a build of them that nothing came between."""
-    cache = Path(values["cache"])
-    run = {name: value for name, value in values["run"].items() if name != "workers"}
-    other = write_config(folder / "undisturbed.yaml", {**values, "run": run, "cache": str(folder / "undisturbed")})
-    assert main(["build", "--config", str(other)]) == 0
-    assert timeless_files(cache) == timeless_files(folder / "undisturbed")
-
-
 Encode = Callable[[Tensor], Tensor]
 
 
@@ -249,18 +236,3 @@ def encoding(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Encode, Ten
         monkeypatch.setattr(VaeEncoder, "encode", lambda self, image: function(partial(encode, self), image))
 
     return stand_in
-
-
-@pytest.fixture
-def at_second_batch(encoding: Any) -> list[Callable[[], object]]:
-    """Functions put into this list are called once, when the second batch from then on is to be encoded."""
-    acts: list[Callable[[], object]] = []
-    calls = count(1)
-
-    def encode_and_act(encode: Encode, image_NYX3: Tensor) -> Tensor:
-        for act in acts if acts and next(calls) == 2 else ():
-            act()
-        return encode(image_NYX3)
-
-    encoding(encode_and_act)
-    return acts

@@ -13,8 +13,8 @@ import signal
 import sys
 import tarfile
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
@@ -239,18 +239,22 @@ PHASES = [
 
 
 @contextmanager
-def sent(number: signal.Signals, place: str, call: int) -> Iterator[None]:
-    """Send this process a signal before a call of the function at that place."""
+def before_call(place: str, call: int, act: Callable[[], object]) -> Iterator[None]:
+    """Act before that call of the function at that place."""
     function, calls = pkgutil.resolve_name(place), itertools.count(1)
 
-    def signalled(*arguments: Any, **options: Any) -> Any:
+    def acting(*arguments: Any, **options: Any) -> Any:
         if next(calls) == call:
-            os.kill(os.getpid(), number)
+            act()
         return function(*arguments, **options)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(place.replace(":", "."), signalled)
+        patched.setattr(place.replace(":", "."), acting)
         yield
+
+
+def sent(number: signal.Signals, place: str, call: int) -> AbstractContextManager[None]:
+    return before_call(place, call, lambda: os.kill(os.getpid(), number))
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -307,14 +311,14 @@ GONE, CHANGED = "was there when the cache was planned and is gone", "was changed
         *((name, change, CHANGED) for name in ("images.zip", "images.tar") for change in (cut, overwrite)),
     ],
 )
-def test_images_that_change_while_they_are_read_stop_the_build(project, at_second_batch, name, change, said):
+def test_images_that_change_while_they_are_read_stop_the_build(project, name, change, said):
     """Within the share of rejects that is allowed, too; a deleted archive is read to its end."""
     project.unpack()
     make_tar(project.source)
     kept = shutil.copytree(project.source, project.folder / "kept")
     project.images, allowed = project.source / name, {"run__max_reject_fraction": 1.0}
-    at_second_batch.append(lambda: change(project.images))
-    message = project.build(code=1 if said else 0, **allowed)
+    with before_call("precompute.encoders.vae:VaeEncoder.encode", 2, lambda: change(project.images)):
+        message = project.build(code=1 if said else 0, **allowed)
     assert said is None or said in message
     assert ("sample-0" if said == GONE else f"{project.images} {said}" if said else "sealed") in message
     shutil.rmtree(project.source)
