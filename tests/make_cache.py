@@ -119,7 +119,7 @@ def make_encoder(batch_size: int, mean: Sequence[float], std: Sequence[float]) -
 def make_array(shape: Any, dtype: Any, codec: Any, encoder: schema.EncoderIdentity) -> schema.ArraySpec:
     has_preview = len(shape) == 3
     height, width = (8 * side for side in shape[1:]) if has_preview else (32, 40)
-    recipe = {"fit": "squash", "resample": "bilinear", "range": "signed", "max_pixels": 10**8}
+    recipe: dict[str, Any] = {"fit": "squash", "resample": "bilinear", "range": "signed", "max_pixels": 10**8}
     return schema.ArraySpec(
         axes=AXES[len(shape)],
         shape=shape,

@@ -19,18 +19,8 @@ def write_seal(store: Store, seal: Seal, held: Seal | None) -> Seal:
 
 
 def cache_identity(contents: Iterable[CommitContent]) -> str:
-    """SHA-256 over every commit record's content, shards in order."""
-    return content_digests(contents)[0]
-
-
-def content_digests(contents: Iterable[CommitContent]) -> tuple[str, tuple[str, ...]]:
-    """The cache's identity and every shard's own digest, from one writing of each content."""
-    whole, parts = hashlib.sha256(), []
-    for content in contents:
-        data = canonical_json(content)
-        whole.update(data)
-        parts.append(hashlib.sha256(data).hexdigest())
-    return whole.hexdigest(), tuple(parts)
+    """SHA-256 over the digests of every commit record's content, shards in order."""
+    return hashlib.sha256("".join(each.digest for each in contents).encode()).hexdigest()
 
 
 def make_seal(spec: Spec, contents: Sequence[CommitContent], plan_file: FileRecord) -> Seal:
@@ -39,18 +29,17 @@ def make_seal(spec: Spec, contents: Sequence[CommitContent], plan_file: FileReco
     reasons: Counter[str] = Counter()
     for each in contents:
         reasons.update(each.reasons)
-    identity, commits = content_digests(contents)
     seal = Seal(
         format_version=FORMAT_VERSION,
         recipe=spec.recipe,
         spec_digest=spec.digest,
-        identity=identity,
+        identity=cache_identity(contents),
         planned=spec.rows,
         cached=cached,
         rejected=rejected,
         reasons=dict(reasons),
         cached_per_shard=tuple(each.cached for each in contents),
-        commits=commits,
+        commits=tuple(each.digest for each in contents),
         plan_file=plan_file,
         array=summarise_array(contents),
         sha256="",

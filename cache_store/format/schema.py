@@ -336,7 +336,7 @@ class Seal(Record, frozen=True, kw_only=True):
     recipe: Recipe
     spec_digest: str
     identity: str
-    """SHA-256 over the contents of all commit records, in order: the cache identity."""
+    """SHA-256 over `commits`, one after the other: the cache identity."""
     planned: Count
     cached: Count
     rejected: Count

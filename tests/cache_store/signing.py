@@ -32,8 +32,8 @@ def written(value: Any) -> bytes:
         return msgspec.json.encode(value, order="sorted")
 
 
-def digest(*values: Any) -> str:
-    return hashlib.sha256(b"".join(map(written, values))).hexdigest()
+def digest(value: Any) -> str:
+    return hashlib.sha256(written(value)).hexdigest()
 
 
 def save(path: Path, record: dict[str, Any]) -> None:
@@ -93,9 +93,11 @@ def resign(root: Path) -> None:
         save_signed(path, record)
     seal = load(root / "seal.json")
     if seal:
-        seal.update(recipe=recipe or seal.get("recipe"), spec_digest=digest(spec_raw), identity=digest(*contents))
+        commits = [digest(content) for content in contents]
+        identity = hashlib.sha256("".join(commits).encode()).hexdigest()
+        seal.update(recipe=recipe or seal.get("recipe"), spec_digest=digest(spec_raw), identity=identity)
         if isinstance(seal.get("commits"), list):
-            seal["commits"] = [digest(content) for content in contents]
+            seal["commits"] = commits
         refile(root, seal.get("plan_file"))
         save_signed(root / "seal.json", seal)
     save_signed(root / "build.json", load(root / "build.json"))

@@ -20,8 +20,8 @@ from tests.make_cache import make_cache
 HERE = Path(__file__).parent
 GOLDEN = {"zarr": HERE / "golden", "webdataset": HERE / "golden_webdataset"}
 IDENTITIES = {
-    "zarr": "ed00bfe48313d537cc9c596acfbe86e59dea78d25e5b84ae9ebea2965ee30198",
-    "webdataset": "15e6c46178187224bc9eb23884bc023448d292df19247dccda1da80089f81129",
+    "zarr": "0011bcb0ad21a19029717b201c78e32108172cd56873c86e4ea0ace4e741ce21",
+    "webdataset": "afb1598e831457a482c65324e5f68189defc2d1b648946ed47ee4e5b10ee7440",
 }
 WRITTEN_ALIKE = {
     "zarr": ("zarr.json", "latents/zarr.json", "latents/c/0/0/0/0", "latents/c/1/0/0/0"),
