@@ -78,9 +78,7 @@ class FaultyStore(LocalStore):
 
 @dataclass(frozen=True)
 class DeadlyStore(LocalStore):
-    """Kills its program at its n-th sync: of a file that has not got its name yet, or of a folder whose names have
-    just changed.
-    """
+    """Kills its program at its n-th sync: of a file without its name yet, or of a folder whose names have changed."""
 
     dies_at: int
     syncs: "count[int]" = field(default_factory=lambda: count(1))

@@ -44,7 +44,9 @@ def test_a_failing_command_stops_the_demo_with_its_exit_code(tmp_path):
     assert failure.value.exit_code == 2
 
 
-def test_a_folder_of_others_is_left_alone_and_a_demos_own_replaced(tmp_path, capsys):
+def test_few_scenes_and_others_folders_are_refused_untouched(tmp_path, capsys):
+    assert main(["--scenes", "3"]) == 2
+    assert "scenes must be at least" in capsys.readouterr().err
     (tmp_path / "thesis.txt").write_text("years of work")
     assert main(["--output", str(tmp_path), "--scenes", "100", "--text_steps", "1", "--train_steps", "1"]) == 2
     assert "was not made by the demo" in capsys.readouterr().err
@@ -53,16 +55,6 @@ def test_a_folder_of_others_is_left_alone_and_a_demos_own_replaced(tmp_path, cap
     (tmp_path / "run/old").touch()
     assert prepare_folder(tmp_path / "run")
     assert [file.name for file in (tmp_path / "run").iterdir()] == [MARKER]
-
-
-def test_help_teaches_and_too_few_scenes_are_refused(capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["--help"])
-    assert ended.value.code == 0
-    text = " ".join(capsys.readouterr().out.split())
-    assert all(piece in text for piece in ("--scenes", "broken or unusual", "examples:", "cache_store info"))
-    assert main(["--scenes", "3"]) == 2
-    assert "scenes must be at least" in capsys.readouterr().err
 
 
 def test_in_its_own_folder_the_demo_adds_nothing_to_the_yaml_files():
