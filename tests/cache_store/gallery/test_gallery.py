@@ -22,12 +22,10 @@ from cache_store.cache.writer import Outcome
 from cache_store.cli import main
 from cache_store.errors import SourceError
 from cache_store.format.schema import samples_file
-from cache_store.gallery import draw, pictures, plots, sheets, source_images
+from cache_store.gallery import draw, exhibits, pictures, plots, sheets, source_images, unusual
 from cache_store.gallery.config import GalleryConfig
-from cache_store.gallery.exhibits import Exhibit
 from cache_store.gallery.gallery import make_gallery
 from cache_store.gallery.page import layout
-from cache_store.gallery.unusual import Unusual, most_unusual, survey_latents
 from cache_store.verify.verify import verify
 from tests.cache_store.conftest import flip
 from tests.make_cache import caption, make_cache
@@ -129,7 +127,7 @@ def test_texts_are_shown_as_text_and_sizes_as_height_by_width(page):
             assert told in html
 
 
-def test_source_images_are_shown_or_said_missing_or_changed(page):
+def test_source_images_are_shown_or_said_missing_or_changed(cache, page, monkeypatch):
     assert [len(images_of(page, f"source image of row {row}")) for row in (0, 1, *REJECTED[:2])] == [2, 0, 1, 0]
     thumbnail = Image.open(io.BytesIO(images_of(page, "source image of row 0")[0]))
     assert thumbnail.size == (40, 48), "the recipe's size: as the encoder saw it"
@@ -138,10 +136,13 @@ def test_source_images_are_shown_or_said_missing_or_changed(page):
         assert told in text_of(page)
     for problem in ("has changed since it was encoded", "could not be read when the cache was built"):
         assert f'title="this file {problem}"' in page
+    monkeypatch.setattr(source_images, "GROUP", "none")
+    with pytest.raises(SourceError, match="no installed package reads sources"):
+        source_images.find_source_images(open_cache(cache).store)
 
 
-def most_unusual_of(cache: Cache) -> list[Unusual]:
-    return most_unusual(survey_latents(cache, draw.draw_survey(cache, 240, seed=0)), 3)
+def most_unusual_of(cache: Cache) -> list[unusual.Unusual]:
+    return unusual.most_unusual(unusual.survey_latents(cache, draw.draw_survey(cache, 240, seed=0)), 3)
 
 
 def test_the_outlier_leads_the_unusual_rows(cache, page, tmp_path):
@@ -168,12 +169,6 @@ def test_one_seed_gives_one_page_and_another_other_rows(cache, tmp_path):
     drawn = [{each["row"] for each in draw.draw_rejects(open_cache(cache), 2, seed)} for seed in (0, 1)]
     assert all(len(each) == 2 and each < set(REJECTED) for each in drawn)
     assert "2 of them, drawn with seed 1, are shown" in text_of(pages["c"])
-
-
-def test_without_a_package_that_reads_sources_that_is_said(cache, monkeypatch):
-    monkeypatch.setattr(source_images, "GROUP", "none")
-    with pytest.raises(SourceError, match="no installed package reads sources"):
-        source_images.find_source_images(open_cache(cache).store)
 
 
 def test_flat_recipes_have_cards_and_strips_of_their_own_layout(cache):
@@ -224,13 +219,13 @@ def test_of_many_features_a_gallery_looks_at_some_evenly_spaced(tmp_path, monkey
     samples[5] += 50
     cache = make_cache(tmp_path / "cache", samples, dtype="float32")
     opened = open_cache(cache)
-    seen = survey_latents(opened, draw.draw_survey(opened, 240, seed=0))
+    seen = unusual.survey_latents(opened, draw.draw_survey(opened, 240, seed=0))
     assert seen.feature_F.tolist() == list(range(0, 1_152, 12))
     assert seen.count_FB.sum() == 8 * 3 * 96
-    (first,) = most_unusual(seen, 1)
+    (first,) = unusual.most_unusual(seen, 1)
     assert first.number == 5
     assert int(re.fullmatch(r"mean of feature (\d+) at \+2\.6 σ", first.why)[1]) in seen.feature_F
-    monkeypatch.setattr("cache_store.gallery.unusual.MOST_FEATURES", 4)  # each takes time to draw
+    monkeypatch.setattr(unusual, "MOST_FEATURES", 4)  # each takes time to draw
     told = "8 samples, all that are cached; 4 features of 1,152, evenly spaced."
     assert told in text_of(page_of(cache, tmp_path / "page.html"))
 
@@ -267,7 +262,7 @@ def test_contact_sheets_lie_beside_the_page_or_in_a_folder(cache, tmp_path):
 
 def test_labels_of_a_sheet_are_whole_where_they_fit_and_else_cut():
     reason = "cannot decode: UnidentifiedImageError: cannot identify image file <_io.BytesIO object at 0x7f66090380>"
-    exhibit = Exhibit(row=7, id="000123456", uri="", size=None, caption="", reason=reason)
+    exhibit = exhibits.Exhibit(row=7, id="000123456", uri="", size=None, caption="", reason=reason)
     first, *lines = sheets.label(exhibit, sheets.COLUMN)
     assert (first, " ".join(lines)) == ("row 7 · 000123456", reason)
     cut = sheets.label(replace(exhibit, id="long_name/" * 99, reason=None), sheets.COLUMN)
