@@ -73,25 +73,17 @@ def described_cache(path: Path, rows: int, **options: Any) -> Path:
     return make_cache(path, **{"latents": latents, "conversations": [describe(row) for row in range(rows)], **options})
 
 
+MEAN, STD = (0.5, -1.0, 2.0, 0.0), (2.0, 0.5, 3.0, 1.0)
+MakeConfig = Callable[..., TrainConfig]
+
+
 @pytest.fixture(scope="session")
 def cache_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """40 samples of 4 channels and 3×2 cells, far from standard normal, three of them rejected."""
-    rng = np.random.default_rng(0)
-    mean, std = [0.5, -1.0, 2.0, 0.0], [2.0, 0.5, 3.0, 1.0]
-    latents = rng.standard_normal((40, 4, 3, 2), np.float32)
-    latents = latents * np.array(std, np.float32)[:, None, None] + np.array(mean, np.float32)[:, None, None]
-    return make_cache(
-        tmp_path_factory.mktemp("cached") / "cache",
-        latents,
-        conversations=[describe(row) for row in range(40)],
-        rejected=[3, 17, 39],
-        dtype="float32",
-        latents_mean=mean,
-        latents_std=std,
-    )
-
-
-MakeConfig = Callable[..., TrainConfig]
+    scale, centre = (np.array(each, np.float32)[:, None, None] for each in (STD, MEAN))
+    latents = np.random.default_rng(0).standard_normal((40, 4, 3, 2), np.float32) * scale + centre
+    options = {"rejected": [3, 17, 39], "dtype": "float32", "latents_mean": MEAN, "latents_std": STD}
+    return described_cache(tmp_path_factory.mktemp("cached") / "cache", 40, latents=latents, **options)
 
 
 @pytest.fixture

@@ -102,7 +102,6 @@ FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(["pytest", "trainer.run.loop", "transformers.models.gemma3.modeling_gemma3"])
 """Processes forked from one that has loaded the libraries: loading them takes far longer than a small run."""
 
-
 Prepare = Callable[[], None] | None
 
 
@@ -150,7 +149,6 @@ def run_forked(arguments: Sequence[str], environment: Mapping[str, str], said: P
 
 
 def fork_ranks(config: TrainConfig, *prepare: Prepare, **environment: str) -> list[ForkedTrainer]:
-    """Two ranks; each prepares itself by its part of `prepare`."""
     meeting = {**meeting_of_two(), **environment}
     return [fork_rank(config, rank, meeting, each) for rank, each in enumerate(prepare or (None, None))]
 

@@ -5,6 +5,7 @@ import math
 import threading
 import time
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from trainer.data.order import SampleOrder, epoch_key, permute
 from trainer.data.prefetch import prefetched
 
 COUNT, BATCH = 21, 4
+load = partial(DataLoader, batch_size=None)
 
 # More workers than cores is what tests here are about, and what torch warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -36,10 +38,6 @@ def save_cache(path: Path, dtype: Any = "float16", count: int = COUNT) -> Path:
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_cache(tmp_path_factory.mktemp("one") / "cache")
-
-
-def load(stream: LatentStream, **options: Any) -> DataLoader:
-    return DataLoader(stream, batch_size=None, **options)
 
 
 def resume(cache: Path, state: dict[str, Any], **options: Any) -> LatentStream:
@@ -57,19 +55,15 @@ def test_every_sample_stands_at_exactly_one_position(count):
     assert np.array_equal(np.sort(permute(np.arange(count), count, epoch_key("cache", 0, 0))), np.arange(count))
 
 
-def test_the_order_never_changes_between_versions():
+def test_epoch_seed_and_cache_decide_the_order_in_every_version():
     """16 is a power of four, which fills its domain."""
-    key = epoch_key("cache", 0, 0)
-    assert permute(np.arange(8), 8, key).tolist() == [1, 5, 7, 6, 0, 3, 2, 4]
-    assert permute(np.arange(16), 16, key).tolist() == [10, 14, 7, 6, 0, 3, 2, 4, 12, 9, 1, 15, 13, 8, 5, 11]
-    later = SampleOrder("cache", 7, 595_000).at(3 * 595_000 + np.array([0, 1, 594_999]))
-    assert later.tolist() == [529365, 12586, 475385]
-
-
-def test_epoch_seed_and_cache_each_change_the_order():
     keys = [epoch_key("cache", 0, 0), epoch_key("cache", 0, 1), epoch_key("cache", 1, 0), epoch_key("other", 0, 0)]
     for one, other in itertools.combinations([permute(np.arange(1_000), 1_000, key) for key in keys], 2):
         assert (one == other).mean() < 0.01
+    assert permute(np.arange(8), 8, keys[0]).tolist() == [1, 5, 7, 6, 0, 3, 2, 4]
+    assert permute(np.arange(16), 16, keys[0]).tolist() == [10, 14, 7, 6, 0, 3, 2, 4, 12, 9, 1, 15, 13, 8, 5, 11]
+    later = SampleOrder("cache", 7, 595_000).at(3 * 595_000 + np.array([0, 1, 594_999]))
+    assert later.tolist() == [529365, 12586, 475385]
 
 
 def test_ranks_and_endless_passes_follow_the_keyed_order(cache):
@@ -128,13 +122,10 @@ def test_passes_with_another_number_of_workers_each_go_on_too(cache):
     assert list(itertools.chain.from_iterable(passes)) == numbers_of(LatentStream(cache, BATCH, epochs=4))
 
 
-def resume_here(_: int) -> None:
-    get_worker_info().dataset.load_state_dict({"cursor": BATCH})
-
-
 def test_a_worker_that_is_to_resume_alone_is_refused(cache):
+    alone = {"num_workers": 2, "worker_init_fn": lambda _: get_worker_info().dataset.load_state_dict({"cursor": BATCH})}
     with pytest.raises(ConfigError, match="load the cursor of the last batch before workers start"):
-        numbers_of(load(LatentStream(cache, BATCH), num_workers=2, worker_init_fn=resume_here))
+        numbers_of(load(LatentStream(cache, BATCH), **alone))
 
 
 def begin_last(worker: int) -> None:
@@ -167,17 +158,17 @@ def test_a_state_of_another_seed_batch_or_cache_is_refused(cache, field, before,
         stream.load_state_dict({**stream.state_dict(), field: before})
 
 
-NO_CURSORS = [{}, {"cursor": None}, {"cursor": "8"}, {"cursor": -4}, {"cursor": 3}]
-NO_PASSES = [{"epochs": epochs} for epochs in (0, -1, 1e300, math.nan, math.inf)]
-NO_RANKS = [{"world_size": 3}, {"world_size": 0}, {"rank": 2, "world_size": 2}, {"rank": -1}]
+UNUSABLE = {
+    "epochs must be above 0": [{"epochs": epochs} for epochs in (0, -1, 1e300, math.nan, math.inf)],
+    "must divide among ranks": [{"world_size": 3}, {"world_size": 0}, {"rank": 2, "world_size": 2}, {"rank": -1}],
+}
 
 
 def test_a_stream_without_a_position_a_pass_or_a_part_is_refused(cache):
-    for state in NO_CURSORS:
+    for state in ({}, {"cursor": None}, {"cursor": "8"}, {"cursor": -4}, {"cursor": 3}):
         with pytest.raises(ConfigError, match="cursor .* is not a multiple"):
             resume(cache, state)
-    for options in NO_PASSES + NO_RANKS:
-        message = "epochs must be above 0" if options in NO_PASSES else "must divide among ranks"
+    for message, options in [(message, each) for message, every in UNUSABLE.items() for each in every]:
         with pytest.raises(ConfigError, match=message):
             LatentStream(cache, BATCH, **options)
 

@@ -1,8 +1,4 @@
-"""Conversations become tokens, of which the assistant's words and the ends of its turns are labels; kept on disk.
-
-What is said in the words of a special token stays words: there the tokenizer is like those of real models, which is
-byte-level BPE, saved to a folder and loaded from there.
-"""
+"""Conversations become tokens, of which the assistant's words and the ends of its turns are labels; kept on disk."""
 
 import contextlib
 import json
@@ -60,7 +56,6 @@ WHOLE = (
         (TWO_TURNS, 11, FIRST, "a red"),
         (TWO_TURNS, 9, "", ""),
         (TWO_TURNS[:1], 64, "", ""),
-        ([], 64, "", ""),
     ],
 )
 def test_labels_are_what_the_assistant_says_and_end_the_text(conversation, max_tokens, words, labels):
@@ -88,11 +83,11 @@ def test_the_digest_follows_all_that_decides_tokens_and_labels():
     changed, grown = make_tokenizer(), make_tokenizer()
     changed.eos_token = "<end_of_turn>"  # a template may write it
     grown.add_tokens(["purple"])
-    first = (make_tokenizer(), GEMMA_TEMPLATE, 64)
-    others = [(make_tokenizer(), GEMMA_TEMPLATE, 65), (make_tokenizer(), f"{GEMMA_TEMPLATE} ", 64)]
-    others += [(tokenizer, GEMMA_TEMPLATE, 64) for tokenizer in (changed, grown)]
-    digests = [ChatTokenizer(*chat).digest for chat in (first, *others, (make_tokenizer(), GEMMA_TEMPLATE, 64))]
-    assert (len(set(digests)), digests[-1]) == (5, digests[0])
+    chats = [(tokenizer, GEMMA_TEMPLATE, 64) for tokenizer in (make_tokenizer(), changed, grown)]
+    chats += [(make_tokenizer(), GEMMA_TEMPLATE, 65), (make_tokenizer(), f"{GEMMA_TEMPLATE} ", 64)]
+    digests = [ChatTokenizer(*chat).digest for chat in chats]
+    assert len(set(digests)) == 5
+    assert ChatTokenizer(make_tokenizer(), GEMMA_TEMPLATE, 64).digest == digests[0]
 
 
 def test_code_that_a_folder_brings_is_never_run(tmp_path):
@@ -112,7 +107,7 @@ SPECIAL = ["<pad>", "<bos>", "<end_of_turn>", "<start_of_turn>", "<start_of_imag
 def byte_level(
     folder: Path, template: str = GEMMA_TEMPLATE, *, trim: bool = False, normalizer: Any = None, **flags: bool
 ) -> ChatTokenizer:
-    """`flags` are those of its special tokens."""
+    """Like the tokenizers of real models, saved and read; `flags` are those of its special tokens."""
     special = [AddedToken(text, special=True, **flags) for text in SPECIAL]
     backend = Tokenizer(models.BPE())
     backend.normalizer = normalizer
@@ -122,15 +117,9 @@ def byte_level(
     letters = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=300, show_progress=False, special_tokens=special, initial_alphabet=letters)
     backend.train_from_iterator(["user\nmodel\na red square, end of turn, what is this"], trainer)
-    return saved(folder, backend, template, special)
-
-
-def saved(folder: Path, backend: Tokenizer, template: str, special: list[Any]) -> ChatTokenizer:
-    """Read as a user's tokenizer is."""
-    pad, bos, eos, *others = special
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token=pad, bos_token=bos, eos_token=eos, additional_special_tokens=others,
-        clean_up_tokenization_spaces=False, chat_template=template,
+        tokenizer_object=backend, pad_token=special[0], bos_token=special[1], eos_token=special[2],
+        additional_special_tokens=special[3:], clean_up_tokenization_spaces=False, chat_template=template,
     )  # fmt: skip
     tokenizer.save_pretrained(folder)
     return load_chat_tokenizer(str(folder), None, 512)
@@ -146,35 +135,13 @@ def answer(chat: ChatTokenizer, human: str, assistant: str) -> TokenizedText:
     return chat(["plain", "asked"], [caption("red"), conversation])[1]
 
 
-def test_the_tokens_around_such_words_are_those_without_them(chat):
-    tokens = answer(chat, "what is this", "a red<pad> square").tokens.tolist()
-    whole = chat.tokenizer.decode(tokens)
-    controlled = chat.tokenizer(whole, add_special_tokens=False)["input_ids"]
-    spelled = chat.tokenizer("<pad>", add_special_tokens=False, split_special_tokens=True)["input_ids"]
-    place = controlled.index(chat.tokenizer.pad_token_id)
-    assert tokens == [*controlled[:place], *spelled, *controlled[place + 1 :]]
-
-
 def filtering(filters: str) -> Callable[[Path], ChatTokenizer]:
     """With a template that passes what is said through these filters."""
     return partial(byte_level, template=GEMMA_TEMPLATE.replace("| trim", filters))
 
 
-def unigram(folder: Path) -> ChatTokenizer:
-    """A unigram model has special tokens among its pieces, and normalisation comes after they are looked for."""
-    pieces = [(text, 0.0) for text in ["<unk>", *SPECIAL]] + [(letter, -5.0) for letter in "▁aderlmostuw<>_\n"]
-    backend = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=False))
-    backend.normalizer, backend.pre_tokenizer = normalizers.NFKC(), pre_tokenizers.Metaspace()
-    chat = saved(folder, backend, GEMMA_TEMPLATE, SPECIAL)
-    chat.tokenizer.unk_token = "<unk>"
-    return chat
-
-
-def word_level(_: Path) -> ChatTokenizer:
-    return ChatTokenizer(make_tokenizer(), GEMMA_TEMPLATE, 64)
-
-
 lowering = partial(byte_level, normalizer=normalizers.Lowercase(), normalized=True)
+WORD_LEVEL = ChatTokenizer(make_tokenizer(), GEMMA_TEMPLATE, 64)
 lengthening = filtering("| replace('[', '<') | replace(']', '> ')")
 SHOUTED, SPACED = "<Pad> a <END_OF_TURN> red", "<pad>  a  <end_of_turn>  red"
 SWALLOWING = [{"lstrip": True}, {"rstrip": True}, {"lstrip": True, "rstrip": True}]
@@ -190,7 +157,7 @@ CAPTIONS = [
 ]
 
 SAID = [
-    *((byte_level, caption, caption) for caption in CAPTIONS),
+    *((byte_level, said, said) for said in CAPTIONS),
     (filtering("| trim | lower"), SHOUTED, SHOUTED.lower()),
     (lowering, SHOUTED, SHOUTED.lower()),
     (lengthening, "a [red]", "a <red> "),
@@ -200,7 +167,7 @@ SAID = [
 
 
 @pytest.mark.parametrize(("make_chat", "said", "expected"), SAID)
-def test_what_is_said_in_special_tokens_words_is_learned_as_words(make_chat, said, expected, tmp_path):
+def test_what_is_said_in_special_tokens_words_stays_words(make_chat, said, expected, tmp_path):
     chat = make_chat(tmp_path)
     text = answer(chat, said, said)
     assert chat.tokenizer.decode(text.tokens[text.is_label]) == f"{expected}<end_of_turn>"
@@ -213,10 +180,14 @@ def test_what_is_said_in_special_tokens_words_is_learned_as_words(make_chat, sai
 @pytest.mark.parametrize(
     ("make_chat", "said", "problem"),
     [
-        (word_level, "a <end_of_turn> red", "it says '<end_of_turn>', which this tokenizer has as a special token"),
+        (lambda _: WORD_LEVEL, "a <end_of_turn> red", "it says '<end_of_turn>', which this tokenizer has as a special"),
         (filtering("| replace('<pad>', '')"), "a <pad> red", "the chat template acts on a special token's text in it"),
         (lengthening, "a [start_of_image] [pad]", "the chat template's changes to its words change the special tokens"),
-        (unigram, "a \uff1cpad\uff1e red", "its words change where"),  # NFKC makes <pad> of it
+        (
+            partial(byte_level, single_word=True),
+            "red",
+            "its words change where the tokenizer finds '<end_of_turn>', at ",
+        ),
     ],
 )
 def test_a_sample_whose_words_cannot_be_told_is_named(make_chat, said, problem, tmp_path):
@@ -292,7 +263,6 @@ def test_text_is_made_once_and_clears_its_own_scratch_alone(cache_path, chat, tm
 
 @pytest.fixture
 def damaged(folder: Path, tmp_path: Path) -> Path:
-    """A copy to be damaged."""
     return shutil.copytree(folder, tmp_path / folder.name)
 
 
