@@ -54,10 +54,6 @@ def folded(vae: Any, image_N3YX: Tensor) -> Tensor:
         return FoldedWanEncoder(vae, image_N3YX.dtype)(image_N3YX)
 
 
-def difference(one: Tensor, other: Tensor) -> float:
-    return float((one.float() - other.float()).abs().max())
-
-
 def root_mean_square(values: Tensor) -> float:
     return float(values.float().square().mean().sqrt())
 
@@ -69,7 +65,7 @@ def test_folded_equals_diffusers_on_the_full_size_architecture(full_size_vae, he
     expected = posterior(full_size_vae, image).parameters.squeeze(2)
     assert expected.shape == (2, 32, height // 8, width // 8)
     assert expected[:, :16].std() > 0.05
-    assert difference(folded(full_size_vae, image), expected) < 1e-5
+    torch.testing.assert_close(folded(full_size_vae, image), expected, rtol=0, atol=1e-5)
 
 
 SHAPES: list[dict[str, Any]] = [
@@ -86,7 +82,7 @@ def test_every_shape_of_wan_2_1_folds(config):
     vae, image = narrow_vae(**config), pixels(2, 3, 40, 24)
     with torch.inference_mode():
         expected = vae.quant_conv(vae.encoder(image.unsqueeze(2))).squeeze(2)
-    assert difference(folded(vae, image), expected) < 1e-5
+    torch.testing.assert_close(folded(vae, image), expected, rtol=0, atol=1e-5)
 
 
 def test_what_one_path_cannot_run_is_refused_with_the_other(tmp_path):
@@ -170,7 +166,8 @@ def test_on_a_cpu_a_latent_is_that_of_its_image_alone(vae, tmp_path, dtype, tole
     encoder, images = encoder_of(vae, tmp_path, compute_dtype=dtype), photos(11, height, width)
     alone, together = torch.cat([encoder.encode(image) for image in images.split(1)]), encoder.encode(images)
     assert together.dtype == torch.float32
-    assert difference(together, alone) <= (tolerance * root_mean_square(alone) if height == 64 else 0)
+    allowed = tolerance * root_mean_square(alone) if height == 64 else 0
+    torch.testing.assert_close(together, alone, rtol=0, atol=allowed)
 
 
 @pytest.mark.gpu

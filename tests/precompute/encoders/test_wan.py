@@ -58,7 +58,6 @@ from precompute.encoders.registry import load_encoder
 def load(models):
     for model in models:
         print(load_encoder(EncoderConfig(model=model, device="cpu"), "signed").identity.weights_sha256)
-    return 0
 
 sys.exit(run_program("precompute", load, sys.argv[1:]))
 """

@@ -92,11 +92,9 @@ def test_a_finetuned_decoder_is_taken_and_no_half_or_other_one(built_once, vae_p
         decoder(built_once, model=other)
 
 
-ALONE = "--model and --device are for --decode; add it or leave them out"
 MISTAKES = {
     "--decode --model=/nowhere": "encoder.model /nowhere is neither a folder here nor a hub id, which is owner/name",
-    "--model=x": ALONE,
-    "--device=cpu": ALONE,
+    "--model=x": "--model and --device are for --decode; add it or leave them out",
 }
 
 

@@ -187,7 +187,6 @@ def large(format_: str, mode: str = "RGBA", colour: Any = (1, 2, 3, 4), **option
 
 HEAVY: dict[str, Callable[[], bytes]] = {
     "PNG with alpha": lambda: png(*HEAVY_PIXELS),
-    "PNG of 16 bits with alpha": lambda: png(*HEAVY_PIXELS, colour=4, bits=16),
     "PNG of 16 bits": lambda: png(*HEAVY_PIXELS, png_chunk(b"tRNS", bytes(2)), colour=0, bits=16),
     "PNG with a palette": lambda: png(*HEAVY_PIXELS, PALETTE, colour=3),
     "JPEG in CMYK": lambda: large("JPEG", "CMYK", 0, progressive=True),

@@ -1,14 +1,14 @@
 """Files that are made to break a decoder: each ends as an image or a rejection, in bounded memory and steps."""
 
-import itertools
 import os
 import resource
 import subprocess
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -27,8 +27,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:::PIL")  # as `silence_decoders`
 
 CORPUS, FUZZED = hostile.fuzz_corpus(), 6_000
 
-RECIPES = [ImageConfig(height=16, width=24, fit=fit).recipe for fit in ("squash", "crop", "pad")]
-
 
 def decoded(data: bytes) -> np.ndarray | str:
     """The pixels, or why the file was rejected."""
@@ -40,6 +38,7 @@ def decoded(data: bytes) -> np.ndarray | str:
 
 def test_damaged_files_of_every_format_are_images_or_rejections(capfd):
     rng, reasons = np.random.default_rng(0), list[str]()
+    recipes = [ImageConfig(height=16, width=24, fit=fit).recipe for fit in ("squash", "crop", "pad")]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         silence_decoders()
@@ -48,7 +47,7 @@ def test_damaged_files_of_every_format_are_images_or_rejections(capfd):
             if isinstance(end, str):
                 reasons.append(end)
             else:
-                assert fit_image(Image.fromarray(end), RECIPES[number % 3]).size == (24, 16)
+                assert fit_image(Image.fromarray(end), recipes[number % 3]).size == (24, 16)
     assert FUZZED // 10 < len(reasons) < FUZZED * 9 // 10
     assert not any("\n" in reason for reason in reasons)
     assert capfd.readouterr() == ("", "")  # libtiff would, from C
@@ -70,30 +69,23 @@ from precompute.images.decoder_messages import silence_decoders
 from precompute.images.decode import ImageConfig, decode_image, fit_image, to_pixels
 from precompute.images.rejected import Rejected
 
-def end_of(path, max_pixels):
-    try:
-        to_pixels(fit_image(decode_image(path.read_bytes(), max_pixels), ImageConfig().recipe))
-        return "image"
-    except Rejected as rejected:
-        return rejected.reason
-
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def ends(max_pixels):
+    for name in sys.argv[2:]:
+        try:
+            to_pixels(fit_image(decode_image(Path(name).read_bytes(), max_pixels), ImageConfig().recipe))
+            end = "image"
+        except Rejected as rejected:
+            end = rejected.reason
+        yield resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, end
 
 silence_decoders()
-max_pixels, paths = int(sys.argv[1]), [Path(name) for name in sys.argv[2:]]
-for path in paths:
-    end_of(path, 0)  # decoders loaded
-before = peak()
-for path in paths:
-    end = end_of(path, max_pixels)
-    print(peak() - before, end)
+*_, (before, _) = ends(0)  # decoders loaded
+for peak, end in ends(int(sys.argv[1])):
+    print(peak - before, end)
 """
 
-PROGRAM_BYTES = 2**30
-"""Address space of Python with Pillow, numpy and their libraries, generously."""
-
-PIXEL_BYTES = MEMORY_PER_PIXEL * MAX_PIXELS
+PROGRAM_BYTES, PIXEL_BYTES = 2**30, MEMORY_PER_PIXEL * MAX_PIXELS
+"""Address space of Python with Pillow, numpy and their libraries, generously; and what an image may take."""
 
 
 def assert_each_ends(folder: Path, makers: dict[str, Callable[[], bytes]], ends: tuple[str, ...], more: int) -> None:
@@ -126,44 +118,35 @@ def test_the_largest_images_stay_within_the_promised_memory(tmp_path):
     assert_each_ends(tmp_path, hostile.HEAVY, ("image",), more=PIXEL_BYTES)
 
 
-ORDINARY = [
-    hostile.png(8, 8, hostile.png_chunk(b"prVt", b"private") * 1_000),
-    hostile.save(hostile.small(), "PNG", icc_profile=bytes(300_000)),
-    hostile.jpeg_scans(20),
-    hostile.save(hostile.small("P"), "GIF", comment=bytes([1]) * 100_000),
-    hostile.grey_tiff(1, 2_000, {273: (4, 2_000, bytes(8_000)), 278: (3, 1, 1), 279: (4, 2_000, b"\1\0\0\0" * 2_000)}),
-]
-
-
-@pytest.mark.parametrize("data", ORDINARY, ids=lambda data: data[:4].hex())
-def test_what_is_refused_in_excess_is_read_in_ordinary_amounts(data):
-    assert not isinstance(decoded(data), str)
+def test_what_is_refused_in_excess_is_read_in_ordinary_amounts():
+    strips = {273: (4, 2_000, bytes(8_000)), 278: (3, 1, 1), 279: (4, 2_000, b"\1\0\0\0" * 2_000)}
+    for data in (
+        hostile.png(8, 8, hostile.png_chunk(b"prVt", b"private") * 1_000),
+        hostile.save(hostile.small(), "PNG", icc_profile=bytes(300_000)),
+        hostile.jpeg_scans(20),
+        hostile.save(hostile.small("P"), "GIF", comment=bytes([1]) * 100_000),
+        hostile.grey_tiff(1, 2_000, strips),
+    ):
+        assert not isinstance(decoded(data), str)
 
 
 def calls(function: Callable[..., object], *arguments: object) -> int:
     """How many functions were called, of Python and of C, until it returned or rejected."""
-    count = itertools.count()
-
-    def step(frame: Any, event: str, argument: Any) -> None:
-        if event in ("call", "c_call"):
-            next(count)
-
-    sys.setprofile(step)
+    events = Counter[str]()
+    sys.setprofile(lambda frame, event, argument: events.update((event,)))
     try:
-        function(*arguments)
-    except Rejected:
-        pass
+        with suppress(Rejected):
+            function(*arguments)
     finally:
         sys.setprofile(None)
-    return next(count)
+    return events["call"] + events["c_call"]
 
 
 FEW_PARTS, RUN = 500, 20_000
 """With so few parts allowed, a run of so many bytes shows whether the steps follow the bound or the file."""
 
-BYTES = [bytes([byte]) for byte in range(256)]
-INTERESTING = [*BYTES, b"\xff\0", b"\xff\xd0", b"\xff\xfe", b"\0\2", b"\0\0\0\x01"]
-BOXES = [b"\0\0\0\x08iprp", b"\0\0\0\x14metaiprp" + bytes(8), b"\0\0\0\x08meta", b"\xff\x64\0\2"]
+RUNS = [bytes([byte]) for byte in range(256)] + [b"\xff\0", b"\xff\xd0", b"\xff\xfe", b"\0\2", b"\0\0\0\1"]
+RUNS += [b"\0\0\0\x08iprp", b"\0\0\0\x14metaiprp" + bytes(8), b"\0\0\0\x08meta", b"\xff\x64\0\2"]
 MAGICS = {magic if magic != b"ftyp" else bytes(4) + b"ftypavif": parts for magic, parts in PARTS.items()}
 
 
@@ -174,7 +157,7 @@ def few_parts(monkeypatch):
 
 @pytest.mark.parametrize("magic", MAGICS, ids=bytes.hex)
 def test_parts_of_any_run_are_counted_in_bounded_steps(few_parts, magic):
-    for run in [*INTERESTING, *BOXES]:
+    for run in RUNS:
         assert calls(refuse_costly, magic + run * (RUN // len(run)), MAX_PIXELS) <= 10 * FEW_PARTS, run
 
 

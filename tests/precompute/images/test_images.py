@@ -278,8 +278,6 @@ def ftyp(brand: bytes, *others: bytes) -> bytes:
     return struct.pack(">I", len(names) + 8) + b"ftyp" + names + bytes(100)
 
 
-HEIC = "is HEIC: convert it to PNG or JPEG, with pillow-heif for one"
-
 NOT_IMAGES = {
     b"": "is empty",
     bytes(5_000): "holds only zero bytes",
@@ -287,14 +285,13 @@ NOT_IMAGES = {
     b"\r\n<!DOCTYPE html>\n<html><body><svg ></svg></body></html>": "is text (HTML page), not an image",
     b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>": "is text (XML), not an image",
     b'{"error": "not found"}': "is text (JSON), not an image",
-    b'[{"id": 1}]': "is text (JSON), not an image",
-    b"404: Not Found": "is text, not an image",
     "\ufeffschöne Grüße".encode(): "is text, not an image",
     b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n": "is a Git LFS pointer",
     b"PK\x03\x04" + bytes(30): "is a zip archive",
     b"\x1f\x8b\x08" + bytes(30): "is compressed by gzip",
-    ftyp(b"heic", b"mif1", b"heic"): HEIC,
-    ftyp(b"mif1", b"mif1", b"heic"): HEIC,
+    **dict.fromkeys(
+        (ftyp(b"heic", b"mif1"), ftyp(b"mif1", b"heic")), "is HEIC: convert it to PNG or JPEG, with pillow-heif"
+    ),
     ftyp(b"isom", b"iso2", b"mp41"): "is a video (MP4 or QuickTime)",
     ftyp(b"avif", b"mif1"): "begins as an AVIF, but its header is damaged",
     b"RIFF\x10\0\0\0AVI " + bytes(20): "is a video (AVI)",

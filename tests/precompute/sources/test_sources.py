@@ -81,18 +81,13 @@ def test_differences_between_sample_lists_are_named_by_id(tmp_path):
 A = json.dumps(record("a"))
 
 REFUSED: dict[str, tuple[bytes | Callable[[Path], object], str]] = {
-    "an empty file": (b"", "truncated"),
     "an empty list": (b"[]", "the source holds no samples"),
-    "no list": (b'{"a": 1}', "Expected `array`, got `object`"),
-    "a list of lists": (b"[[]]", "record 0 .*Expected `object`"),
-    "a missing field": (f'[{A}, {{"id": "b"}}]'.encode(), "record 1 .*`conversations`"),
+    "a missing field": (f'[{A}, {{"id": "b"}}]'.encode(), r"record 1 \(counted from 0\): .*`conversations`"),
     "an image that is a number": (f'[{A[:-1]}, "image": 7}}]'.encode(), "record 0 .*image"),
-    "a turn without a value": (b'[{"id": 1, "conversations": [{"from": "human"}]}]', "record 0 .*value"),
     "a number without a value": (b'[{"id": NaN, "conversations": []}]', "malformed"),
     "a number of 5,000 digits": (b'[{"id": %s, "conversations": []}]' % (b"9" * 5_000), "record 0 .*out of range"),
     "half a character": (b'[{"id": "\\ud800", "conversations": []}]', "malformed.*surrogate"),
     "bytes that are no text": (f"[{A}, ".encode() + b'{"id": "\xff\xfe"}]', r"byte \d+ is not UTF-8"),
-    "text of two bytes a character": (f"[{A}]".encode("utf-16"), "malformed"),
     "a list that is cut": (f"[{A}, {A[:30]}".encode(), "truncated"),
     "something behind the list": (f"[{A}] [{A}]".encode(), "trailing"),
     "a million brackets": (b'[{"id": 1, "x": ' + b"[" * 10**6, "nested too deeply"),
@@ -118,7 +113,6 @@ def test_a_list_that_is_no_list_is_refused_in_one_line(project, name):
 
 
 MISTAKES = {
-    "source.path: .*nowhere.json does not exist": {"kind": "llava", "path": "nowhere.json"},
     "source.path: .*nowhere does not exist": {"kind": "cache", "path": "nowhere"},
     "source.images: .*nowhere does not exist": {"kind": "llava", "path": "source/chat.json", "images": "nowhere"},
     "source.images is for kind llava; .* source.path is the image tree": {"kind": "folder", "images": "source"},
@@ -232,9 +226,11 @@ def second(project: Project, *flags: str, code: int = 0) -> str:
 
 
 def test_a_cache_of_another_caches_plan_grows_and_joins_it_by_row(project):
-    """And is repaired from the images that the first remembers; an extension leaves no row in the order of ids."""
-    project.has([3, 9, 17, 20, 21])
+    """And is repaired from the images that the first remembers; extensions leave no row in the order of ids."""
+    project.has([9, 17])
     project.build()
+    project.has([3, 9, 17, 20, 21])
+    project.build("--extend")
     second(project)
     project.has()
     project.build("--extend")
