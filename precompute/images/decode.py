@@ -123,12 +123,7 @@ def decode_image(data: bytes, max_pixels: int) -> Image.Image:
     except UnidentifiedImageError:
         raise Rejected("cannot decode", what_it_is(data)) from None
     except (*DECODER_ERRORS, struct.error) as error:
-        raise Rejected("cannot decode", f"{type(error).__name__}: {error_text(error)}") from None
-
-
-def error_text(error: BaseException) -> str:
-    """Drop the address of Pillow's input object from a message, which differs from run to run."""
-    return str(error).split("<_io.BytesIO")[0].strip() or "no details"
+        raise Rejected("cannot decode", f"{type(error).__name__}: {str(error).strip() or 'no details'}") from None
 
 
 def upright(image: Image.Image) -> Image.Image:
