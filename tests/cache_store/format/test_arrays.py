@@ -1,0 +1,220 @@
+"""Arrays of every form, codec, dtype and number of axes: sound, read by us and by public readers, and summed up."""
+
+import contextlib
+import io
+import json
+import sqlite3
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import tensorstore
+import webdataset
+import xarray
+import zarr
+
+from cache_store import CacheError, open_cache
+from cache_store.cli import main
+from cache_store.format.schema import DTYPES
+from cache_store.verify.verify import verify
+from tests.cache_store.conftest import ROWS, SHAPES
+from tests.cache_store.signing import edited_spec
+from tests.make_cache import AXES, caption, make_cache
+
+REJECTED = (3, 9, 29, *range(16, 24))
+"""One shard wholly."""
+CACHED = [row for row in range(ROWS) if row not in REJECTED]
+KEYS = [f"{row:012d}" for row in CACHED]
+VAE_SHAPE = (4, 6, 5)
+ZARRS = [
+    *((VAE_SHAPE, {"codec": codec, "dtype": dtype}) for codec in ("none", "lz4", "zstd") for dtype in DTYPES),
+    *((shape, {"codec": codec}) for shape in SHAPES for codec in ("none", "zstd")),
+]
+TARS = [
+    *((VAE_SHAPE, {"store_format": "webdataset", "dtype": dtype}) for dtype in ("float16", "float32")),
+    *((shape, {"store_format": "webdataset"}) for shape in SHAPES),
+]
+
+
+@pytest.fixture(scope="module", params=ZARRS + TARS, ids=str)
+def array(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]:
+    """A cache and its samples in the stored dtype: of values that every dtype holds, and that codecs make smaller."""
+    shape, options = request.param
+    samples = (np.round(4 * np.random.default_rng(7).standard_normal((ROWS, *shape))) / 4).astype(np.float32)
+    captions = [caption(f'größer als {row} \U0001f600 \\ "') for row in range(ROWS)]
+    path = tmp_path_factory.mktemp("array") / "cache"
+    make_cache(path, samples, None, captions, rejected=REJECTED, **options)
+    return path, samples.astype(DTYPES[options.get("dtype", "float16")])
+
+
+zarrs = pytest.mark.parametrize("array", ZARRS, indirect=True, ids=str)
+tars = pytest.mark.parametrize("array", TARS, indirect=True, ids=str)
+
+
+def test_samples_of_any_array_are_sound_and_read_in_any_order(array, capsys):
+    path, samples = array
+    for level in ("quick", "full", "deep"):
+        report = verify(path, level)
+        assert (report.findings, report.shards, report.covered, report.samples) == ((), 4, 4, len(CACHED))
+    order = np.random.default_rng(1).permutation(len(CACHED))
+    np.testing.assert_array_equal(open_cache(path).read(order), samples[CACHED][order], strict=True)
+    shape = samples.shape[1:]
+    named = ", ".join(f"{axis} {side}" for axis, side in zip(AXES[len(shape)], shape, strict=True))
+    assert main(["info", str(path)]) == 0
+    assert f"\narray           {samples.dtype} [{named}], codec " in capsys.readouterr().out
+
+
+def test_the_seals_statistics_run_along_the_feature_axis(array):
+    path, samples = array
+    features_last = np.moveaxis(samples[CACHED], 1, -1) if samples.ndim == 4 else samples[CACHED]
+    values = features_last.reshape(-1, features_last.shape[-1]).astype(np.float64)
+    summary = open_cache(path).seal.array
+    np.testing.assert_allclose(summary.mean, values.mean(0), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(summary.std, values.std(0), rtol=1e-12)
+    np.testing.assert_array_equal((summary.minimum, summary.maximum), (values.min(0), values.max(0)))
+    assert (summary.preview is None) == (samples.ndim != 4)
+
+
+# Public readers.
+
+
+@zarrs
+def test_readers_of_zarr_see_values_and_axes_as_written(array):
+    """Bfloat16 TensorStore alone knows."""
+    path, samples = array
+    spec = {"driver": "zarr3", "kvstore": f"file://{path}/latents"}
+    found = [tensorstore.open(spec).result().read().result()]
+    if samples.dtype != "bfloat16":
+        found.append(zarr.open_group(path, mode="r")["latents"][:])
+        with zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}):
+            found.append(zarr.open_group(path, mode="r")["latents"][:])
+        with xarray.open_zarr(path, chunks=None) as dataset:
+            assert dataset["latents"].dims == ("row", *AXES[samples.ndim - 1])
+            found.append(dataset["latents"].values)
+    for values in map(np.asarray, found):
+        np.testing.assert_array_equal(values[CACHED], samples[CACHED], strict=True)
+        assert np.isnan(values[[*REJECTED]].astype(np.float32)).all(), "a rejected row must not read as a number"
+
+
+def shards_of(array: tuple[Path, np.ndarray]) -> list[str]:
+    return sorted(map(str, (array[0] / "shards").iterdir()))
+
+
+def assert_same(found: list[tuple[str, np.ndarray, dict[str, object]]], array: tuple[Path, np.ndarray]) -> None:
+    """Key, latent and JSON are those of every cached row."""
+    keys, latents, contents = zip(*found, strict=True)
+    assert [*keys] == KEYS
+    np.testing.assert_array_equal(latents, array[1][CACHED])
+    rows = open_cache(array[0]).samples(np.arange(len(CACHED))).to_pylist()
+    texts = [{name: row[name] for name in ("id", "uri", "conversations")} for row in rows]
+    assert [*contents] == [{"sha256": row["content_sha256"], **text} for row, text in zip(rows, texts, strict=True)]
+
+
+@tars
+def test_headers_and_members_are_pythons_tarfiles_and_numpys(array):
+    found: list[Any] = []
+    for path in map(Path, shards_of(array)):
+        data = path.read_bytes()
+        assert len(data) % tarfile.RECORDSIZE == 0
+        with tarfile.open(path, "r:") as archive:
+            for member in archive:
+                assert data[member.offset : member.offset_data] == member.tobuf(tarfile.USTAR_FORMAT)
+                content = data[member.offset_data : member.offset_data + member.size]
+                if member.name.endswith(".json"):
+                    found[-1] = (*found[-1], json.loads(content))
+                else:
+                    latent, again = np.load(io.BytesIO(content), allow_pickle=False), io.BytesIO()
+                    np.save(again, latent)
+                    assert again.getvalue() == content
+                    found.append((member.name.removesuffix(".latent.npy"), latent))
+    assert_same(found, array)
+
+
+@tars
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # webdataset 1.0 leaves closing to the collector
+def test_webdataset_opens_the_tars(array):
+    samples = webdataset.WebDataset(shards_of(array), shardshuffle=False).decode()
+    assert_same([(each["__key__"], each["latent.npy"], each["json"]) for each in samples], array)
+
+
+@tars
+@pytest.mark.parametrize("streaming", [False, True])
+def test_hugging_face_datasets_open_the_tars(array, tmp_path, streaming):
+    options = {"split": "train", "streaming": streaming, "cache_dir": str(tmp_path)}
+    loaded = datasets.load_dataset("webdataset", data_files=shards_of(array), **options)
+    assert_same([(each["__key__"], np.array(each["latent.npy"]), each["json"]) for each in loaded], array)
+
+
+@tars
+def test_megatron_energon_prepares_the_tars(array, tmp_path):
+    """In a folder of links, since it writes its index beside the tars."""
+    pytest.importorskip("megatron.energon", reason="needs the extra energon, whose pins are others than ours")
+    for path in shards_of(array):
+        (tmp_path / Path(path).name).symlink_to(path)
+    command = "from megatron.energon.cli.main import main; main()"
+    options = ["--non-interactive", "--split-ratio", "1,0,0", "--sample-type", "CrudeWebdataset", "--num-workers", "1"]
+    arguments = [sys.executable, "-c", command, "prepare", *options, str(tmp_path)]
+    subprocess.run(arguments, capture_output=True, text=True, check=True)
+    with contextlib.closing(sqlite3.connect(tmp_path / ".nv-meta/index.sqlite")) as index:
+        found = index.execute("SELECT sample_key FROM samples ORDER BY tar_file_id, sample_index").fetchall()
+    assert [key for (key,) in found] == KEYS
+
+
+# What cannot be stored, and what cannot be.
+
+
+def test_a_value_that_is_not_finite_rejects_its_sample_alone(tmp_path, latents):
+    broken = latents.copy()
+    broken[5, 0, 0, 0], broken[6, 1, 2, 3] = np.nan, 1e6
+    cache = open_cache(make_cache(tmp_path / "cache", broken))
+    assert cache.seal.reasons == {"latent not finite": 1, "latent overflows float16": 1}
+    kept = np.delete(latents, (5, 6), axis=0).astype(np.float16)
+    np.testing.assert_array_equal(cache.read(np.arange(len(cache))), kept)
+    wider = make_cache(tmp_path / "wider", broken, dtype="float32")
+    assert open_cache(wider).seal.reasons == {"latent not finite": 1}
+
+
+def test_latents_that_are_all_equal_can_be_sealed(tmp_path):
+    summary = open_cache(make_cache(tmp_path / "cache", np.zeros((3, 4, 6, 5), np.float32))).seal.array
+    assert summary.std == (0.0,) * 4
+    assert np.isfinite(summary.preview.weight).all()
+
+
+TOWER: dict[str, Any] = {"axes": ["token", "feature"], "shape": [3, 8], "feature_axis": "feature", "has_preview": False}
+VAE: dict[str, Any] = {"axes": ["c", "y", "x"], "shape": [4, 3, 2], "feature_axis": "c", "has_preview": True}
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "no axes": (TOWER | {"axes": [], "shape": []}, "length >= 1"),
+    "five axes": (TOWER | {"axes": ["a", "b", "c", "d", "e"], "shape": [1] * 5}, "length <= 4"),
+    "fewer sides than axes": (TOWER | {"shape": [3]}, "the axes are token, feature, but shape has 1"),
+    "more sides than axes": (TOWER | {"shape": [3] * 10_000}, "but shape has 10000"),
+    "a side of nothing": (TOWER | {"shape": [0, 8]}, "int` >= 1"),
+    "a side too long": (TOWER | {"shape": [3, 2**16 + 1]}, "int` <= 65536"),
+    "one name twice": (TOWER | {"axes": ["feature", "feature"]}, "must differ, also from row"),
+    "the rows' own name": (TOWER | {"axes": ["row", "feature"]}, "must differ, also from row"),
+    "no plain name": (TOWER | {"axes": ["to\nken", "feature"]}, "matching regex"),
+    "a name that ends a line": (TOWER | {"axes": ["token\n", "feature"]}, "matching regex"),
+    "a long name": (TOWER | {"axes": ["t" * 33, "feature"]}, "matching regex"),
+    "features along no axis": (TOWER | {"feature_axis": "channel"}, "feature_axis channel is none of the axes"),
+    "a preview of two axes": (TOWER | {"has_preview": True}, "a preview needs three axes, features first"),
+    "a preview of features last": (VAE | {"feature_axis": "x"}, "a preview needs three axes, features first"),
+    "no word on previews": (TOWER | {"has_preview": None}, "Expected `bool`"),
+    "bfloat16 in a tar": ({"dtype": "bfloat16"}, "tars hold dtype float16 or float32"),
+    "zstd in a tar": ({"codec": "zstd"}, "tars hold latents as they are"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_array_that_cannot_be_is_refused_in_one_line(tmp_path, name):
+    fields, why = REFUSED[name]
+    cache = make_cache(tmp_path / "cache", np.zeros((3, 4, 6, 5), np.float32), store_format="webdataset")
+    with edited_spec(cache) as spec:
+        spec["array"] |= fields
+    with pytest.raises(CacheError, match="holds no valid spec") as refused:
+        open_cache(cache)
+    assert why in str(refused.value)
+    assert "\n" not in str(refused.value)
