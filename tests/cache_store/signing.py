@@ -1,8 +1,8 @@
 """Records changed by hand, and every digest over them made anew, as whoever means harm would."""
 
+import contextlib
 import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ def save_signed(path: Path, record: dict[str, Any]) -> None:
         save(path, {**record, "sha256": digest({**record, "sha256": ""})})
 
 
-@contextmanager
+@contextlib.contextmanager
 def edited(path: Path) -> Iterator[dict[str, Any]]:
     """A record to change in place; its digests stay as they were."""
     record = load(path)
@@ -53,14 +53,14 @@ def edited(path: Path) -> Iterator[dict[str, Any]]:
     save(path, record)
 
 
-@contextmanager
+@contextlib.contextmanager
 def edited_spec(root: Path) -> Iterator[dict[str, Any]]:
     """What the group says of the cache, to change in place."""
     with edited(root / "zarr.json") as group:
         yield group["attributes"]["encode_once"]
 
 
-@contextmanager
+@contextlib.contextmanager
 def edited_rows(path: Path) -> Iterator[list[dict[str, Any]]]:
     """A samples table's rows, to change in place."""
     rows = pq.read_table(path, partitioning=None).to_pylist()
@@ -76,26 +76,26 @@ def set_field(record: Any, field: str, value: object) -> None:
     record[last] = value(record[last]) if callable(value) else value
 
 
+ODD = (KeyError, TypeError, AttributeError, ValueError, OverflowError, OSError, msgspec.ValidationError)
+"""What odd values in a record lead to: they stay as they are."""
+
+
 def resign(root: Path) -> None:
     """Make every digest, of files, records and the whole, what it would be had the cache been written like this."""
-    spec_raw = resign_spec(root)
-    recipe = {name: value for name, value in spec_raw.items() if name not in ("rows", "plan_digest")}
-    contents = []
+    spec, contents = resign_spec(root), []
+    recipe = {name: value for name, value in spec.items() if name not in ("rows", "plan_digest")}
     for path in sorted(root.glob("commits/*.json")):
         record = load(path)
-        if isinstance(record.get("content"), dict):
-            if "recipe" in record["content"] and recipe:
-                record["content"]["recipe"] = recipe
-            files = record["content"].get("files")
-            for file in files if isinstance(files, list) else []:
+        with contextlib.suppress(*ODD):
+            contents.append(content := record["content"])
+            content.update({"recipe": recipe} if recipe and "recipe" in content else {})
+            for file in content["files"]:
                 refile(root, file)
-            contents.append(record["content"])
         save_signed(path, record)
-    seal = load(root / "seal.json")
-    if seal:
+    if seal := load(root / "seal.json"):
         commits = [digest(content) for content in contents]
         identity = hashlib.sha256("".join(commits).encode()).hexdigest()
-        seal.update(recipe=recipe or seal.get("recipe"), spec_digest=digest(spec_raw), identity=identity)
+        seal.update(recipe=recipe or seal.get("recipe"), spec_digest=digest(spec), identity=identity)
         if isinstance(seal.get("commits"), list):
             seal["commits"] = commits
         refile(root, seal.get("plan_file"))
@@ -105,25 +105,18 @@ def resign(root: Path) -> None:
 
 def resign_spec(root: Path) -> dict[str, Any]:
     """The group as the format would write it for this spec, if it can; the spec."""
-    group = load(root / "zarr.json")
-    raw = (group.get("attributes") or {}).get("encode_once") if isinstance(group.get("attributes"), dict) else None
-    if not isinstance(raw, dict):
-        return {}
-    try:
-        spec = msgspec.convert(raw, Spec)
-        files = shard_format(spec).metadata()
-    except (msgspec.ValidationError, ValueError, OverflowError, KeyError):
-        return raw
-    for name, content in files.items():
-        if (root / name).parent.is_dir():
-            (root / name).write_bytes(content)
-    return raw
+    spec: Any = None
+    with contextlib.suppress(*ODD):
+        spec = load(root / "zarr.json")["attributes"]["encode_once"]
+        for name, content in shard_format(msgspec.convert(spec, Spec)).metadata().items():
+            if (root / name).parent.is_dir():
+                (root / name).write_bytes(content)
+    return spec if isinstance(spec, dict) else {}
 
 
 def refile(root: Path, file: Any) -> None:
     """A file's record as it is now; of a path that leads out of the cache, as an attacker would write it."""
-    if isinstance(file, dict) and isinstance(file.get("path"), str) and "\0" not in file["path"]:
-        path = root / file["path"]
-        if len(file["path"]) < 200 and path.is_file() and "bytes" in file and "sha256" in file:
-            content = path.read_bytes()
+    with contextlib.suppress(*ODD):
+        content = (root / file["path"]).read_bytes()
+        if "bytes" in file and "sha256" in file:
             file.update(bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
