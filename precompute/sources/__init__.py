@@ -41,7 +41,9 @@ def open_source(config: SourceConfig) -> Source:
 
 
 def open_llava(config: SourceConfig) -> Source:
-    return LlavaSource(existing("path", config.path), existing("images", config.images) if config.images else None)
+    if (path := existing("path", config.path)).is_dir():
+        raise ConfigError(f"source.path: {path} is a folder; kind llava reads a list, kind folder a tree of images")
+    return LlavaSource(path, existing("images", config.images) if config.images else None)
 
 
 def open_folder(config: SourceConfig) -> Source:

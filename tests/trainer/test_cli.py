@@ -68,7 +68,7 @@ WIDER = json.dumps({"model_type": "gemma3_text", **TINY, "intermediate_size": 96
 REFUSED_AT_ONCE = [
     (2, {"batch_size": 9, "accumulate": 2}, "data.batch_size 9 is the global batch and must divide"),
     (2, {"max_steps": 6, "warmup_steps": 100}, "optim.warmup_steps 100 must be less than the run's steps, 6"),
-    (2, {"max_text_tokens": 10_000}, "10000 make 10008"),
+    (2, {"max_text_tokens": 10_000}, "knows 256 positions: set data.max_text_tokens to 248 or less, or"),
     (2, lambda home: {"text_dir": f"{home}/run/"}, "/run/ is run.output; name a folder in it"),
     (2, lambda home: {"cache": home, "output": f"{home}/run"}, "/run lies in the cache"),
     (2, lambda home: {"cache": described_cache(home / "it", 16), "text_dir": f"{home}/it/text"}, "lies in the cache"),

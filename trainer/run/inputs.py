@@ -108,10 +108,12 @@ def refuse_too_long(config: TrainConfig, language: LanguageModel, projector: Pro
     """Raise ConfigError where world tokens and text may be longer than the language model reads."""
     needed, known = projector.num_tokens + config.data.max_text_tokens, language.max_tokens
     if known is not None and needed > known:
+        left = known - projector.num_tokens
+        shorter = f"set data.max_text_tokens to {left} or less, or " if left > 1 else ""
         raise ConfigError(
             f"{projector.num_tokens} world tokens and data.max_text_tokens {config.data.max_text_tokens} make "
-            f"{needed}; {config.model.language_model} knows {known} positions: set data.max_text_tokens to "
-            f"{known - projector.num_tokens} or less, or take another model.layout or model"
+            f"{needed}; {config.model.language_model} knows {known} positions: {shorter}"
+            "take another model.layout or model"
         )
 
 

@@ -113,6 +113,7 @@ def test_a_list_that_is_no_list_is_refused_in_one_line(project, name):
 
 
 MISTAKES = {
+    "source is a folder; .*, kind folder a tree of images": {"kind": "llava", "path": "source"},
     "source.path: .*nowhere does not exist": {"kind": "cache", "path": "nowhere"},
     "source.images: .*nowhere does not exist": {"kind": "llava", "path": "source/chat.json", "images": "nowhere"},
     "source.images is for kind llava; .* source.path is the image tree": {"kind": "folder", "images": "source"},
