@@ -103,9 +103,9 @@ def make_plan(count: int, ids: Sequence[str] | None, conversations: Sequence[Con
 
 
 def make_encoder(batch_size: int, mean: Sequence[float], std: Sequence[float]) -> schema.EncoderIdentity:
-    model = {"class_name": "AutoencoderKLWan", "weights_sha256": "0" * 64, "path": "folded", "compiled": False}
-    encoded = {"posterior": "mean", "compute_dtype": "float32", "batch_size": batch_size}
-    return schema.EncoderIdentity(**model, **encoded, latents_mean=tuple(mean), latents_std=tuple(std))
+    model: dict[str, Any] = {"class_name": "AutoencoderKLWan", "weights_sha256": "0" * 64, "path": "folded"}
+    model |= {"compiled": False, "posterior": "mean", "compute_dtype": "float32", "batch_size": batch_size}
+    return schema.EncoderIdentity(**model, latents_mean=tuple(mean), latents_std=tuple(std))
 
 
 def make_array(shape: Any, dtype: Any, codec: Any, encoder: schema.EncoderIdentity) -> schema.ArraySpec:
