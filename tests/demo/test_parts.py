@@ -148,9 +148,8 @@ def test_notes_hold_the_captions_words_in_their_relation_alone():
 
 def test_training_on_text_lowers_the_loss_and_repeats_exactly(drawn, tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path)
-    texts = load_chat_tokenizer(str(tmp_path), None, 128)(
-        [sample.id for sample in drawn[:60]], [sample.conversation for sample in drawn[:60]]
-    )
+    ids, conversations = zip(*((sample.id, sample.conversation) for sample in drawn[:60]), strict=True)
+    texts = load_chat_tokenizer(str(tmp_path), None, 128)(ids, conversations)
     lessons = [Lesson(Caption.of(sample.scene), text) for sample, text in zip(drawn[:60], texts, strict=True)]
 
     def train(steps: int) -> tuple[float, Gemma3ForCausalLM]:

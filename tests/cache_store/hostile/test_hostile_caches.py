@@ -10,7 +10,7 @@ import resource
 import shutil
 import struct
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,20 +33,16 @@ from tests.cache_store.conftest import contents, shard_name
 from tests.cache_store.signing import edited, edited_rows, resign, save, set_field
 from tests.make_cache import make_cache
 
-Draw = Callable[[st.SearchStrategy[Any]], Any]
-
-MEMORY_BYTES = 2 * 2**30
-"""Address space that all of it may take beyond what the process has: pyarrow maps much and touches little."""
-
 RECORDS = ("zarr.json", "seal.json", "build.json", "commits/000000.json", "commits/000001.json")
 TABLES = ("plan.parquet", "samples/000000.parquet")
 
 
 @pytest.fixture(autouse=True)
 def little_memory() -> Iterator[None]:
+    """Address space of 2 GiB beyond what the process has: pyarrow maps much and touches little."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     (pages,) = Path("/proc/self/statm").read_text().split()[:1]
-    resource.setrlimit(resource.RLIMIT_AS, (int(pages) * resource.getpagesize() + MEMORY_BYTES, before[1]))
+    resource.setrlimit(resource.RLIMIT_AS, (int(pages) * resource.getpagesize() + 2 * 2**30, before[1]))
     yield
     resource.setrlimit(resource.RLIMIT_AS, before)
 
@@ -157,15 +153,14 @@ def test_a_signed_record_that_no_build_writes_is_refused_by_name(root, name, mes
                 set_field(record["attributes"]["encode_once"] if name == "zarr.json" else record, field, value)
         resign(root)
         with pytest.raises(CacheError, match=message):
-            read_records(root)
+            open_cache(root)  # the spec and the seal
+            metadata.read_build(root)
+            metadata.read_commit(root, 0)
+            metadata.read_commit(root, 1)
         data_or_named_error(root)
 
 
-def read_records(root: Path) -> None:
-    open_cache(root)  # the spec and the seal
-    metadata.read_build(root)
-    for shard in (0, 1):
-        metadata.read_commit(root, shard)
+DEEP = b'{"config": {"x": %s}, "format_version": 1, "sha256": ""}'
 
 
 @in_zarr_alone
@@ -174,14 +169,10 @@ def test_records_that_are_no_records_give_named_errors(root, name):
     for content in (
         *(b"", b"\xff\xfe", b"null", b"7", b'"x"', b"[]", b"{}"),
         *(b"[" * 10**6, b'{"format_version":' * 10**4, b'{"a":' + b"9" * 10**4),
-        *map(deep_build, (300, 900, 980, 1_000, 100_000)),
+        *(DEEP % (b"[" * depth + b"]" * depth) for depth in (300, 900, 980, 1_000, 100_000)),
     ):
         (root / name).write_bytes(content)
         data_or_named_error(root)
-
-
-def deep_build(depth: int) -> bytes:
-    return b'{"config": {"x": ' + b"[" * depth + b"]" * depth + b'}, "format_version": 1, "sha256": ""}'
 
 
 @in_zarr_alone
@@ -255,7 +246,7 @@ def test_a_seal_of_more_samples_than_memory_holds_is_refused(sound):
 JUNK = st.one_of(st.binary(max_size=9), st.sampled_from([b"\xff" * 8, bytes(8), b"\x80" * 5, b"\x7f"]))
 
 
-def change_bytes(root: Path, draw: Draw) -> None:
+def change_bytes(root, draw):
     """Overwrite, put in, take out or cut off; mostly where headers, footers and indexes are."""
     path = root / draw(st.sampled_from([*RECORDS, *TABLES, shard_name(root, 0)]))
     changed = bytearray(path.read_bytes())
@@ -269,7 +260,7 @@ def change_bytes(root: Path, draw: Draw) -> None:
     path.write_bytes(changed)
 
 
-def change_shard_index(root: Path, draw: Draw) -> None:
+def change_shard_index(root, draw):
     """Numbers of any size, with a crc32c that fits; in a tar, bytes that are no zeros at its end."""
     path = root / shard_name(root, 0)
     content = path.read_bytes()
@@ -288,7 +279,7 @@ ODD_VALUES = st.sampled_from(
 )
 
 
-def change_record(root: Path, draw: Draw) -> None:
+def change_record(root, draw):
     """Take out, replace or double what lies anywhere in it."""
     path = root / draw(st.sampled_from(RECORDS))
     record = msgspec.json.decode(path.read_bytes())
@@ -322,7 +313,7 @@ TABLE_CHANGES = {
 }
 
 
-def change_samples_table(root: Path, draw: Draw) -> None:
+def change_samples_table(root, draw):
     with edited_rows(root / TABLES[1]) as rows:
         for _ in range(draw(st.integers(1, 3))):
             column = draw(st.sampled_from([*TABLE_CHANGES]))
