@@ -96,10 +96,10 @@ def kill_the_parent(project: Project, build: Build) -> None:
 def take_the_folder_away(project: Project, build: Build) -> None:
     """A file that lies there makes it a failure of the disk, for root too."""
     shards = project.cache / "latents/c"
-    build.send_signal(signal.SIGSTOP)
+    os.killpg(build.pid, signal.SIGSTOP)  # workers too: none is to make the folder anew
     shards.rename(project.folder / "away")
     shards.touch()
-    build.send_signal(signal.SIGCONT)
+    os.killpg(build.pid, signal.SIGCONT)
 
 
 @pytest.mark.parametrize(
