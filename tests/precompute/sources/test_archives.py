@@ -118,7 +118,6 @@ ZIP_LIES: dict[str, tuple[Patch, str]] = {
     "another name in the local header": ((LOCAL, 30, "<B", ord("x")), "differ"),
     "encrypted": ((CENTRAL, 8, "<H", 1), "encrypted"),
     "patched": ((CENTRAL, 8, "<H", 0x20), "patched"),
-    "strongly encrypted": ((CENTRAL, 8, "<H", 0x41), "encrypt"),
     "a method without a bound, bzip2": ((CENTRAL, 10, "<H", zipfile.ZIP_BZIP2), "is compressed by method 12"),
     "a method that nobody knows": ((CENTRAL, 10, "<H", 77), "is compressed by method 77"),
     "more bytes than there are": ((CENTRAL, 20, "<I", 10**6), "outside the archive"),

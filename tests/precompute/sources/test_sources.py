@@ -150,7 +150,7 @@ OTHERS = (
 
 
 @pytest.mark.parametrize("form", ["folder", "zip", "tar"])
-def test_a_tree_gives_its_images_with_captions_and_counts_the_rest(tmp_path, form):
+def test_a_tree_gives_images_with_captions_and_counts_the_rest(tmp_path, form):
     """The top folder of an archive may be left out: macOS metadata beside it does not count."""
     source = tree(tmp_path / "tree", TREE, form)
     rows = plan_of(source).to_pylist()
@@ -164,7 +164,7 @@ def test_a_tree_gives_its_images_with_captions_and_counts_the_rest(tmp_path, for
         assert source.fingerprint("deep/c.jpg") == source.fingerprint("photos/deep/c.jpg") != MISSING
 
 
-def test_what_a_folder_holds_beside_files_is_passed_over_and_named(tmp_path):
+def test_what_a_folder_holds_beside_files_is_passed_over(tmp_path):
     odd = [os.fsdecode(name) for name in (b"caf\xe9.jpg", b"caf\xe9/a.jpg")]
     source = tree(tmp_path / "images", {"a.jpg": b"x", "elsewhere/b.jpg": b"x", odd[0]: b"x"})
     (tmp_path / "images" / "deep\n").symlink_to("elsewhere")
@@ -226,7 +226,7 @@ def second(project: Project, *flags: str, code: int = 0) -> str:
     )
 
 
-def test_a_cache_of_another_caches_plan_grows_and_joins_it_by_row(project):
+def test_a_cache_of_another_caches_plan_grows_and_joins_it(project):
     """And is repaired from the images that the first remembers; extensions leave no row in the order of ids."""
     project.has([9, 17])
     project.build()
