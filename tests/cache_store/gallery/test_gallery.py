@@ -4,6 +4,7 @@ import base64
 import io
 import math
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -30,6 +31,7 @@ from cache_store.verify.verify import verify
 from tests.cache_store.conftest import flip
 from tests.make_cache import caption, make_cache
 
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 ROWS, REJECTED, OUTLIER = 30, (3, 9, 29), 17
 LATENTS = np.random.default_rng(5).standard_normal((ROWS, 4, 6, 5)).astype(np.float32)
 LATENTS[OUTLIER] = 6 + 0.01 * LATENTS[OUTLIER]
@@ -95,6 +97,23 @@ def images_of(html: str, alt: str) -> list[bytes]:
     """The files of the images whose alternative text starts so."""
     uris = re.findall(rf'<img [^>]*src="data:image/\w+;base64,([^"]*)" alt="{alt}\b', html)
     return [base64.b64decode(uri, validate=True) for uri in uris]
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium browser")
+def test_a_browser_shows_the_page_without_complaint(page, cache, tmp_path):
+    options = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
+    options += " --disable-component-update --disable-sync --enable-logging=stderr --window-size=1400,900"
+    paths = [
+        f"--user-data-dir={tmp_path}/profile",
+        f"--screenshot={tmp_path}/shot.png",
+        f"file://{cache.parent}/gallery.html",
+    ]
+    command = [str(CHROMIUM), *options.split(), *paths]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "CONSOLE" not in done.stderr
+    shot = np.asarray(Image.open(tmp_path / "shot.png").convert("RGB"))
+    assert len(np.unique(shot.reshape(-1, 3), axis=0)) > 200, "previews and strips"
 
 
 def test_the_page_refers_to_nothing_outside_itself(page):

@@ -1,6 +1,7 @@
 """Files that are made to break a decoder: each ends as an image or a rejection, in bounded memory and steps."""
 
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -8,16 +9,20 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from precompute.images.decode import MEMORY_AT_LEAST, MEMORY_PER_PIXEL, ImageConfig, decode_image, fit_image
+from precompute.images.box_parts import FRAMES
+from precompute.images.decode import MEMORY_AT_LEAST, MEMORY_PER_PIXEL, TGA, ImageConfig, decode_image, fit_image
 from precompute.images.decoder_messages import silence_decoders
-from precompute.images.parts import PARTS, refuse_costly
+from precompute.images.netpbm import LONG_VALUE
+from precompute.images.parts import JPEG_MARKER, PARTS, refuse_costly
 from precompute.images.rejected import Rejected
+from precompute.sources.image_tar import LONG_NUMBER
 from tests.precompute.images import hostile_images as hostile
 from trainer.text.chat import IMAGE_MARKER
 
@@ -159,6 +164,21 @@ def few_parts(monkeypatch):
 def test_parts_of_any_run_are_counted_in_bounded_steps(few_parts, magic):
     for run in RUNS:
         assert calls(refuse_costly, magic + run * (RUN // len(run)), MAX_PIXELS) <= 10 * FEW_PARTS, run
+
+
+@pytest.mark.parametrize("magic", MAGICS, ids=bytes.hex)
+def test_every_pair_of_bytes_is_passed_in_as_many_steps(magic):
+    """A loop that does not move on shows in 20 bytes as well as in a million."""
+    for pair in product(range(256), repeat=2):
+        data = magic + bytes(pair) * 10
+        with suppress(Rejected):
+            assert sum(1 for _ in MAGICS[magic](data, MAX_PIXELS)) <= len(data), pair
+
+
+@pytest.mark.parametrize("pattern", [JPEG_MARKER, LONG_NUMBER, FRAMES, LONG_VALUE, TGA], ids=lambda each: each.pattern)
+def test_a_pattern_searched_in_files_has_a_bounded_width(pattern):
+    """So a search takes at most that many steps a byte; a repeat without a bound can begin anew at every byte."""
+    assert re._parser.parse(pattern.pattern, pattern.flags).getwidth()[1] <= 100
 
 
 PHOTO = hostile.save(hostile.small().resize((64, 64)), "JPEG")
