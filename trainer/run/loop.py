@@ -28,7 +28,7 @@ from trainer.run.checkpoint import (
     load_projector,
     projector_tensors,
 )
-from trainer.run.folder import write_config
+from trainer.run.folder import has_run, write_config
 from trainer.run.metrics import Metrics, MetricsLog, read_metrics
 from trainer.run.optim import learning_rate, make_optimizer
 from trainer.run.session import Session
@@ -70,9 +70,9 @@ class TrainingLoop:
         """Do the remaining steps, then write the projector alone, ready for use."""
         owed = self.owes_validation()
         remaining = self.completed < self.total_steps or owed
+        if self.world.is_main and (remaining or not has_run(self.config.run)):
+            write_config(self.config)
         if remaining:
-            if self.world.is_main:
-                write_config(self.config)
             self.train_to_the_end(owed)
         else:
             self.world.say(f"nothing to do: step {self.completed:,} is done, and {self.total_steps:,} are asked for")
