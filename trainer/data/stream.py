@@ -94,8 +94,9 @@ class LatentStream(IterableDataset[dict[str, Any]]):
         self.order = SampleOrder(self.cache.identity, seed, len(self.cache))
         # A decimal as it was written: a tenth of 40 samples is 4, and not a little more.
         self.pass_samples = None if epochs is None else Fraction(str(epochs)) * len(self.cache)
-        self._cursor = 0
-        passes = torch.tensor([[0], [self.pass_end(0)]]).repeat(1, MAX_WORKERS)
+        self._cursor, self._end = 0, self.pass_end(0)
+        self._own_pass: tuple[int, int] | None = None
+        passes = torch.tensor([[self._cursor], [self._end]]).repeat(1, MAX_WORKERS)
         self._passes_2W = passes.share_memory_()  # type: ignore[no-untyped-call]
 
     def pass_end(self, position: int) -> int:
@@ -109,10 +110,15 @@ class LatentStream(IterableDataset[dict[str, Any]]):
         worker = get_worker_info()
         stride, offset = (worker.num_workers, worker.id) if worker else (1, 0)
         # The least of all is past a pass only once every worker has ended it, however late the others begin.
-        self._cursor, end = self._passes_2W[:, :stride].amin(1).tolist()
-        for batch in range(self._cursor // self.batch_size + offset, end // self.batch_size, stride):
-            self._cursor = (batch + 1) * self.batch_size
+        start, end = self._own_pass or self._passes_2W[:, :stride].amin(1).tolist()
+        self._own_pass = None
+        self._cursor, self._end = start, end
+        batch = start // self.batch_size + offset
+        while batch * self.batch_size < end:
+            # A worker's cursor is where its next batch lies, less its offset, so that it too can resume alone.
+            self._cursor = (batch + stride - offset) * self.batch_size
             yield self.read_batch(batch)
+            batch += stride
         self._finish_pass(offset, stride, end)
 
     def _finish_pass(self, worker: int, workers: int, end: int) -> None:
@@ -130,12 +136,10 @@ class LatentStream(IterableDataset[dict[str, Any]]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the stream's position; the batch last yielded counts as consumed."""
-        return {"cursor": self._cursor, **self._must_match()}
+        return {"cursor": self._cursor, "end": self._end, **self._must_match()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume at `state["cursor"]`; everything else in `state` must match this stream."""
-        if get_worker_info():
-            raise ConfigError("a worker cannot resume alone: load the cursor of the last batch before workers start")
         now = self._must_match()
         if differences := differing({name: state.get(name, mine) for name, mine in now.items()}, now):
             remedy = "to go on from it, open the stream as it was then; to start anew, load no state"
@@ -144,8 +148,12 @@ class LatentStream(IterableDataset[dict[str, Any]]):
         if not isinstance(cursor, int) or cursor < 0 or cursor % self.batch_size:
             raise ConfigError(f"cursor {cursor!r} is not a multiple of the global batch {self.batch_size}")
         # At the end of a pass nothing of it is left: the position before is the one that tells which pass it is.
-        self._cursor = cursor
-        self._passes_2W[:] = torch.tensor([[cursor], [self.pass_end(max(cursor - self.batch_size, 0))]])
+        end = self.pass_end(max(cursor - self.batch_size, 0))
+        if get_worker_info():  # whose neighbours stand elsewhere in the same pass
+            self._own_pass = cursor, state.get("end", end)
+        else:
+            self._cursor, self._end = cursor, end
+            self._passes_2W[:] = torch.tensor([[cursor], [end]])
 
     def _must_match(self) -> dict[str, Any]:
         return {"cache": self.order.identity, "seed": self.order.seed, "batch_size": self.batch_size}

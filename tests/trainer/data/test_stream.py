@@ -122,10 +122,26 @@ def test_passes_with_another_number_of_workers_each_go_on_too(cache):
     assert list(itertools.chain.from_iterable(passes)) == numbers_of(LatentStream(cache, BATCH, epochs=4))
 
 
-def test_a_worker_that_is_to_resume_alone_is_refused(cache):
-    alone = {"num_workers": 2, "worker_init_fn": lambda _: get_worker_info().dataset.load_state_dict({"cursor": BATCH})}
-    with pytest.raises(ConfigError, match="load the cursor of the last batch before workers start"):
-        numbers_of(load(LatentStream(cache, BATCH), **alone))
+def with_state(batch: dict[str, Any]) -> tuple[int, dict[str, Any], list[int]]:
+    """In a worker: which one it is, its own state after the batch, and the batch."""
+    worker = get_worker_info()
+    return worker.id, worker.dataset.state_dict(), batch["numbers"].tolist()
+
+
+@pytest.mark.parametrize(("consumed", "end"), [(4, 6), (5, 6), (6, 6), (10, 11), (11, 11)])
+def test_workers_that_resume_alone_go_on_together(cache, consumed, end):
+    """As loaders do that keep the state of each worker; workers that stay then give the next pass too."""
+    whole = numbers_of(LatentStream(cache, BATCH, epochs=3))
+    loader = load(LatentStream(cache, BATCH), num_workers=2, collate_fn=with_state)
+    states = {worker: state for worker, state, _ in [*loader, *loader][:consumed]}
+    resumed = load(
+        LatentStream(cache, BATCH),
+        num_workers=2,
+        persistent_workers=True,
+        worker_init_fn=lambda worker: get_worker_info().dataset.load_state_dict(states[worker]),
+    )
+    assert sorted(numbers_of(resumed)) == sorted(whole[consumed:end])
+    assert numbers_of(resumed) == whole[end : end + 5]
 
 
 def begin_last(worker: int) -> None:
