@@ -4,6 +4,7 @@ One thread is enough: latents are copied out of memory maps several orders of ma
 reads them. An error is raised where its batch is taken.
 """
 
+import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,6 +18,7 @@ def prefetched(load: Callable[[KeyT], ItemT], keys: Iterable[KeyT], ahead: int =
     """Yield `load(key)` for each key in order; up to `ahead` of them are made before they are needed."""
     pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefetch")
     pending: deque[Future[ItemT]] = deque()
+    finalizing = sys.is_finalizing  # a local name: modules lose theirs before the last generators are closed
     try:
         for key in keys:
             pending.append(pool.submit(load, key))
@@ -25,4 +27,5 @@ def prefetched(load: Callable[[KeyT], ItemT], keys: Iterable[KeyT], ahead: int =
         while pending:
             yield pending.popleft().result()
     finally:
-        pool.shutdown(cancel_futures=True)
+        if not finalizing():  # the interpreter's end has joined the thread already
+            pool.shutdown(cancel_futures=True)
