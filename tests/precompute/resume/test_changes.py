@@ -98,16 +98,6 @@ REFUSED: dict[str, tuple[str, Act, list[str]]] = {
     "a list that grew again": ("build", begun_and_grown_again, ["sample-022", "/cache.yaml --extend"]),
     "another caption": ("build", another_caption, CAPTION),
     "the same, no spec either": ("build", together(lost("zarr.json"), another_caption), CAPTION),
-    "the same, no plan either": (
-        "build",
-        together(lost("plan.parquet"), another_caption),
-        [LOST_PLAN, "samples of shard 1 "],
-    ),
-    "the same, none of them": (
-        "build",
-        together(lost("zarr.json", "seal.json", "plan.parquet"), another_caption),
-        ["samples of shard 1 "],
-    ),
     "another image": ("build", other_image(6), [f"{NOT_ENCODED}sample-006", "image of sample-006", NEW]),
     "another image, extending": ("build --extend", other_image(9, range(24)), [f"{NOT_ENCODED}sample-009"]),
     "another image, no shard": (

@@ -2,6 +2,8 @@
 
 import itertools
 import math
+import subprocess
+import sys
 import threading
 import time
 from contextlib import closing
@@ -220,3 +222,16 @@ def test_a_few_items_are_loaded_ahead_and_errors_come_in_turn():
     assert [next(items) for _ in range(8)] == list(range(8))
     with pytest.raises(OSError, match="disk gone"):
         next(items)
+
+
+LEFT_OPEN = """
+import torch
+from trainer.data.prefetch import prefetched
+torch.items = prefetched(lambda key: key, range(10))  # in a module that outlives the pool's
+next(torch.items)
+"""
+
+
+def test_a_generator_left_open_at_exit_says_nothing():
+    ended = subprocess.run([sys.executable, "-c", LEFT_OPEN], capture_output=True, text=True, check=True)
+    assert (ended.stdout, ended.stderr) == ("", "")

@@ -1,0 +1,161 @@
+"""What a rerun does: a table of what was found and asked, and the work or the refusal. No disk is touched."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from cache_store.cache.seal import make_seal
+from cache_store.cache.survey import PlanOnDisk, Reading, ShardOnDisk, Survey
+from cache_store.errors import CacheError, ConfigError, StaleError
+from cache_store.format import schema
+from cache_store.format.formats import shard_format
+from cache_store.format.plan import plan_digests
+from cache_store.format.record import signed
+from cache_store.storage.local import LocalStore
+from precompute.resume.decide import Wanted, Work, decide
+from precompute.resume.request import BuildRequest
+from tests.make_cache import caption, make_array, make_encoder, make_plan
+
+PER_SHARD = 8
+ARRAY = make_array((1, 1, 1), "float16", "none", make_encoder(4, [0.0], [1.0]))
+RECIPE = schema.Recipe(format_version=1, store_format="zarr", samples_per_shard=PER_SHARD, array=ARRAY)
+TALLER = msgspec.structs.replace(RECIPE, array=make_array((1, 2, 1), "float16", "none", ARRAY.encoder))
+
+
+def samples(numbers: Sequence[int] = range(12), **texts: str) -> pa.Table:
+    """Of twelve, the second shard holds four."""
+    ids = [f"s{number:02d}" for number in numbers]
+    return make_plan(len(ids), ids, [caption(texts.get(name, name)) for name in ids])
+
+
+def record(spec: schema.Spec, plan: pa.Table, shard: int, content: str) -> schema.CommitRecord:
+    """Of a shard whose files hold whatever `content` names."""
+    sums = dict.fromkeys(("sum", "sum_of_squares", "minimum", "maximum"), (0.0,))
+    count, names = len(spec.shard_rows(shard)), (shard_format(spec).shard_file(shard), schema.samples_file(shard))
+    made = schema.CommitContent(
+        shard=shard, recipe=spec.recipe, plan_digest=plan_digests(plan, PER_SHARD).shards[shard],
+        files=tuple(schema.FileRecord(path=name, bytes=1, sha256=content) for name in names),
+        rows_digest="", cached=count, rejected=0, reasons={}, non_finite=0,
+        statistics=schema.FeatureStatistics(count=count * spec.array.shape[1], **sums),
+        preview=schema.PreviewEquations(gram=((1.0, 0.0), (0.0, 1.0)), moment=((0.0,) * 3,) * 2),
+    )  # fmt: skip
+    run = schema.CommitRun(attempt=1, seconds=1.0, images_per_s=1.0, host="", device="cpu", versions={})
+    return signed(schema.CommitRecord(format_version=1, content=made, run=run, sha256=""))
+
+
+def plan_on_disk(table: pa.Table, rows: int) -> Reading[PlanOnDisk]:
+    file = schema.FileRecord(path=schema.PLAN_FILE, bytes=1, sha256="")
+    return Reading(PlanOnDisk(table=table, file=file, digests=plan_digests(table.slice(0, rows), PER_SHARD)))
+
+
+def surveyed(recipe: schema.Recipe = RECIPE, plan: pa.Table | None = None, content: str = "") -> Survey:
+    """A whole sealed cache."""
+    plan = samples() if plan is None else plan
+    spec = recipe.spec(plan.num_rows, plan_digests(plan, PER_SHARD).whole)
+    records = {shard: record(spec, plan, shard, content) for shard in range(spec.num_shards)}
+    on_disk = plan_on_disk(plan, spec.rows)
+    return Survey(
+        store=LocalStore(Path("C")), has_cache=True, spec=Reading(spec), plan=on_disk,
+        seal=Reading(make_seal(spec, [each.content for each in records.values()], on_disk.value.file)),
+        build=Reading(signed(schema.BuildRecord(format_version=1, config={}, sha256=""))),
+        shards={shard: ShardOnDisk(record=Reading(each)) for shard, each in records.items()},
+        metadata=dict(shard_format(spec).metadata()), ids=dict(enumerate(plan["id"].to_pylist())),
+    )  # fmt: skip
+
+
+WHOLE, FOREIGN = surveyed(), surveyed(content="of another machine")
+DAMAGED: Reading[Any] = Reading(problem=CacheError("it is damaged"))
+
+
+def shard_1(on_disk: ShardOnDisk | None, found: Survey = WHOLE) -> Survey:
+    return replace(found, shards={0: found.shards[0]} | ({} if on_disk is None else {1: on_disk}))
+
+
+def without(*names: str) -> Survey:
+    lost: dict[str, Any] = {name: Reading() for name in names}
+    if "spec" in names:
+        lost["metadata"] = {schema.SPEC_FILE: None}
+    return replace(WHOLE, **lost)
+
+
+class Case(NamedTuple):
+    """What was found, what the source holds and what is asked."""
+
+    found: Survey = WHOLE
+    source: pa.Table = samples()
+    request: BuildRequest = BuildRequest()
+    recipe: schema.Recipe = RECIPE
+
+    def decided(self) -> Work:
+        return decide(self.found, Wanted(samples=self.source, recipe=self.recipe), self.request)
+
+
+LONGER, APPEND, LEAVE_OUT = (
+    samples(range(20)),
+    BuildRequest(new_samples="append"),
+    BuildRequest(new_samples="leave out"),
+)
+BEGUN = replace(WHOLE, plan=plan_on_disk(LONGER, 12))
+NO_FILE, NO_RECORD = (
+    ShardOnDisk(record=WHOLE.shards[1].record, file_problem="C/f is missing"),
+    ShardOnDisk(record=DAMAGED),
+)
+
+DONE: dict[str, tuple[Case, list[int], list[int], str]] = {
+    "a new cache": (Case(Survey(store=LocalStore(Path("C")))), [0, 1], [0, 1], ""),
+    "a finished cache": (Case(), [], [], ""),
+    "a shard not built yet": (Case(shard_1(None, without("seal"))), [1], [1], ""),
+    "a lost record": (Case(shard_1(None)), [1], [], ""),
+    "a damaged record": (Case(shard_1(NO_RECORD)), [1], [], "shard 1 is built again: it is damaged"),
+    "a lost file": (Case(shard_1(NO_FILE)), [1], [], "shard 1 is built again: C/f is missing"),
+    "a foreign shard": (Case(shard_1(FOREIGN.shards[1])), [1], [], "is not the record that the cache was sealed with"),
+    "a shard asked for": (Case(request=BuildRequest(rebuild=[0])), [0], [], ""),
+    "a lost spec": (Case(without("spec")), [], [], "zarr.json: is missing"),
+    "a lost plan": (Case(without("plan")), [], [], "plan.parquet is written again from the source"),
+    "a damaged seal": (Case(replace(WHOLE, seal=DAMAGED)), [], [], "the seal is made again from the records"),
+    "new samples to add": (Case(source=LONGER, request=APPEND), [1, 2], [1, 2], "extending from 12 to 20 samples"),
+    "new samples to leave": (Case(source=LONGER, request=LEAVE_OUT), [], [], "8 samples are new in the source"),
+    "a begun extension": (Case(BEGUN, LONGER), [1, 2], [1, 2], "extending from 12 to 20 samples"),
+    "one that is given up": (Case(BEGUN), [], [], "an extension that had only begun is undone"),
+}
+"""By what was found and asked: shards to build, those of them that may come out as anything, and what is said."""
+
+
+@pytest.mark.parametrize("name", DONE)
+def test_what_is_kept_and_built(name):
+    case, to_build, free, said = DONE[name]
+    work = case.decided()
+    rows = 12 if case.request is LEAVE_OUT else case.source.num_rows
+    assert (work.to_build, work.spec.rows) == (to_build, rows)
+    held = {shard: {each.content.digest} for shard, each in WHOLE.records.items() if shard not in free}
+    assert work.allowed_digests == held
+    assert said in " ".join(work.notes)
+    assert bool(work.notes) == bool(said)
+
+
+REFUSED: dict[str, tuple[Case, str]] = {
+    "another recipe": (Case(recipe=TALLER), r"array\.image\.height  8 .*--cache NEW"),
+    "records of two recipes": (Case(shard_1(surveyed(TALLER).shards[1])), "commits/000001.json.*array.image.height"),
+    "no recipe left": (Case(replace(without("spec", "seal"), shards={0: NO_RECORD})), "zarr.json.*commits/"),
+    "new samples": (Case(source=LONGER), "new sample  .*s12.*--extend"),
+    "samples that are gone": (Case(source=samples(range(1, 20)), request=APPEND), r"1 gone \(s00\).*--cache NEW"),
+    "another text": (Case(source=samples(s09="another")), "image name or text  s09"),
+    "another text, no plan": (
+        Case(without("plan"), samples(s09="another")),
+        "plan.parquet is lost.*samples of shard 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_and_in_which_words(name):
+    case, words = REFUSED[name]
+    with pytest.raises(StaleError, match=f"(?s){words}"):
+        case.decided()
+    with pytest.raises(ConfigError, match="has no shard 2"):
+        Case(request=BuildRequest(rebuild=[2])).decided()
