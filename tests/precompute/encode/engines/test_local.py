@@ -109,7 +109,7 @@ def take_the_folder_away(project: Project, build: Build) -> None:
         (importing, terminate_all, 3, "precompute: stopped: "),
         (encoding, interrupt_all, 3, "run the same command again"),
         (encoding, kill_a_worker, 1, "died with exit code -9"),
-        (encoding, take_the_folder_away, 1, "precompute: error: Not a directory: {cache}/latents/c"),
+        (encoding, take_the_folder_away, 1, ": {cache}/latents/c\n"),
         (encoding, kill_the_parent, -signal.SIGKILL, ""),
     ],
 )
