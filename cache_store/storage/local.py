@@ -54,7 +54,8 @@ class LocalStore:
 
     def read(self, name: str) -> bytes:
         refuse_irregular(path := self.root / name)
-        return path.read_bytes()
+        with naming(path):
+            return path.read_bytes()
 
     def open(self, name: str) -> BufferedReader:
         refuse_irregular(path := self.root / name)

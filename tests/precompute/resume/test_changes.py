@@ -117,7 +117,7 @@ REFUSED: dict[str, tuple[str, Act, list[str]]] = {
         report_of_another,
         ["the report is not one of {cache} as it is", "cache-store verify {cache} --level full --report FILE"],
     ),
-    "a record that cannot be read": ("build", unreadable, ["Input/output error"]),
+    "a record that cannot be read": ("build", unreadable, [f"Input/output error: {{cache}}/{RECORD}"]),
 }
 
 
