@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from cache_store.cache.files import file_record
 from cache_store.cache.metadata import refuse_others
-from cache_store.cache.seal import make_seal, write_seal
+from cache_store.cache.seal import make_seal, refuse_other_form, write_seal
 from cache_store.cache.survey import Survey, survey
 from cache_store.errors import Interrupted
 from cache_store.format.schema import PLAN_FILE, SEAL_FILE, FileRecord, Seal
@@ -133,6 +133,7 @@ def seal_of(store: Store, work: Work, progress: BuildProgress, plan_file: FileRe
     """Seal the cache, from the records of all its shards."""
     records = {**work.kept, **progress.built}
     contents = [records[shard].content for shard in range(work.spec.num_shards)]
+    refuse_other_form(store, contents)
     seal = make_seal(work.spec, contents, plan_file or file_record(store, PLAN_FILE))
     return write_seal(store, seal, work.earlier_seal)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from cache_store.errors import CacheError
 from cache_store.format.record import FORMAT_VERSION, canonical_json, signed
-from cache_store.format.schema import SEAL_FILE, ArraySummary, CommitContent, FileRecord, Seal, Spec
+from cache_store.format.schema import SEAL_FILE, ArraySummary, CommitContent, FileRecord, Seal, Spec, commit_file
 from cache_store.format.statistics import summarise
 from cache_store.storage.store import Store
 
@@ -21,6 +21,14 @@ def write_seal(store: Store, seal: Seal, held: Seal | None) -> Seal:
 def cache_identity(contents: Iterable[CommitContent]) -> str:
     """SHA-256 over the digests of every commit record's content, shards in order."""
     return hashlib.sha256("".join(each.digest for each in contents).encode()).hexdigest()
+
+
+def refuse_other_form(store: Store, contents: Iterable[CommitContent]) -> None:
+    """CacheError for a record in other bytes than a build writes: its digest is then none of its meaning."""
+    for content in contents:
+        if content.digest != hashlib.sha256(canonical_json(content)).hexdigest():
+            name = store.where(commit_file(content.shard))
+            raise CacheError(f"{name} is no canonical JSON (RFC 8785): delete it and run the same command again")
 
 
 def make_seal(spec: Spec, contents: Sequence[CommitContent], plan_file: FileRecord) -> Seal:

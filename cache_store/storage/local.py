@@ -4,7 +4,7 @@ import errno
 import mmap
 import os
 from collections.abc import Collection, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
@@ -94,7 +94,8 @@ class LocalStore:
             with naming(path), self.create(scratch) as stream:
                 yield LocalDraft(self, path, scratch, stream)
         finally:
-            scratch.unlink(missing_ok=True)  # unless it was put in place
+            with suppress(OSError):  # it was put in place, or its disk has gone, which has been said
+                scratch.unlink()
 
     def clear_drafts(self, name: str) -> int:
         return clear_scratch(self.root / name)

@@ -12,12 +12,19 @@ from pathlib import Path
 from cache_store.errors import SourceError
 from precompute.images.rejected import Rejected
 from precompute.sources.archive import DAMAGED, MISSING, Archive, BoundedReader, refuse_large, version_of
+from precompute.sources.listing import is_utf8
 
 MAX_INDEX_BYTES = 2**30
 """Of a zip's table of contents: 10 million members."""
 
 MEMBER_MAGIC, END_MAGIC = b"PK\3\4", b"PK\5\6"
 """First bytes of a zip's first member, and of the record at its end that says where its index is."""
+
+INDEX_MAGIC, INDEX_ENTRY, FLAGS_OFFSET = b"PK\1\2", struct.Struct("<8xH18x3H12x"), 8
+"""Of an index's entry: its first bytes, then flags and the lengths of name, extra fields and comment."""
+
+UTF8, FALSE_UTF8 = 1 << 11, 1 << 15
+"""Flags: the name is UTF-8; and one of our own, at a bit that PKWARE has reserved and zipfile ignores."""
 
 MAX_END_BYTES = 22 + 2**16
 """Of that record with its comment."""
@@ -38,13 +45,13 @@ class ImageZip(Archive[zipfile.ZipInfo]):
 
     def __init__(self, path: Path) -> None:
         try:
-            self._reader = BoundedReader(path, MAX_INDEX_BYTES)
+            self._reader = ZipReader(path, MAX_INDEX_BYTES)
             indexed = version_of(self._reader.fileno())
-            self._zip = zipfile.ZipFile(self._reader)
+            self._zip = self._reader.open_zip()
         except OPEN_ERRORS as error:
             raise SourceError(f"{path} {zip_problem(path, error)}") from None
         files = [member for member in self._zip.infolist() if not member.filename.endswith("/")]
-        super().__init__(path, indexed, ((member.filename, member) for member in files))
+        super().__init__(path, indexed, ((name_of(member), member) for member in files))
         self._misplaced = {member.filename for member in misplaced_members(files, self._zip.start_dir)}
 
     def fingerprint(self, name: str) -> str:
@@ -74,6 +81,43 @@ class ImageZip(Archive[zipfile.ZipInfo]):
         if member.filename in self._misplaced:
             return "shares bytes with other members, or lies outside the archive"
         return None
+
+
+class ZipReader(BoundedReader):
+    """A zip for zipfile, which would refuse all of it for one name that is marked as UTF-8 and is not."""
+
+    _fixes_flags = False
+
+    def open_zip(self) -> zipfile.ZipFile:
+        try:
+            return zipfile.ZipFile(self)
+        except UnicodeDecodeError:
+            self._fixes_flags = True
+            archive = zipfile.ZipFile(self)
+            self._fixes_flags = False
+            return archive
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data = super().read(size)
+        return with_true_flags(data) if self._fixes_flags else data
+
+
+def with_true_flags(index: bytes) -> bytes:
+    """Replace the flag UTF8 in a zip's index by FALSE_UTF8 for each name that is not UTF-8."""
+    data, place = bytearray(index), 0
+    while data[place : place + 4] == INDEX_MAGIC and place + INDEX_ENTRY.size <= len(data):
+        flags, *lengths = INDEX_ENTRY.unpack_from(data, place)
+        start = place + INDEX_ENTRY.size
+        if flags & UTF8 and not is_utf8(os.fsdecode(index[start : start + lengths[0]])):
+            struct.pack_into("<H", data, place + FLAGS_OFFSET, flags & ~UTF8 | FALSE_UTF8)
+        place = start + sum(lengths)
+    return bytes(data)
+
+
+def name_of(member: zipfile.ZipInfo) -> str:
+    """Decode a member's name; bytes that are not the UTF-8 they are marked as become surrogates."""
+    is_false = member.flag_bits & (UTF8 | FALSE_UTF8) == FALSE_UTF8
+    return os.fsdecode(member.filename.encode("cp437")) if is_false else member.filename
 
 
 def zip_problem(path: Path, error: Exception) -> str:

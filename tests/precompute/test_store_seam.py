@@ -1,5 +1,7 @@
 """Every file of a cache is opened, mapped, listed, renamed and deleted by `cache_store/storage` alone."""
 
+import ast
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,6 +49,20 @@ def watching(*folders: Path) -> Iterator[None]:
         yield
     finally:
         WATCHED.clear()
+
+
+FILE_CALLS = r"exists|glob|is_dir|is_file|iterdir|mkdir|read_bytes|read_text|rename|rglob|listdir|memmap|mmap"
+FILE_CALLS += r"|rmdir|rmtree|scandir|stat|touch|unlink|write_bytes|write_text"
+ROOMS = [f"cache_store/{room}/*.py" for room in ("cache", "convert", "format", "verify")]
+ROOMS += [f"precompute/{room}" for room in ("audit/*.py", "encode/**/*.py", "resume/*.py", "build.py", "plan.py")]
+
+
+def test_no_code_that_works_on_caches_calls_for_files():
+    """Also where no test runs it; `open` is a store's own where a store is asked."""
+    for path in [path for room in ROOMS for path in ROOT.glob(room)]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            assert not re.search(rf"\.({FILE_CALLS})$|^open$|(?<!store)\.open$", called), f"{path}:{node.lineno}"
 
 
 @pytest.mark.parametrize("form", ["zarr", "webdataset"])

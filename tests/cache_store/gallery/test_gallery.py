@@ -17,13 +17,13 @@ import pytest
 from msgspec import structs
 from PIL import Image
 
-from cache_store.cache.metadata import read_commit, write_build
+from cache_store.cache.metadata import write_build
 from cache_store.cache.reader import Cache, open_cache
 from cache_store.cache.writer import Outcome
 from cache_store.cli import main
 from cache_store.errors import SourceError
 from cache_store.format.schema import samples_file
-from cache_store.gallery import draw, exhibits, pictures, plots, sheets, source_images, unusual
+from cache_store.gallery import draw, exhibits, pictures, sheets, source_images, unusual
 from cache_store.gallery.config import GalleryConfig
 from cache_store.gallery.gallery import make_gallery
 from cache_store.gallery.page import layout
@@ -195,19 +195,6 @@ def test_flat_recipes_have_cards_and_strips_of_their_own_layout(cache):
     for height, width, cards, maps in ((64, 64, "square", 8), (64, 512, "wide", 4), (256, 64, "tall", 8)):
         assert layout(structs.replace(recipe, height=height, width=width)) == cards
         assert pictures.strip_columns(height // 8, width // 8) == maps, "in a line"
-
-
-@pytest.mark.parametrize("shards", [1, 1_000])
-def test_throughput_is_drawn_over_shard_numbers(shards, cache):
-    """Of one shard the axis read -0, -0, -0, 0, 0, 0, 0."""
-    record = read_commit(cache, 0)
-    contents = [structs.replace(record.content, shard=shard) for shard in range(shards)]
-    figure = plots.throughput([structs.replace(record, content=content) for content in contents], plots.LIGHT)
-    figure.draw_without_rendering()
-    left, right = figure.axes[0].get_xlim()
-    ticks = [tick for tick in figure.axes[0].xaxis.get_major_ticks() if left <= tick.get_loc() <= right]
-    labels = [int(tick.label1.get_text().replace(",", "")) for tick in ticks]
-    assert labels == sorted(set(labels) & set(range(shards)) | {0})
 
 
 def test_previews_error_maps_and_psnr_are_what_they_say(cache):

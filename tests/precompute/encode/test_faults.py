@@ -31,6 +31,7 @@ from cache_store.verify.verify import verify
 from precompute.cli import main
 from precompute.encoders.registry import load_encoder
 from tests.faulty_store import DeadlyStore, FaultyDisk, FaultyStore
+from tests.full_disk import make_room, mounted_disk
 from tests.precompute.conftest import config_values, image_bytes, timeless_files, write_config, write_source
 
 COMMANDS = {
@@ -326,3 +327,11 @@ def test_images_that_change_while_they_are_read_stop_the_build(project, name, ch
     project.build(**allowed)
     project.build(name="undisturbed", **allowed)
     assert project.files() == timeless_files(project.folder / "undisturbed")
+
+
+def test_room_on_a_full_disk_lets_its_build_go_on(built):
+    with mounted_disk(built.folder / "disk", "64k") as disk:
+        assert f"No space left on device: {disk}/cache/" in built.build(name="disk/cache", code=1)
+        make_room(disk)
+        built.build(name="disk/cache")
+        assert timeless_files(disk / "cache") == timeless_files(built.cache)

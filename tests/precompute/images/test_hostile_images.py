@@ -54,7 +54,7 @@ def test_damaged_files_of_every_format_are_images_or_rejections(capfd):
             else:
                 assert fit_image(Image.fromarray(end), recipes[number % 3]).size == (24, 16)
     assert FUZZED // 10 < len(reasons) < FUZZED * 9 // 10
-    assert not any("\n" in reason for reason in reasons)
+    assert not any("\n" in reason or "0x" in reason for reason in reasons), "addresses would differ between runs"
     assert capfd.readouterr() == ("", "")  # libtiff would, from C
 
 

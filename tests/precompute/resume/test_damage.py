@@ -1,5 +1,6 @@
 """Damage, mended by the next build or by a repair: to the same bytes, or not at all."""
 
+import hashlib
 import json
 import re
 import shlex
@@ -276,3 +277,14 @@ def test_what_lies_elsewhere_now_is_told_with_the_way_to_say_so(built, program):
     assert remembered in line
     built.build()
     built.run(main, name, built.cache, *options)
+
+
+def test_a_signed_record_in_other_bytes_is_not_sealed(built):
+    """As a foreign program may write it: its content's digest is that of the bytes in the file."""
+    built.lose("seal.json")
+    path = built.cache / RECORD
+    data = re.sub(rb'("sha256":")\w{64}("})$', rb"\1\2", path.read_bytes().replace(b'"content":{', b'"content": {  '))
+    path.write_bytes(data[:-2] + hashlib.sha256(data).hexdigest().encode() + data[-2:])
+    assert f"{path} is no canonical JSON (RFC 8785): delete it and run the same command again" in built.build(code=1)
+    path.unlink()
+    built.build()

@@ -19,7 +19,6 @@ from precompute.images.rejected import Rejected
 from precompute.plan import compare_plans, make_plan
 from precompute.sources import SourceConfig, open_source
 from precompute.sources.image_store import MISSING
-from precompute.sources.listing import count_suffixes
 from precompute.sources.source import Source
 from tests.make_cache import make_cache
 from tests.precompute.conftest import Project, image_bytes
@@ -183,11 +182,6 @@ def test_a_source_without_images_says_what_it_holds_instead(tmp_path):
     said = "the source holds no samples; passed over: 1 file that is no image by its name (.heic 1); convert HEIC"
     with pytest.raises(SourceError, match=re.escape(said)):
         plan_of(tree(tmp_path, {"a.heic": b"x"}))
-
-
-def test_suffixes_beyond_a_thousand_are_counted_together():
-    counts = count_suffixes(f"a.{number}" for number in range(5_000))
-    assert (counts[".7"], counts["of other suffixes"], counts.total()) == (1, 4_000, 5_000)
 
 
 def test_a_caption_that_is_not_utf8_is_named(tmp_path):
