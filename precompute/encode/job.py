@@ -1,9 +1,11 @@
-"""What an engine is given: shards to build, and all that a process on any machine has to know to build one."""
+"""What an engine is given, shards to build and all that a process on any machine needs for one, and what it reports."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cache_store.format.schema import Spec
+import pyarrow as pa
+
+from cache_store.format.schema import CommitRecord, Spec
 from cache_store.storage.store import Store
 from precompute.config import BuildConfig
 
@@ -19,3 +21,26 @@ class EncodeJob:
     shards: Sequence[int] = ()
     allowed_digests: Mapping[int, Collection[str]] = field(default_factory=dict)
     """By shard, digests of the contents that it may have; any where there are none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MismatchedShard:
+    """A shard that did not come out as it was, so that the one that was there stays."""
+
+    shard: int
+    digest: str
+    """Of the content that it would have had."""
+    samples: pa.Table
+    """Its samples, as it would have had them: id, content_sha256, status, reason."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What one step of the pipeline did."""
+
+    samples: int = 0
+    waited_s: float = 0.0
+    """Time that the encoder had nothing to do but wait for images."""
+    elapsed_s: float = 0.0
+    committed: CommitRecord | None = None
+    mismatched: MismatchedShard | None = None

@@ -7,18 +7,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-import pyarrow as pa
 import torch
 
 from cache_store.cache.writer import MismatchedShardError, ShardBuilder
 from cache_store.errors import Interrupted
-from cache_store.format.schema import CommitRecord
 from precompute.encode.batches import Batch, decoded_batches, planned_batches, refuse_vanished
-from precompute.encode.job import EncodeJob
+from precompute.encode.job import EncodeJob, MismatchedShard, Progress
 from precompute.encoders.encoder import Encoder
 from precompute.sources import Source
 
@@ -26,29 +23,6 @@ WRITES_BEHIND = 2
 """Encoded batches that wait for the disk."""
 
 VERSIONED = ("torch", "diffusers", "numpy", "pillow", "pyarrow")
-
-
-@dataclass(frozen=True, kw_only=True)
-class MismatchedShard:
-    """A shard that did not come out as it was, so that the one that was there stays."""
-
-    shard: int
-    digest: str
-    """Of the content that it would have had."""
-    samples: pa.Table
-    """Its samples, as it would have had them: id, content_sha256, status, reason."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What one step of the pipeline did."""
-
-    samples: int = 0
-    waited_s: float = 0.0
-    """Time that the encoder had nothing to do but wait for images."""
-    elapsed_s: float = 0.0
-    committed: CommitRecord | None = None
-    mismatched: MismatchedShard | None = None
 
 
 class ShardSink:

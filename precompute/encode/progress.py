@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from cache_store.format.schema import CommitRecord
 from cache_store.program.progress_bar import progress_bar
 from cache_store.refusal import printable
-from precompute.encode.pipeline import MismatchedShard, Progress
+from precompute.encode.job import MismatchedShard, Progress
 from precompute.images.rejected import TooManyRejectsError
 
 

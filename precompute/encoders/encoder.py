@@ -5,12 +5,15 @@ Everything that changes a sample is in `identity`, or in the image recipe that n
 
 # Axes: N images, Y X pixels.
 
-from typing import Literal, Protocol
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from cache_store.format.schema import EncoderIdentity, SampleLayout
+
+if TYPE_CHECKING:  # what decides and reports knows encoders, and needs no torch
+    import torch
+    from torch import Tensor
 
 PixelRange = Literal["signed", "theworld"]
 

@@ -16,7 +16,7 @@ from cache_store.format.tables import parse_table
 from cache_store.program.progress_bar import progress_bar
 from cache_store.refusal import ABSENT, Difference
 from cache_store.storage.store import Store
-from precompute.encode.pipeline import MismatchedShard
+from precompute.encode.job import MismatchedShard
 from precompute.encode.progress import say
 from precompute.images.decode import content_sha256
 from precompute.images.rejected import Rejected

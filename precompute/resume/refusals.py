@@ -13,7 +13,7 @@ from cache_store.format.schema import COMMITS, PLAN_FILE, SEAL_FILE, SPEC_FILE, 
 from cache_store.refusal import ABSENT, Difference, differing, recipe_differences, refuse
 from cache_store.storage.store import Store
 from cache_store.verify.findings import Report
-from precompute.encode.pipeline import MismatchedShard
+from precompute.encode.job import MismatchedShard
 from precompute.plan import SHOWN_IDS, PlanDifference, abridged
 from precompute.resume.request import BuildRequest
 

@@ -4,8 +4,7 @@ import threading
 from collections.abc import Callable
 
 from precompute.encode.engines.local import run_local
-from precompute.encode.job import EncodeJob
-from precompute.encode.pipeline import Progress
+from precompute.encode.job import EncodeJob, Progress
 from precompute.encoders.encoder import Encoder
 from precompute.sources import Source
 

@@ -22,8 +22,8 @@ from cache_store.format.schema import Spec
 from cache_store.program.processes import obey_parent_alone, stop_signals_held
 from cache_store.refusal import differing, refuse
 from precompute.config import BuildConfig
-from precompute.encode.job import EncodeJob
-from precompute.encode.pipeline import Progress, encode_shards
+from precompute.encode.job import EncodeJob, Progress
+from precompute.encode.pipeline import encode_shards
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import Encoder
 from precompute.encoders.registry import load_encoder

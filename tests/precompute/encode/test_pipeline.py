@@ -24,8 +24,8 @@ from cache_store.format.schema import CommitRecord
 from cache_store.storage.local import LocalStore
 from precompute.config import BuildConfig
 from precompute.encode.batches import BATCHES_AHEAD, Batch, decoded_batches, planned_batches
-from precompute.encode.job import EncodeJob
-from precompute.encode.pipeline import WRITES_BEHIND, Progress, ShardSink, encode_shards
+from precompute.encode.job import EncodeJob, Progress
+from precompute.encode.pipeline import WRITES_BEHIND, ShardSink, encode_shards
 from precompute.encode.progress import BuildProgress
 from precompute.images.decode import MID_GREY, decode_image, fit_image, to_pixels
 from precompute.sources import Source, open_source
