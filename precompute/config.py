@@ -108,15 +108,19 @@ class BuildConfig:
     def __post_init__(self) -> None:
         if not self.cache:
             raise ConfigError("cache: the name is empty; name the cache's folder")
-        own = Path(str(open_store(self.cache)))
-        if self.source.kind == "cache" and Path(self.source.path).expanduser().resolve() == own.resolve():
+        folder = self._folder  # a URL is refused here, whatever the source
+        if self.source.kind == "cache" and Path(self.source.path).expanduser().resolve() == folder:
             raise ConfigError(f"source.path: {self.source.path} is the cache itself; name another one of the same plan")
+
+    @property
+    def _folder(self) -> Path:
+        return Path(str(open_store(self.cache))).resolve()
 
     @property
     def overlap(self) -> str | None:
         """What to say of a cache that lies in the folder of its images."""
         images = Path(self.source.images or self.source.path).expanduser()
-        inside = Path(str(open_store(self.cache))).resolve().is_relative_to(images.resolve())
+        inside = self._folder.is_relative_to(images.resolve())
         if self.source.kind == "cache" or not (inside and images.is_dir()):
             return None
         return (

@@ -7,7 +7,16 @@ import msgspec
 
 from cache_store.errors import CacheError, NoCacheError
 from cache_store.format.formats import shard_format
-from cache_store.format.record import FORMAT_VERSION, RecordT, canonical_json, parse_signed, refuse_version, signed
+from cache_store.format.record import (
+    FORMAT_VERSION,
+    NO_JSON,
+    RecordT,
+    canonical_json,
+    no_json,
+    parse_signed,
+    refuse_version,
+    signed,
+)
 from cache_store.format.schema import (
     BUILD_FILE,
     COMMITS,
@@ -71,8 +80,8 @@ def parse_spec(data: bytes, where: str) -> Spec:
     try:
         raw = msgspec.json.decode(data)["attributes"][SPEC_ATTRIBUTE]
         version = raw["format_version"]
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise CacheError(f"{where} is {'damaged: it is no JSON' if data else 'empty'}") from None
+    except NO_JSON:
+        raise no_json(data, where) from None
     except (KeyError, TypeError):
         raise CacheError(f"{where} is not the group of a cache: no attribute {SPEC_ATTRIBUTE!r}") from None
     refuse_version(version, where)

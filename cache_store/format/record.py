@@ -15,13 +15,19 @@ from cache_store.errors import CacheError, NewerFormatError
 
 FORMAT_VERSION = 1
 
+NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes that are no JSON; a ValidationError, of JSON that is something else, is one of them."""
+
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
     """A record that is JSON on disk."""
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the canonical form."""
+        """SHA-256 of the canonical form; of a content that was read, of its bytes in the file."""
+        return self.canonical_digest()
+
+    def canonical_digest(self) -> str:
         return hashlib.sha256(canonical_json(self)).hexdigest()
 
 
@@ -54,8 +60,12 @@ def parse_record(record_class: type[RecordT], data: bytes, where: str) -> Record
         return msgspec.json.decode(data, type=record_class, strict=True)
     except msgspec.ValidationError as error:
         raise CacheError(f"{where} does not hold what it should: {error}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise CacheError(f"{where} is {'damaged: it is no JSON' if data else 'empty'}") from None
+    except NO_JSON:
+        raise no_json(data, where) from None
+
+
+def no_json(data: bytes, where: str) -> CacheError:
+    return CacheError(f"{where} is {'damaged: it is no JSON' if data else 'empty'}")
 
 
 def signed(record: RecordT) -> RecordT:
@@ -83,7 +93,7 @@ def refuse_other_version(data: bytes, where: str) -> None:
     """Before its fields are looked at: another version may have others. Silent where there is no version at all."""
     try:
         version = msgspec.json.decode(data, type=Versioned).format_version
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except NO_JSON:
         return  # the record's own parser says what is wrong
     refuse_version(version, where)
 
