@@ -11,7 +11,7 @@ from rich.table import Table
 from cache_store import open_cache
 from cache_store.cache.files import read_samples
 from cache_store.cache.metadata import read_commit
-from cache_store.format.schema import REJECTED
+from cache_store.format.tables import REJECTED
 from demo.measure import WordAccuracy
 
 STAND_INS = """\

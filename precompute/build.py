@@ -12,7 +12,8 @@ from cache_store.cache.metadata import refuse_others
 from cache_store.cache.seal import make_seal, refuse_other_form, write_seal
 from cache_store.cache.survey import Survey, survey
 from cache_store.errors import Interrupted
-from cache_store.format.schema import PLAN_FILE, SEAL_FILE, FileRecord, Seal
+from cache_store.format.names import PLAN_FILE, SEAL_FILE
+from cache_store.format.schema import FileRecord, Seal
 from cache_store.program.stop_signals import stop_on_signals
 from cache_store.storage.store import Store, open_store
 from cache_store.verify.leftovers import clear_leftovers

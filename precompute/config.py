@@ -15,7 +15,8 @@ from cache_store.cache.metadata import read_build
 from cache_store.cores import usable_cores
 from cache_store.errors import CacheError, ConfigError, MissingPathError, ModelError, SourceError
 from cache_store.format.formats import FORMATS
-from cache_store.format.schema import BUILD_FILE, MAX_SAMPLES_PER_SHARD, CodecName, StoreDtype, StoreFormat
+from cache_store.format.names import BUILD_FILE
+from cache_store.format.schema import MAX_SAMPLES_PER_SHARD, CodecName, StoreDtype, StoreFormat
 from cache_store.gallery.config import GalleryConfig
 from cache_store.storage.store import Address, Store, open_store
 from precompute.encoders.config import EncoderConfig

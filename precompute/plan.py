@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cache_store.errors import SourceError
-from cache_store.format.schema import PLAN_SCHEMA
+from cache_store.format.tables import PLAN_SCHEMA
 from precompute.sources import SourceConfig
 from precompute.sources.archive import MISSING
 from precompute.sources.listing import Samples

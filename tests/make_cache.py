@@ -13,7 +13,9 @@ from cache_store.cache.seal import make_seal, write_seal
 from cache_store.cache.survey import survey_records
 from cache_store.cache.writer import Outcome, ShardBuilder
 from cache_store.format import schema
+from cache_store.format.names import PLAN_FILE
 from cache_store.format.plan import plan_digest
+from cache_store.format.tables import PLAN_SCHEMA
 from cache_store.storage.local import LocalStore
 
 Conversation = list[dict[str, str]]
@@ -87,7 +89,7 @@ def seal_cache(path: Path, spec: schema.Spec) -> None:
     """Write the seal of a cache whose shards are all committed, from its files."""
     store = LocalStore(path)
     contents = [record.content for _, record in sorted(survey_records(store).records.items())]
-    write_seal(store, make_seal(spec, contents, file_record(store, schema.PLAN_FILE)), None)
+    write_seal(store, make_seal(spec, contents, file_record(store, PLAN_FILE)), None)
 
 
 def make_plan(count: int, ids: Sequence[str] | None, conversations: Sequence[Conversation] | None) -> pa.Table:
@@ -99,7 +101,7 @@ def make_plan(count: int, ids: Sequence[str] | None, conversations: Sequence[Con
         "conversations": conversations or [caption(f"this is {name}") for name in ids],
         "fingerprint": ["0:0"] * count,
     }
-    return pa.table(columns, schema=schema.PLAN_SCHEMA)
+    return pa.table(columns, schema=PLAN_SCHEMA)
 
 
 def make_encoder(batch_size: int, mean: Sequence[float], std: Sequence[float]) -> schema.EncoderIdentity:

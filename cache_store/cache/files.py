@@ -7,8 +7,9 @@ from functools import partial
 import pyarrow as pa
 
 from cache_store.errors import CacheError
+from cache_store.format.names import PLAN_FILE, samples_file
 from cache_store.format.plan import PlanFile, encode_plan, parse_plan
-from cache_store.format.schema import PLAN_FILE, FileRecord, samples_file
+from cache_store.format.schema import FileRecord
 from cache_store.format.tables import TableFile
 from cache_store.storage.files import stream_sha256
 from cache_store.storage.store import Address, Store, open_store

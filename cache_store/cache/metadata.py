@@ -7,6 +7,16 @@ import msgspec
 
 from cache_store.errors import CacheError, NoCacheError
 from cache_store.format.formats import shard_format
+from cache_store.format.names import (
+    BUILD_FILE,
+    COMMITS,
+    PLAN_FILE,
+    SEAL_FILE,
+    SPEC_ATTRIBUTE,
+    SPEC_FILE,
+    ZARR_ARRAY,
+    commit_file,
+)
 from cache_store.format.record import (
     FORMAT_VERSION,
     NO_JSON,
@@ -17,22 +27,7 @@ from cache_store.format.record import (
     refuse_version,
     signed,
 )
-from cache_store.format.schema import (
-    BUILD_FILE,
-    COMMITS,
-    MAX_SAMPLE_BYTES,
-    MAX_SHARDS,
-    PLAN_FILE,
-    SEAL_FILE,
-    SPEC_ATTRIBUTE,
-    SPEC_FILE,
-    ZARR_ARRAY,
-    BuildRecord,
-    CommitRecord,
-    Seal,
-    Spec,
-    commit_file,
-)
+from cache_store.format.schema import MAX_SAMPLE_BYTES, MAX_SHARDS, BuildRecord, CommitRecord, Seal, Spec
 from cache_store.storage.store import Address, Store, open_store
 
 BEFORE_THE_SPEC = {BUILD_FILE, PLAN_FILE, ZARR_ARRAY}

@@ -17,10 +17,10 @@ from cache_store.cache.gather import FASTEST
 from cache_store.cache.metadata import read_seal, read_spec
 from cache_store.cache.sealed_shards import SealedShards
 from cache_store.errors import CacheError
-from cache_store.format.checksum import crc32c
-from cache_store.format.codec import decode_sample
+from cache_store.format.codec import crc32c, decode_sample
 from cache_store.format.formats import shard_format
-from cache_store.format.schema import REJECTED, SAMPLES_SCHEMA, TEXT_COLUMNS, Seal, Spec
+from cache_store.format.schema import Seal, Spec
+from cache_store.format.tables import REJECTED, SAMPLES_SCHEMA, TEXT_COLUMNS
 from cache_store.refusal import refuse_other_seal, refuse_unsealed
 from cache_store.storage.store import Address, Store, open_store
 

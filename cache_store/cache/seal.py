@@ -5,8 +5,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from cache_store.errors import CacheError
+from cache_store.format.names import SEAL_FILE, commit_file
 from cache_store.format.record import FORMAT_VERSION, canonical_json, signed
-from cache_store.format.schema import SEAL_FILE, ArraySummary, CommitContent, FileRecord, Seal, Spec, commit_file
+from cache_store.format.schema import ArraySummary, CommitContent, FileRecord, Seal, Spec
 from cache_store.format.statistics import summarise
 from cache_store.storage.store import Store
 

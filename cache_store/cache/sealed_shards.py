@@ -16,18 +16,10 @@ from cache_store.cache.files import open_plan
 from cache_store.cache.metadata import read_commit
 from cache_store.errors import CacheError
 from cache_store.format.formats import shard_format
+from cache_store.format.names import samples_file
 from cache_store.format.plan import PlanFile
-from cache_store.format.schema import (
-    CACHED,
-    PLAN_SCHEMA,
-    SAMPLES_SCHEMA,
-    TEXT_COLUMNS,
-    CommitContent,
-    Seal,
-    Spec,
-    samples_file,
-)
-from cache_store.format.tables import parse_table
+from cache_store.format.schema import CommitContent, Seal, Spec
+from cache_store.format.tables import CACHED, PLAN_SCHEMA, SAMPLES_SCHEMA, TEXT_COLUMNS, parse_table
 from cache_store.storage.store import Store
 
 MAPPED_SHARDS = 16_384

@@ -10,8 +10,9 @@ import pyarrow.parquet as pq
 from cache_store.cache.files import record_of
 from cache_store.errors import CacheError
 from cache_store.format.formats import files_of_shard
+from cache_store.format.names import commit_file
 from cache_store.format.record import canonical_json
-from cache_store.format.schema import CommitRecord, FileRecord, Spec, commit_file
+from cache_store.format.schema import CommitRecord, FileRecord, Spec
 from cache_store.storage.files import naming
 from cache_store.storage.store import Draft, Store
 

@@ -14,22 +14,9 @@ from cache_store.cache.files import open_table, record_of, refuse_other_size
 from cache_store.cache.metadata import has_cache, parse_checked_spec, read_record
 from cache_store.errors import CacheError, NewerFormatError
 from cache_store.format.formats import shard_format
+from cache_store.format.names import BUILD_FILE, COMMITS, PLAN_FILE, SAMPLES, SEAL_FILE, SPEC_FILE, commit_file
 from cache_store.format.plan import PlanDigests, parse_plan, plan_digests
-from cache_store.format.schema import (
-    BUILD_FILE,
-    COMMITS,
-    PLAN_FILE,
-    SAMPLES,
-    SEAL_FILE,
-    SPEC_FILE,
-    BuildRecord,
-    CommitRecord,
-    FileRecord,
-    Recipe,
-    Seal,
-    Spec,
-    commit_file,
-)
+from cache_store.format.schema import BuildRecord, CommitRecord, FileRecord, Recipe, Seal, Spec
 from cache_store.refusal import refuse_other_recipe
 from cache_store.storage.store import Address, Store, open_store
 

@@ -20,19 +20,9 @@ from cache_store.format.formats import shard_format
 from cache_store.format.layout import Location
 from cache_store.format.plan import plan_digest
 from cache_store.format.record import FORMAT_VERSION, signed
-from cache_store.format.schema import (
-    CACHED,
-    REJECTED,
-    SAMPLES_SCHEMA,
-    CommitContent,
-    CommitRecord,
-    CommitRun,
-    FileRecord,
-    Spec,
-    reason_kind,
-    rows_digest,
-)
+from cache_store.format.schema import CommitContent, CommitRecord, CommitRun, FileRecord, Spec
 from cache_store.format.statistics import RunningStatistics
+from cache_store.format.tables import CACHED, REJECTED, SAMPLES_SCHEMA, reason_kind, rows_digest
 from cache_store.storage.store import Store
 
 

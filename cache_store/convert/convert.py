@@ -22,19 +22,9 @@ from cache_store.cache.survey import ShardOnDisk, survey_records
 from cache_store.convert.shard import CacheAt, ShardConverter
 from cache_store.errors import CacheError, ConfigError
 from cache_store.format.formats import FORMATS
+from cache_store.format.names import BUILD_FILE, PLAN_FILE, SEAL_FILE
 from cache_store.format.record import canonical_json, signed
-from cache_store.format.schema import (
-    BUILD_FILE,
-    PLAN_FILE,
-    SEAL_FILE,
-    BuildRecord,
-    CodecName,
-    CommitContent,
-    CommitRecord,
-    Seal,
-    Spec,
-    StoreFormat,
-)
+from cache_store.format.schema import BuildRecord, CodecName, CommitContent, CommitRecord, Seal, Spec, StoreFormat
 from cache_store.refusal import differing, refuse
 from cache_store.storage.store import Address, Store, open_store
 from cache_store.verify.leftovers import clear_leftovers

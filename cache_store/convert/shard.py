@@ -15,12 +15,12 @@ import pyarrow as pa
 from cache_store.cache.files import open_plan, read_samples
 from cache_store.cache.shard_files import ShardFiles
 from cache_store.errors import CacheError
-from cache_store.format.checksum import crc32c
-from cache_store.format.codec import decode_sample, encode_sample
+from cache_store.format.codec import crc32c, decode_sample, encode_sample
 from cache_store.format.formats import shard_format
 from cache_store.format.layout import Location, ShardSamples
 from cache_store.format.record import signed
-from cache_store.format.schema import SAMPLES_SCHEMA, ArraySpec, CodecName, CommitRecord, Spec
+from cache_store.format.schema import ArraySpec, CodecName, CommitRecord, Spec
+from cache_store.format.tables import SAMPLES_SCHEMA
 from cache_store.storage.store import Store
 from cache_store.verify.file import file_finding
 

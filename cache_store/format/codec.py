@@ -1,13 +1,19 @@
-"""How one sample's values become bytes: raw, or blosc bitshuffle with zstd or lz4 inside.
+"""How one sample's values become bytes: raw, or blosc bitshuffle with zstd or lz4 inside; and their checksum.
 
 Blosc's own threads would place a buffer's blocks in the order in which they finish, so that equal input could
 give different bytes; they stay off.
+
+crc32c (Castagnoli's polynomial, as in Zarr's codec of that name and in iSCSI) is from the AWS common runtime, which
+folds with AVX-512 where a processor has it: 49 GB/s where google-crc32c and the package crc32c reach 28 (25 KB in
+cache, one Zen 5 core), and the checksum is a third of a checked read. It releases the GIL above 5 KB: two threads check
+25 KB samples on two cores.
 """
 
 import struct
 from typing import Any
 
 import numpy as np
+from awscrt.checksums import crc32c as crc32c
 from numcodecs import blosc
 
 blosc.use_threads = False

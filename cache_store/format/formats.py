@@ -1,7 +1,8 @@
 """Choosing a shard format by its name."""
 
 from cache_store.format.layout import ShardFormat
-from cache_store.format.schema import Spec, StoreFormat, samples_file
+from cache_store.format.names import samples_file
+from cache_store.format.schema import Spec, StoreFormat
 from cache_store.format.tar import TarFormat
 from cache_store.format.zarr import ZarrFormat
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cache_store.errors import CacheError
-from cache_store.format.schema import PLAN_SCHEMA, CommitContent
-from cache_store.format.tables import TableFile, parse_table
+from cache_store.format.schema import CommitContent
+from cache_store.format.tables import PLAN_SCHEMA, TableFile, parse_table
 
 DIGESTED = ("row", "id", "uri", "conversations")
 """Columns that make two plans the same; fingerprints may hold a file's time and do not."""

@@ -1,30 +1,16 @@
-"""What a cache says about itself: the spec, the commit records and the seal, as strict frozen records.
+"""What a cache says about itself: the spec, the commit records and the seal, as strict frozen records."""
 
-Beside the records: the columns of the tables, and the names of all files.
-"""
-
-import hashlib
 import math
-from collections.abc import Iterable, Sized
+from collections.abc import Sized
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
 import ml_dtypes
 import msgspec
 import numpy as np
-import pyarrow as pa
 
 from cache_store.format.record import Record
 
-SPEC_FILE = "zarr.json"
-SPEC_ATTRIBUTE = "encode_once"
-PLAN_FILE = "plan.parquet"
-SEAL_FILE = "seal.json"
-BUILD_FILE = "build.json"
-COMMITS = "commits"
-SAMPLES = "samples"
-ZARR_ARRAY = "latents"
-"""Folder of the array in the Zarr form."""
 ROW_AXIS = "row"
 """The first axis of the array; a sample's own axes have other names."""
 
@@ -37,8 +23,6 @@ DTYPES: dict[str, np.dtype] = {
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
     "float32": np.dtype("<f4"),
 }
-
-CACHED, REJECTED = "cached", "rejected"
 
 MAX_SHARDS = 10**6
 """Their files are numbered with six digits; and whoever opens a cache may list them all."""
@@ -56,38 +40,6 @@ Side = Annotated[int, msgspec.Meta(ge=1, le=MAX_SIDE)]
 Axis = Annotated[str, msgspec.Meta(pattern=r"\A[a-z][a-z0-9_]{0,31}\Z")]
 Moment = Annotated[float, msgspec.Meta(ge=-1e100, le=1e100)]
 """Of latents, which are float32 at most: sums and squares of such numbers stay far below, and far from overflow."""
-
-CONVERSATIONS = pa.list_(pa.struct([("from", pa.string()), ("value", pa.string())]))
-
-PLAN_SCHEMA = pa.schema(
-    [
-        ("row", pa.int64()),
-        ("id", pa.string()),
-        ("uri", pa.string()),
-        ("conversations", CONVERSATIONS),
-        ("fingerprint", pa.string()),
-    ]
-)
-"""`fingerprint` is what the source knows of an image without reading it (a zip's crc, a file's size and time)."""
-
-SAMPLES_SCHEMA = pa.schema(
-    [
-        ("row", pa.int64()),
-        ("id", pa.string()),
-        ("status", pa.string()),
-        ("reason", pa.string()),
-        ("content_sha256", pa.string()),
-        ("width", pa.int32()),
-        ("height", pa.int32()),
-        ("offset", pa.int64()),
-        ("length", pa.int64()),
-        ("crc32c", pa.uint32()),
-    ]
-)
-"""`offset` and `length` delimit the encoded latent in its shard file; `crc32c` is over those bytes."""
-
-TEXT_COLUMNS = ("uri", "conversations")
-"""What the plan alone holds; a reader offers it beside the columns of the samples table."""
 
 
 class ImageRecipe(Record, frozen=True, kw_only=True):
@@ -352,22 +304,3 @@ class Seal(Record, frozen=True, kw_only=True):
     def holds(self, shard: int, content: CommitContent) -> bool:
         """Whether the shard was sealed with this content."""
         return shard < len(self.commits) and self.commits[shard] == content.digest
-
-
-def samples_file(shard: int) -> str:
-    return f"{SAMPLES}/{shard:06d}.parquet"
-
-
-def commit_file(shard: int) -> str:
-    return f"{COMMITS}/{shard:06d}.json"
-
-
-def rows_digest(rows: Iterable[int], ids: Iterable[str], contents: Iterable[str | None]) -> str:
-    """SHA-256 over (row, id, content_sha256), one JSON line a sample."""
-    lines = msgspec.json.Encoder().encode_lines(zip(rows, ids, contents, strict=True))
-    return hashlib.sha256(lines).hexdigest()
-
-
-def reason_kind(reason: str) -> str:
-    """What a rejected sample's reason is counted under: the words before its colon."""
-    return reason.partition(":")[0]

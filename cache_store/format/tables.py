@@ -1,15 +1,51 @@
-"""The Parquet files of a cache, with every way of being broken one error."""
+"""The Parquet files of a cache: their columns, and reading them, with every way of being broken one error."""
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import BinaryIO
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from cache_store.errors import CacheError
 from cache_store.format.schema import MAX_SAMPLES_PER_SHARD
+
+CONVERSATIONS = pa.list_(pa.struct([("from", pa.string()), ("value", pa.string())]))
+
+PLAN_SCHEMA = pa.schema(
+    [
+        ("row", pa.int64()),
+        ("id", pa.string()),
+        ("uri", pa.string()),
+        ("conversations", CONVERSATIONS),
+        ("fingerprint", pa.string()),
+    ]
+)
+"""`fingerprint` is what the source knows of an image without reading it (a zip's crc, a file's size and time)."""
+
+SAMPLES_SCHEMA = pa.schema(
+    [
+        ("row", pa.int64()),
+        ("id", pa.string()),
+        ("status", pa.string()),
+        ("reason", pa.string()),
+        ("content_sha256", pa.string()),
+        ("width", pa.int32()),
+        ("height", pa.int32()),
+        ("offset", pa.int64()),
+        ("length", pa.int64()),
+        ("crc32c", pa.uint32()),
+    ]
+)
+"""`offset` and `length` delimit the encoded latent in its shard file; `crc32c` is over those bytes."""
+
+TEXT_COLUMNS = ("uri", "conversations")
+"""What the plan alone holds; a reader offers it beside the columns of the samples table."""
+
+CACHED, REJECTED = "cached", "rejected"
 
 MAX_ROW_GROUP_BYTES = 2**32
 """Decompressed: 4 KB of text for each of a million samples."""
@@ -94,3 +130,14 @@ def text_bytes(array: pa.Array) -> int:
 def parse_table(data: bytes, where: str, columns: list[str] | None = None) -> pa.Table:
     """Of a file's bytes."""
     return TableFile(partial(pa.BufferReader, data), where).whole(columns)
+
+
+def rows_digest(rows: Iterable[int], ids: Iterable[str], contents: Iterable[str | None]) -> str:
+    """SHA-256 over (row, id, content_sha256), one JSON line a sample."""
+    lines = msgspec.json.Encoder().encode_lines(zip(rows, ids, contents, strict=True))
+    return hashlib.sha256(lines).hexdigest()
+
+
+def reason_kind(reason: str) -> str:
+    """What a rejected sample's reason is counted under: the words before its colon."""
+    return reason.partition(":")[0]

@@ -17,10 +17,11 @@ from typing import Any, BinaryIO
 import msgspec
 import pyarrow as pa
 
-from cache_store.format.checksum import crc32c
+from cache_store.format.codec import crc32c
 from cache_store.format.layout import Location, ShardSamples
+from cache_store.format.names import SPEC_ATTRIBUTE, SPEC_FILE
 from cache_store.format.record import canonical_json
-from cache_store.format.schema import SPEC_ATTRIBUTE, SPEC_FILE, ArraySpec, CodecName, Spec, StoreDtype
+from cache_store.format.schema import ArraySpec, CodecName, Spec, StoreDtype
 
 BLOCK_BYTES = 512
 RECORD_BYTES = 20 * BLOCK_BYTES

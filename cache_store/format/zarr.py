@@ -16,11 +16,11 @@ from typing import BinaryIO
 import numpy as np
 import pyarrow as pa
 
-from cache_store.format.checksum import crc32c
-from cache_store.format.codec import zarr_codecs
+from cache_store.format.codec import crc32c, zarr_codecs
 from cache_store.format.layout import Location, ShardSamples
+from cache_store.format.names import SPEC_ATTRIBUTE, SPEC_FILE, ZARR_ARRAY
 from cache_store.format.record import canonical_json
-from cache_store.format.schema import ROW_AXIS, SPEC_ATTRIBUTE, SPEC_FILE, ZARR_ARRAY, CodecName, Spec, StoreDtype
+from cache_store.format.schema import ROW_AXIS, CodecName, Spec, StoreDtype
 
 ABSENT = np.uint64(2**64 - 1)
 CRC = struct.Struct("<I")

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cache_store.cache.reader import Cache
-from cache_store.format.schema import REJECTED
+from cache_store.format.tables import REJECTED
 
 SURVEY_SAMPLES = 16_384
 SURVEY_SHARDS = 64

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from cache_store.errors import CacheError
-from cache_store.format.schema import BUILD_FILE, SPEC_FILE
+from cache_store.format.names import BUILD_FILE, SPEC_FILE
 from cache_store.refusal import printable
 
 Level = Literal["quick", "full", "deep"]

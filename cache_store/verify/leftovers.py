@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from cache_store.format.formats import shard_format
-from cache_store.format.schema import BUILD_FILE, PLAN_FILE, SEAL_FILE, Spec, commit_file, samples_file
+from cache_store.format.names import BUILD_FILE, PLAN_FILE, SEAL_FILE, commit_file, samples_file
+from cache_store.format.schema import Spec
 from cache_store.storage.files import SCRATCH_SUFFIX, scratch_of
 from cache_store.storage.store import Store
 from cache_store.verify.findings import Finding

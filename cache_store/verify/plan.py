@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 
 from cache_store.cache.files import open_plan, stored_sha256
 from cache_store.errors import CacheError
+from cache_store.format.names import PLAN_FILE, SEAL_FILE, commit_file
 from cache_store.format.plan import PlanFile
-from cache_store.format.schema import PLAN_FILE, SEAL_FILE, Seal, Spec, commit_file
+from cache_store.format.schema import Seal, Spec
 from cache_store.storage.store import Store
 from cache_store.verify.file import file_finding, unreadable
 from cache_store.verify.findings import Finding

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 from cache_store.cache.survey import ShardOnDisk
 from cache_store.format.formats import files_of_shard
-from cache_store.format.schema import ArraySpec, CommitContent, CommitRecord, FeatureStatistics, Spec, commit_file
+from cache_store.format.names import commit_file
+from cache_store.format.schema import ArraySpec, CommitContent, CommitRecord, FeatureStatistics, Spec
 from cache_store.format.statistics import equal_but_for_rounding
 from cache_store.refusal import recipe_differences
 from cache_store.verify.findings import Finding

@@ -7,15 +7,9 @@ import numpy as np
 import pyarrow.compute as pc
 
 from cache_store.format.layout import Location, ShardSamples
-from cache_store.format.schema import (
-    CACHED,
-    REJECTED,
-    SAMPLES_SCHEMA,
-    CommitContent,
-    reason_kind,
-    rows_digest,
-    samples_file,
-)
+from cache_store.format.names import samples_file
+from cache_store.format.schema import CommitContent
+from cache_store.format.tables import CACHED, REJECTED, SAMPLES_SCHEMA, reason_kind, rows_digest
 from cache_store.verify.findings import Finding
 
 

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cache_store.format.checksum import crc32c
-from cache_store.format.codec import BLOSC_HEADER, decode_sample
+from cache_store.format.codec import BLOSC_HEADER, crc32c, decode_sample
 from cache_store.format.layout import Location
 from cache_store.format.schema import DTYPES, ArraySpec
 from cache_store.format.statistics import FeatureSums

@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 
 from cache_store.cache.seal import cache_identity, make_seal
-from cache_store.format.schema import SEAL_FILE, CommitContent, Seal, Spec, commit_file
+from cache_store.format.names import SEAL_FILE, commit_file
+from cache_store.format.schema import CommitContent, Seal, Spec
 from cache_store.verify.findings import Finding
 from cache_store.verify.shard import CheckedShard
 

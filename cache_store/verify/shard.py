@@ -11,8 +11,9 @@ from cache_store.cache.survey import Survey
 from cache_store.errors import CacheError
 from cache_store.format.formats import files_of_shard, shard_format
 from cache_store.format.layout import ShardSamples
+from cache_store.format.names import commit_file, samples_file
 from cache_store.format.plan import DIGESTED, PlanFile
-from cache_store.format.schema import CommitContent, CommitRecord, Spec, commit_file, samples_file
+from cache_store.format.schema import CommitContent, CommitRecord, Spec
 from cache_store.format.statistics import FeatureSums
 from cache_store.verify.file import absence, file_finding, unreadable
 from cache_store.verify.findings import Finding, Level

@@ -16,7 +16,8 @@ from functools import partial
 
 from cache_store.cache.metadata import refuse_no_cache
 from cache_store.cache.survey import Survey, survey_records
-from cache_store.format.schema import BUILD_FILE, SEAL_FILE, SPEC_FILE, Spec
+from cache_store.format.names import BUILD_FILE, SEAL_FILE, SPEC_FILE
+from cache_store.format.schema import Spec
 from cache_store.storage.store import Address, open_store
 from cache_store.verify.file import unreadable
 from cache_store.verify.findings import Finding, Level, Report, in_reading_order

@@ -8,7 +8,7 @@ from math import ceil
 
 from scipy.special import betaincinv
 
-from cache_store.format.schema import SEAL_FILE, commit_file
+from cache_store.format.names import SEAL_FILE, commit_file
 from precompute.audit.comparison import ComparedSample
 from precompute.audit.tolerance import DeviceClass
 

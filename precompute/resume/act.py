@@ -7,7 +7,7 @@ last: once it is there, the folder is a cache, or one of more rows. Every step c
 from cache_store.cache.files import write_plan
 from cache_store.cache.metadata import metadata_of, write_build
 from cache_store.cache.survey import Survey
-from cache_store.format.schema import SEAL_FILE, commit_file
+from cache_store.format.names import SEAL_FILE, commit_file
 from precompute.config import BuildConfig
 from precompute.encode.progress import say
 from precompute.resume.decide import Work

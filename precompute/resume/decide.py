@@ -13,8 +13,9 @@ import pyarrow as pa
 from cache_store.cache.survey import ShardOnDisk, Survey, held_recipe
 from cache_store.errors import ConfigError
 from cache_store.format.formats import shard_format
+from cache_store.format.names import BUILD_FILE, PLAN_FILE, SPEC_FILE, commit_file
 from cache_store.format.plan import PlanDigests, plan_digests
-from cache_store.format.schema import BUILD_FILE, PLAN_FILE, SPEC_FILE, CommitRecord, Recipe, Seal, Spec, commit_file
+from cache_store.format.schema import CommitRecord, Recipe, Seal, Spec
 from cache_store.verify.findings import Finding
 from cache_store.verify.record import usable_record
 from precompute.resume.refusals import refuse_lost_recipe, refuse_other_inputs, refuse_other_report

@@ -11,8 +11,9 @@ import pyarrow as pa
 from cache_store.cache.files import read_samples
 from cache_store.cache.survey import Survey
 from cache_store.errors import CacheError
-from cache_store.format.schema import REJECTED, CommitRecord, reason_kind, samples_file
-from cache_store.format.tables import parse_table
+from cache_store.format.names import samples_file
+from cache_store.format.schema import CommitRecord
+from cache_store.format.tables import REJECTED, parse_table, reason_kind
 from cache_store.program.progress_bar import progress_bar
 from cache_store.refusal import ABSENT, Difference
 from cache_store.storage.store import Store

@@ -8,8 +8,9 @@ import pyarrow as pa
 
 from cache_store.cache.survey import Survey
 from cache_store.errors import CacheError
+from cache_store.format.names import COMMITS, PLAN_FILE, SEAL_FILE, SPEC_FILE, commit_file
 from cache_store.format.plan import PlanDigests
-from cache_store.format.schema import COMMITS, PLAN_FILE, SEAL_FILE, SPEC_FILE, Recipe, commit_file
+from cache_store.format.schema import Recipe
 from cache_store.refusal import ABSENT, Difference, differing, recipe_differences, refuse
 from cache_store.storage.store import Store
 from cache_store.verify.findings import Report

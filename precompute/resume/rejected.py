@@ -8,7 +8,8 @@ import pyarrow.compute as pc
 
 from cache_store.cache.files import read_samples
 from cache_store.errors import CacheError, EncodeOnceError
-from cache_store.format.schema import REJECTED, ImageRecipe, Spec, reason_kind
+from cache_store.format.schema import ImageRecipe, Spec
+from cache_store.format.tables import REJECTED, reason_kind
 from cache_store.program.progress_bar import progress_bar
 from cache_store.refusal import aligned, printable
 from cache_store.storage.store import Store

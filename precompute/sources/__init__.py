@@ -9,7 +9,7 @@ import msgspec
 
 from cache_store.cache.metadata import read_build, refuse_no_cache
 from cache_store.errors import CacheError, ConfigError, MissingPathError
-from cache_store.format.schema import BUILD_FILE
+from cache_store.format.names import BUILD_FILE
 from cache_store.storage.store import Store, open_store
 from precompute.sources.cache import CacheSource
 from precompute.sources.folder import FolderSource

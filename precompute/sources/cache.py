@@ -6,8 +6,8 @@ So a second encoder, another size or a flipped view of the same images becomes a
 from cache_store.cache.files import read_plan
 from cache_store.cache.metadata import read_spec
 from cache_store.errors import SourceError
+from cache_store.format.names import PLAN_FILE
 from cache_store.format.plan import plan_digest
-from cache_store.format.schema import PLAN_FILE
 from cache_store.storage.store import Store
 from precompute.sources.image_store import Images
 from precompute.sources.listing import Samples

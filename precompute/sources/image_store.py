@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 from cache_store.errors import SourceError
-from cache_store.format.schema import PLAN_FILE, SPEC_FILE
+from cache_store.format.names import PLAN_FILE, SPEC_FILE
 from precompute.images.not_images import COMPRESSED, by_magic
 from precompute.images.rejected import Rejected
 from precompute.sources.archive import MAX_FILE_BYTES, MISSING, is_mac_metadata, refuse_large

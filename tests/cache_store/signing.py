@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 from cache_store.errors import CacheError
 from cache_store.format.formats import shard_format
 from cache_store.format.record import canonical_json
-from cache_store.format.schema import SAMPLES_SCHEMA, Spec
+from cache_store.format.schema import Spec
+from cache_store.format.tables import SAMPLES_SCHEMA
 
 
 def load(path: Path) -> dict[str, Any]:

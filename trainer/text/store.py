@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from cache_store import Cache, CacheError
-from cache_store.format.checksum import crc32c
+from cache_store.format.codec import crc32c
 from cache_store.format.record import Record, parse_signed
 from trainer.text.chat import ChatTokenizer
 

@@ -21,7 +21,8 @@ from cache_store import open_cache
 from cache_store.cache.metadata import write_build
 from cache_store.format.codec import zarr_codecs
 from cache_store.format.record import Record
-from cache_store.format.schema import PLAN_SCHEMA, SAMPLES_SCHEMA, CommitRun, Spec, StoreFormat
+from cache_store.format.schema import CommitRun, Spec, StoreFormat
+from cache_store.format.tables import PLAN_SCHEMA, SAMPLES_SCHEMA
 from cache_store.verify.verify import verify
 from tests.cache_store.conftest import SHAPES, contents, samples_of, shard_name, swap
 from tests.make_cache import caption, make_cache

@@ -22,7 +22,7 @@ from cache_store.cache.reader import Cache, open_cache
 from cache_store.cache.writer import Outcome
 from cache_store.cli import main
 from cache_store.errors import SourceError
-from cache_store.format.schema import samples_file
+from cache_store.format.names import samples_file
 from cache_store.gallery import draw, exhibits, pictures, sheets, source_images, unusual
 from cache_store.gallery.config import GalleryConfig
 from cache_store.gallery.gallery import make_gallery

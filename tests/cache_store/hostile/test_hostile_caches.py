@@ -26,8 +26,9 @@ from cache_store.cache import files, info, metadata
 from cache_store.cache.reader import open_cache
 from cache_store.cache.sealed_shards import SealedShards
 from cache_store.errors import CacheError, EncodeOnceError
-from cache_store.format.checksum import crc32c
-from cache_store.format.schema import MAX_SHARDS, SAMPLES_SCHEMA, TEXT_COLUMNS
+from cache_store.format.codec import crc32c
+from cache_store.format.schema import MAX_SHARDS
+from cache_store.format.tables import SAMPLES_SCHEMA, TEXT_COLUMNS
 from cache_store.verify.verify import verify
 from tests.cache_store.conftest import contents, shard_name
 from tests.cache_store.signing import edited, edited_rows, resign, save, set_field
@@ -134,11 +135,7 @@ LATER_VERSION = {"format_version": 2, "more": "fields that only that version has
         ),
         ("commits/000000.json", "is no path inside a cache", [{"content.files.0.path": path} for path in OUTSIDE]),
         ("seal.json", "is no path inside a cache", [{"plan_file.path": path} for path in OUTSIDE]),
-        (
-            "seal.json",
-            "counts do not add up|counts more samples in a shard",
-            COUNTS,
-        ),
+        ("seal.json", "counts do not add up|counts more samples in a shard", COUNTS),
         ("seal.json", "the seal sums up another array than the spec's", [{"array.preview": None}, ONE_FEATURE]),
         *((name, "has format version 2; this program reads version 1", [LATER_VERSION]) for name in RECORDS),
     ],

@@ -17,9 +17,9 @@ import pytest
 
 from cache_store.cache.metadata import read_spec
 from cache_store.errors import NewerFormatError
-from cache_store.format.checksum import crc32c
+from cache_store.format.codec import crc32c
 from cache_store.format.layout import Location
-from cache_store.format.schema import commit_file, samples_file
+from cache_store.format.names import commit_file, samples_file
 from cache_store.verify.findings import Finding
 from cache_store.verify.scan import PIECE_BYTES, scan_shard
 from cache_store.verify.verify import verify

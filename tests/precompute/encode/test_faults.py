@@ -25,7 +25,8 @@ import precompute.build
 from cache_store.cache.metadata import read_commit, read_spec
 from cache_store.cli import main as cache_store
 from cache_store.format.formats import shard_format
-from cache_store.format.schema import SEAL_FILE, StoreFormat
+from cache_store.format.names import SEAL_FILE
+from cache_store.format.schema import StoreFormat
 from cache_store.storage.store import STORES
 from cache_store.verify.verify import verify
 from precompute.cli import main

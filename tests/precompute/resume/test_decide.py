@@ -14,6 +14,7 @@ from cache_store.cache.survey import PlanOnDisk, Reading, ShardOnDisk, Survey
 from cache_store.errors import CacheError, ConfigError, StaleError
 from cache_store.format import schema
 from cache_store.format.formats import shard_format
+from cache_store.format.names import PLAN_FILE, SPEC_FILE, samples_file
 from cache_store.format.plan import plan_digests
 from cache_store.format.record import signed
 from cache_store.storage.local import LocalStore
@@ -36,7 +37,7 @@ def samples(numbers: Sequence[int] = range(12), **texts: str) -> pa.Table:
 def record(spec: schema.Spec, plan: pa.Table, shard: int, content: str) -> schema.CommitRecord:
     """Of a shard whose files hold whatever `content` names."""
     sums = dict.fromkeys(("sum", "sum_of_squares", "minimum", "maximum"), (0.0,))
-    count, names = len(spec.shard_rows(shard)), (shard_format(spec).shard_file(shard), schema.samples_file(shard))
+    count, names = len(spec.shard_rows(shard)), (shard_format(spec).shard_file(shard), samples_file(shard))
     made = schema.CommitContent(
         shard=shard, recipe=spec.recipe, plan_digest=plan_digests(plan, PER_SHARD).shards[shard],
         files=tuple(schema.FileRecord(path=name, bytes=1, sha256=content) for name in names),
@@ -49,7 +50,7 @@ def record(spec: schema.Spec, plan: pa.Table, shard: int, content: str) -> schem
 
 
 def plan_on_disk(table: pa.Table, rows: int) -> Reading[PlanOnDisk]:
-    file = schema.FileRecord(path=schema.PLAN_FILE, bytes=1, sha256="")
+    file = schema.FileRecord(path=PLAN_FILE, bytes=1, sha256="")
     return Reading(PlanOnDisk(table=table, file=file, digests=plan_digests(table.slice(0, rows), PER_SHARD)))
 
 
@@ -79,7 +80,7 @@ def shard_1(on_disk: ShardOnDisk | None, found: Survey = WHOLE) -> Survey:
 def without(*names: str) -> Survey:
     lost: dict[str, Any] = {name: Reading() for name in names}
     if "spec" in names:
-        lost["metadata"] = {schema.SPEC_FILE: None}
+        lost["metadata"] = {SPEC_FILE: None}
     return replace(WHOLE, **lost)
 
 
