@@ -1,6 +1,5 @@
 """What a verification reports, and what to do about it."""
 
-import os
 import shlex
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -103,21 +102,7 @@ class Report:
         return sorted(finding.file for finding in self.findings if finding.kind == kind)
 
     def _path(self, name: str) -> str:
-        return as_typed(f"{self.cache}/{name}")
-
-
-def as_typed(path: str) -> str:
-    """As a shell reads it, on one line whatever the name holds."""
-    if path.isprintable():
-        return shlex.quote(path)
-    return f"$'{''.join(map(typed_character, path))}'"
-
-
-def typed_character(character: str) -> str:
-    """Between the quotes of bash's $'…'."""
-    if character.isprintable() and character not in "\\'":
-        return character
-    return "".join(f"\\x{byte:02x}" for byte in os.fsencode(character))
+        return shlex.quote(printable(f"{self.cache}/{name}"))
 
 
 def and_more(names: list[str]) -> str:

@@ -6,7 +6,6 @@ import os
 import shlex
 import shutil
 import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -186,16 +185,12 @@ def test_what_mends_the_damage_is_said_first_things_first(cache, capsys, damage,
 @pytest.mark.parametrize(
     "name", ["left over", "two\nlines", "it's \x1b[31mred\\", os.fsdecode(b"no \xff text")], ids=ascii
 )
-def test_any_name_is_one_line_that_bash_takes_back(cache, capsys, name):
-    stray = cache / "samples" / name
-    stray.touch()
+def test_any_name_is_said_on_one_line(cache, capsys, name):
+    (cache / "samples" / name).touch()
     assert main(["verify", str(cache)]) == 1
     header, row, summary, step = capsys.readouterr().out.splitlines()
     assert row.rstrip().endswith("does not belong here")
     assert all(line.isprintable() for line in (header, row, summary, step))
-    path = step.removeprefix("next: delete ").removesuffix(", unless a build is running")
-    subprocess.run(["bash", "-c", f"rm -- {path}"], check=True)
-    assert not stray.exists()
 
 
 # What dead builds left is told from what is a user's own, and cleared.
