@@ -23,6 +23,9 @@ DIGEST_SHOWN = 12
 
 ABSENT = "absent"
 
+MADE_BY = "`precompute build` or `cache-store convert`"
+"""Nothing in a cache tells which: a conversion gives the bytes of a build."""
+
 BUILD_AGAIN = "to finish it, run again the command that made it: what is committed is kept"
 
 
@@ -56,7 +59,7 @@ def refuse_unsealed(store: Store, spec: Spec) -> None:
         differences = [Difference("seal", ABSENT, "needed")]
         if committed != spec.num_shards:
             differences.append(Difference("committed shards", f"{committed:,}", f"{spec.num_shards:,} needed"))
-        refuse(f"{store} is not sealed: its `precompute build` has not finished", differences, [BUILD_AGAIN])
+        refuse(f"{store} is not sealed: the {MADE_BY} that made it has not finished", differences, [BUILD_AGAIN])
 
 
 def refuse_other_seal(store: Store, seal: Seal, spec: Spec) -> None:

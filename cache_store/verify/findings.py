@@ -7,7 +7,7 @@ from typing import Literal
 
 from cache_store.errors import CacheError
 from cache_store.format.names import BUILD_FILE, SPEC_FILE
-from cache_store.refusal import printable
+from cache_store.refusal import MADE_BY, printable
 
 Level = Literal["quick", "full", "deep"]
 """How much is read: records and sizes; every byte; every byte, and every sample whatever the hashes say."""
@@ -17,8 +17,6 @@ Kind = Literal["damaged", "replaced", "uncommitted", "unsealed", "stray"]
 `uncommitted` a shard and `unsealed` a cache that a build has not finished, `stray` what belongs nowhere."""
 
 SHOWN = 5
-
-MADE_BY = "`precompute build` or `cache-store convert`"
 
 
 @dataclass(frozen=True, kw_only=True)
