@@ -50,8 +50,6 @@ class Summary:
     """Rejected samples that were tried again."""
     recovered: int
     """Of them, those cached now."""
-    passed_over: str
-    """What the source holds besides samples."""
 
 
 def build(config: BuildConfig, request: BuildRequest | None = None) -> Summary:
@@ -73,9 +71,8 @@ def build(config: BuildConfig, request: BuildRequest | None = None) -> Summary:
         surveyed = survey(store)
         work, tried = look_at_images(config, surveyed, decide(surveyed, wanted, request), source, request)
         write_metadata(surveyed, work, config)
-        if not surveyed.has_cache:  # now, as the encoding may take days
-            for note in filter(None, (samples.passed_over, config.overlap)):
-                say(note)
+        for note in filter(None, (samples.passed_over, None if surveyed.has_cache else config.overlap)):
+            say(note)  # now, as the encoding may take days
         plan_file = surveyed.plan.value.file if surveyed.plan.value and not work.writes_plan else None
         del found, wanted, surveyed
         work = work.without_plan()  # it is on disk now; nothing below grows with the data set
@@ -85,7 +82,7 @@ def build(config: BuildConfig, request: BuildRequest | None = None) -> Summary:
         clear_leftovers(store, work.spec)
         seal = seal_of(store, work, progress, plan_file)
         announce_identity(work, seal)
-        return build_summary(work, progress, seal, tried, samples.passed_over)
+        return build_summary(work, progress, seal, tried)
 
 
 def look_at_images(
@@ -148,7 +145,7 @@ def announce_identity(work: Work, seal: Seal) -> None:
     say(f"the cache's identity was {work.earlier_seal.identity} and is {seal.identity}: {why}")
 
 
-def build_summary(work: Work, progress: BuildProgress, seal: Seal, tried: int, passed_over: str) -> Summary:
+def build_summary(work: Work, progress: BuildProgress, seal: Seal, tried: int) -> Summary:
     built = progress.built
     return Summary(
         seal=seal,
@@ -158,5 +155,4 @@ def build_summary(work: Work, progress: BuildProgress, seal: Seal, tried: int, p
         waiting_share=progress.waiting_share,
         tried_again=tried,
         recovered=sum(before - built[shard].content.rejected for shard, before in work.recovered.items()),
-        passed_over=passed_over,
     )

@@ -112,8 +112,6 @@ def show(summary: Any, cache: str) -> None:
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(seal.reasons.items()))
     why = f" ({reasons})" if reasons else ""
     console.print(f"{seal.planned:,} planned = {seal.cached:,} cached + {seal.rejected:,} rejected{why}")
-    if summary.passed_over:
-        console.print(summary.passed_over, markup=False, emoji=False)  # it holds file names
     console.print(f"sealed {cache}: {seal.array.bytes:,} bytes of latents, cache identity {seal.identity}")
     console.print(f"next: cache-store verify {shlex.quote(cache)} --level full")
 
