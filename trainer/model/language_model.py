@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from cache_store.errors import ConfigError, ModelError
-from trainer.model.pretrained import UNREADABLE_MODEL, first_line, hide_loading_bar, pretrained_name, why_unreadable
+from trainer.model.pretrained import UNREADABLE_MODEL, first_line, loading_bar_hidden, pretrained_name, why_unreadable
 
 VOCABULARY_CHUNK = 8_192
 FINGERPRINT_VALUES = 4_096
@@ -155,15 +155,14 @@ def load_language_model(name: str, dtype: torch.dtype, device: torch.device) -> 
 
 def load_every_weight(path: str, dtype: torch.dtype) -> Any:
     """Load transformers' model; ModelError for weights that the checkpoint lacks: transformers makes them random."""
-    hide_loading_bar()
     try:
-        full, report = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, output_loading_info=True, use_safetensors=True, trust_remote_code=False
-        )
+        with loading_bar_hidden():
+            full, report = AutoModelForCausalLM.from_pretrained(
+                path, dtype=dtype, output_loading_info=True, use_safetensors=True, trust_remote_code=False
+            )
     except UNREADABLE_MODEL as error:
         raise ModelError(f"cannot be loaded: {why_unreadable(error)}") from None
-    missing = sorted([*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])])
-    if missing:
+    if missing := sorted(report["missing_keys"]):  # one of another shape is an error of transformers' own
         named = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
         raise ModelError(
             f"lacks {len(missing)} of its weights ({named}); they would be random. The checkpoint is incomplete or of "

@@ -1,5 +1,7 @@
 """Pretrained models by hub id or folder, and the messages where one cannot be loaded."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError: whichever its HTTP library has
@@ -7,7 +9,11 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError:
     LocalEntryNotFoundError,
     StrictDataclassError,
 )
-from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars  # type: ignore[attr-defined]
+from huggingface_hub.utils import (  # type: ignore[attr-defined]
+    are_progress_bars_disabled,
+    disable_progress_bars,
+    enable_progress_bars,
+)
 from safetensors import SafetensorError
 from transformers.utils import logging
 
@@ -32,12 +38,20 @@ def pretrained_name(name: str) -> str:
     return str(path) if name.startswith("~") else name
 
 
-def hide_loading_bar() -> None:
-    """Hide transformers' progress bar over a model's weights; the Hub's, over a download, stays."""
-    hub_shown = not are_progress_bars_disabled()
+@contextmanager
+def loading_bar_hidden() -> Iterator[None]:
+    """Hide transformers' progress bar over a model's weights in the block; the Hub's, over a download, stays."""
+    shown, hub_shown = logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
     logging.disable_progress_bar()  # the Hub's too
     if hub_shown:
         enable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()  # the Hub's too
+        if not hub_shown:
+            disable_progress_bars()
 
 
 def why_unreadable(error: Exception) -> str:
