@@ -1,6 +1,5 @@
 """Folders that appear and disappear whole: checkpoints and tokenised text."""
 
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -54,11 +53,3 @@ def remove_folder(path: Path) -> None:
     """Delete `path` such that a part of it is never seen under its name."""
     scratch = path.rename(scratch_path(path))
     shutil.rmtree(scratch)
-
-
-@contextmanager
-def one_at_a_time(folder: Path) -> Iterator[None]:
-    """Wait until no other process is inside this block for `folder`; the lock ends with its process."""
-    with (folder / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

@@ -29,15 +29,14 @@ def refuse_foreign_names(root: Path, ours: Collection[str], option: str, kind: s
 
 
 @contextmanager
-def claim(root: Path) -> Iterator[None]:
-    """Hold the folder for this process; CacheError naming host and process of whoever holds it already.
+def claim(root: Path, *, wait: bool = False) -> Iterator[None]:
+    """Hold the folder for this process; CacheError naming host and process of whoever holds it already, or wait.
 
     Folders that were made for a build that then left nothing in them go again.
     """
     new = [folder for folder in (root, *root.parents) if not folder.exists()]
-    make_folder(root)
     try:
-        with locked(root) as stream:
+        with locked(root, wait) as stream:
             with naming(root / CLAIM_FILE):
                 stream.truncate(0)
                 stream.write(f"process {os.getpid()} on {os.uname().nodename}\n")
@@ -53,12 +52,13 @@ def claim(root: Path) -> Iterator[None]:
 
 
 @contextmanager
-def locked(root: Path) -> Iterator[IO[str]]:
+def locked(root: Path, wait: bool) -> Iterator[IO[str]]:
     """The claim file, locked: the one that lies in the folder, not one that its last holder has just deleted."""
     while True:
+        make_folder(root)
         with (root / CLAIM_FILE).open("a+") as stream:
             try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except BlockingIOError:
                 stream.seek(0)
                 holder = stream.read().strip() or "another process"

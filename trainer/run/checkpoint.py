@@ -32,6 +32,9 @@ CACHE_IDENTITY = "cache identity"
 VAL_FRACTION = "data.val_fraction"
 """Key of `must_match`: the share of samples held out."""
 
+OF_THE_CACHE = ("latents.", "image.", "encoder.")
+"""Beginnings of the keys of `must_match` that no option sets: what the cache's latents are."""
+
 ORDER = ("data.batch_size", "data.seed")
 """Keys of `must_match` that decide only the order of training."""
 
@@ -165,10 +168,14 @@ def refuse_other_projector(path: Path, state: CheckpointState, must_match: Mappi
     """
     may_differ = (*ORDER, CACHE_IDENTITY, VAL_FRACTION) if is_of_another_cache(state, must_match) else ORDER
     if differences := [each for each in differing(state.must_match, must_match) if each.field not in may_differ]:
-        remedies = [
-            f"to evaluate it, set these as it was trained; {path / STATE_FILE} holds its whole config",
-            "to evaluate another checkpoint: --checkpoint FOLDER",
-        ]
+        of_the_cache = [each.field.startswith(OF_THE_CACHE) for each in differences]
+        remedies = ["to evaluate another checkpoint: --checkpoint FOLDER"]
+        if not all(of_the_cache):
+            restore = f"to evaluate it, set these as it was trained; {path / STATE_FILE} holds its whole config"
+            remedies.insert(0, restore)
+        if any(of_the_cache):
+            held = f"those that {state.config['cache']} held"
+            remedies.insert(0, f"to evaluate it, name with --cache a cache of latents such as {held}")
         refuse(f"checkpoint {path} was not trained like this", differences, remedies, held="in the checkpoint")
 
 

@@ -39,8 +39,9 @@ def open_session(inputs: Inputs, source: LatentSource | None = None, trained: Pa
     text = open_text(inputs)
     refuse_unknown_tokens(inputs, text)
     split = text.split(inputs.config.data.val_fraction)
-    refuse_too_few(split, inputs.config, to_train=trained is None)
-    announce_split(split, inputs.world)
+    if trained is None:
+        refuse_none_to_train_on(split, inputs.config)
+    announce_split(split, inputs.world, to_train=trained is None)
     loader = make_loader(inputs, source or inputs.cache, text, split.train)
     if trained is None:
         match_embeddings(inputs, loader)
@@ -68,16 +69,8 @@ def refuse_unknown_tokens(inputs: Inputs, text: TextStore) -> None:
         )
 
 
-def refuse_too_few(split: Split, config: TrainConfig, *, to_train: bool) -> None:
-    """Raise CacheError where no sample has text to learn, or none is left to train on."""
-    if not len(split.train) and len(split.validation) == 0:
-        raise CacheError(
-            f"{config.cache} has no text to learn: none of its {split.unlabelled:,} samples has an assistant's words "
-            f"within data.max_text_tokens {config.data.max_text_tokens}; raise it where texts are longer, and see that "
-            "the chat template writes what is said. LLaVA sources bring conversations; a folder brings captions in "
-            "name.txt beside name.jpg"
-        )
-    if to_train and not len(split.train):
+def refuse_none_to_train_on(split: Split, config: TrainConfig) -> None:
+    if not len(split.train):
         raise CacheError(
             f"{config.cache} leaves no sample to train on: {split.unlabelled:,} have no assistant's words within "
             f"data.max_text_tokens {config.data.max_text_tokens}, {len(split.validation):,} are held out; raise it, "
@@ -85,9 +78,10 @@ def refuse_too_few(split: Split, config: TrainConfig, *, to_train: bool) -> None
         )
 
 
-def announce_split(split: Split, world: World) -> None:
+def announce_split(split: Split, world: World, *, to_train: bool) -> None:
+    trained_on = f"{len(split.train):,} to train on, " if to_train else ""
     left_out = f", {split.unlabelled:,} skipped: no assistant's words" if split.unlabelled else ""
-    world.say(f"samples: {len(split.train):,} to train on, {len(split.validation):,} held out{left_out}")
+    world.say(f"samples: {trained_on}{len(split.validation):,} held out{left_out}")
 
 
 def make_loader(inputs: Inputs, source: LatentSource, text: TextStore, train: np.ndarray) -> StepLoader:

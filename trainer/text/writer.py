@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from cache_store import Cache
+from cache_store import Cache, CacheError
 from cache_store.errors import ConfigError, SourceError
 from cache_store.format.record import FORMAT_VERSION, canonical_json, signed
 from cache_store.program.progress_bar import progress_bar
-from cache_store.storage.files import make_folder, naming
-from trainer.published import one_at_a_time, publish_folder
+from cache_store.storage.claim import claim
+from cache_store.storage.files import naming
+from trainer.published import publish_folder
 from trainer.text.chat import ChatTokenizer
 from trainer.text.store import ARRAYS, META_FILE, TextMeta, file_crc32c
 
@@ -28,11 +29,11 @@ def make_text(folder: Path, cache: Cache, chat: ChatTokenizer) -> None:
     """Tokenise the whole cache into `folder`, unless that is there already."""
     if folder.exists():
         return
-    try:
-        make_folder(folder.parent)
-    except OSError as error:
-        raise ConfigError(f"cannot make {folder.parent} ({error.strerror}); name another data.text_dir") from None
-    with one_at_a_time(folder.parent):
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(claim(folder.parent, wait=True))
+        except OSError as error:
+            raise ConfigError(f"cannot make {folder.parent} ({error.strerror}); name another data.text_dir") from None
         if not folder.exists():  # another run may have made it while this one waited
             publish_text(folder, cache, chat)
 
@@ -40,6 +41,13 @@ def make_text(folder: Path, cache: Cache, chat: ChatTokenizer) -> None:
 def publish_text(folder: Path, cache: Cache, chat: ChatTokenizer) -> None:
     with publish_folder(folder) as scratch:
         num_tokens, largest = write_arrays(scratch, cache, chat)
+        if not num_tokens:
+            raise CacheError(
+                f"{cache.root} has no text to learn: none of its {len(cache):,} samples has an assistant's words "
+                f"within data.max_text_tokens {chat.max_tokens}; raise it where texts are longer, and see that the "
+                "chat template writes what is said. LLaVA sources bring conversations; a folder brings captions in "
+                "name.txt beside name.jpg"
+            )
         meta = TextMeta(
             format_version=FORMAT_VERSION,
             key=folder.name,

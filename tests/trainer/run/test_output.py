@@ -124,10 +124,10 @@ def fill(folder: Path, files: dict[str, str]) -> None:
 def test_a_folder_of_other_files_is_refused_and_left_as_it_is(configured, refusal, tmp_path, name, text):
     """A run's text may lie there; it is no other file."""
     run = tmp_path / "run"
-    fill(run, {name: text, "made/text/.lock": ""})
+    fill(run, {name: text, "made/text/.claim": ""})
     named = f"run.output: {run} holds {name.partition('/')[0]!r} but no run; name an empty or a new folder"
     assert refusal(2, configured(text_dir=str(run / "made" / "text"))) == f"trainer: error: {named}\n"
-    assert {path for path in run.rglob("*") if path.is_file()} == {run / name, run / "made/text/.lock"}
+    assert {path for path in run.rglob("*") if path.is_file()} == {run / name, run / "made/text/.claim"}
     assert (run / name).read_text() == text
 
 
@@ -136,7 +136,7 @@ def test_an_empty_folder_and_a_run_at_any_stage_are_taken(configured, tmp_path):
     config = configured(text_dir=str(run / "made" / "text"))
     stages = [
         run.mkdir,
-        lambda: fill(run, {".claim": "", ".config.yaml.1.partial": "", "made/text/.lock": ""}),
+        lambda: fill(run, {".claim": "", ".config.yaml.1.partial": "", "made/text/.claim": ""}),
         lambda: (write_config(config), fill(run, {"metrics.jsonl": "", "notes.txt": ""})),
         lambda: (save_steps(checkpoints_of(config.run).root, 5), (run / CONFIG_FILE).unlink()),
     ]
@@ -217,7 +217,7 @@ def test_a_file_that_does_not_fit_is_named_and_nothing_left(configured, undistur
     assert line.startswith(f"trainer: error: File too large: {tmp_path}/")
     named = Path(line.rpartition(": ")[2])
     assert named.relative_to(tmp_path).match(file)
-    assert {path.name for path in named.parents[1].iterdir()} <= {".lock"}
+    assert not [*named.parents[1].glob("*")]
     assert main(command(config)) == 0
     assert_same_run(config, undisturbed)
 

@@ -258,7 +258,7 @@ def test_text_is_made_once_and_clears_its_own_scratch_alone(cache_path, chat, tm
         assert tokenise(cache_path, chat, tmp_path) == text
         stamps.append([path.stat().st_mtime_ns for path in sorted(text.iterdir())])
     assert stamps[0] == stamps[1]
-    assert {path.name for path in tmp_path.iterdir()} == {text.name, precious.name, ".lock"}
+    assert {path.name for path in tmp_path.iterdir()} == {text.name, precious.name}
 
 
 @pytest.fixture
