@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +27,6 @@ from tests.precompute.resume.conftest import (
     SHARD,
     TABLE,
     Act,
-    copied,
     lost,
     other_image,
     rewrite,
@@ -50,20 +48,6 @@ def another_caption(project: Project) -> None:
     rewrite(project.source / "chat.json", "Picture 9.", "Picture nine.")
 
 
-def begun_and_grown_again(project: Project) -> None:
-    """An extension to 24 samples was killed after its plan; there are 25 now."""
-    project.has(range(24))
-    project.build(name="longer")
-    shutil.copy(project.folder / "longer/plan.parquet", project.cache)
-    project.has(range(25))
-
-
-def report_of_another(project: Project) -> None:
-    flip(project.cache / SHARD)
-    project.report()
-    copied("images", "seal.json")(project)
-
-
 def unreadable(project: Project) -> None:
     """Reading /proc/self/mem at its start is a real input/output error."""
     project.lose(RECORD)
@@ -71,33 +55,17 @@ def unreadable(project: Project) -> None:
 
 
 NEW, HEIGHT, TALLER = "--cache NEW", "array.image.height  32            40", "build --image.height 40"
-NOT_ENCODED, LOST_PLAN = "1 of 22 images are not the ones encoded: ", "plan.parquet is lost"
+NOT_ENCODED = "1 of 22 images are not the ones encoded: "
 SOME_ADDED = ["  samples     22            24\n  new sample                sample-022\n", "/cache.yaml --extend"]
 SOME_GONE = "3 gone (sample-000, sample-001, sample-002)"
 CAPTION = ["image name or text  sample-009", NEW]
-NO_RECIPE = lost("zarr.json", "seal.json", *(f"commits/{shard:06d}.json" for shard in range(3)))
 
 REFUSED: dict[str, tuple[str, Act, list[str]]] = {
     "other weights": ("build", other_weights, ["array.encoder.weights_sha256", NEW]),
     "another size": (TALLER, source(), [HEIGHT, NEW]),
-    "another size, no spec": (TALLER, lost("zarr.json"), [HEIGHT, NEW]),
-    "another size, extending": (f"{TALLER} --extend", source(range(24)), [HEIGHT, NEW]),
-    "another size, which a foreign seal has": (TALLER, copied("recipe", "seal.json"), [HEIGHT]),
-    "the same, and no spec": (TALLER, together(copied("recipe", "seal.json"), lost("zarr.json")), [HEIGHT]),
-    "records of two recipes": (
-        "build",
-        copied("recipe", RECORD),
-        ["commits/000000.json", RECORD, "array.image.height"],
-    ),
-    "nothing tells the recipe": ("build", NO_RECIPE, ["zarr.json", "seal.json", "commits/", "lost or damaged"]),
     "another list": ("build", source([*range(3, SAMPLES), 40]), [f"1 new (sample-040); {SOME_GONE}", NEW]),
-    "a list that has lost some": ("build --extend", source(range(3, 24)), [SOME_GONE, NEW]),
-    "the same, no plan": ("build", together(lost("plan.parquet"), source(range(3, 22))), [LOST_PLAN, "sample-000"]),
     "a list that has grown": ("build", source(range(24)), SOME_ADDED),
-    "the same, no spec": ("build", together(lost("zarr.json"), source(range(24))), SOME_ADDED),
-    "a list that grew again": ("build", begun_and_grown_again, ["sample-022", "/cache.yaml --extend"]),
     "another caption": ("build", another_caption, CAPTION),
-    "the same, no spec either": ("build", together(lost("zarr.json"), another_caption), CAPTION),
     "another image": ("build", other_image(6), [f"{NOT_ENCODED}sample-006", "image of sample-006", NEW]),
     "another image, extending": ("build --extend", other_image(9, range(24)), [f"{NOT_ENCODED}sample-009"]),
     "another image, no shard": (
@@ -111,11 +79,6 @@ REFUSED: dict[str, tuple[str, Act, list[str]]] = {
         "repair --shards [0]",
         source(sample_004=image_bytes(4)),
         ["have changed: sample-004", "--retry-rejected"],
-    ),
-    "a report of another cache": (
-        "repair --report '{folder}/my report.json'",
-        report_of_another,
-        ["the report is not one of {cache} as it is", "cache-store verify {cache} --level full --report FILE"],
     ),
     "a record that cannot be read": ("build", unreadable, [f"Input/output error: {{cache}}/{RECORD}"]),
 }

@@ -1,8 +1,9 @@
 """What a rerun does: a table of what was found and asked, and the work or the refusal. No disk is touched."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -18,6 +19,7 @@ from cache_store.format.names import PLAN_FILE, SPEC_FILE, samples_file
 from cache_store.format.plan import plan_digests
 from cache_store.format.record import signed
 from cache_store.storage.local import LocalStore
+from cache_store.verify.findings import Report
 from precompute.resume.decide import Wanted, Work, decide
 from precompute.resume.request import BuildRequest
 from tests.make_cache import caption, make_array, make_encoder, make_plan
@@ -39,7 +41,7 @@ def record(spec: schema.Spec, plan: pa.Table, shard: int, content: str) -> schem
     sums = dict.fromkeys(("sum", "sum_of_squares", "minimum", "maximum"), (0.0,))
     count, names = len(spec.shard_rows(shard)), (shard_format(spec).shard_file(shard), samples_file(shard))
     made = schema.CommitContent(
-        shard=shard, recipe=spec.recipe, plan_digest=plan_digests(plan, PER_SHARD).shards[shard],
+        shard=shard, recipe=spec.recipe, plan_digest=plan_digests(plan, spec.samples_per_shard).shards[shard],
         files=tuple(schema.FileRecord(path=name, bytes=1, sha256=content) for name in names),
         rows_digest="", cached=count, rejected=0, reasons={}, non_finite=0,
         statistics=schema.FeatureStatistics(count=count * spec.array.shape[1], **sums),
@@ -49,17 +51,18 @@ def record(spec: schema.Spec, plan: pa.Table, shard: int, content: str) -> schem
     return signed(schema.CommitRecord(format_version=1, content=made, run=run, sha256=""))
 
 
-def plan_on_disk(table: pa.Table, rows: int) -> Reading[PlanOnDisk]:
-    file = schema.FileRecord(path=PLAN_FILE, bytes=1, sha256="")
-    return Reading(PlanOnDisk(table=table, file=file, digests=plan_digests(table.slice(0, rows), PER_SHARD)))
+def plan_on_disk(table: pa.Table, rows: int, content: str = "", size: int = PER_SHARD) -> Reading[PlanOnDisk]:
+    file = schema.FileRecord(path=PLAN_FILE, bytes=1, sha256=content)
+    return Reading(PlanOnDisk(table=table, file=file, digests=plan_digests(table.slice(0, rows), size)))
 
 
 def surveyed(recipe: schema.Recipe = RECIPE, plan: pa.Table | None = None, content: str = "") -> Survey:
     """A whole sealed cache."""
     plan = samples() if plan is None else plan
-    spec = recipe.spec(plan.num_rows, plan_digests(plan, PER_SHARD).whole)
+    size = recipe.samples_per_shard
+    spec = recipe.spec(plan.num_rows, plan_digests(plan, size).whole)
     records = {shard: record(spec, plan, shard, content) for shard in range(spec.num_shards)}
-    on_disk = plan_on_disk(plan, spec.rows)
+    on_disk = plan_on_disk(plan, spec.rows, content, size)
     return Survey(
         store=LocalStore(Path("C")), has_cache=True, spec=Reading(spec), plan=on_disk,
         seal=Reading(make_seal(spec, [each.content for each in records.values()], on_disk.value.file)),
@@ -91,38 +94,64 @@ class Case(NamedTuple):
     source: pa.Table = samples()
     request: BuildRequest = BuildRequest()
     recipe: schema.Recipe = RECIPE
+    recovered: Mapping[int, int] = MappingProxyType({})
+    """Shards with rejected samples that can be decoded now."""
 
     def decided(self) -> Work:
-        return decide(self.found, Wanted(samples=self.source, recipe=self.recipe), self.request)
+        return decide(self.found, Wanted(samples=self.source, recipe=self.recipe), self.request).recovering(
+            self.recovered
+        )
 
 
-LONGER, APPEND, LEAVE_OUT = (
-    samples(range(20)),
-    BuildRequest(new_samples="append"),
-    BuildRequest(new_samples="leave out"),
-)
+def reported(survey: Survey) -> BuildRequest:
+    """The repair of shard 1, as a verification of that cache names it."""
+    identity = survey.seal.value.identity
+    report = Report(cache="C", level="full", identity=identity, shards=2, samples=12, bytes=4, findings=())
+    return BuildRequest(rebuild=[1], report=report)
+
+
+LONGER = samples(range(20))
+APPEND, LEAVE_OUT = BuildRequest(new_samples="append"), BuildRequest(new_samples="leave out")
 BEGUN = replace(WHOLE, plan=plan_on_disk(LONGER, 12))
-NO_FILE, NO_RECORD = (
-    ShardOnDisk(record=WHOLE.shards[1].record, file_problem="C/f is missing"),
-    ShardOnDisk(record=DAMAGED),
-)
+SWAPPED = replace(WHOLE, plan=plan_on_disk(samples([1, 0, *range(2, 12)]), 12), seal=Reading(), shards={})
+FINER = msgspec.structs.replace(RECIPE, samples_per_shard=4)
+OTHER_SPEC = replace(surveyed(FINER), shards=WHOLE.shards, seal=WHOLE.seal)
+OTHER_PLAN = replace(WHOLE, spec=Reading(RECIPE.spec(12, "0")), metadata={SPEC_FILE: b"of another plan"})
+NO_FILE = ShardOnDisk(record=WHOLE.shards[1].record, file_problem="C/f is missing")
+NO_RECORD, UNREADABLE = ShardOnDisk(record=DAMAGED), ShardOnDisk(record=Reading(problem=OSError("no such device")))
+OTHER_SEAL, OTHER_SIZE = replace(WHOLE, seal=FOREIGN.seal), replace(WHOLE, seal=surveyed(TALLER).seal)
+PLAN, AGAIN, EXTENDS = "plan.parquet is written again from the source", "shard 1 is built again: ", "from 12 to 20"
 
 DONE: dict[str, tuple[Case, list[int], list[int], str]] = {
     "a new cache": (Case(Survey(store=LocalStore(Path("C")))), [0, 1], [0, 1], ""),
     "a finished cache": (Case(), [], [], ""),
     "a shard not built yet": (Case(shard_1(None, without("seal"))), [1], [1], ""),
     "a lost record": (Case(shard_1(None)), [1], [], ""),
-    "a damaged record": (Case(shard_1(NO_RECORD)), [1], [], "shard 1 is built again: it is damaged"),
-    "a lost file": (Case(shard_1(NO_FILE)), [1], [], "shard 1 is built again: C/f is missing"),
+    "a damaged record": (Case(shard_1(NO_RECORD)), [1], [], f"{AGAIN}it is damaged"),
+    "a lost file": (Case(shard_1(NO_FILE)), [1], [], f"{AGAIN}C/f is missing"),
     "a foreign shard": (Case(shard_1(FOREIGN.shards[1])), [1], [], "is not the record that the cache was sealed with"),
-    "a shard asked for": (Case(request=BuildRequest(rebuild=[0])), [0], [], ""),
+    "a shard of other text": (Case(shard_1(surveyed(plan=samples(s09="x")).shards[1])), [1], [], "for other samples"),
+    "a repair": (Case(request=BuildRequest(rebuild=[0])), [0], [], ""),
+    "a repair by report": (Case(request=reported(WHOLE)), [1], [], ""),
+    "a repair where the list grew": (Case(source=LONGER, request=LEAVE_OUT), [], [], "8 samples are new"),
+    "a retry": (Case(recovered={1: 2}), [1], [1], ""),
+    "a retry beside damage": (Case(shard_1(NO_FILE), recovered={0: 1}), [0, 1], [0], AGAIN),
     "a lost spec": (Case(without("spec")), [], [], "zarr.json: is missing"),
-    "a lost plan": (Case(without("plan")), [], [], "plan.parquet is written again from the source"),
+    "neither spec nor records": (Case(replace(without("spec"), shards={})), [0, 1], [], "zarr.json: is missing"),
+    "a spec of another recipe": (Case(OTHER_SPEC), [], [], "zarr.json: is not what the spec says it should be"),
+    "a spec of another plan": (Case(OTHER_PLAN), [], [], "zarr.json: is not what the spec says it should be"),
+    "a lost build record": (Case(without("build")), [], [], "build.json: is missing"),
+    "a lost plan": (Case(without("plan")), [], [], PLAN),
+    "a swapped plan": (Case(SWAPPED), [0, 1], [0, 1], PLAN),
+    "a plan of other bytes": (Case(replace(WHOLE, plan=FOREIGN.plan)), [], [], PLAN),
+    "no spec, seal or plan": (Case(without("spec", "seal", "plan")), [], [], PLAN),
+    "a lost seal": (Case(without("seal")), [], [], ""),
     "a damaged seal": (Case(replace(WHOLE, seal=DAMAGED)), [], [], "the seal is made again from the records"),
-    "new samples to add": (Case(source=LONGER, request=APPEND), [1, 2], [1, 2], "extending from 12 to 20 samples"),
-    "new samples to leave": (Case(source=LONGER, request=LEAVE_OUT), [], [], "8 samples are new in the source"),
-    "a begun extension": (Case(BEGUN, LONGER), [1, 2], [1, 2], "extending from 12 to 20 samples"),
-    "one that is given up": (Case(BEGUN), [], [], "an extension that had only begun is undone"),
+    "a foreign seal": (Case(OTHER_SEAL), [], [], PLAN),
+    "an extension": (Case(source=LONGER, request=APPEND), [1, 2], [1, 2], EXTENDS),
+    "one without a spec": (Case(without("spec"), LONGER, APPEND), [1, 2], [1, 2], EXTENDS),
+    "one that has begun": (Case(BEGUN, LONGER), [1, 2], [1, 2], EXTENDS),
+    "one that is given up": (Case(BEGUN), [], [], "an extension that had only begun is undone: plan.parquet"),
 }
 """By what was found and asked: shards to build, those of them that may come out as anything, and what is said."""
 
@@ -133,30 +162,43 @@ def test_what_is_kept_and_built(name):
     work = case.decided()
     rows = 12 if case.request is LEAVE_OUT else case.source.num_rows
     assert (work.to_build, work.spec.rows) == (to_build, rows)
-    held = {shard: {each.content.digest} for shard, each in WHOLE.records.items() if shard not in free}
+    vouching = [WHOLE, FOREIGN] if case.found is OTHER_SEAL else [WHOLE]
+    held = {shard: {each.records[shard].content.digest for each in vouching} for shard in {0, 1} - {*free}}
     assert work.allowed_digests == held
     assert said in " ".join(work.notes)
     assert bool(work.notes) == bool(said)
+    assert work.writes_plan is (name == "a new cache" or said == EXTENDS or "plan.parquet" in said)
+    assert said != EXTENDS or len(work.notes) == 1
+    assert work.samples_differ is (bool(case.recovered) or said == EXTENDS)
 
 
-REFUSED: dict[str, tuple[Case, str]] = {
-    "another recipe": (Case(recipe=TALLER), r"array\.image\.height  8 .*--cache NEW"),
-    "records of two recipes": (Case(shard_1(surveyed(TALLER).shards[1])), "commits/000001.json.*array.image.height"),
-    "no recipe left": (Case(replace(without("spec", "seal"), shards={0: NO_RECORD})), "zarr.json.*commits/"),
-    "new samples": (Case(source=LONGER), "new sample  .*s12.*--extend"),
-    "samples that are gone": (Case(source=samples(range(1, 20)), request=APPEND), r"1 gone \(s00\).*--cache NEW"),
-    "another text": (Case(source=samples(s09="another")), "image name or text  s09"),
-    "another text, no plan": (
-        Case(without("plan"), samples(s09="another")),
-        "plan.parquet is lost.*samples of shard 1",
+REFUSED: dict[str, tuple[Case, type[Exception], str]] = {
+    "another recipe": (Case(recipe=TALLER), StaleError, r"array\.image\.height  8 .*--cache NEW"),
+    "one, no spec": (Case(without("spec"), recipe=TALLER), StaleError, r"array\.image\.height"),
+    "one, which the seal has": (Case(OTHER_SIZE, recipe=TALLER), StaleError, r"array\.image\.height"),
+    "one, extending": (Case(source=LONGER, request=APPEND, recipe=TALLER), StaleError, r"array\.image\.height"),
+    "two recipes": (Case(shard_1(surveyed(TALLER).shards[1])), StaleError, "commits/000001.json.*array.image.height"),
+    "no recipe": (
+        Case(replace(without("spec", "seal"), shards={0: NO_RECORD})),
+        StaleError,
+        "zarr.json.*seal.json.*commits/",
     ),
+    "new samples": (Case(source=LONGER), StaleError, "new sample  .*s12.*--extend"),
+    "new, no spec": (Case(without("spec"), LONGER), StaleError, "new sample  .*s12.*--extend"),
+    "more than a begun extension": (Case(BEGUN, samples(range(21))), StaleError, "new sample  .*s12.*--extend"),
+    "gone": (Case(source=samples(range(1, 20)), request=APPEND), StaleError, r"1 gone \(s00\).*--cache NEW"),
+    "gone, no plan": (Case(without("plan"), samples(range(1, 12))), StaleError, "plan.parquet is lost"),
+    "other text": (Case(source=samples(s09="x")), StaleError, "image name or text  s09"),
+    "other text, no spec": (Case(without("spec"), samples(s09="x")), StaleError, "image name or text  s09"),
+    "other text, no plan": (Case(without("plan"), samples(s09="x")), StaleError, "parquet is lost.*samples of shard 1"),
+    "another's report": (Case(request=reported(FOREIGN)), StaleError, "not one of C as it is.*cache-store verify C"),
+    "no such shard": (Case(request=BuildRequest(rebuild=[2])), ConfigError, "has no shard 2"),
+    "an unreadable record": (Case(shard_1(UNREADABLE)), OSError, "no such device"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_refused_and_in_which_words(name):
-    case, words = REFUSED[name]
-    with pytest.raises(StaleError, match=f"(?s){words}"):
+    case, error, words = REFUSED[name]
+    with pytest.raises(error, match=f"(?s){words}"):
         case.decided()
-    with pytest.raises(ConfigError, match="has no shard 2"):
-        Case(request=BuildRequest(rebuild=[2])).decided()
