@@ -22,7 +22,7 @@ from cache_store.format.record import signed
 from cache_store.format.schema import ArraySpec, CodecName, CommitRecord, Spec
 from cache_store.format.tables import SAMPLES_SCHEMA
 from cache_store.storage.store import Store
-from cache_store.verify.file import file_finding
+from cache_store.verify.record import file_finding
 
 REPORTED_EVERY = 256
 """Samples between two reports of progress."""

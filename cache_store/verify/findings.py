@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from cache_store.errors import CacheError
+from cache_store.errors import CacheError, NotAFileError
 from cache_store.format.names import BUILD_FILE, SPEC_FILE
 from cache_store.refusal import MADE_BY, printable
+from cache_store.storage.store import Store
 
 Level = Literal["quick", "full", "deep"]
 """How much is read: records and sizes; every byte; every byte, and every sample whatever the hashes say."""
@@ -34,6 +35,18 @@ class Finding:
         shard = "" if self.shard is None else f"shard {self.shard}, "
         row = "" if self.row is None else f"row {self.row}, "
         return f"{shard}{row}{printable(self.file)}: {printable(self.problem)}"
+
+
+def unreadable(error: CacheError | OSError, store: Store, file: str, shard: int | None = None) -> Finding:
+    """What whoever read a file ran into; a finding names the file itself."""
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        problem = "is missing"
+    elif isinstance(error, OSError):
+        problem = f"cannot be read: {error.strerror}"
+    else:
+        problem = str(error).removeprefix(f"{store.where(file)} ")
+    kind: Kind = "replaced" if isinstance(error, NotAFileError) else "damaged"
+    return Finding(shard=shard, file=file, problem=problem, kind=kind)
 
 
 def in_reading_order(finding: Finding) -> tuple[int, str, int, str]:

@@ -1,15 +1,36 @@
-"""Checking a commit record: whether it says what a record of its shard must say, and whether the shard can be kept."""
+"""Checking what a commit record says: of its shard, of a file, of the samples table."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 
+import numpy as np
+import pyarrow.compute as pc
+
+from cache_store.cache.files import refuse_other_size, stored_sha256
 from cache_store.cache.survey import ShardOnDisk
+from cache_store.errors import CacheError
 from cache_store.format.formats import files_of_shard
-from cache_store.format.names import commit_file
-from cache_store.format.schema import ArraySpec, CommitContent, CommitRecord, FeatureStatistics, Spec
+from cache_store.format.layout import Location, ShardSamples
+from cache_store.format.names import commit_file, samples_file
+from cache_store.format.schema import ArraySpec, CommitContent, CommitRecord, FeatureStatistics, FileRecord, Spec
 from cache_store.format.statistics import equal_but_for_rounding
+from cache_store.format.tables import CACHED, REJECTED, SAMPLES_SCHEMA, reason_kind, rows_digest
 from cache_store.refusal import recipe_differences
-from cache_store.verify.findings import Finding
+from cache_store.storage.store import Store
+from cache_store.verify.findings import Finding, Level, unreadable
+
+
+def file_finding(store: Store, file: FileRecord, level: Level, shard: int | None = None) -> Finding | None:
+    """What is wrong with a file that a record names; but for level quick its SHA-256 is compared too."""
+    try:
+        refuse_other_size(store, file)
+        if level == "quick" or (found := stored_sha256(store, file.path)) == file.sha256:
+            return None
+    except (CacheError, OSError) as error:
+        return unreadable(error, store, file.path, shard)
+    problem = f"sha256 is {found[:12]}…, expected {file.sha256[:12]}…"
+    return Finding(shard=shard, file=file.path, problem=problem)
 
 
 def usable_record(spec: Spec, shard: int, on_disk: ShardOnDisk) -> tuple[CommitRecord | None, str | None]:
@@ -66,3 +87,58 @@ def expected_shape(array: ArraySpec, cached: int) -> list[int]:
     lengths = [cached * math.prod(array.shape) // features, *[features] * 4]
     inputs = features + 1
     return [*lengths, *[inputs] * inputs, *[3] * inputs] if array.has_preview else lengths
+
+
+def table_problem(samples: ShardSamples) -> str | None:
+    """Why a samples table cannot be the shard's."""
+    if samples.table.schema != SAMPLES_SCHEMA:
+        return "has other columns than the format's"
+    if samples.table.num_rows != len(samples.rows):
+        return f"has {samples.table.num_rows} rows, {len(samples.rows)} are planned"
+    return None
+
+
+def table_findings(samples: ShardSamples, content: CommitContent) -> Iterator[Finding]:
+    """Whether the samples table is the one that the record was made with."""
+    shard, table, name = samples.shard, samples.table, samples_file(samples.shard)
+    digest = rows_digest(*(table[column].to_pylist() for column in ("row", "id", "content_sha256")))
+    if digest != content.rows_digest:
+        yield Finding(shard=shard, file=name, problem="ids or contents do not match the commit record")
+    counts = {each["values"]: each["counts"] for each in pc.value_counts(table["status"]).to_pylist()}
+    expected = {CACHED: content.cached, REJECTED: content.rejected}
+    if counts != {status: count for status, count in expected.items() if count}:
+        yield Finding(shard=shard, file=name, problem=f"counts {counts}, the commit record {expected}")
+    reasons = Counter(reason_kind(reason) for reason in table["reason"].drop_null().to_pylist())
+    if reasons != content.reasons:
+        problem = f"rejects {dict(reasons)}, the commit record {content.reasons}"
+        yield Finding(shard=shard, file=name, problem=problem)
+    yield from status_findings(samples)
+
+
+def status_findings(samples: ShardSamples) -> Iterator[Finding]:
+    """Rows that are cached without bytes, or rejected with some or without a reason."""
+    shard, table, name = samples.shard, samples.table, samples_file(samples.shard)
+    cached = pc.equal(table["status"], CACHED).fill_null(False).to_numpy()
+    placed = [table[column].is_valid().to_numpy() for column in Location._fields]
+    agree = np.all([cached == each for each in placed], axis=0) & (cached == table["reason"].is_null().to_numpy())
+    for slot in np.flatnonzero(~agree).tolist():
+        problem = f"is {table['status'][slot].as_py()}, which its reason or place in the shard file contradicts"
+        yield Finding(shard=shard, row=table["row"][slot].as_py(), file=name, problem=problem)
+
+
+def other_rows(samples: ShardSamples) -> Iterator[Finding]:
+    """Rows of the samples table that are not the plan's; one finding where none is."""
+    if samples.planned is None:
+        return
+    found, planned = (table.select(["row", "id"]) for table in (samples.table, samples.planned))
+    if found.equals(planned):
+        return
+    shard, rows, name = samples.shard, samples.rows, samples_file(samples.shard)
+    problem = "row or id is not the plan's"
+    pairs = zip(found.to_pylist(), planned.to_pylist(), strict=True)
+    differing = [row for row, (mine, theirs) in zip(rows, pairs, strict=True) if mine != theirs]
+    if len(differing) == len(rows) > 1:
+        yield Finding(shard=shard, file=name, problem=f"{problem}, in every row")
+        return
+    for row in differing:
+        yield Finding(shard=shard, row=row, file=name, problem=problem)

@@ -15,10 +15,17 @@ from cache_store.format.names import commit_file, samples_file
 from cache_store.format.plan import DIGESTED, PlanFile
 from cache_store.format.schema import CommitContent, CommitRecord, Spec
 from cache_store.format.statistics import FeatureSums
-from cache_store.verify.file import absence, file_finding, unreadable
-from cache_store.verify.findings import Finding, Level
-from cache_store.verify.record import content_findings, statistics_findings
-from cache_store.verify.samples import other_rows, status_findings, table_findings, table_problem
+from cache_store.storage.store import Store
+from cache_store.verify.findings import Finding, Level, unreadable
+from cache_store.verify.record import (
+    content_findings,
+    file_finding,
+    other_rows,
+    statistics_findings,
+    status_findings,
+    table_findings,
+    table_problem,
+)
 from cache_store.verify.scan import scan_shard
 
 
@@ -180,3 +187,12 @@ class ShardVerifier:
         """What a mapping of the shard file shows; an empty file cannot be mapped, and is found by its size."""
         if data := self._store.map(name):
             yield from shard_format(self._spec).structure_problems(data, samples)
+
+
+def absence(store: Store, file: str, shard: int | None) -> Finding | None:
+    """What is wrong where no file lies."""
+    try:
+        store.size(file)
+    except (CacheError, OSError) as error:
+        return unreadable(error, store, file, shard)
+    return None

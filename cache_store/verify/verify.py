@@ -19,13 +19,18 @@ from cache_store.cache.survey import Survey, survey_records
 from cache_store.format.names import BUILD_FILE, SEAL_FILE, SPEC_FILE
 from cache_store.format.schema import Spec
 from cache_store.storage.store import Address, open_store
-from cache_store.verify.file import unreadable
-from cache_store.verify.findings import Finding, Level, Report, in_reading_order
+from cache_store.verify.findings import Finding, Level, Report, in_reading_order, unreadable
 from cache_store.verify.leftovers import stray_findings
-from cache_store.verify.plan import CheckedPlan, PlanTask, check_plan, plan_task
-from cache_store.verify.seal import seal_findings
+from cache_store.verify.metadata import (
+    CheckedPlan,
+    PlanTask,
+    check_plan,
+    is_contradicted,
+    metadata_findings,
+    plan_task,
+    seal_findings,
+)
 from cache_store.verify.shard import CheckedShard, ShardTask, ShardVerifier
-from cache_store.verify.spec import is_contradicted, metadata_findings
 from cache_store.verify.subset import Subset
 
 __all__ = ["Finding", "Level", "Report", "verify"]

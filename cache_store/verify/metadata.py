@@ -1,0 +1,164 @@
+"""Checking what concerns the whole cache: spec, plan, seal, and which of them is at fault where they differ."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from cache_store.cache.files import open_plan, stored_sha256
+from cache_store.cache.metadata import metadata_of
+from cache_store.cache.seal import cache_identity, make_seal
+from cache_store.cache.survey import Survey, held_recipe
+from cache_store.errors import CacheError, StaleError
+from cache_store.format.names import PLAN_FILE, SEAL_FILE, commit_file
+from cache_store.format.plan import PlanFile
+from cache_store.format.schema import CommitContent, Seal, Spec
+from cache_store.storage.store import Store
+from cache_store.verify.findings import Finding, unreadable
+from cache_store.verify.record import file_finding
+from cache_store.verify.shard import CheckedShard, ShardTask
+
+FLOAT_TOLERANCE = 1e-6
+
+
+def is_contradicted(survey: Survey, spec: Spec) -> bool:
+    """Whether the spec is at fault: records are of another recipe, or else the seal and the plan of another spec."""
+    try:
+        if held_recipe(survey) != spec.recipe:
+            return True
+    except StaleError:
+        return False  # records differ among themselves, and are found one by one
+    seal = survey.seal.value
+    return seal is not None and seal.spec_digest != spec.digest and not is_planned(survey.store, spec)
+
+
+def is_planned(store: Store, spec: Spec) -> bool:
+    """Whether the plan is the spec's, or says nothing."""
+    try:
+        plan = open_plan(store)
+        return plan.num_rows == spec.rows and plan.digests()[0] == spec.plan_digest
+    except CacheError:
+        return True
+
+
+def metadata_findings(store: Store, spec: Spec) -> Iterator[Finding]:
+    for name, expected in metadata_of(spec):
+        try:
+            if store.read(name) != expected:
+                yield Finding(file=name, problem="is not what the spec says it should be")
+        except (CacheError, OSError) as error:
+            yield unreadable(error, store, name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanTask:
+    """The plan to check, while shards are."""
+
+    shards: frozenset[int]
+    """Whose rows to look at."""
+    whole: bool
+    """All of them, so that the plan can be compared with the spec."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedPlan:
+    """What the check of the plan gave."""
+
+    findings: tuple[Finding, ...] = ()
+    digests: dict[int, str] = field(default_factory=dict)
+    """Of the shards' rows, where the plan is sound."""
+
+    def compare(self, checked: Iterable[CheckedShard]) -> Iterator[Finding]:
+        """Commit records that were made for other rows."""
+        for each in checked:
+            shard = each.task.shard
+            if each.content and self.digests.get(shard, each.content.plan_digest) != each.content.plan_digest:
+                problem = "was made for other samples than the plan's"
+                yield Finding(shard=shard, file=commit_file(shard), problem=problem)
+
+
+def plan_task(tasks: Sequence[ShardTask], seal: Seal | None) -> PlanTask:
+    """Rows are looked at where no seal vouches for the file, and at level deep whatever it says."""
+    levels = ("deep",) if seal else ("full", "deep")
+    shards = [task.shard for task in tasks if task.level in levels]
+    return PlanTask(shards=frozenset(shards), whole=len(shards) == len(tasks))
+
+
+def check_plan(store: Store, spec: Spec, seal: Seal | None, task: PlanTask) -> CheckedPlan:
+    """Its hash at every level, since it is one file; and the rows that the task names."""
+    try:
+        plan = open_plan(store)
+        if seal is not None and (finding := file_finding(store, seal.plan_file, "full")):
+            return CheckedPlan(findings=tuple(plan_or_seal(store, plan, spec, finding)))
+        if not task.whole:
+            return CheckedPlan(digests={shard: plan.shard_digest(shard) for shard in sorted(task.shards)})
+        digest, digests = plan.digests()
+    except (CacheError, OSError) as error:
+        return CheckedPlan(findings=(unreadable(error, store, PLAN_FILE),))
+    if (plan.num_shards, digest) == (spec.num_shards, spec.plan_digest):
+        return CheckedPlan(digests=digests)
+    return CheckedPlan(findings=(Finding(file=PLAN_FILE, problem="is another plan than the spec's"),))
+
+
+def plan_or_seal(store: Store, plan: PlanFile, spec: Spec, finding: Finding) -> Iterator[Finding]:
+    """The plan is not the file that the seal names; the seal may be wrong where the plan contradicts itself nowhere.
+
+    That is, where it has the spec's rows and is, to the bit, what is written for them.
+    """
+    if finding.file != PLAN_FILE:
+        yield Finding(file=SEAL_FILE, problem=f"names {finding.file} as the plan")
+        return
+    yield finding
+    if plan.digests()[0] == spec.plan_digest and plan.sha256_as_written() == stored_sha256(store, PLAN_FILE):
+        yield Finding(file=SEAL_FILE, problem="or the seal is wrong about the plan, which is as it is written")
+
+
+def seal_findings(spec: Spec, seal: Seal, checked: Sequence[CheckedShard], damaged: set[str]) -> Iterator[Finding]:
+    """Whether the seal is the roll-up of the commit records; a record that it was not made from is named."""
+    if seal.spec_digest != spec.digest:
+        yield Finding(file=SEAL_FILE, problem="is the seal of another spec")
+        return
+    others = other_records(seal, checked)
+    if len(others) == len(checked) > 1:
+        yield Finding(file=SEAL_FILE, problem="is the seal of none of the commit records")
+        return
+    yield from (finding for finding in others if finding.file not in damaged)
+    records = {commit_file(each.task.shard) for each in checked}
+    if others or records & damaged:
+        return  # what it should be cannot be told
+    expected = make_seal(spec, contents_of(checked), seal.plan_file)
+    unsigned = [msgspec.to_builtins(msgspec.structs.replace(each, sha256="")) for each in (expected, seal)]
+    if not nearly_equal(*unsigned):
+        yield Finding(file=SEAL_FILE, problem="is not the roll-up of the commit records")
+
+
+def contents_of(checked: Sequence[CheckedShard]) -> list[CommitContent]:
+    """In order of shards; of shards without a record, nothing."""
+    return [each.content for each in checked if each.content]
+
+
+def other_records(seal: Seal, checked: Sequence[CheckedShard]) -> list[Finding]:
+    """Readable records that are not those the cache was sealed with; none where the seal's own list is at fault."""
+    findings = []
+    for each in checked:
+        shard = each.task.shard
+        if each.content and not seal.holds(shard, each.content):
+            problem = "is not the record that the cache was sealed with"
+            findings.append(Finding(shard=shard, file=commit_file(shard), problem=problem))
+    return [] if findings and cache_identity(contents_of(checked)) == seal.identity else findings
+
+
+def nearly_equal(expected: Any, found: Any) -> bool:
+    """Equal, floats to rounding: another machine's linear algebra may differ in the last bits of the preview map.
+
+    The seal's own sha256 has been checked when it was read.
+    """
+    if isinstance(expected, dict) and isinstance(found, dict):
+        return expected.keys() == found.keys() and all(nearly_equal(expected[name], found[name]) for name in found)
+    if isinstance(expected, list | tuple) and isinstance(found, list | tuple):
+        return len(expected) == len(found) and all(map(nearly_equal, expected, found))
+    if isinstance(expected, float) and isinstance(found, float):
+        return math.isclose(expected, found, rel_tol=FLOAT_TOLERANCE, abs_tol=FLOAT_TOLERANCE)
+    return bool(expected == found)
