@@ -28,15 +28,16 @@ def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True)
 
 
-def test_no_room_needs_one_that_needs_it():
-    """Folders of the packages are rooms, and so is each file beside them: the arrows between them run one way."""
+@pytest.mark.parametrize("depth", [2, 9], ids=["rooms", "modules"])
+def test_no_room_needs_one_that_needs_it(depth):
+    """Folders of the packages are rooms, and so is each file beside them: arrows run one way, also within a room."""
     arrows: dict[str, set[str]] = {}
     for path in (path for package in MAY_IMPORT for path in (ROOT / package).rglob("*.py")):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts[:depth]).removesuffix(".__init__")
         imports = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
-        needed = {".".join(node.module.split(".")[:2]) for node in imports if node.module}
-        room = ".".join(path.relative_to(ROOT).with_suffix("").parts[:2])
-        arrows.setdefault(room, set()).update(needed - {room})
-    TopologicalSorter(arrows).prepare()  # CycleError where rooms need each other
+        needed = {f"{node.module}{each}" for node in imports for each in ("", *(f".{a.name}" for a in node.names))}
+        arrows.setdefault(name, set()).update({".".join(each.split(".")[:depth]) for each in needed} - {name})
+    TopologicalSorter(arrows).prepare()  # CycleError where some need each other
 
 
 @pytest.mark.parametrize("package", sorted(MAY_IMPORT))
