@@ -61,7 +61,7 @@ def make_cache(
         store_format=store_format,
         rows=len(latents),
         samples_per_shard=samples_per_shard,
-        plan_digest=plan_digest([plan]),
+        plan_digest=plan_digest(plan),
         array=make_array(latents.shape[1:], dtype, codec, encoder),
     )
     shards = [plan.slice(rows.start, len(rows)) for rows in map(spec.shard_rows, range(spec.num_shards))]

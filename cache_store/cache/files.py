@@ -6,7 +6,6 @@ from functools import partial
 
 import pyarrow as pa
 
-from cache_store.errors import CacheError
 from cache_store.format.names import PLAN_FILE, samples_file
 from cache_store.format.plan import PlanFile, encode_plan, parse_plan
 from cache_store.format.schema import FileRecord
@@ -53,9 +52,3 @@ def file_record(store: Store, name: str) -> FileRecord:
 def record_of(name: str, data: bytes | memoryview) -> FileRecord:
     """Of a file that holds these bytes."""
     return FileRecord(path=name, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
-
-
-def refuse_other_size(store: Store, file: FileRecord) -> None:
-    """CacheError where a file has another size than its record says, FileNotFoundError where there is none."""
-    if (size := store.size(file.path)) != file.bytes:
-        raise CacheError(f"{store.where(file.path)} is {size} bytes, expected {file.bytes}")

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 import pyarrow as pa
 
-from cache_store.cache.files import open_table, record_of, refuse_other_size
+from cache_store.cache.files import open_table, record_of
 from cache_store.cache.metadata import has_cache, parse_checked_spec, read_record
 from cache_store.errors import CacheError, NewerFormatError
 from cache_store.format.formats import shard_format
@@ -48,7 +48,8 @@ class ShardOnDisk:
     """A commit record, and what is wrong with the files that it names, as far as their sizes tell."""
 
     record: Reading[CommitRecord]
-    file_problem: str | None = None
+    file_problems: Mapping[str, CacheError | OSError] = field(default_factory=dict)
+    """By name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,8 +163,8 @@ def read_shards(store: Store) -> Iterator[tuple[int, ShardOnDisk]]:
         record = read(partial(read_record, CommitRecord, store, commit_file(shard)))
         if not record.is_absent:
             files = record.value.content.files if record.value else ()
-            problems = (file_problem(store, file) for file in files)
-            yield shard, ShardOnDisk(record=record, file_problem=next(filter(None, problems), None))
+            problems = {file.path: problem for file in files if (problem := size_problem(store, file))}
+            yield shard, ShardOnDisk(record=record, file_problems=problems)
 
 
 def names_in(store: Store, folder: str) -> list[str]:
@@ -174,14 +175,16 @@ def names_in(store: Store, folder: str) -> list[str]:
         return []
 
 
-def file_problem(store: Store, file: FileRecord) -> str | None:
+def size_problem(store: Store, file: FileRecord) -> CacheError | OSError | None:
+    """Why a file is not of the size that its record says."""
+    where = store.where(file.path)
     try:
-        refuse_other_size(store, file)
+        size = store.size(file.path)
     except FileNotFoundError:
-        return f"{store.where(file.path)} is missing"
+        return CacheError(f"{where} is missing")
     except (CacheError, OSError) as error:
-        return str(error)
-    return None
+        return error
+    return None if size == file.bytes else CacheError(f"{where} is {size} bytes, expected {file.bytes}")
 
 
 def ids_by_row(store: Store) -> Iterator[tuple[int, str]]:

@@ -132,7 +132,7 @@ class ShardBuilder:
         return CommitContent(
             shard=self._shard,
             recipe=self._spec.recipe,
-            plan_digest=plan_digest([planned]),
+            plan_digest=plan_digest(planned),
             files=files,
             rows_digest=rows_digest(planned["row"].to_pylist(), planned["id"].to_pylist(), contents),
             cached=len(self._outcomes) - len(reasons),

@@ -62,7 +62,7 @@ class ShardConverter:
     def _read_samples(self, record: CommitRecord) -> ShardSamples:
         """Read the shard's samples table after checking its digest: its checksums then verify the latents."""
         shard, file = record.content.shard, record.content.files[1]
-        if finding := file_finding(self._source.store, file, "full", shard):
+        if finding := file_finding(self._source.store, file, shard):
             raise self._damaged(str(finding))
         table = read_samples(self._source.store, shard)
         if table.schema != SAMPLES_SCHEMA:

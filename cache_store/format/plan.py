@@ -17,12 +17,11 @@ DIGESTED = ("row", "id", "uri", "conversations")
 """Columns that make two plans the same; fingerprints may hold a file's time and do not."""
 
 
-def plan_digest(tables: Iterable[pa.Table]) -> str:
-    """SHA-256 over the plan's meaning, one JSON line a row: independent of Parquet and its version."""
+def plan_digest(table: pa.Table) -> str:
+    """SHA-256 over the meaning of a plan's rows, one JSON line a row: independent of Parquet and its version."""
     digest = hashlib.sha256()
-    for table in tables:
-        for lines in digested_lines(table):
-            digest.update(lines)
+    for lines in digested_lines(table):
+        digest.update(lines)
     return digest.hexdigest()
 
 
@@ -37,10 +36,15 @@ class PlanDigests:
 
 def plan_digests(plan: pa.Table, samples_per_shard: int) -> PlanDigests:
     """Both in one pass."""
+    return digests_of(plan.slice(first, samples_per_shard) for first in range(0, plan.num_rows, samples_per_shard))
+
+
+def digests_of(tables: Iterable[pa.Table]) -> PlanDigests:
+    """Of every shard's rows, in order."""
     whole, shards = hashlib.sha256(), []
-    for first in range(0, plan.num_rows, samples_per_shard):
+    for table in tables:
         shard = hashlib.sha256()
-        for lines in digested_lines(plan.slice(first, samples_per_shard)):
+        for lines in digested_lines(table):
             whole.update(lines)
             shard.update(lines)
         shards.append(shard.hexdigest())
@@ -53,29 +57,10 @@ def digested_lines(table: pa.Table) -> Iterator[bytes]:
         yield encoder.encode_lines(zip(*(column.to_pylist() for column in batch.columns), strict=True))
 
 
-def encode_plan(stream: "BinaryIO | Sha256Stream", shards: Iterable[pa.Table]) -> None:
+def encode_plan(stream: BinaryIO, shards: Iterable[pa.Table]) -> None:
     with pq.ParquetWriter(stream, PLAN_SCHEMA, compression="zstd") as writer:
         for shard in shards:
             writer.write_table(shard, row_group_size=shard.num_rows)
-
-
-class Sha256Stream:
-    """A file that keeps of what is written to it the hash alone."""
-
-    closed = False
-
-    def __init__(self) -> None:
-        self._sha256 = hashlib.sha256()
-
-    def write(self, data: bytes) -> int:
-        self._sha256.update(data)
-        return len(data)
-
-    def flush(self) -> None:
-        pass
-
-    def hexdigest(self) -> str:
-        return self._sha256.hexdigest()
 
 
 def parse_plan(data: bytes, where: str) -> pa.Table:
@@ -106,26 +91,12 @@ class PlanFile:
     def num_rows(self) -> int:
         return int(self._file.metadata.num_rows)
 
-    def digests(self) -> tuple[str, dict[int, str]]:
-        """Of the whole plan and of each shard's rows, in the memory of one shard."""
-        whole, shards = hashlib.sha256(), {}
-        for shard in range(self.num_shards):
-            part = hashlib.sha256()
-            for lines in digested_lines(self.shard(shard, list(DIGESTED))):
-                whole.update(lines)
-                part.update(lines)
-            shards[shard] = part.hexdigest()
-        return whole.hexdigest(), shards
+    def digests(self) -> PlanDigests:
+        """In the memory of one shard."""
+        return digests_of(self.shard(shard, list(DIGESTED)) for shard in range(self.num_shards))
 
     def shard_digest(self, shard: int) -> str:
-        return plan_digest([self.shard(shard, list(DIGESTED))])
-
-    def sha256_as_written(self) -> str:
-        """Of the file that this library writes for the same rows."""
-        stream = Sha256Stream()
-        shards = map(self.shard, range(self.num_shards))
-        encode_plan(stream, (pa.table(shard.columns, schema=PLAN_SCHEMA).combine_chunks() for shard in shards))
-        return stream.hexdigest()
+        return plan_digest(self.shard(shard, list(DIGESTED)))
 
     def shard(self, shard: int, columns: list[str] | None = None) -> pa.Table:
         """One shard's row group."""
@@ -134,6 +105,6 @@ class PlanFile:
     def recorded_rows(self, content: CommitContent) -> pa.Table:
         """The rows that a shard was made for; CacheError where the plan has others, its fingerprints aside."""
         rows = self.shard(content.shard, list(DIGESTED)) if content.shard < self.num_shards else None
-        if rows is None or plan_digest([rows]) != content.plan_digest:
+        if rows is None or plan_digest(rows) != content.plan_digest:
             raise CacheError(f"{self._file.where} has other rows for shard {content.shard} than the shard was made for")
         return rows

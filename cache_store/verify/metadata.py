@@ -7,13 +7,12 @@ from typing import Any
 
 import msgspec
 
-from cache_store.cache.files import open_plan, stored_sha256
+from cache_store.cache.files import open_plan
 from cache_store.cache.metadata import metadata_of
 from cache_store.cache.seal import cache_identity, make_seal
 from cache_store.cache.survey import Survey, held_recipe
 from cache_store.errors import CacheError, StaleError
 from cache_store.format.names import PLAN_FILE, SEAL_FILE, commit_file
-from cache_store.format.plan import PlanFile
 from cache_store.format.schema import CommitContent, Seal, Spec
 from cache_store.storage.store import Store
 from cache_store.verify.findings import Finding, unreadable
@@ -38,7 +37,7 @@ def is_planned(store: Store, spec: Spec) -> bool:
     """Whether the plan is the spec's, or says nothing."""
     try:
         plan = open_plan(store)
-        return plan.num_rows == spec.rows and plan.digests()[0] == spec.plan_digest
+        return plan.num_rows == spec.rows and plan.digests().whole == spec.plan_digest
     except CacheError:
         return True
 
@@ -50,16 +49,6 @@ def metadata_findings(store: Store, spec: Spec) -> Iterator[Finding]:
                 yield Finding(file=name, problem="is not what the spec says it should be")
         except (CacheError, OSError) as error:
             yield unreadable(error, store, name)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanTask:
-    """The plan to check, while shards are."""
-
-    shards: frozenset[int]
-    """Whose rows to look at."""
-    whole: bool
-    """All of them, so that the plan can be compared with the spec."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,40 +68,28 @@ class CheckedPlan:
                 yield Finding(shard=shard, file=commit_file(shard), problem=problem)
 
 
-def plan_task(tasks: Sequence[ShardTask], seal: Seal | None) -> PlanTask:
-    """Rows are looked at where no seal vouches for the file, and at level deep whatever it says."""
+def check_plan(store: Store, spec: Spec, seal: Seal | None, tasks: Sequence[ShardTask]) -> CheckedPlan:
+    """Its hash at every level, since it is one file.
+
+    Rows are looked at where no seal vouches for the file, and at level deep whatever it says: those of the shards that
+    are read, and if all are, whether they are the spec's.
+    """
     levels = ("deep",) if seal else ("full", "deep")
     shards = [task.shard for task in tasks if task.level in levels]
-    return PlanTask(shards=frozenset(shards), whole=len(shards) == len(tasks))
-
-
-def check_plan(store: Store, spec: Spec, seal: Seal | None, task: PlanTask) -> CheckedPlan:
-    """Its hash at every level, since it is one file; and the rows that the task names."""
     try:
         plan = open_plan(store)
-        if seal is not None and (finding := file_finding(store, seal.plan_file, "full")):
-            return CheckedPlan(findings=tuple(plan_or_seal(store, plan, spec, finding)))
-        if not task.whole:
-            return CheckedPlan(digests={shard: plan.shard_digest(shard) for shard in sorted(task.shards)})
-        digest, digests = plan.digests()
+        if seal is not None and (
+            finding := file_finding(store, msgspec.structs.replace(seal.plan_file, path=PLAN_FILE))
+        ):
+            return CheckedPlan(findings=(finding,))
+        if len(shards) < len(tasks):
+            return CheckedPlan(digests={shard: plan.shard_digest(shard) for shard in shards})
+        digests = plan.digests()
     except (CacheError, OSError) as error:
         return CheckedPlan(findings=(unreadable(error, store, PLAN_FILE),))
-    if (plan.num_shards, digest) == (spec.num_shards, spec.plan_digest):
-        return CheckedPlan(digests=digests)
+    if (plan.num_shards, digests.whole) == (spec.num_shards, spec.plan_digest):
+        return CheckedPlan(digests=dict(enumerate(digests.shards)))
     return CheckedPlan(findings=(Finding(file=PLAN_FILE, problem="is another plan than the spec's"),))
-
-
-def plan_or_seal(store: Store, plan: PlanFile, spec: Spec, finding: Finding) -> Iterator[Finding]:
-    """The plan is not the file that the seal names; the seal may be wrong where the plan contradicts itself nowhere.
-
-    That is, where it has the spec's rows and is, to the bit, what is written for them.
-    """
-    if finding.file != PLAN_FILE:
-        yield Finding(file=SEAL_FILE, problem=f"names {finding.file} as the plan")
-        return
-    yield finding
-    if plan.digests()[0] == spec.plan_digest and plan.sha256_as_written() == stored_sha256(store, PLAN_FILE):
-        yield Finding(file=SEAL_FILE, problem="or the seal is wrong about the plan, which is as it is written")
 
 
 def seal_findings(spec: Spec, seal: Seal, checked: Sequence[CheckedShard], damaged: set[str]) -> Iterator[Finding]:
@@ -128,7 +105,7 @@ def seal_findings(spec: Spec, seal: Seal, checked: Sequence[CheckedShard], damag
     records = {commit_file(each.task.shard) for each in checked}
     if others or records & damaged:
         return  # what it should be cannot be told
-    expected = make_seal(spec, contents_of(checked), seal.plan_file)
+    expected = make_seal(spec, contents_of(checked), msgspec.structs.replace(seal.plan_file, path=PLAN_FILE))
     unsigned = [msgspec.to_builtins(msgspec.structs.replace(each, sha256="")) for each in (expected, seal)]
     if not nearly_equal(*unsigned):
         yield Finding(file=SEAL_FILE, problem="is not the roll-up of the commit records")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow.compute as pc
 
-from cache_store.cache.files import refuse_other_size, stored_sha256
+from cache_store.cache.files import stored_sha256
 from cache_store.cache.survey import ShardOnDisk
 from cache_store.errors import CacheError
 from cache_store.format.formats import files_of_shard
@@ -18,17 +18,17 @@ from cache_store.format.statistics import equal_but_for_rounding
 from cache_store.format.tables import CACHED, REJECTED, SAMPLES_SCHEMA, reason_kind, rows_digest
 from cache_store.refusal import recipe_differences
 from cache_store.storage.store import Store
-from cache_store.verify.findings import Finding, Level, unreadable
+from cache_store.verify.findings import Finding, unreadable
 
 
-def file_finding(store: Store, file: FileRecord, level: Level, shard: int | None = None) -> Finding | None:
-    """What is wrong with a file that a record names; but for level quick its SHA-256 is compared too."""
+def file_finding(store: Store, file: FileRecord, shard: int | None = None) -> Finding | None:
+    """What is wrong with a file that a record names, by its SHA-256."""
     try:
-        refuse_other_size(store, file)
-        if level == "quick" or (found := stored_sha256(store, file.path)) == file.sha256:
-            return None
+        found = stored_sha256(store, file.path)
     except (CacheError, OSError) as error:
         return unreadable(error, store, file.path, shard)
+    if found == file.sha256:
+        return None
     problem = f"sha256 is {found[:12]}…, expected {file.sha256[:12]}…"
     return Finding(shard=shard, file=file.path, problem=problem)
 
@@ -40,7 +40,7 @@ def usable_record(spec: Spec, shard: int, on_disk: ShardOnDisk) -> tuple[CommitR
         return None, str(on_disk.record.problem)
     if finding := next(content_findings(spec, shard, record.content), None):
         return None, str(finding)
-    return record, on_disk.file_problem
+    return record, next(map(str, on_disk.file_problems.values()), None)
 
 
 def content_findings(spec: Spec, shard: int, content: CommitContent) -> Iterator[Finding]:

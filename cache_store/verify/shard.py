@@ -13,7 +13,7 @@ from cache_store.format.formats import files_of_shard, shard_format
 from cache_store.format.layout import ShardSamples
 from cache_store.format.names import commit_file, samples_file
 from cache_store.format.plan import DIGESTED, PlanFile
-from cache_store.format.schema import CommitContent, CommitRecord, Spec
+from cache_store.format.schema import CommitContent, CommitRecord, FileRecord, Spec
 from cache_store.format.statistics import FeatureSums
 from cache_store.storage.store import Store
 from cache_store.verify.findings import Finding, Level, unreadable
@@ -52,7 +52,7 @@ class CheckedShard:
 
 
 class ShardVerifier:
-    """Checks the shards of a cache, one at a time, in the thread that it was made in."""
+    """Checks the shards of a cache, in any thread."""
 
     def __init__(self, survey: Survey, spec: Spec) -> None:
         self._survey, self._store, self._seal, self._spec = survey, survey.store, survey.seal.value, spec
@@ -83,11 +83,17 @@ class ShardVerifier:
 
     def _file_findings(self, task: ShardTask, content: CommitContent) -> Iterator[Finding]:
         """The two files of the shard; at level full samples of files that are what was sealed are not looked at."""
-        wrong = [file_finding(self._store, file, task.level, task.shard) for file in content.files]
+        wrong = [self._file_finding(task, file) for file in content.files]
         yield from filter(None, wrong)
         is_sound = not any(wrong) and self._is_sealed(task, content)
         if task.level == "deep" or (task.level == "full" and not is_sound):
             yield from self._sample_findings(task, content, *wrong)
+
+    def _file_finding(self, task: ShardTask, file: FileRecord) -> Finding | None:
+        """By the size that the survey found; but for level quick its SHA-256 is compared too."""
+        if problem := self._survey.shards[task.shard].file_problems.get(file.path):
+            return unreadable(problem, self._store, file.path, task.shard)
+        return None if task.level == "quick" else file_finding(self._store, file, task.shard)
 
     def _is_sealed(self, task: ShardTask, content: CommitContent) -> bool:
         """Whether the record is the sealed one; that of an unsealed cache stands for itself."""
@@ -113,7 +119,8 @@ class ShardVerifier:
     def _findings_without_record(self, task: ShardTask) -> Iterator[Finding]:
         """No hash is known, but the files can still be absent, or say of themselves and each other that they differ."""
         data, table = self._files(task)
-        yield from filter(None, (absence(self._store, name, task.shard) for name in (data, table)))
+        absent = [*filter(None, (absence(self._store, name, task.shard) for name in (data, table)))]
+        yield from absent
         if task.level == "quick":
             return
         samples, found = self._read_samples(task, None)
@@ -122,7 +129,7 @@ class ShardVerifier:
         if samples is not None and not found:
             yield from status_findings(samples)
             yield from self._data_findings(task, samples)
-        elif not absence(self._store, data, task.shard):
+        elif data not in {finding.file for finding in absent}:
             problem = f"is of no use, nor is {table}: {data} was not looked at"
             yield Finding(shard=task.shard, file=commit_file(task.shard), problem=problem)
 
@@ -131,8 +138,6 @@ class ShardVerifier:
     ) -> tuple[ShardSamples | None, list[Finding]]:
         """What the samples table says, if it can serve to find the samples, and why not."""
         name = samples_file(task.shard)
-        if absence(self._store, name, task.shard):
-            return None, []  # which has been found already
         try:
             table, planned = read_samples(self._store, task.shard), self._planned_rows(task.shard, content)
             samples = ShardSamples(self._spec, task.shard, table, planned)
@@ -145,8 +150,6 @@ class ShardVerifier:
     @cached_property
     def _plan(self) -> PlanFile | None:
         """None where the plan is damaged, which is a finding of its own and no shard's fault."""
-        if self._seal and file_finding(self._store, self._seal.plan_file, "full"):
-            return None
         try:
             return open_plan(self._store)
         except CacheError:
@@ -169,12 +172,10 @@ class ShardVerifier:
     ) -> Iterator[Finding]:
         """The shard file against the samples table: each sample, the file's own structure."""
         shard, (name, table) = task.shard, self._files(task)
-        if absence(self._store, name, shard):
-            return  # which has been found already
         try:
             with self._store.open(name) as stream:
                 problems = scan_shard(stream, self._spec.array, samples.locations, sums)
-        except OSError as error:
+        except (CacheError, OSError) as error:
             yield unreadable(error, self._store, name, shard)
             return
         file, differs = (table, f"differs from {name}, which is sound: ") if is_tables_fault else (name, "")

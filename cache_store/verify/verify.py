@@ -8,7 +8,6 @@ signed anew. Outside a subset all is read quickly.
 Threads read side by side: hashing, which is nearly all of the work, leaves the interpreter to the others.
 """
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
@@ -23,11 +22,9 @@ from cache_store.verify.findings import Finding, Level, Report, in_reading_order
 from cache_store.verify.leftovers import stray_findings
 from cache_store.verify.metadata import (
     CheckedPlan,
-    PlanTask,
     check_plan,
     is_contradicted,
     metadata_findings,
-    plan_task,
     seal_findings,
 )
 from cache_store.verify.shard import CheckedShard, ShardTask, ShardVerifier
@@ -35,8 +32,6 @@ from cache_store.verify.subset import Subset
 
 __all__ = ["Finding", "Level", "Report", "verify"]
 
-Task = PlanTask | ShardTask
-Checked = CheckedPlan | CheckedShard
 OnShard = Callable[[CheckedShard], object]
 
 
@@ -72,26 +67,16 @@ def verify(
         return replace(nothing, findings=(Finding(file=SPEC_FILE, problem=text),))
     findings = [*record_findings(surveyed), *metadata_findings(store, spec), *stray_findings(store, spec)]
     shards = shard_tasks(spec, level, subset)
-    tasks: list[Task] = [plan_task(shards, seal), *shards]
-    plan, checked = check_all(partial(Verifier, surveyed, spec), tasks, jobs, progress)
+    plan, checked = check_all(
+        partial(check_plan, store, spec, seal, shards), ShardVerifier(surveyed, spec), shards, jobs, progress
+    )
     findings += [*plan.findings, *(finding for each in checked for finding in each.findings), *plan.compare(checked)]
     if seal is not None:
         findings += seal_findings(spec, seal, checked, {finding.file for finding in findings})
     report = counted(nothing, [each for each in checked if subset is None or each.task.shard in subset])
-    findings.sort(key=in_reading_order)
+    found = sorted(set(findings), key=in_reading_order)  # an absent file is met more than once
     identity = seal.identity if seal else None
-    return replace(report, identity=identity, shards=spec.num_shards, findings=tuple(findings))
-
-
-class Verifier:
-    """What one thread does: shards and the plan."""
-
-    def __init__(self, survey: Survey, spec: Spec) -> None:
-        self._check_shard = ShardVerifier(survey, spec)
-        self._check_plan = partial(check_plan, survey.store, spec, survey.seal.value)
-
-    def __call__(self, task: Task) -> Checked:
-        return self._check_shard(task) if isinstance(task, ShardTask) else self._check_plan(task)
+    return replace(report, identity=identity, shards=spec.num_shards, findings=tuple(found))
 
 
 def shard_tasks(spec: Spec, level: Level, subset: Subset | None) -> list[ShardTask]:
@@ -101,38 +86,28 @@ def shard_tasks(spec: Spec, level: Level, subset: Subset | None) -> list[ShardTa
 
 
 def check_all(
-    make_verifier: Callable[[], Verifier], tasks: Sequence[Task], jobs: int, progress: OnShard
+    check_plan: Callable[[], CheckedPlan],
+    check: ShardVerifier,
+    tasks: Sequence[ShardTask],
+    jobs: int,
+    progress: OnShard,
 ) -> tuple[CheckedPlan, list[CheckedShard]]:
-    """The plan and every shard, in order, however they get done."""
-    plan, checked = CheckedPlan(), dict[int, CheckedShard]()
-    for position, result in results(make_verifier, tasks, jobs):
-        if isinstance(result, CheckedPlan):
-            plan = result
-        else:
-            checked[position] = result
-            progress(result)
-    return plan, [each for _, each in sorted(checked.items())]
-
-
-def results(make_verifier: Callable[[], Verifier], tasks: Sequence[Task], jobs: int) -> Iterator[tuple[int, Checked]]:
-    """What the tasks gave, each with its task's position, as they get done; each thread has a verifier of its own.
+    """The plan and every shard, in order, however they get done.
 
     An exception here or in a thread ends them all; tasks in hand are finished first.
     """
-    jobs = min(jobs, len(tasks))
     if jobs == 1:
-        yield from enumerate(map(make_verifier(), tasks))
-        return
-    own = threading.local()
-
-    def start() -> None:
-        own.check = make_verifier()
-
-    with ThreadPoolExecutor(jobs, initializer=start) as pool:
+        checked = []
+        for task in tasks:
+            checked.append(check(task))
+            progress(checked[-1])
+        return check_plan(), checked
+    with ThreadPoolExecutor(jobs) as pool:
         try:
-            positions = {pool.submit(lambda task: own.check(task), task): place for place, task in enumerate(tasks)}
-            for done in as_completed(positions):
-                yield positions[done], done.result()
+            plan, shards = pool.submit(check_plan), [pool.submit(check, task) for task in tasks]
+            for done in as_completed(shards):
+                progress(done.result())
+            return plan.result(), [each.result() for each in shards]
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 

@@ -23,7 +23,7 @@ class CacheSource:
     def samples(self) -> Samples:
         """In the rows of the plan; SourceError where the plan is not the one that the cache was made for."""
         plan = read_plan(self._store)
-        if plan_digest([plan]) != read_spec(self._store).plan_digest:
+        if plan_digest(plan) != read_spec(self._store).plan_digest:
             raise SourceError(
                 f"source.path: {self._store.where(PLAN_FILE)} is damaged, or an extension of that cache "
                 "has not finished; run the `precompute build` of that cache again"

@@ -117,7 +117,7 @@ SWAPPED = replace(WHOLE, plan=plan_on_disk(samples([1, 0, *range(2, 12)]), 12), 
 FINER = msgspec.structs.replace(RECIPE, samples_per_shard=4)
 OTHER_SPEC = replace(surveyed(FINER), shards=WHOLE.shards, seal=WHOLE.seal)
 OTHER_PLAN = replace(WHOLE, spec=Reading(RECIPE.spec(12, "0")), metadata={SPEC_FILE: b"of another plan"})
-NO_FILE = ShardOnDisk(record=WHOLE.shards[1].record, file_problem="C/f is missing")
+NO_FILE = ShardOnDisk(record=WHOLE.shards[1].record, file_problems={"f": CacheError("C/f is missing")})
 NO_RECORD, UNREADABLE = ShardOnDisk(record=DAMAGED), ShardOnDisk(record=Reading(problem=OSError("no such device")))
 OTHER_SEAL, OTHER_SIZE = replace(WHOLE, seal=FOREIGN.seal), replace(WHOLE, seal=surveyed(TALLER).seal)
 PLAN, AGAIN, EXTENDS = "plan.parquet is written again from the source", "shard 1 is built again: ", "from 12 to 20"
