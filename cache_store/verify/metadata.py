@@ -12,7 +12,7 @@ from cache_store.cache.metadata import metadata_of
 from cache_store.cache.seal import cache_identity, make_seal
 from cache_store.cache.survey import Survey, held_recipe
 from cache_store.errors import CacheError, StaleError
-from cache_store.format.names import PLAN_FILE, SEAL_FILE, commit_file
+from cache_store.format.names import BUILD_FILE, PLAN_FILE, SEAL_FILE, commit_file
 from cache_store.format.schema import CommitContent, Seal, Spec
 from cache_store.storage.store import Store
 from cache_store.verify.findings import Finding, unreadable
@@ -42,13 +42,19 @@ def is_planned(store: Store, spec: Spec) -> bool:
         return True
 
 
-def metadata_findings(store: Store, spec: Spec) -> Iterator[Finding]:
+def metadata_findings(survey: Survey, spec: Spec) -> Iterator[Finding]:
+    """What is wrong with the files that the spec determines, and with the two records of the whole cache."""
     for name, expected in metadata_of(spec):
         try:
-            if store.read(name) != expected:
+            if survey.store.read(name) != expected:
                 yield Finding(file=name, problem="is not what the spec says it should be")
         except (CacheError, OSError) as error:
-            yield unreadable(error, store, name)
+            yield unreadable(error, survey.store, name)
+    for name, reading in ((SEAL_FILE, survey.seal), (BUILD_FILE, survey.build)):
+        if reading.problem or (name == BUILD_FILE and reading.is_absent):
+            yield unreadable(reading.problem or FileNotFoundError(), survey.store, name)
+        elif reading.is_absent:
+            yield Finding(file=name, problem="is missing: the cache is not sealed", kind="unsealed")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,15 +8,14 @@ signed anew. Outside a subset all is read quickly.
 Threads read side by side: hashing, which is nearly all of the work, leaves the interpreter to the others.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from functools import partial
 
 from cache_store.cache.metadata import refuse_no_cache
-from cache_store.cache.survey import Survey, survey_records
-from cache_store.format.names import BUILD_FILE, SEAL_FILE, SPEC_FILE
-from cache_store.format.schema import Spec
+from cache_store.cache.survey import survey_records
+from cache_store.format.names import SPEC_FILE
 from cache_store.storage.store import Address, open_store
 from cache_store.verify.findings import Finding, Level, Report, in_reading_order, unreadable
 from cache_store.verify.leftovers import stray_findings
@@ -65,28 +64,28 @@ def verify(
     if is_contradicted(surveyed, spec):
         text = "is not the spec that records, seal and plan were made with"
         return replace(nothing, findings=(Finding(file=SPEC_FILE, problem=text),))
-    findings = [*record_findings(surveyed), *metadata_findings(store, spec), *stray_findings(store, spec)]
-    shards = shard_tasks(spec, level, subset)
-    plan, checked = check_all(
-        partial(check_plan, store, spec, seal, shards), ShardVerifier(surveyed, spec), shards, jobs, progress
-    )
+    findings = [*metadata_findings(surveyed, spec), *stray_findings(store, spec)]
+    levels: list[Level] = [level if subset is None or shard in subset else "quick" for shard in range(spec.num_shards)]
+    tasks = [ShardTask(shard=shard, level=each) for shard, each in enumerate(levels)]
+    find_in_plan = partial(check_plan, store, spec, seal, tasks)
+    plan, checked = check_all(find_in_plan, ShardVerifier(surveyed, spec), tasks, jobs, progress)
     findings += [*plan.findings, *(finding for each in checked for finding in each.findings), *plan.compare(checked)]
     if seal is not None:
         findings += seal_findings(spec, seal, checked, {finding.file for finding in findings})
-    report = counted(nothing, [each for each in checked if subset is None or each.task.shard in subset])
-    found = sorted(set(findings), key=in_reading_order)  # an absent file is met more than once
-    identity = seal.identity if seal else None
-    return replace(report, identity=identity, shards=spec.num_shards, findings=tuple(found))
-
-
-def shard_tasks(spec: Spec, level: Level, subset: Subset | None) -> list[ShardTask]:
-    shards = range(spec.num_shards)
-    levels: list[Level] = [level if subset is None or shard in subset else "quick" for shard in shards]
-    return [ShardTask(shard=shard, level=each) for shard, each in zip(shards, levels, strict=True)]
+    covered = [each for each in checked if subset is None or each.task.shard in subset]
+    return replace(
+        nothing,
+        identity=seal.identity if seal else None,
+        shards=spec.num_shards,
+        covered=len(covered),
+        samples=sum(each.content.cached for each in covered if each.content),
+        bytes=sum(each.bytes for each in covered),
+        findings=tuple(sorted(set(findings), key=in_reading_order)),  # an absent file is met more than once
+    )
 
 
 def check_all(
-    check_plan: Callable[[], CheckedPlan],
+    find_in_plan: Callable[[], CheckedPlan],
     check: ShardVerifier,
     tasks: Sequence[ShardTask],
     jobs: int,
@@ -96,34 +95,11 @@ def check_all(
 
     An exception here or in a thread ends them all; tasks in hand are finished first.
     """
-    if jobs == 1:
-        checked = []
-        for task in tasks:
-            checked.append(check(task))
-            progress(checked[-1])
-        return check_plan(), checked
     with ThreadPoolExecutor(jobs) as pool:
         try:
-            plan, shards = pool.submit(check_plan), [pool.submit(check, task) for task in tasks]
+            plan, shards = pool.submit(find_in_plan), [pool.submit(check, task) for task in tasks]
             for done in as_completed(shards):
                 progress(done.result())
             return plan.result(), [each.result() for each in shards]
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-
-
-def counted(report: Report, covered: Sequence[CheckedShard]) -> Report:
-    """The report with the numbers of what was checked at the level asked for."""
-    shards = {each.task.shard for each in covered}
-    samples = {each.task.shard: each.content.cached for each in covered if each.content}
-    size = sum(each.bytes for each in covered)
-    return replace(report, covered=len(shards), samples=sum(samples.values()), bytes=size)
-
-
-def record_findings(survey: Survey) -> Iterator[Finding]:
-    """What is wrong with the two records of the whole cache."""
-    for name, reading in ((SEAL_FILE, survey.seal), (BUILD_FILE, survey.build)):
-        if reading.problem or (name == BUILD_FILE and reading.is_absent):
-            yield unreadable(reading.problem or FileNotFoundError(), survey.store, name)
-        elif reading.is_absent:
-            yield Finding(file=name, problem="is missing: the cache is not sealed", kind="unsealed")
