@@ -32,7 +32,7 @@ EXAMPLES = """\
 """
 
 
-FLAGS = {
+ONCE = {
     "--extend": "Add the samples that the source's list has gained; of the shards, only a partly filled last one is "
     "written again.",
     "--retry-rejected": "Try rejected samples again; shards in which one can be read now are built again.",
@@ -117,7 +117,7 @@ def show(summary: Any, cache: str) -> None:
 
 
 COMMANDS = {
-    "build": Command(build_command, BuildConfig, flags=FLAGS),
+    "build": Command(build_command, BuildConfig, options=ONCE),
     "repair": Command(repair_command, RepairConfig, CACHE),
     "audit": Command(audit_command, AuditConfig, CACHE),
     "gallery": Command(gallery_command, DecodedGalleryConfig, CACHE),

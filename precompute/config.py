@@ -223,7 +223,7 @@ class AuditConfig:
 class DecodedGalleryConfig(GalleryConfig):
     """A gallery's config, with decoded images."""
 
-    decode: bool = field(default=False, metadata={"is_flag": True})
+    decode: bool = field(default=False, metadata={"typed": "--decode"})
     """Add decoded images, error maps and PSNR; a full-size VAE takes seconds an image on a CPU."""
     model: str | None = None
     """Where the VAE is now, if not where the build found it: a hub id or a folder."""

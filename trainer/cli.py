@@ -15,8 +15,8 @@ EXAMPLES = """\
 """
 
 EVAL_OPTIONS = {
-    "--checkpoint": "Its folder; by default the newest of run.output.",
-    "--report": "Also write the result to this JSON file.",
+    "--checkpoint FOLDER": "Its folder; by default the newest of run.output.",
+    "--report FILE": "Also write the result to this JSON file.",
 }
 
 # torch and transformers take seconds to import, so the commands import what they need: `--help` stays quick.

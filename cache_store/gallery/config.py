@@ -13,7 +13,7 @@ MAX_ROWS = 256
 class GalleryConfig:
     """What a gallery shows, and where it is written."""
 
-    output: str = field(default="gallery.html", metadata={"short": "-o"})
+    output: str = field(default="gallery.html", metadata={"typed": "-o,--output OUTPUT"})
     """The page; an older one is replaced whole, its folder must exist."""
     rows: int = 24
     """Random rows to show; of the most unusual and of the rejected rows at most as many."""

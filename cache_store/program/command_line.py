@@ -7,12 +7,17 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
+import yaml
 
 from cache_store.errors import ConfigError
-from cache_store.program.config_fields import ConfigField, ConfigT, config_fields, make_config, on_one_line
-from cache_store.program.config_file import as_yaml, read_config_file, shortened
+from cache_store.program.config_fields import ConfigField, config_fields, on_one_line
+from cache_store.program.config_file import nested, read_config_file, shown
 from cache_store.program.run_program import run_program
+
+ConfigT = TypeVar("ConfigT")
 
 CACHE = {"cache": "The cache's folder."}
 """The operand of most commands."""
@@ -23,15 +28,13 @@ class Command:
     """One command of a program, and what is typed for it; with a config and no operand, `--config FILE` too."""
 
     run: Callable[[Any], int]
-    """Its docstring is the command's help. Its argument has operands, options and flags by name, the config as `config`
+    """Its docstring is the command's help. Its argument has operands and options by name, the config as `config`
     and all words typed as `argv`."""
     config: type | None = None
     operands: Mapping[str, str] = field(default_factory=dict)
     """What is given by position, with its help."""
     options: Mapping[str, str] = field(default_factory=dict)
-    """Options with a text that are no fields of the config, with their help."""
-    flags: Mapping[str, str] = field(default_factory=dict)
-    """Options without a value that are no fields of the config, with their help."""
+    """Options that are no fields of the config, with their help: `--report FILE`, or `--extend` without a value."""
 
     @property
     def summary(self) -> str:
@@ -104,35 +107,31 @@ class Parser(argparse.ArgumentParser):
         if command.config and not command.operands:
             text = "YAML file of fields; options override them."
             self.add_argument("--config", metavar="FILE", action="append", default=[], help=text)
-            text = "Print a complete config, as the file and the other options make it, and exit."
-            self.add_argument("--print_config", action="store_true", help=text)
+            self.add("--print_config", "Print a complete config, as the file and the other options make it, and exit.")
             words.append("[--config FILE]")
         else:
-            words += [f"--{field.name} {field.metavar}" for field in self.fields.values() if field.required]
-        self.add_fields()
-        for option, text in command.options.items():
-            self.add_argument(option, help=text)
-        for flag, text in command.flags.items():
-            self.add_argument(flag, action="store_true", help=text)
+            words += [field.typed for field in self.fields.values() if field.required]
+        for section, members in groupby(self.fields.values(), lambda field: (field.section, field.heading)):
+            group = self.add_argument_group(*section) if section[0] else self
+            for each in members:
+                self.add(each.typed, each.help, group, dest=each.name, default=argparse.SUPPRESS)
+        for typed, text in command.options.items():
+            self.add(typed, text)
         self.usage = " ".join([self.prog, *words, "[options]"])
         return self
 
-    def add_fields(self) -> None:
-        """One option per field, those of a section under its heading."""
-        for section, group in groupby(self.fields.values(), lambda field: field.section):
-            members = list(group)
-            place = self.add_argument_group(section, members[0].heading) if section else self
-            for each in members:
-                names = [each.short, f"--{each.name}"] if each.short else [f"--{each.name}"]
-                kind: dict[str, Any] = {"action": "store_true"} if each.is_flag else {"metavar": each.metavar}
-                place.add_argument(*names, dest=each.name, default=argparse.SUPPRESS, help=each.help, **kind)
+    def add(self, typed: str, text: str, group: Any = None, **more: Any) -> None:
+        """Accept an option as it is typed, with its text: `-o,--output OUTPUT`, or `--extend` without a value."""
+        names, _, metavar = typed.partition(" ")
+        kind: dict[str, Any] = {"metavar": metavar} if metavar else {"action": "store_true"}
+        (group or self).add_argument(*names.split(","), help=text, **kind, **more)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse does, for a command too; makes the config."""
         arguments, rest = super().parse_known_args(args, namespace)
         if rest:
             kind = "option" if rest[0].startswith("-") else "further operand"
-            self.error(f"there is no {kind} {shortened(rest[0])}")
+            self.error(f"there is no {kind} {shown(rest[0])}")
         if self.config_class is not None:
             arguments.config = self.read_config(self.config_class, arguments)
         return arguments, rest
@@ -147,11 +146,11 @@ class Parser(argparse.ArgumentParser):
         missing = [name for name, field in self.fields.items() if field.required and name not in values]
         if getattr(arguments, "print_config", False):
             defaults = {name: None if field.required else field.default for name, field in self.fields.items()}
-            print(as_yaml(defaults | values), end="")
+            print(yaml.safe_dump(nested(defaults | values), sort_keys=False, allow_unicode=True), end="")
             self.exit()
         if missing:
             self.error(f"missing: {', '.join(missing)}")
-        return make_config(config_class, values)
+        return msgspec.convert(nested(values), config_class)
 
     def error(self, message: str) -> NoReturn:
         program = self.prog.partition(" ")[0]

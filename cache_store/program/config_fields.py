@@ -6,28 +6,28 @@ A field's type, default and docstring stand in the dataclass alone; options, hel
 import ast
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from itertools import pairwise
-from types import UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+import msgspec
 import yaml
 
 from cache_store.errors import ConfigError
-from cache_store.program.config_file import load_yaml, shortened
+from cache_store.program.config_file import load_yaml, shown
 
-ConfigT = TypeVar("ConfigT")
-
-METAVARS = {int: "N", float: "NUMBER", bool: "{true,false}", list[int]: "[N,…]"}
-TYPE_WORDS = {
-    int: "a whole number",
-    float: "a number",
-    str: "text",
-    bool: "true or false",
-    list[int]: "a list of whole numbers",
+WORDS = {
+    int: ("N", "a whole number"),
+    float: ("NUMBER", "a number"),
+    str: ("", "text"),
+    bool: ("{true,false}", "true or false"),
+    list[int]: ("[N,…]", "a list of whole numbers"),
 }
+"""A type in the help, where text is named by its field, and in an error."""
 
 
 @dataclass(frozen=True)
@@ -46,39 +46,32 @@ class ConfigField:
     """MISSING where a value is required."""
     text: str
     """The docstring under it."""
-    short: str | None = None
-    """A short name too: `-o`."""
-    is_flag: bool = False
-    """Switched on by its name alone."""
+    typed: str
+    """Its option with what follows it, `--store.codec {none,zstd}`; alone where it switches on: `--decode`."""
 
     @property
     def required(self) -> bool:
         return self.default is MISSING
 
     @property
-    def metavar(self) -> str:
-        words = in_words(self.kind, METAVARS, lambda choices: f"{{{','.join(choices)}}}", "|")
-        return words or self.name.rpartition(".")[2].upper()
-
-    @property
     def help(self) -> str:
         """The docstring and the default, unless that is null: the docstring says what null means."""
-        if self.required:
-            return f"{self.text} (required)"
-        return (
-            self.text if self.is_flag or self.default is None else f"{self.text} (default: {as_option(self.default)})"
-        )
+        if " " not in self.typed or self.default is None:
+            return self.text
+        return f"{self.text} ({'required' if self.required else f'default: {shown(self.default)}'})"
 
     def read(self, value: Any) -> Any:
         """A value of a file or of the command line in the field's type; ConfigError where it does not fit."""
-        if isinstance(value, str) and (not fits(value, self.kind) or (value == "null" and fits(None, self.kind))):
-            value = read_text(value)
-        if value is None and not fits(None, self.kind):
+        meanings = [value, read_text(value)] if isinstance(value, str) else [value]
+        if value == "null":
+            meanings.reverse()  # text only where nothing may be null
+        for meaning in meanings:
+            with suppress(msgspec.ValidationError):
+                return msgspec.convert(meaning, self.kind)
+        if None in meanings:
             raise ConfigError(f"{self.name} cannot be null; give it a value, or leave it out for its default")
-        if not fits(value, self.kind):
-            expected = in_words(self.kind, TYPE_WORDS, lambda choices: f"one of {', '.join(choices)}", " or ")
-            raise ConfigError(f"{self.name} must be {expected}, got {shortened(as_option(value))}")
-        return float(value) if type(value) is int and int not in alternatives(self.kind) else value
+        expected = " or ".join(said for _, said in in_words(self.kind))
+        raise ConfigError(f"{self.name} must be {expected}, got {shown(value)}")
 
 
 def config_fields(config_class: type, section: str = "") -> Iterator[ConfigField]:
@@ -87,28 +80,12 @@ def config_fields(config_class: type, section: str = "") -> Iterator[ConfigField
     texts, heading = field_texts(config_class), on_one_line(config_class.__doc__)
     for field in fields(config_class):
         name, kind = f"{section}.{field.name}".lstrip("."), kinds[field.name]
-        if is_section(kind):
-            yield from config_fields(kind, name)
+        if is_dataclass(kind):
+            yield from config_fields(kinds[field.name], name)
         else:
-            text = on_one_line(texts.get(field.name))
-            yield ConfigField(section, heading, name, kind, field.default, text, **field.metadata)
-
-
-def make_config(config_class: type[ConfigT], values: Mapping[str, Any], section: str = "") -> ConfigT:
-    """The config of values by name; its `__post_init__` may raise ConfigError."""
-    kinds: dict[str, Any] = get_type_hints(config_class)
-    made = {}
-    for field in fields(config_class):  # type: ignore[arg-type]
-        name, kind = f"{section}.{field.name}".lstrip("."), kinds[field.name]
-        if is_section(kind):
-            made[field.name] = make_config(kind, values, name)
-        elif name in values:
-            made[field.name] = values[name]
-    return config_class(**made)
-
-
-def is_section(kind: Any) -> bool:
-    return is_dataclass(kind)
+            metavar = "|".join(word for word, _ in in_words(kind) if word) or field.name.upper()
+            typed = field.metadata.get("typed", f"--{name} {metavar}")
+            yield ConfigField(section, heading, name, kind, field.default, on_one_line(texts.get(field.name)), typed)
 
 
 def field_texts(config_class: type) -> dict[str, str]:
@@ -129,28 +106,14 @@ def class_bodies(module: str) -> dict[str, list[ast.stmt]]:
     return {each.name: each.body for each in tree.body if isinstance(each, ast.ClassDef)}
 
 
-def alternatives(kind: Any) -> tuple[Any, ...]:
-    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-
-
-def fits(value: object, kind: Any) -> bool:
-    return any(fits_one(value, each) for each in alternatives(kind))
-
-
-def fits_one(value: object, kind: Any) -> bool:
-    if get_origin(kind) is Literal:
-        return value in get_args(kind)
-    if get_origin(kind) is list:
-        return isinstance(value, list) and all(fits(each, *get_args(kind)) for each in value)
-    if kind is float and type(value) is int:
-        return value.bit_length() < sys.float_info.max_exp
-    return type(value) is kind
-
-
-def in_words(kind: Any, words: Mapping[Any, str], of_choices: Callable[[Sequence[str]], str], between: str) -> str:
-    """A type, by the words for each of its alternatives; those without are left out, as null is."""
-    literals = [get_args(each) if get_origin(each) is Literal else (words.get(each),) for each in alternatives(kind)]
-    return between.join(of_choices(each) if len(each) > 1 else each[0] for each in literals if each[0])
+def in_words(kind: Any) -> Iterator[tuple[str, str]]:
+    """Each alternative of a type but null, in the help and in an error."""
+    for each in get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,):
+        if get_origin(each) is Literal:
+            choices = get_args(each)
+            yield (f"{{{','.join(choices)}}}", f"one of {', '.join(choices)}") if len(choices) > 1 else choices * 2
+        elif each is not NoneType:
+            yield WORDS[each]
 
 
 def read_text(text: str) -> Any:
@@ -159,10 +122,6 @@ def read_text(text: str) -> Any:
         return load_yaml(text)
     except (yaml.YAMLError, ValueError, RecursionError):
         return text
-
-
-def as_option(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
 
 
 def on_one_line(docstring: str | None) -> str:
