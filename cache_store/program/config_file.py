@@ -18,7 +18,7 @@ MAX_VALUE = 200
 MAX_CHARACTERS = 1_000_000
 """Of a config."""
 
-FLOAT, TIMESTAMP, MERGE = (f"tag:yaml.org,2002:{kind}" for kind in ("float", "timestamp", "merge"))
+INT, FLOAT, TIMESTAMP, MERGE = (f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "timestamp", "merge"))
 
 
 class ConfigLoader(yaml.SafeLoader):
@@ -35,6 +35,10 @@ class ConfigLoader(yaml.SafeLoader):
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         """Merge nothing: a few lines of merges can fill the memory."""
 
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        """ValueError for more digits than Python prints; PyYAML reads any number of hexadecimal ones."""
+        return int(str(super().construct_yaml_int(node)))
+
 
 ConfigLoader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag not in (TIMESTAMP, MERGE)]
@@ -42,6 +46,7 @@ ConfigLoader.yaml_implicit_resolvers = {
 }
 # PyYAML reads a number without a point, such as 1e-4, as text.
 ConfigLoader.add_implicit_resolver(FLOAT, re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), "-+0123456789")
+ConfigLoader.add_constructor(INT, ConfigLoader.construct_yaml_int)
 
 
 def load_yaml(text: str) -> Any:
