@@ -14,7 +14,7 @@ import yaml
 
 from cache_store.errors import ConfigError
 from cache_store.program.config_fields import ConfigField, config_fields, on_one_line
-from cache_store.program.config_file import nested, read_config_file, shown
+from cache_store.program.config_file import closest, nested, read_config_file
 from cache_store.program.run_program import run_program
 
 ConfigT = TypeVar("ConfigT")
@@ -131,7 +131,8 @@ class Parser(argparse.ArgumentParser):
         arguments, rest = super().parse_known_args(args, namespace)
         if rest:
             kind = "option" if rest[0].startswith("-") else "further operand"
-            self.error(f"there is no {kind} {shown(rest[0])}")
+            known = [f"--{name}" for name in self.fields]
+            self.error(f"there is no {kind} {closest(rest[0].partition('=')[0], known)}")
         if self.config_class is not None:
             arguments.config = self.read_config(self.config_class, arguments)
         return arguments, rest

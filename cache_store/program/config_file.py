@@ -4,6 +4,7 @@ import io
 import re
 import reprlib
 from collections.abc import Collection, Iterator, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -62,7 +63,7 @@ def read_config_file(file: str, fields: Collection[str]) -> dict[str, Any]:
     flat = dict(flattened(read_mapping(file), sections))
     for name in flat:
         if name not in fields:
-            raise ConfigError(f"{file}: there is no field {shown(name)}")
+            raise ConfigError(f"{file}: there is no field {closest(name, [*fields, *sections])}")
     return flat
 
 
@@ -114,3 +115,8 @@ def shown(value: object) -> str:
         return "null" if value is None else str(value).lower()
     text = value if isinstance(value, str) else reprlib.repr(value)
     return text if len(text) <= MAX_VALUE else f"{text[:MAX_VALUE]}…"
+
+
+def closest(name: str, known: Collection[str]) -> str:
+    """An unknown name, with the known one that is most like it."""
+    return shown(name) + "".join(f"; did you mean {each}?" for each in get_close_matches(name, known, 1))
