@@ -4,8 +4,6 @@ It works shard by shard, each whole or absent, so a stopped conversion resumes w
 samples table: a latent is decoded, checked and written before the next is read.
 """
 
-import hashlib
-import shlex
 import shutil
 import sys
 from collections.abc import Callable
@@ -20,7 +18,7 @@ from cache_store.cache.reader import open_cache
 from cache_store.cache.seal import make_seal
 from cache_store.cache.survey import ShardOnDisk, survey_records
 from cache_store.convert.shard import CacheAt, ShardConverter
-from cache_store.errors import CacheError, ConfigError
+from cache_store.errors import ConfigError
 from cache_store.format.formats import FORMATS
 from cache_store.format.names import BUILD_FILE, PLAN_FILE, SEAL_FILE
 from cache_store.format.record import canonical_json, signed
@@ -122,15 +120,12 @@ def converted_build(source: CacheAt, target: CacheAt) -> BuildRecord:
 
 
 def copy_plan(from_store: Store, to_store: Store, seal: Seal) -> None:
-    """CacheError where the plan is not the one sealed; what is copied is what was hashed."""
+    """The plan, whose hash has just been verified."""
     if to_store.has(PLAN_FILE) and stored_sha256(to_store, PLAN_FILE) == seal.plan_file.sha256:
         return
     with from_store.open(PLAN_FILE) as plan, to_store.draft(PLAN_FILE) as draft:
         shutil.copyfileobj(plan, draft.stream)
         draft.finish()
-        if hashlib.sha256(draft.map()).hexdigest() != seal.plan_file.sha256:
-            command = f"cache-store verify {shlex.quote(str(from_store))}"
-            raise CacheError(f"{from_store} is damaged: {PLAN_FILE} is not the one sealed; run `{command}`")
         draft.publish()
 
 
