@@ -95,9 +95,6 @@ class PlanFile:
         """In the memory of one shard."""
         return digests_of(self.shard(shard, list(DIGESTED)) for shard in range(self.num_shards))
 
-    def shard_digest(self, shard: int) -> str:
-        return plan_digest(self.shard(shard, list(DIGESTED)))
-
     def shard(self, shard: int, columns: list[str] | None = None) -> pa.Table:
         """One shard's row group."""
         return self._file.row_group(shard, columns)

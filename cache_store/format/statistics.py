@@ -35,20 +35,11 @@ class FeatureSums:
     def add(self, stored: np.ndarray) -> None:
         """Add one sample; in a large one, float64 of a whole batch would leave the cache and take gigabytes."""
         values = stored.astype(np.float64)
-        sums = [
-            values.sum(self._others),
-            (values**2).sum(self._others),
-            values.min(self._others),
-            values.max(self._others),
-        ]
+        axes = self._others
+        sums = [values.sum(axes), (values**2).sum(axes), values.min(axes), values.max(axes)]
         if self._count:
             total, squares, minimum, maximum = self._sums
-            sums = [
-                total + sums[0],
-                squares + sums[1],
-                np.minimum(minimum, sums[2]),
-                np.maximum(maximum, sums[3]),
-            ]
+            sums = [total + sums[0], squares + sums[1], np.minimum(minimum, sums[2]), np.maximum(maximum, sums[3])]
         self._sums = sums
         self._count += self._values
 

@@ -113,7 +113,8 @@ class TarFormat:
             before, after = layout.around_latent(first_row + slot, text)
             offset = position + len(before)
             if location.offset != offset or location.length != layout.latent_bytes:
-                yield slot, f"samples table says bytes {span(location.offset, location.length)}, expected {offset} on"
+                found = f"[{location.offset}, {location.offset + location.length})"
+                yield slot, f"samples table says bytes {found}, expected {offset} on"
             if bytes(data[position:offset]) != before:  # a memoryview compares item by item
                 yield slot, "the headers before the latent are not what they should be"
             end = offset + layout.latent_bytes
@@ -122,10 +123,6 @@ class TarFormat:
                 yield slot, "the JSON member is not what plan and samples table say"
         if data[position:] != bytes(end_bytes(position)):
             yield None, f"does not end as a tar after byte {position}"
-
-
-def span(offset: int, length: int) -> str:
-    return f"[{offset}, {offset + length})"
 
 
 def iterate_samples(table: pa.Table) -> Iterator[tuple[Any, ...]]:
@@ -176,25 +173,8 @@ def header_after_digits(suffix: bytes, size: int, digits_sum: int) -> bytes:
 
 
 def pack_header(name: bytes, size: bytes, checksum: bytes) -> bytes:
-    zero = b"0000000\0"
-    return HEADER.pack(
-        name,
-        b"0000644\0",
-        zero,
-        zero,
-        size,
-        b"%011o\0" % 0,
-        checksum,
-        b"0",
-        b"",
-        b"ustar\0",
-        b"00",
-        b"",
-        b"",
-        b"",
-        b"",
-        b"",
-    )
+    mode, nobody, date, no_names = b"0000644\0", (b"0000000\0",) * 2, b"%011o\0" % 0, (b"",) * 5
+    return HEADER.pack(name, mode, *nobody, size, date, checksum, b"0", b"", b"ustar\0", b"00", *no_names)
 
 
 OTHER_FIELDS_SUM = sum(pack_header(b"", b"", b" " * 8))
