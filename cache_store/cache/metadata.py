@@ -66,7 +66,8 @@ def read_spec(cache: Address) -> Spec:
 def parse_checked_spec(data: bytes, where: str) -> Spec:
     """The spec that a group holds; CacheError for a group that is not the one of its own spec."""
     spec = parse_spec(data, where)
-    refuse_invalid(spec, where)
+    if problems := spec_problems(spec):
+        raise CacheError(f"{where} holds no valid spec: {'; '.join(problems)}")
     if shard_format(spec).metadata()[SPEC_FILE] != data:
         raise CacheError(f"{where} was edited or damaged: it is not what its own spec says it should be")
     return spec
@@ -101,11 +102,6 @@ def spec_problems(spec: Spec) -> list[str]:
     if problem := shard_format(spec).unsupported(spec.array.dtype, spec.array.codec):
         problems.append(problem)
     return problems
-
-
-def refuse_invalid(spec: Spec, where: str) -> None:
-    if problems := spec_problems(spec):
-        raise CacheError(f"{where} holds no valid spec: {'; '.join(problems)}")
 
 
 def read_commit(cache: Address, shard: int) -> CommitRecord | None:

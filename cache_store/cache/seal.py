@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from cache_store.errors import CacheError
 from cache_store.format.names import SEAL_FILE, commit_file
 from cache_store.format.record import FORMAT_VERSION, canonical_json, signed
-from cache_store.format.schema import ArraySummary, CommitContent, FileRecord, Seal, Spec
+from cache_store.format.schema import CommitContent, FileRecord, Seal, Spec
 from cache_store.format.statistics import summarise
 from cache_store.storage.store import Store
 
@@ -38,6 +38,10 @@ def make_seal(spec: Spec, contents: Sequence[CommitContent], plan_file: FileReco
     reasons: Counter[str] = Counter()
     for each in contents:
         reasons.update(each.reasons)
+    statistics = [each.statistics for each in contents if each.statistics is not None]
+    if not statistics:
+        raise CacheError("no sample could be cached, so there is nothing to seal")
+    previews = [each.preview for each in contents if each.preview is not None]
     seal = Seal(
         format_version=FORMAT_VERSION,
         recipe=spec.recipe,
@@ -50,15 +54,7 @@ def make_seal(spec: Spec, contents: Sequence[CommitContent], plan_file: FileReco
         cached_per_shard=tuple(each.cached for each in contents),
         commits=tuple(each.digest for each in contents),
         plan_file=plan_file,
-        array=summarise_array(contents),
+        array=summarise(statistics, previews, sum(each.files[0].bytes for each in contents)),
         sha256="",
     )
     return signed(seal)
-
-
-def summarise_array(contents: Sequence[CommitContent]) -> ArraySummary:
-    statistics = [each.statistics for each in contents if each.statistics is not None]
-    if not statistics:
-        raise CacheError("no sample could be cached, so there is nothing to seal")
-    previews = [each.preview for each in contents if each.preview is not None]
-    return summarise(statistics, previews, sum(each.files[0].bytes for each in contents))

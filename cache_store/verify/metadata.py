@@ -13,6 +13,7 @@ from cache_store.cache.seal import cache_identity, make_seal
 from cache_store.cache.survey import Survey, held_recipe
 from cache_store.errors import CacheError, StaleError
 from cache_store.format.names import BUILD_FILE, PLAN_FILE, SEAL_FILE, commit_file
+from cache_store.format.plan import DIGESTED, plan_digest
 from cache_store.format.schema import CommitContent, Seal, Spec
 from cache_store.storage.store import Store
 from cache_store.verify.findings import Finding, unreadable
@@ -89,7 +90,7 @@ def check_plan(store: Store, spec: Spec, seal: Seal | None, tasks: Sequence[Shar
         ):
             return CheckedPlan(findings=(finding,))
         if len(shards) < len(tasks):
-            return CheckedPlan(digests={shard: plan.shard_digest(shard) for shard in shards})
+            return CheckedPlan(digests={shard: plan_digest(plan.shard(shard, list(DIGESTED))) for shard in shards})
         digests = plan.digests()
     except (CacheError, OSError) as error:
         return CheckedPlan(findings=(unreadable(error, store, PLAN_FILE),))

@@ -82,10 +82,13 @@ class ShardVerifier:
         return files_of_shard(self._spec, task.shard)
 
     def _file_findings(self, task: ShardTask, content: CommitContent) -> Iterator[Finding]:
-        """The two files of the shard; at level full samples of files that are what was sealed are not looked at."""
+        """The two files of the shard; at level full samples of files that are what was sealed are not looked at.
+
+        The record of a cache that is not sealed stands for itself.
+        """
         wrong = [self._file_finding(task, file) for file in content.files]
         yield from filter(None, wrong)
-        is_sound = not any(wrong) and self._is_sealed(task, content)
+        is_sound = not any(wrong) and (self._seal is None or self._seal.holds(task.shard, content))
         if task.level == "deep" or (task.level == "full" and not is_sound):
             yield from self._sample_findings(task, content, *wrong)
 
@@ -94,10 +97,6 @@ class ShardVerifier:
         if problem := self._survey.shards[task.shard].file_problems.get(file.path):
             return unreadable(problem, self._store, file.path, task.shard)
         return None if task.level == "quick" else file_finding(self._store, file, task.shard)
-
-    def _is_sealed(self, task: ShardTask, content: CommitContent) -> bool:
-        """Whether the record is the sealed one; that of an unsealed cache stands for itself."""
-        return self._seal is None or self._seal.holds(task.shard, content)
 
     def _sample_findings(
         self, task: ShardTask, content: CommitContent, wrong_data: Finding | None, wrong_table: Finding | None

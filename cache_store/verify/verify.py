@@ -34,17 +34,13 @@ __all__ = ["Finding", "Level", "Report", "verify"]
 OnShard = Callable[[CheckedShard], object]
 
 
-def ignore(checked: CheckedShard) -> None:
-    pass
-
-
 def verify(
     path: Address,
     level: Level = "quick",
     *,
     subset: Subset | None = None,
     jobs: int = 1,
-    progress: OnShard = ignore,
+    progress: OnShard = lambda checked: None,
 ) -> Report:
     """Check a cache, with so many threads; the report is the same for any; `progress` hears of every shard.
 
