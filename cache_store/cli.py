@@ -3,10 +3,8 @@
 from typing import Any
 
 from cache_store.cache.info import describe
-from cache_store.convert.command import run_convert
-from cache_store.convert.convert import ConvertConfig
-from cache_store.gallery.command import print_gallery
-from cache_store.gallery.config import GalleryConfig
+from cache_store.convert.convert import ConvertConfig, run_convert
+from cache_store.gallery.command import GalleryConfig, print_gallery
 from cache_store.program.command_line import CACHE, Command, Program
 from cache_store.verify.command import VerifyConfig, run_verify
 

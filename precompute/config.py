@@ -17,7 +17,7 @@ from cache_store.errors import CacheError, ConfigError, MissingPathError, ModelE
 from cache_store.format.formats import FORMATS
 from cache_store.format.names import BUILD_FILE
 from cache_store.format.schema import MAX_SAMPLES_PER_SHARD, CodecName, StoreDtype, StoreFormat
-from cache_store.gallery.config import GalleryConfig
+from cache_store.gallery.command import GalleryConfig
 from cache_store.storage.store import Address, Store, open_store
 from precompute.encoders.config import EncoderConfig
 from precompute.images.decode import ImageConfig

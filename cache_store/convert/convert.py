@@ -4,6 +4,7 @@ It works shard by shard, each whole or absent, so a stopped conversion resumes w
 samples table: a latent is decoded, checked and written before the next is read.
 """
 
+import shlex
 import shutil
 import sys
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from cache_store.format.formats import FORMATS
 from cache_store.format.names import BUILD_FILE, PLAN_FILE, SEAL_FILE
 from cache_store.format.record import canonical_json, signed
 from cache_store.format.schema import BuildRecord, CodecName, CommitContent, CommitRecord, Seal, Spec, StoreFormat
+from cache_store.program.progress_bar import progress_bar
 from cache_store.refusal import differing, refuse
 from cache_store.storage.store import Address, Store, open_store
 from cache_store.verify.leftovers import clear_leftovers
@@ -54,6 +56,18 @@ class Conversion:
     """Written now."""
     kept: int
     """Shards that an earlier run had written."""
+
+
+def run_convert(cache: str, out: str, config: ConvertConfig) -> int:
+    with progress_bar(total=read_spec(cache).rows, desc="convert", unit="sample", delay=0.5) as bar:
+        done = convert(cache, out, config, bar.update)
+    kept = f"; {done.kept:,} were there, their records fit" if done.kept else ""
+    checked = ", every latent checked as it was read and as it was written" if done.shards else ""
+    print(f"converted {done.shards:,} shards{checked}{kept}")
+    size = f"{done.seal.cached:,} samples, {done.seal.array.bytes:,} bytes"
+    print(f"sealed {out}: {size}, cache identity {done.seal.identity}")
+    print(f"next: cache-store verify {shlex.quote(out)} --level full")
+    return 0
 
 
 def convert(root: Address, out: Address, config: ConvertConfig, progress: Callable[[int], object]) -> Conversion:

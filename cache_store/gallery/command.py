@@ -1,23 +1,66 @@
-"""What the command `gallery` prints, in both programs that have it."""
+"""The command `gallery`, in both programs that have it: its options, checked before any work is done, and its words."""
 
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cache_store.errors import ConfigError
+
 if TYPE_CHECKING:
-    from cache_store.gallery.gallery import Gallery
+    from cache_store.gallery.page import Gallery
+
+MAX_ROWS = 256
+"""Of each kind; a page of so many is 20 MB."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GalleryConfig:
+    """What a gallery shows, and where it is written."""
+
+    output: str = field(default="gallery.html", metadata={"typed": "-o,--output OUTPUT"})
+    """The page; an older one is replaced whole, its folder must exist."""
+    rows: int = 24
+    """Random rows to show; of the most unusual and of the rejected rows at most as many."""
+    seed: int = 0
+    """Equal seeds draw equal rows."""
+    sheets: str | None = None
+    """Folder of the contact sheets; by default they lie beside the page."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.rows <= MAX_ROWS:
+            raise ConfigError(f"--rows must be in [1, {MAX_ROWS}], got {self.rows}")
+        if self.seed < 0:
+            raise ConfigError(f"--seed must be at least 0, got {self.seed}")
+        if not self.page.name or self.page.is_dir():
+            raise ConfigError(f"--output: {self.output} is a folder; name a file, as {self.page / 'gallery.html'}")
+        if self.sheets is not None and not self.sheet_folder.is_dir():
+            raise ConfigError(f"--sheets: {self.sheets} is not a folder that exists")
+
+    @property
+    def page(self) -> Path:
+        return Path(self.output).expanduser()
+
+    @property
+    def sheet_folder(self) -> Path:
+        return self.page.parent if self.sheets is None else Path(self.sheets).expanduser()
+
+    def sheet(self, kind: str) -> Path:
+        """The contact sheet of one kind of rows."""
+        return self.sheet_folder / f"{self.page.stem}.{kind}.png"
 
 
 def print_gallery(gallery: "Gallery") -> None:
+    content = gallery.content
     print(
-        f"{gallery.random:,} random rows, the {gallery.unusual:,} most unusual of {gallery.surveyed:,} surveyed, "
-        f"{gallery.rejected:,} rejected rows"
+        f"{len(content.random):,} random rows, the {len(content.unusual):,} most unusual of "
+        f"{len(content.survey.draw.number_N):,} surveyed, {len(content.rejected):,} rejected rows"
     )
-    if gallery.source_problem:
-        print(f"without source images: {gallery.source_problem}")
-    if gallery.no_pictures:
-        print(f"without pictures of samples: {gallery.no_pictures}")
-    if gallery.mean_psnr is not None:
-        print(f"mean PSNR of the random rows, decoded: {gallery.mean_psnr:.1f} dB")
+    if content.source_problem:
+        print(f"without source images: {content.source_problem}")
+    if content.no_pictures:
+        print(f"without pictures of samples: {content.no_pictures}")
+    if (mean_psnr := content.mean_psnr(content.random)) is not None:
+        print(f"mean PSNR of the random rows, decoded: {mean_psnr:.1f} dB")
     print(f"wrote {gallery.page}, {kilobytes(gallery.page)}, open it in any browser")
     for sheet in gallery.sheets:
         print(f"wrote {sheet}, {kilobytes(sheet)}")

@@ -54,8 +54,10 @@ class Showcase:
     """Turns rows into exhibits."""
 
     cache: Cache
-    read_image: ReadImage
+    read_image: ReadImage | None
     decode: Decode | None
+    source_problem: str | None = None
+    """Why there is no reader."""
 
     def cached(self, numbers: Iterable[int]) -> dict[int, Exhibit]:
         """Exhibits by sample number."""
@@ -109,6 +111,8 @@ class Showcase:
 
     def _source(self, sample: dict[str, Any]) -> tuple[np.ndarray | None, str | None]:
         """The image and what is wrong with it; one unreadable image does not fail the gallery."""
+        if self.read_image is None:
+            return None, self.source_problem
         try:
             image, content_sha256 = self.read_image(sample["uri"])
         except SourceError as error:

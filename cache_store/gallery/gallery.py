@@ -1,17 +1,16 @@
 """From a cache to its gallery: draw, look up, lay out, publish."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from cache_store.cache.metadata import read_commit
 from cache_store.cache.reader import Cache, open_cache
-from cache_store.errors import EncodeOnceError, SourceError
+from cache_store.errors import EncodeOnceError
 from cache_store.format.schema import CommitRecord
-from cache_store.gallery.config import GalleryConfig
+from cache_store.gallery.command import GalleryConfig
 from cache_store.gallery.draw import draw_rejects, draw_survey, random_numbers
 from cache_store.gallery.exhibits import Decode, Exhibit, Showcase
-from cache_store.gallery.page import PageContent, render
+from cache_store.gallery.page import Gallery, PageContent, render
 from cache_store.gallery.sheets import contact_sheet
 from cache_store.gallery.source_images import ReadImage, find_source_images
 from cache_store.gallery.unusual import most_unusual, survey_latents
@@ -24,23 +23,6 @@ SHOWN_COMMITS = 2_000
 """Shards in the throughput plot; of more, evenly spaced ones."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gallery:
-    """What was written and what it shows."""
-
-    page: Path
-    sheets: tuple[Path, ...]
-    random: int
-    unusual: int
-    surveyed: int
-    rejected: int
-    source_problem: str | None
-    """Why no source image could be read."""
-    no_pictures: str | None
-    """Why samples have no preview."""
-    mean_psnr: float | None
-
-
 def make_gallery(address: Address, config: GalleryConfig, decode: Decode | None = None) -> Gallery:
     """Write the page and the contact sheets of a sealed cache.
 
@@ -51,17 +33,7 @@ def make_gallery(address: Address, config: GalleryConfig, decode: Decode | None 
     refuse_output("--sheets", config.sheet("random"), cache.root)
     content = collect(cache, config, decode)
     write_output(config.page, render(content).encode())
-    return Gallery(
-        page=config.page,
-        sheets=tuple(write_sheets(content, config)),
-        random=len(content.random),
-        unusual=len(content.unusual),
-        surveyed=len(content.survey.draw.number_N),
-        rejected=len(content.rejected),
-        source_problem=content.source_problem,
-        no_pictures=content.no_pictures,
-        mean_psnr=content.mean_psnr(content.random),
-    )
+    return Gallery(page=config.page, sheets=tuple(write_sheets(content, config)), content=content)
 
 
 def collect(cache: Cache, config: GalleryConfig, decode: Decode | None) -> PageContent:
@@ -71,7 +43,7 @@ def collect(cache: Cache, config: GalleryConfig, decode: Decode | None) -> PageC
     unusual = most_unusual(surveyed, config.rows)
     numbers = random_numbers(cache, config.rows, config.seed).tolist()
     read_image, source_problem = source_reader(cache.store)
-    showcase = Showcase(cache=cache, read_image=read_image, decode=decode)
+    showcase = Showcase(cache=cache, read_image=read_image, source_problem=source_problem, decode=decode)
     exhibits = showcase.cached([*numbers, *(each.number for each in unusual)])
     return PageContent(
         cache=cache,
@@ -85,17 +57,12 @@ def collect(cache: Cache, config: GalleryConfig, decode: Decode | None) -> PageC
     )
 
 
-def source_reader(store: Store) -> tuple[ReadImage, str | None]:
-    """Return a reader of source images, or one that always says why there is none, and that reason."""
+def source_reader(store: Store) -> tuple[ReadImage | None, str | None]:
+    """Return a reader of source images, or why there is none."""
     try:
         return find_source_images(store), None
     except EncodeOnceError as error:
-        problem = str(error)
-
-    def unavailable(uri: str) -> tuple[object, str]:
-        raise SourceError(problem)
-
-    return unavailable, problem  # type: ignore[return-value]
+        return None, str(error)
 
 
 def read_commits(cache: Cache) -> list[CommitRecord]:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
+from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined, Template
 
@@ -56,6 +57,15 @@ class PageContent:
         """Over the rows whose source could be compared."""
         values = [exhibit.psnr for exhibit in exhibits if exhibit.psnr is not None]
         return sum(values) / len(values) if values else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gallery:
+    """What was written and what it shows."""
+
+    page: Path
+    sheets: tuple[Path, ...]
+    content: PageContent
 
 
 def render(content: PageContent) -> str:

@@ -21,7 +21,7 @@ from precompute.encoders.registry import load_decoder
 
 if TYPE_CHECKING:
     from cache_store.gallery.exhibits import Decode
-    from cache_store.gallery.gallery import Gallery
+    from cache_store.gallery.page import Gallery
 
 
 def gallery(cache: Address, config: DecodedGalleryConfig) -> "Gallery":

@@ -24,7 +24,7 @@ from cache_store.cli import main
 from cache_store.errors import SourceError
 from cache_store.format.names import samples_file
 from cache_store.gallery import draw, exhibits, pictures, sheets, source_images, unusual
-from cache_store.gallery.config import GalleryConfig
+from cache_store.gallery.command import GalleryConfig
 from cache_store.gallery.gallery import make_gallery
 from cache_store.gallery.page import layout
 from cache_store.verify.verify import verify
