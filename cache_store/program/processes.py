@@ -1,12 +1,9 @@
-"""Child processes that end with their parent, and when it says so."""
+"""Child processes that leave it to their parent what a signal to all of them means."""
 
-import multiprocessing
-import os
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing.connection import wait
+from multiprocessing import resource_tracker
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -17,6 +14,7 @@ def stop_signals_held() -> Iterator[None]:
 
     Signals go to the whole process group, and would kill a worker that is still importing.
     """
+    resource_tracker.ensure_running()  # spawning would start it, and it lets signals through as it starts
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield
@@ -25,16 +23,7 @@ def stop_signals_held() -> Iterator[None]:
 
 
 def obey_parent_alone() -> None:
-    """Ignore signals to the process group, and end with the parent; for processes started in `stop_signals_held`."""
-    threading.Thread(target=die_with_parent, daemon=True).start()
+    """Ignore signals to the process group; for processes started in `stop_signals_held`."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-
-
-def die_with_parent() -> None:
-    """End when the parent is gone: a killed parent cannot say so, and a rerun must not meet a second writer."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
-    os._exit(1)

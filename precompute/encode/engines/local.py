@@ -1,4 +1,4 @@
-"""Workers on this machine: one in this process, or several processes that take shards from one queue.
+"""Workers on this machine: one in this process, or several processes that ask for one shard after another.
 
 A shard has one writer, whoever it is, and its bytes do not depend on which: so shards are handed out as workers
 become free.
@@ -6,13 +6,14 @@ become free.
 
 import contextlib
 import multiprocessing
+import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any
 
 import msgspec
 import torch
@@ -41,6 +42,12 @@ and bytes must not depend on how many workers share how many cores.
 GRACE_S = 10.0
 """For a worker to notice that it is to stop: a batch, on a GPU."""
 
+STOP = -1
+"""Sent to a worker in place of a shard."""
+
+Event = Progress | EncodeOnceError | OSError | None
+"""What a worker says; None asks for a shard."""
+
 
 def num_workers(config: BuildConfig, shards: int) -> int:
     """Workers that can have something to do."""
@@ -66,28 +73,36 @@ def run_local(
 
 
 class WorkerPool:
-    """Processes that each load the encoder and take shards until none are left."""
+    """Processes that each load the encoder and take shards until none are left.
+
+    One pipe to each is all that they share: locks and queues between processes are semaphores, of which Python warns
+    on the terminal once their maker has been killed.
+    """
 
     def __init__(self, job: EncodeJob, workers: int) -> None:
+        self._job, self._shards, self._workers = replace(job, shards=()), iter(job.shards), workers
+        self._processes: dict[Connection, BaseProcess] = {}
+        self._pipes: list[Connection] = []
+        """To those that may still say something."""
+        self._encoding = set[Connection]()
+        """To those that have been given a shard, which a kill would leave half written."""
+
+    def _start(self) -> None:
         # Not forked: importing diffusers asks CUDA for its devices, after which no fork can use them.
         context = multiprocessing.get_context("spawn")
-        self._shards: Any = context.Queue()
-        self._events: Any = context.Queue()
-        self._stop = context.Event()
-        for shard in [*job.shards, *[None] * workers]:  # a None tells one worker that there is no more
-            self._shards.put(shard)
-        arguments = (job, workers, self._shards, self._events, self._stop)
-        self._processes: list[BaseProcess] = [
-            context.Process(target=work, args=(index, *arguments), name=f"worker-{index}", daemon=True)
-            for index in range(workers)
-        ]
+        for index in range(self._workers):
+            ours, theirs = context.Pipe()
+            arguments = (index, self._job, self._workers, theirs)
+            self._processes[ours] = context.Process(target=work, args=arguments, name=f"worker-{index}", daemon=True)
+            self._processes[ours].start()
+            self._pipes.append(ours)
+            theirs.close()  # so that the pipe ends with the worker
 
     def run(self, stop: threading.Event, on_progress: Callable[[Progress], None]) -> None:
         with stop_signals_held():
-            for process in self._processes:
-                process.start()
+            self._start()
         try:
-            while any(process.is_alive() for process in self._processes):
+            while any(process.is_alive() for process in self._processes.values()):
                 if stop.is_set():
                     raise Interrupted("the shards in hand were dropped; run the same command again to go on")
                 self._refuse_dead_workers()
@@ -99,30 +114,49 @@ class WorkerPool:
             self._end()
 
     def _pass_on(self, on_progress: Callable[[Progress], None], timeout_s: float) -> bool:
-        """One event, if there is one; a worker's failure becomes ours."""
-        try:
-            event = self._events.get(timeout=timeout_s) if timeout_s else self._events.get_nowait()
-        except queue.Empty:
-            return False
-        if isinstance(event, EncodeOnceError | OSError):
-            raise event
-        on_progress(event)
-        return True
+        """What workers say, if anything; a worker's failure becomes ours."""
+        said = self._hear(timeout_s)
+        for pipe, event in said:
+            if event is None:
+                self._encoding.add(pipe)
+                self._tell(pipe, next(self._shards, None))
+            elif isinstance(event, EncodeOnceError | OSError):
+                raise event
+            else:
+                on_progress(event)
+        return bool(said)
+
+    def _hear(self, timeout_s: float) -> list[tuple[Connection, Event]]:
+        """One event of each worker that has said something."""
+        said = []
+        for pipe in wait(self._pipes, timeout_s):
+            assert isinstance(pipe, Connection)
+            try:
+                said.append((pipe, pipe.recv()))
+            except (EOFError, OSError):  # it has ended, perhaps in the middle of a word
+                self._pipes.remove(pipe)
+        return said
+
+    def _tell(self, pipe: Connection, order: int | None) -> None:
+        with contextlib.suppress(OSError):  # it has ended
+            pipe.send(order)
 
     def _end(self) -> None:
-        """Let workers leave; kill those that do not in time, which loses at most the shards in hand."""
-        self._stop.set()
+        """Let workers leave that have begun a shard; kill the others, and those too that do not leave in time."""
+        for pipe, process in self._processes.items():
+            if pipe in self._encoding:
+                self._tell(pipe, STOP)
+            else:
+                process.kill()
         deadline = time.monotonic() + GRACE_S
-        while any(process.is_alive() for process in self._processes) and time.monotonic() < deadline:
-            with contextlib.suppress(queue.Empty):
-                self._events.get(timeout=POLL_S)  # a full pipe would keep workers from leaving
-        for process in self._processes:
+        while any(process.is_alive() for process in self._processes.values()) and time.monotonic() < deadline:
+            self._hear(POLL_S)  # a full pipe would keep workers from leaving
+        for process in self._processes.values():
             process.kill()
             process.join()
-        self._shards.cancel_join_thread()  # shards that nobody took may still wait to be sent
 
     def _refuse_dead_workers(self) -> None:
-        for process in self._processes:
+        for process in self._processes.values():
             if process.exitcode:
                 raise EncodeOnceError(
                     f"{process.name} died with exit code {process.exitcode} (-9: killed, often for want of memory); "
@@ -130,11 +164,52 @@ class WorkerPool:
                 )
 
 
-def work(index: int, job: EncodeJob, workers: int, shards: Any, events: Any, stop: Any) -> None:
+class Orders:
+    """A worker's end of its pipe: shards come when they are asked for, and the order to stop at any time.
+
+    The pipe ends with the parent, and this process then ends at once: a killed parent cannot say that its workers are
+    to stop, and a rerun must not meet a second writer.
+    """
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe, self._speaking = pipe, threading.Lock()
+        self._shards = queue.SimpleQueue[int | None]()
+        self.stop = threading.Event()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        with ending_with_parent():
+            while (order := self._pipe.recv()) != STOP:
+                self._shards.put(order)
+            self.stop.set()
+            self._shards.put(None)
+            self._pipe.recv()  # for its end
+
+    def report(self, event: Event) -> None:
+        with ending_with_parent(), self._speaking:  # the thread that writes shards speaks too
+            self._pipe.send(event)
+
+    def shards(self) -> Iterator[int]:
+        self.report(None)
+        while (shard := self._shards.get()) is not None:
+            yield shard
+            self.report(None)
+
+
+@contextlib.contextmanager
+def ending_with_parent() -> Iterator[None]:
+    try:
+        yield
+    except (EOFError, OSError):
+        os._exit(1)
+
+
+def work(index: int, job: EncodeJob, workers: int, pipe: Connection) -> None:
     """A worker process's body; ends when no shard is left, when told to stop, or when its parent is gone."""
     obey_parent_alone()
     torch.set_num_threads(ENCODER_THREADS)
     silence_decoders()
+    orders = Orders(pipe)
     try:
         encoder = load_encoder(worker_encoder(job.config.encoder, index), job.config.image.range)
         refuse_other_encoder(encoder, job.spec)
@@ -142,17 +217,15 @@ def work(index: int, job: EncodeJob, workers: int, shards: Any, events: Any, sto
             job,
             open_source(job.config.source),
             encoder,
-            iter(shards.get, None),
+            orders.shards(),
             decode_threads=job.config.run.threads(workers),
-            stop=stop,
-            on_progress=events.put,
+            stop=orders.stop,
+            on_progress=orders.report,
         )
     except Interrupted:
         pass  # the parent knows: it told us to stop
     except (EncodeOnceError, OSError) as error:
-        events.put(error)
-    events.close()
-    events.join_thread()
+        orders.report(error)
 
 
 def refuse_other_encoder(encoder: Encoder, spec: Spec) -> None:
