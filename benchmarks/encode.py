@@ -8,17 +8,15 @@ is not always its fastest kernel.
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from statistics import median
-from typing import Any, get_args
+from typing import get_args
 
 from benchmarks.record import print_record
 from benchmarks.timing import interleaved_seconds, rates, speedups, spread
 from cache_store.program.command_line import Parser
 from cache_store.program.run_program import run_program
 from precompute.encoders.config import ComputeDtype
-
-Seconds = Mapping[str, Sequence[float]]
 
 DTYPES: tuple[ComputeDtype, ...] = get_args(ComputeDtype)
 DUELS = (
@@ -39,25 +37,36 @@ def run(argv: Sequence[str]) -> int:
     options = option_parser().parse_args(argv)
     import torch  # it and diffusers take seconds to import: `--help` and wrong usage stay quick
 
-    from benchmarks.encode_rivals import (
-        encode_work,
-        flop_of_one_image,
-        load_rivals,
-        model_of,
-        peak_works,
-        random_images,
-    )
+    from benchmarks import encode_rivals as rivals
 
-    with model_of(options) as model:
-        encoders = load_rivals(model, options.device)
-    images_NYX3 = random_images(options, encoders["folded float32"].device)
-    works = {name: encode_work(encoder, images_NYX3) for name, encoder in encoders.items()}
-    peaks, peak_flop = peak_works(images_NYX3.device)
+    with rivals.model_of(options) as model:
+        encoders = rivals.load_rivals(model, options.device)
+    folded = encoders["folded float32"]
+    images_NYX3 = rivals.random_images(options, folded.device)
+    encodings = {name: partial(encoder.encode, images_NYX3) for name, encoder in encoders.items()}
+    works = {name: partial(rivals.run_to_end, encode, folded.device) for name, encode in encodings.items()}
+    peaks, peak_flop = rivals.peak_works(folded.device)
     seconds = interleaved_seconds(works | peaks, options.repeats)
-    flop_per_image = flop_of_one_image(encoders["folded float32"], images_NYX3)
-    results = results_of(seconds, options.batch_size, flop_per_image, peak_flop)
-    print_table(results)
-    print_results(results, vars(options) | {"device": str(images_NYX3.device), "threads": torch.get_num_threads()})
+    flop_per_image = rivals.flop_of_one_image(folded, images_NYX3)
+    speeds = {name: rates(options.batch_size, seconds[name]) for name in works}
+    duels = {f"{ours} over {theirs}": (seconds[theirs], seconds[ours]) for ours, theirs in DUELS if ours in works}
+    gains = {duel: speedups(*both) for duel, both in duels.items()}
+    # Useful operations are those of the folded network, whichever path computes them.
+    flop_per_s = {name: median(each) * flop_per_image for name, each in speeds.items()}
+    peak: dict[str, float] = {dtype: peak_rate(dtype, seconds, peak_flop) for dtype in DTYPES}
+    shares = {name: each / peak[name.split()[1]] for name, each in flop_per_s.items()}
+    print_table(speeds, flop_per_s, shares, gains)
+    print_record(
+        "encode",
+        PACKAGES,
+        baseline="diffusers, its own AutoencoderKLWan.encode",
+        settings=vars(options) | {"device": str(folded.device), "threads": torch.get_num_threads()},
+        images_per_s={rival: spread(each) for rival, each in speeds.items()},
+        speedup={duel: spread(each) for duel, each in gains.items()},
+        gflop_per_image=round(flop_per_image / 1e9, 3),
+        peak_gflop_per_s={dtype: round(each / 1e9, 1) for dtype, each in peak.items()},
+        peak_share={rival: round(share, 4) for rival, share in shares.items()},
+    )
     return 0
 
 
@@ -73,62 +82,23 @@ def option_parser() -> argparse.ArgumentParser:
     return parser
 
 
-@dataclass(frozen=True, kw_only=True)
-class Results:
-    """What the rounds gave; each mapping is by rival, as `folded float32`, and each list by round."""
-
-    images_per_s: dict[str, list[float]]
-    speedup: dict[str, list[float]]
-    flop_per_image: int
-    peak_flop_per_s: dict[str, float]
-    """By dtype."""
-
-    def flop_per_s(self, rival: str) -> float:
-        """Useful operations: those of the folded network, whichever path computes them."""
-        return median(self.images_per_s[rival]) * self.flop_per_image
-
-    def peak_share(self, rival: str) -> float:
-        return self.flop_per_s(rival) / self.peak_flop_per_s[rival.split()[1]]
-
-
-def results_of(seconds: Seconds, batch_size: int, flop_per_image: int, peak_flop: Mapping[str, int]) -> Results:
-    rivals = [name for name in seconds if name not in peak_flop]
-    duels = [duel for duel in DUELS if duel[0] in rivals]
-    return Results(
-        images_per_s={name: rates(batch_size, seconds[name]) for name in rivals},
-        speedup={f"{ours} over {baseline}": speedups(seconds[baseline], seconds[ours]) for ours, baseline in duels},
-        flop_per_image=flop_per_image,
-        peak_flop_per_s={dtype: peak_rate(dtype, seconds, peak_flop) for dtype in DTYPES},
-    )
-
-
-def peak_rate(dtype: ComputeDtype, seconds: Seconds, peak_flop: Mapping[str, int]) -> float:
+def peak_rate(dtype: ComputeDtype, seconds: Mapping[str, Sequence[float]], peak_flop: Mapping[str, int]) -> float:
     """The best that either kernel reached in any round."""
     return max(flop / min(seconds[name]) for name, flop in peak_flop.items() if name.endswith(dtype))
 
 
-def print_table(results: Results) -> None:
+def print_table(
+    speeds: Mapping[str, list[float]],
+    flop_per_s: Mapping[str, float],
+    shares: Mapping[str, float],
+    gains: Mapping[str, list[float]],
+) -> None:
     print(f"{'':<20}{'images/s':>10}{'range':>18}{'TFLOP/s':>10}{'of peak':>9}")
-    for rival, speeds in results.images_per_s.items():
-        share, tflop_per_s = results.peak_share(rival), results.flop_per_s(rival) / 1e12
-        extent = f"{min(speeds):.2f}-{max(speeds):.2f}"
-        print(f"{rival:<20}{median(speeds):>10.2f}{extent:>18}{tflop_per_s:>10.3f}{share:>9.0%}")
-    for duel, factors in results.speedup.items():
+    for rival, each in speeds.items():
+        extent = f"{min(each):.2f}-{max(each):.2f}"
+        print(f"{rival:<20}{median(each):>10.2f}{extent:>18}{flop_per_s[rival] / 1e12:>10.3f}{shares[rival]:>9.0%}")
+    for duel, factors in gains.items():
         print(f"{duel:<46}{median(factors):>6.2f}x  ({min(factors):.2f}-{max(factors):.2f})")
-
-
-def print_results(results: Results, settings: dict[str, Any]) -> None:
-    print_record(
-        "encode",
-        PACKAGES,
-        baseline="diffusers, its own AutoencoderKLWan.encode",
-        settings=settings,
-        images_per_s={rival: spread(speeds) for rival, speeds in results.images_per_s.items()},
-        speedup={duel: spread(factors) for duel, factors in results.speedup.items()},
-        gflop_per_image=round(results.flop_per_image / 1e9, 3),
-        peak_gflop_per_s={dtype: round(peak / 1e9, 1) for dtype, peak in results.peak_flop_per_s.items()},
-        peak_share={rival: round(results.peak_share(rival), 4) for rival in results.images_per_s},
-    )
 
 
 if __name__ == "__main__":

@@ -58,41 +58,26 @@ def random_images(options: argparse.Namespace, device: torch.device) -> Tensor:
     return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator).to(device)
 
 
-def encode_work(encoder: Encoder, images_NYX3: Tensor) -> Callable[[], None]:
-    def encode() -> None:
-        encoder.encode(images_NYX3)
-        finish(images_NYX3.device)
-
-    return encode
-
-
 def peak_works(device: torch.device) -> tuple[dict[str, Callable[[], None]], dict[str, int]]:
     """Runs that show the device's peak in each dtype, and the floating-point operations of each."""
     side, size = PEAK_SIZE[device.type]
-    works, flop = {}, {}
+    works, flop = dict[str, Callable[[], None]](), dict[str, int]()
     for dtype in get_args(ComputeDtype):
         like = {"device": device, "dtype": getattr(torch, dtype)}
         matrix = torch.randn(side, side, **like)
         image = torch.randn(1, PEAK_CHANNELS, size, size, **like).to(memory_format=torch.channels_last)
         kernel = torch.randn(PEAK_CHANNELS, PEAK_CHANNELS, 3, 3, **like).to(memory_format=torch.channels_last)
-        works[f"matmul {dtype}"] = peak_work(partial(torch.matmul, matrix, matrix), device)
-        works[f"convolution {dtype}"] = peak_work(partial(F.conv2d, image, kernel, padding=1), device)
+        works[f"matmul {dtype}"] = partial(run_to_end, partial(torch.matmul, matrix, matrix), device)
+        works[f"convolution {dtype}"] = partial(run_to_end, partial(F.conv2d, image, kernel, padding=1), device)
         flop[f"matmul {dtype}"] = 2 * side**3
         flop[f"convolution {dtype}"] = 2 * 9 * PEAK_CHANNELS**2 * size**2
     return works, flop
 
 
-def peak_work(kernel: Callable[[], Tensor], device: torch.device) -> Callable[[], None]:
-    @torch.inference_mode()
-    def compute() -> None:
-        kernel()
-        finish(device)
-
-    return compute
-
-
-def finish(device: torch.device) -> None:
+@torch.inference_mode()
+def run_to_end(work: Callable[[], Tensor], device: torch.device) -> None:
     """Wait for what a GPU still has queued."""
+    work()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -10,12 +10,9 @@ a sample in C.
 """
 
 import argparse
-import io
 import sys
-import tarfile
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -48,19 +45,10 @@ Batches = Callable[[np.random.Generator], Iterable[Latents]]
 SHAPE = (16, 28, 28)
 SHUFFLE_BUFFER = 1_000
 """webdataset's own default order of magnitude."""
-RIVALS = (
-    "webdataset",
-    "one .pt an image",
-    "datasets numpy format",
-    "datasets item by item",
-    "datasets in a DataLoader",
-    "datasets batch joined",
-    "datasets arrow format",
-)
-BOUNDS = ("gather in memory",)
-OURS = ("cache.read checked", "cache.read unchecked", "cache.read zstd checked", "cache.read zstd unchecked")
-CODECS: tuple[CodecName, CodecName] = ("none", "zstd")
-FAST = {
+PASSES = {
+    "webdataset": 1,
+    "one .pt an image": 1,
+    "datasets numpy format": 1,
     "datasets item by item": 2,
     "datasets in a DataLoader": 5,
     "datasets batch joined": 5,
@@ -68,7 +56,15 @@ FAST = {
     "gather in memory": 10,
     "cache.read checked": 10,
     "cache.read unchecked": 15,
+    "cache.read zstd checked": 1,
+    "cache.read zstd unchecked": 1,
 }
+"""Each side, and its passes in a round: the fast ones work for about as long as the slow ones, so that none is timed in
+a blink."""
+OURS = tuple(name for name in PASSES if name.startswith("cache.read"))
+BOUND = "gather in memory"
+RIVALS = tuple(name for name in PASSES if name not in (*OURS, BOUND))
+CODECS: tuple[CodecName, CodecName] = ("none", "zstd")
 PACKAGES = ("numpy", "torch", "webdataset", "datasets", "awscrt", "encode-once")
 
 
@@ -81,27 +77,30 @@ def run(argv: Sequence[str]) -> int:
     if not 1 <= options.batch_size <= options.samples:
         raise ConfigError(f"--batch-size must be in [1, {options.samples}], the number of samples")
     datasets.disable_progress_bars()
-    with work_folder(options.folder) as folder:
+    with tempfile.TemporaryDirectory(prefix="loader-", dir=options.folder) as name:
+        folder = Path(name)
         loaders = prepare(folder, make_latents(options), options.batch_size, options.samples_per_shard)
         disk_bytes = {codec: folder_bytes(folder / codec / ZARR_ARRAY) for codec in CODECS}
         count = options.samples // options.batch_size * options.batch_size
-        works = {name: partial(run_passes, loader, count, options, passes(name)) for name, loader in loaders.items()}
+        works = {name: partial(run_passes, loader, count, options, PASSES[name]) for name, loader in loaders.items()}
         rounds = interleaved_seconds(works, options.repeats)
-    seconds = {name: [each / passes(name) for each in taken] for name, taken in rounds.items()}
+    seconds = {name: [each / PASSES[name] for each in taken] for name, taken in rounds.items()}
     speeds = {name: rates(count, each) for name, each in seconds.items()}
     fastest = max(RIVALS, key=lambda name: median(speeds[name]))
     print_table(speeds)
     print("bytes on disk, codec " + ", ".join(f"{codec} {size:,}" for codec, size in disk_bytes.items()))
-    ratios = {
-        f"{ours} over {rival}": spread(speedups(seconds[rival], seconds[ours]), 1)
-        for ours in OURS
-        for rival in RIVALS + BOUNDS
-    }
+    pairs = {f"{ours} over {rival}": (seconds[rival], seconds[ours]) for ours in OURS for rival in (*RIVALS, BOUND)}
+    ratios = {pair: spread(speedups(*both), 1) for pair, both in pairs.items()}
     print_ratios(ratios)
-    figures = {name: spread(each, 0) for name, each in speeds.items()}
-    conditions = {"options": vars(options), "cache.read copies": "row by row" if move_rows in WAYS else "in C"}
-    measured = {"samples_per_s": figures, "fastest_rival": fastest, "ratios": ratios, "disk_bytes": disk_bytes}
-    print_record("loader", PACKAGES, **conditions, **measured)
+    print_record(
+        "loader",
+        PACKAGES,
+        **{"options": vars(options), "cache.read copies": "row by row" if move_rows in WAYS else "in C"},
+        samples_per_s={name: spread(each, 0) for name, each in speeds.items()},
+        fastest_rival=fastest,
+        ratios=ratios,
+        disk_bytes=disk_bytes,
+    )
     return 0
 
 
@@ -116,12 +115,6 @@ def option_parser() -> argparse.ArgumentParser:
     parser.add_argument("--latents", help=".npy of real latents [N, C, y, x] to cut samples from; else noise")
     parser.add_argument("--folder", help="where the data sets are written; default a temporary folder")
     return parser
-
-
-@contextmanager
-def work_folder(folder: str | None) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="loader-", dir=folder) as path:
-        yield Path(path)
 
 
 def make_latents(options: argparse.Namespace) -> Latents:
@@ -145,29 +138,21 @@ def folder_bytes(folder: Path) -> int:
 def prepare(folder: Path, latents: Latents, batch_size: int, samples_per_shard: int) -> dict[str, Batches]:
     """Write every format; a loader of each."""
     plain, packed = (
-        make_cache(folder / codec, latents, codec=codec, samples_per_shard=samples_per_shard) for codec in CODECS
+        open_cache(make_cache(folder / codec, latents, codec=codec, samples_per_shard=samples_per_shard))
+        for codec in CODECS
     )
     order = partial(global_order, len(latents), batch_size)
-    stored = store_bytes(folder / "hf-bytes", latents)
+    buffered = partial(buffered_loader, order, batch_size)
     return {
         "webdataset": webdataset_loader(folder / "tars", latents, batch_size),
         "one .pt an image": torch_loader(folder / "pt", latents, order),
-        "datasets numpy format": numpy_format_loader(folder / "hf-lists", latents, order),
-        "datasets item by item": item_loader(stored, order),
-        "datasets in a DataLoader": data_loader(stored, order),
-        "datasets batch joined": joined_loader(stored, order),
-        "datasets arrow format": arrow_loader(stored, order),
-        "gather in memory": memory_loader(latents, order, batch_size),
-        "cache.read checked": cache_loader(plain, order, batch_size, check=True),
-        "cache.read unchecked": cache_loader(plain, order, batch_size, check=False),
-        "cache.read zstd checked": cache_loader(packed, order, batch_size, check=True),
-        "cache.read zstd unchecked": cache_loader(packed, order, batch_size, check=False),
+        **datasets_loaders(folder, latents, order),
+        "gather in memory": buffered(partial(np.take, latents, axis=0, mode="clip")),  # other modes copy once more
+        "cache.read checked": buffered(plain.read),
+        "cache.read unchecked": buffered(partial(plain.read, check=False)),
+        "cache.read zstd checked": buffered(packed.read),
+        "cache.read zstd unchecked": buffered(partial(packed.read, check=False)),
     }
-
-
-def passes(name: str) -> int:
-    """Passes in a round: the fast sides work for about as long as the slow ones, so that none is timed in a blink."""
-    return FAST.get(name, 1)
 
 
 def run_passes(loader: Batches, count: int, options: argparse.Namespace, number: int) -> None:
@@ -195,14 +180,12 @@ def as_batch(values: Any) -> Latents:
     return np.frombuffer(values, np.float16).reshape(-1, *SHAPE)
 
 
-def cache_loader(path: Path, order: Order, batch_size: int, *, check: bool) -> Batches:
+def buffered_loader(order: Order, batch_size: int, read: Callable[..., Latents]) -> Batches:
     """One buffer for every batch, as `out` is for."""
-    cache = open_cache(path)
 
     def batches(rng: np.random.Generator) -> Iterator[Latents]:
         out = np.empty((batch_size, *SHAPE), np.float16)
-        for numbers in order(rng):
-            yield cache.read(numbers, out=out, check=check)
+        return (read(numbers, out=out) for numbers in order(rng))
 
     return batches
 
@@ -210,8 +193,9 @@ def cache_loader(path: Path, order: Order, batch_size: int, *, check: bool) -> B
 def webdataset_loader(folder: Path, latents: Latents, batch_size: int) -> Batches:
     """Tars of 1,000 samples, as webdataset's own pipeline reads, shuffles, decodes and batches them."""
     folder.mkdir()
-    for first in range(0, len(latents), 1_000):
-        write_tar(folder / f"{first:06d}.tar", latents, range(first, min(first + 1_000, len(latents))))
+    with webdataset.ShardWriter(str(folder / "%06d.tar"), maxcount=1_000, verbose=0) as sink:
+        for row, sample in enumerate(latents):
+            sink.write({"__key__": f"{row:09d}", "npy": sample})
     shards = sorted(str(path) for path in folder.iterdir())
 
     def batches(rng: np.random.Generator) -> Iterable[Latents]:
@@ -222,82 +206,48 @@ def webdataset_loader(folder: Path, latents: Latents, batch_size: int) -> Batche
     return batches
 
 
-def write_tar(path: Path, latents: Latents, rows: range) -> None:
-    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
-        for row in rows:
-            stream = io.BytesIO()
-            np.save(stream, latents[row])
-            member = tarfile.TarInfo(f"{row:09d}.npy")
-            member.size = stream.tell()
-            stream.seek(0)
-            tar.addfile(member, stream)
-
-
-def numpy_format_loader(folder: Path, latents: Latents, order: Order) -> Batches:
-    """Map-style over Arrow with the library's own numpy format; it gives float32, which we round back."""
+def datasets_loaders(folder: Path, latents: Latents, order: Order) -> dict[str, Batches]:
+    """Map-style over Arrow: lists of float16 in the library's numpy format, and binary values in four ways."""
     flat = datasets.List(datasets.Value("float16"), length=int(np.prod(SHAPE)))
-    stored = store_dataset(folder, {"latent": flat}, ({"latent": sample.reshape(-1)} for sample in latents))
-    table = stored.with_format("numpy")
-    return by_batch(order, lambda numbers: table[numbers]["latent"].astype(np.float16).reshape(-1, *SHAPE))
+    lists = store_dataset(folder / "hf-lists", flat, (sample.reshape(-1) for sample in latents)).with_format("numpy")
+    stored = store_dataset(folder / "hf-bytes", datasets.Value("binary"), (sample.tobytes() for sample in latents))
+    table = stored.with_format("arrow")
 
-
-def store_bytes(folder: Path, latents: Latents) -> datasets.Dataset:
-    """Each latent as a binary value."""
-    features = {"latent": datasets.Value("binary")}
-    return store_dataset(folder, features, ({"latent": sample.tobytes()} for sample in latents))
-
-
-def item_loader(stored: datasets.Dataset, order: Order) -> Batches:
-    """Map-style over Arrow: by index, one item at a time."""
-    return by_batch(order, lambda numbers: collate([stored[int(number)] for number in numbers]))
-
-
-def data_loader(stored: datasets.Dataset, order: Order) -> Batches:
-    """PyTorch's DataLoader in this process, which asks such a data set for whole batches (`__getitems__`)."""
-
-    def batches(rng: np.random.Generator) -> Iterator[Latents]:
+    def loaded(rng: np.random.Generator) -> Iterator[Latents]:
+        """In this process; PyTorch asks such a data set for whole batches (`__getitems__`)."""
         numbers = [each.tolist() for each in order(rng)]
         return iter(torch.utils.data.DataLoader(stored, batch_sampler=numbers, collate_fn=collate))
 
-    return batches
+    def gathered(numbers: NDArray[np.int64]) -> Latents:
+        """The buffer of values is the batch, since all are of one length."""
+        _, _, values = table[numbers]["latent"].combine_chunks().buffers()
+        return as_batch(values)
+
+    def rounded(numbers: NDArray[np.int64]) -> Latents:
+        """The format gives float32."""
+        batch: Latents = lists[numbers]["latent"].astype(np.float16).reshape(-1, *SHAPE)
+        return batch
+
+    return {
+        "datasets numpy format": by_batch(order, rounded),
+        "datasets item by item": by_batch(order, lambda numbers: collate([stored[int(number)] for number in numbers])),
+        "datasets in a DataLoader": loaded,
+        "datasets batch joined": by_batch(order, lambda numbers: as_batch(b"".join(stored[numbers]["latent"]))),
+        "datasets arrow format": by_batch(order, gathered),
+    }
 
 
 def collate(items: list[dict[str, bytes]]) -> Latents:
     return np.stack([np.frombuffer(item["latent"], np.float16) for item in items]).reshape(-1, *SHAPE)
 
 
-def joined_loader(stored: datasets.Dataset, order: Order) -> Batches:
-    """By index, a batch at a time, its values joined: a batch that cannot be written to."""
-    return by_batch(order, lambda numbers: as_batch(b"".join(stored[numbers]["latent"])))
-
-
-def arrow_loader(stored: datasets.Dataset, order: Order) -> Batches:
-    """By index, a batch at a time; the buffer of values is the batch, since all are of one length."""
-    table = stored.with_format("arrow")
-
-    def read(numbers: NDArray[np.int64]) -> Latents:
-        _, _, values = table[numbers]["latent"].combine_chunks().buffers()
-        return as_batch(values)
-
-    return by_batch(order, read)
-
-
-def memory_loader(latents: Latents, order: Order, batch_size: int) -> Batches:
-    def batches(rng: np.random.Generator) -> Iterator[Latents]:
-        out = np.empty((batch_size, *SHAPE), np.float16)
-        for numbers in order(rng):
-            yield np.take(latents, numbers, axis=0, out=out, mode="clip")  # other modes copy once more
-
-    return batches
-
-
-def store_dataset(folder: Path, features: dict[str, Any], rows: Iterator[dict[str, Any]]) -> datasets.Dataset:
+def store_dataset(file: Path, kind: Any, values: Iterable[Any]) -> datasets.Dataset:
     """Through the library's writer to disk and back, so that it is read by mmap as users have it."""
-    with ArrowWriter(path=str(folder.with_suffix(".arrow")), features=datasets.Features(features)) as writer:
-        for row in rows:
-            writer.write(row)
+    with ArrowWriter(path=str(file), features=datasets.Features({"latent": kind})) as writer:
+        for value in values:
+            writer.write({"latent": value})
         writer.finalize()
-    return datasets.Dataset.from_file(str(folder.with_suffix(".arrow")))
+    return datasets.Dataset.from_file(str(file))
 
 
 def torch_loader(folder: Path, latents: Latents, order: Order) -> Batches:
@@ -321,7 +271,7 @@ def print_table(speeds: dict[str, list[float]]) -> None:
 def print_ratios(ratios: dict[str, dict[str, float]]) -> None:
     """Rivals down, our ways of reading across: how many times faster ours is."""
     print(f"{'':<28}" + "".join(f"{ours:>26}" for ours in OURS))
-    for rival in RIVALS + BOUNDS:
+    for rival in (*RIVALS, BOUND):
         row = [ratios[f"{ours} over {rival}"] for ours in OURS]
         cells = [f"{ratio['median']:.1f}x ({ratio['min']:.1f}-{ratio['max']:.1f})" for ratio in row]
         print(f"{rival:<28}" + "".join(f"{cell:>26}" for cell in cells))

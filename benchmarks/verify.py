@@ -52,7 +52,7 @@ def run(argv: Sequence[str]) -> int:
         seconds = interleaved_seconds(works, options.repeats)
         sizes = {form: sum(path.stat().st_size for path in files_of(cache)) for form, cache in caches.items()}
         quick = quick_seconds(Path(folder) / "many", options)
-    speeds = {name: rates(sizes[form_of(name)] / 1e9, taken) for name, taken in seconds.items()}
+    speeds = {name: rates(sizes[name.partition(":")[0]] / 1e9, taken) for name, taken in seconds.items()}
     ratios = ratios_of(seconds)
     print_table(speeds, ratios, quick, options.quick_shards)
     print_record(
@@ -89,18 +89,13 @@ def make_caches(folder: Path, options: argparse.Namespace) -> dict[str, Path]:
 
 
 def works_of(form: str, cache: Path) -> dict[str, Callable[[], object]]:
-    works: dict[str, Callable[[], object]] = {
-        f"{form}: sha256sum": partial(hash_by_program, files_of(cache)),
-    }
+    files = files_of(cache)
+    works: dict[str, Callable[[], object]] = {f"{form}: sha256sum": partial(hash_by_program, files)}
     for jobs in JOBS:
-        works[f"{form}: hashlib, {jobs} jobs"] = partial(hash_by_library, files_of(cache), jobs)
+        works[f"{form}: hashlib, {jobs} jobs"] = partial(hash_by_library, files, jobs)
     for level, jobs in product(LEVELS, JOBS):
         works[f"{form}: {level}, {jobs} jobs"] = partial(verify_soundly, cache, level, jobs)
     return works
-
-
-def form_of(work: str) -> str:
-    return work.partition(":")[0]
 
 
 def files_of(cache: Path) -> list[Path]:
