@@ -1,11 +1,13 @@
-"""What the demo is told, and where its parts lie."""
+"""What the demo is told, and what it tells the programs."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from cache_store.errors import ConfigError
 from cache_store.program.command_line import parse_config
-from demo.dataset import CHAT_FILE, IMAGES_FILE
+from cache_store.program.config_file import load_yaml
+from cache_store.refusal import flatten
+from precompute.config import BuildConfig
 from trainer.config import TrainConfig
 
 BUILD_YAML, TRAIN_YAML = "configs/demo.yaml", "configs/train_demo.yaml"
@@ -49,56 +51,27 @@ class DemoConfig:
         return Path(self.output)
 
     @property
-    def data(self) -> Path:
-        return self.root / "data"
-
-    @property
-    def cache(self) -> Path:
-        return self.root / "cache"
-
-    @property
-    def vae(self) -> Path:
-        return self.root / "models" / "vae_checkpoint"
-
-    @property
-    def language_model(self) -> Path:
-        return self.root / "models" / "language_model"
-
-    @property
-    def train_output(self) -> Path:
-        return self.root / "train"
-
-    @property
-    def gallery(self) -> Path:
-        return self.root / "gallery.html"
-
-    @property
-    def report(self) -> Path:
-        return self.root / "eval.json"
-
-    @property
     def build_options(self) -> list[str]:
         """Of `precompute build`: the YAML, and what differs from it."""
-        elsewhere = [
-            f"--cache={self.cache}",
-            f"--source.path={self.data / CHAT_FILE}",
-            f"--source.images={self.data / IMAGES_FILE}",
-            f"--encoder.model={self.vae}",
-        ]
-        return ["--config", BUILD_YAML, *(elsewhere if self.root != Path(OUTPUT) else [])]
+        return self._options(BUILD_YAML)
 
     @property
     def train_options(self) -> list[str]:
         """Of `trainer train` and `trainer eval`."""
-        elsewhere = [
-            f"--cache={self.cache}",
-            f"--model.language_model={self.language_model}",
-            f"--run.output={self.train_output}",
-        ]
         shorter = [f"--run.max_steps={self.train_steps}", "--optim.warmup_steps=null"]
-        steps = shorter if self.train_steps is not None else []
-        return ["--config", TRAIN_YAML, *(elsewhere if self.root != Path(OUTPUT) else []), *steps]
+        return [*self._options(TRAIN_YAML), *(shorter if self.train_steps is not None else [])]
+
+    def _options(self, file: str) -> list[str]:
+        """A YAML file and, of its paths, those that lie elsewhere."""
+        given = flatten(load_yaml(Path(file).read_text(encoding="utf-8")))
+        paths = {name: Path(value) for name, value in given if str(value).startswith(f"{OUTPUT}/")}
+        moved = [f"--{name}={self.root / path.relative_to(OUTPUT)}" for name, path in paths.items()]
+        return ["--config", file, *(moved if self.root != Path(OUTPUT) else [])]
+
+    def build_config(self) -> BuildConfig:
+        """What `precompute build` will make of its options."""
+        return parse_config(BuildConfig, self.build_options)
 
     def train_config(self) -> TrainConfig:
-        """What the trainer will make of `train_options`."""
+        """What the trainer will make of its options."""
         return parse_config(TrainConfig, self.train_options)

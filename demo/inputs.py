@@ -14,7 +14,6 @@ from demo.language_model import Caption, Lesson, make_language_model, train_on_t
 from demo.scenes import draw
 from demo.tokenizer import make_tokenizer
 from demo.vae import STATISTICS_IMAGES, make_vae
-from trainer.config import TrainConfig
 from trainer.text.chat import load_chat_tokenizer
 
 MARKER = ".made-by-the-demo"
@@ -37,28 +36,30 @@ def prepare_folder(root: Path) -> bool:
 
 def make_data(config: DemoConfig) -> list[Sample]:
     drawn = list(samples(config.scenes, config.seed))
-    write_dataset(config.data, drawn)
+    write_dataset(Path(config.build_config().source.path).parent, drawn)
     return drawn
 
 
 def save_vae(config: DemoConfig, drawn: Sequence[Sample]) -> None:
     """A VAE with random weights, in the subfolder where a Cosmos checkpoint has its own."""
     images = np.stack([np.asarray(draw(sample.scene)) for sample in drawn[:STATISTICS_IMAGES]])
-    make_vae(images, config.seed).save_pretrained(config.vae / "vae")
+    make_vae(images, config.seed).save_pretrained(Path(config.build_config().encoder.model) / "vae")
 
 
-def save_language_model(config: DemoConfig, train_config: TrainConfig, drawn: Sequence[Sample]) -> float:
+def save_language_model(config: DemoConfig, drawn: Sequence[Sample]) -> float:
     """Tokenizer and model, from the texts of the training part alone; returns the last text loss."""
     # Progress bars of saving a megabyte would only hide the demo's own lines.
     logging.disable_progress_bar()
+    train_config = config.train_config()
+    folder = train_config.model.language_model
     train_part = [sample for sample in drawn if not is_held_out(sample.id, train_config.data.val_fraction)]
     conversations = [sample.conversation for sample in train_part]
     tokenizer = make_tokenizer(conversations)
-    tokenizer.save_pretrained(config.language_model)
-    chat = load_chat_tokenizer(str(config.language_model), None, train_config.data.max_text_tokens)
+    tokenizer.save_pretrained(folder)
+    chat = load_chat_tokenizer(folder, None, train_config.data.max_text_tokens)
     texts = chat([sample.id for sample in train_part], conversations)
     lessons = [Lesson(Caption.of(sample.scene), text) for sample, text in zip(train_part, texts, strict=True)]
     model = make_language_model(tokenizer, config.seed)
     loss = train_on_text(model, tokenizer, lessons, config.text_steps, config.seed)
-    model.save_pretrained(config.language_model)
+    model.save_pretrained(folder)
     return loss

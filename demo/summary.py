@@ -1,16 +1,15 @@
 """What came of the demo: read back from what the programs left on disk, and shown in tables."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow.compute as pc
 from rich.console import Console
 from rich.table import Table
 
-from cache_store import open_cache
 from cache_store.cache.files import read_samples
 from cache_store.cache.metadata import read_commit
+from cache_store.cache.reader import Cache
 from cache_store.format.tables import REJECTED
 from demo.measure import WordAccuracy
 
@@ -22,73 +21,46 @@ thousand captions. What it shows is that the whole way works. Two lines of YAML 
   configs/train_llava_cc3m.yaml   model.language_model: google/gemma-3-4b-it"""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CacheFacts:
-    planned: int
-    cached: int
-    images_per_s: float
-    """Of one worker, over its shards: records do not say which of them were built at once."""
-    bytes_on_disk: int
-    rejects: Mapping[str, str]
-    """Sample id to reason."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    cache: CacheFacts
-    own_loss: float
-    shuffled_loss: float
-    words: Mapping[str, WordAccuracy]
-    """By kind: colour, shape."""
-    seconds: Mapping[str, float]
-    """By step."""
-
-
-def read_cache_facts(root: Path) -> CacheFacts:
-    cache = open_cache(root)
-    shards = range(cache.spec.num_shards)
-    records = [record for shard in shards if (record := read_commit(root, shard))]
-    rejects: dict[str, str] = {}
-    for shard in shards:
-        table = read_samples(root, shard, ["id", "status", "reason"])
-        rejected = table.filter(pc.field("status") == REJECTED)
-        rejects |= dict(zip(rejected["id"].to_pylist(), rejected["reason"].to_pylist(), strict=True))
-    return CacheFacts(
-        planned=cache.seal.planned,
-        cached=cache.seal.cached,
-        images_per_s=cache.seal.planned / sum(record.run.seconds for record in records),
-        bytes_on_disk=sum(file.stat().st_size for file in root.rglob("*") if file.is_file()),
-        rejects=rejects,
-    )
-
-
-def show(outcome: Outcome, console: Console) -> None:
+def show(
+    console: Console,
+    cache: Cache,
+    losses: Mapping[str, float],
+    words: Mapping[str, WordAccuracy],
+    seconds: Mapping[str, float],
+) -> None:
+    """Tables of the cache, losses, accuracy by kind of word and seconds by step; and what it comes to."""
     console.rule("What came of it")
-    for table in (facts_table(outcome), rejects_table(outcome.cache), words_table(outcome.words)):
+    for table in (facts_table(cache, losses, seconds), rejects_table(cache), words_table(words)):
         console.print(table)
         console.print()
-    console.print(f"{verdict(outcome.words['colour'])}\n\n{STAND_INS}")
+    console.print(f"{verdict(words['colour'])}\n\n{STAND_INS}")
 
 
-def facts_table(outcome: Outcome) -> Table:
-    cache = outcome.cache
+def facts_table(cache: Cache, losses: Mapping[str, float], seconds: Mapping[str, float]) -> Table:
+    seal, root = cache.seal, Path(str(cache.store))
+    records = filter(None, (read_commit(cache.store, shard) for shard in range(cache.spec.num_shards)))
+    images_per_s = seal.planned / sum(record.run.seconds for record in records)
+    disk_bytes = sum(file.stat().st_size for file in root.rglob("*") if file.is_file())
     table = Table(show_header=False, box=None)
     table.add_column(style="bold")
     table.add_column()
-    table.add_row("images", f"{cache.planned:,} planned = {cache.cached:,} cached + {len(cache.rejects):,} rejected")
-    table.add_row("encoding", f"{cache.images_per_s:,.0f} images/s a worker, decoding and writing included")
-    table.add_row("cache size", f"{cache.bytes_on_disk / 1e6:.1f} MB")
-    table.add_row("loss, own latents", f"{outcome.own_loss:.3f} per label token, held-out scenes")
-    table.add_row("loss, shuffled latents", f"{outcome.shuffled_loss:.3f}")
-    steps = ", ".join(f"{title} {seconds:.0f} s" for title, seconds in outcome.seconds.items())
-    table.add_row("time", f"{sum(outcome.seconds.values()):.0f} s: {steps}")
+    table.add_row("images", f"{seal.planned:,} planned = {seal.cached:,} cached + {seal.rejected:,} rejected")
+    # Of one worker, over its shards: records do not say which of them were built at once.
+    table.add_row("encoding", f"{images_per_s:,.0f} images/s a worker, decoding and writing included")
+    table.add_row("cache size", f"{disk_bytes / 1e6:.1f} MB")
+    table.add_row("loss, own latents", f"{losses['own']:.3f} per label token, held-out scenes")
+    table.add_row("loss, shuffled latents", f"{losses['shuffled']:.3f}")
+    steps = ", ".join(f"{title} {taken:.0f} s" for title, taken in seconds.items())
+    table.add_row("time", f"{sum(seconds.values()):.0f} s: {steps}")
     return table
 
 
-def rejects_table(cache: CacheFacts) -> Table:
+def rejects_table(cache: Cache) -> Table:
     table = Table("rejected", "reason", box=None)
-    for sample_id, reason in cache.rejects.items():
-        table.add_row(sample_id, reason)
+    for shard in range(cache.spec.num_shards):
+        rejected = read_samples(cache.store, shard, ["id", "status", "reason"]).filter(pc.field("status") == REJECTED)
+        for sample in rejected.to_pylist():
+            table.add_row(sample["id"], sample["reason"])
     return table
 
 

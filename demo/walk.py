@@ -10,13 +10,16 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
+from cache_store import open_cache
 from cache_store.errors import EncodeOnceError
 from cache_store.program.stop_signals import stop_on_signals
 from demo.config import DemoConfig
 from demo.inputs import make_data, prepare_folder, save_language_model, save_vae
 from demo.measure import word_accuracy
 from demo.special_files import BROKEN, UNUSUAL
-from demo.summary import Outcome, read_cache_facts, show
+from demo.summary import show
+
+REPORT = "eval.json"
 
 
 class StepFailedError(EncodeOnceError):
@@ -61,23 +64,15 @@ def run_process(command: Sequence[str]) -> int:
 
 def walk(config: DemoConfig, console: Console) -> None:
     """Run the demo and show what came of it."""
-    train_config = config.train_config()
     replaced = prepare_folder(config.root)
     console.print(f"Everything goes into {config.root}/" + (", in place of the previous demo." if replaced else "."))
     steps = Walk(console)
     make_inputs(config, steps)
     run_commands(config, steps)
     with steps.step("Ask for colours and shapes", "Held-out scenes, with their own latents and with another scene's."):
-        words = word_accuracy(train_config)
-    losses = json.loads(config.report.read_text(encoding="utf-8"))
-    outcome = Outcome(
-        cache=read_cache_facts(config.cache),
-        own_loss=losses["own"],
-        shuffled_loss=losses["shuffled"],
-        words=words,
-        seconds=steps.seconds,
-    )
-    show(outcome, console)
+        words = word_accuracy(config.train_config())
+    losses = json.loads((config.root / REPORT).read_text(encoding="utf-8"))
+    show(console, open_cache(config.build_config().cache), losses, words, steps.seconds)
 
 
 def make_inputs(config: DemoConfig, steps: Walk) -> None:
@@ -97,19 +92,20 @@ def make_inputs(config: DemoConfig, steps: Walk) -> None:
         "Gemma 3's architecture, trained on the captions of the training part alone; then frozen. "
         "It never meets an image.",
     ):
-        loss = save_language_model(config, config.train_config(), drawn)
-        console_line = f"text loss {loss:.3f} after {config.text_steps:,} steps, saved in {config.language_model}"
-        steps.console.print(console_line)
+        loss = save_language_model(config, drawn)
+        folder = config.train_config().model.language_model
+        steps.console.print(f"text loss {loss:.3f} after {config.text_steps:,} steps, saved in {folder}")
 
 
 def run_commands(config: DemoConfig, steps: Walk) -> None:
+    cache, page, report = config.build_config().cache, str(config.root / "gallery.html"), str(config.root / REPORT)
     with steps.step("Build the cache", "Every image is decoded and encoded once; what cannot be read is rejected."):
         steps.run("precompute", "build", *config.build_options)
     with steps.step("Verify it", "Every byte, by the hash of its file."):
-        steps.run("cache_store", "verify", str(config.cache), "--level", "full")
+        steps.run("cache_store", "verify", cache, "--level", "full")
     with steps.step("Look into it", "Sources beside what their latents hold: random rows, unusual ones, rejects."):
-        steps.run("cache_store", "gallery", str(config.cache), "-o", str(config.gallery))
+        steps.run("cache_store", "gallery", cache, "-o", page)
     with steps.step("Train the projector", "From cached latents to the frozen language model; no image is read again."):
         steps.run("trainer", "train", *config.train_options)
     with steps.step("Evaluate it", "Loss on held-out scenes with their own latents, and with another scene's."):
-        steps.run("trainer", "eval", *config.train_options, "--report", str(config.report))
+        steps.run("trainer", "eval", *config.train_options, "--report", report)

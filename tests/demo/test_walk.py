@@ -58,10 +58,11 @@ def test_few_scenes_and_others_folders_are_refused_untouched(tmp_path, capsys):
 
 
 def test_in_its_own_folder_the_demo_adds_nothing_to_the_yaml_files():
+    """Elsewhere, it moves every path of theirs."""
     config = DemoConfig()
     assert config.build_options == ["--config", "configs/demo.yaml"]
     assert config.train_options == ["--config", "configs/train_demo.yaml"]
-    resolved = config.train_config()
-    assert resolved.cache == str(config.cache)
-    assert resolved.model.language_model == str(config.language_model)
-    assert resolved.run.output == str(config.train_output)
+    ours = [config.build_config(), config.train_config()]
+    moved = [DemoConfig(output="else/where").build_config(), DemoConfig(output="else/where").train_config()]
+    assert repr(moved) == repr(ours).replace("demo-run", "else/where") != repr(ours)
+    assert ours[0].cache == ours[1].cache
