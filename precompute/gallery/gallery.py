@@ -5,7 +5,6 @@
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,25 +12,22 @@ from torch import Tensor
 
 from cache_store.cache.reader import open_cache
 from cache_store.format.schema import EncoderIdentity
+from cache_store.gallery.exhibits import Decode
+from cache_store.gallery.gallery import make_gallery
+from cache_store.gallery.page import Gallery
 from cache_store.refusal import Difference, refuse
 from cache_store.storage.store import Address
 from precompute.config import BuildConfig, DecodedGalleryConfig, where_remembered
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.registry import load_decoder
 
-if TYPE_CHECKING:
-    from cache_store.gallery.exhibits import Decode
-    from cache_store.gallery.page import Gallery
 
-
-def gallery(cache: Address, config: DecodedGalleryConfig) -> "Gallery":
+def gallery(cache: Address, config: DecodedGalleryConfig) -> Gallery:
     """Write the page and the contact sheets; StaleError where the VAE is not the one that made the cache."""
-    from cache_store.gallery.gallery import make_gallery  # pulls in matplotlib
-
     return make_gallery(cache, config, open_decoder(cache, config) if config.decode else None)
 
 
-def open_decoder(cache: Address, config: DecodedGalleryConfig) -> "Decode":
+def open_decoder(cache: Address, config: DecodedGalleryConfig) -> Decode:
     """From stored latents to pictures, by the VAE that the cache was made with."""
     identity = open_cache(cache).spec.array.encoder
     recorded = BuildConfig.of_cache(cache).encoder
