@@ -3,25 +3,22 @@
 The commands' own sections stand together here, without torch, so that `--help` and a config error take no time.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import msgspec
-
-from cache_store.cache.metadata import read_build
 from cache_store.cores import usable_cores
-from cache_store.errors import CacheError, ConfigError, MissingPathError, ModelError, SourceError
+from cache_store.errors import ConfigError, MissingPathError, ModelError, SourceError
 from cache_store.format.formats import FORMATS
 from cache_store.format.names import BUILD_FILE
 from cache_store.format.schema import MAX_SAMPLES_PER_SHARD, CodecName, StoreDtype, StoreFormat
 from cache_store.gallery.command import GalleryConfig
-from cache_store.storage.store import Address, Store, open_store
+from cache_store.storage.store import Address, open_store
 from precompute.encoders.config import EncoderConfig
 from precompute.images.decode import ImageConfig
-from precompute.sources import SourceConfig
+from precompute.sources import SourceConfig, recorded_section
 
 PATHS = (("source", "path"), ("source", "images"), ("encoder", "model"))
 """Fields that name a file or a folder."""
@@ -81,19 +78,6 @@ SECTIONS = {"source": SourceConfig, "encoder": EncoderConfig, "image": ImageConf
 """What a cache remembers of its build."""
 
 
-def recorded_section(store: Store, config: Mapping[str, Any], name: str) -> Any:
-    """One section of a record as its dataclass; CacheError for fields, types or values that this version has not."""
-    section = SECTIONS[name]
-    try:
-        made: Any = msgspec.convert(config[name], section, strict=True)
-        problem = ", ".join(sorted({*config[name]} - {field.name for field in fields(section)}))
-    except (KeyError, msgspec.ValidationError) as error:
-        problem = str(error)
-    if problem:
-        raise CacheError(f"{store.where(BUILD_FILE)} holds no config of this version: {name}: {problem}")
-    return made
-
-
 @dataclass(frozen=True, kw_only=True)
 class BuildConfig:
     """Encode every image of a source once, into a sealed cache; run again to resume."""
@@ -131,8 +115,8 @@ class BuildConfig:
     @classmethod
     def of_cache(cls, cache: Address) -> Self:
         """The config of an existing cache, from what `recorded` kept; CacheError where this version reads it not."""
-        config = read_build(store := open_store(cache)).config
-        made = {name: recorded_section(store, config, name) for name in SECTIONS}
+        store = open_store(cache)
+        made: dict[str, Any] = {name: recorded_section(store, name, kind) for name, kind in SECTIONS.items()}
         # What was rejected once has been accepted: the same shards reject the same samples again.
         return cls(cache=str(store), run=RunConfig(max_reject_fraction=1.0), **made)
 

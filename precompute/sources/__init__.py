@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -13,8 +13,11 @@ from cache_store.format.names import BUILD_FILE
 from cache_store.storage.store import Store, open_store
 from precompute.sources.cache import CacheSource
 from precompute.sources.folder import FolderSource
+from precompute.sources.image_store import Images
+from precompute.sources.listing import Samples
 from precompute.sources.llava import LlavaSource
-from precompute.sources.source import Source as Source
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +38,13 @@ class SourceConfig:
             raise ConfigError(f"source.images is for kind llava; of kind {self.kind}, {where[self.kind]}")
 
 
+class Source(Images, Protocol):
+    """Samples, and their images by uri; a new kind is such a class and a line in SOURCES."""
+
+    def samples(self) -> Samples:
+        """List every sample, and what was passed over."""
+
+
 def open_source(config: SourceConfig) -> Source:
     """The source that a config names; MissingPathError, SourceError or CacheError where it is not there."""
     return SOURCES[config.kind](config)
@@ -52,7 +62,7 @@ def open_folder(config: SourceConfig) -> Source:
 
 def open_cache_source(config: SourceConfig) -> Source:
     refuse_no_cache(store := open_store(existing("path", config.path)))
-    return CacheSource(store, open_source(source_of(store)))
+    return CacheSource(store, open_source(recorded_section(store, "source", SourceConfig)))
 
 
 SOURCES: dict[str, Callable[[SourceConfig], Source]] = {
@@ -62,12 +72,17 @@ SOURCES: dict[str, Callable[[SourceConfig], Source]] = {
 }
 
 
-def source_of(store: Store) -> SourceConfig:
-    """Read from a cache's build.json where its images are; CacheError where this version cannot read it."""
+def recorded_section(store: Store, section: str, kind: type[T]) -> T:
+    """A section of a cache's build.json; CacheError for fields, types or values that this version has not."""
+    config = read_build(store).config
     try:
-        return msgspec.convert(read_build(store).config["source"], SourceConfig, strict=True)
+        made = msgspec.convert(config[section], kind, strict=True)
+        problem = ", ".join(sorted(config[section].keys() - kind.__annotations__.keys()))
     except (KeyError, msgspec.ValidationError, ConfigError) as error:
-        raise CacheError(f"{store.where(BUILD_FILE)} names no source that this version knows: {error}") from None
+        problem = str(error)
+    if problem:
+        raise CacheError(f"{store.where(BUILD_FILE)} holds no config of this version: {section}: {problem}")
+    return made
 
 
 def existing(field: str, value: str) -> Path:

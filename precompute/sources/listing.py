@@ -12,8 +12,8 @@ from cache_store.refusal import printable
 COMMONEST = 5
 """Suffixes shown with their number of files."""
 
-MAX_SUFFIX, MAX_SUFFIXES = 12, 1_000
-"""Characters of a suffix, and suffixes, that are counted by name: file names are untrusted, memory is bounded."""
+MAX_SUFFIX = 12
+"""Characters of a suffix that is counted by name."""
 
 NO_SUFFIX, OTHER_SUFFIX = "without a suffix", "of other suffixes"
 
@@ -51,7 +51,7 @@ class Samples:
 
 def passed_over(listing: Listing, others: Iterable[str]) -> str:
     """Describe `others`, files that are no samples, and what else was listed, in one line; empty where none was."""
-    suffixes = count_suffixes(others)
+    suffixes = Counter(map(counted_suffix, others))
     parts = [
         suffixes_line(suffixes),
         names_line(listing.not_utf8, "file whose name is not UTF-8", "files whose names are not UTF-8"),
@@ -62,16 +62,8 @@ def passed_over(listing: Listing, others: Iterable[str]) -> str:
     return f"passed over: {line}" if (line := "; ".join(filter(None, parts))) else ""
 
 
-def count_suffixes(names: Iterable[str]) -> Counter[str]:
-    """Count names by suffix, in lower case."""
-    counts: Counter[str] = Counter()
-    for name in names:
-        suffix = counted_suffix(name)
-        counts[suffix if suffix in counts or len(counts) < MAX_SUFFIXES else OTHER_SUFFIX] += 1
-    return counts
-
-
 def counted_suffix(name: str) -> str:
+    """In lower case, or the kind under which others are counted."""
     suffix = PurePosixPath(name).suffix.lower()
     if not suffix:
         return NO_SUFFIX
