@@ -30,7 +30,7 @@ from cache_store.format.tables import CACHED
 from cache_store.refusal import differing, refuse
 from cache_store.storage.store import Address
 from precompute.audit.comparison import ComparedSample, differences, source_problem
-from precompute.audit.report import AuditReport, Conditions
+from precompute.audit.report import AuditReport
 from precompute.audit.tolerance import RELATIVE_TOLERANCE, device_class, root_mean_square
 from precompute.config import AuditConfig, BuildConfig, where_remembered
 from precompute.encode.batches import Batch, decoded_batches
@@ -112,7 +112,7 @@ class Auditor:
         asked = min(config.num_samples or total, total)
         order, ahead = tee(islice(random_order(total, seed), asked))
         drawn, compared, upcoming = list[ComparedSample](), dict[int, ComparedSample](), next(order, None)
-        for batch in decoded_batches(self._batches(ahead), self._pool, self._source, self._array.image):
+        for batch in decoded_batches(self._batches(ahead), self._pool, self._source):
             compared.update({each.number: each for each in self._compare(batch)})
             while upcoming in compared:  # in the order of the draw: others of a batch do not count as drawn
                 drawn.append(compared[upcoming])
@@ -121,13 +121,7 @@ class Auditor:
             if stop.is_set() or seconds > (config.seconds or inf):
                 self._pool.shutdown(cancel_futures=True)
                 break
-        return AuditReport(
-            conditions=self._conditions(seed, time.monotonic() - started),
-            samples=total,
-            asked=asked,
-            drawn=tuple(drawn),
-            compared=tuple(compared.values()),
-        )
+        return self._report(seed, time.monotonic() - started, asked, drawn, compared.values())
 
     def _batches(self, drawn: Iterable[int]) -> Iterator[Batch]:
         """Yield the planned batches of the drawn samples, each once, in the order of the draw."""
@@ -136,10 +130,9 @@ class Auditor:
         for number in (number for number in drawn if number not in batched):
             shard = int(self._cache.shards.of(number))
             planned, numbers = self._planned(shard)
-            start = int(np.flatnonzero(numbers == number)[0]) // size * size
-            stop = min(start + size, planned.num_rows)
-            batched.update(numbers[start:stop].tolist())
-            yield Batch(self._cache.spec, planned, shard, start, stop)
+            batch = Batch(self._cache.spec, planned, shard, int(np.flatnonzero(numbers == number)[0]) // size * size)
+            batched.update(numbers[batch.start : batch.stop].tolist())
+            yield batch
 
     def _read_planned(self, shard: int) -> tuple[pa.Table, np.ndarray]:
         """Read a shard's planned samples, and their sample numbers, -1 where rejected."""
@@ -156,7 +149,7 @@ class Auditor:
         """Encode the batch again and compare every cached sample of it."""
         outcomes = batch.wait()
         encoded = self._encoder.encode(torch.from_numpy(batch.pixels_NYX3)).cpu().numpy()
-        samples = batch.planned.slice(batch.start, len(outcomes)).to_pylist()
+        samples = batch.samples.to_pylist()
         numbers = self._planned(batch.shard)[1][batch.start : batch.stop]
         places = np.flatnonzero(numbers >= 0)
         found = differences(self._cache.read(numbers[places]), encoded[places], self._array.dtype)
@@ -183,22 +176,26 @@ class Auditor:
         devices = device_class(self._runs[shard].device, str(self._encoder.device))
         return RELATIVE_TOLERANCE[self._array.encoder.compute_dtype, devices]
 
-    def _conditions(self, seed: int, seconds: float) -> Conditions:
-        runs, versions = list(self._runs.values()), []
-        for run in runs:
-            versions += [run.versions] if run.versions not in versions else []
-        return Conditions(
+    def _report(
+        self, seed: int, seconds: float, asked: int, drawn: Iterable[ComparedSample], compared: Iterable[ComparedSample]
+    ) -> AuditReport:
+        runs, device = list(self._runs.values()), str(self._encoder.device)
+        return AuditReport(
             cache=str(self._cache.store),
             identity=self._cache.seal.identity,
             seed=seed,
             seconds=round(seconds, 3),
-            device=str(self._encoder.device),
+            device=device,
             versions=library_versions(),
             built_on=tuple(sorted({run.device for run in runs})),
-            built_with=tuple(versions),
-            device_class=device_class(*(run.device for run in runs), str(self._encoder.device)),
+            built_with=tuple({tuple(run.versions.items()): run.versions for run in runs}.values()),
+            device_class=device_class(*(run.device for run in runs), device),
             compute_dtype=self._array.encoder.compute_dtype,
             store_dtype=self._array.dtype,
             relative_tolerance=max(map(self._relative_tolerance, self._runs)),
             root_mean_square=self._rms,
+            samples=len(self._cache),
+            asked=asked,
+            drawn=tuple(drawn),
+            compared=tuple(compared),
         )

@@ -2,13 +2,14 @@
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from math import ceil
 
 from scipy.special import betaincinv
 
 from cache_store.format.names import SEAL_FILE, commit_file
+from cache_store.refusal import aligned
 from precompute.audit.comparison import ComparedSample
 from precompute.audit.tolerance import DeviceClass
 
@@ -18,8 +19,8 @@ SHOWN_FINDINGS = 50
 
 
 @dataclass(frozen=True, kw_only=True)
-class Conditions:
-    """Where and how an audit was made."""
+class AuditReport:
+    """The result of one audit: whole batches are compared, and some of their samples were drawn at random."""
 
     cache: str
     identity: str
@@ -39,24 +40,17 @@ class Conditions:
     """As a share of the root mean square; the loosest of the shards read."""
     root_mean_square: float
     """Of the cache's latents."""
-
-    @property
-    def tolerance(self) -> float:
-        """Largest difference allowed, beyond rounding to the stored dtype."""
-        return self.relative_tolerance * self.root_mean_square
-
-
-@dataclass(frozen=True, kw_only=True)
-class AuditReport:
-    """The result of one audit: whole batches are compared, and some of their samples were drawn at random."""
-
-    conditions: Conditions
     samples: int
     """Cached samples in the whole cache."""
     asked: int
     """Samples that the audit set out to draw."""
     drawn: tuple[ComparedSample, ...]
     compared: tuple[ComparedSample, ...]
+
+    @property
+    def tolerance(self) -> float:
+        """Largest difference allowed, beyond rounding to the stored dtype."""
+        return self.relative_tolerance * self.root_mean_square
 
     @cached_property
     def findings(self) -> list[ComparedSample]:
@@ -86,8 +80,7 @@ class AuditReport:
 
     @property
     def statement(self) -> str:
-        conditions = self.conditions
-        beyond = f"differ by more than {conditions.tolerance:.3g} and rounding to {conditions.store_dtype}"
+        beyond = f"differ by more than {self.tolerance:.3g} and rounding to {self.store_dtype}"
         if any(each.difference is None for each in self.findings):
             beyond += ", or their image is not the one encoded"
         if self.is_exhaustive:
@@ -101,10 +94,8 @@ class AuditReport:
 
     def as_dict(self) -> dict[str, object]:
         return {
-            **asdict(self.conditions),
-            "tolerance": self.conditions.tolerance,
-            "samples": self.samples,
-            "asked": self.asked,
+            **{field.name: getattr(self, field.name) for field in fields(self)},
+            "tolerance": self.tolerance,
             "drawn": len(self.drawn),
             "compared": len(self.compared),
             "equal_bits": self.equal_bits,
@@ -131,9 +122,7 @@ def upper_bound(bad: int, drawn: int, confidence: float = CONFIDENCE) -> float:
 
 def report_lines(report: AuditReport) -> list[str]:
     """Format the report: how it was made, what was found, the statement, what to do."""
-    fields = list(report_fields(report))
-    width = max(len(field) for field, _ in fields)
-    lines = [f"{field:<{width}}  {value}" for field, value in fields]
+    lines = aligned(list(report_fields(report)))
     lines += [
         f"row {each.row}, {each.id} (shard {each.shard}): {each.problem}" for each in report.findings[:SHOWN_FINDINGS]
     ]
@@ -144,25 +133,24 @@ def report_lines(report: AuditReport) -> list[str]:
 
 def report_fields(report: AuditReport) -> Iterator[tuple[str, str]]:
     """Yield fields and their values."""
-    conditions = report.conditions
-    yield "seed", str(conditions.seed)
+    yield "seed", str(report.seed)
     yield "drawn", f"{len(report.drawn):,} of {report.samples:,} cached samples"
-    where = f"on {conditions.device} in {conditions.seconds:.0f} s, built on {', '.join(conditions.built_on)}"
+    where = f"on {report.device} in {report.seconds:.0f} s, built on {', '.join(report.built_on)}"
     yield "compared", f"{len(report.compared):,} samples, the planned batches of those drawn, {where}"
     yield "equal bits", f"{report.equal_bits:,} of {len(report.compared):,}"
     if report.largest:
         difference, worst = report.largest[-1]
         yield "worst", f"{difference:.3g} (row {worst.row}, {worst.id})"
         yield "typical", f"median {report.quantile(0.5):.3g}, 99th percentile {report.quantile(0.99):.3g}"
-    scale = f"{conditions.relative_tolerance:g} of the latents' root mean square, {conditions.root_mean_square:.3g}"
-    entry = f"{conditions.compute_dtype}, {conditions.device_class}"
-    yield "tolerance", f"{conditions.tolerance:.3g}: {scale} ({entry})"
+    scale = f"{report.relative_tolerance:g} of the latents' root mean square, {report.root_mean_square:.3g}"
+    entry = f"{report.compute_dtype}, {report.device_class}"
+    yield "tolerance", f"{report.tolerance:.3g}: {scale} ({entry})"
 
 
 def next_steps(report: AuditReport) -> Iterator[str]:
     """Say what to do about the findings."""
     if shards := sorted({each.shard for each in report.findings if each.difference is not None}):
-        names = [f"{report.conditions.cache}/{name}" for name in (SEAL_FILE, *(commit_file(shard) for shard in shards))]
+        names = [f"{report.cache}/{name}" for name in (SEAL_FILE, *(commit_file(shard) for shard in shards))]
         yield f"next: rm {shlex.join(names)}, if the encoder and the sources are the right ones"
         yield (
             "next: rerun the `precompute build` that made the cache: it encodes these shards again, and the cache is "

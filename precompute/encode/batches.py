@@ -13,11 +13,12 @@ from typing import Self
 
 import numpy as np
 import pyarrow as pa
+from PIL.Image import Image
 
 from cache_store.cache.files import open_plan
 from cache_store.cache.writer import Outcome
 from cache_store.errors import SourceError
-from cache_store.format.schema import ImageRecipe, Spec
+from cache_store.format.schema import Spec
 from cache_store.storage.store import Store
 from precompute.images.decode import MID_GREY, content_sha256, decode_image, fit_image, to_pixels
 from precompute.images.rejected import Rejected
@@ -31,10 +32,11 @@ BATCHES_AHEAD = 3
 class Batch:
     """A planned batch: images decode into it from several threads, each into its own place."""
 
-    def __init__(self, spec: Spec, planned: pa.Table, shard: int, start: int, stop: int) -> None:
+    def __init__(self, spec: Spec, planned: pa.Table, shard: int, start: int) -> None:
         array, recipe = spec.array, spec.array.image
-        self.shard, self.planned, self.start, self.stop = shard, planned, start, stop
-        count = stop - start
+        self.shard, self.planned, self.start, self.recipe = shard, planned, start, recipe
+        self.stop = min(start + array.encoder.batch_size, planned.num_rows)
+        count = self.stop - start
         self.pixels_NYX3 = np.full((count, recipe.height, recipe.width, 3), MID_GREY, np.uint8)
         self.rgb_Nhw3 = np.full((count, *array.shape[1:], 3), MID_GREY, np.uint8) if array.has_preview else None
         self.outcomes: list[Future[Outcome]] = []
@@ -42,36 +44,32 @@ class Batch:
         """When the encoder got it, by the monotonic clock."""
 
     @property
-    def is_first(self) -> bool:
-        return self.start == 0
+    def samples(self) -> pa.Table:
+        return self.planned.slice(self.start, self.stop - self.start)
 
-    @property
-    def is_last(self) -> bool:
-        return bool(self.stop == self.planned.num_rows)
-
-    def decode(self, pool: ThreadPoolExecutor, source: Source, recipe: ImageRecipe) -> Self:
+    def decode(self, pool: ThreadPoolExecutor, source: Source) -> Self:
         """Start decoding; `wait` until it is done."""
-        uris = self.planned["uri"].slice(self.start, self.stop - self.start).to_pylist()
-        for place, uri in enumerate(uris):
-            self.outcomes.append(pool.submit(self._decode_one, place, source, uri, recipe))
+        for place, uri in enumerate(self.samples["uri"].to_pylist()):
+            self.outcomes.append(pool.submit(self._decode_one, place, source, uri))
         return self
 
-    def _decode_one(self, place: int, source: Source, uri: str, recipe: ImageRecipe) -> Outcome:
-        digest: str | None = None
-        size: tuple[int, int] | tuple[None, None] = (None, None)
+    def _decode_one(self, place: int, source: Source, uri: str) -> Outcome:
+        digest = width = height = reason = None
         try:
             data = source.read(uri)
             digest = content_sha256(data)
-            image = decode_image(data, recipe.max_pixels)
-            size = image.size
-            fitted = fit_image(image, recipe)
+            image = decode_image(data, self.recipe.max_pixels)
+            width, height = image.size
+            self._place(place, fit_image(image, self.recipe))
         except Rejected as rejected:
-            return Outcome(content_sha256=digest, width=size[0], height=size[1], reason=rejected.reason)
+            reason = rejected.reason
+        return Outcome(content_sha256=digest, width=width, height=height, reason=reason)
+
+    def _place(self, place: int, fitted: Image) -> None:
         self.pixels_NYX3[place] = to_pixels(fitted)
         if self.rgb_Nhw3 is not None:
             height, width = self.rgb_Nhw3.shape[1:3]
             self.rgb_Nhw3[place] = to_pixels(fitted.reduce((fitted.width // width, fitted.height // height)))
-        return Outcome(content_sha256=digest, width=size[0], height=size[1], reason=None)
 
     @property
     def is_ready(self) -> bool:
@@ -88,16 +86,14 @@ def planned_batches(store: Store, spec: Spec, shards: Iterable[int]) -> Iterator
     for shard in shards:
         planned = plan.shard(shard)
         for start in range(0, planned.num_rows, size):
-            yield Batch(spec, planned, shard, start, min(start + size, planned.num_rows))
+            yield Batch(spec, planned, shard, start)
 
 
-def decoded_batches(
-    batches: Iterator[Batch], pool: ThreadPoolExecutor, source: Source, recipe: ImageRecipe
-) -> Iterator[Batch]:
+def decoded_batches(batches: Iterator[Batch], pool: ThreadPoolExecutor, source: Source) -> Iterator[Batch]:
     """The same batches, decoded, a few ahead of whoever asks."""
     ahead: deque[Batch] = deque()
     for batch in batches:
-        ahead.append(batch.decode(pool, source, recipe))
+        ahead.append(batch.decode(pool, source))
         if len(ahead) > BATCHES_AHEAD:
             yield ahead.popleft()
     yield from ahead
@@ -105,8 +101,7 @@ def decoded_batches(
 
 def refuse_vanished(batch: Batch, source: Source) -> None:
     """SourceError for an image that is gone since it was planned: a mount that went is no fault of the sample."""
-    planned = batch.planned.slice(batch.start, batch.stop - batch.start)
-    columns = (planned[name].to_pylist() for name in ("id", "uri", "fingerprint"))
+    columns = (batch.samples[name].to_pylist() for name in ("id", "uri", "fingerprint"))
     for outcome, name, uri, fingerprint in zip(batch.wait(), *columns, strict=True):
         if outcome.content_sha256 is None and fingerprint != MISSING and source.fingerprint(uri) == MISSING:
             raise SourceError(

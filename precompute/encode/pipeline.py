@@ -42,14 +42,14 @@ class ShardSink:
         self._failed = False
 
     def _write(self, batch: Batch, encoded: torch.Tensor) -> None:
-        if batch.is_first:
+        if batch.start == 0:
             self._started = batch.encoding_since
             allowed = self._job.allowed_digests.get(batch.shard, ())
             builder = ShardBuilder(self._job.store, self._job.spec, batch.shard, batch.planned, allowed)
             self._builder = self._shard.enter_context(builder)
         rgb = None if batch.rgb_Nhw3 is None else batch.rgb_Nhw3.astype(np.float32) / 255.0
         self._builder.append(encoded.cpu().numpy(), rgb, batch.wait())
-        if batch.is_last:
+        if batch.stop == batch.planned.num_rows:
             done = self._commit()
             self._shard.close()
             self._on_progress(done)
@@ -93,7 +93,7 @@ def encode_shards(
     decoders = ThreadPoolExecutor(decode_threads, thread_name_prefix="decode")
     writer = ThreadPoolExecutor(1, thread_name_prefix="write")
     try:
-        batches = decoded_batches(planned_batches(job.store, job.spec, shards), decoders, source, job.spec.array.image)
+        batches = decoded_batches(planned_batches(job.store, job.spec, shards), decoders, source)
         for batch, waited_s, elapsed_s in timed(batches, encoder.device):
             if stop.is_set():
                 raise Interrupted("the shard in hand was dropped; run the same command again to go on")

@@ -41,9 +41,8 @@ class Planned(NamedTuple):
         return planned_batches(self.job.store, self.job.spec, shards)
 
     def decoded(self, shards: Sequence[int] = range(3)) -> list[Batch]:
-        recipe = self.job.spec.array.image
         with ThreadPoolExecutor(2) as pool:
-            return [batch.decode(pool, self.source, recipe) for batch in self.batches(shards)]
+            return [batch.decode(pool, self.source) for batch in self.batches(shards)]
 
     def encode(self, work: Callable[[], object], on_progress: Callable[[Progress], object]) -> None:
         """Every shard, by an encoder that calls `work` for each batch and gives zeros."""
@@ -126,7 +125,7 @@ def test_decoding_runs_a_few_batches_ahead_and_no_further(planned):
             yield batch
 
     with ThreadPoolExecutor(2) as pool:
-        batches = decoded_batches(counted(), pool, planned.source, planned.job.spec.array.image)
+        batches = decoded_batches(counted(), pool, planned.source)
         for taken in range(1, 10):
             next(batches).wait()
             assert len(started) == taken + BATCHES_AHEAD
