@@ -30,7 +30,7 @@ from precompute.resume.act import write_metadata
 from precompute.resume.decide import Wanted, Work, decide
 from precompute.resume.images import examine_images, sample_changes
 from precompute.resume.refusals import refuse_mismatched_shards
-from precompute.resume.rejected import refuse_all_rejected, too_many, try_rejected
+from precompute.resume.rejected import refuse_rejected, try_rejected
 from precompute.resume.request import BuildRequest
 from precompute.sources import Source, open_source
 from precompute.spec import recipe_of
@@ -91,8 +91,8 @@ def look_at_images(
     """The work with shards of rejected samples that succeed now, how many were tried; StaleError for changed images."""
     threads, tried = config.run.threads(1), 0
     if request.retry_rejected:
-        retry = try_rejected(surveyed.store, work, source, threads)
-        work, tried = work.recovering(retry.rejected_before), retry.tried
+        tried, rejected_before = try_rejected(surveyed.store, work, source, threads)
+        work = work.recovering(rejected_before)
     examine_images(surveyed, work, source, request, threads)
     return work, tried
 
@@ -109,9 +109,11 @@ def build_missing(job: EncodeJob, work: Work, source: Source, encoder: Encoder, 
                     job.store.delete(SEAL_FILE)
                 encode(job, source, encoder, progress, request)
         except TooManyRejectsError as error:
-            raise too_many(error, job.store, spec, request) from None
+            allow = "to go on without such samples, allow more of them with --run.max_reject_fraction"
+            refuse_rejected(str(error), job.store, spec, request, allow)
     if progress.all_rejected:
-        refuse_all_rejected(job.store, spec, request)
+        none = f"{job.store}: none of {spec.rows:,} samples could be cached, so there is nothing to seal"
+        refuse_rejected(none, job.store, spec, request)
     return progress
 
 

@@ -5,11 +5,10 @@ appends its samples, again in that order, so a later sample list is always broug
 sets of samples are equal plans.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,8 +18,6 @@ from cache_store.format.tables import PLAN_SCHEMA
 from precompute.sources import SourceConfig
 from precompute.sources.archive import MISSING
 from precompute.sources.listing import Samples
-
-T = TypeVar("T")
 
 CHUNK = 65_536
 """Samples held as Python objects at a time; the plan itself is columns."""
@@ -32,7 +29,9 @@ SHOWN_IDS = 5
 def make_plan(samples: Samples) -> pa.Table:
     """Samples as a plan, sorted by id where they are in no rows yet; duplicate ids are a SourceError."""
     schema = pa.schema([field for field in PLAN_SCHEMA if field.name != "row"])
-    batches = [pa.RecordBatch.from_pylist(list(chunk), schema=schema) for chunk in chunks(samples, CHUNK)]
+    rows = iter(samples)
+    chunks = iter(lambda: list(islice(rows, CHUNK)), [])
+    batches = [pa.RecordBatch.from_pylist(chunk, schema=schema) for chunk in chunks]
     table = pa.Table.from_batches(batches, schema=schema)
     table = (table if samples.in_rows else table.sort_by("id")).combine_chunks()
     if table.num_rows == 0:
@@ -52,12 +51,6 @@ def in_order_of(found: pa.Table, ids: pa.ChunkedArray) -> pa.Table:
     new = pc.indices_nonzero(pc.invert(pc.is_in(found["id"], value_set=ids)))
     order = pa.concat_arrays([known.cast(pa.uint64()), new])
     return numbered(found.drop_columns("row").take(order).combine_chunks())
-
-
-def chunks(items: Iterable[T], size: int) -> Iterator[Iterable[T]]:
-    iterator = iter(items)
-    while first := list(islice(iterator, size)):
-        yield first
 
 
 def refuse_duplicates(ids: pa.ChunkedArray) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from typing import NoReturn
 
 import pyarrow.compute as pc
 
@@ -14,7 +14,7 @@ from cache_store.program.progress_bar import progress_bar
 from cache_store.refusal import aligned, printable
 from cache_store.storage.store import Store
 from precompute.images.decode import decode_image, fit_image
-from precompute.images.rejected import Rejected, TooManyRejectsError
+from precompute.images.rejected import Rejected
 from precompute.resume.decide import Work
 from precompute.resume.images import recorded_samples, rows_of_shard
 from precompute.resume.request import BuildRequest
@@ -24,17 +24,11 @@ OF_THE_LATENT = "latent "
 """Reasons that begin so come from the encoder or the store: trying again would give the same."""
 
 
-@dataclass(frozen=True)
-class Retry:
-    """Rejected samples tried again."""
+def try_rejected(store: Store, work: Work, source: Source, threads: int) -> tuple[int, dict[int, int]]:
+    """Read, decode and fit every rejected sample of the shards that are kept, without an encoder; how many there were.
 
-    tried: int
-    rejected_before: dict[int, int]
-    """Shards to build again, since one of their samples can be decoded now, and how many each had rejected."""
-
-
-def try_rejected(store: Store, work: Work, source: Source, threads: int) -> Retry:
-    """Read, decode and fit every rejected sample of the shards that are kept, without an encoder."""
+    And the shards to build again, since one of their samples can be decoded now, with how many each had rejected.
+    """
     tried, again, recipe = 0, dict[int, int](), work.spec.array.image
     counts = {shard: record.content.rejected for shard, record in work.kept.items() if record.content.rejected}
     with (
@@ -52,7 +46,7 @@ def try_rejected(store: Store, work: Work, source: Source, threads: int) -> Retr
             if any(outcomes):
                 again[shard] = count
             bar.update(len(outcomes))
-    return Retry(tried, again)
+    return tried, again
 
 
 def gives_pixels(source: Source, uri: str, recipe: ImageRecipe) -> bool:
@@ -63,19 +57,10 @@ def gives_pixels(source: Source, uri: str, recipe: ImageRecipe) -> bool:
     return True
 
 
-def refuse_all_rejected(store: Store, spec: Spec, request: BuildRequest) -> None:
-    """EncodeOnceError where every sample is rejected."""
+def refuse_rejected(problem: str, store: Store, spec: Spec, request: BuildRequest, *more: str) -> NoReturn:
+    """EncodeOnceError of the problem, what was rejected so far, and what can be done."""
     kinds = rejected_kinds(store, spec)
-    if sum(count for count, _ in kinds.values()) == spec.rows:  # else a table is damaged, and says it is not so
-        summary = f"{store}: none of {spec.rows:,} samples could be cached, so there is nothing to seal"
-        raise EncodeOnceError("\n  ".join([summary, *table_of(kinds), *advice(kinds, request)]))
-
-
-def too_many(error: TooManyRejectsError, store: Store, spec: Spec, request: BuildRequest) -> EncodeOnceError:
-    """The error, with what was rejected so far and what can be done."""
-    kinds = rejected_kinds(store, spec)
-    allow = "to go on without such samples, allow more of them with --run.max_reject_fraction"
-    return EncodeOnceError("\n  ".join([str(error), *table_of(kinds), *advice(kinds, request), allow]))
+    raise EncodeOnceError("\n  ".join([problem, *table_of(kinds), *advice(kinds, request), *more])) from None
 
 
 def rejected_kinds(store: Store, spec: Spec) -> dict[str, tuple[int, str]]:

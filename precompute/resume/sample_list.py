@@ -81,17 +81,15 @@ def planned_rows(survey: Survey, recipe: Recipe, found: pa.Table) -> Rows:
     if spec and plan and plan.digests and plan.digests.whole == spec.plan_digest:
         return Rows(table=plan.table.slice(0, spec.rows), digests=plan.digests, on_disk=True)
     source = source_in_rows(survey, recipe, found)
-    tables = [(plan.table, True)] if plan else []
+    tables = [(plan.table, True), (source, False)] if plan else [(source, False)]
     candidates = [
         Rows(table=table, digests=plan_digests(table, recipe.samples_per_shard), on_disk=on_disk)
-        for table, on_disk in [*tables, (source, False)]
+        for table, on_disk in tables
     ]
-    specs = [rows.spec(recipe) for rows in candidates]
-    stated = [rows for rows, each in zip(candidates, specs, strict=True) if each == spec or is_sealed(survey, each)]
-    built = [rows for rows, each in zip(candidates, specs, strict=True) if fits_records(survey, each, rows.digests)]
-    if not stated and not built:
+    fitting = (rows for fits in (is_stated, fits_records) for rows in candidates if fits(survey, recipe, rows))
+    if (rows := next(fitting, None)) is None:
         refuse_lost_list(survey, source, candidates[-1].digests)
-    return [*stated, *built][0]
+    return rows
 
 
 def sound_spec(survey: Survey, recipe: Recipe) -> Spec | None:
@@ -100,15 +98,18 @@ def sound_spec(survey: Survey, recipe: Recipe) -> Spec | None:
     return spec if spec and spec.recipe == recipe else None
 
 
-def is_sealed(survey: Survey, spec: Spec) -> bool:
-    return survey.seal.value is not None and survey.seal.value.spec_digest == spec.digest
+def is_stated(survey: Survey, recipe: Recipe, rows: Rows) -> bool:
+    """Whether these are the rows of the spec, or of the seal."""
+    spec, seal = rows.spec(recipe), survey.seal.value
+    return spec == sound_spec(survey, recipe) or (seal is not None and seal.spec_digest == spec.digest)
 
 
-def fits_records(survey: Survey, spec: Spec, digests: PlanDigests) -> bool:
+def fits_records(survey: Survey, recipe: Recipe, rows: Rows) -> bool:
     """Whether every record of as many samples as its shard would have was made for those; a growing shard has more."""
+    spec = rows.spec(recipe)
     contents = [record.content for shard, record in survey.records.items() if shard < spec.num_shards]
     full = [each for each in contents if each.cached + each.rejected == len(spec.shard_rows(each.shard))]
-    return bool(full) and all(each.plan_digest == digests.shards[each.shard] for each in full)
+    return bool(full) and all(each.plan_digest == rows.digests.shards[each.shard] for each in full)
 
 
 def source_in_rows(survey: Survey, recipe: Recipe, found: pa.Table) -> pa.Table:
