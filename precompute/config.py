@@ -20,9 +20,6 @@ from precompute.encoders.config import EncoderConfig
 from precompute.images.decode import ImageConfig
 from precompute.sources import SourceConfig, recorded_section
 
-PATHS = (("source", "path"), ("source", "images"), ("encoder", "model"))
-"""Fields that name a file or a folder."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class StoreConfig:
@@ -126,7 +123,7 @@ class BuildConfig:
         Paths are absolute there: a later program may run in any folder.
         """
         record = {name: values for name, values in asdict(self).items() if name not in ("cache", "run")}
-        for section, name in PATHS:
+        for section, name in (("source", "path"), ("source", "images"), ("encoder", "model")):
             value = record[section][name]
             if value is not None and Path(value).expanduser().exists():  # a model may be a hub id
                 record[section][name] = str(Path(value).expanduser().absolute())
@@ -145,8 +142,8 @@ def where_remembered(cache: Address) -> Iterator[None]:
         kind = SourceError if isinstance(error, MissingPathError) else type(error)
         raise kind(
             f"{error}. So {open_store(cache).where(BUILD_FILE)} remembers it; if it has moved, run the "
-            "`precompute build` of this cache "
-            "with its new place: nothing that fits is encoded again, and the new place is remembered"
+            "`precompute build` of this cache with its new place: nothing that fits is encoded again, and the new "
+            "place is remembered"
         ) from None
 
 

@@ -18,22 +18,16 @@ class EncoderConfig:
 
     model: str
     """Hub id, or a folder as `save_pretrained` leaves it; a subfolder `vae` is found by itself."""
-
     posterior: Posterior = "mean"
     """`mean` keeps the posterior's mean; `moments` keeps mean and log-variance, twice the channels."""
-
     compute_dtype: ComputeDtype = "bfloat16"
     """Dtype of weights and activations while encoding; normalisation is float32 in either."""
-
     batch_size: int = 32
     """Images per planned batch; part of the cache's identity, since batch composition can change bits."""
-
     device: str = "auto"
     """`auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:N`."""
-
     fold: bool = True
     """Fold the 3-D encoder into a 2-D one, exact for still images; false keeps diffusers' own path."""
-
     compile: bool = False
     """Run the folded encoder through torch.compile; it needs a C++ compiler on a CPU, Triton on a GPU."""
 

@@ -49,7 +49,8 @@ of one at a time in float32 with a narrow model (1.4 with the full-size one) and
 
 def load_wan(files: ModelFiles, config: EncoderConfig) -> FrozenVae:
     """The frozen encode path of the `AutoencoderKLWan` in `files`."""
-    vae = read_vae(files)
+    vae = read_whole_vae(files, ENCODE_PATH)
+    vae.decoder = vae.post_quant_conv = None
     digest = encode_path_sha256(files, vae)  # of the float32 weights: the native path rounds them in place
     return FrozenVae(
         moments=folded_moments(vae, config) if config.fold else native_moments(vae, config),
@@ -64,13 +65,6 @@ def load_wan(files: ModelFiles, config: EncoderConfig) -> FrozenVae:
 def encode_path_sha256(files: ModelFiles, vae: Any) -> str:
     weights = ((name, weight) for name, weight in vae.state_dict().items() if name.startswith(ENCODE_WEIGHTS))
     return weights_sha256(files.class_name, vae.config, ENCODE_CONFIG, weights)
-
-
-def read_vae(files: ModelFiles) -> Any:
-    """The model in float32, without its decoder; ModelError when anything of its encode path is wrong."""
-    vae = read_whole_vae(files, ENCODE_PATH)
-    vae.decoder = vae.post_quant_conv = None
-    return vae
 
 
 def read_whole_vae(files: ModelFiles, needed: Mapping[str, tuple[str, ...]]) -> Any:

@@ -2,7 +2,6 @@
 
 # Axes: N images, C latent channels, H W latent cells, Y X pixels, 3 RGB.
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -11,14 +10,12 @@ import torch
 from torch import Tensor
 
 from cache_store.cache.reader import open_cache
-from cache_store.format.schema import EncoderIdentity
 from cache_store.gallery.exhibits import Decode
 from cache_store.gallery.gallery import make_gallery
 from cache_store.gallery.page import Gallery
 from cache_store.refusal import Difference, refuse
 from cache_store.storage.store import Address
 from precompute.config import BuildConfig, DecodedGalleryConfig, where_remembered
-from precompute.encoders.config import EncoderConfig
 from precompute.encoders.registry import load_decoder
 
 
@@ -28,12 +25,19 @@ def gallery(cache: Address, config: DecodedGalleryConfig) -> Gallery:
 
 
 def open_decoder(cache: Address, config: DecodedGalleryConfig) -> Decode:
-    """From stored latents to pictures, by the VAE that the cache was made with."""
+    """From stored latents to pictures, by the VAE that the cache was made with.
+
+    A checkpoint is whole: where its encode path is the cache's, its decoder is the one trained with it, or was
+    finetuned on it.
+    """
     identity = open_cache(cache).spec.array.encoder
     recorded = BuildConfig.of_cache(cache).encoder
     encoder = replace(recorded, model=config.model or recorded.model, device=config.device)
     with where_remembered(cache) if config.model is None else nullcontext():
-        decode = matching_decoder(encoder, identity)
+        decode, weights_sha256 = load_decoder(encoder)
+    if weights_sha256 != identity.weights_sha256:
+        difference = Difference("sha256 of the encode path", identity.weights_sha256, weights_sha256)
+        refuse(f"{encoder.model} is not the model that made the cache", [difference], ["name that one with --model"])
 
     def pictures(latent_NCHW: np.ndarray) -> np.ndarray:
         latents = torch.from_numpy(latent_NCHW.astype(np.float32))
@@ -41,19 +45,6 @@ def open_decoder(cache: Address, config: DecodedGalleryConfig) -> Decode:
         return to_uint8(decode(mean_NCHW))
 
     return pictures
-
-
-def matching_decoder(config: EncoderConfig, identity: EncoderIdentity) -> Callable[[Tensor], Tensor]:
-    """The decoder that belongs to the encoder of `identity`.
-
-    A checkpoint is whole: where its encode path is the cache's, its decoder is the one trained with it, or was
-    finetuned on it.
-    """
-    decode, weights_sha256 = load_decoder(config)
-    if weights_sha256 != identity.weights_sha256:
-        difference = Difference("sha256 of the encode path", identity.weights_sha256, weights_sha256)
-        refuse(f"{config.model} is not the model that made the cache", [difference], ["name that one with --model"])
-    return decode
 
 
 def to_uint8(image_N3YX: Tensor) -> np.ndarray:

@@ -66,7 +66,7 @@ class Archive(Generic[MemberT]):
 
     def refuse_changed(self, descriptor: int) -> None:
         """Raise SourceError where the archive has changed since it was indexed; that is no fault of a member."""
-        if version_of(descriptor) != self._indexed:
+        if version_of(os.fstat(descriptor)) != self._indexed:
             raise SourceError(f"{self._path} was changed while it was read; restore it and run the same command again")
 
     def _full_name(self, name: str) -> str | None:
@@ -99,9 +99,8 @@ class BoundedReader(io.BufferedReader):
         return super().read(max(wanted, 0))
 
 
-def version_of(descriptor: int) -> tuple[int, int]:
-    """Return what changes when somebody writes to an open archive: size and time."""
-    status = os.fstat(descriptor)
+def version_of(status: os.stat_result) -> tuple[int, int]:
+    """Return what changes when somebody writes to an archive: size and time."""
     return status.st_size, status.st_mtime_ns
 
 

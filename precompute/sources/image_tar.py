@@ -43,9 +43,7 @@ class ImageTar(Archive[TarMember]):
     """Images in a tar."""
 
     def __init__(self, path: Path) -> None:
-        with path.open("rb") as stream:
-            indexed = version_of(stream.fileno())
-        super().__init__(path, indexed, read_index(path))
+        super().__init__(path, version_of(path.stat()), read_index(path))
 
     def fingerprint(self, name: str) -> str:
         """With the time of the tar itself: unlike a zip, it has no checksum of its members."""

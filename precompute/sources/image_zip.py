@@ -46,7 +46,7 @@ class ImageZip(Archive[zipfile.ZipInfo]):
     def __init__(self, path: Path) -> None:
         try:
             self._reader = ZipReader(path, MAX_INDEX_BYTES)
-            indexed = version_of(self._reader.fileno())
+            indexed = version_of(os.fstat(self._reader.fileno()))
             self._zip = self._reader.open_zip()
         except OPEN_ERRORS as error:
             raise SourceError(f"{path} {zip_problem(path, error)}") from None

@@ -2,7 +2,6 @@
 
 import codecs
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -37,16 +36,12 @@ class LlavaSource:
         self.fingerprint = self._images.fingerprint
 
     def samples(self) -> Samples:
-        return Samples(self._records())
+        return Samples(map(self._sample, read_records(self._path)))
 
-    def _records(self) -> Iterator[dict[str, object]]:
-        for record in read_records(self._path):
-            yield {
-                "id": str(record.id),
-                "uri": record.image or "",
-                "conversations": [{"from": turn.from_, "value": turn.value} for turn in record.conversations],
-                "fingerprint": self.fingerprint(record.image or ""),
-            }
+    def _sample(self, record: ChatRecord) -> dict[str, object]:
+        uri = record.image or ""
+        turns = msgspec.to_builtins(record.conversations)
+        return {"id": str(record.id), "uri": uri, "conversations": turns, "fingerprint": self.fingerprint(uri)}
 
     def read(self, uri: str) -> bytes:
         if not uri:
