@@ -34,14 +34,9 @@ class DemoConfig:
     """Of the scenes and of the models' random weights."""
 
     def __post_init__(self) -> None:
-        if self.scenes < FEWEST_SCENES:
-            raise ConfigError(f"scenes must be at least {FEWEST_SCENES}, got {self.scenes}")
-        for name in ("text_steps", "train_steps"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}")
-        if self.seed < 0:
-            raise ConfigError(f"seed must be at least 0, got {self.seed}")
+        for name, least in (("scenes", FEWEST_SCENES), ("text_steps", 1), ("train_steps", 1), ("seed", 0)):
+            if (value := getattr(self, name)) is not None and value < least:
+                raise ConfigError(f"{name} must be at least {least}, got {value}")
         for file in (BUILD_YAML, TRAIN_YAML):
             if not Path(file).is_file():
                 raise ConfigError(f"{file} is not here; run the demo from the repository's root, as `make demo` does")

@@ -5,7 +5,6 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -28,10 +27,6 @@ class Sample:
     scene: Scene
     conversation: list[Turn]
 
-    def record(self) -> dict[str, Any]:
-        """Its entry in chat.json."""
-        return {"id": self.id, "image": self.image, "conversations": self.conversation}
-
 
 def samples(count: int, seed: int) -> Iterator[Sample]:
     """`count` ordinary scenes, then one for each special kind of file."""
@@ -53,7 +48,7 @@ def samples(count: int, seed: int) -> Iterator[Sample]:
 def write_dataset(folder: Path, drawn: list[Sample]) -> None:
     """Write chat.json and images.zip; members carry zip's earliest date, so that no clock enters."""
     folder.mkdir(parents=True, exist_ok=True)
-    records = [sample.record() for sample in drawn]
+    records = [{"id": each.id, "image": each.image, "conversations": each.conversation} for each in drawn]
     (folder / CHAT_FILE).write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
     with zipfile.ZipFile(folder / IMAGES_FILE, "w", zipfile.ZIP_STORED) as archive:
         for sample in drawn:

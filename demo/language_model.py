@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, PreTrainedTokenizerFast
 
@@ -153,10 +154,7 @@ def batches(
 
 
 def padded(rows: list[np.ndarray], value: int) -> Tensor:
-    matrix = np.full((len(rows), max(map(len, rows))), value, np.int64)
-    for row, values in zip(matrix, rows, strict=True):
-        row[: len(values)] = values
-    return torch.from_numpy(matrix)
+    return pad_sequence([torch.from_numpy(row).long() for row in rows], batch_first=True, padding_value=value)
 
 
 def write_notes(caption: Caption, rng: np.random.Generator) -> tuple[list[tuple[str, str, str]], np.ndarray]:

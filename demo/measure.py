@@ -5,7 +5,6 @@ can only be guessed: one in eight colours, one in five shapes.
 """
 # Axes: N samples, L label tokens, V vocabulary.
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from torch import Tensor
 
 from demo.scenes import COLOURS, SHAPES
 from trainer.config import TrainConfig
-from trainer.model.model import ModelInput
 from trainer.run.checkpoint import load_projector
 from trainer.run.inputs import open_inputs
 from trainer.run.parallel import join_world
@@ -42,19 +40,14 @@ def word_accuracy(config: TrainConfig) -> dict[str, WordAccuracy]:
         session = open_session(open_inputs(config, world))
         load_projector(Path(config.run.output), session.model.projector)
         held_out = session.split.validation
-        target_L, own_L = concatenated(predictions(session, held_out))
-        _, blind_L = concatenated(predictions(session, np.roll(held_out, -1)))
-    tokens = {kind: token_ids(config, words) for kind, words in KINDS.items()}
-    return {kind: accuracy(torch.isin(target_L, tokens[kind]), own_L, blind_L, len(KINDS[kind])) for kind in KINDS}
-
-
-def accuracy(is_kind_L: Tensor, own_L: Tensor, blind_L: Tensor, choices: int) -> WordAccuracy:
-    return WordAccuracy(
-        words=int(is_kind_L.sum()),
-        own=float(own_L[is_kind_L].float().mean()),
-        blind=float(blind_L[is_kind_L].float().mean()),
-        choices=choices,
-    )
+        target_L, own_L = predictions(session, held_out)
+        _, blind_L = predictions(session, np.roll(held_out, -1))
+    accuracies = {}
+    for kind, words in KINDS.items():
+        is_kind_L = torch.isin(target_L, token_ids(config, words))
+        own, blind = (float(right_L[is_kind_L].float().mean()) for right_L in (own_L, blind_L))
+        accuracies[kind] = WordAccuracy(words=int(is_kind_L.sum()), own=own, blind=blind, choices=len(words))
+    return accuracies
 
 
 def token_ids(config: TrainConfig, words: tuple[str, ...]) -> Tensor:
@@ -63,25 +56,17 @@ def token_ids(config: TrainConfig, words: tuple[str, ...]) -> Tensor:
     return torch.tensor(chat.tokenizer.convert_tokens_to_ids([f" {word}" for word in words]))
 
 
-def predictions(session: Session, latents_of: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches of target tokens, and whether the likeliest token is the target: both [L]."""
-    held_out, size = session.split.validation, session.config.run.eval_batch_size
+@torch.no_grad()
+def predictions(session: Session, latents_of: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Target tokens, and whether the token that the model would say there is the target: both [L]."""
+    held_out, size, model = session.split.validation, session.config.run.eval_batch_size, session.model
+    targets, right = list[Tensor](), list[Tensor]()
     for start in range(0, len(held_out), size):
         part = slice(start, start + size)
         batch = session.loader.load(held_out[part], latents_of[part]).to(session.world.device)
-        yield batch.target_L.cpu(), (likeliest(session, batch) == batch.target_L).cpu()
-
-
-@torch.no_grad()
-def likeliest(session: Session, batch: ModelInput) -> Tensor:
-    """The token that the model would say at each label's place: [L]."""
-    model = session.model
-    hidden_NTD = model.language.hidden(model.sequence(batch.latents_NCHW, batch.tokens_NT))
-    predicting_L = batch.column_L + model.projector.num_tokens - 1
-    logits_LV: Tensor = model.language.logits(hidden_NTD[batch.sample_L, predicting_L])
-    return logits_LV.argmax(1)
-
-
-def concatenated(batches: Iterator[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    targets, right = zip(*batches, strict=True)
+        hidden_NTD = model.language.hidden(model.sequence(batch.latents_NCHW, batch.tokens_NT))
+        predicting_L = batch.column_L + model.projector.num_tokens - 1
+        logits_LV = model.language.logits(hidden_NTD[batch.sample_L, predicting_L])
+        targets.append(batch.target_L.cpu())
+        right.append((logits_LV.argmax(1) == batch.target_L).cpu())
     return torch.cat(targets), torch.cat(right)

@@ -7,7 +7,6 @@ true by construction.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -26,17 +25,13 @@ COLOURS = {
     "black": (16, 16, 16),
 }
 
-Relation = Literal["left of", "above"]
-Ground = Literal["blotches", "stripes", "grain"]
-
-RELATIONS: tuple[Relation, ...] = ("left of", "above")
-GROUNDS: tuple[Ground, ...] = ("blotches", "stripes", "grain")
-
-PLACES: dict[Relation, tuple[str, str]] = {
+PLACES = {
     "left of": ("on the left", "on the right"),
     "above": ("at the top", "at the bottom"),
 }
 """Where the first and the second shape of each relation lie."""
+
+RELATIONS = tuple(PLACES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +55,8 @@ class Scene:
 
     first: Thing
     second: Thing
-    relation: Relation
-    ground: Ground
+    relation: str
+    ground: str
     ground_seed: int
 
     @property
@@ -78,11 +73,11 @@ def compose(seed: int, number: int) -> Scene:
     first, second = (
         place(relation, order, float(across[order]), str(colours[order]), rng) for order in range(len(colours))
     )
-    ground = GROUNDS[rng.integers(len(GROUNDS))]
+    ground = list(TEXTURES)[rng.integers(len(TEXTURES))]
     return Scene(first=first, second=second, relation=relation, ground=ground, ground_seed=int(rng.integers(2**32)))
 
 
-def place(relation: Relation, order: int, across: float, colour: str, rng: np.random.Generator) -> Thing:
+def place(relation: str, order: int, across: float, colour: str, rng: np.random.Generator) -> Thing:
     """A thing in its half of the image; `across` is where it lies along the other axis, as a share of the side."""
     along = 0.25 + 0.5 * order + rng.uniform(-0.02, 0.02)
     x, y = (along, across) if relation == "left of" else (across, along)
@@ -123,7 +118,7 @@ def grain(rng: np.random.Generator) -> np.ndarray:
     return rng.normal(0, 8, (SIDE, SIDE))
 
 
-TEXTURES: dict[Ground, Callable[[np.random.Generator], np.ndarray]] = {
+TEXTURES: dict[str, Callable[[np.random.Generator], np.ndarray]] = {
     "blotches": blotches,
     "stripes": stripes,
     "grain": grain,

@@ -44,18 +44,6 @@ def truncated(scene: Scene) -> bytes:
     return whole[: len(whole) // 2]
 
 
-def not_an_image(scene: Scene) -> bytes:
-    return b"<html><body>404: the image is no longer here</body></html>\n"
-
-
-def empty(scene: Scene) -> bytes:
-    return b""
-
-
-def missing(scene: Scene) -> None:
-    return None
-
-
 def too_many_pixels(scene: Scene) -> bytes:
     """A PNG of some dozen bytes that says it has 10 gigapixels."""
     header = struct.pack(">IIBBBBB", 100_000, 100_000, 8, 2, 0, 0, 0)
@@ -88,11 +76,13 @@ def palette_transparent(scene: Scene) -> bytes:
     return encoded(palette, "PNG", transparency=bytes(np.where(is_ground, 0, 255).astype(np.uint8)))
 
 
+NOT_AN_IMAGE = b"<html><body>404: the image is no longer here</body></html>\n"
+
 BROKEN: dict[str, SpecialFile] = {
     "truncated": SpecialFile(suffix="jpg", write=truncated),
-    "not-an-image": SpecialFile(suffix="jpg", write=not_an_image),
-    "empty": SpecialFile(suffix="jpg", write=empty),
-    "missing": SpecialFile(suffix="jpg", write=missing),
+    "not-an-image": SpecialFile(suffix="jpg", write=lambda scene: NOT_AN_IMAGE),
+    "empty": SpecialFile(suffix="jpg", write=lambda scene: b""),
+    "missing": SpecialFile(suffix="jpg", write=lambda scene: None),
     "too-many-pixels": SpecialFile(suffix="png", write=too_many_pixels),
 }
 
