@@ -81,11 +81,10 @@ class Batch:
 
 def planned_batches(store: Store, spec: Spec, shards: Iterable[int]) -> Iterator[Batch]:
     """Every batch of the given shards, in order, not yet decoded."""
-    size = spec.array.encoder.batch_size
     plan = open_plan(store)
     for shard in shards:
         planned = plan.shard(shard)
-        for start in range(0, planned.num_rows, size):
+        for start in range(0, planned.num_rows, spec.array.encoder.batch_size):
             yield Batch(spec, planned, shard, start)
 
 

@@ -35,7 +35,17 @@ class VaeEncoder:
 
     def __init__(self, vae: FrozenVae, config: EncoderConfig, pixel_range: PixelRange) -> None:
         self.device = config.torch_device
-        self.identity = identify(vae, config)
+        self.identity = EncoderIdentity(
+            class_name=vae.class_name,
+            weights_sha256=vae.weights_sha256,
+            path="folded" if config.fold else "native",
+            compiled=config.compile,
+            posterior=config.posterior,
+            compute_dtype=config.compute_dtype,
+            batch_size=config.batch_size,
+            latents_mean=vae.latents_mean,
+            latents_std=vae.latents_std,
+        )
         self._vae = vae
         self._dtype = config.torch_dtype
         self._to_range = PIXEL_RANGES[pixel_range]
@@ -84,17 +94,3 @@ def posterior_moments(moments_NCHW: Tensor) -> Tensor:
 
 
 POSTERIORS = {"mean": posterior_mean, "moments": posterior_moments}
-
-
-def identify(vae: FrozenVae, config: EncoderConfig) -> EncoderIdentity:
-    return EncoderIdentity(
-        class_name=vae.class_name,
-        weights_sha256=vae.weights_sha256,
-        path="folded" if config.fold else "native",
-        compiled=config.compile,
-        posterior=config.posterior,
-        compute_dtype=config.compute_dtype,
-        batch_size=config.batch_size,
-        latents_mean=vae.latents_mean,
-        latents_std=vae.latents_std,
-    )
