@@ -59,6 +59,9 @@ class TableFile:
 
     Text is read as Parquet may store it, every value once, and only made a plain column when it is known how large
     that becomes: a file of 400 bytes can hold terabytes otherwise.
+
+    Arrow reads in the calling thread: one of its own that frees a buffer of ours while the interpreter ends aborts the
+    program (apache/arrow issue 34314), as 6 of 750 did that only read a plan.
     """
 
     def __init__(self, open_file: Callable[[], BinaryIO | pa.NativeFile], where: str) -> None:
@@ -66,7 +69,7 @@ class TableFile:
         self._open_file, self.where = open_file, where
         try:
             with open_file() as stream:
-                file = pq.ParquetFile(stream)
+                file = pq.ParquetFile(stream, pre_buffer=False)
                 columns = [file.metadata.schema.column(number) for number in range(file.metadata.num_columns)]
                 self._texts = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
                 self.metadata, self.schema = file.metadata, file.schema_arrow
@@ -87,8 +90,8 @@ class TableFile:
         """The file is opened for it, its index known: threads and forks share no position in it."""
         try:
             with self._open_file() as stream:
-                file = pq.ParquetFile(stream, read_dictionary=self._texts, metadata=self.metadata)
-                return self._plain(file.read_row_group(number, columns))
+                file = pq.ParquetFile(stream, read_dictionary=self._texts, metadata=self.metadata, pre_buffer=False)
+                return self._plain(file.read_row_group(number, columns, use_threads=False))
         except BROKEN as error:
             raise self._broken(error) from None
 

@@ -4,6 +4,8 @@ import os
 import pickle
 import re
 import shutil
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -35,6 +37,13 @@ def test_samples_come_by_dense_numbers_in_the_order_asked(cache, latents):
     for number in (-1, 27, 10**12):
         with pytest.raises(IndexError, match=r"\[0, 27\)"):
             opened.read(np.array([number]))
+
+
+def test_tables_are_read_in_the_calling_thread(cache):
+    """One of Arrow's own might free a buffer of ours while the interpreter ends, which aborts."""
+    code = "from os import listdir; from cache_store import open_cache; threads = lambda: listdir('/proc/self/task');"
+    code += f"cache, before = open_cache({str(cache)!r}), threads(); cache.samples([0]); assert threads() == before"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 WRONG_BUFFERS = [
