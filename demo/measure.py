@@ -14,7 +14,7 @@ from torch import Tensor
 
 from demo.scenes import COLOURS, SHAPES
 from trainer.config import TrainConfig
-from trainer.run.checkpoint import load_projector
+from trainer.run.checkpoint import restore_projector
 from trainer.run.inputs import open_inputs
 from trainer.run.parallel import join_world
 from trainer.run.session import Session, open_session
@@ -38,7 +38,7 @@ def word_accuracy(config: TrainConfig) -> dict[str, WordAccuracy]:
     """By kind of word, on the validation split, with the projector that the run at `config.run.output` trained."""
     with join_world() as world:
         session = open_session(open_inputs(config, world))
-        load_projector(Path(config.run.output), session.model.projector)
+        restore_projector(Path(config.run.output), session.model.projector)
         held_out = session.split.validation
         target_L, own_L = predictions(session, held_out)
         _, blind_L = predictions(session, np.roll(held_out, -1))

@@ -1,17 +1,19 @@
 """Trains a projector from a cache of latents into a frozen language model."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trainer.data.stream import LatentStream
+    from trainer.run.trained import load_projector
 
-__all__ = ["LatentStream"]
+HOMES = {"LatentStream": "trainer.data.stream", "load_projector": "trainer.run.trained"}
+
+__all__ = ["LatentStream", "load_projector"]
 
 
 def __getattr__(name: str) -> Any:
     """Import torch only for those who ask for it: `trainer --help` does not."""
-    if name == "LatentStream":
-        from trainer.data.stream import LatentStream
-
-        return LatentStream
+    if name in HOMES:
+        return getattr(import_module(HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,7 +17,7 @@ import torch
 
 from trainer.cli import main
 from trainer.config import DataConfig, ModelConfig, OptimConfig, TrainConfig, TrainRunConfig
-from trainer.run.checkpoint import PROJECTOR_FILE
+from trainer.model.projector_file import PROJECTOR_FILE
 from trainer.run.folder import checkpoints_of
 from trainer.run.inputs import open_inputs
 from trainer.run.loop import TrainingLoop

@@ -34,8 +34,8 @@ SEARCH_STEPS = 40
 class Projector(nn.Module):
     """World tokens between two learned vectors, START and END."""
 
-    mean_C11: Tensor
-    std_C11: Tensor
+    mean: Tensor
+    std: Tensor
 
     def __init__(
         self,
@@ -52,11 +52,11 @@ class Projector(nn.Module):
         super().__init__()
         _, height, cells_x = latent_shape
         tokens, features = (height * cells_x, len(mean)) if layout == "spatial" else (len(mean), height * cells_x)
-        self.layout, self.num_world_tokens = layout, tokens
-        self.register_buffer("mean_C11", torch.tensor(mean, dtype=torch.float32)[:, None, None])
-        self.register_buffer("std_C11", torch.tensor(std, dtype=torch.float32)[:, None, None])
+        self.layout, self.num_world_tokens, self.num_features = layout, tokens, features
+        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32)[:, None, None])
+        self.register_buffer("std", torch.tensor(std, dtype=torch.float32)[:, None, None])
         self.layers = nn.Sequential(*SHAPES[shape](features, width))
-        self.ends_2D = nn.Parameter(torch.empty(2, width))
+        self.ends = nn.Parameter(torch.empty(2, width))
         self._initialise(torch.Generator().manual_seed(seed))
 
     @property
@@ -70,24 +70,24 @@ class Projector(nn.Module):
             if isinstance(layer, nn.Linear):
                 nn.init.normal_(layer.weight, std=layer.in_features**-0.5, generator=generator)
                 nn.init.zeros_(layer.bias)
-        nn.init.normal_(self.ends_2D, generator=generator)
+        nn.init.normal_(self.ends, generator=generator)
 
     def features(self, latents_NCHW: Tensor) -> Tensor:
         """Standardised latents as tokens: [N, S, F] float32."""
-        latents_NCHW = latents_NCHW[:, : len(self.mean_C11)].float()
-        return LAYOUTS[self.layout]((latents_NCHW - self.mean_C11) / self.std_C11)
+        latents_NCHW = latents_NCHW[:, : len(self.mean)].float()
+        return LAYOUTS[self.layout]((latents_NCHW - self.mean) / self.std)
 
     def forward(self, latents_NCHW: Tensor) -> Tensor:
         """START, world tokens, END: [N, S + 2, D]."""
         world_NSD = self.layers(self.features(latents_NCHW))
-        start_ND, end_ND = self.ends_2D.to(world_NSD.dtype).expand(len(world_NSD), 2, -1).unbind(1)
+        start_ND, end_ND = self.ends.to(world_NSD.dtype).expand(len(world_NSD), 2, -1).unbind(1)
         return torch.cat([start_ND[:, None], world_NSD, end_ND[:, None]], 1)
 
     @torch.no_grad()
     def match_rms(self, latents_NCHW: Tensor, target: float) -> None:
         """Scale the last matrix and the ends such that the output has the root mean square `target`."""
         self.refuse_statistics()
-        refuse_nonfinite_latents(latents_NCHW[:, : len(self.mean_C11)])
+        refuse_nonfinite_latents(latents_NCHW[:, : len(self.mean)])
         features_SF = self.features(latents_NCHW).flatten(0, 1)
         features_SF = features_SF[:: -(-len(features_SF) // CALIBRATION_TOKENS)]
         last = max(index for index, layer in enumerate(self.layers) if isinstance(layer, nn.Linear))
@@ -97,11 +97,11 @@ class Projector(nn.Module):
         matrix = self.layers[last]
         assert isinstance(matrix, nn.Linear)
         matrix.weight.mul_(find_scale(lambda scale: rms(after(scale * before)), target))
-        self.ends_2D.mul_(target / rms(self.ends_2D))
+        self.ends.mul_(target / rms(self.ends))
 
     def refuse_statistics(self) -> None:
         """Raise CacheError for channels that cannot be standardised."""
-        statistics = zip(self.mean_C11.flatten().tolist(), self.std_C11.flatten().tolist(), strict=True)
+        statistics = zip(self.mean.flatten().tolist(), self.std.flatten().tolist(), strict=True)
         for channel, (mean, std) in enumerate(statistics):
             if not (math.isfinite(mean) and math.isfinite(std) and std > 0):
                 raise CacheError(

@@ -1,7 +1,7 @@
 """Checkpoints: a folder each, whole or absent, bound to what they were trained from.
 
 OUTPUT/checkpoints/step-00000500/
-    projector.safetensors    the projector's parameters and the latents' mean and std
+    projector.safetensors    the projector, as `trainer/model/projector_file.py` describes it
     optimizer.safetensors    AdamW's moments
     state.json               step, position, what must match, the resolved config, SHA-256 of both files; signed
 """
@@ -21,9 +21,10 @@ from cache_store.format.record import FORMAT_VERSION, Record, canonical_json, pa
 from cache_store.refusal import differing, refuse
 from cache_store.storage.files import file_sha256, naming
 from trainer.model.projector import Projector
+from trainer.model.projector_file import PROJECTOR_FILE, WORLD, load_tensors, read_projector_file
 from trainer.published import clear_folders, publish_folder, remove_folder
 
-STATE_FILE, PROJECTOR_FILE, OPTIMIZER_FILE = "state.json", "projector.safetensors", "optimizer.safetensors"
+STATE_FILE, OPTIMIZER_FILE = "state.json", "optimizer.safetensors"
 TENSOR_FILES = (PROJECTOR_FILE, OPTIMIZER_FILE)
 
 CACHE_IDENTITY = "cache identity"
@@ -78,15 +79,18 @@ class CheckpointFolder:
         self,
         step: int,
         position: int,
-        projector: Projector,
+        projector: bytes,
         optimizer: torch.optim.Optimizer,
         must_match: dict[str, str],
         config: dict[str, Any],
     ) -> None:
-        """Publish a checkpoint, then delete all but the newest `keep_last`; leftovers of a killed run go first."""
+        """Publish a checkpoint, then delete all but the newest `keep_last`; leftovers of a killed run go first.
+
+        `projector` is the whole of its file.
+        """
         clear_folders(self.root, "step-*")
         with publish_folder(self.path(step)) as scratch:
-            write_part(scratch, PROJECTOR_FILE, save(projector_tensors(projector)))
+            write_part(scratch, PROJECTOR_FILE, projector)
             write_part(scratch, OPTIMIZER_FILE, save(optimizer_tensors(optimizer)))
             state = CheckpointState(
                 format_version=FORMAT_VERSION,
@@ -183,9 +187,10 @@ def is_of_another_cache(state: CheckpointState, must_match: Mapping[str, str]) -
     return state.must_match.get(CACHE_IDENTITY) != must_match[CACHE_IDENTITY]
 
 
-def load_projector(path: Path, projector: Projector) -> None:
-    """Load parameters and latent statistics of a checkpoint that `read_state` has checked."""
-    projector.load_state_dict(load_file(path / PROJECTOR_FILE))
+def restore_projector(path: Path, projector: Projector) -> None:
+    """Load parameters and latent statistics of a run, or of a checkpoint that `read_state` has checked."""
+    file = path / PROJECTOR_FILE
+    load_tensors(projector, WORLD, read_projector_file(file)[1], str(file))
 
 
 def load_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> None:
@@ -194,10 +199,6 @@ def load_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> None:
         index, field = name.split(".")
         state.setdefault(int(index), {})[field] = tensor
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-
-
-def projector_tensors(projector: Projector) -> dict[str, Tensor]:
-    return {name: tensor.detach().contiguous() for name, tensor in projector.state_dict().items()}
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

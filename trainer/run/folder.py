@@ -13,11 +13,11 @@ from cache_store.storage.local import write_file
 from trainer.config import TrainConfig, TrainRunConfig
 from trainer.run.checkpoint import CheckpointFolder
 
-CONFIG_FILE = "config.yaml"
+CONFIG_FILE, CHECKPOINTS = "config.yaml", "checkpoints"
 
 
 def checkpoints_of(run: TrainRunConfig) -> CheckpointFolder:
-    return CheckpointFolder(run.folder / "checkpoints", run.keep_last)
+    return CheckpointFolder(run.folder / CHECKPOINTS, run.keep_last)
 
 
 def refuse_foreign_output(config: TrainConfig) -> None:

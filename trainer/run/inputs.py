@@ -10,19 +10,35 @@ import torch
 from msgspec.structs import asdict
 
 from cache_store import Cache, open_cache
+from cache_store.cache.metadata import read_build
 from cache_store.errors import ConfigError
+from cache_store.format.names import BUILD_FILE
 from cache_store.format.schema import ArraySpec
 from cache_store.program.output_file import refuse_inside
 from cache_store.verify.verify import verify
 from trainer.config import TrainConfig
 from trainer.model.language_model import LanguageModel, load_language_model
+from trainer.model.pretrained import pretrained_name
 from trainer.model.projector import Projector
+from trainer.model.projector_file import (
+    PROJECTOR_VERSION,
+    WORLD,
+    ProjectorConfig,
+    ReadBy,
+    TextRule,
+    Tower,
+    Training,
+    library_versions,
+)
 from trainer.run.checkpoint import CACHE_IDENTITY, VAL_FRACTION
 from trainer.run.parallel import World
 from trainer.text.chat import ChatTokenizer, load_chat_tokenizer
 from trainer.text.store import TEXT_VERSION, text_folder
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+LANGUAGE_MODEL = "language model"
+"""Key of `must_match`: its identity."""
 
 ENCODER_FIELDS = ("class_name", "weights_sha256", "posterior", "latents_mean", "latents_std")
 """Fields of an encoder's identity that decide what its latents mean."""
@@ -43,6 +59,8 @@ class Inputs:
     """Not yet scaled to the language model's embeddings, which needs training samples."""
     must_match: dict[str, str]
     """What a checkpoint must have been trained with to be used here."""
+    projector_config: ProjectorConfig
+    """What a projector's file says of it, before its first step."""
 
 
 def open_inputs(config: TrainConfig, world: World) -> Inputs:
@@ -62,6 +80,7 @@ def open_inputs(config: TrainConfig, world: World) -> Inputs:
     return Inputs(
         config=config, world=world, cache=cache, chat=chat, text_folder=folder, language=language,
         projector=projector, must_match=must_match,
+        projector_config=describe_projector(config, cache, chat, projector, must_match[LANGUAGE_MODEL], language.width),
     )  # fmt: skip
 
 
@@ -104,6 +123,52 @@ def latent_statistics(cache: Cache) -> tuple[tuple[float, ...], tuple[float, ...
     return summary.mean[:channels], summary.std[:channels]
 
 
+def describe_projector(
+    config: TrainConfig, cache: Cache, chat: ChatTokenizer, projector: Projector, identity: str, width: int
+) -> ProjectorConfig:
+    """Say all that has to be known to use the projector once it is trained."""
+    tower = Tower(
+        name=WORLD,
+        projector=config.model.projector,
+        layout=config.model.layout,
+        ends=True,
+        tokens=projector.num_tokens,
+        features=projector.num_features,
+        array=cache.spec.array,
+        encoder_model=encoder_model(cache),
+        cache_identity=cache.seal.identity,
+    )
+    return ProjectorConfig(
+        format_version=PROJECTOR_VERSION,
+        towers=(tower,),
+        language_model=ReadBy(
+            name=lasting_name(config.model.language_model),
+            identity=identity,
+            width=width,
+            precision=config.run.precision,
+        ),
+        text=TextRule(
+            begins_with_bos=chat.begins_with_bos, chat_template=chat.template, end_of_turn=chat.end_of_turn()
+        ),
+        training=Training(steps=0, samples=0, val_fraction=config.data.val_fraction),
+        versions=library_versions(),
+    )
+
+
+def encoder_model(cache: Cache) -> str | None:
+    """Return where the cache's build found its encoder, where the cache remembers that."""
+    if not cache.store.has(BUILD_FILE):
+        return None
+    model = read_build(cache.store).config.get("encoder", {}).get("model")
+    return model if isinstance(model, str) else None
+
+
+def lasting_name(model: str) -> str:
+    """Return the hub id, or the folder such that it is found from any other folder."""
+    name = pretrained_name(model)
+    return str(Path(name).absolute()) if Path(name).is_dir() else name
+
+
 def refuse_too_long(config: TrainConfig, language: LanguageModel, projector: Projector) -> None:
     """Raise ConfigError where world tokens and text may be longer than the language model reads."""
     needed, known = projector.num_tokens + config.data.max_text_tokens, language.max_tokens
@@ -128,7 +193,7 @@ def what_must_match(config: TrainConfig, cache: Cache, chat: ChatTokenizer, lang
         VAL_FRACTION: str(config.data.val_fraction),
         "model.layout": config.model.layout,
         "model.projector": config.model.projector,
-        "language model": language.identity(),
+        LANGUAGE_MODEL: language.identity(),
     }
 
 

@@ -10,7 +10,6 @@ from threading import Event
 from typing import Any
 
 import torch
-from safetensors.torch import save
 from tqdm import tqdm
 
 from cache_store.errors import EncodeOnceError, Interrupted
@@ -20,14 +19,8 @@ from cache_store.refusal import differing
 from cache_store.storage.local import write_file
 from trainer.data.batches import StepBatch
 from trainer.data.prefetch import prefetched
-from trainer.run.checkpoint import (
-    PROJECTOR_FILE,
-    CheckpointFolder,
-    CheckpointState,
-    load_optimizer,
-    load_projector,
-    projector_tensors,
-)
+from trainer.model.projector_file import CONFIG_FILE, PROJECTOR_FILE, ProjectorConfig, projector_bytes
+from trainer.run.checkpoint import CheckpointFolder, CheckpointState, load_optimizer, restore_projector
 from trainer.run.folder import has_run, write_config
 from trainer.run.metrics import Metrics, MetricsLog, read_metrics
 from trainer.run.optim import learning_rate, make_optimizer
@@ -58,8 +51,17 @@ class TrainingLoop:
         """Samples consumed."""
         return self.completed * self.config.data.batch_size
 
+    @property
+    def projector_config(self) -> ProjectorConfig:
+        """Of the projector as it is now."""
+        return self.session.projector_config.trained(self.completed, self.position)
+
+    @property
+    def projector_bytes(self) -> bytes:
+        return projector_bytes(self.model.projector, self.projector_config)
+
     def resume(self, path: Path, state: CheckpointState) -> None:
-        load_projector(path, self.model.projector)
+        restore_projector(path, self.model.projector)
         load_optimizer(path, self.optimizer)
         self.completed = state.step
         self.world.say(f"going on after step {state.step:,} of {self.total_steps:,}, from {path}")
@@ -91,9 +93,10 @@ class TrainingLoop:
 
     def publish_projector(self) -> None:
         """Write the projector, unless it is there already: a run may end after its last checkpoint and before this."""
-        path, data = self.output / PROJECTOR_FILE, save(projector_tensors(self.model.projector))
-        if not (path.is_file() and path.read_bytes() == data):
-            write_file(path, data)
+        for name, data in ((CONFIG_FILE, self.projector_config.as_json), (PROJECTOR_FILE, self.projector_bytes)):
+            path = self.output / name
+            if not (path.is_file() and path.read_bytes() == data):
+                write_file(path, data)
 
     def one_step(self, batches: Iterator[StepBatch], log: MetricsLog | None, bar: "tqdm[Any]") -> None:
         """Do a step and everything due after it, in an order in which a kill in between loses nothing."""
@@ -202,7 +205,7 @@ class TrainingLoop:
             self.checkpoints.save(
                 self.completed,
                 self.position,
-                self.model.projector,
+                self.projector_bytes,
                 self.optimizer,
                 self.session.must_match,
                 asdict(self.config),

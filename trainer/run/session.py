@@ -12,7 +12,7 @@ from trainer.data.batches import LatentSource, StepLoader
 from trainer.data.order import SampleOrder
 from trainer.data.stream import as_tensor
 from trainer.model.model import WorldModel
-from trainer.run.checkpoint import load_projector
+from trainer.run.checkpoint import restore_projector
 from trainer.run.inputs import Inputs
 from trainer.run.parallel import World
 from trainer.text.store import Split, TextStore
@@ -46,7 +46,7 @@ def open_session(inputs: Inputs, source: LatentSource | None = None, trained: Pa
     if trained is None:
         match_embeddings(inputs, loader)
     else:
-        load_projector(trained, inputs.projector)
+        restore_projector(trained, inputs.projector)
     inputs.world.broadcast(inputs.projector.to(inputs.world.device))
     model = WorldModel(inputs.language, inputs.projector, begins_with_bos=text.meta.begins_with_bos)
     return Session(**vars(inputs), text=text, split=split, model=model, loader=loader)

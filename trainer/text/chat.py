@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 
 from cache_store.errors import ConfigError, ModelError, SourceError
 from trainer.model.pretrained import UNREADABLE_MODEL, first_line, pretrained_name, why_unreadable
-from trainer.text.special_text import Span, SpecialText, masked
+from trainer.text.special_text import MASK, Span, SpecialText, masked
 
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 
@@ -109,6 +109,14 @@ class ChatTokenizer:
         )
         samples = zip(ids, encoded["input_ids"], encoded["offset_mapping"], rendered, strict=True)
         return [self._label(*sample) for sample in samples]
+
+    def end_of_turn(self) -> str:
+        """Find what follows the assistant's words, white space aside; nothing where that cannot be told."""
+        messages = [{"role": "user", "content": MASK}, {"role": "assistant", "content": MASK}]
+        try:
+            return self._render(messages).rpartition(MASK)[2].strip()
+        except TEMPLATE_ERRORS:
+            return ""
 
     def _render_sample(self, sample_id: str, conversation: Sequence[Message]) -> Rendered:
         """Render the turns up to the assistant's last; nothing where it says no word or that cannot be told."""

@@ -44,7 +44,7 @@ def test_a_latent_becomes_start_its_tokens_and_end_of_one_size(layout, tokens, s
     out = projector(latents)
     assert out.shape == (64, tokens + 2, 24)
     assert projector.num_tokens == tokens + 2
-    assert torch.equal(out[:, [0, -1]], projector.ends_2D.expand(64, 2, -1))
+    assert torch.equal(out[:, [0, -1]], projector.ends.expand(64, 2, -1))
     assert rms(out[:, 1:-1]) == pytest.approx(1.7, rel=1e-4)
     assert rms(out[:, [0, -1]]) == pytest.approx(1.7, rel=1e-4)
 
@@ -66,7 +66,7 @@ def test_latents_that_cannot_be_standardised_are_refused():
         with pytest.raises(CacheError, match="2 of the 8 samples .* hold NaN or infinity"):
             projector.match_rms(latents, 1.0)
     for std in (0.0, -1.0, math.nan, math.inf):
-        projector.std_C11[2] = std
+        projector.std[2] = std
         with pytest.raises(CacheError, match=f"latent channel 2 cannot .* deviation {std}"):
             projector.match_rms(latents, 1.0)
 

@@ -151,8 +151,8 @@ def test_cached_training_is_training_with_the_encoder_in_the_loop(configured, tm
 def test_a_run_starts_standardised_and_as_large_as_embeddings(configured):
     session = open_alone(configured())
     projector, encoder = session.model.projector, session.cache.spec.array.encoder
-    assert tuple(projector.mean_C11.flatten().tolist()) == pytest.approx(encoder.latents_mean)
-    assert tuple(projector.std_C11.flatten().tolist()) == pytest.approx(encoder.latents_std)
+    assert tuple(projector.mean.flatten().tolist()) == pytest.approx(encoder.latents_mean)
+    assert tuple(projector.std.flatten().tolist()) == pytest.approx(encoder.latents_std)
     latents = as_tensor(session.cache.read(session.split.train))
     assert projector.features(latents).std((0, 1)).sub(1).abs().max() < 0.2
     assert projector.features(latents).mean((0, 1)).abs().max() < 0.2
@@ -167,7 +167,7 @@ def test_training_moves_the_float32_projector_and_nothing_else(configured_here):
     assert all(torch.equal(before[name], after) for name, after in language.state_dict().items())
     assert {(each.dtype, each.requires_grad) for each in language.parameters()} == {(torch.bfloat16, False)}
     unmoved = {name for name, moved in projector.state_dict().items() if torch.equal(start[name], moved)}
-    assert unmoved == {"mean_C11", "std_C11"}
+    assert unmoved == {"mean", "std"}
     assert {each.dtype for each in projector.parameters()} == {torch.float32}
 
 

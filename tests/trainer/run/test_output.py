@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from safetensors.torch import save
 
 from cache_store.errors import CacheError, ConfigError, NewerFormatError
 from cache_store.format.record import canonical_json, signed
@@ -20,8 +21,8 @@ from tests.trainer.runs import ALONE, FORKED, ForkedTrainer, assert_same_run, co
 from trainer.cli import main
 from trainer.commands.train import train
 from trainer.config import OptimConfig, TrainConfig
+from trainer.model.projector_file import PROJECTOR_FILE
 from trainer.run.checkpoint import (
-    PROJECTOR_FILE,
     STATE_FILE,
     TENSOR_FILES,
     CheckpointFolder,
@@ -40,7 +41,9 @@ def save_steps(root: Path, *steps: int, keep_last: int = 3) -> CheckpointFolder:
     projector(make_latents(4)).square().mean().backward()
     optimizer.step()
     for step in steps:
-        folder.save(step, 8 * step, projector, optimizer, {"data.seed": "0"}, {"optim": {"lr": 1e-4}})
+        folder.save(
+            step, 8 * step, save(projector.state_dict()), optimizer, {"data.seed": "0"}, {"optim": {"lr": 1e-4}}
+        )
     return folder
 
 

@@ -1,0 +1,198 @@
+"""A trained projector as one safetensors file that describes itself.
+
+    {tower}.mean, {tower}.std         what samples are standardised with, shaped to broadcast over one
+    {tower}.layers.{n}.weight, .bias  the projector's matrices
+    {tower}.ends                      [2, D]: START and END, learned
+
+All are float32. The file's metadata has one key, METADATA_KEY; its value is a `ProjectorConfig` as canonical JSON.
+`config.json` beside the file says the same, for people and for other programs; this one never reads it.
+"""
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from cache_store.errors import CacheError, ConfigError, NewerFormatError
+from cache_store.format.record import Record, canonical_json, parse_record
+from cache_store.format.schema import ArraySpec, Count
+from trainer.model.projector import LAYOUTS, SHAPES, Projector
+
+PROJECTOR_FILE, CONFIG_FILE = "projector.safetensors", "config.json"
+METADATA_KEY = "encode_once.projector"
+"""The only key: safetensors writes several in no fixed order, and equal projectors are to be equal bytes."""
+
+PROJECTOR_VERSION = 1
+
+WORLD = "world"
+"""The tower's name in a run from one cache."""
+
+VERSIONED = ("encode-once", "torch", "transformers")
+
+
+class Tower(Record, frozen=True, kw_only=True):
+    """One encoder's samples, and the projector that makes tokens of them."""
+
+    name: str
+    """What its tensors' names begin with."""
+    projector: str
+    layout: str
+    ends: bool
+    """Whether START and END stand around its tokens."""
+    tokens: Count
+    """That the language model reads, START and END among them."""
+    features: Count
+    """Values of one token before the projector."""
+    array: ArraySpec
+    """Shape and dtype of a sample; image recipe and encoder, with the SHA-256 of its weights."""
+    encoder_model: str | None
+    """Where the cache's build found the encoder: a hub id or a folder."""
+    cache_identity: str
+
+
+class ReadBy(Record, frozen=True, kw_only=True):
+    """The frozen language model."""
+
+    name: str
+    """A hub id or a folder."""
+    identity: str
+    """SHA-256 over its config and values of all its weights."""
+    width: Count
+    precision: Literal["bf16", "fp32"]
+
+
+class TextRule(Record, frozen=True, kw_only=True):
+    """How the text around the tokens is written."""
+
+    begins_with_bos: bool
+    """BOS stands before all towers; without, the first of them is first."""
+    chat_template: str
+    """Jinja."""
+    end_of_turn: str
+    """What the template writes after the assistant's words, white space aside; the model has learned to say it."""
+
+
+class Training(Record, frozen=True, kw_only=True):
+    """How far it was trained."""
+
+    steps: Count
+    samples: Count
+    """Seen, epoch after epoch."""
+    val_fraction: float
+    """Share of samples held out, by hash of the id: of any cache, those were never trained on."""
+
+
+class ProjectorConfig(Record, frozen=True, kw_only=True):
+    """All that has to be known to use a trained projector."""
+
+    format_version: int
+    towers: tuple[Tower, ...]
+    """In the order in which the language model reads them: [BOS], towers, text."""
+    language_model: ReadBy
+    text: TextRule
+    training: Training
+    versions: dict[str, str]
+
+    @property
+    def tower(self) -> Tower:
+        """The only one."""
+        (tower,) = self.towers
+        return tower
+
+    @property
+    def as_json(self) -> bytes:
+        """As it stands in `config.json`."""
+        return json.dumps(msgspec.to_builtins(self), indent=2, ensure_ascii=False).encode() + b"\n"
+
+    def trained(self, steps: int, samples: int) -> "ProjectorConfig":
+        training = msgspec.structs.replace(self.training, steps=steps, samples=samples)
+        return msgspec.structs.replace(self, training=training)
+
+
+def library_versions() -> dict[str, str]:
+    found = dict[str, str]()
+    for name in VERSIONED:
+        with suppress(PackageNotFoundError):  # a clone runs without being installed
+            found[name] = version(name)
+    return found
+
+
+def projector_bytes(projector: Projector, config: ProjectorConfig) -> bytes:
+    """The whole file."""
+    tensors = {f"{config.tower.name}.{name}": tensor for name, tensor in projector.state_dict().items()}
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    return save(tensors, {METADATA_KEY: canonical_json(config).decode()})
+
+
+def read_projector_file(path: Path) -> tuple[ProjectorConfig, dict[str, Tensor]]:
+    """Read config and tensors; ConfigError for a file that is no projector, CacheError for a damaged one."""
+    try:
+        with safe_open(path, "pt") as file:
+            metadata: Mapping[str, str] = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+    except SafetensorError as error:
+        raise CacheError(f"{path} cannot be read: {error}") from None
+    if METADATA_KEY not in metadata:
+        raise ConfigError(f"{path} is no projector of this program: its metadata has no {METADATA_KEY}")
+    return parse_config(metadata[METADATA_KEY].encode(), str(path)), tensors
+
+
+def parse_config(data: bytes, where: str) -> ProjectorConfig:
+    found = parse_record(AnyVersion, data, where).format_version
+    if found != PROJECTOR_VERSION:
+        raise NewerFormatError(f"{where} has format version {found}; this program reads version {PROJECTOR_VERSION}")
+    config = parse_record(ProjectorConfig, data, where)
+    if len(config.towers) != 1:
+        raise CacheError(f"{where} has {len(config.towers)} towers; this program reads projectors of one")
+    tower = config.tower
+    if tower.projector not in SHAPES or tower.layout not in LAYOUTS or not tower.ends or len(tower.array.shape) != 3:
+        raise CacheError(f"{where} holds no projector that this program knows: {tower.projector}, {tower.layout}")
+    return config
+
+
+class AnyVersion(Record, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """As far as all versions agree."""
+
+    format_version: int
+
+
+def load_tensors(projector: Projector, tower: str, tensors: Mapping[str, Tensor], where: str) -> None:
+    """Give `projector` its tower's tensors; CacheError, and nothing given, where they are others than it has."""
+    mine = {name.removeprefix(f"{tower}."): each for name, each in tensors.items() if name.startswith(f"{tower}.")}
+    found = {name: tuple(tensor.shape) for name, tensor in mine.items()}
+    expected = {name: tuple(tensor.shape) for name, tensor in projector.state_dict().items()}
+    if found != expected:
+        name = min(dict(found.items() ^ expected.items()))
+        raise CacheError(
+            f"{where} does not hold the tensors of its projector: {tower}.{name} should be "
+            f"{expected.get(name, 'absent')}, is {found.get(name, 'absent')}"
+        )
+    projector.load_state_dict(mine)
+
+
+class TrainedProjector(Projector):
+    """A projector as it was trained: on the CPU, in float32, frozen."""
+
+    def __init__(self, path: Path) -> None:
+        config, tensors = read_projector_file(path)
+        tower = config.tower
+        channels = len(tensors.get(f"{tower.name}.mean", ()))
+        super().__init__(
+            latent_shape=tower.array.shape,
+            width=config.language_model.width,
+            layout=tower.layout,
+            shape=tower.projector,
+            mean=[0.0] * channels,
+            std=[1.0] * channels,
+            seed=0,
+        )
+        self.config, self.path = config, path
+        load_tensors(self, tower.name, tensors, str(path))
+        self.requires_grad_(False).eval()
