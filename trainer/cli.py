@@ -5,19 +5,22 @@ from typing import Any
 
 from cache_store.program.command_line import Command, Program
 from cache_store.program.output_file import refuse_output
-from trainer.config import TrainConfig
+from trainer.config import GenerateConfig, TrainConfig
 
 EXAMPLES = """\
   trainer train --config configs/train_llava_cc3m.yaml    rerun to resume
   trainer train --print_config > my.yaml                  a config to edit
   torchrun --nproc-per-node 8 -m trainer train --config my.yaml
   trainer eval --config my.yaml --report eval.json        the newest checkpoint
+  trainer generate runs/mine --rows 7,3 --prompt "What is this?"
 """
 
 EVAL_OPTIONS = {
     "--checkpoint FOLDER": "Its folder; by default the newest of run.output.",
     "--report FILE": "Also write the result to this JSON file.",
 }
+
+RUN = {"run": "A run's folder (its newest checkpoint), a checkpoint's, or a projector's file."}
 
 # torch and transformers take seconds to import, so the commands import what they need: `--help` stays quick.
 
@@ -51,9 +54,21 @@ def eval_command(arguments: Any) -> int:
     return 0
 
 
+def generate_command(arguments: Any) -> int:
+    """Show what the language model says of images: of rows of a cache, by the projector that a run has trained.
+
+    Without --prompt, each row's own first question is asked, and the words that the cache has for it stand below.
+    """
+    from trainer.commands.generate import generate
+
+    generate(arguments.run, arguments.config)
+    return 0
+
+
 COMMANDS = {
     "train": Command(train_command, TrainConfig),
     "eval": Command(eval_command, TrainConfig, options=EVAL_OPTIONS),
+    "generate": Command(generate_command, GenerateConfig, RUN),
 }
 
 PROGRAM = Program("trainer", "Train a projector from a cache into a frozen language model.", EXAMPLES, COMMANDS)

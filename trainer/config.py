@@ -177,3 +177,48 @@ class TrainConfig:
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     run: TrainRunConfig
+
+
+MAX_TEMPERATURE = 100.0
+"""Words are all but equally likely far below it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateConfig:
+    """Of what, and how, the language model is asked."""
+
+    prompt: str | None = None
+    """The user's words; null: of each row its own first question, as in training."""
+    rows: str | None = None
+    """Rows of the cache, as its plan numbers them: 7,3."""
+    ids: str | None = None
+    """In place of rows: ids of samples, separated by commas."""
+    cache: str | None = None
+    """Another cache than the run's, of the same image recipe and encoder."""
+    language_model: str | None = None
+    """Where the language model is now, if not where training found it: a hub id or a folder."""
+    precision: Literal["bf16", "fp32"] | None = None
+    """Of the language model; null: as in training."""
+    temperature: float = 0.0
+    """0: always the likeliest token; above: sampled, the flatter the higher."""
+    top_p: float = 1.0
+    """Sample among the likeliest tokens that together have this probability."""
+    seed: int = 0
+    """Of sampling; the same seed, rows and batches give the same words."""
+    max_tokens: int = 128
+    """Longest answer in tokens; one that ends its turn stops before."""
+    batch_size: int = 8
+    """Answers generated together."""
+    report: str | None = None
+    """Also write the answers to this JSON file."""
+
+    def __post_init__(self) -> None:
+        if (self.rows is None) == (self.ids is None):
+            raise ConfigError("name what to look at: --rows 7,3 or --ids ID,ID")
+        hot, share = self.temperature, self.top_p
+        require(0 <= hot <= MAX_TEMPERATURE, "temperature", f"in [0, {MAX_TEMPERATURE:g}]", hot)
+        require(0 < share <= 1, "top_p", "above 0 and at most 1", share)
+        require(0 <= self.seed < 2**63, "seed", "in [0, 2^63)", self.seed)
+        require(1 <= self.max_tokens <= MAX_TOKENS, "max_tokens", f"in [1, {MAX_TOKENS:,}]", self.max_tokens)
+        size = self.batch_size
+        require(1 <= size <= MAX_BATCH_SIZE, "batch_size", f"in [1, {MAX_BATCH_SIZE:,}]", size)

@@ -140,6 +140,12 @@ def refuse_uncompilable(backend: str, device: torch.device) -> None:
 
 def load_language_model(name: str, dtype: torch.dtype, device: torch.device) -> LanguageModel:
     """Load the text model of a hub id or folder, frozen; a multimodal checkpoint's other parts are dropped."""
+    model, _ = load_with_whole(name, dtype, device)
+    return model
+
+
+def load_with_whole(name: str, dtype: torch.dtype, device: torch.device) -> tuple[LanguageModel, Any]:
+    """Load the text model, and transformers' model that it is a part of, which can generate."""
     path = pretrained_name(name)
     try:
         full = load_every_weight(path, dtype).to(device)
@@ -150,7 +156,7 @@ def load_language_model(name: str, dtype: torch.dtype, device: torch.device) -> 
         check_forward(model, full)
     except ModelError as error:
         raise ModelError(f"model.language_model {name!r} {error}") from None
-    return model
+    return model, full
 
 
 def load_every_weight(path: str, dtype: torch.dtype) -> Any:

@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import yaml
+
 from cache_store.errors import ConfigError, MissingPathError
 from trainer.model.projector_file import PROJECTOR_FILE, TrainedProjector
 from trainer.run.checkpoint import STATE_FILE, CheckpointFolder, read_state
-from trainer.run.folder import CHECKPOINTS
+from trainer.run.folder import CHECKPOINTS, CONFIG_FILE, is_resolved_config
 
 
 def load_projector(path: str | Path) -> TrainedProjector:
@@ -32,3 +34,12 @@ def find_projector(path: Path) -> Path:
             f"{path} holds no projector: no {PROJECTOR_FILE} and no checkpoint; run `trainer train` first"
         )
     return folder / PROJECTOR_FILE
+
+
+def cache_of_run(projector_file: Path) -> str | None:
+    """Return the cache that the run which the projector lies in, or its checkpoint does, was trained from."""
+    folder = projector_file.parent
+    if (folder / STATE_FILE).is_file():
+        return str(read_state(folder).config["cache"])
+    config = folder / CONFIG_FILE
+    return str(yaml.safe_load(config.read_bytes())["cache"]) if is_resolved_config(config) else None

@@ -18,6 +18,7 @@ from jinja2 import TemplateError, TemplateSyntaxError
 from transformers import AutoTokenizer
 
 from cache_store.errors import ConfigError, ModelError, SourceError
+from trainer.config import MAX_TOKENS
 from trainer.model.pretrained import UNREADABLE_MODEL, first_line, pretrained_name, why_unreadable
 from trainer.text.special_text import MASK, Span, SpecialText, masked
 
@@ -110,6 +111,24 @@ class ChatTokenizer:
         samples = zip(ids, encoded["input_ids"], encoded["offset_mapping"], rendered, strict=True)
         return [self._label(*sample) for sample in samples]
 
+    def prompt_tokens(self, messages: list[Message]) -> np.ndarray:
+        """Tokenise messages as training did, up to where the assistant begins to speak: int32 [tokens].
+
+        SourceError where the template refuses them, or a special token's text in them cannot be spelled out.
+        """
+        try:
+            text, masked_text = self._render_twice(messages, add_generation_prompt=True)
+        except TEMPLATE_ERRORS as error:
+            raise SourceError(f"the chat template refuses it: {first_line(error)}") from None
+        encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        tokens, _ = self.special.spell_out(encoded["input_ids"], encoded["offset_mapping"], text, masked_text)
+        return np.array([*self._bos_before(tokens), *tokens], np.int32)
+
+    def _bos_before(self, tokens: Sequence[int]) -> list[int]:
+        """Return BOS where it has to be put before them."""
+        bos = self.tokenizer.bos_token_id
+        return [bos] if self.begins_with_bos and tokens[:1] != [bos] else []
+
     def end_of_turn(self) -> str:
         """Find what follows the assistant's words, white space aside; nothing where that cannot be told."""
         messages = [{"role": "user", "content": MASK}, {"role": "assistant", "content": MASK}]
@@ -132,10 +151,10 @@ class ChatTokenizer:
         except TEMPLATE_ERRORS as error:
             return Rendered(problem=f"sample {sample_id!r}: the chat template refuses it: {first_line(error)}")
 
-    def _render_twice(self, messages: list[Message]) -> tuple[str, str]:
+    def _render_twice(self, messages: list[Message], add_generation_prompt: bool = False) -> tuple[str, str]:
         """Render messages as they are and masked: unless the template rewrites words, places in both are the same."""
-        text = self._render(messages)
-        masked_text = self._render([{**message, "content": masked(message["content"])} for message in messages])
+        masked_messages = [{**message, "content": masked(message["content"])} for message in messages]
+        text, masked_text = (self._render(each, add_generation_prompt) for each in (messages, masked_messages))
         if len(masked_text) != len(text) and any(self.special.controls(message["content"]) for message in messages):
             raise SourceError("the chat template acts on a special token's text in it")
         return text, masked_text
@@ -164,8 +183,8 @@ class ChatTokenizer:
         except SourceError as error:
             return TokenizedText(np.array([], np.int32), np.array([], bool), f"sample {sample_id!r}: {error}")
         is_label = begins_within(offsets, rendered.spans)
-        if self.begins_with_bos and tokens[:1] != [self.tokenizer.bos_token_id]:
-            tokens, is_label = [self.tokenizer.bos_token_id, *tokens], np.concatenate([[False], is_label])
+        if bos := self._bos_before(tokens):
+            tokens, is_label = [*bos, *tokens], np.concatenate([[False], is_label])
         length = length_to_keep(is_label, self.max_tokens)
         return TokenizedText(np.array(tokens[:length], np.int32), is_label[:length], rendered.problem)
 
@@ -186,7 +205,23 @@ def length_to_keep(is_label: np.ndarray, max_tokens: int) -> int:
 
 
 def load_chat_tokenizer(model: str, template_file: str | None, max_tokens: int) -> ChatTokenizer:
-    """Load the tokenizer of a hub id or folder: a fast one, with a template of its own or from `template_file`."""
+    """Load the tokenizer of a hub id or folder, with a template of its own or from `template_file`."""
+    tokenizer = load_tokenizer(model)
+    template = tokenizer.chat_template if template_file is None else read_template(template_file)
+    if not isinstance(template, str):
+        raise ConfigError(f"the tokenizer of {model!r} has no chat template; name a Jinja file in model.chat_template")
+    where = f"of the tokenizer of {model!r}" if template_file is None else template_file
+    refuse_broken_template(tokenizer, template, where)
+    return ChatTokenizer(tokenizer, template, max_tokens)
+
+
+def prompt_tokenizer(model: str, template: str) -> ChatTokenizer:
+    """Load the tokenizer of a hub id or folder to prompt with, in the template that a projector was trained with."""
+    return ChatTokenizer(load_tokenizer(model), template, MAX_TOKENS)
+
+
+def load_tokenizer(model: str) -> Any:
+    """Load a fast tokenizer, which labels need."""
     name = pretrained_name(model)
     if Path(name).is_dir() and not any(any(Path(name).glob(files)) for files in TOKENIZER_FILES):
         raise ModelError(f"no tokenizer can be loaded from {model!r}: no file there is a tokenizer's")
@@ -196,12 +231,7 @@ def load_chat_tokenizer(model: str, template_file: str | None, max_tokens: int) 
         raise ModelError(f"no tokenizer can be loaded from {model!r}: {why_unreadable(error)}") from None
     if not tokenizer.is_fast:
         raise ModelError(f"the tokenizer of {model!r} is not a fast one (tokenizer.json), which labels need")
-    template = tokenizer.chat_template if template_file is None else read_template(template_file)
-    if not isinstance(template, str):
-        raise ConfigError(f"the tokenizer of {model!r} has no chat template; name a Jinja file in model.chat_template")
-    where = f"of the tokenizer of {model!r}" if template_file is None else template_file
-    refuse_broken_template(tokenizer, template, where)
-    return ChatTokenizer(tokenizer, template, max_tokens)
+    return tokenizer
 
 
 def refuse_broken_template(tokenizer: Any, template: str, where: str) -> None:

@@ -1,0 +1,149 @@
+"""`trainer generate` as its users meet it: which images, asked what, and what it refuses."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.make_cache import make_cache
+from tests.trainer.conftest import MEAN, STD, MakeConfig, describe, described_cache, save_language_model
+from tests.trainer.runs import ALONE
+from trainer.cli import main
+from trainer.commands.train import train
+from trainer.config import TrainConfig
+from trainer.model.projector_file import PROJECTOR_FILE
+from trainer.run.folder import checkpoints_of
+from trainer.text.chat import to_messages
+
+
+@pytest.fixture(scope="module")
+def trained(configured_here: MakeConfig) -> TrainConfig:
+    config = configured_here("trained", max_steps=2, save_every=1)
+    train(config, ALONE)
+    return config
+
+
+Answers = list[dict[str, Any]]
+
+
+@pytest.fixture
+def answers(tmp_path: Path) -> Callable[..., Answers]:
+    """What the command reports."""
+
+    def run(place: Path, *options: str) -> Answers:
+        report = tmp_path / "report.json"
+        assert main(["generate", str(place), *options, f"--report={report}"]) == 0
+        said: Answers = json.loads(report.read_text())["answers"]
+        return said
+
+    return run
+
+
+def test_rows_are_asked_their_own_questions_or_the_users(trained, answers, capsys):
+    """By row or by id, from the run, a checkpoint, or the file and a cache: the same words in batches of any size."""
+    options = "--rows=8,0,38,8", "--max_tokens=6"
+    said = answers(trained.run.folder, *options)
+    printed = capsys.readouterr().out
+    assert [each["row"] for each in said] == [8, 0, 38, 8]
+    assert said[0] == said[3] != said[1]
+    for each in said:
+        question, reference, *_ = (message["content"] for message in to_messages(describe(each["row"])))
+        assert (each["id"], each["prompt"], each["reference"]) == (f"sample-{each['row']:06d}", question, reference)
+        held_out, cut = ", held out of training" * each["held_out"], " […]" * (not each["is_whole"])
+        lines = [f"row {each['row']}, {each['id']}{held_out}", f"  prompt     {question}"]
+        lines += [f"  answer     {each['answer']}{cut}", f"  reference  {reference}\n"]
+        assert "\n".join(lines) in printed
+    ids = "--ids=sample-000008,sample-000000,sample-000038,sample-000008", "--max_tokens=6", "--batch_size=1"
+    places = [trained.run.folder, checkpoints_of(trained.run).path(2)]
+    assert [answers(place, *ids) for place in places] == [said, said]
+    file = trained.run.folder / PROJECTOR_FILE
+    assert answers(file, *options, "--prompt=is it red", f"--cache={trained.cache}") != said
+    asked = answers(file, *options, "--prompt=what is this", f"--cache={trained.cache}")
+    assert [each["answer"] for each in asked[:2]] == [each["answer"] for each in said[:2]]
+    assert not any("reference" in each for each in asked)
+
+
+def test_another_cache_of_its_recipe_and_a_moved_model_will_do(trained, answers, tmp_path):
+    moved = shutil.copytree(trained.model.language_model, tmp_path / "moved")
+    options = "--rows=1,2", "--prompt=what is this", f"--language_model={moved}", "--precision=fp32"
+    other = described_cache(tmp_path / "other", 12, latents=make_latents(), latents_mean=MEAN, latents_std=STD)
+    own, others = answers(trained.run.folder, *options), answers(trained.run.folder, *options, f"--cache={other}")
+    assert [each["row"] for each in own] == [each["row"] for each in others] == [1, 2]
+
+
+def make_latents() -> np.ndarray:
+    return np.random.default_rng(1).standard_normal((12, 4, 3, 2), np.float32)
+
+
+REFUSED = [
+    (2, [], "name what to look at: --rows 7,3 or --ids ID,ID"),
+    (2, ["--rows=1", "--ids=a"], "name what to look at: --rows 7,3 or --ids ID,ID"),
+    (2, ["--rows=1,b"], "rows must be whole numbers separated by commas, such as 7,3; got 'b'"),
+    (2, ["--rows=40"], "rows: the cache has rows [0, 40), and no row 40"),
+    (2, ["--rows=2,17"], "row 17 of CACHE was rejected (missing: no such file), so nothing is cached of it"),
+    (2, ["--ids=sample-000017"], "row 17 of CACHE was rejected (missing: no such file), so nothing is cached of it"),
+    (2, ["--ids=sample-000001,x,y"], "ids: CACHE has no sample 'x', 'y'"),
+    (2, ["--rows=1", "--cache=HOME/none"], "HOME/none holds no cache; make one with `precompute build`"),
+    (2, ["--rows=1", "--temperature=-1"], "temperature must be in [0, 100], got -1"),
+    (2, ["--rows=1", "--top_p=0"], "top_p must be above 0 and at most 1, got 0"),
+    (2, ["--rows=1", "--max_tokens=0"], "max_tokens must be in [1, 1,048,576], got 0"),
+    (2, ["--rows=1", "--max_tokens=250"], "knows 256 positions: set --max_tokens lower"),
+    (2, ["--rows=1", "--language_model=HOME/none"], "model.language_model: no folder HOME/none"),
+    (2, ["--rows=1", "--report=CACHE/seal.json"], "report: CACHE/seal.json lies in the cache CACHE"),
+    (1, ["--rows=1", "--prompt=<end_of_turn>"], "which this tokenizer has as a special token only"),
+]
+
+
+@pytest.mark.parametrize(("code", "options", "message"), REFUSED)
+def test_what_cannot_be_generated_is_one_message(trained, tmp_path, capsys, code, options, message):
+    places = {"CACHE": trained.cache, "HOME": str(tmp_path)}
+    for name, place in places.items():
+        options, message = [each.replace(name, place) for each in options], message.replace(name, place)
+    assert main(["generate", str(trained.run.folder), *options]) == code
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "`trainer generate --help`" not in line]
+    assert line.startswith("trainer: error: ")
+    assert message in line
+
+
+def refused(capsys: Any, code: int, *arguments: object) -> str:
+    assert main(["generate", *map(str, arguments)]) == code
+    error: str = capsys.readouterr().err
+    assert "Traceback" not in error
+    return error
+
+
+def test_a_projector_of_another_model_cache_or_run_is_refused(trained, tmp_path, capsys):
+    run, ask = trained.run.folder, "--rows=1"
+    other = save_language_model(tmp_path / "other", rms_norm_eps=1e-5)
+    error = refused(capsys, 1, run, ask, f"--language_model={other}")
+    assert f"the projector was not trained for {other}\n" in error
+    assert f"it was trained for {trained.model.language_model}; name that one, as it was then, with --langu" in error
+    rescaled = described_cache(tmp_path / "rescaled", 12, latents=make_latents(), latents_std=[1.0, 2.0, 3.0, 4.0])
+    error = refused(capsys, 1, run, ask, f"--cache={rescaled}")
+    assert f"{rescaled} is not what the projector reads\n" in error
+    assert "encoder.latents_std" in error
+    assert "image.height" not in error
+    larger = make_cache(tmp_path / "larger", make_latents().repeat(2, 2), latents_mean=MEAN, latents_std=STD)
+    assert "image.height" in refused(capsys, 1, run, ask, f"--cache={larger}")
+    assert "is no folder of a run, and no projector's file" in refused(capsys, 2, tmp_path / "none", ask)
+    alone = shutil.copy(run / PROJECTOR_FILE, tmp_path)
+    assert "lies in no run, so no cache is known; name one with --cache" in refused(capsys, 2, alone, ask)
+
+
+def test_what_has_moved_since_training_is_asked_for(configured, tmp_path, capsys):
+    cache, model = described_cache(tmp_path / "cache", 16), save_language_model(tmp_path / "lm")
+    config = configured(cache=cache, language_model=model, max_steps=1)
+    train(config, ALONE)
+    model.rename(tmp_path / "moved")
+    error = refused(capsys, 2, config.run.folder, "--rows=1")
+    assert f"was trained for the language model in {model}, where no folder is now; name it with --language_m" in error
+    cache.rename(tmp_path / "moved cache")
+    error = refused(capsys, 2, config.run.folder, "--rows=1")
+    assert f"{cache} holds no cache; " in error
+    assert "it is the one of the run: name it with --cache" in error
+    options = f"--cache={tmp_path}/moved cache", f"--language_model={tmp_path}/moved"
+    assert main(["generate", str(config.run.folder), "--rows=1", *options]) == 0

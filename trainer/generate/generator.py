@@ -1,0 +1,192 @@
+"""The language model's words about images that it reads through a trained projector.
+
+transformers' own `generate` runs on the embeddings that training builds, with its cache of keys and values. Prompts of
+different lengths stand in one batch, padded on the left, where the attention mask hides the padding.
+"""
+# Axes: N samples, C latent channels, H W latent cells, P projector tokens, T text tokens, D model width.
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
+
+from cache_store.errors import ConfigError, MissingPathError, ModelError
+from cache_store.refusal import Difference, refuse
+from trainer.config import GenerateConfig
+from trainer.model.language_model import LanguageModel, load_with_whole
+from trainer.model.model import WorldModel
+from trainer.model.pretrained import UNREADABLE_MODEL, first_line
+from trainer.model.projector_file import ProjectorConfig, TrainedProjector
+from trainer.run.inputs import PRECISIONS
+from trainer.text.chat import ChatTokenizer, Message, prompt_tokenizer
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the model says of one image."""
+
+    text: str
+    is_whole: bool
+    """Whether it ended its turn itself, within the tokens allowed."""
+
+
+@dataclass(frozen=True)
+class TurnEnd:
+    """By what a turn's end is known."""
+
+    tokens: tuple[int, ...]
+    words: str
+    """Of an end that is no special token; empty otherwise."""
+
+
+class Generator:
+    """A projector, the language model that it was trained for, and how it is to speak."""
+
+    def __init__(
+        self, model: WorldModel, whole: Any, chat: ChatTokenizer, end: TurnEnd, config: GenerateConfig
+    ) -> None:
+        """`whole` is transformers' model, of which `model.language` is a part."""
+        self.model, self._whole, self.chat, self._end, self._config = model, whole, chat, end, config
+        whole.generation_config = GenerationConfig()  # a model's own may sample, penalise, or forbid words
+        whole.prepare_inputs_for_generation = naming_embeddings(whole.prepare_inputs_for_generation)
+        self._options = generation_options(config, end, chat.tokenizer.pad_token_id)
+        self._stop = [WordsSaid(chat.tokenizer, end.words)] if end.words else []
+
+    def __call__(self, latents_NCHW: Tensor, prompts: Sequence[list[Message]]) -> list[Answer]:
+        """Answer each sample's messages, all in one batch; sampling draws from torch's global generator."""
+        return [self._answer(each) for each in self.said(latents_NCHW, prompts)]
+
+    def said(self, latents_NCHW: Tensor, prompts: Sequence[list[Message]]) -> list[list[int]]:
+        """Generate tokens; those after the end of a turn are padding, or words that nobody asked for."""
+        language = self.model.language
+        tokens = [self.chat.prompt_tokens(messages) for messages in prompts]
+        refuse_unknown_tokens(language, tokens)
+        embeddings_NTD, mask_NT = self._prompt(latents_NCHW.to(language.device), tokens)
+        refuse_too_long(language, embeddings_NTD.shape[1], self._config.max_tokens)
+        try:
+            said_NT = self._whole.generate(
+                inputs_embeds=embeddings_NTD,
+                attention_mask=mask_NT,
+                generation_config=self._options,
+                stopping_criteria=StoppingCriteriaList(self._stop),
+            )
+        except UNREADABLE_MODEL as error:
+            name = type(self._whole).__name__
+            raise ModelError(
+                f"the language model, {name}, cannot generate from embeddings: {first_line(error)}"
+            ) from None
+        return said_NT.tolist()  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def _prompt(self, latents_NCHW: Tensor, tokens: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
+        """Embed [BOS], START, world tokens, END and each text: [N, P + T, D], with its mask [N, P + T]."""
+        longest = max(map(len, tokens))
+        tokens_NT = torch.zeros(len(tokens), longest, dtype=torch.long, device=latents_NCHW.device)
+        for row, each in enumerate(tokens):
+            tokens_NT[row, : len(each)] = torch.from_numpy(each)
+        embeddings_NTD = self.model.sequence(latents_NCHW, tokens_NT)
+        mask_NT = torch.ones(embeddings_NTD.shape[:2], dtype=torch.long, device=latents_NCHW.device)
+        for row, each in enumerate(tokens):
+            padding = longest - len(each)
+            embeddings_NTD[row] = embeddings_NTD[row].roll(padding, 0)
+            mask_NT[row, :padding] = 0
+        return embeddings_NTD, mask_NT
+
+    def _answer(self, said: list[int]) -> Answer:
+        """Cut one answer at the end of its turn."""
+        length = next((place for place, token in enumerate(said) if token in self._end.tokens), None)
+        text = self.chat.tokenizer.decode(said[:length], skip_special_tokens=not self._end.words)
+        before, found, _ = text.partition(self._end.words) if self._end.words else (text, "", "")
+        return Answer(before.strip(), length is not None or bool(found))
+
+
+class WordsSaid(StoppingCriteria):  # type: ignore[misc]  # transformers is not typed
+    """Stops a text once it holds some words; transformers' own `stop_strings` fails on tokenizers of whole words."""
+
+    def __init__(self, tokenizer: Any, words: str) -> None:
+        self._tokenizer, self._words = tokenizer, words
+
+    def __call__(self, said_NT: Tensor, scores: Any, **_: Any) -> Tensor:
+        held = [self._words in self._tokenizer.decode(said) for said in said_NT.tolist()]
+        return torch.tensor(held, device=said_NT.device)
+
+
+def naming_embeddings(prepare: Callable[..., Any]) -> Callable[..., Any]:
+    """Name `inputs_embeds` among the parameters of a model's `prepare_inputs_for_generation`.
+
+    transformers' `generate` refuses models, such as the multimodal Gemma 3, that take them without naming them
+    (huggingface/transformers, pull request 21405); a test shows that they then say what they say word by word. By the
+    name `kwargs` it knows that all parameters of `forward` may come, too.
+    """
+
+    def prepare_inputs_for_generation(input_ids: Tensor, inputs_embeds: Tensor | None = None, **kwargs: Any) -> Any:
+        return prepare(input_ids, inputs_embeds=inputs_embeds, **kwargs)
+
+    return prepare_inputs_for_generation
+
+
+def generation_options(config: GenerateConfig, end: TurnEnd, pad: int | None) -> GenerationConfig:
+    options: dict[str, Any] = {"max_new_tokens": config.max_tokens, "do_sample": config.temperature > 0}
+    if config.temperature > 0:
+        options |= {"temperature": config.temperature, "top_p": config.top_p, "top_k": 0}
+    if end.tokens:
+        options |= {"eos_token_id": list(end.tokens), "pad_token_id": end.tokens[0] if pad is None else pad}
+    return GenerationConfig(**options)
+
+
+def open_generator(projector: TrainedProjector, config: GenerateConfig, device: torch.device) -> Generator:
+    """Load the language model that the projector was trained for; StaleError where it is another."""
+    trained, text = projector.config.language_model, projector.config.text
+    name = config.language_model or trained.name
+    if config.language_model is None and Path(name).is_absolute() and not Path(name).is_dir():
+        raise MissingPathError(
+            f"the projector was trained for the language model in {name}, where no folder is now; "
+            "name it with --language_model"
+        )
+    chat = prompt_tokenizer(name, text.chat_template)
+    language, whole = load_with_whole(name, PRECISIONS[config.precision or trained.precision], device)
+    refuse_other_model(projector.config, name, language)
+    model = WorldModel(language, projector.to(device), begins_with_bos=text.begins_with_bos)
+    return Generator(model, whole, chat, turn_end(chat, whole, text.end_of_turn), config)
+
+
+def refuse_other_model(config: ProjectorConfig, name: str, language: LanguageModel) -> None:
+    """Raise StaleError where the projector was trained for another language model."""
+    trained = config.language_model
+    if (found := language.identity()) != trained.identity:
+        differences = [Difference("language model", trained.identity, found)]
+        if trained.width != language.width:
+            differences.append(Difference("width", str(trained.width), str(language.width)))
+        remedy = f"it was trained for {trained.name}; name that one, as it was then, with --language_model"
+        refuse(f"the projector was not trained for {name}", differences, [remedy], held="in the projector")
+
+
+def turn_end(chat: ChatTokenizer, whole: Any, end_of_turn: str) -> TurnEnd:
+    """Find what ends a turn: the EOS of model and tokenizer, and what the labels of training end with."""
+    eos = whole.generation_config.eos_token_id
+    tokens = {*(eos if isinstance(eos, list) else [eos]), chat.tokenizer.eos_token_id} - {None}
+    spelled = chat.tokenizer(end_of_turn, add_special_tokens=False)["input_ids"]
+    is_token = len(spelled) == 1 and spelled[0] in chat.special.texts
+    return TurnEnd(tuple(sorted({*tokens, *spelled} if is_token else tokens)), "" if is_token else end_of_turn)
+
+
+def refuse_unknown_tokens(language: LanguageModel, tokens: Sequence[np.ndarray]) -> None:
+    """Raise ModelError where the tokenizer gives a token that the model does not embed."""
+    largest = max(int(each.max()) for each in tokens)
+    if largest >= language.num_embeddings:
+        raise ModelError(f"the tokenizer gives token {largest}, and the model embeds {language.num_embeddings} tokens")
+
+
+def refuse_too_long(language: LanguageModel, prompt_tokens: int, new_tokens: int) -> None:
+    """Raise ConfigError where image, prompt and answer may be longer than the language model reads."""
+    known = language.max_tokens
+    if known is not None and prompt_tokens + new_tokens > known:
+        raise ConfigError(
+            f"image and prompt are {prompt_tokens} tokens, and max_tokens {new_tokens} more make "
+            f"{prompt_tokens + new_tokens}; the language model knows {known} positions: set --max_tokens lower"
+        )

@@ -1,0 +1,91 @@
+"""Which samples of a cache are meant: by their rows, or by their ids."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cache_store import Cache
+from cache_store.errors import ConfigError
+from cache_store.format.tables import CACHED
+from trainer.text.chat import Message, to_messages
+from trainer.text.store import held_out
+from trainer.text.writer import id_hash
+
+
+@dataclass(frozen=True)
+class CachedSample:
+    """A sample of a cache, and what is said of it there."""
+
+    number: int
+    row: int
+    id: str
+    question: list[Message]
+    """All that stands before the assistant's first words."""
+    reference: str | None
+    """Those words; None where it has none."""
+
+    def was_held_out(self, val_fraction: float) -> bool:
+        """Whether a run that held out this share did not train on it."""
+        return bool(held_out(np.array(id_hash(self.id), np.uint64), val_fraction))
+
+
+def chosen_samples(cache: Cache, rows: str | None, ids: str | None) -> list[CachedSample]:
+    """Find the samples of comma-separated rows or ids, in their order; ConfigError for one that is not cached."""
+    wanted = row_numbers(rows, cache.spec.rows) if rows is not None else rows_of_ids(cache, (ids or "").split(","))
+    numbers = sample_numbers(cache, wanted)
+    columns = cache.samples(numbers, ["row", "id", "conversations"]).to_pydict().values()
+    return [
+        CachedSample(int(number), row, name, *own_words(to_messages(conversation)))
+        for number, row, name, conversation in zip(numbers, *columns, strict=True)
+    ]
+
+
+def own_words(messages: Sequence[Message]) -> tuple[list[Message], str | None]:
+    """Cut a conversation where the assistant first speaks."""
+    spoken = next((turn for turn, each in enumerate(messages) if each["role"] == "assistant"), None)
+    question = list(messages[:spoken]) or [{"role": "user", "content": ""}]
+    return question, None if spoken is None else messages[spoken]["content"]
+
+
+def row_numbers(text: str, count: int) -> list[int]:
+    """Read `7,3`; ConfigError for what is no row of a cache of `count`."""
+    rows = list[int]()
+    for word in text.split(","):
+        if not word.strip().isdecimal():
+            raise ConfigError(f"rows must be whole numbers separated by commas, such as 7,3; got {word.strip()!r}")
+        if int(word) >= count:
+            raise ConfigError(f"rows: the cache has rows [0, {count:,}), and no row {int(word):,}")
+        rows.append(int(word))
+    return rows
+
+
+def rows_of_ids(cache: Cache, ids: Sequence[str]) -> list[int]:
+    """Find the row of each id; reads the samples tables until all are found."""
+    found = dict[str, int]()
+    for name, row in every_id(cache):
+        if name in ids:
+            found.setdefault(name, row)
+            if len(found) == len(set(ids)):
+                break
+    if missing := [name for name in ids if name not in found]:
+        raise ConfigError(f"ids: {cache.store} has no sample {', '.join(map(repr, missing))}")
+    return [found[name] for name in ids]
+
+
+def every_id(cache: Cache) -> Iterator[tuple[str, int]]:
+    for shard in range(cache.spec.num_shards):
+        table = cache.shards.table(shard, ["id", "row"])
+        yield from zip(table["id"].to_pylist(), table["row"].to_pylist(), strict=True)
+
+
+def sample_numbers(cache: Cache, rows: Sequence[int]) -> np.ndarray:
+    """Find the sample number of each row; ConfigError, with the reason, for a rejected one."""
+    rejected = cache.rejected_rows()
+    for row in rows:
+        if row in rejected:
+            shard = row // cache.spec.samples_per_shard
+            reasons = cache.shards.table(shard, ["row", "status", "reason"]).to_pylist()
+            (reason,) = [each["reason"] for each in reasons if each["row"] == row and each["status"] != CACHED]
+            raise ConfigError(f"row {row:,} of {cache.store} was rejected ({reason}), so nothing is cached of it")
+    return np.array(rows, np.int64) - np.searchsorted(rejected, rows)
