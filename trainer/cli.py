@@ -12,7 +12,8 @@ EXAMPLES = """\
   trainer train --print_config > my.yaml                  a config to edit
   torchrun --nproc-per-node 8 -m trainer train --config my.yaml
   trainer eval --config my.yaml --report eval.json        the newest checkpoint
-  trainer generate runs/mine --rows 7,3 --prompt "What is this?"
+  trainer generate runs/mine --rows 7,3                   what it says of them
+  trainer generate runs/mine --image photo.jpg --prompt "What is this?"
 """
 
 EVAL_OPTIONS = {
@@ -55,9 +56,10 @@ def eval_command(arguments: Any) -> int:
 
 
 def generate_command(arguments: Any) -> int:
-    """Show what the language model says of images: of rows of a cache, by the projector that a run has trained.
+    """Show what the language model says of images, by the projector that a run has trained.
 
-    Without --prompt, each row's own first question is asked, and the words that the cache has for it stand below.
+    Of rows of the run's cache, or of image files, which go through the very recipe and encoder of that cache. Without
+    --prompt each row's own first question is asked, and the words that the cache has for it stand below the answer.
     """
     from trainer.commands.generate import generate
 

@@ -193,10 +193,15 @@ class GenerateConfig:
     """Rows of the cache, as its plan numbers them: 7,3."""
     ids: str | None = None
     """In place of rows: ids of samples, separated by commas."""
+    image: str | None = None
+    """In place of rows: an image file, or several separated by commas, through the recipe and the encoder that the
+    projector was trained with."""
     cache: str | None = None
     """Another cache than the run's, of the same image recipe and encoder."""
     language_model: str | None = None
     """Where the language model is now, if not where training found it: a hub id or a folder."""
+    encoder: str | None = None
+    """Where the encoder is now, if not where the cache's build found it: a hub id or a folder; for images alone."""
     precision: Literal["bf16", "fp32"] | None = None
     """Of the language model; null: as in training."""
     temperature: float = 0.0
@@ -213,8 +218,14 @@ class GenerateConfig:
     """Also write the answers to this JSON file."""
 
     def __post_init__(self) -> None:
-        if (self.rows is None) == (self.ids is None):
-            raise ConfigError("name what to look at: --rows 7,3 or --ids ID,ID")
+        if [self.rows, self.ids, self.image].count(None) != 2:
+            raise ConfigError("name what to look at by one of --rows 7,3, --ids ID,ID and --image FILE")
+        if self.image is not None and self.prompt is None:
+            raise ConfigError("an image brings no question of its own: give one with --prompt")
+        if self.image is not None and self.cache is not None:
+            raise ConfigError("--cache is for --rows and --ids; an image needs none")
+        if self.image is None and self.encoder is not None:
+            raise ConfigError("--encoder is for --image; rows are encoded already")
         hot, share = self.temperature, self.top_p
         require(0 <= hot <= MAX_TEMPERATURE, "temperature", f"in [0, {MAX_TEMPERATURE:g}]", hot)
         require(0 < share <= 1, "top_p", "above 0 and at most 1", share)

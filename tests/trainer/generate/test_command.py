@@ -80,8 +80,8 @@ def make_latents() -> np.ndarray:
 
 
 REFUSED = [
-    (2, [], "name what to look at: --rows 7,3 or --ids ID,ID"),
-    (2, ["--rows=1", "--ids=a"], "name what to look at: --rows 7,3 or --ids ID,ID"),
+    (2, [], "name what to look at by one of --rows 7,3, --ids ID,ID and --image FILE"),
+    (2, ["--rows=1", "--ids=a"], "name what to look at by one of --rows 7,3, --ids ID,ID and --image FILE"),
     (2, ["--rows=1,b"], "rows must be whole numbers separated by commas, such as 7,3; got 'b'"),
     (2, ["--rows=40"], "rows: the cache has rows [0, 40), and no row 40"),
     (2, ["--rows=2,17"], "row 17 of CACHE was rejected (missing: no such file), so nothing is cached of it"),

@@ -1,0 +1,109 @@
+"""Single images through the recipe and the encoder of a cache: what a build would have stored of them.
+
+A sample's bits depend on the batch that it was encoded in, so every batch is as large as the cache's, filled up with
+grey as it is around rejected images.
+"""
+
+# Axes: N images of a batch, Y X pixels, 3 RGB.
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from cache_store import Cache
+from cache_store.cache.image_encoder import EncodeImages
+from cache_store.errors import ConfigError, SourceError
+from cache_store.format.schema import ArraySpec
+from cache_store.refusal import differing, refuse
+from precompute.config import BuildConfig
+from precompute.encode.engines.local import ENCODER_THREADS
+from precompute.encoders.config import EncoderConfig
+from precompute.encoders.encoder import Encoder
+from precompute.encoders.registry import load_encoder
+from precompute.images.decode import MID_GREY, ImageConfig, decode_image, fit_image, to_pixels
+from precompute.images.decoder_messages import silence_decoders
+from precompute.images.rejected import Rejected
+
+
+def encode_images(cache: Cache, images: Sequence[Path], device: str = "auto") -> np.ndarray:
+    """Encode image files as the build of `cache` did: [N, *shape] in its dtype."""
+    return open_encoder(cache.spec.array, BuildConfig.of_cache(cache.store).encoder.model, device)(images)
+
+
+def open_encoder(array: ArraySpec, model: str, device: str = "auto") -> EncodeImages:
+    """Open the encoder that made `array`; `encode_once.encoder` is the entry point that names this function."""
+    identity, range_ = array.encoder, image_config(array).range
+    config: dict[str, Any] = {name: getattr(identity, name) for name in ("posterior", "compute_dtype", "batch_size")}
+    config |= {"fold": identity.path == "folded", "compile": identity.compiled}
+    encoder = load_encoder(EncoderConfig(model=model, device=device, **config), range_)
+    refuse_other_encoder(array, encoder, model)
+    silence_decoders()
+
+    def encode(images: Sequence[Path]) -> np.ndarray:
+        pixels_NYX3 = [read_pixels(path, array) for path in images]
+        size, parts = identity.batch_size, [np.empty((0, *array.shape), np.float32)]
+        for start in range(0, len(images), size):
+            parts.append(encode_batch(encoder, pixels_NYX3[start : start + size], size))
+        return stored(np.concatenate(parts), images, array)
+
+    return encode
+
+
+def image_config(array: ArraySpec) -> ImageConfig:
+    """The recipe that the array was made with, as this version knows it; ConfigError where it knows no such recipe."""
+    known = {name: getattr(array.image, name) for name in ImageConfig.__dataclass_fields__}
+    try:
+        config = msgspec.convert(known, ImageConfig, strict=True)
+        if config.recipe == array.image:
+            return config
+    except (msgspec.ValidationError, ConfigError):
+        pass
+    raise ConfigError("the cache's image recipe is none that this version of precompute can follow")
+
+
+def refuse_other_encoder(array: ArraySpec, encoder: Encoder, model: str) -> None:
+    """Raise StaleError, with a table, where the model is not the one that made the array."""
+    if differences := differing(msgspec.to_builtins(array.encoder), msgspec.to_builtins(encoder.identity)):
+        refuse(f"{model} is not the encoder that made the cache", differences, ["name that one"])
+
+
+def read_pixels(path: Path, array: ArraySpec) -> np.ndarray:
+    """Read uint8 [Y, X, 3] as the encoder is to see it; SourceError where that is not possible."""
+    try:
+        return to_pixels(fit_image(decode_image(path.read_bytes(), array.image.max_pixels), array.image))
+    except Rejected as rejected:
+        raise SourceError(f"{path}: {rejected.reason}") from None
+
+
+def encode_batch(encoder: Encoder, pixels_NYX3: Sequence[np.ndarray], size: int) -> np.ndarray:
+    """Encode up to `size` images in a batch of that size: float32 [N, *shape]."""
+    batch_NYX3 = np.full((size, *pixels_NYX3[0].shape), MID_GREY, np.uint8)
+    batch_NYX3[: len(pixels_NYX3)] = pixels_NYX3
+    with encoder_threads():
+        return encoder.encode(torch.from_numpy(batch_NYX3))[: len(pixels_NYX3)].cpu().numpy()
+
+
+@contextmanager
+def encoder_threads() -> Iterator[None]:
+    """Give torch as many threads as every build gives its encoder."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(ENCODER_THREADS)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def stored(samples: np.ndarray, images: Sequence[Path], array: ArraySpec) -> np.ndarray:
+    """Round to the array's dtype; SourceError for an image whose sample is then not finite."""
+    with np.errstate(over="ignore"):
+        rounded = samples.astype(array.numpy_dtype)
+    for path, values in zip(images, rounded, strict=True):
+        if not np.isfinite(values).all():
+            raise SourceError(f"{path}: its latent is not finite in {array.dtype}")
+    return rounded
