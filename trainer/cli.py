@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from cache_store.errors import ConfigError
 from cache_store.program.command_line import Command, Program
 from cache_store.program.output_file import refuse_output
 from trainer.config import GenerateConfig, TrainConfig
@@ -14,6 +15,7 @@ EXAMPLES = """\
   trainer eval --config my.yaml --report eval.json        the newest checkpoint
   trainer generate runs/mine --rows 7,3                   what it says of them
   trainer generate runs/mine --image photo.jpg --prompt "What is this?"
+  trainer export runs/mine exported                       with a model card
 """
 
 EVAL_OPTIONS = {
@@ -22,6 +24,11 @@ EVAL_OPTIONS = {
 }
 
 RUN = {"run": "A run's folder (its newest checkpoint), a checkpoint's, or a projector's file."}
+
+EXPORT_OPTIONS = {
+    "--push-to-hub REPO": "Then upload the folder to this repository of the Hugging Face Hub: owner/name.",
+    "--private": "Where the repository is new, make it a private one.",
+}
 
 # torch and transformers take seconds to import, so the commands import what they need: `--help` stays quick.
 
@@ -67,10 +74,21 @@ def generate_command(arguments: Any) -> int:
     return 0
 
 
+def export_command(arguments: Any) -> int:
+    """Write a trained projector for others: with its config, a model card with figures, and code to use it alone."""
+    from trainer.commands.export import export
+
+    if arguments.private and not arguments.push_to_hub:
+        raise ConfigError("--private is for --push-to-hub; name a repository or leave it out")
+    export(arguments.run, Path(arguments.dir).expanduser(), arguments.push_to_hub, private=arguments.private)
+    return 0
+
+
 COMMANDS = {
     "train": Command(train_command, TrainConfig),
     "eval": Command(eval_command, TrainConfig, options=EVAL_OPTIONS),
     "generate": Command(generate_command, GenerateConfig, RUN),
+    "export": Command(export_command, operands=RUN | {"dir": "An empty or a new folder."}, options=EXPORT_OPTIONS),
 }
 
 PROGRAM = Program("trainer", "Train a projector from a cache into a frozen language model.", EXAMPLES, COMMANDS)

@@ -10,7 +10,7 @@ import torch
 from cache_store.program.output_file import refuse_inside, refuse_output, write_output
 from cache_store.refusal import printable
 from trainer.config import GenerateConfig
-from trainer.generate.generator import Answer, Generator, open_generator
+from trainer.generate.generator import Answer, Generator, find_language_model, open_generator
 from trainer.generate.subjects import Subject, Subjects, find_subjects
 from trainer.run.parallel import local_device
 from trainer.run.trained import load_projector
@@ -22,10 +22,11 @@ def generate(run: str, config: GenerateConfig) -> None:
     report = Path(config.report).expanduser() if config.report else None
     if report:
         refuse_output("report", report, projector.path)
+    language_model = find_language_model(projector, config.language_model)
     asked = find_subjects(projector, config)
     if report and asked.cache:
         refuse_inside("report", report, asked.cache)
-    generator = open_generator(projector, config, local_device(0))
+    generator = open_generator(projector, language_model, config, local_device(0))
     torch.manual_seed(config.seed)
     records = []
     for subject, answer in answers(generator, asked, config.batch_size):

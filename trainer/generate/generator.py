@@ -139,15 +139,20 @@ def generation_options(config: GenerateConfig, end: TurnEnd, pad: int | None) ->
     return GenerationConfig(**options)
 
 
-def open_generator(projector: TrainedProjector, config: GenerateConfig, device: torch.device) -> Generator:
-    """Load the language model that the projector was trained for; StaleError where it is another."""
-    trained, text = projector.config.language_model, projector.config.text
-    name = config.language_model or trained.name
-    if config.language_model is None and Path(name).is_absolute() and not Path(name).is_dir():
+def find_language_model(projector: TrainedProjector, named: str | None) -> str:
+    """Return the hub id or folder that is named, or the one of training; MissingPathError where that has moved."""
+    name = projector.config.language_model.name
+    if named is None and name.startswith(("/", ".")) and not Path(name).is_dir():
         raise MissingPathError(
             f"the projector was trained for the language model in {name}, where no folder is now; "
             "name it with --language_model"
         )
+    return named or name
+
+
+def open_generator(projector: TrainedProjector, name: str, config: GenerateConfig, device: torch.device) -> Generator:
+    """Load the language model `name`; StaleError where the projector was trained for another one."""
+    trained, text = projector.config.language_model, projector.config.text
     chat = prompt_tokenizer(name, text.chat_template)
     language, whole = load_with_whole(name, PRECISIONS[config.precision or trained.precision], device)
     refuse_other_model(projector.config, name, language)

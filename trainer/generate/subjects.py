@@ -17,7 +17,7 @@ from trainer.data.stream import as_tensor
 from trainer.generate.rows import chosen_samples
 from trainer.model.projector_file import TrainedProjector
 from trainer.run.inputs import what_latents_mean
-from trainer.run.trained import cache_of_run
+from trainer.run.trained import config_of_run
 from trainer.text.chat import Message
 
 
@@ -70,7 +70,7 @@ def asked(prompt: str) -> list[Message]:
 
 def open_fitting_cache(projector: TrainedProjector, named: str | None) -> Cache:
     """Open the cache that is named, or the run's own; StaleError where its latents mean something else."""
-    path = named or cache_of_run(projector.path)
+    path = named or (config_of_run(projector.path) or {}).get("cache")
     if path is None:
         raise ConfigError(f"{projector.path} lies in no run, so no cache is known; name one with --cache")
     try:

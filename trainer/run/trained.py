@@ -1,6 +1,7 @@
 """The projector of a run, wherever it lies: for whoever uses it."""
 
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -36,10 +37,18 @@ def find_projector(path: Path) -> Path:
     return folder / PROJECTOR_FILE
 
 
-def cache_of_run(projector_file: Path) -> str | None:
-    """Return the cache that the run which the projector lies in, or its checkpoint does, was trained from."""
+def config_of_run(projector_file: Path) -> dict[str, Any] | None:
+    """Read the config of the run that a projector lies in, itself or in a checkpoint; None for a file alone."""
     folder = projector_file.parent
     if (folder / STATE_FILE).is_file():
-        return str(read_state(folder).config["cache"])
-    config = folder / CONFIG_FILE
-    return str(yaml.safe_load(config.read_bytes())["cache"]) if is_resolved_config(config) else None
+        return read_state(folder).config
+    config: dict[str, Any] | None = None
+    if is_resolved_config(folder / CONFIG_FILE):
+        config = yaml.safe_load((folder / CONFIG_FILE).read_bytes())
+    return config
+
+
+def run_folder(projector_file: Path) -> Path:
+    """Return the folder of a run that the projector lies in, if it does in any."""
+    folder = projector_file.parent
+    return folder.parent.parent if (folder / STATE_FILE).is_file() else folder

@@ -142,7 +142,7 @@ def test_what_has_moved_since_training_is_asked_for(configured, tmp_path, capsys
     error = refused(capsys, 2, config.run.folder, "--rows=1")
     assert f"was trained for the language model in {model}, where no folder is now; name it with --language_m" in error
     cache.rename(tmp_path / "moved cache")
-    error = refused(capsys, 2, config.run.folder, "--rows=1")
+    error = refused(capsys, 2, config.run.folder, "--rows=1", f"--language_model={tmp_path}/moved")
     assert f"{cache} holds no cache; " in error
     assert "it is the one of the run: name it with --cache" in error
     options = f"--cache={tmp_path}/moved cache", f"--language_model={tmp_path}/moved"

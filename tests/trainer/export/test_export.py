@@ -1,0 +1,196 @@
+"""An exported folder is all that its users need, with this program or without it."""
+
+import base64
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+from cache_store import open_cache
+from tests.trainer.conftest import MakeConfig
+from tests.trainer.runs import ALONE, metrics
+from trainer import load_projector
+from trainer.cli import main
+from trainer.commands.train import train
+from trainer.config import TrainConfig
+from trainer.data.stream import as_tensor
+from trainer.model.projector_file import CONFIG_FILE, PROJECTOR_FILE
+from trainer.run.folder import checkpoints_of
+
+FILES = ["README.md", CONFIG_FILE, "curve.png", PROJECTOR_FILE]
+
+
+@pytest.fixture(scope="module")
+def trained(configured_here: MakeConfig) -> TrainConfig:
+    config = configured_here("trained", max_steps=12, save_every=6, val_fraction=0.2)
+    train(config, ALONE)
+    return config
+
+
+def exported(place: Path, folder: Path) -> Path:
+    assert main(["export", str(place), str(folder)]) == 0
+    assert sorted(path.name for path in folder.iterdir()) == FILES
+    return folder
+
+
+@pytest.mark.parametrize("shape", ["linear", "mlp", "mlp_gelu"])
+@pytest.mark.parametrize("layout", ["spatial", "channel"])
+def test_the_code_on_the_card_says_what_generate_says(configured, tmp_path, monkeypatch, layout, shape):
+    """It imports nothing of ours; the model's place is all that has to be filled in."""
+    config = configured(max_steps=2, layout=layout, projector=shape)
+    train(config, ALONE)
+    folder, report = exported(config.run.folder, tmp_path / "exported"), tmp_path / "report.json"
+    options = [f"--cache={config.cache}", f"--language_model={config.model.language_model}", f"--report={report}"]
+    ask = ["--rows=1,8", "--prompt=what is this", "--max_tokens=8"]
+    assert main(["generate", str(folder), *ask, *options]) == 0
+    (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+    assert len(code.splitlines()) < 40
+    assert not re.search("trainer|cache_store|encode_once", code)
+    names: dict[str, Any] = {}
+    monkeypatch.chdir(folder)
+    exec(code.replace("./" + Path(config.model.language_model).name, config.model.language_model), names)
+    latents = as_tensor(open_cache(config.cache).read(np.array([1, 7])))  # row 3 was rejected
+    assert torch.allclose(names["project"](latents[:1]), load_projector(folder)(latents[:1]), atol=1e-6)
+    answers = [each["answer"] for each in json.loads(report.read_text())["answers"]]
+    assert [names["answer"](latent[None], "what is this", 8) for latent in latents] == answers
+
+
+def test_the_card_shows_the_runs_figures_and_its_curve(trained, tmp_path):
+    folder, run = exported(trained.run.folder, tmp_path / "exported"), trained.run.folder
+    _, header, text = (folder / "README.md").read_text().split("---\n", 2)
+    assert yaml.safe_load(header)["library_name"] == "encode-once"
+    own, other = (metrics(run, key)[12] for key in ("val_loss", "val_loss_shuffled"))
+    loss = np.mean([metrics(run)[step] for step in range(3, 13)])
+    for line in [
+        "# AutoencoderKLWan latents for lm0",
+        "![Loss per label token, by step](curve.png)",
+        "| trained | 12 steps, 96 samples |",
+        f"| training loss per label token, mean of the last 10 steps | {loss:.4f} |",
+        f"| validation loss per label token | {own:.4f}, after step 12 |",
+        f"| — with another sample's image | {other:.4f}: the image is worth {other - own:.4f} |",
+        "| image | 24 x 16, squash, bilinear, range signed |",
+        "| latents | [channel 4, latent_y 3, latent_x 2], not standardised |",
+        "| becomes | 8 tokens of 32, START and END among them, after BOS |",
+    ]:
+        assert line in text.splitlines()
+    with Image.open(folder / "curve.png") as curve:
+        assert curve.size == (1008, 460)
+    earlier = exported(checkpoints_of(trained.run).path(6), tmp_path / "earlier")
+    assert "| trained | 6 steps, 48 samples |" in (earlier / "README.md").read_text()
+    assert (earlier / "curve.png").read_bytes() != (folder / "curve.png").read_bytes()
+
+
+def test_an_export_names_no_folder_of_this_machine(trained, tmp_path):
+    """And loads as it was trained; equal exports are equal bytes."""
+    first, again = (exported(trained.run.folder, tmp_path / name) for name in ("first", "again"))
+    for name in FILES:
+        data = (first / name).read_bytes()
+        assert data == (again / name).read_bytes()
+        assert os.fsencode(Path(trained.model.language_model).parent) not in data
+    projector, own = load_projector(first), load_projector(trained.run.folder)
+    assert all(torch.equal(each, own.state_dict()[name]) for name, each in projector.state_dict().items())
+    assert main(["export", str(first / PROJECTOR_FILE), str(tmp_path / "from a file")]) == 0
+    assert (tmp_path / "from a file" / PROJECTOR_FILE).read_bytes() == (first / PROJECTOR_FILE).read_bytes()
+    assert not (tmp_path / "from a file" / "curve.png").exists()
+
+
+def refused(capsys: pytest.CaptureFixture[str], code: int, *arguments: object) -> str:
+    assert main(["export", *map(str, arguments)]) == code
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_an_export_that_cannot_be_leaves_nothing(trained, tmp_path, capsys, monkeypatch):
+    run, new = trained.run.folder, tmp_path / "new"
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").touch()
+    said = f"dir: {tmp_path}/full is not empty; name an empty or a new folder"
+    assert said in refused(capsys, 2, run, tmp_path / "full")
+    assert "is not a folder" in refused(capsys, 2, run, tmp_path / "full" / "thesis.tex")
+    assert "lies in the cache" in refused(capsys, 2, run, Path(trained.cache) / "exported")
+    assert "is no folder of a run" in refused(capsys, 2, tmp_path / "none", new)
+    assert "--private is for --push-to-hub" in refused(capsys, 2, run, new, "--private")
+    assert "push-to-hub: Repo id must" in refused(capsys, 2, run, new, "--push-to-hub=a/b/c")
+    assert "push-to-hub: HF_HUB_OFFLINE is set; unset it" in refused(capsys, 2, run, new, "--push-to-hub=me/mine")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["full"]
+
+
+class Hub(BaseHTTPRequestHandler):
+    """As much of a hub as an upload needs; keeps what it is sent. `me/denied` may not be written."""
+
+    repositories: dict[str, Any]
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        where = self.path.partition("?")[0]
+        if where == "/api/repos/create":
+            asked = json.loads(body)
+            name = f"{asked.get('organization') or 'me'}/{asked['name']}"
+            private = "private" in (asked.get("visibility"), *asked)
+            self.repositories[name] = {"private": private, "token": self.headers["Authorization"]}
+            self.answer(
+                {"url": f"http://{self.headers['Host']}/{name}", "name": name}, 403 if "denied" in name else 200
+            )
+        elif where.endswith("/preupload/main"):
+            files = [{**each, "uploadMode": "regular", "shouldIgnore": False} for each in json.loads(body)["files"]]
+            self.answer({"files": files})
+        elif where.endswith("/commit/main"):
+            lines = [json.loads(line) for line in body.splitlines()]
+            files = {each["value"]["path"]: each["value"]["content"] for each in lines if each["key"] == "file"}
+            self.repositories["me/mine"] |= {"files": files, "summary": lines[0]["value"]["summary"]}
+            self.answer(
+                {"commitUrl": f"http://{self.headers['Host']}/me/mine/commit/0", "commitOid": "0" * 40, "success": True}
+            )
+        else:
+            self.answer({}, 200)
+
+    def do_GET(self) -> None:
+        self.answer({}, 404)
+
+    def answer(self, content: object, code: int = 200) -> None:
+        data = json.dumps(content).encode()
+        self.send_response(code)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_an_export_is_pushed_whole_or_the_folder_stays(trained, tmp_path):
+    """By huggingface_hub's own client, to a hub on this machine; without a token it is not even written."""
+    Hub.repositories = {}
+    with HTTPServer(("127.0.0.1", 0), Hub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        home = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path / "hf")}
+
+        def push(repo: str, **environment: str) -> subprocess.CompletedProcess[str]:
+            command = ["-m", "trainer", "export", trained.run.folder, tmp_path / repo, f"--push-to-hub=me/{repo}"]
+            given = os.environ | home | {"HF_HUB_OFFLINE": "0"} | environment
+            return subprocess.run([sys.executable, *command, "--private"], env=given, capture_output=True, text=True)
+
+        nobody, denied, done = push("mine"), push("denied", HF_TOKEN="hf_me"), push("mine", HF_TOKEN="hf_me")
+        server.shutdown()
+    assert (nobody.returncode, "run `hf auth login`, or set HF_TOKEN" in nobody.stderr) == (2, True)
+    assert denied.returncode == 1
+    assert "denied is whole, and was not pushed to me/denied: " in denied.stderr
+    assert denied.stderr.endswith(f"; run `hf upload me/denied {tmp_path}/denied`\n")
+    assert done.returncode == 0, done.stderr
+    assert f"pushed: {home['HF_ENDPOINT']}/me/mine" in done.stdout
+    sent = Hub.repositories["me/mine"]
+    assert (sent["private"], sent["token"], sent["summary"]) == (True, "Bearer hf_me", "Projector after 12 steps")
+    for name in FILES:
+        assert base64.b64decode(sent["files"][name]) == (tmp_path / "mine" / name).read_bytes()

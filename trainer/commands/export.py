@@ -1,0 +1,69 @@
+"""The command `export`: a projector, with all that its users need, in a folder of its own."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cache_store.errors import ConfigError
+from cache_store.program.output_file import refuse_inside
+from cache_store.storage.claim import refuse_foreign_names
+from trainer.export.card import CURVE_FILE, is_hub_id, model_card
+from trainer.export.figures import draw_curve, read_figures
+from trainer.model.projector_file import CONFIG_FILE, PROJECTOR_FILE, ProjectorConfig, TrainedProjector, projector_bytes
+from trainer.published import publish_folder
+from trainer.run.trained import config_of_run, load_projector, run_folder
+
+CARD_FILE = "README.md"
+
+
+def export(run: str, folder: Path, repo: str | None, *, private: bool) -> None:
+    """Write the folder, and push it to `repo` if one is named."""
+    projector = load_projector(run)
+    config = config_of_run(projector.path)
+    if folder.is_dir() and any(folder.iterdir()):
+        raise ConfigError(f"dir: {folder} is not empty; name an empty or a new folder")
+    refuse_foreign_names(folder, (), "dir", "export")  # where a file lies in its place, or a parent's
+    if config is not None:
+        refuse_inside("dir", folder, Path(config["cache"]).expanduser())
+    if repo is not None:
+        from trainer.export.hub import refuse_unpushable
+
+        refuse_unpushable(repo)
+    write_export(projector, folder, config)
+    print(f"exported {projector.config.training.steps:,} steps of training: {folder}")
+    if repo is not None:
+        from trainer.export.hub import push
+
+        print(f"pushed: {push(folder, repo, projector.config.training.steps, private=private)}")
+
+
+def write_export(projector: TrainedProjector, folder: Path, run: dict[str, Any] | None) -> None:
+    """Write it whole or not at all."""
+    config = shareable(projector.config)
+    figures = read_figures(run_folder(projector.path), config.training.steps)
+    files = {
+        PROJECTOR_FILE: projector_bytes(projector, config),
+        CONFIG_FILE: config.as_json,
+        CARD_FILE: model_card(config, run, figures).encode(),
+    }
+    if figures is not None:
+        files[CURVE_FILE] = draw_curve(figures)
+    with publish_folder(folder) as scratch:
+        for name, data in files.items():
+            (scratch / name).write_bytes(data)
+
+
+def shareable(config: ProjectorConfig) -> ProjectorConfig:
+    """Leave out where models lie on this machine: of a folder only its name, as `./name`."""
+    tower, language = config.tower, config.language_model
+    model = tower.encoder_model and without_place(tower.encoder_model)
+    return msgspec.structs.replace(
+        config,
+        towers=(msgspec.structs.replace(tower, encoder_model=model),),
+        language_model=msgspec.structs.replace(language, name=without_place(language.name)),
+    )
+
+
+def without_place(name: str) -> str:
+    return name if is_hub_id(name) else f"./{Path(name).name}"
