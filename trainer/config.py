@@ -46,6 +46,8 @@ class ModelConfig:
     """Shape of the projector: one linear map, linear-GELU-linear, or TheWorld's, with a GELU at the end too."""
     chat_template: str | None = None
     """A Jinja file in place of the tokenizer's own chat template."""
+    init_projector: str | None = None
+    """A trained projector to start from: a run's folder or a projector's file; null: random weights."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from trainer.run.inputs import open_inputs
 from trainer.run.loop import TrainingLoop
 from trainer.run.parallel import World
 from trainer.run.session import Session, open_session
+from trainer.run.trained import initial_projector
 
 
 def train(config: TrainConfig, world: World, source: LatentSource | None = None) -> None:
@@ -28,7 +29,7 @@ def train(config: TrainConfig, world: World, source: LatentSource | None = None)
         inputs = open_inputs(config, world)
         if start is not None:
             refuse_other_run(*start, inputs.must_match)
-        session = open_session(inputs, source)
+        session = open_session(inputs, source, start=initial_projector(inputs) if start is None else None)
         announce_large_batch(session)
         loop = TrainingLoop(session, checkpoints)
         announce_warmup(session, loop.total_steps)

@@ -84,6 +84,8 @@ def curve(figures: Figures | None) -> str:
 def training_rows(config: ProjectorConfig, run: dict[str, Any] | None, figures: Figures | None) -> dict[str, str]:
     training = config.training
     rows = {"trained": f"{training.steps:,} steps, {training.samples:,} samples"}
+    if training.started_from is not None:
+        rows["started from"] = f"the trained projector whose file has the SHA-256 `{training.started_from}`"
     if run is not None:
         data, optim = run["data"], run["optim"]
         rows["batches"] = f"{data['batch_size']} samples"

@@ -23,6 +23,7 @@ from torch import Tensor
 from cache_store.errors import CacheError, ConfigError, NewerFormatError
 from cache_store.format.record import Record, canonical_json, parse_record
 from cache_store.format.schema import ArraySpec, Count
+from cache_store.storage.files import file_sha256
 from trainer.model.projector import LAYOUTS, SHAPES, Projector
 
 PROJECTOR_FILE, CONFIG_FILE = "projector.safetensors", "config.json"
@@ -87,6 +88,8 @@ class Training(Record, frozen=True, kw_only=True):
     """Seen, epoch after epoch."""
     val_fraction: float
     """Share of samples held out, by hash of the id: of any cache, those were never trained on."""
+    started_from: str | None = None
+    """SHA-256 of the file of the trained projector that its first step began with; null: of random weights."""
 
 
 class ProjectorConfig(Record, frozen=True, kw_only=True):
@@ -111,8 +114,8 @@ class ProjectorConfig(Record, frozen=True, kw_only=True):
         """As it stands in `config.json`."""
         return json.dumps(msgspec.to_builtins(self), indent=2, ensure_ascii=False).encode() + b"\n"
 
-    def trained(self, steps: int, samples: int) -> "ProjectorConfig":
-        training = msgspec.structs.replace(self.training, steps=steps, samples=samples)
+    def trained(self, steps: int, samples: int, started_from: str | None) -> "ProjectorConfig":
+        training = msgspec.structs.replace(self.training, steps=steps, samples=samples, started_from=started_from)
         return msgspec.structs.replace(self, training=training)
 
 
@@ -193,6 +196,6 @@ class TrainedProjector(Projector):
             std=[1.0] * channels,
             seed=0,
         )
-        self.config, self.path = config, path
+        self.config, self.path, self.sha256 = config, path, file_sha256(path)
         load_tensors(self, tower.name, tensors, str(path))
         self.requires_grad_(False).eval()

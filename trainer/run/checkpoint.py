@@ -21,7 +21,7 @@ from cache_store.format.record import FORMAT_VERSION, Record, canonical_json, pa
 from cache_store.refusal import differing, refuse
 from cache_store.storage.files import file_sha256, naming
 from trainer.model.projector import Projector
-from trainer.model.projector_file import PROJECTOR_FILE, WORLD, load_tensors, read_projector_file
+from trainer.model.projector_file import PROJECTOR_FILE, WORLD, ProjectorConfig, load_tensors, read_projector_file
 from trainer.published import clear_folders, publish_folder, remove_folder
 
 STATE_FILE, OPTIMIZER_FILE = "state.json", "optimizer.safetensors"
@@ -187,10 +187,11 @@ def is_of_another_cache(state: CheckpointState, must_match: Mapping[str, str]) -
     return state.must_match.get(CACHE_IDENTITY) != must_match[CACHE_IDENTITY]
 
 
-def restore_projector(path: Path, projector: Projector) -> None:
+def restore_projector(path: Path, projector: Projector) -> ProjectorConfig:
     """Load parameters and latent statistics of a run, or of a checkpoint that `read_state` has checked."""
-    file = path / PROJECTOR_FILE
-    load_tensors(projector, WORLD, read_projector_file(file)[1], str(file))
+    config, tensors = read_projector_file(file := path / PROJECTOR_FILE)
+    load_tensors(projector, WORLD, tensors, str(file))
+    return config
 
 
 def load_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> None:

@@ -39,6 +39,7 @@ class TrainingLoop:
         self.parameters = list(self.model.projector.parameters())
         self.optimizer = make_optimizer(self.model.projector, self.config.optim)
         self.total_steps = self.config.run.total_steps(len(session.split.train), self.config.data.batch_size)
+        self.started_from = session.started_from
         self.completed = 0
         """Optimizer steps done; the position is this many global batches."""
         self.stop_request = Event()
@@ -54,14 +55,14 @@ class TrainingLoop:
     @property
     def projector_config(self) -> ProjectorConfig:
         """Of the projector as it is now."""
-        return self.session.projector_config.trained(self.completed, self.position)
+        return self.session.projector_config.trained(self.completed, self.position, self.started_from)
 
     @property
     def projector_bytes(self) -> bytes:
         return projector_bytes(self.model.projector, self.projector_config)
 
     def resume(self, path: Path, state: CheckpointState) -> None:
-        restore_projector(path, self.model.projector)
+        self.started_from = restore_projector(path, self.model.projector).training.started_from
         load_optimizer(path, self.optimizer)
         self.completed = state.step
         self.world.say(f"going on after step {state.step:,} of {self.total_steps:,}, from {path}")

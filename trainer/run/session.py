@@ -12,6 +12,7 @@ from trainer.data.batches import LatentSource, StepLoader
 from trainer.data.order import SampleOrder
 from trainer.data.stream import as_tensor
 from trainer.model.model import WorldModel
+from trainer.model.projector_file import TrainedProjector
 from trainer.run.checkpoint import restore_projector
 from trainer.run.inputs import Inputs
 from trainer.run.parallel import World
@@ -29,12 +30,20 @@ class Session(Inputs):
     split: Split
     model: WorldModel
     loader: StepLoader
+    started_from: str | None
+    """SHA-256 of the file of the trained projector that a new run starts from."""
 
 
-def open_session(inputs: Inputs, source: LatentSource | None = None, trained: Path | None = None) -> Session:
+def open_session(
+    inputs: Inputs,
+    source: LatentSource | None = None,
+    trained: Path | None = None,
+    start: TrainedProjector | None = None,
+) -> Session:
     """Tokenise the text if no earlier run has, and set up the model; `source` replaces the cache's latents.
 
-    With the checkpoint `trained`, which is to be evaluated, there may be no sample to train on.
+    With the checkpoint `trained`, which is to be evaluated, there may be no sample to train on. A new run begins with
+    the weights of `start`, or with random ones.
     """
     text = open_text(inputs)
     refuse_unknown_tokens(inputs, text)
@@ -43,13 +52,16 @@ def open_session(inputs: Inputs, source: LatentSource | None = None, trained: Pa
         refuse_none_to_train_on(split, inputs.config)
     announce_split(split, inputs.world, to_train=trained is None)
     loader = make_loader(inputs, source or inputs.cache, text, split.train)
-    if trained is None:
-        match_embeddings(inputs, loader)
-    else:
+    if trained is not None:
         restore_projector(trained, inputs.projector)
+    elif start is not None:
+        inputs.projector.load_state_dict(start.state_dict())
+    else:
+        match_embeddings(inputs, loader)
     inputs.world.broadcast(inputs.projector.to(inputs.world.device))
     model = WorldModel(inputs.language, inputs.projector, begins_with_bos=text.meta.begins_with_bos)
-    return Session(**vars(inputs), text=text, split=split, model=model, loader=loader)
+    started_from = None if start is None else start.sha256
+    return Session(**vars(inputs), text=text, split=split, model=model, loader=loader, started_from=started_from)
 
 
 def open_text(inputs: Inputs) -> TextStore:

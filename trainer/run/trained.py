@@ -5,10 +5,12 @@ from typing import Any
 
 import yaml
 
-from cache_store.errors import ConfigError, MissingPathError
-from trainer.model.projector_file import PROJECTOR_FILE, TrainedProjector
+from cache_store.errors import ConfigError, EncodeOnceError, MissingPathError
+from cache_store.refusal import differing, refuse
+from trainer.model.projector_file import PROJECTOR_FILE, ProjectorConfig, TrainedProjector
 from trainer.run.checkpoint import STATE_FILE, CheckpointFolder, read_state
 from trainer.run.folder import CHECKPOINTS, CONFIG_FILE, is_resolved_config
+from trainer.run.inputs import LANGUAGE_MODEL, Inputs, what_latents_mean
 
 
 def load_projector(path: str | Path) -> TrainedProjector:
@@ -18,6 +20,40 @@ def load_projector(path: str | Path) -> TrainedProjector:
     language model's `inputs_embeds`: [N, tokens, width], float32. `config` says all else.
     """
     return TrainedProjector(find_projector(Path(path).expanduser()))
+
+
+def initial_projector(inputs: Inputs) -> TrainedProjector | None:
+    """Load what `model.init_projector` names; StaleError where it reads other latents, or for another model."""
+    name = inputs.config.model.init_projector
+    if name is None:
+        return None
+    try:
+        projector = load_projector(name)
+    except EncodeOnceError as error:
+        raise type(error)(f"model.init_projector: {error}") from None
+    trained, here = (what_projector_is(config) for config in (projector.config, inputs.projector_config))
+    if differences := differing(trained, here):
+        remedies = ["set these as it was trained, or start from another projector"]
+        refuse(f"model.init_projector {name} does not fit", differences, remedies, "in the projector", "in this run")
+    announce_start(inputs, projector)
+    return projector
+
+
+def what_projector_is(config: ProjectorConfig) -> dict[str, str]:
+    """Describe what a projector reads, its form, and the model that it was trained for."""
+    tower = config.tower
+    form = {"model.layout": tower.layout, "model.projector": tower.projector}
+    return {**what_latents_mean(tower.array), **form, LANGUAGE_MODEL: config.language_model.identity}
+
+
+def announce_start(inputs: Inputs, projector: TrainedProjector) -> None:
+    """Say where the run starts, and whether it holds out samples that the projector may have seen."""
+    training, here = projector.config.training, inputs.config.data.val_fraction
+    seen = f"; it held out {training.val_fraction:g}: ids held out here may have been trained on there"
+    inputs.world.say(
+        f"projector: starts from {projector.path}, {training.steps:,} steps of training"
+        f"{seen if here > training.val_fraction else ''}"
+    )
 
 
 def find_projector(path: Path) -> Path:

@@ -1,5 +1,6 @@
 """What a run leaves is used without it: the projector's file says all that has to be known."""
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -13,8 +14,9 @@ from safetensors.torch import save_file
 
 from cache_store import open_cache
 from cache_store.errors import CacheError, ConfigError, EncodeOnceError, NewerFormatError
-from tests.trainer.conftest import GEMMA_TEMPLATE, MakeConfig
-from tests.trainer.runs import ALONE, damages, open_alone
+from tests.trainer.conftest import GEMMA_TEMPLATE, MEAN, MakeConfig, described_cache, save_language_model
+from tests.trainer.runs import ALONE, damages, end_well, fork_ranks, metrics, open_alone
+from tests.trainer.test_cli import named_fields
 from trainer import load_projector
 from trainer.commands.train import train
 from trainer.config import TrainConfig
@@ -57,7 +59,10 @@ def test_a_projector_is_loaded_without_its_run(configured, layout, shape, tmp_pa
         "name": config.model.language_model, "identity": language, "width": 32, "precision": "bf16"
     }  # fmt: skip
     text = {"begins_with_bos": True, "chat_template": GEMMA_TEMPLATE, "end_of_turn": "<end_of_turn>"}
-    assert (said["text"], said["training"]) == (text, {"steps": 1, "samples": 8, "val_fraction": 0.2})
+    assert (said["text"], said["training"]) == (
+        text,
+        {"steps": 1, "samples": 8, "val_fraction": 0.2, "started_from": None},
+    )
     assert said["versions"]["torch"] == torch.__version__
 
 
@@ -108,3 +113,71 @@ def test_a_damaged_checkpoint_is_not_used(configured):
         with pytest.raises(CacheError, match="is damaged"):
             load_projector(config.run.folder)
     assert len(load_projector(config.run.folder)(as_tensor(open_cache(config.cache).read(np.arange(3))))) == 3
+
+
+def tensors_of(place: Path) -> dict[str, torch.Tensor]:
+    return load_projector(place).state_dict()
+
+
+def same_tensors(one: Path, other: Path) -> bool:
+    mine, others = tensors_of(one), tensors_of(other)
+    return mine.keys() == others.keys() and all(torch.equal(mine[name], others[name]) for name in mine)
+
+
+def started_from(run: Path) -> str | None:
+    return load_projector(run).config.training.started_from
+
+
+def test_a_run_starts_where_a_trained_projector_ended(trained, configured, capsys):
+    """At the very losses that it ends with; its statistics come with it. Its own checkpoint is where it resumes."""
+    run, ended = trained.run.folder, metrics(trained.run.folder, "val_loss")[2]
+    first = configured("first", init_projector=str(run), max_steps=1, lr=1e-12)
+    train(first, ALONE)
+    newest = checkpoints_of(trained.run).path(2) / PROJECTOR_FILE
+    assert f"projector: starts from {newest}, 2 steps of training\n" in capsys.readouterr().out
+    assert metrics(first.run.folder, "val_loss")[1] == pytest.approx(ended, rel=1e-6)
+    assert started_from(first.run.folder) == hashlib.sha256(newest.read_bytes()).hexdigest()
+    assert started_from(run) is None
+    gone = configured("first", init_projector=str(run / "gone"), max_steps=2, val_fraction=0.2)
+    train(gone, ALONE)
+    assert f"changed since then: model.init_projector: {run} → {run}/gone" in capsys.readouterr().out
+    assert started_from(first.run.folder) == hashlib.sha256(newest.read_bytes()).hexdigest()
+    assert not same_tensors(first.run.folder, run)
+
+
+def test_a_grown_and_another_cache_are_trained_on_further(configured, tmp_path, capsys):
+    first = configured("first", cache=described_cache(tmp_path / "cache", 16), max_steps=2)
+    train(first, ALONE)
+    shutil.rmtree(tmp_path / "cache")
+    for cache in described_cache(tmp_path / "cache", 24), described_cache(tmp_path / "other", 9, dtype="float32"):
+        changes = {"cache": cache, "init_projector": str(first.run.folder), "max_steps": 1, "val_fraction": 0.3}
+        config = configured(f"on-{cache.name}", **changes)
+        train(config, ALONE)
+        assert "; it held out 0.2: ids held out here may have been trained on there\n" in capsys.readouterr().out
+        assert started_from(config.run.folder) == load_projector(first.run.folder).sha256
+        assert load_projector(config.run.folder).config.tower.cache_identity == open_cache(cache).identity
+
+
+def test_ranks_start_from_the_same_projector(trained, configured):
+    config, alone = (configured(name, init_projector=str(trained.run.folder), max_steps=2) for name in ("two", "one"))
+    end_well(*fork_ranks(config))
+    train(alone, ALONE)
+    assert metrics(config.run.folder) == pytest.approx(metrics(alone.run.folder), rel=1e-4)
+
+
+@pytest.mark.parametrize("field", ["model.layout", "model.projector", "language model", "encoder.latents_std"])
+def test_a_projector_that_does_not_fit_starts_no_run(trained, configured, refusal, tmp_path, field):
+    """Before any text is tokenised."""
+    changes = {"model.layout": {"layout": "channel"}, "model.projector": {"projector": "linear"}}.get(field, {})
+    if field == "language model":
+        changes = {"language_model": save_language_model(tmp_path / "lm", rms_norm_eps=1e-5)}
+    if field == "encoder.latents_std":
+        latents = np.random.default_rng(0).standard_normal((9, 4, 3, 2), np.float32)
+        options = {"latents_mean": MEAN, "latents_std": (2.0, 0.5, 3.0, 2.0)}
+        changes = {"cache": described_cache(tmp_path / "cache", 9, latents=latents, **options)}
+    error = refusal(1, configured(init_projector=str(trained.run.folder), **changes))
+    assert f"model.init_projector {trained.run.folder} does not fit" in error
+    assert named_fields(error) == {field}
+    assert not (tmp_path / "text").exists()
+    error = refusal(2, configured(init_projector=str(tmp_path / "none")))
+    assert f"model.init_projector: {tmp_path}/none is no folder of a run, and no projector's file" in error
