@@ -57,7 +57,8 @@ class Projector(nn.Module):
         self.register_buffer("std", torch.tensor(std, dtype=torch.float32)[:, None, None])
         self.layers = nn.Sequential(*SHAPES[shape](features, width))
         self.ends = nn.Parameter(torch.empty(2, width))
-        self._initialise(torch.Generator().manual_seed(seed))
+        if not self.ends.is_meta:  # as it is where trained weights are to come
+            self._initialise(torch.Generator().manual_seed(seed))
 
     @property
     def num_tokens(self) -> int:

@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -36,6 +37,10 @@ WORLD = "world"
 """The tower's name in a run from one cache."""
 
 VERSIONED = ("encode-once", "torch", "transformers")
+
+
+Width = Annotated[int, msgspec.Meta(ge=1, le=2**20)]
+"""Of a language model, far above any."""
 
 
 class Tower(Record, frozen=True, kw_only=True):
@@ -65,7 +70,7 @@ class ReadBy(Record, frozen=True, kw_only=True):
     """A hub id or a folder."""
     identity: str
     """SHA-256 over its config and values of all its weights."""
-    width: Count
+    width: Width
     precision: Literal["bf16", "fp32"]
 
 
@@ -169,15 +174,18 @@ class AnyVersion(Record, frozen=True, kw_only=True, forbid_unknown_fields=False)
 def load_tensors(projector: Projector, tower: str, tensors: Mapping[str, Tensor], where: str) -> None:
     """Give `projector` its tower's tensors; CacheError, and nothing given, where they are others than it has."""
     mine = {name.removeprefix(f"{tower}."): each for name, each in tensors.items() if name.startswith(f"{tower}.")}
-    found = {name: tuple(tensor.shape) for name, tensor in mine.items()}
-    expected = {name: tuple(tensor.shape) for name, tensor in projector.state_dict().items()}
+    found, expected = ({name: kind(each) for name, each in state.items()} for state in (mine, projector.state_dict()))
     if found != expected:
         name = min(dict(found.items() ^ expected.items()))
         raise CacheError(
             f"{where} does not hold the tensors of its projector: {tower}.{name} should be "
             f"{expected.get(name, 'absent')}, is {found.get(name, 'absent')}"
         )
-    projector.load_state_dict(mine)
+    projector.load_state_dict(mine, assign=projector.ends.is_meta)
+
+
+def kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
 class TrainedProjector(Projector):
@@ -186,16 +194,18 @@ class TrainedProjector(Projector):
     def __init__(self, path: Path) -> None:
         config, tensors = read_projector_file(path)
         tower = config.tower
-        channels = len(tensors.get(f"{tower.name}.mean", ()))
-        super().__init__(
-            latent_shape=tower.array.shape,
-            width=config.language_model.width,
-            layout=tower.layout,
-            shape=tower.projector,
-            mean=[0.0] * channels,
-            std=[1.0] * channels,
-            seed=0,
-        )
+        mean = tensors.get(f"{tower.name}.mean")
+        channels = 1 if mean is None or not mean.ndim else max(1, len(mean))
+        with torch.device("meta"):  # its size is only what the config says, until the tensors agree
+            super().__init__(
+                latent_shape=tower.array.shape,
+                width=config.language_model.width,
+                layout=tower.layout,
+                shape=tower.projector,
+                mean=[0.0] * channels,
+                std=[1.0] * channels,
+                seed=0,
+            )
         self.config, self.path, self.sha256 = config, path, file_sha256(path)
         load_tensors(self, tower.name, tensors, str(path))
         self.requires_grad_(False).eval()

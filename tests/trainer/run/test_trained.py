@@ -98,7 +98,10 @@ def test_what_is_no_projector_is_one_message(trained, tmp_path):
         (tensors, {**said, "towers": [tower, tower]}, CacheError, "has 2 towers"),
         (tensors, {**said, "towers": [{**tower, "projector": "qformer"}]}, CacheError, "does not know|knows: qformer"),
         (tensors, {**said, "towers": [{**tower, "layout": "channel"}]}, CacheError, r"layers.0.weight should be"),
-        (without, said, CacheError, r"world.ends should be \(2, 32\), is absent"),
+        (without, said, CacheError, r"world.ends should be float32 \(2, 32\), is absent"),
+        ({**tensors, "world.mean": torch.zeros(())}, said, CacheError, "does not hold the tensors of its projector"),
+        ({**tensors, "world.ends": torch.zeros(2, 32).half()}, said, CacheError, r", is float16 \(2, 32\)"),
+        (tensors, {**said, "language_model": {**said["language_model"], "width": 2**20}}, CacheError, "should be floa"),
     ]
     for changed, config, error, message in cases:
         save_file(changed, file, {METADATA_KEY: json.dumps(config)} if config else None)
