@@ -1,7 +1,27 @@
 """What a cache of latents is: its records, its bytes, how to read and verify it. Needs no torch."""
 
-from cache_store.cache.joined import JoinedCache, open_joined
-from cache_store.cache.reader import Cache, open_cache
-from cache_store.errors import CacheError, EncodeOnceError
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cache_store.cache.joined import JoinedCache, open_joined
+    from cache_store.cache.reader import Cache, open_cache
+    from cache_store.errors import CacheError, EncodeOnceError
+
+HOMES = {
+    "Cache": "cache_store.cache.reader",
+    "CacheError": "cache_store.errors",
+    "EncodeOnceError": "cache_store.errors",
+    "JoinedCache": "cache_store.cache.joined",
+    "open_cache": "cache_store.cache.reader",
+    "open_joined": "cache_store.cache.joined",
+}
 
 __all__ = ["Cache", "CacheError", "EncodeOnceError", "JoinedCache", "open_cache", "open_joined"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import numpy and Arrow only for those who ask for it: programs start, and hear Ctrl-C, without."""
+    if name in HOMES:
+        return getattr(import_module(HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,5 +1,14 @@
+"""The console script `cache-store`, which is also `python -m cache_store`."""
+
 import sys
 
-from cache_store.cli import main
+from cache_store.program.run_program import start
 
-sys.exit(main())
+
+def main() -> int:
+    """Run the program and return its exit code."""
+    return start("cache-store", "cache_store.cli")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

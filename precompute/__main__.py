@@ -1,5 +1,14 @@
+"""The console script `precompute`, which is also `python -m precompute`."""
+
 import sys
 
-from precompute.cli import main
+from cache_store.program.run_program import start
 
-sys.exit(main())
+
+def main() -> int:
+    """Run the program and return its exit code."""
+    return start("precompute", "precompute.cli")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

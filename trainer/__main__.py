@@ -1,5 +1,14 @@
+"""The console script `trainer`, which is also `python -m trainer`."""
+
 import sys
 
-from trainer.cli import main
+from cache_store.program.run_program import start
 
-sys.exit(main())
+
+def main() -> int:
+    """Run the program and return its exit code."""
+    return start("trainer", "trainer.cli")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

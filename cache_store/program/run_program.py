@@ -3,12 +3,25 @@
 import os
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 
 from cache_store.errors import ConfigError, EncodeOnceError
-from cache_store.program.stop_signals import unwound_by_sigterm
+from cache_store.program.stop_signals import stop_signals_held, unwound_by_sigterm
 
 OUR_PACKAGES = ("cache_store", "precompute", "trainer")
 """A missing module of these is a bug of ours, not an extra that was not installed."""
+
+
+def start(program: str, module: str) -> int:
+    """Run the program whose `PROGRAM` is in `module`, with the words typed."""
+
+    def run(words: Sequence[str]) -> int:
+        # An import that a signal interrupts may swallow it, or call it a failure of its own.
+        with stop_signals_held():
+            imported = import_module(module)
+        return imported.PROGRAM.run(words)  # type: ignore[no-any-return]
+
+    return run_program(program, run, None)
 
 
 def run_program(program: str, run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:

@@ -13,6 +13,28 @@ FORWARDED_S = 5.0
 """A SIGTERM this soon after the first signal is the same request: schedulers send theirs to every process of a job,
 and torchrun then forwards its own to the ranks."""
 
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def stop_signals_held() -> Iterator[None]:
+    """Hold SIGINT and SIGTERM back until the block ends; a process started in it, until it calls `obey_parent_alone`.
+
+    Signals go to the whole process group, and would kill a worker that is still importing.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def obey_parent_alone() -> None:
+    """Ignore signals to the process group; for processes started in `stop_signals_held`."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
 
 @contextmanager
 def unwound_by_sigterm() -> Iterator[None]:
@@ -55,7 +77,7 @@ def stop_on_signals(stop: Callable[[], None], clock: Callable[[], float] = time.
         for number, handler in previous.items():
             signal.signal(number, handler)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in STOP_SIGNALS:
         previous[number] = signal.signal(number, handle)
     try:
         yield

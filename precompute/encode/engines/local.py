@@ -8,10 +8,12 @@ import contextlib
 import multiprocessing
 import os
 import queue
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
@@ -20,7 +22,7 @@ import torch
 
 from cache_store.errors import EncodeOnceError, Interrupted
 from cache_store.format.schema import Spec
-from cache_store.program.processes import obey_parent_alone, stop_signals_held
+from cache_store.program.stop_signals import obey_parent_alone, stop_signals_held
 from cache_store.refusal import differing, refuse
 from precompute.config import BuildConfig
 from precompute.encode.job import EncodeJob, Progress
@@ -99,6 +101,7 @@ class WorkerPool:
             theirs.close()  # so that the pipe ends with the worker
 
     def run(self, stop: threading.Event, on_progress: Callable[[Progress], None]) -> None:
+        resource_tracker.ensure_running()  # spawning would start it, and it lets signals through as it starts
         with stop_signals_held():
             self._start()
         try:
@@ -158,8 +161,9 @@ class WorkerPool:
     def _refuse_dead_workers(self) -> None:
         for process in self._processes.values():
             if process.exitcode:
+                why = " (killed, often for want of memory)" if process.exitcode == -signal.SIGKILL else ""
                 raise EncodeOnceError(
-                    f"{process.name} died with exit code {process.exitcode} (-9: killed, often for want of memory); "
+                    f"{process.name} died with exit code {process.exitcode}{why}; "
                     "committed shards are kept, run the same command again to go on"
                 )
 

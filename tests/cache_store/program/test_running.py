@@ -144,3 +144,22 @@ def test_a_forwarded_sigterm_does_not_interrupt_the_way_out(capsys):
     assert run_program("program", run, []) == 3
     assert done == ["cleared up"]
     assert capsys.readouterr().err.startswith("program: stopped: ")
+
+
+STOPPED_IN_AN_IMPORT = """
+import os, signal, sys
+from importlib.machinery import PathFinder
+class Stopping(PathFinder):
+    def find_spec(name, *_):
+        return os.kill(os.getpid(), signal.SIGINT) if name == "numpy" else None
+sys.meta_path.insert(0, Stopping)
+from {module}.__main__ import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("module", ["cache_store", "precompute"])
+def test_ctrl_c_while_a_program_is_imported_is_one_line(module):
+    command = [sys.executable, "-c", STOPPED_IN_AN_IMPORT.format(module=module)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.count("\n"), ": stopped: " in done.stderr) == (3, 1, True)
