@@ -113,7 +113,7 @@ def shown(value: object) -> str:
     """A value as it is typed, cut to a line: aliases let a few bytes of a file stand for gigabytes."""
     if isinstance(value, bool | NoneType):
         return "null" if value is None else str(value).lower()
-    text = value if isinstance(value, str) else reprlib.repr(value)
+    text = value if isinstance(value, str) and value.isprintable() else reprlib.repr(value)
     return text if len(text) <= MAX_VALUE else f"{text[:MAX_VALUE]}…"
 
 
