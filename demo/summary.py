@@ -48,8 +48,11 @@ def facts_table(cache: Cache, losses: Mapping[str, float], seconds: Mapping[str,
     # Of one worker, over its shards: records do not say which of them were built at once.
     table.add_row("encoding", f"{images_per_s:,.0f} images/s a worker, decoding and writing included")
     table.add_row("cache size", f"{disk_bytes / 1e6:.1f} MB")
-    table.add_row("loss, own latents", f"{losses['own']:.3f} per label token, held-out scenes")
-    table.add_row("loss, shuffled latents", f"{losses['shuffled']:.3f}")
+    table.add_row(
+        "loss, own latents",
+        f"{losses['own']:.3f} per label token, {losses['own_accuracy']:.1%} of them right, held-out scenes",
+    )
+    table.add_row("loss, shuffled latents", f"{losses['shuffled']:.3f}, {losses['shuffled_accuracy']:.1%} right")
     steps = ", ".join(f"{title} {taken:.0f} s" for title, taken in seconds.items())
     table.add_row("time", f"{sum(seconds.values()):.0f} s: {steps}")
     return table

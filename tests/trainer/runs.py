@@ -62,7 +62,7 @@ def metrics(output: Path, key: str = "loss") -> dict[int, Any]:
 
 def assert_same_run(config: TrainConfig, other: TrainConfig) -> None:
     """Every figure of both logs and both projectors are equal, bit for bit."""
-    for key in ("loss", "grad_norm", "val_loss", "val_loss_shuffled"):
+    for key in ("loss", "grad_norm", "val_loss", "val_loss_shuffled", "val_accuracy"):
         assert metrics(config.run.folder, key) == metrics(other.run.folder, key)
     assert (config.run.folder / PROJECTOR_FILE).read_bytes() == (other.run.folder / PROJECTOR_FILE).read_bytes()
 

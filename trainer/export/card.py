@@ -98,6 +98,8 @@ def training_rows(config: ProjectorConfig, run: dict[str, Any] | None, figures: 
         if step in figures.shuffled:
             other = figures.shuffled[step]
             rows["— with another sample's image"] = f"{other:.4f}: the image is worth {other - own:.4f}"
+        if step in figures.accuracy:
+            rows["— share of its tokens that are the model's likeliest"] = f"{figures.accuracy[step]:.1%}"
     return rows | {"versions": ", ".join(f"{name} {version}" for name, version in config.versions.items())}
 
 

@@ -25,6 +25,8 @@ class Figures:
     validation: dict[int, float]
     shuffled: dict[int, float]
     """With another sample's latents."""
+    accuracy: dict[int, float]
+    """Share of validation's label tokens that are the likeliest."""
 
     @property
     def last_loss(self) -> float:
@@ -37,7 +39,7 @@ def read_figures(run: Path, steps: int) -> Figures | None:
         return None
     lines = [line for line in (run / METRICS_FILE).read_bytes().splitlines() if step_of(line) <= steps]
     records: list[Metrics] = [json.loads(line) for line in lines]
-    figures = Figures(*(by_step(records, key) for key in ("loss", "val_loss", "val_loss_shuffled")))
+    figures = Figures(*(by_step(records, key) for key in ("loss", "val_loss", "val_loss_shuffled", "val_accuracy")))
     return figures if figures.loss else None
 
 

@@ -51,12 +51,21 @@ class WorldModel(nn.Module):
         before, after = text_NTD[:, : self.num_before], text_NTD[:, self.num_before :]
         return torch.cat([before, world_NPD.to(dtype), after], 1)
 
-    def forward(self, batch: ModelInput) -> Tensor:
-        """Compute the cross entropy of every label token, in float32: [L].
+    def label_logits(self, batch: ModelInput) -> Tensor:
+        """Compute the logits that predict every label token: [L, V] float32.
 
         Text token t > 0 stands at P + t, after BOS, START, world tokens and END; the position before predicts it.
         """
         hidden_NTD = self.language.hidden(self.sequence(batch.latents_NCHW, batch.tokens_NT))
         predicting_L = batch.column_L + (self.projector.num_tokens - 1)
-        logits_LV = self.language.logits(hidden_NTD[batch.sample_L, predicting_L])
-        return cross_entropy(logits_LV.float(), batch.target_L, reduction="none")
+        return self.language.logits(hidden_NTD[batch.sample_L, predicting_L]).float()
+
+    def forward(self, batch: ModelInput) -> Tensor:
+        """Compute the cross entropy of every label token, in float32: [L]."""
+        return cross_entropy(self.label_logits(batch), batch.target_L, reduction="none")
+
+    def score(self, batch: ModelInput) -> Tensor:
+        """Compute the cross entropy of every label token, and whether it is the likeliest one: [2, L]."""
+        logits_LV = self.label_logits(batch)
+        loss_L = cross_entropy(logits_LV, batch.target_L, reduction="none")
+        return torch.stack([loss_L, (logits_LV.argmax(1) == batch.target_L).float()])

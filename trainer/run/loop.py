@@ -25,7 +25,7 @@ from trainer.run.folder import has_run, write_config
 from trainer.run.metrics import Metrics, MetricsLog, read_metrics
 from trainer.run.optim import learning_rate, make_optimizer
 from trainer.run.session import Session
-from trainer.run.validation import sample_names, shuffle_test, validation_loss
+from trainer.run.validation import sample_names, sample_scores, shuffle_test
 
 
 class TrainingLoop:
@@ -185,20 +185,21 @@ class TrainingLoop:
         return self.completed > 0 and (last or regular) and len(self.session.split.validation) > 0
 
     def validate(self, bar: "tqdm[Any]") -> Metrics | None:
-        """Validate if it is due, at the last step with shuffled latents too; None where a rank was stopped."""
+        """Validate if it is due, with shuffled latents too where two samples are held out; None where stopped."""
         if not self.validation_due:
             return {}
         if self.stopping:
             return None
-        if self.completed == self.total_steps and len(self.session.split.validation) >= 2:
-            result = shuffle_test(self.session, self.stop_request.is_set)
-            if result is None:
-                return None
-            if self.world.is_main:
-                bar.write(str(result))
-            return {"val_loss": result.own, "val_loss_shuffled": result.shuffled}
-        loss = validation_loss(self.session, self.stop_request.is_set)
-        return None if loss is None else {"val_loss": loss}
+        if len(numbers := self.session.split.validation) < 2:
+            own = sample_scores(self.session, numbers, self.stop_request.is_set)
+            return None if own is None else {"val_loss": own.mean_loss, "val_accuracy": own.accuracy}
+        result = shuffle_test(self.session, self.stop_request.is_set)
+        if result is None:
+            return None
+        if self.world.is_main:
+            last = self.completed == self.total_steps
+            bar.write(str(result) if last else f"step {self.completed:,}: {result.on_one_line}")
+        return result.metrics
 
     def save_if_due(self) -> None:
         due = self.completed % self.config.run.save_every == 0 or self.completed == self.total_steps

@@ -13,6 +13,7 @@ import torch
 
 from cache_store.errors import ConfigError, EncodeOnceError
 from trainer.data.prefetch import prefetched
+from trainer.run.metrics import Metrics
 from trainer.run.parallel import World
 from trainer.run.session import Session
 
@@ -28,15 +29,35 @@ def never() -> bool:
 
 
 @dataclass(frozen=True)
+class Scores:
+    """Of each validation sample, summed over its label tokens; float64 [samples]."""
+
+    loss: np.ndarray
+    right: np.ndarray
+    """Label tokens that are the likeliest."""
+    label_tokens: np.ndarray
+
+    @property
+    def mean_loss(self) -> float:
+        return float(self.loss.sum() / self.label_tokens.sum())
+
+    @property
+    def accuracy(self) -> float:
+        return float(self.right.sum() / self.label_tokens.sum())
+
+
+@dataclass(frozen=True)
 class ShuffleTest:
-    """The result: validation loss per label token, with own and with shuffled latents."""
+    """The result: loss per label token, and the share of them that are the likeliest, with own and shuffled latents."""
 
     samples: int
     label_tokens: int
     own: float
     shuffled: float
     standard_error: float
-    """Of the difference, estimated over samples."""
+    """Of the difference between the losses, estimated over samples."""
+    own_accuracy: float
+    shuffled_accuracy: float
 
     @property
     def difference(self) -> float:
@@ -50,11 +71,28 @@ class ShuffleTest:
             return "the image misleads the model: another image's latents make the text more likely"
         return "no sign that the model uses the image: own and other latents do equally well"
 
+    @property
+    def metrics(self) -> Metrics:
+        return {
+            "val_loss": self.own,
+            "val_loss_shuffled": self.shuffled,
+            "val_standard_error": self.standard_error,
+            "val_accuracy": self.own_accuracy,
+            "val_accuracy_shuffled": self.shuffled_accuracy,
+        }
+
+    @property
+    def on_one_line(self) -> str:
+        return (
+            f"validation loss {self.own:.4f}, shuffled {self.shuffled:.4f}, difference {self.difference:.4f} ± "
+            f"{self.standard_error:.4f}; tokens right {self.own_accuracy:.1%}, shuffled {self.shuffled_accuracy:.1%}"
+        )
+
     def __str__(self) -> str:
         return (
             f"validation loss per label token ({self.samples:,} samples, {self.label_tokens:,} tokens)\n"
-            f"  own latents       {self.own:.4f}\n"
-            f"  shuffled latents  {self.shuffled:.4f}\n"
+            f"  own latents       {self.own:.4f}, {self.own_accuracy:.1%} of tokens right\n"
+            f"  shuffled latents  {self.shuffled:.4f}, {self.shuffled_accuracy:.1%} of tokens right\n"
             f"  difference        {self.difference:.4f} ± {self.standard_error:.4f}: {self.verdict}"
         )
 
@@ -67,58 +105,51 @@ def shuffle_test(session: Session, stopped: Callable[[], bool] = never) -> Shuff
             f"data.val_fraction {session.config.data.val_fraction} holds out {len(numbers)} of "
             f"{len(numbers) + len(session.split.train)} samples; shuffled latents need at least 2"
         )
-    own = sample_losses(session, numbers, stopped)
-    shuffled = None if own is None else sample_losses(session, np.roll(numbers, -1), stopped)
-    if own is None or shuffled is None:
-        return None
-    return make_shuffle_test(own, shuffled, session.text.num_labels[numbers])
+    own = sample_scores(session, numbers, stopped)
+    shuffled = None if own is None else sample_scores(session, np.roll(numbers, -1), stopped)
+    return None if own is None or shuffled is None else make_shuffle_test(own, shuffled)
 
 
-def make_shuffle_test(own: np.ndarray, shuffled: np.ndarray, label_tokens: np.ndarray) -> ShuffleTest:
-    """Combine each sample's summed losses; the error is that of a ratio of sums over samples."""
-    tokens, samples = int(label_tokens.sum()), len(own)
-    difference = (shuffled - own).sum() / tokens
-    residuals = (shuffled - own) - difference * label_tokens
+def make_shuffle_test(own: Scores, shuffled: Scores) -> ShuffleTest:
+    """Combine each sample's sums; the error is that of a ratio of sums over samples."""
+    tokens, samples = int(own.label_tokens.sum()), len(own.loss)
+    difference = (shuffled.loss - own.loss).sum() / tokens
+    residuals = (shuffled.loss - own.loss) - difference * own.label_tokens
     return ShuffleTest(
         samples=samples,
         label_tokens=tokens,
-        own=float(own.sum() / tokens),
-        shuffled=float(shuffled.sum() / tokens),
+        own=own.mean_loss,
+        shuffled=shuffled.mean_loss,
         standard_error=float(np.sqrt((residuals**2).sum() * samples / (samples - 1)) / tokens),
+        own_accuracy=own.accuracy,
+        shuffled_accuracy=shuffled.accuracy,
     )
 
 
-def validation_loss(session: Session, stopped: Callable[[], bool] = never) -> float | None:
-    """Measure the loss per label token with own latents; None where nothing is held out or a rank was stopped."""
-    numbers = session.split.validation
-    losses = sample_losses(session, numbers, stopped) if len(numbers) else None
-    return None if losses is None else float(losses.sum() / session.text.label_tokens(numbers))
-
-
 @torch.no_grad()
-def sample_losses(session: Session, latents_of: np.ndarray, stopped: Callable[[], bool] = never) -> np.ndarray | None:
-    """Sum each validation sample's loss, in float64, with the latents of `latents_of`; ranks share the work.
+def sample_scores(session: Session, latents_of: np.ndarray, stopped: Callable[[], bool] = never) -> Scores | None:
+    """Score each validation sample with the latents of `latents_of`; ranks share the work.
 
     None where a rank was stopped.
     """
     numbers, world = session.split.validation, session.world
-    # The last value counts the ranks that were stopped.
-    sums = torch.zeros(len(numbers) + 1, dtype=torch.float64, device=world.device)
+    # The last column counts the ranks that were stopped.
+    sums = torch.zeros(2, len(numbers) + 1, dtype=torch.float64, device=world.device)
     parts = rank_parts(len(numbers), session.config.run.eval_batch_size, world)
     loads = prefetched(lambda part: session.loader.load(numbers[part], latents_of[part]), parts)
     with closing(loads) as batches:
         for part, batch in zip(parts, batches, strict=True):
             if stopped():
-                sums[-1] = 1
+                sums[:, -1] = 1
                 break
             on_device = batch.to(world.device)
-            sums[part.start : part.stop].index_add_(0, on_device.sample_L, session.model(on_device).double())
+            sums[:, part].index_add_(1, on_device.sample_L, session.model.score(on_device).double())
     world.sum(sums)
-    if sums[-1] > 0:
+    if sums[0, -1] > 0:
         return None
-    losses = sums[:-1].cpu().numpy()
-    refuse_nonfinite_losses(session, losses)
-    return losses
+    loss, right = sums[:, :-1].cpu().numpy()
+    refuse_nonfinite_losses(session, loss)
+    return Scores(loss, right, np.asarray(session.text.num_labels[numbers]))
 
 
 def refuse_nonfinite_losses(session: Session, losses: np.ndarray) -> None:

@@ -31,7 +31,8 @@ from trainer.data.stream import as_tensor
 from trainer.model.projector import rms
 from trainer.run.folder import checkpoints_of
 from trainer.run.optim import learning_rate, make_optimizer
-from trainer.run.validation import make_shuffle_test, shuffle_test, validation_loss
+from trainer.run.session import Session
+from trainer.run.validation import Scores, make_shuffle_test, shuffle_test
 
 
 def watched(config: TrainConfig, at_read: Callable[[int, np.ndarray], None]) -> SimpleNamespace:
@@ -58,13 +59,13 @@ def test_a_run_lowers_its_loss_and_logs_every_step(uninterrupted):
     losses = metrics(folder)
     assert list(losses) == list(range(1, 13))
     assert sum(losses[step] for step in (10, 11, 12)) < sum(losses[step] for step in (1, 2, 3)) - 0.1
-    assert list(metrics(folder, "val_loss")) == [5, 10, 12]
-    assert list(metrics(folder, "val_loss_shuffled")) == [12]
+    for key in ("loss", "loss_shuffled", "standard_error", "accuracy", "accuracy_shuffled"):
+        assert list(metrics(folder, f"val_{key}")) == [5, 10, 12]
     for key, most in (("grad_norm", np.inf), ("lr", 1e-3), ("samples_per_s", np.inf), ("data_wait_share", 1)):
         assert [step for step, value in metrics(folder, key).items() if 0 < value <= most] == list(losses)
 
 
-@pytest.mark.parametrize("stops", [(4, 5), (3, 10), *[(read,) for read in (5, 6, 7, 14, 15, 16, 17)]], ids=str)
+@pytest.mark.parametrize("stops", [(4, 5), (3, 10), *[(read,) for read in (5, 6, 7, 8, 16, 17, 18, 19)]], ids=str)
 def test_a_run_stopped_twice_is_the_run_never_stopped(configured_here, uninterrupted, stops):
     """Or once; around the steps that are due a validation, the 5th, 10th and last, and within validations."""
     config = configured_here(f"stopped-{stops}")
@@ -81,7 +82,7 @@ def test_a_step_whose_loss_is_not_finite_is_named_and_redone(configured_here, un
     config = configured_here("not-finite")
 
     def spoil(read: int, latents: np.ndarray) -> None:
-        if read == 11:
+        if read == 12:
             latents[0] = np.nan
 
     with pytest.raises(EncodeOnceError, match=r"step 9: loss nan[^§]*samples  sample-0000[^§]*up to step 5 were saved"):
@@ -94,7 +95,7 @@ def test_a_step_whose_loss_is_not_finite_is_named_and_redone(configured_here, un
 def test_two_ranks_train_as_one_which_can_go_on_after_them(configured_here, uninterrupted):
     config = configured_here("two-ranks")
     end_well(*fork_ranks(config))
-    for key in ("loss", "val_loss"):
+    for key in ("loss", "val_loss", "val_accuracy"):
         expected = metrics(uninterrupted.run.folder, key)
         assert metrics(config.run.folder, key) == pytest.approx(expected, rel=1e-4)
     alone = configured_here("one-after-two", resume=str(checkpoints_of(config.run).path(5)))
@@ -243,6 +244,17 @@ def test_a_projector_that_learned_is_told_from_one_that_did_not(configured, tmp_
     assert before.verdict.startswith("no sign")
     assert after.verdict.startswith("the model uses the image")
     assert after.own < before.own
+    right = [token for sample in session.split.validation for token in likeliest(session, sample)]
+    assert after.own_accuracy == pytest.approx(np.mean(right))
+    assert after.own_accuracy > after.shuffled_accuracy
+
+
+def likeliest(session: Session, sample: int) -> list[bool]:
+    """Of each label token of one sample: whether it is the model's likeliest, from its whole logits."""
+    batch, model = session.loader.load(np.array([sample]), np.array([sample])), session.model
+    logits_1TV = model.language.logits(model.language.hidden(model.sequence(batch.latents_NCHW, batch.tokens_NT)))
+    said_T = logits_1TV[0].argmax(-1)[model.projector.num_tokens - 1 :]
+    return [bool(said_T[column] == batch.tokens_NT[0, column]) for column in batch.column_L]
 
 
 def test_a_difference_within_the_noise_is_not_claimed():
@@ -250,9 +262,11 @@ def test_a_difference_within_the_noise_is_not_claimed():
     own, tokens = rng.uniform(1, 2, 50), np.full(50, 4)
     noise = rng.standard_normal(50)
     for shift, verdict in ((0, "no sign"), (2, "the model uses"), (-2, "the image misleads")):
-        assert make_shuffle_test(own, own + noise - noise.mean() + shift, tokens).verdict.startswith(verdict)
-    clear = make_shuffle_test(own, own + 1, tokens)
+        shuffled = Scores(own + noise - noise.mean() + shift, tokens - 3, tokens)
+        assert make_shuffle_test(Scores(own, tokens - 1, tokens), shuffled).verdict.startswith(verdict)
+    clear = make_shuffle_test(Scores(own, tokens - 1, tokens), Scores(own + 1, tokens - 3, tokens))
     assert clear.difference == pytest.approx(0.25)
+    assert (clear.own_accuracy, clear.shuffled_accuracy) == (0.75, 0.25)
     assert clear.standard_error == pytest.approx(0, abs=1e-12)
 
 
@@ -265,6 +279,5 @@ def test_a_loss_that_is_not_finite_names_its_sample(configured):
 
     loader = replace(session.loader, source=SimpleNamespace(read=read))
     (name,) = session.cache.samples(np.array([spoilt]), ["id"])["id"].to_pylist()
-    for judge in (shuffle_test, validation_loss):
-        with pytest.raises(EncodeOnceError, match=rf"loss of 1 of \d held-out samples[^§]*samples  {name}\n"):
-            judge(replace(session, loader=loader))
+    with pytest.raises(EncodeOnceError, match=rf"loss of 1 of \d held-out samples[^§]*samples  {name}\n"):
+        shuffle_test(replace(session, loader=loader))
