@@ -25,6 +25,9 @@ MAX_EPOCHS = 10**6
 MAX_TOKENS = 2**20
 """Longest text in tokens: longer than any model reads."""
 
+MAX_CAPTIONS = 256
+"""Nobody reads more at each validation."""
+
 WARMUP_STEPS = 100
 """The default; a run of fewer than ten times as many warms up for a tenth of its steps."""
 
@@ -146,9 +149,11 @@ class TrainRunConfig:
     keep_last: int = 3
     """Checkpoints kept."""
     eval_every: int = 500
-    """Steps between validation losses; the last step always has one."""
+    """Steps between validations; the last step always has one."""
     eval_batch_size: int = 8
     """Samples per forward pass on each rank in validation."""
+    sample_captions: int = 4
+    """Held-out samples, always the same, whose captions are generated with each validation; 0: none."""
     resume: str = "auto"
     """`auto`: from the newest checkpoint in `output`, if any; `never`; or the folder of a checkpoint."""
 
@@ -156,6 +161,8 @@ class TrainRunConfig:
         require(0 < self.epochs <= MAX_EPOCHS, "run.epochs", f"above 0 and at most {MAX_EPOCHS:,}", self.epochs)
         for name in ("save_every", "keep_last", "eval_every"):
             require(getattr(self, name) >= 1, f"run.{name}", "at least 1", getattr(self, name))
+        captions = self.sample_captions
+        require(0 <= captions <= MAX_CAPTIONS, "run.sample_captions", f"in [0, {MAX_CAPTIONS}]", captions)
         size, steps = self.eval_batch_size, self.max_steps
         require(1 <= size <= MAX_BATCH_SIZE, "run.eval_batch_size", f"in [1, {MAX_BATCH_SIZE:,}]", size)
         require(steps is None or 1 <= steps <= MAX_STEPS, "run.max_steps", f"in [1, {MAX_STEPS:,}] or null", steps)

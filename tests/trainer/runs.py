@@ -18,6 +18,7 @@ import torch
 from trainer.cli import main
 from trainer.config import DataConfig, ModelConfig, OptimConfig, TrainConfig, TrainRunConfig
 from trainer.model.projector_file import PROJECTOR_FILE
+from trainer.run.captions import Captioner
 from trainer.run.folder import checkpoints_of
 from trainer.run.inputs import open_inputs
 from trainer.run.loop import TrainingLoop
@@ -37,7 +38,9 @@ def make_config(
         "model": ModelConfig(language_model=str(language_model)),
         "data": DataConfig(max_text_tokens=64, val_fraction=0.2, text_dir=str(home / "text")),
         "optim": OptimConfig(lr=1e-3),
-        "run": TrainRunConfig(output=str(home / name), epochs=3, precision="fp32", save_every=5, eval_every=5),
+        "run": TrainRunConfig(
+            output=str(home / name), epochs=3, precision="fp32", save_every=5, eval_every=5, sample_captions=0
+        ),
     }
     for key, section in sections.items():
         mine = {field.name for field in fields(section)} & set(changes)
@@ -86,8 +89,8 @@ def open_alone(config: TrainConfig) -> Session:
     return open_session(open_inputs(config, ALONE))
 
 
-def make_loop(session: Session) -> TrainingLoop:
-    return TrainingLoop(session, checkpoints_of(session.config.run))
+def make_loop(session: Session, captioner: Captioner | None = None) -> TrainingLoop:
+    return TrainingLoop(session, checkpoints_of(session.config.run), captioner)
 
 
 def meeting_of_two() -> dict[str, str]:

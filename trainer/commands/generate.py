@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from cache_store.program.output_file import refuse_inside, refuse_output, write_output
-from cache_store.refusal import printable
 from trainer.config import GenerateConfig
 from trainer.generate.generator import Answer, Generator, find_language_model, open_generator
 from trainer.generate.subjects import Subject, Subjects, find_subjects
+from trainer.run.captions import answer_lines
 from trainer.run.parallel import local_device
 from trainer.run.trained import load_projector
 
@@ -58,9 +58,6 @@ def prompt_of(subject: Subject) -> str:
 
 def lines(subject: Subject, answer: Answer) -> Iterator[str]:
     """One answer as it is printed, under the name of its image."""
-    yield subject.title
     cut = "" if answer.is_whole else " […]"
     parts = {"prompt": prompt_of(subject), "answer": answer.text + cut}
-    for name, text in (parts | ({} if subject.reference is None else {"reference": subject.reference})).items():
-        for number, line in enumerate(text.splitlines() or [""]):
-            yield f"  {'' if number else name:<9}  {printable(line)}".rstrip()
+    return answer_lines(subject.title, parts | ({} if subject.reference is None else {"reference": subject.reference}))

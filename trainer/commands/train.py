@@ -7,6 +7,7 @@ from cache_store.program.output_file import refuse_inside
 from cache_store.storage.claim import claim
 from trainer.config import WARMUP_STEPS, TrainConfig
 from trainer.data.batches import LatentSource
+from trainer.run.captions import Captioner
 from trainer.run.checkpoint import find_checkpoint, refuse_other_run
 from trainer.run.folder import checkpoints_of, refuse_foreign_output
 from trainer.run.inputs import open_inputs
@@ -14,6 +15,7 @@ from trainer.run.loop import TrainingLoop
 from trainer.run.parallel import World
 from trainer.run.session import Session, open_session
 from trainer.run.trained import initial_projector
+from trainer.watch.captions import HeldOutCaptions
 
 
 def train(config: TrainConfig, world: World, source: LatentSource | None = None) -> None:
@@ -31,11 +33,18 @@ def train(config: TrainConfig, world: World, source: LatentSource | None = None)
             refuse_other_run(*start, inputs.must_match)
         session = open_session(inputs, source, start=initial_projector(inputs) if start is None else None)
         announce_large_batch(session)
-        loop = TrainingLoop(session, checkpoints)
+        loop = TrainingLoop(session, checkpoints, make_captioner(session))
         announce_warmup(session, loop.total_steps)
         if start is not None:
             loop.resume(*start)
         loop.run()
+
+
+def make_captioner(session: Session) -> Captioner | None:
+    """Return what captions held-out samples on rank 0, where the config asks for captions and there are samples."""
+    if not session.config.run.sample_captions or not len(session.split.validation):
+        return None
+    return HeldOutCaptions(session) if session.world.is_main else lambda _: []
 
 
 def announce_large_batch(session: Session) -> None:

@@ -5,7 +5,8 @@ different lengths stand in one batch, padded on the left, where the attention ma
 """
 # Axes: N samples, C latent channels, H W latent cells, P projector tokens, T text tokens, D model width.
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,29 +53,36 @@ class Generator:
     ) -> None:
         """`whole` is transformers' model, of which `model.language` is a part."""
         self.model, self._whole, self.chat, self._end, self._config = model, whole, chat, end, config
-        whole.generation_config = GenerationConfig()  # a model's own may sample, penalise, or forbid words
-        whole.prepare_inputs_for_generation = naming_embeddings(whole.prepare_inputs_for_generation)
         self._options = generation_options(config, end, chat.tokenizer.pad_token_id)
-        self._stop = [WordsSaid(chat.tokenizer, end.words)] if end.words else []
+        self._stop: list[StoppingCriteria] = [WordsSaid(chat.tokenizer, end.words)] if end.words else []
 
-    def __call__(self, latents_NCHW: Tensor, prompts: Sequence[list[Message]]) -> list[Answer]:
-        """Answer each sample's messages, all in one batch; sampling draws from torch's global generator."""
-        return [self._answer(each) for each in self.said(latents_NCHW, prompts)]
+    def __call__(
+        self, latents_NCHW: Tensor, prompts: Sequence[list[Message]], stopped: Callable[[], bool] | None = None
+    ) -> list[Answer]:
+        """Answer each sample's messages, all in one batch; sampling draws from torch's global generator.
 
-    def said(self, latents_NCHW: Tensor, prompts: Sequence[list[Message]]) -> list[list[int]]:
+        Where `stopped` says so after a token, the answers end there.
+        """
+        return [self._answer(each) for each in self.said(latents_NCHW, prompts, stopped)]
+
+    def said(
+        self, latents_NCHW: Tensor, prompts: Sequence[list[Message]], stopped: Callable[[], bool] | None = None
+    ) -> list[list[int]]:
         """Generate tokens; those after the end of a turn are padding, or words that nobody asked for."""
         language = self.model.language
         tokens = [self.chat.prompt_tokens(messages) for messages in prompts]
         refuse_unknown_tokens(language, tokens)
         embeddings_NTD, mask_NT = self._prompt(latents_NCHW.to(language.device), tokens)
         refuse_too_long(language, embeddings_NTD.shape[1], self._config.max_tokens)
+        stop = [*self._stop, WhenTold(stopped)] if stopped else self._stop
         try:
-            said_NT = self._whole.generate(
-                inputs_embeds=embeddings_NTD,
-                attention_mask=mask_NT,
-                generation_config=self._options,
-                stopping_criteria=StoppingCriteriaList(self._stop),
-            )
+            with ready_to_generate(self._whole):
+                said_NT = self._whole.generate(
+                    inputs_embeds=embeddings_NTD,
+                    attention_mask=mask_NT,
+                    generation_config=self._options,
+                    stopping_criteria=StoppingCriteriaList(stop),
+                )
         except UNREADABLE_MODEL as error:
             name = type(self._whole).__name__
             raise ModelError(
@@ -114,6 +122,29 @@ class WordsSaid(StoppingCriteria):  # type: ignore[misc]  # transformers is not 
     def __call__(self, said_NT: Tensor, scores: Any, **_: Any) -> Tensor:
         held = [self._words in self._tokenizer.decode(said) for said in said_NT.tolist()]
         return torch.tensor(held, device=said_NT.device)
+
+
+class WhenTold(StoppingCriteria):  # type: ignore[misc]  # transformers is not typed
+    """Stops all texts once it is told to."""
+
+    def __init__(self, told: Callable[[], bool]) -> None:
+        self._told = told
+
+    def __call__(self, said_NT: Tensor, scores: Any, **_: Any) -> Tensor:
+        return torch.full((len(said_NT),), self._told(), device=said_NT.device)
+
+
+@contextmanager
+def ready_to_generate(whole: Any) -> Iterator[None]:
+    """Set transformers' model to generate from embeddings, by our options alone; then leave it as it was."""
+    own = whole.generation_config
+    whole.generation_config = GenerationConfig()  # a model's own may sample, penalise, or forbid words
+    whole.prepare_inputs_for_generation = naming_embeddings(whole.prepare_inputs_for_generation)
+    try:
+        yield
+    finally:
+        whole.generation_config = own
+        del whole.prepare_inputs_for_generation  # the instance's, which hid the class's
 
 
 def naming_embeddings(prepare: Callable[..., Any]) -> Callable[..., Any]:

@@ -33,7 +33,11 @@ class CachedSample:
 def chosen_samples(cache: Cache, rows: str | None, ids: str | None) -> list[CachedSample]:
     """Find the samples of comma-separated rows or ids, in their order; ConfigError for one that is not cached."""
     wanted = row_numbers(rows, cache.spec.rows) if rows is not None else rows_of_ids(cache, (ids or "").split(","))
-    numbers = sample_numbers(cache, wanted)
+    return cached_samples(cache, sample_numbers(cache, wanted))
+
+
+def cached_samples(cache: Cache, numbers: np.ndarray) -> list[CachedSample]:
+    """Find what a cache has of samples, by their numbers."""
     columns = cache.samples(numbers, ["row", "id", "conversations"]).to_pydict().values()
     return [
         CachedSample(int(number), row, name, *own_words(to_messages(conversation)))

@@ -145,7 +145,10 @@ def load_language_model(name: str, dtype: torch.dtype, device: torch.device) -> 
 
 
 def load_with_whole(name: str, dtype: torch.dtype, device: torch.device) -> tuple[LanguageModel, Any]:
-    """Load the text model, and transformers' model that it is a part of, which can generate."""
+    """Load the text model, and transformers' model that it is a part of, which can generate.
+
+    What a multimodal checkpoint holds besides, such as a vision tower, is dropped from both.
+    """
     path = pretrained_name(name)
     try:
         full = load_every_weight(path, dtype).to(device)
@@ -154,9 +157,20 @@ def load_with_whole(name: str, dtype: torch.dtype, device: torch.device) -> tupl
             raise ModelError("has no output embeddings, so it is no language model")
         model = LanguageModel(full.get_input_embeddings(), full.get_decoder(), head, full.config)
         check_forward(model, full)
+        drop_other_parts(full, model)
     except ModelError as error:
         raise ModelError(f"model.language_model {name!r} {error}") from None
     return model, full
+
+
+def drop_other_parts(full: nn.Module, model: LanguageModel) -> None:
+    """Take every module out of `full` whose weights the text model does not use."""
+    used = {id(weight) for weight in model.parameters()}
+    for module in list(full.modules()):
+        for name, child in list(module.named_children()):
+            weights = {id(weight) for weight in child.parameters()}
+            if weights and not weights & used:
+                setattr(module, name, None)
 
 
 def load_every_weight(path: str, dtype: torch.dtype) -> Any:

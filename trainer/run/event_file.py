@@ -6,14 +6,22 @@ TensorBoard's own writer uses a thread, which reports a full disk by a traceback
 import os
 import socket
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # type: ignore[import-untyped]
-from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
+from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata  # type: ignore[import-untyped]
+from tensorboard.compat.proto.tensor_pb2 import TensorProto  # type: ignore[import-untyped]
+from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto  # type: ignore[import-untyped]
+from tensorboard.compat.proto.types_pb2 import DT_STRING  # type: ignore[import-untyped]
 from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
 
+from cache_store.refusal import printable
 from cache_store.storage.files import make_folder, naming
+from trainer.run.captions import Caption
+
+TEXT = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
 
 FILE_VERSION = "brain.Event:2"
 
@@ -34,6 +42,27 @@ class EventFile:
         scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
         self._add(step=step, summary=Summary(value=scalars))
 
+    def add_captions(self, step: int, captions: Sequence[Caption]) -> None:
+        """Add each caption as text beside its reference, and its latent's preview as an image."""
+        values = []
+        for caption in captions:
+            tag, words = f"captions/{printable(caption.id)}", caption_markdown(caption).encode()
+            text = TensorProto(dtype=DT_STRING, string_val=[words], tensor_shape=TensorShapeProto())
+            values.append(Summary.Value(tag=tag, metadata=TEXT, tensor=text))
+            if (preview := caption.preview_png()) is not None:
+                height, width, png = preview
+                image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=png)
+                values.append(Summary.Value(tag=f"{tag}/preview", image=image))
+        self._add(step=step, summary=Summary(value=values))
+
     def _add(self, **fields: Any) -> None:
         with naming(self.path), self.path.open("ab") as stream:
             RecordWriter(stream).write(Event(wall_time=time.time(), **fields).SerializeToString())
+
+
+def caption_markdown(caption: Caption) -> str:
+    """Set question, answer and reference as blocks of code, so that nothing in them is markup."""
+    reference = {} if caption.reference is None else {"reference": caption.reference}
+    parts = {"prompt": caption.prompt, "answer": caption.shown_text, **reference}
+    blocks = (f"{name}\n\n" + "\n".join(f"    {line}" for line in text.splitlines()) for name, text in parts.items())
+    return "\n\n".join(blocks)

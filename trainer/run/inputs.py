@@ -5,6 +5,7 @@ Tokenising a new data set takes minutes, so everything that can be refused befor
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from msgspec.structs import asdict
@@ -17,7 +18,7 @@ from cache_store.format.schema import ArraySpec
 from cache_store.program.output_file import refuse_inside
 from cache_store.verify.verify import verify
 from trainer.config import TrainConfig
-from trainer.model.language_model import LanguageModel, load_language_model
+from trainer.model.language_model import LanguageModel, load_with_whole
 from trainer.model.pretrained import pretrained_name
 from trainer.model.projector import Projector
 from trainer.model.projector_file import (
@@ -55,6 +56,8 @@ class Inputs:
     text_folder: Path
     """Where the cache's text is, or will be."""
     language: LanguageModel
+    whole: Any
+    """transformers' model that it is a part of, which can generate."""
     projector: Projector
     """Not yet scaled to the language model's embeddings, which needs training samples."""
     must_match: dict[str, str]
@@ -69,7 +72,7 @@ def open_inputs(config: TrainConfig, world: World) -> Inputs:
     chat = load_chat_tokenizer(config.model.language_model, config.model.chat_template, config.data.max_text_tokens)
     folder = text_folder(cache, chat, config.data.text_dir)
     refuse_inside("data.text_dir", folder, cache.root)
-    language = load_language_model(config.model.language_model, PRECISIONS[config.run.precision], world.device)
+    language, whole = load_with_whole(config.model.language_model, PRECISIONS[config.run.precision], world.device)
     projector = make_projector(config, cache, language)
     refuse_too_long(config, language, projector)
     must_match = what_must_match(config, cache, chat, language)
@@ -78,7 +81,7 @@ def open_inputs(config: TrainConfig, world: World) -> Inputs:
     if config.run.compile:
         language.compile_decoder()
     return Inputs(
-        config=config, world=world, cache=cache, chat=chat, text_folder=folder, language=language,
+        config=config, world=world, cache=cache, chat=chat, text_folder=folder, language=language, whole=whole,
         projector=projector, must_match=must_match,
         projector_config=describe_projector(config, cache, chat, projector, must_match[LANGUAGE_MODEL], language.width),
     )  # fmt: skip

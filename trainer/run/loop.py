@@ -2,9 +2,9 @@
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -20,6 +20,7 @@ from cache_store.storage.local import write_file
 from trainer.data.batches import StepBatch
 from trainer.data.prefetch import prefetched
 from trainer.model.projector_file import CONFIG_FILE, PROJECTOR_FILE, ProjectorConfig, projector_bytes
+from trainer.run.captions import Caption, Captioner
 from trainer.run.checkpoint import CheckpointFolder, CheckpointState, load_optimizer, restore_projector
 from trainer.run.folder import has_run, write_config
 from trainer.run.metrics import Metrics, MetricsLog, read_metrics
@@ -28,11 +29,20 @@ from trainer.run.session import Session
 from trainer.run.validation import sample_names, sample_scores, shuffle_test
 
 
+@dataclass(frozen=True)
+class Validation:
+    """What came of one; empty where none was due."""
+
+    metrics: Metrics = field(default_factory=dict)
+    captions: Sequence[Caption] = ()
+
+
 class TrainingLoop:
     """The state of a run between two steps, and the step."""
 
-    def __init__(self, session: Session, checkpoints: CheckpointFolder) -> None:
-        self.session, self.checkpoints = session, checkpoints
+    def __init__(self, session: Session, checkpoints: CheckpointFolder, captioner: Captioner | None = None) -> None:
+        """`captioner` works on rank 0; on all ranks there is one, or on none."""
+        self.session, self.checkpoints, self.captioner = session, checkpoints, captioner
         self.config, self.world = session.config, session.world
         self.output = self.config.run.folder
         self.model = session.model
@@ -66,8 +76,8 @@ class TrainingLoop:
         load_optimizer(path, self.optimizer)
         self.completed = state.step
         self.world.say(f"going on after step {state.step:,} of {self.total_steps:,}, from {path}")
-        for field, before, now in differing(state.config, asdict(self.config)):
-            self.world.say(f"  changed since then: {field}: {before} → {now}")
+        for name, before, now in differing(state.config, asdict(self.config)):
+            self.world.say(f"  changed since then: {name}: {before} → {now}")
 
     def run(self) -> None:
         """Do the remaining steps, then write the projector alone, ready for use."""
@@ -113,7 +123,8 @@ class TrainingLoop:
         validation = self.validate(bar)
         self.stopping |= validation is None
         if log is not None:
-            log.write(metrics | (validation or {}))
+            done = validation or Validation()
+            log.write(metrics | done.metrics, done.captions)
         self.save_if_due()
         if validation is None or (self.stopping and self.completed < self.total_steps):
             raise self.interrupted()
@@ -135,7 +146,7 @@ class TrainingLoop:
         if validation is None:
             raise self.interrupted()
         if log is not None:
-            log.amend({"step": self.completed, **validation})
+            log.amend({"step": self.completed, **validation.metrics}, validation.captions)
 
     def update(self, batch: StepBatch) -> Metrics:
         """Do one optimizer step; EncodeOnceError, with the projector unchanged, where the loss is not finite."""
@@ -184,12 +195,22 @@ class TrainingLoop:
         last, regular = self.completed == self.total_steps, self.completed % self.config.run.eval_every == 0
         return self.completed > 0 and (last or regular) and len(self.session.split.validation) > 0
 
-    def validate(self, bar: "tqdm[Any]") -> Metrics | None:
-        """Validate if it is due, with shuffled latents too where two samples are held out; None where stopped."""
+    def validate(self, bar: "tqdm[Any]") -> Validation | None:
+        """Validate and caption if it is due; None where a rank was stopped."""
         if not self.validation_due:
-            return {}
+            return Validation()
         if self.stopping:
             return None
+        metrics = self.measure(bar)
+        captions = None if metrics is None else self.caption()
+        if metrics is None or captions is None:
+            return None
+        if captions:
+            bar.write("\n".join(line for caption in captions for line in caption.lines()))
+        return Validation(metrics, captions)
+
+    def measure(self, bar: "tqdm[Any]") -> Metrics | None:
+        """Measure loss and accuracy, with shuffled latents too where two samples are held out; None where stopped."""
         if len(numbers := self.session.split.validation) < 2:
             own = sample_scores(self.session, numbers, self.stop_request.is_set)
             return None if own is None else {"val_loss": own.mean_loss, "val_accuracy": own.accuracy}
@@ -200,6 +221,15 @@ class TrainingLoop:
             last = self.completed == self.total_steps
             bar.write(str(result) if last else f"step {self.completed:,}: {result.on_one_line}")
         return result.metrics
+
+    def caption(self) -> list[Caption] | None:
+        """Have rank 0 generate while the others wait; None where it was stopped."""
+        captions = list[Caption]()
+        if (captioner := self.captioner) is None:
+            return captions
+        self.world.on_main(lambda: captions.extend(captioner(self.stop_request.is_set)))
+        cut = float(self.world.is_main and self.stop_request.is_set())
+        return None if self.world.sum(torch.tensor(cut, device=self.world.device)) else captions
 
     def save_if_due(self) -> None:
         due = self.completed % self.config.run.save_every == 0 or self.completed == self.total_steps

@@ -2,13 +2,19 @@
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from cache_store.storage.files import naming
 from cache_store.storage.local import write_file
+from trainer.run.captions import Caption
 from trainer.run.event_file import EventFile
 
 METRICS_FILE = "metrics.jsonl"
+
+CAPTIONS = "captions"
+"""Key of a line's captions, a list of records; all other values are numbers."""
 
 Metrics = dict[str, float | int]
 
@@ -22,27 +28,34 @@ class MetricsLog:
         self._events = EventFile(folder / "tensorboard", purge_step=completed_steps + 1)
         self._lines = self.path.open("a", encoding="utf-8")
 
-    def write(self, metrics: Metrics) -> None:
+    def write(self, metrics: Metrics, captions: Sequence[Caption] = ()) -> None:
         with naming(self.path):
-            self._lines.write(json.dumps(metrics) + "\n")
+            self._lines.write(json.dumps(as_record(metrics, captions)) + "\n")
             self._lines.flush()
-        self._scalars(metrics)
+        self._add_events(metrics, captions)
 
-    def _scalars(self, metrics: Metrics) -> None:
-        values = {name: value for name, value in metrics.items() if name != "step"}
-        self._events.add_scalars(int(metrics["step"]), values)
+    def _add_events(self, metrics: Metrics, captions: Sequence[Caption]) -> None:
+        step = int(metrics["step"])
+        self._events.add_scalars(step, {name: value for name, value in metrics.items() if name != "step"})
+        if captions:
+            self._events.add_captions(step, captions)
 
-    def amend(self, metrics: Metrics) -> None:
+    def amend(self, metrics: Metrics, captions: Sequence[Caption] = ()) -> None:
         """Add values to the last line."""
         *before, last = self.path.read_bytes().splitlines(keepends=True)
-        write_file(self.path, b"".join([*before, json.dumps(json.loads(last) | metrics).encode() + b"\n"]))
+        amended = json.loads(last) | as_record(metrics, captions)
+        write_file(self.path, b"".join([*before, json.dumps(amended).encode() + b"\n"]))
         self._lines.close()
         self._lines = self.path.open("a", encoding="utf-8")
-        self._scalars(metrics)
+        self._add_events(metrics, captions)
 
     def close(self) -> None:
         with naming(self.path):
             self._lines.close()
+
+
+def as_record(metrics: Metrics, captions: Sequence[Caption]) -> dict[str, Any]:
+    return metrics | ({CAPTIONS: [caption.record for caption in captions]} if captions else {})
 
 
 def read_metrics(folder: Path, step: int) -> Metrics:

@@ -28,7 +28,7 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 """Longest wait of a collective, which may include compiling, saving and validating; then a rank is taken to hang."""
 
 MAIN_WORK_TIMEOUT = timedelta(hours=2)
-"""Longest wait for rank 0, which verifies the cache and tokenises a new data set."""
+"""Longest wait for rank 0, which verifies the cache, tokenises a new data set, and captions held-out samples."""
 
 POLL_S = 0.1
 """Time between two checks whether rank 0 is done; a signal ends the wait in between."""
@@ -148,7 +148,7 @@ def wait_for_main(done: str, store: Store) -> None:
         if store.check([ENDED]):
             raise OtherRankError
         time.sleep(POLL_S)
-    raise EncodeOnceError(f"rank 0 is not done after {MAIN_WORK_TIMEOUT} with the cache's verification or its text")
+    raise EncodeOnceError(f"rank 0 is not done after {MAIN_WORK_TIMEOUT} verifying, tokenising or captioning")
 
 
 def gradient_of(parameter: nn.Parameter) -> Tensor:

@@ -1,0 +1,118 @@
+"""Captions of held-out samples while a run goes on: what `generate` says, and not a bit of the run is another."""
+
+import json
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from cache_store.errors import Interrupted
+from tests.trainer.conftest import MakeConfig
+from tests.trainer.runs import ALONE, assert_same_run, end_well, fork_ranks, make_loop, metrics, open_alone
+from trainer.cli import main
+from trainer.commands.train import train
+from trainer.config import TrainConfig
+from trainer.run.captions import Caption
+from trainer.watch.captions import HeldOutCaptions
+
+
+@pytest.fixture(scope="module")
+def silent(configured_here: MakeConfig) -> TrainConfig:
+    config = configured_here("silent")
+    train(config, ALONE)
+    return config
+
+
+@pytest.fixture(scope="module")
+def captioned(configured_here: MakeConfig) -> TrainConfig:
+    config = configured_here("captioned", sample_captions=3, eval_batch_size=2)
+    train(config, ALONE)
+    return config
+
+
+def test_captions_change_no_bit_of_a_run(configured_here, silent, captioned):
+    assert_same_run(captioned, silent)
+    recomputed = configured_here("recomputed", sample_captions=3, gradient_checkpointing=True)
+    train(recomputed, ALONE)
+    assert_same_run(recomputed, silent)
+    assert metrics(recomputed.run.folder, "captions") == metrics(captioned.run.folder, "captions")
+
+
+def test_generating_leaves_the_model_as_it_was(configured):
+    session = open_alone(configured(sample_captions=2))
+    before, own = {**vars(session.whole)}, session.whole.generation_config
+    random, training = torch.get_rng_state(), [module.training for module in session.whole.modules()]
+    assert len(HeldOutCaptions(session)(lambda: False)) == 2
+    assert vars(session.whole).keys() == before.keys()
+    assert session.whole.generation_config is own
+    assert torch.equal(torch.get_rng_state(), random)
+    assert [module.training for module in session.whole.modules()] == training
+
+
+def test_captions_are_what_generate_says_of_the_same_rows(captioned, tmp_path):
+    said = metrics(captioned.run.folder, "captions")
+    assert list(said) == [5, 10, 12]
+    rows = [[caption["row"] for caption in captions] for captions in said.values()]
+    assert rows[0] == rows[1] == rows[2]
+    options = [f"--rows={','.join(map(str, rows[0]))}", f"--report={tmp_path}/said.json", "--batch_size=1"]
+    assert main(["generate", str(captioned.run.folder), *options, "--max_tokens=60"]) == 0
+    answers = json.loads((tmp_path / "said.json").read_text())["answers"]
+    for caption, answer in zip(said[12], answers, strict=True):
+        assert answer["held_out"]
+        assert answer["answer"].startswith(caption["text"])
+        assert caption["text"]
+        assert [caption[key] for key in ("id", "prompt", "reference")] == [
+            answer[key] for key in ("id", "prompt", "reference")
+        ]
+
+
+def test_a_run_stopped_while_it_captions_goes_on_to_the_same(configured_here, captioned, capsys):
+    config = configured_here("stopped", sample_captions=3, eval_batch_size=2)
+    session = open_alone(config)
+    speak = HeldOutCaptions(session)
+
+    def be_stopped(stopped: Callable[[], bool]) -> list[Caption]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return speak(stopped)
+
+    with pytest.raises(Interrupted):
+        make_loop(session, be_stopped).run()
+    assert metrics(config.run.folder, "captions") == {}
+    train(config, ALONE)
+    assert_same_run(config, captioned)
+    assert metrics(config.run.folder, "captions") == metrics(captioned.run.folder, "captions")
+    first = metrics(config.run.folder, "captions")[5][0]
+    said = capsys.readouterr().out
+    assert f"row {first['row']}, {first['id']}\n  answer" in said
+    assert f"  reference  {first['reference']}\n" in said
+
+
+def test_rank_0_captions_while_the_others_wait(configured_here, silent):
+    config = configured_here("two-ranks", sample_captions=2)
+    end_well(*fork_ranks(config))
+    assert list(metrics(config.run.folder, "captions")) == [5, 10, 12]
+    assert metrics(config.run.folder) == pytest.approx(metrics(silent.run.folder), rel=1e-4)
+
+
+def test_tensorboard_shows_each_caption_beside_its_preview(captioned):
+    events = EventAccumulator(str(captioned.run.folder / "tensorboard"))
+    events.Reload()
+    for captions in zip(*metrics(captioned.run.folder, "captions").values(), strict=True):
+        tag = f"captions/{captions[0]['id']}"
+        texts = [event.tensor_proto.string_val[0].decode() for event in events.Tensors(tag)]
+        assert [event.step for event in events.Tensors(tag)] == [5, 10, 12]
+        for text, caption in zip(texts, captions, strict=True):
+            assert caption["text"] in text
+            assert f"reference\n\n    {caption['reference']}" in text
+        assert {(image.width, image.height) for image in events.Images(f"{tag}/preview")} == {(150, 225)}
+
+
+def test_a_model_that_cannot_generate_is_said_once_and_trained(configured, capsys):
+    session = open_alone(configured(sample_captions=2))
+    session.whole.forward = None
+    captioner = HeldOutCaptions(session)
+    assert [captioner(lambda: False) for _ in range(2)] == [[], []]
+    assert capsys.readouterr().out.count("no captions: the language model, Gemma3ForCausalLM, cannot generate") == 1

@@ -1,0 +1,71 @@
+"""Captions of the same few held-out samples at every evaluation.
+
+Greedy, so nothing is drawn from a random generator; transformers' model is left as it was. So a run with captions is,
+bit for bit, the run without.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import torch
+
+from cache_store.errors import ModelError
+from cache_store.gallery.pictures import preview
+from trainer.config import GenerateConfig
+from trainer.data.stream import as_tensor
+from trainer.generate.generator import Generator, turn_end
+from trainer.generate.rows import cached_samples
+from trainer.run.captions import Caption
+from trainer.run.session import Session
+
+CAPTION_TOKENS = 64
+"""Most tokens of a caption; with its prompt it has data.max_text_tokens at most, so that the model knows positions."""
+
+
+class HeldOutCaptions:
+    """The first few of the held-out samples, and how they are captioned."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        numbers = session.split.validation[: session.config.run.sample_captions]
+        self._samples = cached_samples(session.cache, numbers)
+        self._stored = session.loader.source.read(numbers)
+        longest = max(len(session.chat.prompt_tokens(sample.question)) for sample in self._samples)
+        limit = max(1, min(CAPTION_TOKENS, session.config.data.max_text_tokens - longest))
+        config = GenerateConfig(rows=",".join(str(sample.row) for sample in self._samples), max_tokens=limit)
+        end = turn_end(session.chat, session.whole, session.chat.end_of_turn())
+        self._generator = Generator(session.model, session.whole, session.chat, end, config)
+        self._is_possible = True
+
+    def __call__(self, stopped: Callable[[], bool]) -> list[Caption]:
+        """Caption them; a model that cannot generate is said once, and the run goes on without."""
+        captions: list[Caption] = []
+        size = self._session.config.run.eval_batch_size
+        # Each new length would be compiled anew.
+        eager = torch.compiler.set_stance("force_eager") if self._session.config.run.compile else nullcontext()
+        try:
+            with eager:
+                for start in range(0, len(self._samples), size):
+                    if self._is_possible and not stopped():
+                        captions += self._batch(slice(start, start + size), stopped)
+        except ModelError as error:
+            self._is_possible = False
+            self._session.world.say(f"no captions: {error}")
+        return captions
+
+    def _batch(self, part: slice, stopped: Callable[[], bool]) -> list[Caption]:
+        samples, stored = self._samples[part], self._stored[part]
+        answers = self._generator(as_tensor(stored), [sample.question for sample in samples], stopped)
+        to_rgb = self._session.cache.seal.array.preview
+        return [
+            Caption(
+                row=sample.row,
+                id=sample.id,
+                prompt="\n".join(each["content"] for each in sample.question),
+                text=answer.text,
+                is_whole=answer.is_whole,
+                reference=sample.reference,
+                preview=None if to_rgb is None else preview(latent, to_rgb),
+            )
+            for sample, answer, latent in zip(samples, answers, stored.astype("float32"), strict=True)
+        ]
