@@ -131,7 +131,7 @@ class TrainRunConfig:
     """How long, in what precision, and what is kept."""
 
     output: str
-    """Folder of checkpoints, logs, the resolved config and the trained projector."""
+    """Folder of checkpoints, logs, report.html, the resolved config and the trained projector."""
     epochs: float = 1.0
     """Passes over the training samples; a fraction is fine."""
     max_steps: int | None = None

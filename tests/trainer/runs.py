@@ -9,12 +9,15 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 
+from cache_store import open_cache
 from trainer.cli import main
 from trainer.config import DataConfig, ModelConfig, OptimConfig, TrainConfig, TrainRunConfig
 from trainer.model.projector_file import PROJECTOR_FILE
@@ -85,12 +88,26 @@ def damages(path: Path) -> Iterator[None]:
     path.write_bytes(sound)
 
 
+def watched(config: TrainConfig, at_read: Callable[[int, np.ndarray], None]) -> SimpleNamespace:
+    """The cache; calls `at_read(count, latents)` on each read: one calibrates, then each step reads once."""
+    cache, reads = open_cache(config.cache), count(1)
+
+    def read(numbers: np.ndarray) -> np.ndarray:
+        latents = cache.read(numbers)
+        at_read(next(reads), latents)
+        return latents
+
+    return SimpleNamespace(read=read)
+
+
 def open_alone(config: TrainConfig) -> Session:
     return open_session(open_inputs(config, ALONE))
 
 
-def make_loop(session: Session, captioner: Captioner | None = None) -> TrainingLoop:
-    return TrainingLoop(session, checkpoints_of(session.config.run), captioner)
+def make_loop(
+    session: Session, captioner: Captioner | None = None, reporter: Callable[[int], None] | None = None
+) -> TrainingLoop:
+    return TrainingLoop(session, checkpoints_of(session.config.run), captioner, reporter)
 
 
 def meeting_of_two() -> dict[str, str]:

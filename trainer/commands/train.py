@@ -1,6 +1,7 @@
 """The command `train`: check what a run is given, then train from the start or from a checkpoint."""
 
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 from cache_store.program.output_file import refuse_inside
@@ -16,6 +17,7 @@ from trainer.run.parallel import World
 from trainer.run.session import Session, open_session
 from trainer.run.trained import initial_projector
 from trainer.watch.captions import HeldOutCaptions
+from trainer.watch.report import write_report
 
 
 def train(config: TrainConfig, world: World, source: LatentSource | None = None) -> None:
@@ -33,7 +35,7 @@ def train(config: TrainConfig, world: World, source: LatentSource | None = None)
             refuse_other_run(*start, inputs.must_match)
         session = open_session(inputs, source, start=initial_projector(inputs) if start is None else None)
         announce_large_batch(session)
-        loop = TrainingLoop(session, checkpoints, make_captioner(session))
+        loop = TrainingLoop(session, checkpoints, make_captioner(session), partial(write_report, session))
         announce_warmup(session, loop.total_steps)
         if start is not None:
             loop.resume(*start)

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -40,9 +40,18 @@ class Validation:
 class TrainingLoop:
     """The state of a run between two steps, and the step."""
 
-    def __init__(self, session: Session, checkpoints: CheckpointFolder, captioner: Captioner | None = None) -> None:
-        """`captioner` works on rank 0; on all ranks there is one, or on none."""
-        self.session, self.checkpoints, self.captioner = session, checkpoints, captioner
+    def __init__(
+        self,
+        session: Session,
+        checkpoints: CheckpointFolder,
+        captioner: Captioner | None = None,
+        reporter: Callable[[int], None] | None = None,
+    ) -> None:
+        """`captioner` works on rank 0, and on all ranks there is one, or on none; `reporter` is given the run's steps.
+
+        Rank 0 calls it after each validation and at the end, when the log and the checkpoint are on disk.
+        """
+        self.session, self.checkpoints, self.captioner, self.reporter = session, checkpoints, captioner, reporter
         self.config, self.world = session.config, session.world
         self.output = self.config.run.folder
         self.model = session.model
@@ -91,6 +100,7 @@ class TrainingLoop:
             self.world.say(f"nothing to do: step {self.completed:,} is done, and {self.total_steps:,} are asked for")
         if self.world.is_main:
             self.publish_projector()
+            self.report()
         self.world.say(f"trained {self.completed:,} steps: {self.output / PROJECTOR_FILE}")
 
     def train_to_the_end(self, owed: bool) -> None:
@@ -126,6 +136,8 @@ class TrainingLoop:
             done = validation or Validation()
             log.write(metrics | done.metrics, done.captions)
         self.save_if_due()
+        if log is not None and validation and validation.metrics and self.completed < self.total_steps:
+            self.report()
         if validation is None or (self.stopping and self.completed < self.total_steps):
             raise self.interrupted()
 
@@ -147,6 +159,7 @@ class TrainingLoop:
             raise self.interrupted()
         if log is not None:
             log.amend({"step": self.completed, **validation.metrics}, validation.captions)
+            self.report()
 
     def update(self, batch: StepBatch) -> Metrics:
         """Do one optimizer step; EncodeOnceError, with the projector unchanged, where the loss is not finite."""
@@ -161,7 +174,7 @@ class TrainingLoop:
         self.completed += 1
         epoch = self.position / len(self.session.split.train)
         return {
-            "step": self.completed, "loss": loss, "grad_norm": grad_norm, "lr": lr,
+            "step": self.completed, "loss": loss, "grad_norm": grad_norm, "param_norm": self.parameter_norm(), "lr": lr,
             "epoch": epoch, "position": self.position,
         }  # fmt: skip
 
@@ -181,6 +194,9 @@ class TrainingLoop:
         total_loss, stops = sums.tolist()
         self.stopping = stops > 0
         return total_loss, norm.item()
+
+    def parameter_norm(self) -> float:
+        return torch.nn.utils.get_total_norm([parameter.detach() for parameter in self.parameters]).item()
 
     def nonfinite_error(self, batch: StepBatch, loss: float, grad_norm: float) -> EncodeOnceError:
         return EncodeOnceError(
@@ -230,6 +246,10 @@ class TrainingLoop:
         self.world.on_main(lambda: captions.extend(captioner(self.stop_request.is_set)))
         cut = float(self.world.is_main and self.stop_request.is_set())
         return None if self.world.sum(torch.tensor(cut, device=self.world.device)) else captions
+
+    def report(self) -> None:
+        if self.reporter is not None:
+            self.reporter(self.total_steps)
 
     def save_if_due(self) -> None:
         due = self.completed % self.config.run.save_every == 0 or self.completed == self.total_steps

@@ -65,11 +65,7 @@ class ShuffleTest:
 
     @property
     def verdict(self) -> str:
-        if self.difference > SIGNIFICANT * self.standard_error:
-            return "the model uses the image: another image's latents make the text less likely"
-        if self.difference < -SIGNIFICANT * self.standard_error:
-            return "the image misleads the model: another image's latents make the text more likely"
-        return "no sign that the model uses the image: own and other latents do equally well"
+        return verdict(self.difference, self.standard_error)
 
     @property
     def metrics(self) -> Metrics:
@@ -95,6 +91,15 @@ class ShuffleTest:
             f"  shuffled latents  {self.shuffled:.4f}, {self.shuffled_accuracy:.1%} of tokens right\n"
             f"  difference        {self.difference:.4f} ± {self.standard_error:.4f}: {self.verdict}"
         )
+
+
+def verdict(difference: float, standard_error: float) -> str:
+    """Say what a difference, shuffled less own, means."""
+    if difference > SIGNIFICANT * standard_error:
+        return "the model uses the image: another image's latents make the text less likely"
+    if difference < -SIGNIFICANT * standard_error:
+        return "the image misleads the model: another image's latents make the text more likely"
+    return "no sign that the model uses the image: own and other latents do equally well"
 
 
 def shuffle_test(session: Session, stopped: Callable[[], bool] = never) -> ShuffleTest | None:

@@ -4,9 +4,8 @@ import copy
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
-from itertools import count, pairwise
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,7 +22,7 @@ from tests.make_cache import caption, make_cache
 from tests.precompute.conftest import image_bytes, make_vae, run_build, write_source
 from tests.trainer.conftest import MakeConfig
 from tests.trainer.model.test_model import make_projector
-from tests.trainer.runs import ALONE, assert_same_run, end_well, fork_ranks, make_loop, metrics, open_alone
+from tests.trainer.runs import ALONE, assert_same_run, end_well, fork_ranks, make_loop, metrics, open_alone, watched
 from trainer.commands.train import train
 from trainer.config import DataConfig, OptimConfig, TrainConfig
 from trainer.data.batches import StepLoader
@@ -33,18 +32,6 @@ from trainer.run.folder import checkpoints_of
 from trainer.run.optim import learning_rate, make_optimizer
 from trainer.run.session import Session
 from trainer.run.validation import Scores, make_shuffle_test, shuffle_test
-
-
-def watched(config: TrainConfig, at_read: Callable[[int, np.ndarray], None]) -> SimpleNamespace:
-    """The cache; calls `at_read(count, latents)` on each read: one calibrates, then each step reads once."""
-    cache, reads = open_cache(config.cache), count(1)
-
-    def read(numbers: np.ndarray) -> np.ndarray:
-        latents = cache.read(numbers)
-        at_read(next(reads), latents)
-        return latents
-
-    return SimpleNamespace(read=read)
 
 
 @pytest.fixture(scope="module")

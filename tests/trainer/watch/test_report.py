@@ -1,0 +1,97 @@
+"""The page of a run: all of it, whatever stopped it, and nothing from elsewhere."""
+
+import base64
+import os
+import re
+import signal
+from functools import partial
+
+import numpy as np
+import pytest
+
+from cache_store.errors import Interrupted
+from tests.make_cache import caption, make_cache
+from tests.trainer.conftest import MakeConfig
+from tests.trainer.runs import ALONE, make_loop, metrics, open_alone, watched
+from trainer.commands.train import train
+from trainer.config import TrainConfig
+from trainer.watch.curves import curves
+from trainer.watch.report import REPORT_FILE, captioned_samples, evenly, read_records, write_report
+
+
+@pytest.fixture(scope="module")
+def reported(configured_here: MakeConfig) -> TrainConfig:
+    config = configured_here("reported", sample_captions=2)
+    train(config, ALONE)
+    return config
+
+
+def test_the_page_shows_every_curve_and_caption_and_needs_nothing_else(reported):
+    page = (reported.run.folder / REPORT_FILE).read_text()
+    assert "default-src 'none'" in page
+    plots = [base64.b64decode(data).decode() for data in re.findall(r"data:image/svg\+xml;base64,([\w+/=]+)", page)]
+    assert len(plots) == 2 * page.count("<h3>") == 2 * 6
+    for text in (page, *plots):
+        links = re.findall(r"(?:href|src|srcset)=\"([^\"]*)\"", text) + re.findall(r"url\(([^)]*)\)", text)
+        assert links
+        assert all(link.startswith(("data:", "#")) for link in links)
+    for captions in metrics(reported.run.folder, "captions").values():
+        assert all(each["text"] in page and each["id"] in page for each in captions)
+    assert f"{metrics(reported.run.folder, 'val_loss')[12]:.4f}" in page
+    assert "no sign that the model uses the image" in page
+
+
+def test_a_page_is_written_at_each_validation_and_the_end(configured):
+    session = open_alone(configured())
+    lines = []
+    make_loop(session, None, lambda total: lines.append((len(read_records(session)), total))).run()
+    assert lines == [(5, 12), (10, 12), (12, 12)]
+
+
+def stop_this() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_resumed_runs_page_is_the_whole_runs(configured_here, reported):
+    """Stopped between validations and within one; nothing is shown twice."""
+    config = configured_here("resumed", sample_captions=2)
+    for stop in (8, 12):
+        with pytest.raises(Interrupted):
+            train(config, ALONE, watched(config, lambda read, _, stop=stop: read == stop and stop_this()))
+    train(config, ALONE)
+    pages = [open_alone(each) for each in (config, reported)]
+    resumed, whole = ([vars(each) for each in captioned_samples(page, read_records(page))] for page in pages)
+    for one, other in zip(resumed, whole, strict=True):
+        assert np.array_equal(one.pop("preview"), other.pop("preview"))
+        assert one == other
+        assert [said.step for said in one["said"]] == [12, 10, 5]
+    assert [record["step"] for record in read_records(pages[0])] == list(range(1, 13))
+
+
+def test_untrusted_words_are_shown_and_never_run(configured, tmp_path):
+    words = "<script>alert(1)</script>"
+    latents = np.random.default_rng(0).standard_normal((30, 4, 2, 2), np.float32)
+    cache = make_cache(tmp_path / "cache", latents, conversations=[caption(words)] * 30)
+    config = configured(cache=cache, sample_captions=1, max_steps=1)
+    train(config, ALONE)
+    page = (config.run.folder / REPORT_FILE).read_text()
+    assert "&lt;script&gt;alert(1)" in page
+    assert "<script" not in page
+
+
+def test_without_a_log_or_held_out_samples_there_is_still_a_page(configured):
+    config = configured(val_fraction=0.0, max_steps=1, sample_captions=3)
+    session = open_alone(config)
+    write_report(session, 7)
+    assert "of 7 steps" in (page := config.run.folder / REPORT_FILE).read_text()
+    make_loop(session, None, partial(write_report, session)).run()
+    assert page.read_text().count("<h3>") == 5
+
+
+def test_a_long_run_is_thinned_to_its_first_and_newest():
+    assert evenly(1, 8) == [0]
+    assert evenly(8, 8) == list(range(8))
+    assert (evenly(1_000, 8)[0], evenly(1_000, 8)[-1], len(evenly(1_000, 8))) == (0, 999, 8)
+    long = [{"step": step, "loss": 1 / step} for step in range(1, 100_001)]
+    (curve,) = curves(long)
+    assert len(curve.plot.light) < 100_000

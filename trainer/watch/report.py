@@ -1,0 +1,129 @@
+"""The page of a run: is it learning? Made whole from the log on disk, so that a resumed run's page is the whole run's.
+
+Ids and words are untrusted text: Jinja2 escapes every value that enters the page.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment, StrictUndefined
+
+from cache_store.gallery.page import short
+from cache_store.gallery.pictures import png_uri, preview
+from cache_store.program.config_file import shown
+from cache_store.refusal import flatten
+from cache_store.storage.local import write_file
+from trainer.generate.rows import sample_numbers
+from trainer.run.metrics import CAPTIONS, METRICS_FILE, step_of
+from trainer.run.session import Session
+from trainer.run.validation import verdict
+from trainer.watch.curves import Record, curves
+
+REPORT_FILE = "report.html"
+
+SHOWN_STEPS = 8
+"""Captions of one sample: of more, evenly spaced ones, the first and the newest among them."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """A caption at one step."""
+
+    step: int
+    text: str
+    is_whole: bool
+    is_reference: bool
+    """Whether it is the reference, word for word."""
+
+
+@dataclass(frozen=True)
+class CaptionedSample:
+    """What was said of one sample, newest first."""
+
+    row: int
+    id: str
+    prompt: str
+    reference: str | None
+    preview: np.ndarray | None
+    said: Sequence[Said]
+
+
+def write_report(session: Session, total_steps: int) -> None:
+    """Write the page, unless it is there already."""
+    folder = session.config.run.folder
+    page = render(session, read_records(session), total_steps).encode()
+    path = folder / REPORT_FILE
+    if not (path.is_file() and path.read_bytes() == page):
+        write_file(path, page)
+
+
+def read_records(session: Session) -> list[dict[str, Any]]:
+    """Read the log's lines; a line that a kill left broken is passed over, as it is when the run goes on."""
+    path = session.config.run.folder / METRICS_FILE
+    lines = path.read_bytes().split(b"\n") if path.is_file() else []
+    return [json.loads(line) for line in lines if step_of(line) < float("inf")]
+
+
+def render(session: Session, records: Sequence[Record], total_steps: int) -> str:
+    """The page as one HTML text that refers to nothing outside itself."""
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters.update(short=short, png=png_uri)
+    template = environment.from_string(files("trainer.watch").joinpath("report.html").read_text(encoding="utf-8"))
+    validated = [record for record in records if "val_loss" in record]
+    newest = validated[-1] if validated else None
+    return template.render(
+        name=session.config.run.folder.resolve().name,
+        last=records[-1] if records else None,
+        total_steps=total_steps,
+        trained_on=len(session.split.train),
+        held_out=len(session.split.validation),
+        newest=newest,
+        verdict=newest and "val_standard_error" in newest and in_words(newest),
+        curves=curves(records),
+        samples=captioned_samples(session, records),
+        facts=[(name, shown(value)) for name, value in flatten(asdict(session.config))],
+    )
+
+
+def in_words(record: Record) -> str:
+    return verdict(record["val_loss_shuffled"] - record["val_loss"], record["val_standard_error"])
+
+
+def captioned_samples(session: Session, records: Sequence[Record]) -> list[CaptionedSample]:
+    """Collect what was said of each sample that the newest captions are of."""
+    by_step = {
+        record["step"]: {each["row"]: each for each in record[CAPTIONS]} for record in records if CAPTIONS in record
+    }
+    if not by_step:
+        return []
+    newest = list(by_step.values())[-1]
+    previews = previews_of(session, list(newest))
+    samples = []
+    for row, caption in newest.items():
+        said = [as_said(step, captions[row]) for step, captions in by_step.items() if row in captions]
+        shown = [said[place] for place in evenly(len(said), SHOWN_STEPS)]
+        about = {key: caption[key] for key in ("row", "id", "prompt", "reference")}
+        samples.append(CaptionedSample(**about, preview=previews.get(row), said=shown[::-1]))
+    return samples
+
+
+def as_said(step: int, caption: dict[str, Any]) -> Said:
+    return Said(step, caption["text"], caption["is_whole"], caption["text"] == (caption["reference"] or "").strip())
+
+
+def evenly(count: int, most: int) -> list[int]:
+    """Places of at most so many of a list, the first and the last among them."""
+    return sorted({round(place) for place in np.linspace(0, count - 1, min(count, most))})
+
+
+def previews_of(session: Session, rows: list[int]) -> dict[int, np.ndarray]:
+    """The latents of these rows as the cache's map to RGB shows them, where it has one."""
+    to_rgb = session.cache.seal.array.preview
+    if to_rgb is None:
+        return {}
+    stored = session.cache.read(sample_numbers(session.cache, rows)).astype(np.float32)
+    return {row: preview(latent, to_rgb) for row, latent in zip(rows, stored, strict=True)}
