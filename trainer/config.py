@@ -154,6 +154,8 @@ class TrainRunConfig:
     """Samples per forward pass on each rank in validation."""
     sample_captions: int = 4
     """Held-out samples, always the same, whose captions are generated with each validation; 0: none."""
+    report_to: list[Literal["tensorboard", "wandb"]] | None = None
+    """Where figures and captions go besides metrics.jsonl and report.html; null: to tensorboard; [] goes nowhere."""
     resume: str = "auto"
     """`auto`: from the newest checkpoint in `output`, if any; `never`; or the folder of a checkpoint."""
 
@@ -171,6 +173,10 @@ class TrainRunConfig:
     def folder(self) -> Path:
         """`output` as a path, with `~` replaced by the user's home."""
         return Path(self.output).expanduser()
+
+    @property
+    def trackers(self) -> list[str]:
+        return ["tensorboard"] if self.report_to is None else [*dict.fromkeys(self.report_to)]
 
     def total_steps(self, samples: int, batch_size: int) -> int:
         return self.max_steps or math.ceil(self.epochs * samples / batch_size)

@@ -112,6 +112,8 @@ def in_words(kind: Any) -> Iterator[tuple[str, str]]:
         if get_origin(each) is Literal:
             choices = get_args(each)
             yield (f"{{{','.join(choices)}}}", f"one of {', '.join(choices)}") if len(choices) > 1 else choices * 2
+        elif get_origin(each) is list and each not in WORDS:
+            yield from ((f"[{word},…]", f"a list, each {said}") for word, said in in_words(*get_args(each)))
         elif each is not NoneType:
             yield WORDS[each]
 

@@ -15,6 +15,7 @@ from trainer.run.inputs import open_inputs
 from trainer.run.loop import TrainingLoop
 from trainer.run.parallel import World
 from trainer.run.session import Session, open_session
+from trainer.run.trackers import refuse_missing
 from trainer.run.trained import initial_projector
 from trainer.watch.captions import HeldOutCaptions
 from trainer.watch.report import write_report
@@ -25,6 +26,7 @@ def train(config: TrainConfig, world: World, source: LatentSource | None = None)
     config.data.refuse_undivided(world.size)
     if config.run.max_steps is not None:  # else the steps are known once the text is
         config.optim.refuse_endless_warmup(config.run.max_steps)
+    refuse_missing(config)
     refuse_inside("run.output", config.run.folder, Path(config.cache).expanduser())
     refuse_foreign_output(config)
     with claim(config.run.folder) if world.is_main else nullcontext():

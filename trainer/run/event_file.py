@@ -55,6 +55,9 @@ class EventFile:
                 values.append(Summary.Value(tag=f"{tag}/preview", image=image))
         self._add(step=step, summary=Summary(value=values))
 
+    def close(self) -> None:
+        """Nothing is left to write."""
+
     def _add(self, **fields: Any) -> None:
         with naming(self.path), self.path.open("ab") as stream:
             RecordWriter(stream).write(Event(wall_time=time.time(), **fields).SerializeToString())

@@ -26,6 +26,7 @@ from trainer.run.folder import has_run, write_config
 from trainer.run.metrics import Metrics, MetricsLog, read_metrics
 from trainer.run.optim import learning_rate, make_optimizer
 from trainer.run.session import Session
+from trainer.run.trackers import open_trackers
 from trainer.run.validation import sample_names, sample_scores, shuffle_test
 
 
@@ -264,7 +265,9 @@ class TrainingLoop:
             )
 
     def metrics_log(self) -> AbstractContextManager[MetricsLog | None]:
-        return closing(MetricsLog(self.output, self.completed)) if self.world.is_main else nullcontext()
+        if not self.world.is_main:
+            return nullcontext()
+        return closing(MetricsLog(self.output, self.completed, open_trackers(self.config, self.completed)))
 
     def progress(self) -> "tqdm[Any]":
         steps = {"total": self.total_steps, "initial": self.completed}

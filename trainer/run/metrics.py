@@ -1,4 +1,4 @@
-"""The metrics of a run: one JSON line a step, and the same values in TensorBoard."""
+"""The metrics of a run: one JSON line a step, and the same values in its trackers."""
 
 import json
 import math
@@ -9,7 +9,7 @@ from typing import Any
 from cache_store.storage.files import naming
 from cache_store.storage.local import write_file
 from trainer.run.captions import Caption
-from trainer.run.event_file import EventFile
+from trainer.run.trackers import Tracker
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -20,25 +20,25 @@ Metrics = dict[str, float | int]
 
 
 class MetricsLog:
-    """`metrics.jsonl` and TensorBoard events under `folder`, continued after `completed_steps`."""
+    """`metrics.jsonl` under `folder`, continued after `completed_steps`, and the run's trackers, told the same."""
 
-    def __init__(self, folder: Path, completed_steps: int) -> None:
-        self.path = folder / METRICS_FILE
+    def __init__(self, folder: Path, completed_steps: int, trackers: Sequence[Tracker] = ()) -> None:
+        self.path, self._trackers = folder / METRICS_FILE, trackers
         drop_later_steps(self.path, completed_steps)
-        self._events = EventFile(folder / "tensorboard", purge_step=completed_steps + 1)
         self._lines = self.path.open("a", encoding="utf-8")
 
     def write(self, metrics: Metrics, captions: Sequence[Caption] = ()) -> None:
         with naming(self.path):
             self._lines.write(json.dumps(as_record(metrics, captions)) + "\n")
             self._lines.flush()
-        self._add_events(metrics, captions)
+        self._track(metrics, captions)
 
-    def _add_events(self, metrics: Metrics, captions: Sequence[Caption]) -> None:
-        step = int(metrics["step"])
-        self._events.add_scalars(step, {name: value for name, value in metrics.items() if name != "step"})
-        if captions:
-            self._events.add_captions(step, captions)
+    def _track(self, metrics: Metrics, captions: Sequence[Caption]) -> None:
+        step, values = int(metrics["step"]), {name: value for name, value in metrics.items() if name != "step"}
+        for tracker in self._trackers:
+            tracker.add_scalars(step, values)
+            if captions:
+                tracker.add_captions(step, captions)
 
     def amend(self, metrics: Metrics, captions: Sequence[Caption] = ()) -> None:
         """Add values to the last line."""
@@ -47,11 +47,13 @@ class MetricsLog:
         write_file(self.path, b"".join([*before, json.dumps(amended).encode() + b"\n"]))
         self._lines.close()
         self._lines = self.path.open("a", encoding="utf-8")
-        self._add_events(metrics, captions)
+        self._track(metrics, captions)
 
     def close(self) -> None:
         with naming(self.path):
             self._lines.close()
+        for tracker in self._trackers:
+            tracker.close()
 
 
 def as_record(metrics: Metrics, captions: Sequence[Caption]) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from trainer.run.checkpoint import (
     find_checkpoint,
     read_state,
 )
+from trainer.run.event_file import EventFile
 from trainer.run.folder import CONFIG_FILE, checkpoints_of, refuse_foreign_output, write_config
 from trainer.run.loop import TrainingLoop
 from trainer.run.metrics import MetricsLog
@@ -150,7 +151,7 @@ def test_an_empty_folder_and_a_run_at_any_stage_are_taken(configured, tmp_path):
 
 def write_steps(folder: Path, completed: int, last: int) -> list[Any]:
     """Log the steps after those completed; the steps in the log."""
-    log = MetricsLog(folder, completed)
+    log = MetricsLog(folder, completed, [EventFile(folder / "tensorboard", purge_step=completed + 1)])
     for step in range(completed + 1, last + 1):
         log.write({"step": step, "loss": 1.5})
     log.close()

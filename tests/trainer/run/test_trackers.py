@@ -1,0 +1,74 @@
+"""Where a run's figures go besides its own log."""
+
+import json
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.trainer.runs import ALONE, metrics
+from trainer.commands.train import train
+
+
+def test_a_run_reports_to_what_its_config_names(configured, refusal):
+    config = configured(max_steps=1, report_to=[])
+    train(config, ALONE)
+    assert not (config.run.folder / "tensorboard").exists()
+    error = refusal(2, configured("other"), "train", "--run.report_to=[pigeon]")
+    assert "run.report_to must be a list, each one of tensorboard, wandb, got [pigeon]" in error
+
+
+def test_a_tracker_that_is_not_installed_is_named_with_its_extra(configured, refusal, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    error = refusal(2, configured(report_to=["tensorboard", "wandb"]))
+    assert "run.report_to: wandb is not installed; run `pip install '.[wandb]'` in a clone of encode-once" in error
+    assert list(tmp_path.iterdir()) == []
+
+
+BLOCK, HEADER = 32_768, 7
+
+
+def log_records(log: bytes) -> Iterator[bytes]:
+    """Cut W&B's file, a LevelDB log after a header, into its records: crc, length, and whether it begins or ends."""
+    place, record = HEADER, b""
+    while place + HEADER <= len(log):
+        if BLOCK - place % BLOCK < HEADER:
+            place += BLOCK - place % BLOCK
+            continue
+        length, kind = int.from_bytes(log[place + 4 : place + 6], "little"), log[place + 6]
+        record += log[place + HEADER : place + HEADER + length]
+        place += HEADER + length
+        if kind in (1, 4):
+            yield record
+            record = b""
+
+
+@pytest.mark.filterwarnings("default")
+def test_wandb_holds_every_step_and_caption_and_goes_on(configured, monkeypatch):
+    """In its offline mode, as `wandb sync` would read it; skipped where the extra is not installed."""
+    pytest.importorskip("wandb")
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    options = {"report_to": ["wandb"], "sample_captions": 2, "save_every": 1, "schedule": "constant"}
+    for steps in (2, 3):
+        train(configured(**options, max_steps=steps), ALONE)
+    folder = configured().run.folder
+    logged: dict[int, dict[str, object]] = {}
+    runs = set()
+    for file in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
+        for data in log_records(file.read_bytes()):
+            record = Record.FromString(data)
+            runs |= {record.run.run_id} - {""}
+            items = {(each.key or each.nested_key[0]): json.loads(each.value_json) for each in record.history.item}
+            if "step" in items:
+                logged.setdefault(items["step"], {}).update(items)
+    assert len(runs) == 1
+    assert {step: items["loss"] for step, items in logged.items()} == metrics(folder)
+    assert {step: items["val_loss"] for step, items in logged.items() if "val_loss" in items} == metrics(
+        folder, "val_loss"
+    )
+    assert all("captions" in logged[step] for step in metrics(folder, "captions"))
+    assert len(list(folder.glob("wandb/offline-run-*/files/media/images/**/*.png"))) == 2 * len(
+        metrics(folder, "captions")
+    )
