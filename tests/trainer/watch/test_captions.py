@@ -21,7 +21,7 @@ from trainer.watch.captions import HeldOutCaptions
 
 @pytest.fixture(scope="module")
 def silent(configured_here: MakeConfig) -> TrainConfig:
-    config = configured_here("silent")
+    config = configured_here("silent", eval_batch_size=2)
     train(config, ALONE)
     return config
 
@@ -35,7 +35,7 @@ def captioned(configured_here: MakeConfig) -> TrainConfig:
 
 def test_captions_change_no_bit_of_a_run(configured_here, silent, captioned):
     assert_same_run(captioned, silent)
-    recomputed = configured_here("recomputed", sample_captions=3, gradient_checkpointing=True)
+    recomputed = configured_here("recomputed", sample_captions=3, eval_batch_size=2, gradient_checkpointing=True)
     train(recomputed, ALONE)
     assert_same_run(recomputed, silent)
     assert metrics(recomputed.run.folder, "captions") == metrics(captioned.run.folder, "captions")
