@@ -109,11 +109,13 @@ def test_what_a_document_names_exists(document):
 
 def test_the_readme_shows_every_program_and_every_room():
     assert {program for program, *_ in shown_commands(ROOT / "README.md")} == {*PROGRAMS}
-    readme = (ROOT / "README.md").read_text()
+    readme, page = ((ROOT / name).read_text() for name in ("README.md", "docs/architecture.md"))
     for package in ("cache_store", "precompute", "trainer"):
-        tree = readme.partition(f"\n{package}/ ")[2].partition("\n```")[0]
-        shown = re.findall(r"^  (\w+)/ ", re.split(r"^\w", tree, maxsplit=1, flags=re.MULTILINE)[0], re.MULTILINE)
-        assert sorted(shown) == sorted(path.parent.name for path in (ROOT / package).glob("*/__init__.py"))
+        rooms = sorted(path.parent.name for path in (ROOT / package).glob("*/__init__.py"))
+        (line,) = re.findall(rf"^{package}/ .*: (.*)$", readme, re.MULTILINE)
+        assert sorted(line.split(", ")) == rooms
+        tree = re.split(r"^[\w`]", page.partition(f"\n{package}/\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
+        assert sorted(re.findall(r"^  (\w+)/ ", tree, re.MULTILINE)) == rooms
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/operations.md", "docs/training.md"])
