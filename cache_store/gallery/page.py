@@ -72,7 +72,7 @@ def render(content: PageContent) -> str:
     """The page as one HTML text that refers to nothing outside itself."""
     spec, seal = content.cache.spec, content.cache.seal
     summary, array = seal.array, spec.array
-    return template().render(
+    return page_template("cache_store.gallery", "page.html").render(
         content=content,
         name=content.cache.root.resolve().name,
         seal=seal,
@@ -104,10 +104,11 @@ def layout(image: ImageRecipe) -> str:
     return "tall" if image.height >= FLAT * image.width else "square"
 
 
-def template() -> Template:
+def page_template(package: str, name: str) -> Template:
+    """The template of a page, in which every value is escaped."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(short=short, decibels=decibels, jpeg=jpeg_uri, png=png_uri)
-    return environment.from_string(files("cache_store.gallery").joinpath("page.html").read_text(encoding="utf-8"))
+    return environment.from_string(files(package).joinpath(name).read_text(encoding="utf-8"))
 
 
 def short(text: str) -> str:

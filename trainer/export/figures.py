@@ -1,7 +1,6 @@
 """What a run's log says of it: the figures and the curve of its losses."""
 
 import io
-import json
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from trainer.run.metrics import METRICS_FILE, Metrics, step_of
+from trainer.run.metrics import Metrics, read_records
 
 LAST_STEPS = 10
 """Their mean is the training loss that is shown: a single step's is noise."""
@@ -35,10 +34,7 @@ class Figures:
 
 def read_figures(run: Path, steps: int) -> Figures | None:
     """Read the log up to `steps`; None where the folder has none, or nothing of those steps."""
-    if not (run / METRICS_FILE).is_file():
-        return None
-    lines = [line for line in (run / METRICS_FILE).read_bytes().splitlines() if step_of(line) <= steps]
-    records: list[Metrics] = [json.loads(line) for line in lines]
+    records = [record for record in read_records(run) if record["step"] <= steps]
     figures = Figures(*(by_step(records, key) for key in ("loss", "val_loss", "val_loss_shuffled", "val_accuracy")))
     return figures if figures.loss else None
 

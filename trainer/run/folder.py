@@ -48,3 +48,9 @@ def is_resolved_config(path: Path) -> bool:
 def write_config(config: TrainConfig) -> None:
     text = yaml.safe_dump(asdict(config), sort_keys=False)
     write_file(config.run.folder / CONFIG_FILE, text.encode())
+
+
+def write_changed(path: Path, data: bytes) -> None:
+    """Write a file of the output, whole, unless it holds these bytes already."""
+    if not (path.is_file() and path.read_bytes() == data):
+        write_file(path, data)

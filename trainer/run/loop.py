@@ -16,13 +16,12 @@ from cache_store.errors import EncodeOnceError, Interrupted
 from cache_store.program.progress_bar import progress_bar
 from cache_store.program.stop_signals import stop_on_signals
 from cache_store.refusal import differing
-from cache_store.storage.local import write_file
 from trainer.data.batches import StepBatch
 from trainer.data.prefetch import prefetched
 from trainer.model.projector_file import CONFIG_FILE, PROJECTOR_FILE, ProjectorConfig, projector_bytes
 from trainer.run.captions import Caption, Captioner
 from trainer.run.checkpoint import CheckpointFolder, CheckpointState, load_optimizer, restore_projector
-from trainer.run.folder import has_run, write_config
+from trainer.run.folder import has_run, write_changed, write_config
 from trainer.run.metrics import Metrics, MetricsLog, read_metrics
 from trainer.run.optim import learning_rate, make_optimizer
 from trainer.run.session import Session
@@ -116,9 +115,7 @@ class TrainingLoop:
     def publish_projector(self) -> None:
         """Write the projector, unless it is there already: a run may end after its last checkpoint and before this."""
         for name, data in ((CONFIG_FILE, self.projector_config.as_json), (PROJECTOR_FILE, self.projector_bytes)):
-            path = self.output / name
-            if not (path.is_file() and path.read_bytes() == data):
-                write_file(path, data)
+            write_changed(self.output / name, data)
 
     def one_step(self, batches: Iterator[StepBatch], log: MetricsLog | None, bar: "tqdm[Any]") -> None:
         """Do a step and everything due after it, in an order in which a kill in between loses nothing."""

@@ -1,7 +1,6 @@
 """The metrics of a run: one JSON line a step, and the same values in its trackers."""
 
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -62,24 +61,29 @@ def as_record(metrics: Metrics, captions: Sequence[Caption]) -> dict[str, Any]:
 
 def read_metrics(folder: Path, step: int) -> Metrics:
     """Return the log's values of a step; none where it has no line for it."""
+    return next((record for record in reversed(read_records(folder)) if record["step"] == step), {})
+
+
+def read_records(folder: Path) -> list[dict[str, Any]]:
+    """Return the log's lines, one a step; none without a log. Lines that a kill left broken are passed over."""
     path = folder / METRICS_FILE
-    lines = path.read_bytes().split(b"\n") if path.exists() else []
-    return next((json.loads(line) for line in reversed(lines) if step_of(line) == step), {})
+    lines = path.read_bytes().split(b"\n") if path.is_file() else []
+    return [record for record in map(as_step, lines) if record is not None]
 
 
 def drop_later_steps(path: Path, completed_steps: int) -> None:
     """Drop lines of steps after the checkpoint, which run again, and lines that a kill or a full disk left broken."""
     if not path.exists():
         return
-    kept = [line for line in path.read_bytes().split(b"\n") if step_of(line) <= completed_steps]
+    lines = [(line, as_step(line)) for line in path.read_bytes().split(b"\n")]
+    kept = [line for line, record in lines if record is not None and record["step"] <= completed_steps]
     write_file(path, b"".join(line + b"\n" for line in kept))
 
 
-def step_of(line: bytes) -> float:
-    """Return the step of a line; infinity where it is no record of a step."""
+def as_step(line: bytes) -> dict[str, Any] | None:
+    """Parse a line; None where it is no record of a step."""
     try:
         record = json.loads(line.decode())
     except ValueError:  # no UTF-8, or no JSON
-        return math.inf
-    step = record.get("step") if isinstance(record, dict) else None
-    return step if isinstance(step, int) else math.inf
+        return None
+    return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None

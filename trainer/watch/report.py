@@ -3,22 +3,19 @@
 Ids and words are untrusted text: Jinja2 escapes every value that enters the page.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from importlib.resources import files
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, StrictUndefined
 
-from cache_store.gallery.page import short
-from cache_store.gallery.pictures import png_uri, preview
+from cache_store.gallery.page import page_template
+from cache_store.gallery.pictures import preview
 from cache_store.program.config_file import shown
 from cache_store.refusal import flatten
-from cache_store.storage.local import write_file
 from trainer.generate.rows import sample_numbers
-from trainer.run.metrics import CAPTIONS, METRICS_FILE, step_of
+from trainer.run.folder import write_changed
+from trainer.run.metrics import CAPTIONS, read_records
 from trainer.run.session import Session
 from trainer.run.validation import verdict
 from trainer.watch.curves import Record, curves
@@ -55,27 +52,14 @@ class CaptionedSample:
 def write_report(session: Session, total_steps: int) -> None:
     """Write the page, unless it is there already."""
     folder = session.config.run.folder
-    page = render(session, read_records(session), total_steps).encode()
-    path = folder / REPORT_FILE
-    if not (path.is_file() and path.read_bytes() == page):
-        write_file(path, page)
-
-
-def read_records(session: Session) -> list[dict[str, Any]]:
-    """Read the log's lines; a line that a kill left broken is passed over, as it is when the run goes on."""
-    path = session.config.run.folder / METRICS_FILE
-    lines = path.read_bytes().split(b"\n") if path.is_file() else []
-    return [json.loads(line) for line in lines if step_of(line) < float("inf")]
+    write_changed(folder / REPORT_FILE, render(session, read_records(folder), total_steps).encode())
 
 
 def render(session: Session, records: Sequence[Record], total_steps: int) -> str:
     """The page as one HTML text that refers to nothing outside itself."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(short=short, png=png_uri)
-    template = environment.from_string(files("trainer.watch").joinpath("report.html").read_text(encoding="utf-8"))
     validated = [record for record in records if "val_loss" in record]
     newest = validated[-1] if validated else None
-    return template.render(
+    return page_template("trainer.watch", "report.html").render(
         name=session.config.run.folder.resolve().name,
         last=records[-1] if records else None,
         total_steps=total_steps,

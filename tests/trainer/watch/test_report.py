@@ -15,8 +15,9 @@ from tests.trainer.conftest import MakeConfig
 from tests.trainer.runs import ALONE, make_loop, metrics, open_alone, watched
 from trainer.commands.train import train
 from trainer.config import TrainConfig
+from trainer.run.metrics import read_records
 from trainer.watch.curves import curves
-from trainer.watch.report import REPORT_FILE, captioned_samples, evenly, read_records, write_report
+from trainer.watch.report import REPORT_FILE, captioned_samples, evenly, write_report
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def test_the_page_shows_every_curve_and_caption_and_needs_nothing_else(reported)
 def test_a_page_is_written_at_each_validation_and_the_end(configured):
     session = open_alone(configured())
     lines = []
-    make_loop(session, None, lambda total: lines.append((len(read_records(session)), total))).run()
+    make_loop(session, None, lambda total: lines.append((len(read_records(session.config.run.folder)), total))).run()
     assert lines == [(5, 12), (10, 12), (12, 12)]
 
 
@@ -60,12 +61,14 @@ def test_a_resumed_runs_page_is_the_whole_runs(configured_here, reported):
             train(config, ALONE, watched(config, lambda read, _, stop=stop: read == stop and stop_this()))
     train(config, ALONE)
     pages = [open_alone(each) for each in (config, reported)]
-    resumed, whole = ([vars(each) for each in captioned_samples(page, read_records(page))] for page in pages)
+    resumed, whole = (
+        [vars(each) for each in captioned_samples(page, read_records(page.config.run.folder))] for page in pages
+    )
     for one, other in zip(resumed, whole, strict=True):
         assert np.array_equal(one.pop("preview"), other.pop("preview"))
         assert one == other
         assert [said.step for said in one["said"]] == [12, 10, 5]
-    assert [record["step"] for record in read_records(pages[0])] == list(range(1, 13))
+    assert [record["step"] for record in read_records(pages[0].config.run.folder)] == list(range(1, 13))
 
 
 def test_untrusted_words_are_shown_and_never_run(configured, tmp_path):
