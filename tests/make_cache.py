@@ -1,6 +1,6 @@
 """A small real cache for tests, written through the product's own writer, without images or an encoder."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +47,13 @@ def make_cache(
     batch_size: int = 4,
     latents_mean: Sequence[float] | None = None,
     latents_std: Sequence[float] | None = None,
+    image: Mapping[str, Any] | None = None,
     seal: bool = True,
 ) -> Path:
     """Write `latents` [N, *shape] float32 as a cache; rows in `rejected` are planned but not cached.
 
-    Three axes are a VAE's, with previews; one, two and four are those of an encoder without.
+    Three axes are a VAE's, with previews; one, two and four are those of an encoder without. `image` has fields of
+    the recipe that are to be others.
     """
     plan = make_plan(len(latents), ids, conversations)
     channels = latents.shape[1] if latents.ndim == 4 else 0
@@ -62,7 +64,7 @@ def make_cache(
         rows=len(latents),
         samples_per_shard=samples_per_shard,
         plan_digest=plan_digest(plan),
-        array=make_array(latents.shape[1:], dtype, codec, encoder),
+        array=make_array(latents.shape[1:], dtype, codec, encoder, image),
     )
     shards = [plan.slice(rows.start, len(rows)) for rows in map(spec.shard_rows, range(spec.num_shards))]
     store = LocalStore(path)
@@ -110,10 +112,13 @@ def make_encoder(batch_size: int, mean: Sequence[float], std: Sequence[float]) -
     return schema.EncoderIdentity(**model, latents_mean=tuple(mean), latents_std=tuple(std))
 
 
-def make_array(shape: Any, dtype: Any, codec: Any, encoder: schema.EncoderIdentity) -> schema.ArraySpec:
+def make_array(
+    shape: Any, dtype: Any, codec: Any, encoder: schema.EncoderIdentity, image: Mapping[str, Any] | None = None
+) -> schema.ArraySpec:
     has_preview = len(shape) == 3
     height, width = (8 * side for side in shape[1:]) if has_preview else (32, 40)
     recipe: dict[str, Any] = {"fit": "squash", "resample": "bilinear", "range": "signed", "max_pixels": 10**8}
+    recipe |= {"flip": False, **(image or {})}
     return schema.ArraySpec(
         axes=AXES[len(shape)],
         shape=shape,

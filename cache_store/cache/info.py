@@ -28,9 +28,9 @@ def spec_lines(spec: Spec) -> Iterator[tuple[str, str]]:
 
 
 def array_lines(array: ArraySpec) -> Iterator[tuple[str, str]]:
-    image, encoder = array.image, array.encoder
+    encoder = array.encoder
     yield "array", f"{array.dtype} [{array.named_shape}], codec {array.codec}, {array.sample_bytes:,} bytes a sample"
-    yield "image", f"{image.height} x {image.width}, {image.fit}, {image.resample}, range {image.range}"
+    yield "image", array.image.summary
     yield (
         "encoder",
         f"{encoder.class_name}, {encoder.path}, {encoder.compute_dtype}, posterior {encoder.posterior}, "

@@ -51,9 +51,17 @@ class ImageRecipe(Record, frozen=True, kw_only=True):
     resample: str
     range: str
     max_pixels: Count
+    flip: bool
+    """Whether left and right are exchanged, once the image is fitted."""
     orientation: str = "exif applied"
     alpha: str = "on white"
     colour: str = "rgb, profiles ignored"
+
+    @property
+    def summary(self) -> str:
+        """As `224 x 224, squash, bilinear, range signed, flipped`."""
+        flipped = ", flipped" if self.flip else ""
+        return f"{self.height} x {self.width}, {self.fit}, {self.resample}, range {self.range}{flipped}"
 
 
 class EncoderIdentity(Record, frozen=True, kw_only=True):

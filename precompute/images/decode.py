@@ -13,7 +13,9 @@ import hashlib
 import io
 import re
 import struct
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -73,6 +75,13 @@ ORIENTATIONS = {
 
 RESAMPLING = {name: Image.Resampling[name.upper()] for name in ("bilinear", "bicubic", "lanczos", "box")}
 
+FITS: dict[str, Callable[[Image.Image, tuple[int, int], Image.Resampling], Image.Image]] = {
+    "squash": Image.Image.resize,
+    "crop": ImageOps.fit,
+    "pad": partial(ImageOps.pad, color=(MID_GREY,) * 3),
+}
+"""Each takes an image, width and height, and a filter."""
+
 DECODER_ERRORS = (ArithmeticError, EOFError, LookupError, OSError, RuntimeError, SyntaxError, TypeError, ValueError)
 """What decoders raise on broken input, beside struct.error; libavif's are RuntimeErrors. Anything else, such as a
 MemoryError, stops the build."""
@@ -94,6 +103,8 @@ class ImageConfig:
     """What the encoder is fed: signed is RGB in [-1, 1], as the VAE expects; theworld is RGB in [0, 255]."""
     max_pixels: int = 100_000_000
     """Larger images are rejected from their header, before decoding; 100 million take up to 3.2 GB to decode."""
+    flip: bool = False
+    """Exchange left and right, after fitting: a second view of the same samples, for a cache of its own."""
 
     def __post_init__(self) -> None:
         for name in ("height", "width", "max_pixels"):
@@ -135,13 +146,9 @@ def upright(image: Image.Image) -> Image.Image:
 
 
 def fit_image(image: Image.Image, recipe: ImageRecipe) -> Image.Image:
-    """Scale an RGB image to the recipe's size."""
-    size, filter_ = (recipe.width, recipe.height), RESAMPLING[recipe.resample]
-    if recipe.fit == "crop":
-        return ImageOps.fit(image, size, filter_)
-    if recipe.fit == "pad":
-        return ImageOps.pad(image, size, filter_, color=(MID_GREY,) * 3)
-    return image.resize(size, filter_)
+    """Scale an RGB image to the recipe's size; flip it then, so that its pixels are the others' mirrored."""
+    fitted = FITS[recipe.fit](image, (recipe.width, recipe.height), RESAMPLING[recipe.resample])
+    return fitted.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if recipe.flip else fitted
 
 
 def to_pixels(image: Image.Image) -> np.ndarray:

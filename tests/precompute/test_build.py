@@ -23,14 +23,17 @@ from precompute.images.decode import ImageConfig, decode_image, fit_image, to_pi
 from tests.precompute.conftest import BROKEN, GOOD, SAMPLES, image_bytes, sample_name, timeless_files
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float16", 2**-11), ("float32", 0.0)])
-def test_cached_latents_equal_a_direct_encode(project, dtype, tolerance):
-    """To rounding of the stored dtype: half a unit in the last place, relative."""
-    project.build(store__dtype=dtype, encoder__batch_size=1)
+@pytest.mark.parametrize(("dtype", "tolerance", "flip"), [("float16", 2**-11, False), ("float32", 0.0, True)])
+def test_cached_latents_equal_a_direct_encode(project, dtype, tolerance, flip):
+    """To rounding of the stored dtype: half a unit in the last place, relative. A flip mirrors the fitted pixels."""
+    project.build(store__dtype=dtype, encoder__batch_size=1, image__flip=flip)
+    summary = "32 x 40, squash, bilinear, range signed" + (", flipped" if flip else "")
+    assert f"image           {summary}\n" in project.run(cache_store, "info", project.cache)
     cache, config = open_cache(project.cache), ImageConfig(height=32, width=40)
     encoder = load_encoder(EncoderConfig(model=str(project.vae), compute_dtype="float32", device="cpu"), "signed")
     images = [fit_image(decode_image(image_bytes(number), 10**6), config.recipe) for number in GOOD]
     pixels_NYX3 = torch.from_numpy(np.stack([to_pixels(image) for image in images]))
+    pixels_NYX3 = pixels_NYX3.flip(2) if flip else pixels_NYX3
     direct = torch.cat([encoder.encode(image_1YX3) for image_1YX3 in pixels_NYX3.split(1)]).numpy()
     cached = cache.read(np.arange(len(cache))).astype(np.float32)
     np.testing.assert_allclose(cached, direct, rtol=tolerance, atol=2**-24 if tolerance else 0.0)

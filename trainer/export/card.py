@@ -104,11 +104,11 @@ def training_rows(config: ProjectorConfig, run: dict[str, Any] | None, figures: 
 
 
 def input_rows(tower: Tower, config: ProjectorConfig) -> dict[str, str]:
-    image, encoder, language = tower.array.image, tower.array.encoder, config.language_model
+    encoder, language = tower.array.encoder, config.language_model
     where = f" of {shown(tower.encoder_model)}" if tower.encoder_model else ""
     first = "after BOS" if config.text.begins_with_bos else "first of all"
     return {
-        "image": f"{image.height} x {image.width}, {image.fit}, {image.resample}, range {image.range}",
+        "image": tower.array.image.summary,
         "encoder": f"{encoder.class_name}{where}, posterior {encoder.posterior}, weights `{encoder.weights_sha256}`",
         "latents": f"[{tower.array.named_shape}], not standardised",
         "becomes": f"{tower.tokens} tokens of {language.width}, START and END among them, {first}",

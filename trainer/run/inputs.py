@@ -41,6 +41,9 @@ PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
 LANGUAGE_MODEL = "language model"
 """Key of `must_match`: its identity."""
 
+ANY_PICTURE = ("max_pixels", "flip")
+"""Fields of an image recipe that decide which picture is encoded, not what its latent means."""
+
 ENCODER_FIELDS = ("class_name", "weights_sha256", "posterior", "latents_mean", "latents_std")
 """Fields of an encoder's identity that decide what its latents mean."""
 
@@ -201,7 +204,10 @@ def what_must_match(config: TrainConfig, cache: Cache, chat: ChatTokenizer, lang
 
 
 def what_latents_mean(array: ArraySpec) -> dict[str, str]:
-    """Describe the pixels and the encoder that latents come from; not dtype and batch size, which only round."""
-    image = {f"image.{name}": value for name, value in asdict(array.image).items() if name != "max_pixels"}
+    """Describe the pixels and the encoder that latents come from.
+
+    Not dtype and batch size, which only round; nor a flip: a projector reads a flipped picture as any other.
+    """
+    image = {f"image.{name}": value for name, value in asdict(array.image).items() if name not in ANY_PICTURE}
     encoder = {f"encoder.{name}": getattr(array.encoder, name) for name in ENCODER_FIELDS}
     return {name: str(value) for name, value in {"latents.shape": array.shape, **image, **encoder}.items()}

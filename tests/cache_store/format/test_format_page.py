@@ -31,8 +31,8 @@ PAGE = (Path(__file__).parents[3] / "docs/format.md").read_text()
 HERE = Path(__file__).parent
 GOLDEN: dict[StoreFormat, Path] = {"zarr": HERE / "golden", "webdataset": HERE / "golden_webdataset"}
 IDENTITIES: dict[StoreFormat, str] = {
-    "zarr": "0011bcb0ad21a19029717b201c78e32108172cd56873c86e4ea0ace4e741ce21",
-    "webdataset": "afb1598e831457a482c65324e5f68189defc2d1b648946ed47ee4e5b10ee7440",
+    "zarr": "2acbb6e3049aeb9b270c011f15d51f4df6ed4447bd6fff8dbeba7d58ab907f4a",
+    "webdataset": "93fcefe3dd6006f657abd299427f1f87eec94e6001828fe18c460aaf5169e226",
 }
 RECORDS = [Spec, *(record for record in Record.__subclasses__() if record.__module__ == Spec.__module__)]
 ROWS, REJECTED, SAMPLES_PER_SHARD = 10, (2, 9), 4

@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from precompute.images.decode import MID_GREY, RESAMPLING, SUFFIXES, SUFFIXES_OF, ImageConfig, decode_image, fit_image
+from precompute.images.decode import (
+    FITS,
+    MID_GREY,
+    RESAMPLING,
+    SUFFIXES,
+    SUFFIXES_OF,
+    ImageConfig,
+    decode_image,
+    fit_image,
+)
 from precompute.images.rejected import Rejected
 from tests.precompute.images.hostile_images import PNG_MAGIC, png, png_chunk, save, tiff_around
 
@@ -232,9 +241,6 @@ def test_an_image_of_just_so_many_pixels_is_decoded():
         decode_image(PNG, 16 * 24 - 1)
 
 
-FITS = ("squash", "crop", "pad")
-
-
 def fitted(pixels: np.ndarray, **recipe: Any) -> np.ndarray:
     return np.asarray(fit_image(Image.fromarray(pixels), ImageConfig(**recipe).recipe))
 
@@ -255,6 +261,15 @@ def test_squash_crop_and_pad_keep_whole_middle_and_aspect(turn):
     assert (crop == (0, 255, 0)).all()
     assert squash[16, [1, 30]].tolist() == [[255, 0, 0], [0, 0, 255]]
     assert pad[[0, 16], [16, 1]].tolist() == [[MID_GREY] * 3, [255, 0, 0]]
+
+
+@pytest.mark.parametrize(("fit", "resample"), [*product(FITS, RESAMPLING)])
+def test_a_flip_is_the_fitted_image_mirrored(fit, resample):
+    """Also where a side is odd, and crop and pad cannot be even."""
+    plain, flipped = (
+        fitted(PIXELS, height=15, width=13, fit=fit, resample=resample, flip=flip) for flip in (False, True)
+    )
+    np.testing.assert_array_equal(flipped, plain[:, ::-1])
 
 
 @pytest.mark.parametrize(("fit", "resample"), [*product(FITS, RESAMPLING)])
