@@ -4,12 +4,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trainer.data.posterior import sample_posterior
     from trainer.data.stream import LatentStream
     from trainer.run.trained import load_projector
 
-HOMES = {"LatentStream": "trainer.data.stream", "load_projector": "trainer.run.trained"}
+HOMES = {
+    "LatentStream": "trainer.data.stream",
+    "load_projector": "trainer.run.trained",
+    "sample_posterior": "trainer.data.posterior",
+}
 
-__all__ = ["LatentStream", "load_projector"]
+__all__ = ["LatentStream", "load_projector", "sample_posterior"]
 
 
 def __getattr__(name: str) -> Any:

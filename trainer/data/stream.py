@@ -60,7 +60,8 @@ class LatentStream(IterableDataset[dict[str, Any]]):
     """Batches of latents in the keyed order of samples; the same for any number of DataLoader workers.
 
     Yields `latents` [batch_size / world_size, *shape] in the stored dtype (of joined caches a tensor each, by name),
-    `numbers` (sample numbers, for `cache.samples`) and `cursor`, the position after the batch.
+    `numbers` (sample numbers, for `cache.samples`), `positions` (of each sample, for `sample_posterior`) and `cursor`,
+    the position after the batch.
     `load_state_dict({"cursor": …})` resumes there: the next pass holds what was left of that one. A pass that is left
     before its end is not over: without workers the next one begins where it began; with workers, which read ahead, load
     the cursor of the last batch first.
@@ -132,7 +133,8 @@ class LatentStream(IterableDataset[dict[str, Any]]):
         numbers = self.order.at(positions)
         read = self.cache.read(numbers)
         latents = {name: as_tensor(each) for name, each in read.items()} if isinstance(read, dict) else as_tensor(read)
-        return {"latents": latents, "numbers": torch.from_numpy(numbers), "cursor": (batch + 1) * self.batch_size}
+        shown = {"numbers": torch.from_numpy(numbers), "positions": torch.from_numpy(positions)}
+        return {"latents": latents, **shown, "cursor": (batch + 1) * self.batch_size}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the stream's position; the batch last yielded counts as consumed."""

@@ -1,0 +1,61 @@
+"""Latents drawn from posteriors: the right distribution, and the same draw wherever a position is drawn."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from tests.make_cache import make_cache
+from trainer import LatentStream, sample_posterior
+
+CHANNELS, CELLS = 3, (5, 7)
+
+
+def make_moments(count: int) -> torch.Tensor:
+    """Means about 1, deviations about 1, all different."""
+    moments = torch.randn(count, 2 * CHANNELS, *CELLS, generator=torch.Generator().manual_seed(0))
+    moments[:, :CHANNELS] += 1
+    return moments
+
+
+def test_draws_have_the_posteriors_mean_and_deviation():
+    """To four standard errors, of each of 105 values; and no two of them go together."""
+    draws, moments = 4_000, make_moments(1)
+    mean, std = moments[0, :CHANNELS], (moments[0, CHANNELS:] / 2).exp()
+    noise = (sample_posterior(moments.expand(draws, -1, -1, -1), 0, range(draws)) - mean) / std
+    assert noise.mean(0).abs().max() < 4 / draws**0.5
+    assert (noise.std(0) - 1).abs().max() < 4 / (2 * draws) ** 0.5
+    assert noise.flatten(1).T.corrcoef().fill_diagonal_(0).abs().max() < 5 / draws**0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_a_draw_depends_on_its_seed_and_position_alone(dtype):
+    """Not on the batch that it is drawn in."""
+    moments, positions = make_moments(9).to(dtype), [0, 3, 2**40, 5, 9, 1, 77, 8, 2**62]
+    whole = sample_posterior(moments, 1, positions)
+    assert (whole.dtype, whole.shape) == (torch.float32, (9, CHANNELS, *CELLS))
+    for part in (slice(0, 1), slice(4, 9), slice(0, 9, 2)):
+        assert torch.equal(sample_posterior(moments[part], 1, positions[part]), whole[part])
+    shown_again = sample_posterior(moments[:1].expand(9, -1, -1, -1), 1, positions)
+    others = sample_posterior(moments[:1], 2, [0]), sample_posterior(moments[:1], 1, [0], tower=1)
+    assert len({each.numpy().tobytes() for each in (*shown_again, *others)}) == 11
+
+
+def test_what_is_drawn_is_the_same_in_every_version():
+    """A run may be resumed by a later one."""
+    moments = torch.tensor([0.5, -2.0, 0.0, 1.0]).view(1, 4, 1, 1)
+    drawn = sample_posterior(moments, 3, [41]).flatten().tolist()
+    assert drawn == pytest.approx([0.6465368, 0.3118525], abs=1e-6)
+
+
+def test_a_stream_gives_the_position_of_each_sample(tmp_path: Path):
+    """To sample by, in the main process or after any number of workers and ranks."""
+    cache = make_cache(tmp_path / "cache", make_moments(10).numpy())
+    whole = [batch["positions"].tolist() for batch in LatentStream(cache, 4, epochs=2)]
+    assert whole == np.arange(20).reshape(5, 4).tolist()
+    halves = [LatentStream(cache, 4, epochs=2, rank=rank, world_size=2) for rank in (0, 1)]
+    loaders = [DataLoader(half, batch_size=None, num_workers=1) for half in halves]
+    parts = [left["positions"].tolist() + right["positions"].tolist() for left, right in zip(*loaders, strict=True)]
+    assert parts == whole
