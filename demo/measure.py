@@ -64,7 +64,7 @@ def predictions(session: Session, latents_of: np.ndarray) -> tuple[Tensor, Tenso
     for start in range(0, len(held_out), size):
         part = slice(start, start + size)
         batch = session.loader.load(held_out[part], latents_of[part]).to(session.world.device)
-        hidden_NTD = model.language.hidden(model.sequence(batch.latents_NCHW, batch.tokens_NT))
+        hidden_NTD = model.language.hidden(model.sequence(batch.latents, batch.tokens_NT))
         predicting_L = batch.column_L + model.projector.num_tokens - 1
         logits_LV = model.language.logits(hidden_NTD[batch.sample_L, predicting_L])
         targets.append(batch.target_L.cpu())

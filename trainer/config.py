@@ -11,6 +11,9 @@ from typing import Literal
 
 from cache_store.errors import ConfigError
 
+WORLD = "world"
+"""The tower's name in a run from one cache."""
+
 MAX_BATCH_SIZE = 1_000_000
 """A larger one is a typing error, refused before memory runs out."""
 

@@ -52,10 +52,10 @@ class JoinedCache:
     def __init__(self, caches: Mapping[str, Cache]) -> None:
         self.caches = dict(caches)
         self._rejected = {name: each.rejected_rows() for name, each in self.caches.items()}
-        lacking = np.unique(np.concatenate(list(self._rejected.values())))
-        self._cached_before = lacking - np.arange(len(lacking))
+        self._lacking = np.unique(np.concatenate(list(self._rejected.values())))
+        self._cached_before = self._lacking - np.arange(len(self._lacking))
         """Of each row that some cache lacks: how many joined samples come before it."""
-        self._count = next(iter(self.caches.values())).spec.rows - len(lacking)
+        self._count = self.first.spec.rows - len(self._lacking)
 
     def __len__(self) -> int:
         """Number of rows cached in every one."""
@@ -68,9 +68,19 @@ class JoinedCache:
         return open_joined, ({name: each.store for name, each in self.caches.items()},)
 
     @property
+    def first(self) -> Cache:
+        """The first of them: rows, ids and conversations are those of all."""
+        return next(iter(self.caches.values()))
+
+    @property
     def identity(self) -> str:
-        """SHA-256 over the caches' identities, whatever their names and order."""
-        return hashlib.sha256("\n".join(sorted(each.identity for each in self.caches.values())).encode()).hexdigest()
+        """SHA-256 over the caches' identities, whatever their names and order; of one cache, its own identity."""
+        identities = sorted(each.identity for each in self.caches.values())
+        return identities[0] if len(identities) == 1 else hashlib.sha256("\n".join(identities).encode()).hexdigest()
+
+    def rejected_rows(self) -> NDArray[np.int64]:
+        """Rows that some cache lacks, rising."""
+        return self._lacking
 
     def rows(self, numbers: np.ndarray) -> NDArray[np.int64]:
         """Rows of the plan of these sample numbers [N]."""
@@ -89,8 +99,7 @@ class JoinedCache:
         """Row, id, uri and conversations, or fewer, by joined number, in the order asked for."""
         if others := [name for name in columns if name not in PLANNED]:
             raise ValueError(f"{others[0]!r} is not common to joined caches; columns are {', '.join(PLANNED)}")
-        name, first = next(iter(self.caches.items()))
-        return first.samples(self._numbers(name, self.rows(numbers)), list(columns))
+        return self.first.samples(self._numbers(next(iter(self.caches)), self.rows(numbers)), list(columns))
 
     def _numbers(self, name: str, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """A cache's own sample numbers of rows that it holds."""

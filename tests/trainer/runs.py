@@ -92,10 +92,10 @@ def watched(config: TrainConfig, at_read: Callable[[int, np.ndarray], None]) -> 
     """The cache; calls `at_read(count, latents)` on each read: one calibrates, then each step reads once."""
     cache, reads = open_cache(config.cache), count(1)
 
-    def read(numbers: np.ndarray) -> np.ndarray:
+    def read(numbers: np.ndarray) -> dict[str, np.ndarray]:
         latents = cache.read(numbers)
         at_read(next(reads), latents)
-        return latents
+        return {"world": latents}
 
     return SimpleNamespace(read=read)
 

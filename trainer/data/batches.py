@@ -1,5 +1,6 @@
 """The batch of an optimizer step: computed from the step's number alone, on any rank."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,10 +14,10 @@ from trainer.text.store import TextBatch, TextStore
 
 
 class LatentSource(Protocol):
-    """Anything that gives latents by sample number: a cache, or the encoder itself."""
+    """Anything that gives each tower's samples by sample number: joined caches, or the encoders themselves."""
 
-    def read(self, numbers: np.ndarray) -> np.ndarray:
-        """Read samples [N, *shape] in the order asked for."""
+    def read(self, numbers: np.ndarray) -> Mapping[str, np.ndarray]:
+        """Read samples by the tower's name, [N, *shape] each, in the order asked for."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,8 @@ class StepLoader:
         return batch.pin_memory() if self.pin else batch
 
 
-def model_input(latents_NCHW: np.ndarray, text: TextBatch) -> ModelInput:
-    text_tensors = {name: torch.from_numpy(array) for name, array in vars(text).items()}
-    return ModelInput(latents_NCHW=as_tensor(latents_NCHW), **text_tensors)
+def model_input(latents: Mapping[str, np.ndarray], text: TextBatch) -> ModelInput:
+    return ModelInput(
+        latents={name: as_tensor(each) for name, each in latents.items()},
+        **{name: torch.from_numpy(array) for name, array in vars(text).items()},
+    )

@@ -3,9 +3,9 @@
 transformers' own `generate` runs on the embeddings that training builds, with its cache of keys and values. Prompts of
 different lengths stand in one batch, padded on the left, where the attention mask hides the padding.
 """
-# Axes: N samples, C latent channels, H W latent cells, P projector tokens, T text tokens, D model width.
+# Axes: N samples, P projector tokens, T text tokens, D model width.
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,22 +57,29 @@ class Generator:
         self._stop: list[StoppingCriteria] = [WordsSaid(chat.tokenizer, end.words)] if end.words else []
 
     def __call__(
-        self, latents_NCHW: Tensor, prompts: Sequence[list[Message]], stopped: Callable[[], bool] | None = None
+        self,
+        latents: Mapping[str, Tensor],
+        prompts: Sequence[list[Message]],
+        stopped: Callable[[], bool] | None = None,
     ) -> list[Answer]:
         """Answer each sample's messages, all in one batch; sampling draws from torch's global generator.
 
-        Where `stopped` says so after a token, the answers end there.
+        `latents` are each tower's samples, by its name. Where `stopped` says so after a token, the answers end there.
         """
-        return [self._answer(each) for each in self.said(latents_NCHW, prompts, stopped)]
+        return [self._answer(each) for each in self.said(latents, prompts, stopped)]
 
     def said(
-        self, latents_NCHW: Tensor, prompts: Sequence[list[Message]], stopped: Callable[[], bool] | None = None
+        self,
+        latents: Mapping[str, Tensor],
+        prompts: Sequence[list[Message]],
+        stopped: Callable[[], bool] | None = None,
     ) -> list[list[int]]:
         """Generate tokens; those after the end of a turn are padding, or words that nobody asked for."""
         language = self.model.language
         tokens = [self.chat.prompt_tokens(messages) for messages in prompts]
         refuse_unknown_tokens(language, tokens)
-        embeddings_NTD, mask_NT = self._prompt(latents_NCHW.to(language.device), tokens)
+        on_device = {name: each.to(language.device) for name, each in latents.items()}
+        embeddings_NTD, mask_NT = self._prompt(on_device, tokens)
         refuse_too_long(language, embeddings_NTD.shape[1], self._config.max_tokens)
         stop = [*self._stop, WhenTold(stopped)] if stopped else self._stop
         try:
@@ -91,14 +98,15 @@ class Generator:
         return said_NT.tolist()  # type: ignore[no-any-return]
 
     @torch.no_grad()
-    def _prompt(self, latents_NCHW: Tensor, tokens: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
+    def _prompt(self, latents: Mapping[str, Tensor], tokens: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
         """Embed [BOS], START, world tokens, END and each text: [N, P + T, D], with its mask [N, P + T]."""
         longest = max(map(len, tokens))
-        tokens_NT = torch.zeros(len(tokens), longest, dtype=torch.long, device=latents_NCHW.device)
+        device = self.model.language.device
+        tokens_NT = torch.zeros(len(tokens), longest, dtype=torch.long, device=device)
         for row, each in enumerate(tokens):
             tokens_NT[row, : len(each)] = torch.from_numpy(each)
-        embeddings_NTD = self.model.sequence(latents_NCHW, tokens_NT)
-        mask_NT = torch.ones(embeddings_NTD.shape[:2], dtype=torch.long, device=latents_NCHW.device)
+        embeddings_NTD = self.model.sequence(latents, tokens_NT)
+        mask_NT = torch.ones(embeddings_NTD.shape[:2], dtype=torch.long, device=device)
         for row, each in enumerate(tokens):
             padding = longest - len(each)
             embeddings_NTD[row] = embeddings_NTD[row].roll(padding, 0)

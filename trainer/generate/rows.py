@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cache_store import Cache
+from cache_store import Cache, JoinedCache
 from cache_store.errors import ConfigError
 from cache_store.format.tables import CACHED
 from trainer.text.chat import Message, to_messages
@@ -30,14 +30,15 @@ class CachedSample:
         return bool(held_out(np.array(id_hash(self.id), np.uint64), val_fraction))
 
 
-def chosen_samples(cache: Cache, rows: str | None, ids: str | None) -> list[CachedSample]:
+def chosen_samples(cache: JoinedCache, rows: str | None, ids: str | None) -> list[CachedSample]:
     """Find the samples of comma-separated rows or ids, in their order; ConfigError for one that is not cached."""
-    wanted = row_numbers(rows, cache.spec.rows) if rows is not None else rows_of_ids(cache, (ids or "").split(","))
+    first = cache.first
+    wanted = row_numbers(rows, first.spec.rows) if rows is not None else rows_of_ids(first, (ids or "").split(","))
     return cached_samples(cache, sample_numbers(cache, wanted))
 
 
-def cached_samples(cache: Cache, numbers: np.ndarray) -> list[CachedSample]:
-    """Find what a cache has of samples, by their numbers."""
+def cached_samples(cache: JoinedCache, numbers: np.ndarray) -> list[CachedSample]:
+    """Find what the caches have of samples, by their numbers."""
     columns = cache.samples(numbers, ["row", "id", "conversations"]).to_pydict().values()
     return [
         CachedSample(int(number), row, name, *own_words(to_messages(conversation)))
@@ -83,13 +84,18 @@ def every_id(cache: Cache) -> Iterator[tuple[str, int]]:
         yield from zip(table["id"].to_pylist(), table["row"].to_pylist(), strict=True)
 
 
-def sample_numbers(cache: Cache, rows: Sequence[int]) -> np.ndarray:
-    """Find the sample number of each row; ConfigError, with the reason, for a rejected one."""
+def sample_numbers(cache: JoinedCache, rows: Sequence[int]) -> np.ndarray:
+    """Find the sample number of each row; ConfigError, with the reason, for one that a cache has rejected."""
     rejected = cache.rejected_rows()
     for row in rows:
         if row in rejected:
-            shard = row // cache.spec.samples_per_shard
-            reasons = cache.shards.table(shard, ["row", "status", "reason"]).to_pylist()
-            (reason,) = [each["reason"] for each in reasons if each["row"] == row and each["status"] != CACHED]
-            raise ConfigError(f"row {row:,} of {cache.store} was rejected ({reason}), so nothing is cached of it")
+            raise ConfigError(why_rejected(cache, row))
     return np.array(rows, np.int64) - np.searchsorted(rejected, rows)
+
+
+def why_rejected(cache: JoinedCache, row: int) -> str:
+    lacking = next(each for each in cache.caches.values() if row in each.rejected_rows())
+    shard = row // lacking.spec.samples_per_shard
+    reasons = lacking.shards.table(shard, ["row", "status", "reason"]).to_pylist()
+    (reason,) = [each["reason"] for each in reasons if each["row"] == row and each["status"] != CACHED]
+    return f"row {row:,} of {lacking.store} was rejected ({reason}), so nothing is cached of it"

@@ -1,6 +1,6 @@
 """What the language model is asked about: rows of a cache, or image files."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from cache_store import Cache, open_cache
+from cache_store import JoinedCache, open_cache, open_joined
 from cache_store.cache.image_encoder import open_image_encoder
 from cache_store.errors import ConfigError, MissingPathError, ModelError, NoCacheError
 from cache_store.refusal import differing, printable, refuse
@@ -38,8 +38,8 @@ class Subjects:
     """All of them, and their latents by place."""
 
     subjects: Sequence[Subject]
-    read: Callable[[slice], Tensor]
-    """[N, C, H, W] of a part of them."""
+    read: Callable[[slice], Mapping[str, Tensor]]
+    """Each tower's samples of a part of them, by its name: [N, *shape]."""
     cache: Path | None
     """That they lie in."""
 
@@ -61,14 +61,18 @@ def cached_rows(projector: TrainedProjector, config: GenerateConfig) -> Subjects
         own = (sample.question, sample.reference) if config.prompt is None else (asked(config.prompt), None)
         subjects.append(Subject(title, record, *own))
     numbers = np.array([sample.number for sample in samples])
-    return Subjects(subjects, lambda part: as_tensor(cache.read(numbers[part])), cache.root)
+
+    def read(part: slice) -> Mapping[str, Tensor]:
+        return {name: as_tensor(each) for name, each in cache.read(numbers[part]).items()}
+
+    return Subjects(subjects, read, cache.first.root)
 
 
 def asked(prompt: str) -> list[Message]:
     return [{"role": "user", "content": prompt}]
 
 
-def open_fitting_cache(projector: TrainedProjector, named: str | None) -> Cache:
+def open_fitting_cache(projector: TrainedProjector, named: str | None) -> JoinedCache:
     """Open the cache that is named, or the run's own; StaleError where its latents mean something else."""
     path = named or (config_of_run(projector.path) or {}).get("cache")
     if path is None:
@@ -81,7 +85,7 @@ def open_fitting_cache(projector: TrainedProjector, named: str | None) -> Cache:
     if differences := differing(trained, found):
         remedy = "name a cache of the image recipe and encoder that it was trained with, with --cache"
         refuse(f"{path} is not what the projector reads", differences, [remedy], "in the projector", "in the cache")
-    return cache
+    return open_joined({projector.config.tower.name: cache})
 
 
 def image_files(projector: TrainedProjector, config: GenerateConfig, images: str) -> Subjects:
@@ -99,7 +103,7 @@ def image_files(projector: TrainedProjector, config: GenerateConfig, images: str
     subjects = [
         Subject(f"image {printable(str(path))}", {"image": str(path)}, asked(config.prompt or "")) for path in paths
     ]
-    return Subjects(subjects, lambda part: latents[part], None)
+    return Subjects(subjects, lambda part: {tower.name: latents[part]}, None)
 
 
 def image_paths(text: str) -> list[Path]:

@@ -3,15 +3,16 @@
 Only the projector learns. Its master weights are float32 and its matrix products run under autocast; the language
 model runs in its own dtype throughout, since autocast would put some of its operations back to float32.
 """
-# Axes: N samples, C latent channels, H W latent cells, P projector tokens, T text tokens, D model width,
-# L label tokens, V vocabulary.
+# Axes: N samples, P projector tokens, T text tokens, D model width, L label tokens, V vocabulary.
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from trainer.config import WORLD
 from trainer.model.language_model import LanguageModel
 from trainer.model.projector import Projector
 
@@ -20,17 +21,22 @@ from trainer.model.projector import Projector
 class ModelInput:
     """What one forward pass needs, as tensors."""
 
-    latents_NCHW: Tensor
+    latents: Mapping[str, Tensor]
+    """Each tower's samples, by its name: [N, *shape]."""
     tokens_NT: Tensor
     sample_L: Tensor
     column_L: Tensor
     target_L: Tensor
 
     def to(self, device: torch.device) -> "ModelInput":
-        return ModelInput(**{name: tensor.to(device, non_blocking=True) for name, tensor in vars(self).items()})
+        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> "ModelInput":
-        return ModelInput(**{name: tensor.pin_memory() for name, tensor in vars(self).items()})
+        return self._map(Tensor.pin_memory)
+
+    def _map(self, move: Callable[[Tensor], Tensor]) -> "ModelInput":
+        text = {name: move(value) for name, value in vars(self).items() if name != "latents"}
+        return ModelInput(latents={name: move(each) for name, each in self.latents.items()}, **text)
 
 
 class WorldModel(nn.Module):
@@ -42,11 +48,11 @@ class WorldModel(nn.Module):
         self.num_before = 1 if begins_with_bos else 0
         """Text tokens that stand before START."""
 
-    def sequence(self, latents_NCHW: Tensor, tokens_NT: Tensor) -> Tensor:
+    def sequence(self, latents: Mapping[str, Tensor], tokens_NT: Tensor) -> Tensor:
         """Embed what enters the decoder: [N, P + T, D] in the language model's dtype."""
         dtype = self.language.dtype
-        with torch.autocast(latents_NCHW.device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
-            world_NPD = self.projector(latents_NCHW)
+        with torch.autocast(tokens_NT.device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+            world_NPD = self.projector(latents[WORLD])
         text_NTD = self.language.embed(tokens_NT)
         before, after = text_NTD[:, : self.num_before], text_NTD[:, self.num_before :]
         return torch.cat([before, world_NPD.to(dtype), after], 1)
@@ -56,7 +62,7 @@ class WorldModel(nn.Module):
 
         Text token t > 0 stands at P + t, after BOS, START, world tokens and END; the position before predicts it.
         """
-        hidden_NTD = self.language.hidden(self.sequence(batch.latents_NCHW, batch.tokens_NT))
+        hidden_NTD = self.language.hidden(self.sequence(batch.latents, batch.tokens_NT))
         predicting_L = batch.column_L + (self.projector.num_tokens - 1)
         return self.language.logits(hidden_NTD[batch.sample_L, predicting_L]).float()
 

@@ -33,9 +33,6 @@ METADATA_KEY = "encode_once.projector"
 
 PROJECTOR_VERSION = 1
 
-WORLD = "world"
-"""The tower's name in a run from one cache."""
-
 VERSIONED = ("encode-once", "torch", "transformers")
 
 

@@ -20,8 +20,9 @@ from cache_store.errors import CacheError, ConfigError, NewerFormatError
 from cache_store.format.record import FORMAT_VERSION, Record, canonical_json, parse_signed, signed
 from cache_store.refusal import differing, refuse
 from cache_store.storage.files import file_sha256, naming
+from trainer.config import WORLD
 from trainer.model.projector import Projector
-from trainer.model.projector_file import PROJECTOR_FILE, WORLD, ProjectorConfig, load_tensors, read_projector_file
+from trainer.model.projector_file import PROJECTOR_FILE, ProjectorConfig, load_tensors, read_projector_file
 from trainer.published import clear_folders, publish_folder, remove_folder
 
 STATE_FILE, OPTIMIZER_FILE = "state.json", "optimizer.safetensors"

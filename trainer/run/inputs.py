@@ -10,20 +10,19 @@ from typing import Any
 import torch
 from msgspec.structs import asdict
 
-from cache_store import Cache, open_cache
+from cache_store import Cache, JoinedCache, open_cache, open_joined
 from cache_store.cache.metadata import read_build
 from cache_store.errors import ConfigError
 from cache_store.format.names import BUILD_FILE
 from cache_store.format.schema import ArraySpec
 from cache_store.program.output_file import refuse_inside
 from cache_store.verify.verify import verify
-from trainer.config import TrainConfig
+from trainer.config import WORLD, TrainConfig
 from trainer.model.language_model import LanguageModel, load_with_whole
 from trainer.model.pretrained import pretrained_name
 from trainer.model.projector import Projector
 from trainer.model.projector_file import (
     PROJECTOR_VERSION,
-    WORLD,
     ProjectorConfig,
     ReadBy,
     TextRule,
@@ -54,10 +53,11 @@ class Inputs:
 
     config: TrainConfig
     world: World
-    cache: Cache
+    cache: JoinedCache
+    """Each tower's cache, by its name."""
     chat: ChatTokenizer
     text_folder: Path
-    """Where the cache's text is, or will be."""
+    """Where the samples' text is, or will be."""
     language: LanguageModel
     whole: Any
     """transformers' model that it is a part of, which can generate."""
@@ -70,10 +70,10 @@ class Inputs:
 
 
 def open_inputs(config: TrainConfig, world: World) -> Inputs:
-    cache = open_sound_cache(config.cache, world)
+    (cache,) = (joined := open_joined({WORLD: open_sound_cache(config.cache, world)})).caches.values()
     refuse_other_axes(config.cache, cache.spec.array)
     chat = load_chat_tokenizer(config.model.language_model, config.model.chat_template, config.data.max_text_tokens)
-    folder = text_folder(cache, chat, config.data.text_dir)
+    folder = text_folder(joined, chat, config.data.text_dir)
     refuse_inside("data.text_dir", folder, cache.root)
     language, whole = load_with_whole(config.model.language_model, PRECISIONS[config.run.precision], world.device)
     projector = make_projector(config, cache, language)
@@ -84,7 +84,7 @@ def open_inputs(config: TrainConfig, world: World) -> Inputs:
     if config.run.compile:
         language.compile_decoder()
     return Inputs(
-        config=config, world=world, cache=cache, chat=chat, text_folder=folder, language=language, whole=whole,
+        config=config, world=world, cache=joined, chat=chat, text_folder=folder, language=language, whole=whole,
         projector=projector, must_match=must_match,
         projector_config=describe_projector(config, cache, chat, projector, must_match[LANGUAGE_MODEL], language.width),
     )  # fmt: skip

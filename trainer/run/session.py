@@ -7,7 +7,7 @@ import numpy as np
 
 from cache_store import CacheError
 from cache_store.errors import ModelError
-from trainer.config import TrainConfig
+from trainer.config import WORLD, TrainConfig
 from trainer.data.batches import LatentSource, StepLoader
 from trainer.data.order import SampleOrder
 from trainer.data.stream import as_tensor
@@ -102,7 +102,7 @@ def make_loader(inputs: Inputs, source: LatentSource, text: TextStore, train: np
     return StepLoader(
         source=source,
         text=text,
-        order=SampleOrder(inputs.cache.seal.identity, data.seed, len(train)),
+        order=SampleOrder(inputs.cache.identity, data.seed, len(train)),
         train=train,
         batch_size=data.batch_size,
         accumulate=data.accumulate,
@@ -116,4 +116,4 @@ def match_embeddings(inputs: Inputs, loader: StepLoader) -> None:
     """Scale the projector's output to the token embeddings, measured on a fixed draw of training samples."""
     positions = np.arange(min(CALIBRATION_SAMPLES, len(loader.train)))
     latents = loader.source.read(loader.train[loader.order.at(positions)])
-    inputs.projector.match_rms(as_tensor(latents), inputs.language.embedding_rms())
+    inputs.projector.match_rms(as_tensor(latents[WORLD]), inputs.language.embedding_rms())

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cache_store import Cache, CacheError
+from cache_store import CacheError, JoinedCache
 from cache_store.format.codec import crc32c
 from cache_store.format.record import Record, parse_signed
 from trainer.text.chat import ChatTokenizer
@@ -157,9 +157,10 @@ def damaged_text(folder: Path, problem: str) -> CacheError:
     return CacheError(f"{folder} is damaged: {problem}; delete the folder and run the same command again")
 
 
-def text_folder(cache: Cache, chat: ChatTokenizer, text_dir: str | None) -> Path:
-    """Return the folder of this text; its name is the text's key."""
-    parts = (TEXT_VERSION, chat.digest, cache.seal.identity)
+def text_folder(cache: JoinedCache, chat: ChatTokenizer, text_dir: str | None) -> Path:
+    """Return the folder of this text, by default beside the first cache; its name is the text's key."""
+    parts = (TEXT_VERSION, chat.digest, cache.identity)
     key = hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:32]
-    base = cache.root.with_name(f"{cache.root.name}.text") if text_dir is None else Path(text_dir).expanduser()
+    root = cache.first.root
+    base = root.with_name(f"{root.name}.text") if text_dir is None else Path(text_dir).expanduser()
     return base / key

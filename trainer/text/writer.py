@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cache_store import Cache, CacheError
+from cache_store import CacheError, JoinedCache
 from cache_store.errors import ConfigError, SourceError
 from cache_store.format.record import FORMAT_VERSION, canonical_json, signed
 from cache_store.program.progress_bar import progress_bar
@@ -25,8 +25,8 @@ CHUNK_SAMPLES = 2_048
 """Samples tokenised together, at most; bounds memory."""
 
 
-def make_text(folder: Path, cache: Cache, chat: ChatTokenizer) -> None:
-    """Tokenise the whole cache into `folder`, unless that is there already."""
+def make_text(folder: Path, cache: JoinedCache, chat: ChatTokenizer) -> None:
+    """Tokenise the text of all samples into `folder`, unless that is there already."""
     if folder.exists():
         return
     with ExitStack() as stack:
@@ -38,12 +38,12 @@ def make_text(folder: Path, cache: Cache, chat: ChatTokenizer) -> None:
             publish_text(folder, cache, chat)
 
 
-def publish_text(folder: Path, cache: Cache, chat: ChatTokenizer) -> None:
+def publish_text(folder: Path, cache: JoinedCache, chat: ChatTokenizer) -> None:
     with publish_folder(folder) as scratch:
         num_tokens, largest = write_arrays(scratch, cache, chat)
         if not num_tokens:
             raise CacheError(
-                f"{cache.root} has no text to learn: none of its {len(cache):,} samples has an assistant's words "
+                f"{cache.first.root} has no text to learn: none of its {len(cache):,} samples has an assistant's words "
                 f"within data.max_text_tokens {chat.max_tokens}; raise it where texts are longer, and see that the "
                 "chat template writes what is said. LLaVA sources bring conversations; a folder brings captions in "
                 "name.txt beside name.jpg"
@@ -61,14 +61,14 @@ def publish_text(folder: Path, cache: Cache, chat: ChatTokenizer) -> None:
         (scratch / META_FILE).write_bytes(canonical_json(signed(meta)))
 
 
-def write_arrays(folder: Path, cache: Cache, chat: ChatTokenizer) -> tuple[int, int]:
+def write_arrays(folder: Path, cache: JoinedCache, chat: ChatTokenizer) -> tuple[int, int]:
     """Write every array of the store; returns the number of tokens and the largest of them."""
     largest, problems = 0, list[str]()
     with ExitStack() as stack:
         files = {name: stack.enter_context(NpyWriter(folder / f"{name}.npy", ARRAYS[name])) for name in ARRAYS}
         files["offsets"].append([0])
         progress = stack.enter_context(progress_bar(total=len(cache), desc="tokenise", unit="sample", delay=0.5))
-        for numbers in number_chunks(cache.seal.cached_per_shard):
+        for numbers in number_chunks(len(cache)):
             samples = cache.samples(numbers, columns=["id", "conversations"]).to_pydict()
             texts = chat(samples["id"], samples["conversations"])
             problems += [text.problem for text in texts if text.problem]
@@ -94,13 +94,10 @@ def report_skipped(problems: Sequence[str], samples: int) -> None:
         )
 
 
-def number_chunks(cached_per_shard: Sequence[int]) -> Iterator[np.ndarray]:
-    """Yield consecutive sample numbers, each chunk within one shard."""
-    first = 0
-    for cached in cached_per_shard:
-        for start in range(first, first + cached, CHUNK_SAMPLES):
-            yield np.arange(start, min(start + CHUNK_SAMPLES, first + cached))
-        first += cached
+def number_chunks(samples: int) -> Iterator[np.ndarray]:
+    """Yield consecutive sample numbers: all, in chunks."""
+    for start in range(0, samples, CHUNK_SAMPLES):
+        yield np.arange(start, min(start + CHUNK_SAMPLES, samples))
 
 
 def id_hash(sample_id: str) -> int:

@@ -10,13 +10,13 @@ from contextlib import nullcontext
 import torch
 
 from cache_store.errors import ModelError
-from cache_store.gallery.pictures import preview
 from trainer.config import GenerateConfig
 from trainer.data.stream import as_tensor
 from trainer.generate.generator import Generator, turn_end
 from trainer.generate.rows import cached_samples
 from trainer.run.captions import Caption
 from trainer.run.session import Session
+from trainer.watch.previews import previews
 
 CAPTION_TOKENS = 64
 """Most tokens of a caption; with its prompt it has data.max_text_tokens at most, so that the model knows positions."""
@@ -54,9 +54,9 @@ class HeldOutCaptions:
         return captions
 
     def _batch(self, part: slice, stopped: Callable[[], bool]) -> list[Caption]:
-        samples, stored = self._samples[part], self._stored[part]
-        answers = self._generator(as_tensor(stored), [sample.question for sample in samples], stopped)
-        to_rgb = self._session.cache.seal.array.preview
+        samples, stored = self._samples[part], {name: each[part] for name, each in self._stored.items()}
+        latents = {name: as_tensor(each) for name, each in stored.items()}
+        answers = self._generator(latents, [sample.question for sample in samples], stopped)
         return [
             Caption(
                 row=sample.row,
@@ -65,7 +65,7 @@ class HeldOutCaptions:
                 text=answer.text,
                 is_whole=answer.is_whole,
                 reference=sample.reference,
-                preview=None if to_rgb is None else preview(latent, to_rgb),
+                preview=picture,
             )
-            for sample, answer, latent in zip(samples, answers, stored.astype("float32"), strict=True)
+            for sample, answer, picture in zip(samples, answers, previews(self._session.cache, stored), strict=True)
         ]

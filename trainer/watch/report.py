@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from cache_store.gallery.page import page_template
-from cache_store.gallery.pictures import preview
 from cache_store.program.config_file import shown
 from cache_store.refusal import flatten
 from trainer.generate.rows import sample_numbers
@@ -19,6 +18,7 @@ from trainer.run.metrics import CAPTIONS, read_records
 from trainer.run.session import Session
 from trainer.run.validation import verdict
 from trainer.watch.curves import Record, curves
+from trainer.watch.previews import previews
 
 REPORT_FILE = "report.html"
 
@@ -105,9 +105,6 @@ def evenly(count: int, most: int) -> list[int]:
 
 
 def previews_of(session: Session, rows: list[int]) -> dict[int, np.ndarray]:
-    """The latents of these rows as the cache's map to RGB shows them, where it has one."""
-    to_rgb = session.cache.seal.array.preview
-    if to_rgb is None:
-        return {}
-    stored = session.cache.read(sample_numbers(session.cache, rows)).astype(np.float32)
-    return {row: preview(latent, to_rgb) for row, latent in zip(rows, stored, strict=True)}
+    """The latents of these rows as a cache's map to RGB shows them, where one has it."""
+    shown = previews(session.cache, session.cache.read(sample_numbers(session.cache, rows)))
+    return {row: picture for row, picture in zip(rows, shown, strict=True) if picture is not None}

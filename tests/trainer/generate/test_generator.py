@@ -44,12 +44,14 @@ def make_generator(
 
 
 @torch.no_grad()
-def word_by_word(generator: Generator, latent_1CHW: torch.Tensor, messages: list[Message], count: int) -> list[int]:
+def word_by_word(
+    generator: Generator, latents: dict[str, torch.Tensor], messages: list[Message], count: int
+) -> list[int]:
     """The likeliest tokens, each from the whole sequence before it, as training runs it."""
     tokens = generator.chat.prompt_tokens(messages).tolist()
     start, language = len(tokens), generator.model.language
     for _ in range(count):
-        hidden = language.hidden(generator.model.sequence(latent_1CHW, torch.tensor([tokens])))
+        hidden = language.hidden(generator.model.sequence(latents, torch.tensor([tokens])))
         tokens.append(int(language.logits(hidden[:, -1]).argmax()))
     return tokens[start:]
 
@@ -59,25 +61,25 @@ def test_a_padded_batch_with_cached_keys_says_what_each_says(tmp_path, model):
     kind, settings = MODELS[model]
     save_decoder(tmp_path, kind, **settings, initializer_range=0.5) if kind else save_multimodal(tmp_path)
     generator, latents = make_generator(tmp_path, end=TurnEnd((), "")), make_latents(len(PROMPTS))
-    alone = [word_by_word(generator, latents[[row]], each, 12) for row, each in enumerate(PROMPTS)]
-    assert generator.said(latents, PROMPTS) == alone
+    alone = [word_by_word(generator, {"world": latents[[row]]}, each, 12) for row, each in enumerate(PROMPTS)]
+    assert generator.said({"world": latents}, PROMPTS) == alone
     assert len({tuple(each) for each in alone}) > 1
 
 
 def test_a_turn_ends_at_its_token_or_words_and_no_later(language_model):
     latents = make_latents(len(PROMPTS))
-    said = make_generator(language_model, end=TurnEnd((), "")).said(latents, PROMPTS)
+    said = make_generator(language_model, end=TurnEnd((), "")).said({"world": latents}, PROMPTS)
     tokenizer = make_tokenizer()
     third = said[0][3]
     whole = [third in each for each in said]
     assert True in whole
-    answers = make_generator(language_model, end=TurnEnd((third,), ""))(latents, PROMPTS)
+    answers = make_generator(language_model, end=TurnEnd((third,), ""))({"world": latents}, PROMPTS)
     for tokens, answer in zip(said, answers, strict=True):
         length = tokens.index(third) if third in tokens else None
         assert answer.text == tokenizer.decode(tokens[:length], skip_special_tokens=True).strip()
         assert answer.is_whole == (third in tokens)
     words = tokenizer.decode(said[0][3:5])
-    answer, *_ = make_generator(language_model, end=TurnEnd((), words))(latents, PROMPTS)
+    answer, *_ = make_generator(language_model, end=TurnEnd((), words))({"world": latents}, PROMPTS)
     assert (answer.text, answer.is_whole) == (tokenizer.decode(said[0]).partition(words)[0].strip(), True)
 
 
@@ -107,7 +109,7 @@ def test_sampling_follows_its_seed_and_narrows_to_the_likeliest(language_model):
 
     def said(seed: int, **options: Any) -> list[list[int]]:
         torch.manual_seed(seed)
-        return make_generator(language_model, end=TurnEnd((), ""), **options).said(latents, PROMPTS)
+        return make_generator(language_model, end=TurnEnd((), ""), **options).said({"world": latents}, PROMPTS)
 
     greedy = said(0)
     assert said(0, temperature=1.0) == said(0, temperature=1.0) != said(1, temperature=1.0)
@@ -123,7 +125,7 @@ def test_a_models_own_ways_of_generating_change_nothing(tmp_path, language_model
     whole.save_pretrained(tmp_path)
     capfd.readouterr()
     latents = make_latents(len(PROMPTS))
-    ways = [make_generator(folder).said(latents, PROMPTS) for folder in (tmp_path, language_model)]
+    ways = [make_generator(folder).said({"world": latents}, PROMPTS) for folder in (tmp_path, language_model)]
     assert ways[0] == ways[1]
     assert capfd.readouterr().err == ""
 
@@ -131,12 +133,12 @@ def test_a_models_own_ways_of_generating_change_nothing(tmp_path, language_model
 def test_what_the_user_types_is_words_and_fits_the_model(language_model):
     generator = make_generator(language_model)
     with pytest.raises(SourceError, match="it says '<end_of_turn>', which this tokenizer has as a special token only"):
-        generator(make_latents(1), [[{"role": "user", "content": "red <end_of_turn>"}]])
+        generator({"world": make_latents(1)}, [[{"role": "user", "content": "red <end_of_turn>"}]])
     with pytest.raises(ConfigError, match=r"knows 256 positions: set --max_tokens lower"):
-        make_generator(language_model, max_tokens=250)(make_latents(1), PROMPTS[:1])
+        make_generator(language_model, max_tokens=250)({"world": make_latents(1)}, PROMPTS[:1])
     refusing = replace_template(generator, "{{ raise_exception('no') }}")
     with pytest.raises(SourceError, match="the chat template refuses it: no"):
-        refusing(make_latents(1), PROMPTS[:1])
+        refusing({"world": make_latents(1)}, PROMPTS[:1])
 
 
 def replace_template(generator: Generator, template: str) -> Generator:

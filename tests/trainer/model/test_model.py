@@ -203,7 +203,7 @@ def make_input() -> ModelInput:
         tokens[row, length:] = 0
         is_label[row, length - 3 : length] = True
     sample, column = np.nonzero(is_label)
-    return model_input(make_latents(3).numpy(), TextBatch(tokens, sample, column, tokens[sample, column]))
+    return model_input({"world": make_latents(3).numpy()}, TextBatch(tokens, sample, column, tokens[sample, column]))
 
 
 @pytest.mark.parametrize("bos", [True, False])
@@ -211,7 +211,7 @@ def test_label_only_losses_equal_those_of_full_logits(language_model, bos):
     model, batch = make_model(language_model, bos=bos), make_input()
     full = hf.AutoModelForCausalLM.from_pretrained(language_model, dtype=FLOAT32)
     embeddings = full.get_input_embeddings()(batch.tokens_NT)
-    world = model.projector(batch.latents_NCHW)
+    world = model.projector(batch.latents["world"])
     inputs = torch.cat([embeddings[:, :bos], world, embeddings[:, int(bos) :]], 1)
     logits = full(inputs_embeds=inputs).logits[batch.sample_L, batch.column_L + world.shape[1] - 1]
     seen = list[torch.Tensor]()
@@ -227,9 +227,9 @@ def test_products_run_in_the_models_precision_losses_in_float32(language_model, 
         layer.register_forward_hook(lambda _, inputs, output: products.append(output))
     losses = model(batch)
     losses.sum().backward()
-    assert model.sequence(batch.latents_NCHW, batch.tokens_NT).dtype == dtype
+    assert model.sequence(batch.latents, batch.tokens_NT).dtype == dtype
     assert {each.dtype for each in products} == {dtype}
     float32 = [losses, *(each for weight in model.projector.parameters() for each in (weight, weight.grad))]
     assert {each.dtype for each in float32} == {FLOAT32}
-    first, features = model.projector.layers[0], model.projector.features(batch.latents_NCHW)
+    first, features = model.projector.layers[0], model.projector.features(batch.latents["world"])
     assert torch.equal(products[0], linear(features.to(dtype), first.weight.to(dtype), first.bias.to(dtype)))

@@ -108,8 +108,8 @@ def test_any_world_size_and_accumulation_sees_the_same_batches(uninterrupted):
     for world_size, accumulate in [(1, 1), (1, 2), (2, 1), (2, 2), (4, 1), (4, 2)]:
         options = {**vars(session.loader), "world_size": world_size, "accumulate": accumulate}
         batches = [StepLoader(**{**options, "rank": rank})(7) for rank in range(world_size)]
-        parts = [part.latents_NCHW for batch in batches for part in batch.micro_batches]
-        assert torch.equal(torch.cat(parts), whole.micro_batches[0].latents_NCHW)
+        parts = [part.latents["world"] for batch in batches for part in batch.micro_batches]
+        assert torch.equal(torch.cat(parts), whole.micro_batches[0].latents["world"])
         assert {batch.label_tokens for batch in batches} == {whole.label_tokens}
         assert {len(part) for part in parts} == {8 // (world_size * accumulate)}
     with pytest.raises(ConfigError, match=r"data.batch_size 24 .* world size × data.accumulate = 5 × 2 = 10"):
@@ -131,17 +131,17 @@ def test_cached_training_is_training_with_the_encoder_in_the_loop(configured, tm
 
     cached, live = (configured(name, cache=cache, epochs=3.5) for name in ("cached", "live"))
     train(cached, ALONE)
-    train(live, ALONE, SimpleNamespace(read=read))
+    train(live, ALONE, SimpleNamespace(read=lambda numbers: {"world": read(numbers)}))
     assert_same_run(cached, live)
     assert len(metrics(cached.run.folder)) == 6
 
 
 def test_a_run_starts_standardised_and_as_large_as_embeddings(configured):
     session = open_alone(configured())
-    projector, encoder = session.model.projector, session.cache.spec.array.encoder
+    projector, encoder = session.model.projector, session.cache.first.spec.array.encoder
     assert tuple(projector.mean.flatten().tolist()) == pytest.approx(encoder.latents_mean)
     assert tuple(projector.std.flatten().tolist()) == pytest.approx(encoder.latents_std)
-    latents = as_tensor(session.cache.read(session.split.train))
+    latents = as_tensor(session.cache.read(session.split.train)["world"])
     assert projector.features(latents).std((0, 1)).sub(1).abs().max() < 0.2
     assert projector.features(latents).mean((0, 1)).abs().max() < 0.2
     assert rms(projector(latents)) == pytest.approx(session.model.language.embedding_rms(), rel=0.02)
@@ -239,7 +239,7 @@ def test_a_projector_that_learned_is_told_from_one_that_did_not(configured, tmp_
 def likeliest(session: Session, sample: int) -> list[bool]:
     """Of each label token of one sample: whether it is the model's likeliest, from its whole logits."""
     batch, model = session.loader.load(np.array([sample]), np.array([sample])), session.model
-    logits_1TV = model.language.logits(model.language.hidden(model.sequence(batch.latents_NCHW, batch.tokens_NT)))
+    logits_1TV = model.language.logits(model.language.hidden(model.sequence(batch.latents, batch.tokens_NT)))
     said_T = logits_1TV[0].argmax(-1)[model.projector.num_tokens - 1 :]
     return [bool(said_T[column] == batch.tokens_NT[0, column]) for column in batch.column_L]
 
@@ -261,8 +261,9 @@ def test_a_loss_that_is_not_finite_names_its_sample(configured):
     session = open_alone(configured(eval_batch_size=3))
     spoilt = session.split.validation[4]
 
-    def read(numbers: np.ndarray) -> np.ndarray:
-        return np.where((numbers == spoilt)[:, None, None, None], np.nan, session.cache.read(numbers))
+    def read(numbers: np.ndarray) -> dict[str, np.ndarray]:
+        latents = session.cache.first.read(numbers)
+        return {"world": np.where((numbers == spoilt)[:, None, None, None], np.nan, latents)}
 
     loader = replace(session.loader, source=SimpleNamespace(read=read))
     (name,) = session.cache.samples(np.array([spoilt]), ["id"])["id"].to_pylist()

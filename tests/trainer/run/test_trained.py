@@ -42,7 +42,7 @@ def test_a_projector_is_loaded_without_its_run(configured, layout, shape, tmp_pa
     train(config, ALONE)
     session = open_alone(config)
     restore_projector(config.run.folder, session.model.projector)
-    latents = as_tensor(session.cache.read(np.arange(5)))
+    latents = as_tensor(session.cache.first.read(np.arange(5)))
     projector = load_projector(shutil.copy(config.run.folder / PROJECTOR_FILE, tmp_path / "alone"))
     assert torch.equal(projector(latents), session.model.projector(latents))
     assert projector(latents).shape == (5, projector.config.tower.tokens, 32)
@@ -53,7 +53,7 @@ def test_a_projector_is_loaded_without_its_run(configured, layout, shape, tmp_pa
     assert (tower["name"], tower["projector"], tower["layout"], tower["ends"]) == ("world", shape, layout, True)
     assert (tower["tokens"], tower["features"]) == {"spatial": (8, 4), "channel": (6, 6)}[layout]
     assert tower["cache_identity"] == session.cache.identity
-    assert tower["array"] == json.loads(msgspec.json.encode(session.cache.spec.array))
+    assert tower["array"] == json.loads(msgspec.json.encode(session.cache.first.spec.array))
     language = session.must_match["language model"]
     assert said["language_model"] == {
         "name": config.model.language_model, "identity": language, "width": 32, "precision": "bf16"
