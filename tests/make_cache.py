@@ -47,6 +47,7 @@ def make_cache(
     batch_size: int = 4,
     latents_mean: Sequence[float] | None = None,
     latents_std: Sequence[float] | None = None,
+    posterior: str = "mean",
     image: Mapping[str, Any] | None = None,
     seal: bool = True,
 ) -> Path:
@@ -57,7 +58,7 @@ def make_cache(
     """
     plan = make_plan(len(latents), ids, conversations)
     channels = latents.shape[1] if latents.ndim == 4 else 0
-    encoder = make_encoder(batch_size, latents_mean or [0.0] * channels, latents_std or [1.0] * channels)
+    encoder = make_encoder(batch_size, latents_mean or [0.0] * channels, latents_std or [1.0] * channels, posterior)
     spec = schema.Spec(
         format_version=1,
         store_format=store_format,
@@ -106,9 +107,11 @@ def make_plan(count: int, ids: Sequence[str] | None, conversations: Sequence[Con
     return pa.table(columns, schema=PLAN_SCHEMA)
 
 
-def make_encoder(batch_size: int, mean: Sequence[float], std: Sequence[float]) -> schema.EncoderIdentity:
+def make_encoder(
+    batch_size: int, mean: Sequence[float], std: Sequence[float], posterior: str = "mean"
+) -> schema.EncoderIdentity:
     model: dict[str, Any] = {"class_name": "AutoencoderKLWan", "weights_sha256": "0" * 64, "path": "folded"}
-    model |= {"compiled": False, "posterior": "mean", "compute_dtype": "float32", "batch_size": batch_size}
+    model |= {"compiled": False, "posterior": posterior, "compute_dtype": "float32", "batch_size": batch_size}
     return schema.EncoderIdentity(**model, latents_mean=tuple(mean), latents_std=tuple(std))
 
 

@@ -70,6 +70,9 @@ class DataConfig:
     """Share of samples held out, by hash of the sample id; 1 holds out all, to evaluate on another cache."""
     seed: int = 0
     """Seed of the order of samples and of the projector's initial weights."""
+    posterior: Literal["sample", "mean"] | None = None
+    """Of caches of posterior moments, what training shows: `sample` draws a latent anew each time; null: sample where
+    there are moments. Validation, captions and generation read the mean."""
     text_dir: str | None = None
     """Where tokenised text is kept; default: CACHE.text beside the cache."""
 

@@ -73,6 +73,7 @@ LEAVING_NOTHING = [
     (2, lambda home: {"text_dir": f"{home}/run/"}, "/run/ is run.output; name a folder in it"),
     (2, lambda home: {"cache": home, "output": f"{home}/run"}, "/run lies in the cache"),
     (2, lambda home: {"cache": described_cache(home / "it", 16), "text_dir": f"{home}/it/text"}, "lies in the cache"),
+    (2, {"posterior": "sample"}, "data.posterior: sample needs posterior moments, and "),
     (2, {"cache": "s3://bucket/cache"}, "cache: s3://bucket/cache is a URL"),
     (2, lambda home: {"cache": make_cache(home / "it", np.ones((9, 3, 8), np.float32))}, "holds [token 3, feature 8]"),
     (1, lambda home: {"cache": described_cache(home / "cache", 16, seal=False)}, "is not sealed"),

@@ -1,13 +1,14 @@
 """The batch of an optimizer step: computed from the step's number alone, on any rank."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 import torch
 
 from trainer.data.order import SampleOrder
+from trainer.data.posterior import sample_posterior
 from trainer.data.stream import as_tensor, batch_positions, rank_slice
 from trainer.model.model import ModelInput
 from trainer.text.store import TextBatch, TextStore
@@ -46,22 +47,34 @@ class StepLoader:
     """Forward and backward passes that a rank's share is cut into."""
     rank: int
     world_size: int
+    sampled: Collection[str]
+    """Towers whose latents are drawn from their posteriors when training shows them."""
     pin: bool
     """Whether batches go to a GPU, from page-locked memory."""
 
-    def numbers(self, step: int) -> np.ndarray:
-        """Return the sample numbers of the global batch that has `step` batches before it."""
-        return self.train[self.order.at(batch_positions(step, self.batch_size))]
-
     def __call__(self, step: int) -> StepBatch:
-        numbers = self.numbers(step)
-        mine = numbers[rank_slice(self.batch_size, self.rank, self.world_size)]
-        parts = mine.reshape(self.accumulate, -1)
-        return StepBatch(numbers, self.text.label_tokens(numbers), [self.load(part, part) for part in parts])
+        """Load the batch that has `step` batches before it."""
+        positions = batch_positions(step, self.batch_size)
+        numbers = self.train[self.order.at(positions)]
+        mine = rank_slice(self.batch_size, self.rank, self.world_size)
+        parts = [each[mine].reshape(self.accumulate, -1) for each in (numbers, positions)]
+        micro_batches = [self.show(*part) for part in zip(*parts, strict=True)]
+        return StepBatch(numbers, self.text.label_tokens(numbers), micro_batches)
+
+    def show(self, numbers: np.ndarray, positions: np.ndarray) -> ModelInput:
+        """Load samples as training shows them at these positions of the run."""
+        batch = model_input(self.source.read(numbers), self.text.collate(numbers))
+        latents = dict(batch.latents)
+        for tower, name in enumerate(latents):
+            if name in self.sampled:
+                latents[name] = sample_posterior(latents[name], self.order.seed, positions, tower)
+        return self._ready(replace(batch, latents=latents))
 
     def load(self, numbers: np.ndarray, latents_of: np.ndarray) -> ModelInput:
-        """Load the text of `numbers` with the latents of `latents_of`."""
-        batch = model_input(self.source.read(latents_of), self.text.collate(numbers))
+        """Load the text of `numbers` with the latents of `latents_of`, as they are stored."""
+        return self._ready(model_input(self.source.read(latents_of), self.text.collate(numbers)))
+
+    def _ready(self, batch: ModelInput) -> ModelInput:
         return batch.pin_memory() if self.pin else batch
 
 

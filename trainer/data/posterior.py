@@ -6,11 +6,15 @@ at the position, so a sample's noise is known at once, in any batch, on any rank
 # Axes: N samples, M moments: C means, then C log-variances, H W latent cells.
 
 from collections.abc import Iterable
+from typing import Literal
 
 import numpy as np
 import torch
 from numpy.random import Generator, Philox
 from torch import Tensor
+
+from cache_store import JoinedCache
+from cache_store.errors import ConfigError
 
 
 def sample_posterior(moments_NMHW: Tensor, seed: int, positions: Iterable[int], tower: int = 0) -> Tensor:
@@ -29,3 +33,14 @@ def sample_posterior(moments_NMHW: Tensor, seed: int, positions: Iterable[int], 
         latent_CHW *= np.exp(logvar_CHW / 2)
         latent_CHW += mean_CHW
     return latents_NCHW
+
+
+def sampled_towers(cache: JoinedCache, wanted: Literal["sample", "mean"] | None) -> tuple[str, ...]:
+    """Name the towers whose latents training draws; ConfigError where it is to draw some, and none has moments."""
+    sampled = tuple(name for name, each in cache.caches.items() if each.spec.array.encoder.posterior == "moments")
+    if wanted == "sample" and not sampled:
+        raise ConfigError(
+            f"data.posterior: sample needs posterior moments, and {cache.first.store} holds none: leave it out, or "
+            "build a cache of them with `precompute build … --encoder.posterior moments`"
+        )
+    return () if wanted == "mean" else sampled

@@ -37,8 +37,11 @@ VAL_FRACTION = "data.val_fraction"
 OF_THE_CACHE = ("latents.", "image.", "encoder.")
 """Beginnings of the keys of `must_match` that no option sets: what the cache's latents are."""
 
-ORDER = ("data.batch_size", "data.seed")
-"""Keys of `must_match` that decide only the order of training."""
+POSTERIOR = "data.posterior"
+"""Key of `must_match` where training draws latents from their posteriors."""
+
+SHOWN = ("data.batch_size", "data.seed", POSTERIOR)
+"""Keys of `must_match` that decide only what training shows, and in which order."""
 
 
 class CheckpointState(Record, frozen=True):
@@ -171,7 +174,7 @@ def refuse_other_projector(path: Path, state: CheckpointState, must_match: Mappi
 
     The order of training may differ, and so may a cache whose latents mean the same, with a split of its own.
     """
-    may_differ = (*ORDER, CACHE_IDENTITY, VAL_FRACTION) if is_of_another_cache(state, must_match) else ORDER
+    may_differ = (*SHOWN, CACHE_IDENTITY, VAL_FRACTION) if is_of_another_cache(state, must_match) else SHOWN
     if differences := [each for each in differing(state.must_match, must_match) if each.field not in may_differ]:
         of_the_cache = [each.field.startswith(OF_THE_CACHE) for each in differences]
         remedies = ["to evaluate another checkpoint: --checkpoint FOLDER"]

@@ -18,6 +18,7 @@ from cache_store.format.schema import ArraySpec
 from cache_store.program.output_file import refuse_inside
 from cache_store.verify.verify import verify
 from trainer.config import WORLD, TrainConfig
+from trainer.data.posterior import sampled_towers
 from trainer.model.language_model import LanguageModel, load_with_whole
 from trainer.model.pretrained import pretrained_name
 from trainer.model.projector import Projector
@@ -30,7 +31,7 @@ from trainer.model.projector_file import (
     Training,
     library_versions,
 )
-from trainer.run.checkpoint import CACHE_IDENTITY, VAL_FRACTION
+from trainer.run.checkpoint import CACHE_IDENTITY, POSTERIOR, VAL_FRACTION
 from trainer.run.parallel import World
 from trainer.text.chat import ChatTokenizer, load_chat_tokenizer
 from trainer.text.store import TEXT_VERSION, text_folder
@@ -63,6 +64,8 @@ class Inputs:
     """transformers' model that it is a part of, which can generate."""
     projector: Projector
     """Not yet scaled to the language model's embeddings, which needs training samples."""
+    sampled: tuple[str, ...]
+    """Towers whose latents training draws from their posteriors."""
     must_match: dict[str, str]
     """What a checkpoint must have been trained with to be used here."""
     projector_config: ProjectorConfig
@@ -72,20 +75,21 @@ class Inputs:
 def open_inputs(config: TrainConfig, world: World) -> Inputs:
     (cache,) = (joined := open_joined({WORLD: open_sound_cache(config.cache, world)})).caches.values()
     refuse_other_axes(config.cache, cache.spec.array)
+    sampled = sampled_towers(joined, config.data.posterior)
     chat = load_chat_tokenizer(config.model.language_model, config.model.chat_template, config.data.max_text_tokens)
     folder = text_folder(joined, chat, config.data.text_dir)
     refuse_inside("data.text_dir", folder, cache.root)
     language, whole = load_with_whole(config.model.language_model, PRECISIONS[config.run.precision], world.device)
     projector = make_projector(config, cache, language)
     refuse_too_long(config, language, projector)
-    must_match = what_must_match(config, cache, chat, language)
+    must_match = what_must_match(config, cache, chat, language) | ({POSTERIOR: "sample"} if sampled else {})
     if config.run.gradient_checkpointing:
         language.checkpoint_layers()
     if config.run.compile:
         language.compile_decoder()
     return Inputs(
         config=config, world=world, cache=joined, chat=chat, text_folder=folder, language=language, whole=whole,
-        projector=projector, must_match=must_match,
+        projector=projector, sampled=sampled, must_match=must_match,
         projector_config=describe_projector(config, cache, chat, projector, must_match[LANGUAGE_MODEL], language.width),
     )  # fmt: skip
 

@@ -108,6 +108,7 @@ def make_loader(inputs: Inputs, source: LatentSource, text: TextStore, train: np
         accumulate=data.accumulate,
         rank=world.rank,
         world_size=world.size,
+        sampled=inputs.sampled,
         pin=world.device.type == "cuda",
     )
 
