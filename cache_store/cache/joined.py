@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from cache_store.cache.reader import Cache, open_cache, valid_numbers
 from cache_store.errors import ConfigError
 from cache_store.refusal import differing, refuse
-from cache_store.storage.store import Address, Store
+from cache_store.storage.store import Address
 
 PLANNED = ("row", "id", "uri", "conversations")
 """Columns that the caches have in common."""
@@ -49,12 +49,13 @@ class JoinedCache:
 
     # Axes: N samples asked for.
 
-    def __init__(self, caches: Mapping[str, Cache]) -> None:
+    def __init__(self, caches: Mapping[str, Cache], without: Sequence[int] | NDArray[np.int64] = ()) -> None:
+        """`without`: rows to leave out, though all of them hold a sample."""
         self.caches = dict(caches)
         self._rejected = {name: each.rejected_rows() for name, each in self.caches.items()}
-        self._lacking = np.unique(np.concatenate(list(self._rejected.values())))
+        self._lacking = np.unique(np.concatenate([*self._rejected.values(), np.asarray(without, np.int64)]))
         self._cached_before = self._lacking - np.arange(len(self._lacking))
-        """Of each row that some cache lacks: how many joined samples come before it."""
+        """Of each row that is left out: how many joined samples come before it."""
         self._count = self.first.spec.rows - len(self._lacking)
 
     def __len__(self) -> int:
@@ -64,7 +65,7 @@ class JoinedCache:
     def __repr__(self) -> str:
         return f"JoinedCache({', '.join(f'{name}={str(each.store)!r}' for name, each in self.caches.items())})"
 
-    def __reduce__(self) -> tuple[object, tuple[dict[str, Store]]]:
+    def __reduce__(self) -> tuple[object, tuple[object]]:
         return open_joined, ({name: each.store for name, each in self.caches.items()},)
 
     @property
@@ -79,7 +80,7 @@ class JoinedCache:
         return identities[0] if len(identities) == 1 else hashlib.sha256("\n".join(identities).encode()).hexdigest()
 
     def rejected_rows(self) -> NDArray[np.int64]:
-        """Rows that some cache lacks, rising."""
+        """Rows that some cache lacks, or that are left out, rising."""
         return self._lacking
 
     def rows(self, numbers: np.ndarray) -> NDArray[np.int64]:
@@ -92,7 +93,10 @@ class JoinedCache:
 
         Raises as `Cache.read` does; `check=False` skips the crc32c of each sample.
         """
-        rows = self.rows(numbers)
+        return self.read_rows(self.rows(numbers), check=check)
+
+    def read_rows(self, rows: NDArray[np.int64], *, check: bool = True) -> dict[str, np.ndarray]:
+        """Every cache's samples of rows that all of them hold, as `read` gives them."""
         return {name: each.read(self._numbers(name, rows), check=check) for name, each in self.caches.items()}
 
     def samples(self, numbers: np.ndarray, columns: Sequence[str] = PLANNED) -> pa.Table:

@@ -10,6 +10,7 @@ import torch
 from trainer.data.order import SampleOrder
 from trainer.data.posterior import sample_posterior
 from trainer.data.stream import as_tensor, batch_positions, rank_slice
+from trainer.data.views import Views
 from trainer.model.model import ModelInput
 from trainer.text.store import TextBatch, TextStore
 
@@ -63,15 +64,20 @@ class StepLoader:
 
     def show(self, numbers: np.ndarray, positions: np.ndarray) -> ModelInput:
         """Load samples as training shows them at these positions of the run."""
-        batch = model_input(self.source.read(numbers), self.text.collate(numbers))
+        batch = model_input(self._shown(numbers, positions), self.text.collate(numbers))
         latents = dict(batch.latents)
         for tower, name in enumerate(latents):
             if name in self.sampled:
                 latents[name] = sample_posterior(latents[name], self.order.seed, positions, tower)
         return self._ready(replace(batch, latents=latents))
 
+    def _shown(self, numbers: np.ndarray, positions: np.ndarray) -> Mapping[str, np.ndarray]:
+        if isinstance(self.source, Views):
+            return self.source.show(numbers, self.order.views_at(positions, len(self.source.views)))
+        return self.source.read(numbers)
+
     def load(self, numbers: np.ndarray, latents_of: np.ndarray) -> ModelInput:
-        """Load the text of `numbers` with the latents of `latents_of`, as they are stored."""
+        """Load the text of `numbers` with the latents of `latents_of`: the first view, as it is stored."""
         return self._ready(model_input(self.source.read(latents_of), self.text.collate(numbers)))
 
     def _ready(self, batch: ModelInput) -> ModelInput:

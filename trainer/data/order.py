@@ -35,6 +35,15 @@ class SampleOrder:
             indices[here] = permute(within[here], self.count, epoch_key(self.identity, self.seed, int(epoch)))
         return indices
 
+    def views_at(self, positions: Int64Array, views: int) -> Int64Array:
+        """Return the view, in [0, views), that the sample at each position shows.
+
+        A sample takes its views in turn, from epoch to epoch; which it begins with depends on (identity, seed).
+        """
+        key = _round_key(hashlib.sha256(f"{self.identity}\n{self.seed}\nviews".encode()).digest(), 0)
+        begins_with = (_mix(self.at(positions).astype(np.uint64) ^ key) % np.uint64(views)).astype(np.int64)
+        return (begins_with + positions // self.count) % views
+
 
 def epoch_key(identity: str, seed: int, epoch: int) -> bytes:
     return hashlib.sha256(f"{identity}\n{seed}\n{epoch}".encode()).digest()

@@ -10,7 +10,7 @@ pass to pass; so it lies in memory that all of them share, and moves on when the
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,9 @@ from torch.utils.data import IterableDataset, get_worker_info
 from cache_store import Cache, JoinedCache, open_cache, open_joined
 from cache_store.errors import ConfigError
 from cache_store.refusal import differing, refuse
-from trainer.config import MAX_EPOCHS
+from trainer.config import MAX_EPOCHS, WORLD
 from trainer.data.order import Int64Array, SampleOrder
+from trainer.data.views import View, Views, open_views
 
 MAX_WORKERS = 1_024
 """Most workers of one DataLoader; each keeps the bounds of its next pass in a column of its own."""
@@ -50,10 +51,16 @@ def as_tensor(samples: np.ndarray) -> Tensor:
     return torch.from_numpy(samples)
 
 
-def as_cache(cache: Cache | JoinedCache | str | Path | Mapping[str, str | Path]) -> Cache | JoinedCache:
+Caches = Cache | JoinedCache | str | Path | Mapping[str, str | Path] | Sequence[View]
+"""A cache, joined ones, or views: open, or their paths."""
+
+
+def as_cache(cache: Caches) -> Cache | JoinedCache:
     if isinstance(cache, Cache | JoinedCache):
         return cache
-    return open_cache(cache) if isinstance(cache, str | Path) else open_joined(cache)
+    if isinstance(cache, str | Path):
+        return open_cache(cache)
+    return open_joined(cache) if isinstance(cache, Mapping) else open_views(cache)
 
 
 class LatentStream(IterableDataset[dict[str, Any]]):
@@ -71,7 +78,7 @@ class LatentStream(IterableDataset[dict[str, Any]]):
 
     def __init__(
         self,
-        cache: Cache | JoinedCache | str | Path | Mapping[str, str | Path],
+        cache: Caches,
         batch_size: int,
         *,
         seed: int = 0,
@@ -81,6 +88,7 @@ class LatentStream(IterableDataset[dict[str, Any]]):
     ) -> None:
         """`cache`: open, or its path; a mapping of names to paths is joined (`cache_store.open_joined`).
 
+        A list is of views: caches of one plan that show the same images otherwise. A sample shows them in turn.
         `batch_size` is the global batch; a pass's last batch runs over into the next epoch; None never ends.
         """
         super().__init__()
@@ -91,6 +99,7 @@ class LatentStream(IterableDataset[dict[str, Any]]):
                 f"epochs must be above 0 and at most {MAX_EPOCHS:,}, or None for a pass that never ends, got {epochs}"
             )
         self.cache = as_cache(cache)
+        self._is_alone = isinstance(cache, Sequence) and not any(isinstance(each, Mapping) for each in cache)
         self.batch_size, self.rank, self.world_size = batch_size, rank, world_size
         self.order = SampleOrder(self.cache.identity, seed, len(self.cache))
         # A decimal as it was written: a tenth of 40 samples is 4, and not a little more.
@@ -131,10 +140,16 @@ class LatentStream(IterableDataset[dict[str, Any]]):
     def read_batch(self, batch: int) -> dict[str, Any]:
         positions = batch_positions(batch, self.batch_size)[rank_slice(self.batch_size, self.rank, self.world_size)]
         numbers = self.order.at(positions)
-        read = self.cache.read(numbers)
+        read = self._shown(numbers, positions)
         latents = {name: as_tensor(each) for name, each in read.items()} if isinstance(read, dict) else as_tensor(read)
         shown = {"numbers": torch.from_numpy(numbers), "positions": torch.from_numpy(positions)}
         return {"latents": latents, **shown, "cursor": (batch + 1) * self.batch_size}
+
+    def _shown(self, numbers: Int64Array, positions: Int64Array) -> np.ndarray | dict[str, np.ndarray]:
+        if not isinstance(self.cache, Views):
+            return self.cache.read(numbers)
+        shown = self.cache.show(numbers, self.order.views_at(positions, len(self.cache.views)))
+        return shown[WORLD] if self._is_alone else shown
 
     def state_dict(self) -> dict[str, Any]:
         """Return the stream's position; the batch last yielded counts as consumed."""

@@ -1,0 +1,131 @@
+"""Views of the same samples: each in its turn, the same on any ranks and after a resume; other samples are refused."""
+
+import itertools
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader
+
+from cache_store.errors import ConfigError, StaleError
+from tests.make_cache import make_cache
+from trainer import LatentStream
+from trainer.data.order import SampleOrder
+from trainer.data.views import Views, open_views
+
+ROWS, BATCH = 23, 4
+REJECTS = {"plain": [2, 9], "flipped": [9, 20], "cropped": []}
+IMAGES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "flipped": {"flip": True},
+    "cropped": {"fit": "crop", "max_pixels": 9},
+}
+SHOWN = [row for row in range(ROWS) if row not in (2, 9, 20)]
+LATENTS = dict(zip(IMAGES, np.random.default_rng(0).standard_normal((3, ROWS, 4, 3, 3), np.float32), strict=True))
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Three views, whose shards and rejects differ too."""
+    home = tmp_path_factory.mktemp("views")
+    return [
+        make_cache(home / name, LATENTS[name], rejected=REJECTS[name], image=image, samples_per_shard=5 + place)
+        for place, (name, image) in enumerate(IMAGES.items())
+    ]
+
+
+@pytest.mark.parametrize(("count", "views"), [(1, 2), (40, 2), (33, 3), (7, 5)])
+def test_a_sample_shows_each_view_once_in_as_many_epochs(count, views):
+    order, epochs = SampleOrder("cache", 3, count), 4 * views
+    positions = np.arange(epochs * count)
+    shown, samples = order.views_at(positions, views), order.at(positions)
+    for turn in np.split(np.arange(len(positions)), 4):
+        assert len({*zip(samples[turn].tolist(), shown[turn].tolist(), strict=True)}) == count * views
+    scattered = np.random.default_rng(0).permutation(positions)
+    assert np.array_equal(order.views_at(scattered, views), shown[scattered])
+
+
+def test_every_epoch_shows_the_views_about_equally():
+    """Mixed anew for another seed or cache; in every version alike."""
+    positions = np.arange(6_000)
+    first, *others = (
+        SampleOrder(identity, seed, 6_000).views_at(positions, 3) for identity, seed in [("a", 0), ("a", 1), ("b", 0)]
+    )
+    for shown in (first, *others):
+        assert all(abs(share - 2_000) < 150 for share in Counter(shown.tolist()).values())
+    assert all(0.25 < (first == other).mean() < 0.42 for other in others)
+    assert SampleOrder("a", 0, 8).views_at(np.arange(16), 2).tolist() == [
+        1,
+        0,
+        1,
+        1,
+        0,
+        1,
+        1,
+        1,
+        0,
+        0,
+        1,
+        0,
+        0,
+        0,
+        0,
+        1,
+    ]
+
+
+def test_a_stream_of_views_shows_them_in_turn_and_resumes(paths):
+    whole = list(LatentStream(paths, BATCH, seed=3, epochs=3))
+    seen: dict[int, list[str]] = {row: [] for row in SHOWN}
+    for batch in whole:
+        rows = open_views(paths).samples(batch["numbers"].numpy(), ["row"])["row"].to_pylist()
+        for row, latent in zip(rows, batch["latents"].numpy(), strict=True):
+            (name,) = (each for each in LATENTS if np.array_equal(LATENTS[each][row].astype(np.float16), latent))
+            seen[row].append(name)
+    assert all(sorted(names) == sorted(LATENTS) for names in seen.values())
+    assert len({*map(tuple, seen.values())}) == 3
+    resumed = LatentStream(paths, BATCH, seed=3, epochs=3)
+    resumed.load_state_dict({"cursor": whole[6]["cursor"]})
+    ways = [resumed, DataLoader(LatentStream(paths, BATCH, seed=3, epochs=3), batch_size=None, num_workers=2)]
+    for expected, found in [*zip(whole[7:], ways[0], strict=True), *zip(whole, ways[1], strict=True)]:
+        assert np.array_equal(expected["latents"], found["latents"])
+    halves = [LatentStream(paths, BATCH, seed=3, rank=rank, world_size=2) for rank in (0, 1)]
+    for expected, *parts in zip(whole[:5], *halves, strict=True):
+        assert np.array_equal(expected["latents"], np.concatenate([part["latents"] for part in parts]))
+
+
+def test_joined_views_show_one_view_of_each_tower_together(paths):
+    """And what is not training reads the first view."""
+    views = open_views([{"a": one, "b": other} for one, other in itertools.pairwise(paths)])
+    numbers = np.array([5, 0, 11])
+    rows = views.rows(numbers)
+    shown = views.show(numbers, np.array([1, 0, 1]))
+    for name, order in (("a", ["flipped", "plain", "flipped"]), ("b", ["cropped", "flipped", "cropped"])):
+        expected = [LATENTS[each][row] for each, row in zip(order, rows, strict=True)]
+        np.testing.assert_array_equal(shown[name], np.array(expected, np.float16))
+    np.testing.assert_array_equal(views.read(numbers)["a"], LATENTS["plain"][rows].astype(np.float16))
+    batch = next(iter(LatentStream(views, BATCH)))
+    assert {*batch["latents"]} == {"a", "b"}
+    assert open_views(paths[::-1]).identity != open_views(paths).identity
+
+
+def test_caches_that_are_no_views_of_each_other_are_refused(paths, tmp_path):
+    latents = LATENTS["plain"]
+    others = {
+        r"not of one plan.*plan digest.*--source.kind cache": {"ids": [f"other-{row}" for row in range(ROWS)]},
+        r"no view of the samples of.*world\.dtype +float16 +float32": {"dtype": "float32"},
+        r"world\.image\.resample +bilinear +box": {"image": {"resample": "box"}},
+        r"world\.encoder\.latents_std": {"latents_std": [1.0, 1.0, 1.0, 2.0]},
+    }
+    for number, (message, options) in enumerate(others.items()):
+        with pytest.raises(StaleError, match=f"(?s){message}"):
+            open_views([paths[0], make_cache(tmp_path / str(number), latents, **options)])
+    with pytest.raises(StaleError, match=r"world\.shape"):
+        open_views([paths[0], make_cache(tmp_path / "wider", np.zeros((ROWS, 4, 3, 4), np.float32))])
+    with pytest.raises(StaleError, match=r"siglip\.dtype +absent"):
+        open_views([{"world": paths[0]}, {"world": paths[1], "siglip": paths[1]}])
+    with pytest.raises(ConfigError, match="two caches of one plan, or more"):
+        LatentStream([paths[0]], BATCH)
+    assert isinstance(open_views(paths), Views)
