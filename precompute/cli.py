@@ -16,7 +16,7 @@ from cache_store.program.output_file import refuse_output, write_output
 from cache_store.program.stop_signals import stop_on_signals
 from precompute.audit.bar import AuditBar
 from precompute.config import AuditConfig, BuildConfig, DecodedGalleryConfig, RepairConfig
-from precompute.encoders.spatial_factor import refuse_unfit_for
+from precompute.encoders.image_size import refuse_unfit_for
 from precompute.resume.request import BuildRequest
 
 EXAMPLES = """\
@@ -123,5 +123,5 @@ COMMANDS = {
     "gallery": Command(gallery_command, DecodedGalleryConfig, CACHE),
 }
 
-PROGRAM = Program("precompute", "Encode every image once, with a frozen VAE, into a cache.", EXAMPLES, COMMANDS)
+PROGRAM = Program("precompute", "Encode every image once, with a frozen encoder, into a cache.", EXAMPLES, COMMANDS)
 main = PROGRAM.main

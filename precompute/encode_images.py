@@ -9,7 +9,6 @@ grey as it is around rejected images.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -38,9 +37,7 @@ def encode_images(cache: Cache, images: Sequence[Path], device: str = "auto") ->
 def open_encoder(array: ArraySpec, model: str, device: str = "auto") -> EncodeImages:
     """Open the encoder that made `array`; `encode_once.encoder` is the entry point that names this function."""
     identity, range_ = array.encoder, image_config(array).range
-    config: dict[str, Any] = {name: getattr(identity, name) for name in ("posterior", "compute_dtype", "batch_size")}
-    config |= {"fold": identity.path == "folded", "compile": identity.compiled}
-    encoder = load_encoder(EncoderConfig(model=model, device=device, **config), range_)
+    encoder = load_encoder(EncoderConfig.of_identity(identity, model, device), range_)
     refuse_other_encoder(array, encoder, model)
     silence_decoders()
 

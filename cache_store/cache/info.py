@@ -28,15 +28,10 @@ def spec_lines(spec: Spec) -> Iterator[tuple[str, str]]:
 
 
 def array_lines(array: ArraySpec) -> Iterator[tuple[str, str]]:
-    encoder = array.encoder
     yield "array", f"{array.dtype} [{array.named_shape}], codec {array.codec}, {array.sample_bytes:,} bytes a sample"
     yield "image", array.image.summary
-    yield (
-        "encoder",
-        f"{encoder.class_name}, {encoder.path}, {encoder.compute_dtype}, posterior {encoder.posterior}, "
-        f"batches of {encoder.batch_size}",
-    )
-    yield "weights sha256", encoder.weights_sha256
+    yield "encoder", array.encoder.summary
+    yield "weights sha256", array.encoder.weights_sha256
 
 
 def progress_lines(spec: Spec, records: list[CommitRecord]) -> Iterator[tuple[str, str]]:

@@ -64,7 +64,7 @@ class ImageRecipe(Record, frozen=True, kw_only=True):
         return f"{self.height} x {self.width}, {self.fit}, {self.resample}, range {self.range}{flipped}"
 
 
-class EncoderIdentity(Record, frozen=True, kw_only=True):
+class EncoderIdentity(Record, frozen=True, kw_only=True, omit_defaults=True):
     """What must be equal for two encoders to give equal latents; `weights_sha256` covers config and weights."""
 
     class_name: str
@@ -76,6 +76,16 @@ class EncoderIdentity(Record, frozen=True, kw_only=True):
     batch_size: Count
     latents_mean: tuple[float, ...]
     latents_std: tuple[float, ...]
+    pool: Side = 1
+    """Of a tower's patches, `pool` x `pool` are averaged into a token; left out of the record where it is 1."""
+
+    @property
+    def summary(self) -> str:
+        """As `AutoencoderKLWan, folded, bfloat16, posterior mean, batches of 32`."""
+        kept = f"posterior {self.posterior}"
+        if self.posterior == "none":
+            kept = f"averages of {self.pool} x {self.pool} patches" if self.pool > 1 else "every patch"
+        return f"{self.class_name}, {self.path}, {self.compute_dtype}, {kept}, batches of {self.batch_size}"
 
 
 class SampleLayout(Record, frozen=True, kw_only=True):

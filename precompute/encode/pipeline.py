@@ -22,7 +22,7 @@ from precompute.sources import Source
 WRITES_BEHIND = 2
 """Encoded batches that wait for the disk."""
 
-VERSIONED = ("torch", "diffusers", "numpy", "pillow", "pyarrow")
+VERSIONED = ("torch", "diffusers", "transformers", "numpy", "pillow", "pyarrow")
 
 
 class ShardSink:

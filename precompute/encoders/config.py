@@ -1,9 +1,11 @@
 """The `encoder:` section of a build's config."""
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Collection
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from cache_store.errors import ConfigError
+from cache_store.format.schema import EncoderIdentity
 
 if TYPE_CHECKING:
     import torch  # it takes seconds to import, and `--help` needs none of it
@@ -17,9 +19,13 @@ class EncoderConfig:
     """Which frozen encoder turns images into latents, and how it runs."""
 
     model: str
-    """Hub id, or a folder as `save_pretrained` leaves it; a subfolder `vae` is found by itself."""
+    """Hub id, or a folder as `save_pretrained` leaves it: a VAE of Wan 2.1, of which a subfolder `vae` is found by
+    itself, or a vision tower, of SigLIP or within a multimodal Gemma 3."""
     posterior: Posterior = "mean"
-    """`mean` keeps the posterior's mean; `moments` keeps mean and log-variance, twice the channels."""
+    """Of a VAE `mean` keeps the posterior's mean; `moments` keeps mean and log-variance, twice the channels."""
+    pool: int | Literal["auto"] = "auto"
+    """Of a vision tower: average squares of so many patches a side into one token each, 1 keeps every patch; auto is
+    what the model itself does: Gemma 3 pools 64 x 64 patches to 16 x 16 tokens, SigLIP keeps all."""
     compute_dtype: ComputeDtype = "bfloat16"
     """Dtype of weights and activations while encoding; normalisation is float32 in either."""
     batch_size: int = 32
@@ -27,9 +33,9 @@ class EncoderConfig:
     device: str = "auto"
     """`auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:N`."""
     fold: bool = True
-    """Fold the 3-D encoder into a 2-D one, exact for still images; false keeps diffusers' own path."""
+    """Fold the 3-D encoder of a VAE into a 2-D one, exact for still images; false keeps diffusers' own path."""
     compile: bool = False
-    """Run the folded encoder through torch.compile; it needs a C++ compiler on a CPU, Triton on a GPU."""
+    """Run the folded encoder of a VAE through torch.compile; it needs a C++ compiler on a CPU, Triton on a GPU."""
 
     def __post_init__(self) -> None:
         if not self.model:
@@ -38,6 +44,26 @@ class EncoderConfig:
             raise ConfigError(f"encoder.batch_size must be at least 1, got {self.batch_size}")
         if self.compile and not self.fold:
             raise ConfigError("encoder.compile needs encoder.fold: true; diffusers' own path is not compiled")
+        if self.pool != "auto" and self.pool < 1:
+            raise ConfigError(f"encoder.pool must be at least 1 or auto, got {self.pool}")
+
+    @classmethod
+    def of_identity(cls, identity: EncoderIdentity, model: str, device: str) -> Self:
+        """The config of the encoder that made a cache."""
+        made: dict[str, Any] = {"compute_dtype": identity.compute_dtype, "batch_size": identity.batch_size}
+        if identity.posterior == "none":
+            made |= {"pool": identity.pool}
+        else:
+            made |= {"posterior": identity.posterior, "fold": identity.path == "folded", "compile": identity.compiled}
+        return cls(model=model, device=device, **made)
+
+    def refuse_meaningless(self, names: Collection[str], class_name: str) -> None:
+        """Raise ConfigError where one of these fields, which are for other classes, is set."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in names and value != field.default:
+                shown = str(value).lower()
+                raise ConfigError(f"encoder.{field.name}: {shown} means nothing to a {class_name}; leave it out")
 
     @property
     def torch_dtype(self) -> "torch.dtype":

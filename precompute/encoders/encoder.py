@@ -7,6 +7,7 @@ Everything that changes a sample is in `identity`, or in the image recipe that n
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from cache_store.format.schema import EncoderIdentity, SampleLayout
@@ -29,3 +30,16 @@ class Encoder(Protocol):
 
     def encode(self, image_NYX3: Tensor) -> Tensor:
         """Map uint8 RGB, on any device, to [N, *shape], float32, on the encoder's device."""
+
+
+def to_signed(pixels: Tensor) -> Tensor:
+    """Map [0, 255] to [-1, 1], in place: the range that encoders were trained on."""
+    return pixels.div_(127.5).sub_(1)
+
+
+def to_theworld(pixels: Tensor) -> Tensor:
+    """Leave [0, 255] as it is, to reproduce what TheWorld feeds its VAE."""
+    return pixels
+
+
+PIXEL_RANGES: dict[PixelRange, Callable[[Tensor], Tensor]] = {"signed": to_signed, "theworld": to_theworld}

@@ -1,4 +1,4 @@
-"""Find the one folder of a model that holds its VAE, here or on the Hub, and say which class it is.
+"""Find the one folder of a model that holds its encoder, here or on the Hub, and say which class it is.
 
 A pipeline such as Cosmos-Predict2 keeps its VAE in the subfolder `vae`; nothing beside that subfolder is downloaded.
 """
@@ -36,11 +36,11 @@ class ModelFiles:
     subfolder: str
     class_name: str
     config: Mapping[str, Any]
-    """Its config.json; diffusers has defaults for what that leaves out."""
+    """Its config.json; diffusers and transformers have defaults for what that leaves out."""
 
 
 def find_model(model: str) -> ModelFiles:
-    """Locate the VAE of `model`, a folder or a hub id, which has an owner; MissingPathError when there is none."""
+    """Locate the encoder of `model`, a folder or a hub id, which has an owner; MissingPathError when there is none."""
     folder = Path(model).expanduser()
     if folder.exists():
         configs = {subfolder: folder / config for subfolder, config in CONFIGS.items()}
@@ -57,7 +57,7 @@ def found_config(model: str, configs: dict[str, Path]) -> ModelFiles:
     for subfolder, config in configs.items():
         class_name, values = read_config(config)
         return ModelFiles(model=model, subfolder=subfolder, class_name=class_name, config=values)
-    raise MissingPathError(f"encoder.model {model} is no VAE: it holds none of {', '.join(CONFIGS.values())}")
+    raise MissingPathError(f"encoder.model {model} holds no model: it has none of {', '.join(CONFIGS.values())}")
 
 
 def cached_configs(model: str) -> dict[str, Path]:
@@ -71,18 +71,34 @@ def hub_configs(model: str) -> dict[str, Path]:
     if not is_offline_mode():
         print(f"precompute: looking for encoder.model {model} on the Hub", file=sys.stderr)
     for subfolder, config in CONFIGS.items():
-        try:
-            with quiet(hub_logging):
-                return {subfolder: Path(hf_hub_download(model, config))}
-        except LocalEntryNotFoundError as error:
-            raise ModelError(
-                f"encoder.model {model} is no folder here, not in the Hub's local cache, and the Hub cannot be reached"
-            ) from error
-        except EntryNotFoundError:
-            continue
-        except (OSError, HTTPError) as error:
-            raise ModelError(f"encoder.model {model} cannot be downloaded from the Hub: {one_line(error)}") from error
+        if path := hub_file(model, config):
+            return {subfolder: path}
     return {}
+
+
+def hub_file(model: str, name: str) -> Path | None:
+    """Download a file; None where the model has none of that name."""
+    try:
+        with quiet(hub_logging):
+            return Path(hf_hub_download(model, name))
+    except LocalEntryNotFoundError as error:
+        raise ModelError(
+            f"encoder.model {model} is no folder here, not in the Hub's local cache, and the Hub cannot be reached"
+        ) from error
+    except EntryNotFoundError:
+        return None
+    except (OSError, HTTPError) as error:
+        raise ModelError(f"encoder.model {model} cannot be downloaded from the Hub: {one_line(error)}") from error
+
+
+def model_file(model: str, *names: str) -> Path | None:
+    """Find the first of these files that the model has, here, in the Hub's local cache, or on the Hub."""
+    if (folder := Path(model)).is_dir():
+        return next((folder / name for name in names if (folder / name).is_file()), None)
+    cached = (try_to_load_from_cache(model, name) for name in names)
+    if path := next((path for path in cached if isinstance(path, str)), None):
+        return Path(path)
+    return next(filter(None, (hub_file(model, name) for name in names)), None)
 
 
 @contextmanager
@@ -97,15 +113,26 @@ def quiet(log: Any) -> Iterator[None]:
 
 
 def read_config(config: Path) -> tuple[str, dict[str, Any]]:
-    """Read the diffusers class that a `config.json` names, and all its values."""
+    """Read the class of diffusers or transformers that a `config.json` names, and all its values."""
     try:
         values = json.loads(config.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ModelError(f"{config} is not JSON: {one_line(error)}") from error
-    class_name = values.get("_class_name") if isinstance(values, dict) else None
-    if not isinstance(class_name, str):
-        raise MissingPathError(f"{config} is not a VAE's config: it has no _class_name")
-    return class_name, values
+    match values:
+        case {"_class_name": str(class_name)} | {"architectures": [str(class_name)]}:
+            return class_name, values
+    raise MissingPathError(f"{config} is not an encoder's config: it names no class in _class_name or architectures")
+
+
+def refuse_partial(files: ModelFiles, report: Mapping[str, Any], path: str, prefixes: tuple[str, ...]) -> None:
+    """Raise ModelError when, by a library's loading report, a checkpoint lacks weights of a path or has others."""
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        found = (key if isinstance(key, str) else key[0] for key in report[kind])
+        if names := sorted(name for name in found if name.startswith(prefixes)):
+            raise ModelError(
+                f"encoder.model {files.model} has {len(names)} {kind.replace('_', ' ')} in its {path},"
+                f" {names[0]} first; nothing may be left random, so take a whole {files.class_name} checkpoint"
+            )
 
 
 def one_line(error: BaseException) -> str:

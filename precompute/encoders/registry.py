@@ -1,7 +1,7 @@
 """Which encoder classes are known, and functions that load the encoder or the decoder of any of them.
 
 A new encoder is a module with a loader from model files to an `Encoder`, for a VAE one with a loader of its decoder,
-and a line in `FAMILIES`.
+a line in `FAMILIES`, and one in `REFUSALS` of `image_size.py`.
 """
 
 from collections.abc import Callable
@@ -23,6 +23,8 @@ class Family:
     encoder: Callable[[ModelFiles, EncoderConfig, PixelRange], Encoder]
     decoder: Callable[[ModelFiles, torch.device], tuple[Callable[[Tensor], Tensor], str]] | None = None
     """The decoder, if there is one, and the SHA-256 of the encode path that its weights came with."""
+    meaningless: tuple[str, ...] = ()
+    """Fields of `EncoderConfig` that are for other encoders."""
 
 
 def wan() -> Family:
@@ -31,11 +33,30 @@ def wan() -> Family:
     from precompute.encoders.wan import load_wan
     from precompute.encoders.wan_decoder import load_wan_decoder
 
-    return Family(lambda files, config, range_: VaeEncoder(load_wan(files, config), config, range_), load_wan_decoder)
+    def encoder(files: ModelFiles, config: EncoderConfig, pixel_range: PixelRange) -> Encoder:
+        return VaeEncoder(load_wan(files, config), config, pixel_range)
+
+    return Family(encoder, load_wan_decoder, meaningless=("pool",))
 
 
-FAMILIES: dict[str, Callable[[], Family]] = {"AutoencoderKLWan": wan}
-"""diffusers class, as a model's config.json names it, to its loaders."""
+def siglip() -> Family:
+    """Import late: transformers takes seconds too."""
+    from precompute.encoders.siglip import load_siglip
+    from precompute.encoders.tower import TowerEncoder
+
+    def encoder(files: ModelFiles, config: EncoderConfig, pixel_range: PixelRange) -> Encoder:
+        return TowerEncoder(load_siglip(files, config), config, pixel_range)
+
+    return Family(encoder, meaningless=("posterior", "fold", "compile"))
+
+
+FAMILIES: dict[str, Callable[[], Family]] = {
+    "AutoencoderKLWan": wan,
+    "SiglipVisionModel": siglip,
+    "SiglipModel": siglip,
+    "Gemma3ForConditionalGeneration": siglip,
+}
+"""Class of diffusers or transformers, as a model's config.json names it, to its loaders."""
 
 
 def find_family(model: str) -> tuple[Family, ModelFiles]:
@@ -51,6 +72,7 @@ def find_family(model: str) -> tuple[Family, ModelFiles]:
 def load_encoder(config: EncoderConfig, pixel_range: PixelRange) -> Encoder:
     """The frozen encoder that `config` names, ready on its device; pixels enter it in `pixel_range`."""
     family, files = find_family(config.model)
+    config.refuse_meaningless(family.meaningless, files.class_name)
     return family.encoder(files, config, pixel_range)
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from cache_store.format.schema import EncoderIdentity, SampleLayout
 from precompute.encoders.config import EncoderConfig
-from precompute.encoders.encoder import PixelRange
-from precompute.encoders.spatial_factor import refuse_unfit
+from precompute.encoders.encoder import PIXEL_RANGES, PixelRange
+from precompute.encoders.image_size import refuse_unfit
 
 LOGVAR_MIN, LOGVAR_MAX = -30.0, 20.0
 """Bounds of a posterior's log-variance, as in diffusers' `DiagonalGaussianDistribution`."""
@@ -69,19 +69,6 @@ class VaeEncoder:
         pixels_N3YX = image_NYX3.to(self.device, non_blocking=True).permute(0, 3, 1, 2)
         moments_NCHW = self._vae.moments(self._to_range(pixels_N3YX.float()).to(self._dtype))
         return self._posterior(moments_NCHW).float().contiguous()
-
-
-def to_signed(pixels: Tensor) -> Tensor:
-    """Map [0, 255] to [-1, 1], in place: the range the VAE was trained on."""
-    return pixels.div_(127.5).sub_(1)
-
-
-def to_theworld(pixels: Tensor) -> Tensor:
-    """Leave [0, 255] as it is, to reproduce TheWorld."""
-    return pixels
-
-
-PIXEL_RANGES: dict[PixelRange, Callable[[Tensor], Tensor]] = {"signed": to_signed, "theworld": to_theworld}
 
 
 def posterior_mean(moments_NCHW: Tensor) -> Tensor:

@@ -19,8 +19,8 @@ from cache_store.errors import ConfigError, ModelError
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.folded_wan import FoldedWanEncoder
 from precompute.encoders.identity import weights_sha256
-from precompute.encoders.model_files import ModelFiles, one_line, quiet
-from precompute.encoders.spatial_factor import wan_spatial_factor
+from precompute.encoders.image_size import wan_spatial_factor
+from precompute.encoders.model_files import ModelFiles, one_line, quiet, refuse_partial
 from precompute.encoders.vae import FrozenVae
 
 ENCODE_CONFIG = (
@@ -85,17 +85,6 @@ def read_whole_vae(files: ModelFiles, needed: Mapping[str, tuple[str, ...]]) -> 
         refuse_partial(files, report, path, prefixes)
     refuse_unscaled(files, vae.config)
     return vae.requires_grad_(False).eval()
-
-
-def refuse_partial(files: ModelFiles, report: dict[str, Any], path: str, prefixes: tuple[str, ...]) -> None:
-    """Raise ModelError when the checkpoint and the class do not name the same weights of a path."""
-    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        names = sorted(str(name) for name in report[kind] if str(name).startswith(prefixes))
-        if names:
-            raise ModelError(
-                f"encoder.model {files.model} has {len(names)} {kind.replace('_', ' ')} in its {path},"
-                f" {names[0]} first; nothing may be left random, so take a whole {files.class_name} checkpoint"
-            )
 
 
 def refuse_unscaled(files: ModelFiles, config: Any) -> None:

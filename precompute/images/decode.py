@@ -92,15 +92,15 @@ class ImageConfig:
     """How an image becomes pixels; everything here changes latents, so changing it means a new cache."""
 
     height: int = 224
-    """Pixels; a multiple of the encoder's spatial factor (8 for Cosmos)."""
+    """Pixels; a multiple of a VAE's spatial factor (8 for Cosmos), a vision tower's own size."""
     width: int = 224
-    """Pixels; a multiple of the encoder's spatial factor."""
+    """Pixels; as the height."""
     fit: Literal["squash", "crop", "pad"] = "squash"
     """squash: scale both sides, ignoring the aspect; crop: fill and cut the middle out; pad: fit and border in grey."""
     resample: Literal["bilinear", "bicubic", "lanczos", "box"] = "bilinear"
     """Pillow's filter of that name; all of them average when they shrink."""
     range: Literal["signed", "theworld"] = "signed"
-    """What the encoder is fed: signed is RGB in [-1, 1], as the VAE expects; theworld is RGB in [0, 255]."""
+    """RGB as the encoder is fed: signed is in [-1, 1], as encoders expect; theworld, for a VAE, is in [0, 255]."""
     max_pixels: int = 100_000_000
     """Larger images are rejected from their header, before decoding; 100 million take up to 3.2 GB to decode."""
     flip: bool = False

@@ -134,6 +134,8 @@ class Project:
         self.folder, self.vae, self._capsys = folder, vae, capsys
         self.source, self.cache = folder / "source", folder / "cache"
         self.images = self.source / "images.zip"
+        self.settings: dict[str, Any] = {}
+        """Of every build, by dotted name with __ for the dot."""
 
     def has(self, numbers: range | list[int] = range(SAMPLES), **replaced: bytes) -> None:
         """What the source holds from now on."""
@@ -150,7 +152,7 @@ class Project:
         name = name or self.cache.name
         values = config_values(self.folder / name, self.source, self.vae)
         values["source"]["images"] = str(self.images)
-        return write_config(self.folder / f"{name}.yaml", override(values, overrides))
+        return write_config(self.folder / f"{name}.yaml", override(values, {**self.settings, **overrides}))
 
     def run(self, program: Callable[[list[str]], int], *arguments: object, code: int = 0) -> str:
         """What a program says, which ends with that code and without a traceback."""

@@ -1,58 +1,87 @@
-"""An encoder that is no VAE, [token, feature], goes the whole way: build, verify, repair, convert, audit, look."""
+"""A vision tower's cache, [token, feature], goes the whole way: build, verify, repair, convert, audit, look."""
 
 import io
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from transformers import Gemma3ImageProcessorPil, SiglipImageProcessorPil
 
 from cache_store import open_cache, open_joined
 from cache_store.cache.metadata import read_commit
 from cache_store.cli import main as cache_store
 from cache_store.verify.verify import verify
 from precompute.cli import main
-from precompute.encoders.config import EncoderConfig
-from precompute.encoders.registry import load_encoder
+from precompute.encode_images import encode_images
 from tests.precompute.conftest import GOOD, Project, flip, image_bytes, timeless_files
-from tests.precompute.encoders.tower import FEATURES, make_tower, register_tower
+from tests.precompute.encoders.towers import FEATURES, PATCHES, SIDE, TOKENS, gemma_tokens, random_model, save_model
 
-TOKENS = 20
+SQUARE = {"image__height": SIDE, "image__width": SIDE}
+
+
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model("Gemma3ForConditionalGeneration", tmp_path_factory.mktemp("gemma"))
 
 
 @pytest.fixture
-def tower(project: Project, monkeypatch: pytest.MonkeyPatch) -> Project:
-    """With a cache that the toy tower made."""
-    register_tower(monkeypatch)
-    project.vae = make_tower(project.folder / "tower")
+def tower(project: Project, gemma: Path) -> Project:
+    """With a cache that Gemma 3's tower made."""
+    project.vae = gemma
+    project.settings = SQUARE
     project.build()
     return project
 
 
-def encoded(project: Project, numbers: list[int]) -> np.ndarray:
-    """What the tower makes of these images, without a cache, float16."""
+def processed(processor: Any, numbers: list[int]) -> torch.Tensor:
+    """The pixels that transformers feeds its model, of the images as they are in their files."""
     images = [Image.open(io.BytesIO(image_bytes(number))) for number in numbers]
-    fitted = np.stack([np.asarray(image.resize((40, 32), Image.Resampling.BILINEAR)) for image in images])
-    encoder = load_encoder(EncoderConfig(model=str(project.vae), device="cpu"), "signed")
-    return encoder.encode(torch.from_numpy(fitted)).numpy().astype(np.float16)
+    made: torch.Tensor = processor(size={"height": SIDE, "width": SIDE})(images, return_tensors="pt")["pixel_values"]
+    return made
 
 
-def test_a_tower_is_cached_token_by_token_and_read_in_any_order(tower):
-    """With sums for each feature, and no preview."""
-    cache, order = open_cache(tower.cache), np.random.default_rng(0).permutation(len(GOOD))
-    expected = encoded(tower, [GOOD[place] for place in order])
-    assert expected.shape == (len(GOOD), TOKENS, FEATURES)
-    np.testing.assert_allclose(cache.read(order), expected, rtol=1e-2, atol=1e-2)  # rounding, in another batch
-    content, summary = read_commit(tower.cache, 0).content, cache.seal.array
+def siglip_tokens(model: Any, pixels_N3YX: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode():
+        tokens: torch.Tensor = model.vision_model(pixels_N3YX).last_hidden_state
+    return tokens
+
+
+FAMILIES = [
+    ("Gemma3ForConditionalGeneration", Gemma3ImageProcessorPil, "bilinear", gemma_tokens, TOKENS),
+    ("SiglipModel", SiglipImageProcessorPil, "bicubic", siglip_tokens, PATCHES),
+]
+
+
+@pytest.mark.parametrize(("kind", "processor", "resample", "tokens", "count"), FAMILIES)
+def test_a_towers_cache_is_what_transformers_makes_of_the_files(
+    project, tmp_path, kind, processor, resample, tokens, count
+):
+    """With the family's own processor, in any order, and of single images too."""
+    project.vae, project.settings = save_model(kind, tmp_path / "model"), SQUARE
+    project.build(image__resample=resample, store__dtype="float32")
+    cache, order = open_cache(project.cache), np.random.default_rng(0).permutation(len(GOOD))
+    expected = tokens(random_model(kind), processed(processor, [GOOD[place] for place in order])).numpy()
+    assert expected.shape == (len(GOOD), count, FEATURES)
+    np.testing.assert_allclose(cache.read(order), expected, rtol=0, atol=1e-5)
+    (tmp_path / "image.png").write_bytes(image_bytes(GOOD[7]))
+    np.testing.assert_allclose(encode_images(cache, [tmp_path / "image.png"]), cache.read(np.array([7])), atol=1e-5)
+
+
+def test_a_tower_has_sums_for_each_feature_and_no_preview(tower):
+    content, summary = read_commit(tower.cache, 0).content, open_cache(tower.cache).seal.array
     assert (len(content.statistics.sum), content.statistics.count) == (FEATURES, content.cached * TOKENS)
     assert (len(summary.mean), summary.preview, content.preview) == (FEATURES, None, None)
-    assert f"float16 [token {TOKENS}, feature {FEATURES}], codec none" in tower.run(cache_store, "info", tower.cache)
+    said = tower.run(cache_store, "info", tower.cache)
+    assert f"float16 [token {TOKENS}, feature {FEATURES}], codec none" in said
+    assert "SiglipVisionModel, native, float32, averages of 2 x 2 patches, batches of 3" in said
 
 
-def test_a_tower_joins_a_vaes_cache_of_the_same_plan(built, monkeypatch):
-    register_tower(monkeypatch)
-    built.vae = make_tower(built.folder / "model")
-    built.build(name="tower", source={"kind": "cache", "path": str(built.cache)})
+def test_a_tower_joins_a_vaes_cache_of_the_same_plan(built, gemma):
+    built.vae = gemma
+    built.build(name="tower", source={"kind": "cache", "path": str(built.cache)}, **SQUARE)
     joined = open_joined({"world": built.cache, "tower": built.folder / "tower"})
     numbers = np.array([7, 2])
     read = joined.read(numbers)
@@ -88,9 +117,11 @@ def test_what_a_tower_shows_and_what_is_refused_is_said(tower):
     assert [each in page.read_text() for each in shown] == [True] * 3
     assert [each in page.read_text() for each in ("means of feature", "latent preview", "channel")] == [False] * 3
     (line,) = tower.run(main, "gallery", tower.cache, "-o", page, "--decode", code=1).splitlines()
-    assert "is of class ToyTower, which has no decoder" in line
+    assert "is of class Gemma3ForConditionalGeneration, which has no decoder" in line
     said = tower.build(name="other", image__height=36, code=2)
-    assert "image.height and image.width must be multiples of 8, got 36x40" in said
-    tower.vae = make_tower(tower.folder / "retrained", seed=1)
+    assert f"image.height and image.width must be {SIDE}, as the tower was trained, got 36x{SIDE}" in said
     with tower.untouched():
-        assert "encoder.weights_sha256" in tower.build(code=1)
+        assert "array.encoder.pool" in tower.build(encoder__pool=4, code=1)
+    tower.vae = save_model("SiglipModel", tower.folder / "other")
+    with tower.untouched():
+        assert "encoder.weights_sha256" in tower.build(encoder__pool=2, code=1)

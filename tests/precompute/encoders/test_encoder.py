@@ -17,8 +17,8 @@ from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import Encoder, PixelRange
 from precompute.encoders.folded_wan import FoldedWanEncoder, normalize_in_blocks, normalize_whole
 from precompute.encoders.identity import weights_sha256
+from precompute.encoders.image_size import refuse_unfit_for
 from precompute.encoders.registry import load_encoder
-from precompute.encoders.spatial_factor import refuse_unfit_for
 from tests.precompute.encoders.conftest import narrow_vae
 
 

@@ -126,7 +126,7 @@ def pickled(folder: Path) -> None:
         (folder / name).write_text(f"cos\nmkdir\n(V{folder / 'loaded'}\ntR.")
 
 
-NO_VAE = "config.json is not a VAE's config: it has no _class_name"
+NO_CLASS = "config.json is not an encoder's config: it names no class in _class_name or architectures"
 
 LOST = "encoder.conv_out.bias"
 ONE_MISSING = f"1 missing keys in its encode path, {LOST} first"
@@ -139,8 +139,12 @@ SPOILT: list[tuple[Callable[[Path], object], int, str]] = [
     (config(latents_std=[1.0, 2.0]), 1, "has 2 values of latents_std for 16 latent channels"),
     (config(dim_mult="wide"), 1, "cannot be loaded"),
     (config_text("{"), 1, "config.json is not JSON"),
-    *((config_text(text), 2, NO_VAE) for text in ("[]", "{}", '{"model_type": "gemma3"}')),
-    (lambda folder: (folder / "config.json").unlink(), 2, "is no VAE: it holds none of vae/config.json, config.json"),
+    *((config_text(text), 2, NO_CLASS) for text in ("[]", "{}", '{"model_type": "gemma3"}')),
+    (
+        lambda folder: (folder / "config.json").unlink(),
+        2,
+        "holds no model: it has none of vae/config.json, con",
+    ),
     *((lambda folder, size=size: os.truncate(folder / WEIGHTS, size), 1, "cannot be loaded") for size in (0, 7, 5_000)),
     (pickled, 1, "cannot be loaded"),
     (lambda folder: (pickled(folder), (folder / "model.pt").rename(folder / WEIGHTS)), 1, "cannot be loaded"),
@@ -160,8 +164,8 @@ def test_a_model_that_is_not_whole_and_known_is_refused(vae_folder, spoil, code,
 @pytest.mark.parametrize("model", ["/nowhere/at/all", "./nowhere", "~/nowhere", "a/b/c", "nowhere", __file__])
 def test_a_path_of_nothing_or_a_file_is_wrong_usage(model):
     """The Hub is not asked."""
-    no_vae = "is no VAE: it holds none of vae/config.json"
-    message = no_vae if model == __file__ else "is neither a folder here nor a hub id, which is owner/name"
+    no_model = "holds no model: it has none of vae/config.json"
+    message = no_model if model == __file__ else "is neither a folder here nor a hub id, which is owner/name"
     code, said = refusal(model)
     assert code == 2
     assert message in said

@@ -1,0 +1,99 @@
+"""The encoder that a frozen vision tower is: its last hidden state, a token for each patch or square of patches."""
+
+# Axes: N images, Y X pixels, T tokens, F features, G squares of a side, P patches of a square's side.
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import isqrt
+
+import torch
+from torch import Tensor
+
+from cache_store.errors import ConfigError
+from cache_store.format.schema import EncoderIdentity, SampleLayout
+from precompute.encoders.config import EncoderConfig
+from precompute.encoders.encoder import PixelRange, to_signed
+from precompute.encoders.image_size import refuse_other_side
+
+CPU_PIXELS = 2**19
+"""Of the images that a CPU encodes at once: 10 of 224x224, 3 of 384x384, 1 of 896x896.
+
+A matrix product of a few hundred tokens does not fill two cores; one of some thousand does.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrozenTower:
+    """A vision tower on its device, in its compute dtype, and what a cache must know of it."""
+
+    hidden: Callable[[Tensor], Tensor]
+    """[N, 3, Y, X] to the last hidden state, [N, patches, F], rows of patches from the top."""
+    class_name: str
+    weights_sha256: str
+    image_side: int
+    """Pixels; its position embeddings are of this size alone."""
+    patches: int
+    """Of a side."""
+    features: int
+    pool: int
+    """Patches of a side that its own model averages."""
+
+
+class TowerEncoder:
+    """Maps uint8 RGB to tokens, on one device."""
+
+    def __init__(self, tower: FrozenTower, config: EncoderConfig, pixel_range: PixelRange) -> None:
+        if pixel_range != "signed":
+            raise ConfigError(f"image.range: {pixel_range} is for VAEs; a {tower.class_name} needs signed")
+        self._pool = tower.pool if config.pool == "auto" else config.pool
+        if self._pool < 1 or tower.patches % self._pool:
+            raise ConfigError(
+                f"encoder.pool must divide the tower's {tower.patches} patches of a side, got {self._pool}"
+            )
+        self.device = config.torch_device
+        self.identity = EncoderIdentity(
+            class_name=tower.class_name,
+            weights_sha256=tower.weights_sha256,
+            path="native",
+            compiled=False,
+            posterior="none",
+            compute_dtype=config.compute_dtype,
+            batch_size=config.batch_size,
+            latents_mean=(),
+            latents_std=(),
+            pool=self._pool,
+        )
+        self._tower = tower
+        self._dtype = config.torch_dtype
+
+    def layout(self, height: int, width: int) -> SampleLayout:
+        """[T, F], with statistics of each feature; ConfigError for a size that the tower has no positions for."""
+        refuse_other_side(height, width, self._tower.image_side)
+        return SampleLayout(
+            axes=("token", "feature"),
+            shape=((self._tower.patches // self._pool) ** 2, self._tower.features),
+            feature_axis="feature",
+            has_preview=False,
+        )
+
+    @torch.inference_mode()
+    def encode(self, image_NYX3: Tensor) -> Tensor:
+        """Map uint8 RGB, on any device, to [N, T, F], float32, on the encoder's device.
+
+        A CPU takes a few images of a batch at a time, cut by their size alone, so that the bits do not depend on what
+        else the machine does.
+        """
+        pixels_N3YX = to_signed(image_NYX3.to(self.device, non_blocking=True).permute(0, 3, 1, 2).float())
+        at_once = max(1, CPU_PIXELS // self._tower.image_side**2) if self.device.type == "cpu" else len(pixels_N3YX)
+        chunks = torch.split(pixels_N3YX.to(self._dtype).contiguous(), at_once)
+        return torch.cat([average_squares(self._tower.hidden(chunk).float(), self._pool) for chunk in chunks])
+
+
+def average_squares(hidden_NTF: Tensor, side: int) -> Tensor:
+    """Average `side` x `side` neighbours of a square grid of tokens, as Gemma 3's projector does before its norm."""
+    if side == 1:
+        return hidden_NTF
+    number, tokens, features = hidden_NTF.shape
+    across = isqrt(tokens) // side
+    squares_NGPGPF = hidden_NTF.reshape(number, across, side, across, side, features)
+    return squares_NGPGPF.mean((2, 4)).flatten(1, 2)
