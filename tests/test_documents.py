@@ -18,7 +18,7 @@ from trainer import cli as trainer
 ROOT = Path(__file__).parent.parent
 TESTS = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
 PROGRAMS = {"cache-store": cache_store, "precompute": precompute, "trainer": trainer}
-ROOMS = "cache_store|precompute|trainer|tests|docs|configs|benchmarks"
+ROOMS = "cache_store|precompute|trainer|tests|docs|configs|benchmarks|examples"
 PYTHON_WORDS = ("Literal[", "Optional[", "Union[", "<class", "type:", "NoneType", " None", "True", "False", "list[")
 
 
