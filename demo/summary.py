@@ -7,11 +7,13 @@ import pyarrow.compute as pc
 from rich.console import Console
 from rich.table import Table
 
+from cache_store import Cache, open_cache
 from cache_store.cache.files import read_samples
 from cache_store.cache.metadata import read_commit
-from cache_store.cache.reader import Cache
 from cache_store.format.tables import REJECTED
+from demo.config import DemoConfig
 from demo.measure import WordAccuracy
+from trainer.run.metrics import read_records
 
 STAND_INS = """\
 The weights of this demo are small stand-ins: the VAE's are random, and the language model has read nothing but a few
@@ -22,21 +24,19 @@ thousand captions. What it shows is that the whole way works. Two lines of YAML 
 
 
 def show(
-    console: Console,
-    cache: Cache,
-    losses: Mapping[str, float],
-    words: Mapping[str, WordAccuracy],
-    seconds: Mapping[str, float],
+    console: Console, config: DemoConfig, words: Mapping[str, WordAccuracy], seconds: Mapping[str, float]
 ) -> None:
     """Tables of the cache, losses, accuracy by kind of word and seconds by step; and what it comes to."""
+    cache, run = open_cache(config.build_config().cache), config.train_config().run
+    *_, validated = read_records(run.folder)
     console.rule("What came of it")
-    for table in (facts_table(cache, losses, seconds), rejects_table(cache), words_table(words)):
+    for table in (facts_table(cache, validated, seconds), rejects_table(cache), words_table(words)):
         console.print(table)
         console.print()
     console.print(f"{verdict(words['colour'])}\n\n{STAND_INS}")
 
 
-def facts_table(cache: Cache, losses: Mapping[str, float], seconds: Mapping[str, float]) -> Table:
+def facts_table(cache: Cache, validated: Mapping[str, float], seconds: Mapping[str, float]) -> Table:
     seal, root = cache.seal, Path(str(cache.store))
     records = filter(None, (read_commit(cache.store, shard) for shard in range(cache.spec.num_shards)))
     images_per_s = seal.planned / sum(record.run.seconds for record in records)
@@ -50,9 +50,10 @@ def facts_table(cache: Cache, losses: Mapping[str, float], seconds: Mapping[str,
     table.add_row("cache size", f"{disk_bytes / 1e6:.1f} MB")
     table.add_row(
         "loss, own latents",
-        f"{losses['own']:.3f} per label token, {losses['own_accuracy']:.1%} of them right, held-out scenes",
+        f"{validated['val_loss']:.3f} per label token, {validated['val_accuracy']:.1%} of them right, held-out scenes",
     )
-    table.add_row("loss, shuffled latents", f"{losses['shuffled']:.3f}, {losses['shuffled_accuracy']:.1%} right")
+    shuffled = f"{validated['val_loss_shuffled']:.3f}, {validated['val_accuracy_shuffled']:.1%} right"
+    table.add_row("loss, shuffled latents", shuffled)
     steps = ", ".join(f"{title} {taken:.0f} s" for title, taken in seconds.items())
     table.add_row("time", f"{sum(seconds.values()):.0f} s: {steps}")
     return table

@@ -1,6 +1,6 @@
 """The demo from end to end; what a user would type is run as typed, in a process of its own."""
 
-import json
+import itertools
 import shlex
 import subprocess
 import sys
@@ -10,16 +10,17 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
-from cache_store import open_cache
 from cache_store.errors import EncodeOnceError
 from cache_store.program.stop_signals import stop_on_signals
 from demo.config import DemoConfig
+from demo.dataset import Sample, is_held_out
 from demo.inputs import make_data, prepare_folder, save_language_model, save_vae
 from demo.measure import word_accuracy
 from demo.special_files import BROKEN, UNUSUAL
 from demo.summary import show
 
-REPORT = "eval.json"
+CAPTIONED = 3
+"""Held-out scenes that the exported projector is asked about."""
 
 
 class StepFailedError(EncodeOnceError):
@@ -67,15 +68,17 @@ def walk(config: DemoConfig, console: Console) -> None:
     replaced = prepare_folder(config.root)
     console.print(f"Everything goes into {config.root}/" + (", in place of the previous demo." if replaced else "."))
     steps = Walk(console)
-    make_inputs(config, steps)
-    run_commands(config, steps)
+    drawn = make_inputs(config, steps)
+    make_cache(config, steps)
+    train(config, steps)
     with steps.step("Ask for colours and shapes", "Held-out scenes, with their own latents and with another scene's."):
         words = word_accuracy(config.train_config())
-    losses = json.loads((config.root / REPORT).read_text(encoding="utf-8"))
-    show(console, open_cache(config.build_config().cache), losses, words, steps.seconds)
+    use_projector(config, steps, drawn)
+    show(console, config, words, steps.seconds)
 
 
-def make_inputs(config: DemoConfig, steps: Walk) -> None:
+def make_inputs(config: DemoConfig, steps: Walk) -> list[Sample]:
+    """Return the data set that was drawn."""
     odd = len(BROKEN) + len(UNUSUAL)
     with steps.step(
         "Draw a data set",
@@ -95,17 +98,38 @@ def make_inputs(config: DemoConfig, steps: Walk) -> None:
         loss = save_language_model(config, drawn)
         folder = config.train_config().model.language_model
         steps.console.print(f"text loss {loss:.3f} after {config.text_steps:,} steps, saved in {folder}")
+    return drawn
 
 
-def run_commands(config: DemoConfig, steps: Walk) -> None:
-    cache, page, report = config.build_config().cache, str(config.root / "gallery.html"), str(config.root / REPORT)
+def make_cache(config: DemoConfig, steps: Walk) -> None:
+    cache, page = config.build_config().cache, str(config.root / "gallery.html")
     with steps.step("Build the cache", "Every image is decoded and encoded once; what cannot be read is rejected."):
         steps.run("precompute", "build", *config.build_options)
     with steps.step("Verify it", "Every byte, by the hash of its file."):
         steps.run("cache_store", "verify", cache, "--level", "full")
     with steps.step("Look into it", "Sources beside what their latents hold: random rows, unusual ones, rejects."):
         steps.run("cache_store", "gallery", cache, "-o", page)
-    with steps.step("Train the projector", "From cached latents to the frozen language model; no image is read again."):
+
+
+def train(config: DemoConfig, steps: Walk) -> None:
+    with steps.step(
+        "Train the projector",
+        "From cached latents to the frozen language model; no image is read again. Each validation compares the loss "
+        "of held-out scenes with that of other scenes' latents.",
+    ):
         steps.run("trainer", "train", *config.train_options)
-    with steps.step("Evaluate it", "Loss on held-out scenes with their own latents, and with another scene's."):
-        steps.run("trainer", "eval", *config.train_options, "--report", report)
+
+
+def use_projector(config: DemoConfig, steps: Walk, drawn: list[Sample]) -> None:
+    """Export the projector, and let the export describe scenes that it has not met."""
+    train_config, exported = config.train_config(), str(config.root / "projector")
+    held_out = (sample.id for sample in drawn if is_held_out(sample.id, train_config.data.val_fraction))
+    with steps.step("Export the projector", "Weights that say what they are, and a model card: a folder to share."):
+        steps.run("trainer", "export", train_config.run.output, exported)
+    with steps.step("Let it speak", "Of scenes that were held out, beside what was said of them when they were drawn."):
+        ids = ",".join(itertools.islice(held_out, CAPTIONED))
+        model = train_config.model.language_model
+        steps.run(
+            *("trainer", "generate", exported, "--ids", ids, "--cache", train_config.cache),
+            *("--language_model", model),
+        )
