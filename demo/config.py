@@ -26,7 +26,7 @@ class DemoConfig:
     """Folder for everything; a previous demo's folder is replaced, any other is left alone."""
     scenes: int = 3_000
     """Scenes to draw, beside some files that are broken or unusual on purpose."""
-    text_steps: int = 250
+    text_steps: int = 300
     """Steps in which the small language model learns from text alone."""
     train_steps: int | None = None
     """Steps in which the projector learns, in place of those in configs/train_demo.yaml."""

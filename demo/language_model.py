@@ -30,8 +30,8 @@ GRID = 8
 """Cells a side; as many as the latents have."""
 
 GROUND_WORD = " scene"
-WIDTH, LAYERS, HEADS = 96, 3, 4
-BATCH = 32
+WIDTH, LAYERS, HEADS = 96, 2, 4
+BATCH = 16
 PEAK_LR = 2e-3
 WARMUP_STEPS = 30
 NOT_LABEL = -100

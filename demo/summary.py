@@ -23,9 +23,7 @@ thousand captions. What it shows is that the whole way works. Two lines of YAML 
   configs/train_llava_cc3m.yaml   model.language_model: google/gemma-3-4b-it"""
 
 
-def show(
-    console: Console, config: DemoConfig, words: Mapping[str, WordAccuracy], seconds: Mapping[str, float]
-) -> None:
+def show(console: Console, config: DemoConfig, words: Mapping[str, WordAccuracy], seconds: Mapping[str, float]) -> None:
     """Tables of the cache, losses, accuracy by kind of word and seconds by step; and what it comes to."""
     cache, run = open_cache(config.build_config().cache), config.train_config().run
     *_, validated = read_records(run.folder)

@@ -1,6 +1,5 @@
 """The demo from end to end; what a user would type is run as typed, in a process of its own."""
 
-import itertools
 import shlex
 import subprocess
 import sys
@@ -123,13 +122,12 @@ def train(config: DemoConfig, steps: Walk) -> None:
 def use_projector(config: DemoConfig, steps: Walk, drawn: list[Sample]) -> None:
     """Export the projector, and let the export describe scenes that it has not met."""
     train_config, exported = config.train_config(), str(config.root / "projector")
-    held_out = (sample.id for sample in drawn if is_held_out(sample.id, train_config.data.val_fraction))
+    ids = [sample.id for sample in drawn[: config.scenes] if is_held_out(sample.id, train_config.data.val_fraction)]
     with steps.step("Export the projector", "Weights that say what they are, and a model card: a folder to share."):
         steps.run("trainer", "export", train_config.run.output, exported)
-    with steps.step("Let it speak", "Of scenes that were held out, beside what was said of them when they were drawn."):
-        ids = ",".join(itertools.islice(held_out, CAPTIONED))
-        model = train_config.model.language_model
-        steps.run(
-            *("trainer", "generate", exported, "--ids", ids, "--cache", train_config.cache),
-            *("--language_model", model),
-        )
+    with steps.step(
+        "Let it speak", "What the language model says of scenes held out of training, beside what is true of them."
+    ):
+        last = ",".join(ids[-CAPTIONED:])  # training has shown the first
+        model = ["--language_model", train_config.model.language_model]
+        steps.run("trainer", "generate", exported, "--ids", last, "--cache", train_config.cache, *model)

@@ -1,6 +1,5 @@
 """The demo from end to end at toy size, and what it does when something is in its way."""
 
-import json
 import subprocess
 import sys
 
@@ -13,6 +12,8 @@ from demo.config import DemoConfig
 from demo.inputs import MARKER, prepare_folder
 from demo.special_files import BROKEN, UNUSUAL
 from demo.walk import StepFailedError, Walk
+from trainer import load_projector
+from trainer.run.metrics import read_records
 
 
 def test_the_whole_demo_runs_at_toy_size(tmp_path):
@@ -24,12 +25,14 @@ def test_the_whole_demo_runs_at_toy_size(tmp_path):
     seal = open_cache(root / "cache").seal
     assert (seal.planned, seal.rejected) == (120 + len(BROKEN) + len(UNUSUAL), len(BROKEN))
     assert "data:image/png" in (root / "gallery.html").read_text(encoding="utf-8")
-    losses = json.loads((root / "eval.json").read_text(encoding="utf-8"))
+    validated = read_records(root / "train")[-1]
+    assert load_projector(root / "projector").config.training.steps == 2
     for told in (
         *("$ python -m precompute build --config configs/demo.yaml", "$ python -m cache_store verify"),
-        *("$ python -m trainer train --config configs/train_demo.yaml", "$ python -m trainer eval --config"),
+        *("$ python -m trainer train --config configs/train_demo.yaml", "$ python -m trainer export"),
         *(f"special-{kind}" for kind in BROKEN),
-        f"{losses['own']:.3f} per label token",
+        f"{validated['val_loss']:.3f} per label token",
+        *("$ python -m trainer generate", ", held out of training\n", "reference"),
         "colour words",
         "images/s a worker, decoding and writing included",
         "encoder.model: nvidia/Cosmos-Predict2-2B-Video2World",
