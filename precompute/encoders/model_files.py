@@ -83,7 +83,8 @@ def hub_file(model: str, name: str) -> Path | None:
             return Path(hf_hub_download(model, name))
     except LocalEntryNotFoundError as error:
         raise ModelError(
-            f"encoder.model {model} is no folder here, not in the Hub's local cache, and the Hub cannot be reached"
+            f"encoder.model {model} is no folder here, its {Path(name).name} is not in the Hub's local cache, and the"
+            " Hub cannot be reached"
         ) from error
     except EntryNotFoundError:
         return None

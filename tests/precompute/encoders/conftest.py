@@ -1,11 +1,16 @@
-"""VAEs with random weights: the full-size one with next to no decoder, and narrow ones."""
+"""VAEs with random weights: the full-size one with next to no decoder, and narrow ones; a Gemma 3."""
 
+import json
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from diffusers import AutoencoderKLWan
+from safetensors.torch import load_file, save_file
+
+from tests.precompute.encoders.towers import save_model
 
 
 def random_vae(**config: Any) -> Any:
@@ -26,3 +31,15 @@ narrow_vae = partial(random_vae, base_dim=8)
 @pytest.fixture(scope="session")
 def full_size_vae() -> Any:
     return random_vae()
+
+
+@pytest.fixture
+def gemma_of_two_files(tmp_path: Path) -> Path:
+    """As a large one is, but for the file in which nothing of its vision tower lies."""
+    folder = save_model("Gemma3ForConditionalGeneration", tmp_path / "gemma")
+    held = load_file(folder / "model.safetensors")
+    save_file({name: each for name, each in held.items() if "tower" in name}, folder / "one.safetensors")
+    files = {name: "one.safetensors" if "tower" in name else "two.safetensors" for name in held}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    (folder / "model.safetensors").unlink()
+    return folder

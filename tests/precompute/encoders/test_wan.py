@@ -75,15 +75,22 @@ def run(cache: Path, *models: str, code: str = LOAD, **variables: str) -> list[s
 ERROR = "precompute: error: encoder.model org/absent "
 
 
-def test_a_hub_id_loads_offline_from_a_cache_of_the_vae_alone(vae_folder, tmp_path):
-    """One that is not there ends in one line."""
-    expected, repo = load(vae_folder).identity.weights_sha256, tmp_path / "models--org--pipeline"
+def hub_cached(folder: Path, cache: Path, name: str) -> None:
+    """Move a model's folder into a Hub's local cache, as `org/name`."""
+    repo, commit = cache / f"models--org--{name}", "0123456789abcdef0123456789abcdef01234567"
     (repo / "snapshots").mkdir(parents=True)
     (repo / "refs").mkdir()
-    (repo / "refs" / "main").write_text("0123456789abcdef0123456789abcdef01234567")
-    vae_folder.rename(repo / "snapshots" / "0123456789abcdef0123456789abcdef01234567")
-    weights, *said = run(tmp_path, "org/pipeline", "org/absent", HF_HUB_OFFLINE="1")
-    assert weights == expected
+    (repo / "refs" / "main").write_text(commit)
+    folder.rename(repo / "snapshots" / commit)
+
+
+def test_a_hub_id_loads_offline_from_a_cache_of_its_encoder_alone(vae_folder, gemma_of_two_files, tmp_path):
+    """One that is not there ends in one line."""
+    expected = [load(folder).identity.weights_sha256 for folder in (vae_folder, gemma_of_two_files)]
+    hub_cached(vae_folder, tmp_path, "pipeline")
+    hub_cached(gemma_of_two_files, tmp_path, "gemma")
+    first, second, *said = run(tmp_path, "org/pipeline", "org/gemma", "org/absent", HF_HUB_OFFLINE="1")
+    assert [first, second] == expected
     assert [line.startswith(f"{ERROR}is no folder here") for line in said if "org/absent" in line] == [True]
     assert "Traceback" not in "".join(said)
 
@@ -94,7 +101,7 @@ def test_a_hub_that_cannot_be_reached_is_told_of_once(tmp_path):
     impatient = f"import time; time.sleep = lambda seconds: None\n{LOAD}"
     looking, error = run(tmp_path, "org/absent", code=impatient, **hub)
     assert looking == "precompute: looking for encoder.model org/absent on the Hub"
-    assert error.startswith(f"{ERROR}is no folder here, not in the Hub's local cache")
+    assert error.startswith(f"{ERROR}is no folder here, its config.json is not in the Hub's local cache")
 
 
 def test_a_proxy_that_refuses_is_one_line(tmp_path):
