@@ -12,6 +12,9 @@ as trained ones; torch 2.13, a CPU with AVX512-BF16), four photographs, the larg
     bfloat16  folded against native 0.035, AVX512 against AVX512-BF16 0.030, AVX2 0.025; against float32 0.033
 
 The table allows about five times that; no GPU was measured. The latents of two images differ by 1 and more.
+
+The vision tower of SigLIP base at 224 x 224 (initial weights, on noise) differed between bfloat16 and float32 by 0.064,
+and in batches of 1 and 10 not at all.
 """
 
 from typing import Literal
