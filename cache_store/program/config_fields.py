@@ -18,7 +18,7 @@ import msgspec
 import yaml
 
 from cache_store.errors import ConfigError
-from cache_store.program.config_file import load_yaml, shown
+from cache_store.program.config_file import closest, load_yaml, shown
 
 WORDS = {
     int: ("N", "a whole number"),
@@ -26,6 +26,7 @@ WORDS = {
     str: ("", "text"),
     bool: ("{true,false}", "true or false"),
     list[int]: ("[N,…]", "a list of whole numbers"),
+    dict[str, str]: ("{NAME: …}", "a mapping of names to texts"),
 }
 """A type in the help, where text is named by its field, and in an error."""
 
@@ -63,6 +64,9 @@ class ConfigField:
     def read(self, value: Any) -> Any:
         """A value of a file or of the command line in the field's type; ConfigError where it does not fit."""
         meanings = [value, read_text(value)] if isinstance(value, str) else [value]
+        for meaning in meanings:
+            if (entry := section_of_each(self.kind)) and isinstance(meaning, dict):
+                return {str(name): self.read_section(entry, str(name), each) for name, each in meaning.items()}
         if value == "null":
             meanings.reverse()  # text only where nothing may be null
         for meaning in meanings:
@@ -72,6 +76,29 @@ class ConfigField:
             raise ConfigError(f"{self.name} cannot be null; give it a value, or leave it out for its default")
         expected = " or ".join(said for _, said in in_words(self.kind))
         raise ConfigError(f"{self.name} must be {expected}, got {shown(value)}")
+
+    def read_section(self, entry: type, name: str, value: Any) -> dict[str, Any]:
+        """A section's values by field, of a field that maps names to sections; ConfigError for one that has none."""
+        section = f"{self.name}.{name}"
+        if not isinstance(value, dict):
+            raise ConfigError(f"{section} is a section of fields, got {shown(value)}; give it fields or leave it out")
+        fields = {each.name: each for each in config_fields(entry, section)}
+        for key in value:
+            if f"{section}.{key}" not in fields:
+                raise ConfigError(f"there is no field {closest(f'{section}.{key}', fields)}")
+        return {str(key): fields[f"{section}.{key}"].read(each) for key, each in value.items()}
+
+
+def section_of_each(kind: Any) -> type | None:
+    """The dataclass of each value, where a field's type maps names to sections of fields."""
+    for each in alternatives(kind):
+        if get_origin(each) is dict and is_dataclass(section := get_args(each)[1]):
+            return section if isinstance(section, type) else None
+    return None
+
+
+def alternatives(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
 def config_fields(config_class: type, section: str = "") -> Iterator[ConfigField]:
@@ -108,8 +135,10 @@ def class_bodies(module: str) -> dict[str, list[ast.stmt]]:
 
 def in_words(kind: Any) -> Iterator[tuple[str, str]]:
     """Each alternative of a type but null, in the help and in an error."""
-    for each in get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,):
-        if get_origin(each) is Literal:
+    for each in alternatives(kind):
+        if section_of_each(each):
+            yield "{NAME: {…}}", "a mapping of names to sections of fields"
+        elif get_origin(each) is Literal:
             choices = get_args(each)
             yield (f"{{{','.join(choices)}}}", f"one of {', '.join(choices)}") if len(choices) > 1 else choices * 2
         elif get_origin(each) is list and each not in WORDS:
