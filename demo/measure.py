@@ -14,7 +14,7 @@ from torch import Tensor
 
 from demo.scenes import COLOURS, SHAPES
 from trainer.config import TrainConfig
-from trainer.run.checkpoint import restore_projector
+from trainer.run.checkpoint import restore_projectors
 from trainer.run.inputs import open_inputs
 from trainer.run.parallel import join_world
 from trainer.run.session import Session, open_session
@@ -38,7 +38,7 @@ def word_accuracy(config: TrainConfig) -> dict[str, WordAccuracy]:
     """By kind of word, on the validation split, with the projector that the run at `config.run.output` trained."""
     with join_world() as world:
         session = open_session(open_inputs(config, world))
-        restore_projector(Path(config.run.output), session.model.projector)
+        restore_projectors(Path(config.run.output), session.model.projectors)
         held_out = session.split.validation
         target_L, own_L = predictions(session, held_out)
         _, blind_L = predictions(session, np.roll(held_out, -1))
@@ -64,8 +64,8 @@ def predictions(session: Session, latents_of: np.ndarray) -> tuple[Tensor, Tenso
     for start in range(0, len(held_out), size):
         part = slice(start, start + size)
         batch = session.loader.load(held_out[part], latents_of[part]).to(session.world.device)
-        hidden_NTD = model.language.hidden(model.sequence(batch.latents, batch.tokens_NT))
-        predicting_L = batch.column_L + model.projector.num_tokens - 1
+        hidden_NTD = model.hidden(batch.latents, batch.tokens_NT)
+        predicting_L = batch.column_L + model.projectors.num_tokens - 1
         logits_LV = model.language.logits(hidden_NTD[batch.sample_L, predicting_L])
         targets.append(batch.target_L.cpu())
         right.append((logits_LV.argmax(1) == batch.target_L).cpu())

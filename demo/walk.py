@@ -130,4 +130,4 @@ def use_projector(config: DemoConfig, steps: Walk, drawn: list[Sample]) -> None:
     ):
         last = ",".join(ids[-CAPTIONED:])  # training has shown the first
         model = ["--language_model", train_config.model.language_model]
-        steps.run("trainer", "generate", exported, "--ids", last, "--cache", train_config.cache, *model)
+        steps.run("trainer", "generate", exported, "--ids", last, "--cache", config.build_config().cache, *model)

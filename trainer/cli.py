@@ -55,7 +55,8 @@ def eval_command(arguments: Any) -> int:
     config: TrainConfig = arguments.config
     report = Path(arguments.report).expanduser() if arguments.report else None
     if report:
-        refuse_output("report", report, Path(config.cache).expanduser())
+        for cache in config.towers.values():
+            refuse_output("report", report, Path(cache).expanduser())
     checkpoint = Path(arguments.checkpoint).expanduser() if arguments.checkpoint else None
     with join_world() as world:
         evaluate(config, world, checkpoint, report)

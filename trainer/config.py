@@ -5,14 +5,13 @@ no time.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from cache_store.errors import ConfigError
-
-WORLD = "world"
-"""The tower's name in a run from one cache."""
+from trainer.model.config import WORLD, ModelConfig, refuse_tower_names
 
 MAX_BATCH_SIZE = 1_000_000
 """A larger one is a typing error, refused before memory runs out."""
@@ -38,22 +37,6 @@ WARMUP_STEPS = 100
 def require(condition: bool, key: str, expected: str, found: object) -> None:
     if not condition:
         raise ConfigError(f"{key} must be {expected}, got {str(found)[:40]}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """The frozen language model and the projector in front of it."""
-
-    language_model: str
-    """A hub id or a folder: any transformers causal language model; it stays frozen."""
-    layout: Literal["spatial", "channel"] = "spatial"
-    """World tokens of a latent: `spatial` gives H·W tokens of C values, `channel` C tokens of H·W values."""
-    projector: Literal["linear", "mlp", "mlp_gelu"] = "mlp"
-    """Shape of the projector: one linear map, linear-GELU-linear, or TheWorld's, with a GELU at the end too."""
-    chat_template: str | None = None
-    """A Jinja file in place of the tokenizer's own chat template."""
-    init_projector: str | None = None
-    """A trained projector to start from: a run's folder or a projector's file; null: random weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,12 +175,31 @@ class TrainRunConfig:
 class TrainConfig:
     """A training run."""
 
-    cache: str
+    cache: str | None = None
     """The sealed cache to train from."""
+    caches: dict[str, str] | None = None
+    """In place of `cache`, several of one plan, by the name of their tower, in the order in which the language model
+    reads them: {world: FOLDER, siglip: FOLDER}."""
     model: ModelConfig
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     run: TrainRunConfig
+
+    def __post_init__(self) -> None:
+        if (self.cache is None) == (self.caches is None):
+            raise ConfigError("name what to train from by one of cache: FOLDER and caches: {world: FOLDER, …}")
+        refuse_tower_names(self.towers)
+        self.model.refuse_unfit(self.towers)
+
+    @property
+    def towers(self) -> dict[str, str]:
+        """Each tower's cache, by the tower's name."""
+        return towers_of(self.cache, self.caches)
+
+
+def towers_of(cache: str | None, caches: Mapping[str, str] | None) -> dict[str, str]:
+    """Each tower's cache, of a config; none where it names none."""
+    return dict(caches or {}) if cache is None else {WORLD: cache}
 
 
 MAX_TEMPERATURE = 100.0
@@ -219,10 +221,14 @@ class GenerateConfig:
     projector was trained with."""
     cache: str | None = None
     """Another cache than the run's, of the same image recipe and encoder."""
+    caches: dict[str, str] | None = None
+    """In place of `cache`, where the projector has several towers: {world: FOLDER, siglip: FOLDER}."""
     language_model: str | None = None
     """Where the language model is now, if not where training found it: a hub id or a folder."""
     encoder: str | None = None
     """Where the encoder is now, if not where the cache's build found it: a hub id or a folder; for images alone."""
+    encoders: dict[str, str] | None = None
+    """In place of `encoder`, where the projector has several towers: {siglip: FOLDER}."""
     precision: Literal["bf16", "fp32"] | None = None
     """Of the language model; null: as in training."""
     temperature: float = 0.0
@@ -243,10 +249,13 @@ class GenerateConfig:
             raise ConfigError("name what to look at by one of --rows 7,3, --ids ID,ID and --image FILE")
         if self.image is not None and self.prompt is None:
             raise ConfigError("an image brings no question of its own: give one with --prompt")
-        if self.image is not None and self.cache is not None:
+        if self.image is not None and (self.cache or self.caches):
             raise ConfigError("--cache is for --rows and --ids; an image needs none")
-        if self.image is None and self.encoder is not None:
+        if self.image is None and (self.encoder or self.encoders):
             raise ConfigError("--encoder is for --image; rows are encoded already")
+        for one, several in (("cache", "caches"), ("encoder", "encoders")):
+            if getattr(self, one) is not None and getattr(self, several) is not None:
+                raise ConfigError(f"--{one} is for one tower, --{several} for several: name one of the two")
         hot, share = self.temperature, self.top_p
         require(0 <= hot <= MAX_TEMPERATURE, "temperature", f"in [0, {MAX_TEMPERATURE:g}]", hot)
         require(0 < share <= 1, "top_p", "above 0 and at most 1", share)

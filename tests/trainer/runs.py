@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from cache_store import open_cache
+from cache_store import open_joined
 from trainer.cli import main
-from trainer.config import DataConfig, ModelConfig, OptimConfig, TrainConfig, TrainRunConfig
+from trainer.config import DataConfig, OptimConfig, TrainConfig, TrainRunConfig
+from trainer.model.config import ModelConfig
 from trainer.model.projector_file import PROJECTOR_FILE
 from trainer.run.captions import Captioner
 from trainer.run.folder import checkpoints_of
@@ -30,13 +31,17 @@ from trainer.run.session import Session, open_session
 
 PATIENCE_S = 300
 """Longest wait for a process that hangs; none that is only slow takes so long."""
+Caches = Mapping[str, str]
 ALONE = World(rank=0, size=1, device=torch.device("cpu"))
 
 
 def make_config(
-    home: Path, name: Path | str = "run", *, cache: Path, language_model: Path | str, **changes: Any
+    home: Path, name: Path | str = "run", *, cache: Path | Caches, language_model: Path | str, **changes: Any
 ) -> TrainConfig:
-    """Twelve steps of 8 of about 30 samples; `changes` go to whichever section has the field."""
+    """Twelve steps of 8 of about 30 samples; `changes` go to whichever section has the field.
+
+    `cache` may be a mapping: each tower's.
+    """
     sections = {
         "model": ModelConfig(language_model=str(language_model)),
         "data": DataConfig(max_text_tokens=64, val_fraction=0.2, text_dir=str(home / "text")),
@@ -49,13 +54,14 @@ def make_config(
         mine = {field.name for field in fields(section)} & set(changes)
         sections[key] = replace(section, **{field: changes.pop(field) for field in mine})
     assert not changes
-    return TrainConfig(cache=str(cache), **sections)
+    named = {"caches": dict(cache)} if isinstance(cache, Mapping) else {"cache": str(cache)}
+    return TrainConfig(**named, **sections)
 
 
 def command(config: TrainConfig, name: str = "train") -> list[str]:
-    options = [f"--cache={config.cache}"]
+    options = [f"--caches={json.dumps(config.caches)}" if config.caches else f"--cache={config.cache}"]
     for section in ("model", "data", "optim", "run"):
-        for key, value in vars(getattr(config, section)).items():
+        for key, value in asdict(getattr(config, section)).items():
             options.append(f"--{section}.{key}={json.dumps(value) if not isinstance(value, str) else value}")
     return [name, *options]
 
@@ -89,13 +95,13 @@ def damages(path: Path) -> Iterator[None]:
 
 
 def watched(config: TrainConfig, at_read: Callable[[int, np.ndarray], None]) -> SimpleNamespace:
-    """The cache; calls `at_read(count, latents)` on each read: one calibrates, then each step reads once."""
-    cache, reads = open_cache(config.cache), count(1)
+    """The caches; calls `at_read(count, latents)` on each read: one calibrates, then each step reads once."""
+    cache, reads = open_joined(config.towers), count(1)
 
     def read(numbers: np.ndarray) -> dict[str, np.ndarray]:
-        latents = cache.read(numbers)
-        at_read(next(reads), latents)
-        return {"world": latents}
+        samples = cache.read(numbers)
+        at_read(next(reads), samples["world"])
+        return samples
 
     return SimpleNamespace(read=read)
 

@@ -75,7 +75,11 @@ LEAVING_NOTHING = [
     (2, lambda home: {"cache": described_cache(home / "it", 16), "text_dir": f"{home}/it/text"}, "lies in the cache"),
     (2, {"posterior": "sample"}, "data.posterior: sample needs posterior moments, and "),
     (2, {"cache": "s3://bucket/cache"}, "cache: s3://bucket/cache is a URL"),
-    (2, lambda home: {"cache": make_cache(home / "it", np.ones((9, 3, 8), np.float32))}, "holds [token 3, feature 8]"),
+    (
+        2,
+        lambda home: {"cache": make_cache(home / "it", np.ones((9, 8), np.float32))},
+        "holds [feature 8] for each image",
+    ),
     (1, lambda home: {"cache": described_cache(home / "cache", 16, seal=False)}, "is not sealed"),
     (1, cut_cache, "is damaged"),
     (2, {"language_model": "a/b/c"}, "model.language_model: no folder a/b/c"),

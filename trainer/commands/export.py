@@ -8,9 +8,11 @@ import msgspec
 from cache_store.errors import ConfigError
 from cache_store.program.output_file import refuse_inside
 from cache_store.storage.claim import refuse_foreign_names
+from trainer.config import towers_of
 from trainer.export.card import CURVE_FILE, is_hub_id, model_card
 from trainer.export.figures import draw_curve, read_figures
-from trainer.model.projector_file import CONFIG_FILE, PROJECTOR_FILE, ProjectorConfig, TrainedProjector, projector_bytes
+from trainer.model.projector_file import CONFIG_FILE, PROJECTOR_FILE, ProjectorConfig, Tower, projector_bytes
+from trainer.model.trained_projector import TrainedProjector
 from trainer.published import publish_folder
 from trainer.run.trained import config_of_run, load_projector, run_folder
 
@@ -24,8 +26,8 @@ def export(run: str, folder: Path, repo: str | None, *, private: bool) -> None:
     if folder.is_dir() and any(folder.iterdir()):
         raise ConfigError(f"dir: {folder} is not empty; name an empty or a new folder")
     refuse_foreign_names(folder, (), "dir", "export")  # where a file lies in its place, or a parent's
-    if config is not None:
-        refuse_inside("dir", folder, Path(config["cache"]).expanduser())
+    for cache in towers_of(config["cache"], config.get("caches")).values() if config else ():
+        refuse_inside("dir", folder, Path(cache).expanduser())
     if repo is not None:
         from trainer.export.hub import refuse_unpushable
 
@@ -56,13 +58,16 @@ def write_export(projector: TrainedProjector, folder: Path, run: dict[str, Any] 
 
 def shareable(config: ProjectorConfig) -> ProjectorConfig:
     """Leave out where models lie on this machine: of a folder only its name, as `./name`."""
-    tower, language = config.tower, config.language_model
-    model = tower.encoder_model and without_place(tower.encoder_model)
+    language = config.language_model
     return msgspec.structs.replace(
         config,
-        towers=(msgspec.structs.replace(tower, encoder_model=model),),
+        towers=tuple(shareable_tower(tower) for tower in config.towers),
         language_model=msgspec.structs.replace(language, name=without_place(language.name)),
     )
+
+
+def shareable_tower(tower: Tower) -> Tower:
+    return msgspec.structs.replace(tower, encoder_model=tower.encoder_model and without_place(tower.encoder_model))
 
 
 def without_place(name: str) -> str:

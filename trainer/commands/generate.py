@@ -24,8 +24,9 @@ def generate(run: str, config: GenerateConfig) -> None:
         refuse_output("report", report, projector.path)
     language_model = find_language_model(projector, config.language_model)
     asked = find_subjects(projector, config)
-    if report and asked.cache:
-        refuse_inside("report", report, asked.cache)
+    if report:
+        for cache in asked.caches:
+            refuse_inside("report", report, cache)
     generator = open_generator(projector, language_model, config, local_device(0))
     torch.manual_seed(config.seed)
     records = []

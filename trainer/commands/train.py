@@ -27,7 +27,8 @@ def train(config: TrainConfig, world: World, source: LatentSource | None = None)
     if config.run.max_steps is not None:  # else the steps are known once the text is
         config.optim.refuse_endless_warmup(config.run.max_steps)
     refuse_missing(config)
-    refuse_inside("run.output", config.run.folder, Path(config.cache).expanduser())
+    for cache in config.towers.values():
+        refuse_inside("run.output", config.run.folder, Path(cache).expanduser())
     refuse_foreign_output(config)
     with claim(config.run.folder) if world.is_main else nullcontext():
         checkpoints = checkpoints_of(config.run)

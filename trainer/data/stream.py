@@ -23,9 +23,10 @@ from torch.utils.data import IterableDataset, get_worker_info
 from cache_store import Cache, JoinedCache, open_cache, open_joined
 from cache_store.errors import ConfigError
 from cache_store.refusal import differing, refuse
-from trainer.config import MAX_EPOCHS, WORLD
+from trainer.config import MAX_EPOCHS
 from trainer.data.order import Int64Array, SampleOrder
 from trainer.data.views import View, Views, open_views
+from trainer.model.config import WORLD
 
 MAX_WORKERS = 1_024
 """Most workers of one DataLoader; each keeps the bounds of its next pass in a column of its own."""

@@ -15,7 +15,7 @@ from cache_store.errors import ConfigError
 from cache_store.format.schema import ArraySpec
 from cache_store.refusal import differing, refuse
 from cache_store.storage.store import Address
-from trainer.config import WORLD
+from trainer.model.config import WORLD
 
 MAY_DIFFER = {
     "image": ("fit", "flip", "max_pixels"),

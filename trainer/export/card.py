@@ -1,34 +1,19 @@
 """The model card: what the projector reads, how well it learned, and code that uses it without this program."""
 
-from string import Template
 from typing import Any
 
 import yaml
 
+from trainer.export.code import use_alone
 from trainer.export.figures import LAST_STEPS, Figures
 from trainer.model.projector_file import PROJECTOR_FILE, ProjectorConfig, Tower
 
 CURVE_FILE = "curve.png"
 
-FLATTEN = {
-    "spatial": "x.flatten(2).transpose(1, 2)  # a token for each cell",
-    "channel": "x.flatten(2)  # a token for each channel",
-}
-"""Of each layout."""
-
-LAYERS = {
-    "linear": "layer(x, 0)",
-    "mlp": "layer(gelu(layer(x, 0)), 2)",
-    "mlp_gelu": "gelu(layer(gelu(layer(x, 0)), 2))",
-}
-"""Of each shape."""
-
-DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
-
 
 def model_card(config: ProjectorConfig, run: dict[str, Any] | None, figures: Figures | None) -> str:
     """Write the card; `run` is the resolved config of the run, where there is one."""
-    tower, language = config.tower, config.language_model
+    language = config.language_model
     header: dict[str, Any] = {"library_name": "encode-once", "pipeline_tag": "image-text-to-text"}
     header["tags"] = ["projector", "vision-language", "encode-once"]
     if is_hub_id(language.name):
@@ -37,16 +22,16 @@ def model_card(config: ProjectorConfig, run: dict[str, Any] | None, figures: Fig
 ---
 {yaml.safe_dump(header, sort_keys=False)}---
 
-# {tower.array.encoder.class_name} latents for {shown(language.name)}
+# {title(config)}
 
-A projector through which the frozen language model {shown(language.name)} reads images, as latents of a frozen encoder.
-It was trained with encode-once, from a cache of latents; nothing but the projector has learned.
+A projector through which the frozen language model {shown(language.name)} reads images, as {read_as(config)}.
+It was trained with encode-once, from {plural(config, "a cache")} of them; nothing but the projector has learned.
 
 {curve(figures)}{table(training_rows(config, run, figures))}
 
 ## What it reads
 
-{table(input_rows(tower, config))}
+{inputs(config)}
 
 `config.json` says it all, and `{PROJECTOR_FILE}` holds the same in its metadata.
 
@@ -58,11 +43,40 @@ With encode-once, in this folder:
 trainer generate . --image photo.jpg --prompt "What is this?"
 ```
 
-Without it, from latents as the encoder gives them:
-
-```python
-{use_alone(config)}```
+{without_us(config)}
 """
+
+
+def title(config: ProjectorConfig) -> str:
+    encoders = " and ".join(tower.array.encoder.class_name for tower in config.towers)
+    return f"{encoders}{' latents' if is_one(config) else ''} for {shown(config.language_model.name)}"
+
+
+def is_one(config: ProjectorConfig) -> bool:
+    return len(config.towers) == 1
+
+
+def plural(config: ProjectorConfig, word: str) -> str:
+    return word if is_one(config) else f"{word.removeprefix('a ')}s"
+
+
+def read_as(config: ProjectorConfig) -> str:
+    return "latents of a frozen encoder" if is_one(config) else "what several frozen encoders make of them"
+
+
+def inputs(config: ProjectorConfig) -> str:
+    """Of the only tower a table; of several one each, in the order in which they are read."""
+    if is_one(config):
+        return table(input_rows(config.tower, config))
+    return "\n\n".join(f"### {tower.name}\n\n{table(input_rows(tower, config))}" for tower in config.towers)
+
+
+def without_us(config: ProjectorConfig) -> str:
+    """Code that needs nothing of ours; or why there is none."""
+    if (code := use_alone(config)) is None:
+        return "Without it there is more to do: the tokens of an image see each other, which takes attention masks."
+    samples = "latents as the encoder gives them" if is_one(config) else "samples as the encoders give them, by tower"
+    return f"Without it, from {samples}:\n\n```python\n{code}```"
 
 
 def is_hub_id(name: str) -> bool:
@@ -106,73 +120,27 @@ def training_rows(config: ProjectorConfig, run: dict[str, Any] | None, figures: 
 def input_rows(tower: Tower, config: ProjectorConfig) -> dict[str, str]:
     encoder, language = tower.array.encoder, config.language_model
     where = f" of {shown(tower.encoder_model)}" if tower.encoder_model else ""
+    before = config.towers[: config.towers.index(tower)]
     first = "after BOS" if config.text.begins_with_bos else "first of all"
+    first = f"after those of {before[-1].name}" if before else first
     return {
         "image": tower.array.image.summary,
         "encoder": f"{encoder.class_name}{where}, posterior {encoder.posterior}, weights `{encoder.weights_sha256}`",
         "latents": f"[{tower.array.named_shape}], not standardised",
-        "becomes": f"{tower.tokens} tokens of {language.width}, START and END among them, {first}",
-        "projector": f"{tower.projector}, layout {tower.layout}",
+        "becomes": f"{tower.tokens} tokens of {language.width}{ends_in_words(tower)}, {first}",
+        "projector": f"{tower.projector}, layout {tower.layout}{attention_in_words(tower)}",
         "language model": f"{shown(language.name)}, identity `{language.identity}`",
         "trained from the cache": f"`{tower.cache_identity}`",
     }
 
 
-def use_alone(config: ProjectorConfig) -> str:
-    """Write code that reads the projector and generates with it, for exactly this one."""
-    tower, language = config.tower, config.language_model
-    mean_alone = f"[:, : {len(tower.array.encoder.latents_mean)}]" if tower.array.encoder.posterior == "moments" else ""
-    return USE_ALONE.substitute(
-        model=language.name,
-        dtype=DTYPES[language.precision],
-        tower=tower.name,
-        shape=", ".join(map(str, tower.array.shape)),
-        tokens=tower.tokens,
-        width=language.width,
-        mean_alone=mean_alone,
-        flatten=FLATTEN[tower.layout],
-        layers=LAYERS[tower.projector],
-        before=1 if config.text.begins_with_bos else 0,
-        bos="[tokenizer.bos_token_id]" if config.text.begins_with_bos else "[]",
-    )
+def ends_in_words(tower: Tower) -> str:
+    if not tower.ends:
+        return ""
+    own = ", START and END among them"
+    return own if tower.ends_from == "learned" else f"{own}: the language model's own around an image"
 
 
-USE_ALONE = Template("""\
-import json
-from pathlib import Path
-
-import torch
-from safetensors.torch import load_file
-from torch.nn.functional import gelu, linear
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-text, weights = json.loads(Path("config.json").read_text())["text"], load_file("projector.safetensors")
-model = AutoModelForCausalLM.from_pretrained("$model", dtype=torch.$dtype)
-tokenizer, embed = AutoTokenizer.from_pretrained("$model"), model.get_input_embeddings()
-stop = [tokenizer.eos_token_id, *tokenizer.encode(text["end_of_turn"], add_special_tokens=False)[:1]]
-
-def layer(x, n):
-    return linear(x, weights[f"$tower.layers.{n}.weight"], weights[f"$tower.layers.{n}.bias"])
-
-def project(latents):  # [1, $shape] to [1, $tokens, $width]
-    x = (latents$mean_alone.float() - weights["$tower.mean"]) / weights["$tower.std"]
-    x = $flatten
-    start, end = weights["$tower.ends"][None].split(1, 1)
-    return torch.cat([start, $layers, end], 1)
-
-@torch.no_grad()
-def answer(latents, prompt, longest=128):
-    chat, ours = [{"role": "user", "content": prompt}], {"chat_template": text["chat_template"]}
-    words = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False, **ours)
-    tokens, first = tokenizer.encode(words, add_special_tokens=False), $bos
-    x = embed(torch.tensor([tokens if tokens[:1] == first else first + tokens]))
-    x, cache, said = torch.cat([x[:, :$before], project(latents).to(x), x[:, $before:]], 1), None, []
-    while len(said) < longest:
-        out = model(inputs_embeds=x, past_key_values=cache, use_cache=True)
-        cache, token = out.past_key_values, out.logits[:, -1:].argmax(-1)
-        if token.item() in stop:
-            break
-        said, x = [*said, token.item()], embed(token)
-    return tokenizer.decode(said, skip_special_tokens=True).strip()
-""")
-"""The test of an export runs it, for every layout and shape."""
+def attention_in_words(tower: Tower) -> str:
+    frozen = "" if tower.trained else "; not trained here"
+    return f"{'; its tokens see each other' if tower.attention == 'full' else ''}{frozen}"

@@ -19,10 +19,13 @@ from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaLis
 from cache_store.errors import ConfigError, MissingPathError, ModelError
 from cache_store.refusal import Difference, refuse
 from trainer.config import GenerateConfig
-from trainer.model.language_model import LanguageModel, load_with_whole
+from trainer.model.attention import Masks, image_masks
+from trainer.model.language_model import LanguageModel
+from trainer.model.load import load_with_whole, refuse_no_image_masks
 from trainer.model.model import WorldModel
 from trainer.model.pretrained import UNREADABLE_MODEL, first_line
-from trainer.model.projector_file import ProjectorConfig, TrainedProjector
+from trainer.model.projector_file import ProjectorConfig
+from trainer.model.trained_projector import TrainedProjector
 from trainer.run.inputs import PRECISIONS
 from trainer.text.chat import ChatTokenizer, Message, prompt_tokenizer
 
@@ -83,7 +86,7 @@ class Generator:
         refuse_too_long(language, embeddings_NTD.shape[1], self._config.max_tokens)
         stop = [*self._stop, WhenTold(stopped)] if stopped else self._stop
         try:
-            with ready_to_generate(self._whole):
+            with ready_to_generate(self._whole, self._masks(tokens, mask_NT)):
                 said_NT = self._whole.generate(
                     inputs_embeds=embeddings_NTD,
                     attention_mask=mask_NT,
@@ -112,6 +115,15 @@ class Generator:
             embeddings_NTD[row] = embeddings_NTD[row].roll(padding, 0)
             mask_NT[row, :padding] = 0
         return embeddings_NTD, mask_NT
+
+    def _masks(self, tokens: Sequence[np.ndarray], mask_NT: Tensor) -> Masks | None:
+        """Masks of the prompt under which tokens of an image see each other; None where none do."""
+        longest = torch.empty(len(tokens), max(map(len, tokens)), device=mask_NT.device)
+        if (block_1T := self.model.blocks(longest)) is None:
+            return None
+        is_padding_NT, language = mask_NT == 0, self.model.language
+        rolled = [block_1T[0].roll(padding) for padding in is_padding_NT.sum(1).tolist()]
+        return image_masks(language.config, torch.stack(rolled), language.dtype, is_padding_NT)
 
     def _answer(self, said: list[int]) -> Answer:
         """Cut one answer at the end of its turn."""
@@ -143,11 +155,14 @@ class WhenTold(StoppingCriteria):  # type: ignore[misc]  # transformers is not t
 
 
 @contextmanager
-def ready_to_generate(whole: Any) -> Iterator[None]:
-    """Set transformers' model to generate from embeddings, by our options alone; then leave it as it was."""
+def ready_to_generate(whole: Any, masks: Masks | None = None) -> Iterator[None]:
+    """Set transformers' model to generate from embeddings, by our options alone; then leave it as it was.
+
+    `masks` are the prompt's; what is said after it sees all before it.
+    """
     own = whole.generation_config
     whole.generation_config = GenerationConfig()  # a model's own may sample, penalise, or forbid words
-    whole.prepare_inputs_for_generation = naming_embeddings(whole.prepare_inputs_for_generation)
+    whole.prepare_inputs_for_generation = naming_embeddings(whole.prepare_inputs_for_generation, masks)
     try:
         yield
     finally:
@@ -155,8 +170,8 @@ def ready_to_generate(whole: Any) -> Iterator[None]:
         del whole.prepare_inputs_for_generation  # the instance's, which hid the class's
 
 
-def naming_embeddings(prepare: Callable[..., Any]) -> Callable[..., Any]:
-    """Name `inputs_embeds` among the parameters of a model's `prepare_inputs_for_generation`.
+def naming_embeddings(prepare: Callable[..., Any], masks: Masks | None) -> Callable[..., Any]:
+    """Name `inputs_embeds` among the parameters of `prepare_inputs_for_generation`; give the prompt its masks.
 
     transformers' `generate` refuses models, such as the multimodal Gemma 3, that take them without naming them
     (huggingface/transformers, pull request 21405); a test shows that they then say what they say word by word. By the
@@ -164,7 +179,9 @@ def naming_embeddings(prepare: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def prepare_inputs_for_generation(input_ids: Tensor, inputs_embeds: Tensor | None = None, **kwargs: Any) -> Any:
-        return prepare(input_ids, inputs_embeds=inputs_embeds, **kwargs)
+        prepared = prepare(input_ids, inputs_embeds=inputs_embeds, **kwargs)
+        is_prompt = prepared.get("inputs_embeds") is not None
+        return prepared | {"attention_mask": masks} if is_prompt and masks is not None else prepared
 
     return prepare_inputs_for_generation
 
@@ -195,6 +212,8 @@ def open_generator(projector: TrainedProjector, name: str, config: GenerateConfi
     chat = prompt_tokenizer(name, text.chat_template)
     language, whole = load_with_whole(name, PRECISIONS[config.precision or trained.precision], device)
     refuse_other_model(projector.config, name, language)
+    if projector.full:
+        refuse_no_image_masks(language, name)
     model = WorldModel(language, projector.to(device), begins_with_bos=text.begins_with_bos)
     return Generator(model, whole, chat, turn_end(chat, whole, text.end_of_turn), config)
 

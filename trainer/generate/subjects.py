@@ -8,15 +8,17 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from cache_store import JoinedCache, open_cache, open_joined
+from cache_store import Cache, JoinedCache, open_cache, open_joined
 from cache_store.cache.image_encoder import open_image_encoder
 from cache_store.errors import ConfigError, MissingPathError, ModelError, NoCacheError
+from cache_store.program.config_file import closest
 from cache_store.refusal import differing, printable, refuse
-from trainer.config import GenerateConfig
+from trainer.config import GenerateConfig, towers_of
 from trainer.data.stream import as_tensor
 from trainer.generate.rows import chosen_samples
-from trainer.model.projector_file import TrainedProjector
-from trainer.run.inputs import what_latents_mean
+from trainer.model.projector_file import Tower
+from trainer.model.towers import what_samples_mean
+from trainer.model.trained_projector import TrainedProjector
 from trainer.run.trained import config_of_run
 from trainer.text.chat import Message
 
@@ -40,7 +42,7 @@ class Subjects:
     subjects: Sequence[Subject]
     read: Callable[[slice], Mapping[str, Tensor]]
     """Each tower's samples of a part of them, by its name: [N, *shape]."""
-    cache: Path | None
+    caches: Sequence[Path]
     """That they lie in."""
 
 
@@ -51,7 +53,7 @@ def find_subjects(projector: TrainedProjector, config: GenerateConfig) -> Subjec
 
 
 def cached_rows(projector: TrainedProjector, config: GenerateConfig) -> Subjects:
-    cache = open_fitting_cache(projector, config.cache)
+    cache = open_fitting_caches(projector, config)
     samples = chosen_samples(cache, config.rows, config.ids)
     subjects = []
     for sample in samples:
@@ -65,45 +67,75 @@ def cached_rows(projector: TrainedProjector, config: GenerateConfig) -> Subjects
     def read(part: slice) -> Mapping[str, Tensor]:
         return {name: as_tensor(each) for name, each in cache.read(numbers[part]).items()}
 
-    return Subjects(subjects, read, cache.first.root)
+    return Subjects(subjects, read, [each.root for each in cache.caches.values()])
 
 
 def asked(prompt: str) -> list[Message]:
     return [{"role": "user", "content": prompt}]
 
 
-def open_fitting_cache(projector: TrainedProjector, named: str | None) -> JoinedCache:
-    """Open the cache that is named, or the run's own; StaleError where its latents mean something else."""
-    path = named or (config_of_run(projector.path) or {}).get("cache")
-    if path is None:
-        raise ConfigError(f"{projector.path} lies in no run, so no cache is known; name one with --cache")
-    try:
-        cache = open_cache(path)
-    except NoCacheError as error:
-        raise error if named else NoCacheError(f"{error}; it is the one of the run: name it with --cache") from None
-    trained, found = (what_latents_mean(array) for array in (projector.config.tower.array, cache.spec.array))
+def open_fitting_caches(projector: TrainedProjector, config: GenerateConfig) -> JoinedCache:
+    """Open the caches that are named, or the run's own; StaleError where their samples mean something else."""
+    named = by_tower(projector, "cache", config.cache, config.caches)
+    run = config_of_run(projector.path) or {}
+    paths = named or towers_of(run.get("cache"), run.get("caches"))
+    if not paths:
+        wanted = "--cache" if len(projector.names) == 1 else "--caches"
+        raise ConfigError(f"{projector.path} lies in no run, so no cache is known; name one with {wanted}")
+    opened = {}
+    for tower in projector.config.towers:
+        try:
+            opened[tower.name] = open_cache(paths[tower.name])
+        except NoCacheError as error:
+            raise error if named else NoCacheError(f"{error}; it is the one of the run: name it with --cache") from None
+        refuse_other_samples(tower, opened[tower.name], paths[tower.name])
+    return open_joined(opened)
+
+
+def refuse_other_samples(tower: Tower, cache: Cache, path: str) -> None:
+    trained, found = (what_samples_mean(array) for array in (tower.array, cache.spec.array))
     if differences := differing(trained, found):
         remedy = "name a cache of the image recipe and encoder that it was trained with, with --cache"
         refuse(f"{path} is not what the projector reads", differences, [remedy], "in the projector", "in the cache")
-    return open_joined({projector.config.tower.name: cache})
+
+
+def by_tower(
+    projector: TrainedProjector, option: str, one: str | None, several: Mapping[str, str] | None
+) -> dict[str, str]:
+    """What is typed for each tower, by its name, of the options --cache and --caches, or of two like them."""
+    if one is not None and len(projector.names) > 1:
+        towers = ", ".join(f"{name}: …" for name in projector.names)
+        raise ConfigError(
+            f"{option}: the projector has several towers; name one for each with --{option}s '{{{towers}}}'"
+        )
+    typed = dict(several or {}) if one is None else {projector.names[0]: one}
+    for name in typed:
+        if name not in projector.names:
+            raise ConfigError(f"{option}s: the projector has no tower {closest(name, projector.names)}")
+    return typed
 
 
 def image_files(projector: TrainedProjector, config: GenerateConfig, images: str) -> Subjects:
-    """Encode them all at once; the encoder is gone before the language model comes."""
+    """Encode them all at once, tower by tower; the encoders are gone before the language model comes."""
     paths = image_paths(images)
-    tower = projector.config.tower
-    model = config.encoder or tower.encoder_model
-    if model is None:
-        raise ConfigError("the projector does not know where its encoder is; name it with --encoder")
-    try:
-        encode = open_image_encoder(tower.array, model)
-    except (MissingPathError, ModelError) as error:
-        raise error if config.encoder else type(error)(f"{error}; name it, where it is now, with --encoder") from None
-    latents = as_tensor(encode(paths))
+    named = by_tower(projector, "encoder", config.encoder, config.encoders)
+    latents = {tower.name: encode(tower, paths, named.get(tower.name)) for tower in projector.config.towers}
     subjects = [
         Subject(f"image {printable(str(path))}", {"image": str(path)}, asked(config.prompt or "")) for path in paths
     ]
-    return Subjects(subjects, lambda part: {tower.name: latents[part]}, None)
+    return Subjects(subjects, lambda part: {name: each[part] for name, each in latents.items()}, ())
+
+
+def encode(tower: Tower, paths: Sequence[Path], named: str | None) -> Tensor:
+    """Encode images as the tower's cache was: [N, *shape]; the encoder is `named` where it has moved."""
+    model = named or tower.encoder_model
+    if model is None:
+        raise ConfigError("the projector does not know where its encoder is; name it with --encoder")
+    try:
+        encode_images = open_image_encoder(tower.array, model)
+    except (MissingPathError, ModelError) as error:
+        raise error if named else type(error)(f"{error}; name it, where it is now, with --encoder") from None
+    return as_tensor(encode_images(paths))
 
 
 def image_paths(text: str) -> list[Path]:

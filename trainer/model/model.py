@@ -1,6 +1,6 @@
-"""The whole model: [BOS] [START] world tokens [END] text, and the loss at the assistant's tokens.
+"""The whole model: [BOS] [START] world tokens [END] … text, and the loss at the assistant's tokens.
 
-Only the projector learns. Its master weights are float32 and its matrix products run under autocast; the language
+Only the projectors learn. Their master weights are float32 and its matrix products run under autocast; the language
 model runs in its own dtype throughout, since autocast would put some of its operations back to float32.
 """
 # Axes: N samples, P projector tokens, T text tokens, D model width, L label tokens, V vocabulary.
@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from trainer.config import WORLD
+from trainer.model.attention import CAUSAL
 from trainer.model.language_model import LanguageModel
-from trainer.model.projector import Projector
+from trainer.model.projectors import Projectors
 
 
 @dataclass(frozen=True)
@@ -40,30 +40,42 @@ class ModelInput:
 
 
 class WorldModel(nn.Module):
-    """A frozen language model that reads latents through a projector."""
+    """A frozen language model that reads each tower's samples through a projector."""
 
-    def __init__(self, language: LanguageModel, projector: Projector, *, begins_with_bos: bool) -> None:
+    def __init__(self, language: LanguageModel, projectors: Projectors, *, begins_with_bos: bool) -> None:
         super().__init__()
-        self.language, self.projector = language, projector
+        self.language, self.projectors = language, projectors
         self.num_before = 1 if begins_with_bos else 0
-        """Text tokens that stand before START."""
+        """Text tokens that stand before the first tower's."""
 
     def sequence(self, latents: Mapping[str, Tensor], tokens_NT: Tensor) -> Tensor:
         """Embed what enters the decoder: [N, P + T, D] in the language model's dtype."""
         dtype = self.language.dtype
         with torch.autocast(tokens_NT.device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
-            world_NPD = self.projector(latents[WORLD])
+            world_NPD = self.projectors.tokens(latents)
         text_NTD = self.language.embed(tokens_NT)
         before, after = text_NTD[:, : self.num_before], text_NTD[:, self.num_before :]
-        return torch.cat([before, world_NPD.to(dtype), after], 1)
+        return torch.cat([before, *(each.to(dtype) for each in world_NPD), after], 1)
+
+    def blocks(self, tokens_NT: Tensor) -> Tensor | None:
+        """Tell which tokens of a sequence see each other, as `image_masks` takes it: [1, P + T]; None where none do."""
+        if not self.projectors.full:
+            return None
+        text = [CAUSAL] * tokens_NT.shape[1]
+        block = [*text[: self.num_before], *self.projectors.blocks(), *text[self.num_before :]]
+        return torch.tensor([block], device=tokens_NT.device)
+
+    def hidden(self, latents: Mapping[str, Tensor], tokens_NT: Tensor) -> Tensor:
+        """Compute the decoder's last hidden states: [N, P + T, D]."""
+        return self.language.hidden(self.sequence(latents, tokens_NT), self.blocks(tokens_NT))
 
     def label_logits(self, batch: ModelInput) -> Tensor:
         """Compute the logits that predict every label token: [L, V] float32.
 
-        Text token t > 0 stands at P + t, after BOS, START, world tokens and END; the position before predicts it.
+        Text token t > 0 stands at P + t, after BOS and all towers' tokens; the position before predicts it.
         """
-        hidden_NTD = self.language.hidden(self.sequence(batch.latents, batch.tokens_NT))
-        predicting_L = batch.column_L + (self.projector.num_tokens - 1)
+        hidden_NTD = self.hidden(batch.latents, batch.tokens_NT)
+        predicting_L = batch.column_L + (self.projectors.num_tokens - 1)
         return self.language.logits(hidden_NTD[batch.sample_L, predicting_L]).float()
 
     def forward(self, batch: ModelInput) -> Tensor:

@@ -1,12 +1,14 @@
-"""The projector: standardised latents into tokens of the language model's width.
+"""A tower's projector: standardised samples into tokens of the language model's width.
 
 At initialisation its tokens have the root mean square of the model's own token embeddings: a frozen decoder
 normalises what enters, so tokens much smaller than it expects would make gradients larger by the same factor.
 """
 # Axes: N samples, C latent channels, H W latent cells, S world tokens, F values of a world token, D model width.
+# A sample is a latent [C, H, W], or already tokens, [S, F]; then its features are standardised as channels are.
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +18,9 @@ from cache_store import CacheError
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "spatial": lambda latents_NCHW: latents_NCHW.flatten(2).transpose(1, 2),
     "channel": lambda latents_NCHW: latents_NCHW.flatten(2),
+    "token": lambda tokens_NSF: tokens_NSF,
 }
-"""Latents as world tokens [N, S, F]."""
+"""Samples as world tokens [N, S, F]."""
 
 SHAPES: dict[str, Callable[[int, int], list[nn.Module]]] = {
     "linear": lambda features, width: [nn.Linear(features, width)],
@@ -31,8 +34,52 @@ CALIBRATION_TOKENS = 4_096
 SEARCH_STEPS = 40
 
 
-class Projector(nn.Module):
-    """World tokens between two learned vectors, START and END."""
+class TowerProjector(nn.Module):
+    """Makes tokens of one tower's samples, between START and END where it has them."""
+
+    ends: Tensor | None
+    """[2, D]: START and END; learned, or the checkpoint's own."""
+
+    def __init__(
+        self, *, num_world_tokens: int, num_features: int, width: int, ends: Tensor | Literal["learned"] | None
+    ) -> None:
+        """`ends` are the checkpoint's own, or are to be learned."""
+        super().__init__()
+        self.num_world_tokens, self.num_features = num_world_tokens, num_features
+        if isinstance(ends, str):
+            self.ends = nn.Parameter(torch.empty(2, width))
+        else:
+            self.register_buffer("ends", ends)
+
+    @property
+    def num_tokens(self) -> int:
+        """World tokens, START and END."""
+        return self.num_world_tokens + (0 if self.ends is None else 2)
+
+    def world_tokens(self, samples: Tensor) -> Tensor:
+        """Make tokens of samples [N, *shape]: [N, S, D]."""
+        raise NotImplementedError
+
+    def forward(self, samples: Tensor) -> Tensor:
+        """START, world tokens, END: [N, S + 2, D]; without ends [N, S, D]."""
+        world_NSD = self.world_tokens(samples)
+        if self.ends is None:
+            return world_NSD
+        start_ND, end_ND = self.ends.to(world_NSD.dtype).expand(len(world_NSD), 2, -1).unbind(1)
+        return torch.cat([start_ND[:, None], world_NSD, end_ND[:, None]], 1)
+
+    def match_rms(self, samples: Tensor, target: float) -> None:
+        """Set random weights such that the output has the root mean square `target`."""
+        self.match_ends(target)
+
+    @torch.no_grad()
+    def match_ends(self, target: float) -> None:
+        if isinstance(self.ends, nn.Parameter):
+            self.ends.mul_(target / rms(self.ends))
+
+
+class Projector(TowerProjector):
+    """Random weights at first: standardised samples through one or two matrices."""
 
     mean: Tensor
     std: Tensor
@@ -40,30 +87,26 @@ class Projector(nn.Module):
     def __init__(
         self,
         *,
-        latent_shape: tuple[int, ...],
+        sample_shape: tuple[int, ...],
         width: int,
         layout: str,
         shape: str,
         mean: Sequence[float],
         std: Sequence[float],
         seed: int,
+        ends: Tensor | Literal["learned"] | None = "learned",
     ) -> None:
-        """`latent_shape` is [C, H, W]; `mean` and `std` are per channel; of posterior moments the mean half is read."""
-        super().__init__()
-        _, height, cells_x = latent_shape
-        tokens, features = (height * cells_x, len(mean)) if layout == "spatial" else (len(mean), height * cells_x)
-        self.layout, self.num_world_tokens, self.num_features = layout, tokens, features
-        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32)[:, None, None])
-        self.register_buffer("std", torch.tensor(std, dtype=torch.float32)[:, None, None])
+        """`mean` and `std` are per channel, or feature of a token; of posterior moments the mean half is read."""
+        rows, columns = (len(mean), math.prod(sample_shape[1:])) if layout != "token" else sample_shape
+        tokens, features = (columns, rows) if layout == "spatial" else (rows, columns)
+        super().__init__(num_world_tokens=tokens, num_features=features, width=width, ends=ends)
+        self.layout = layout
+        over_cells = (-1,) if layout == "token" else (-1, 1, 1)
+        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32).view(over_cells))
+        self.register_buffer("std", torch.tensor(std, dtype=torch.float32).view(over_cells))
         self.layers = nn.Sequential(*SHAPES[shape](features, width))
-        self.ends = nn.Parameter(torch.empty(2, width))
-        if not self.ends.is_meta:  # as it is where trained weights are to come
+        if not self.mean.is_meta:  # as it is where trained weights are to come
             self._initialise(torch.Generator().manual_seed(seed))
-
-    @property
-    def num_tokens(self) -> int:
-        """World tokens, START and END."""
-        return self.num_world_tokens + 2
 
     def _initialise(self, generator: torch.Generator) -> None:
         """Variance-preserving weights, no biases, from our own generator: the same in every process."""
@@ -71,25 +114,27 @@ class Projector(nn.Module):
             if isinstance(layer, nn.Linear):
                 nn.init.normal_(layer.weight, std=layer.in_features**-0.5, generator=generator)
                 nn.init.zeros_(layer.bias)
-        nn.init.normal_(self.ends, generator=generator)
+        if isinstance(self.ends, nn.Parameter):
+            nn.init.normal_(self.ends, generator=generator)
 
-    def features(self, latents_NCHW: Tensor) -> Tensor:
-        """Standardised latents as tokens: [N, S, F] float32."""
-        latents_NCHW = latents_NCHW[:, : len(self.mean)].float()
-        return LAYOUTS[self.layout]((latents_NCHW - self.mean) / self.std)
+    def read(self, samples: Tensor) -> Tensor:
+        """Leave out what is not read of them: the second half of posterior moments."""
+        return samples if self.layout == "token" else samples[:, : len(self.mean)]
 
-    def forward(self, latents_NCHW: Tensor) -> Tensor:
-        """START, world tokens, END: [N, S + 2, D]."""
-        world_NSD = self.layers(self.features(latents_NCHW))
-        start_ND, end_ND = self.ends.to(world_NSD.dtype).expand(len(world_NSD), 2, -1).unbind(1)
-        return torch.cat([start_ND[:, None], world_NSD, end_ND[:, None]], 1)
+    def features(self, samples: Tensor) -> Tensor:
+        """Standardised samples as tokens: [N, S, F] float32."""
+        return LAYOUTS[self.layout]((self.read(samples).float() - self.mean) / self.std)
+
+    def world_tokens(self, samples: Tensor) -> Tensor:
+        world_NSD: Tensor = self.layers(self.features(samples))
+        return world_NSD
 
     @torch.no_grad()
-    def match_rms(self, latents_NCHW: Tensor, target: float) -> None:
+    def match_rms(self, samples: Tensor, target: float) -> None:
         """Scale the last matrix and the ends such that the output has the root mean square `target`."""
         self.refuse_statistics()
-        refuse_nonfinite_latents(latents_NCHW[:, : len(self.mean)])
-        features_SF = self.features(latents_NCHW).flatten(0, 1)
+        refuse_nonfinite_latents(self.read(samples))
+        features_SF = self.features(samples).flatten(0, 1)
         features_SF = features_SF[:: -(-len(features_SF) // CALIBRATION_TOKENS)]
         last = max(index for index, layer in enumerate(self.layers) if isinstance(layer, nn.Linear))
         before, after = self.layers[: last + 1](features_SF), self.layers[last + 1 :]
@@ -98,25 +143,26 @@ class Projector(nn.Module):
         matrix = self.layers[last]
         assert isinstance(matrix, nn.Linear)
         matrix.weight.mul_(find_scale(lambda scale: rms(after(scale * before)), target))
-        self.ends.mul_(target / rms(self.ends))
+        self.match_ends(target)
 
     def refuse_statistics(self) -> None:
         """Raise CacheError for channels that cannot be standardised."""
         statistics = zip(self.mean.flatten().tolist(), self.std.flatten().tolist(), strict=True)
         for channel, (mean, std) in enumerate(statistics):
             if not (math.isfinite(mean) and math.isfinite(std) and std > 0):
+                kind = "feature" if self.layout == "token" else "latent channel"
                 raise CacheError(
-                    f"latent channel {channel} cannot be standardised: its mean is {mean}, its standard deviation "
+                    f"{kind} {channel} cannot be standardised: its mean is {mean}, its standard deviation "
                     f"{std}; both are the encoder's own where its config states them, else measured over the cache"
                 )
 
 
-def refuse_nonfinite_latents(latents_NCHW: Tensor) -> None:
+def refuse_nonfinite_latents(samples: Tensor) -> None:
     """Raise CacheError for NaN and infinity: the check for latents that are all equal would not tell them apart."""
-    faulty = int((~latents_NCHW.isfinite()).flatten(1).any(1).sum())
+    faulty = int((~samples.isfinite()).flatten(1).any(1).sum())
     if faulty:
         raise CacheError(
-            f"{faulty} of the {len(latents_NCHW)} samples that set the projector's scale hold NaN or infinity; "
+            f"{faulty} of the {len(samples)} samples that set the projector's scale hold NaN or infinity; "
             "`cache-store verify CACHE --level deep` names all such samples"
         )
 

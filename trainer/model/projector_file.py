@@ -2,21 +2,23 @@
 
     {tower}.mean, {tower}.std         what samples are standardised with, shaped to broadcast over one
     {tower}.layers.{n}.weight, .bias  the projector's matrices
-    {tower}.ends                      [2, D]: START and END, learned
+    {tower}.norm, {tower}.weight      in place of those, of a checkpoint's own projector
+    {tower}.ends                      [2, D]: START and END, where the tower has them
 
-All are float32. The file's metadata has one key, METADATA_KEY; its value is a `ProjectorConfig` as canonical JSON.
-`config.json` beside the file says the same, for people and for other programs; this one never reads it.
+All are float32. Frozen towers are in it like all others, so that the file alone is enough. Its metadata has one key,
+METADATA_KEY; the value is a `ProjectorConfig` as canonical JSON. `config.json` beside the file says the same, for
+people and for other programs; this one never reads it.
 """
 
 import json
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from math import isqrt
 from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -24,8 +26,9 @@ from torch import Tensor
 from cache_store.errors import CacheError, ConfigError, NewerFormatError
 from cache_store.format.record import Record, canonical_json, parse_record
 from cache_store.format.schema import ArraySpec, Count
-from cache_store.storage.files import file_sha256
-from trainer.model.projector import LAYOUTS, SHAPES, Projector
+from trainer.model.config import PRETRAINED, Attention
+from trainer.model.projector import LAYOUTS, SHAPES
+from trainer.model.projectors import Projectors
 
 PROJECTOR_FILE, CONFIG_FILE = "projector.safetensors", "config.json"
 METADATA_KEY = "encode_once.projector"
@@ -40,15 +43,26 @@ Width = Annotated[int, msgspec.Meta(ge=1, le=2**20)]
 """Of a language model, far above any."""
 
 
-class Tower(Record, frozen=True, kw_only=True):
-    """One encoder's samples, and the projector that makes tokens of them."""
+class Tower(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """One encoder's samples, and the projector that makes tokens of them.
+
+    What has a default is left out where it has it: equal projectors are equal bytes, whichever version wrote them.
+    """
 
     name: str
     """What its tensors' names begin with."""
     projector: str
     layout: str
+    """How a sample becomes tokens: spatial or channel of latents; token where it is tokens already."""
     ends: bool
     """Whether START and END stand around its tokens."""
+    ends_from: Literal["learned", "checkpoint"] = "learned"
+    attention: Attention = "causal"
+    """Whether its tokens see each other (full), or only those before them."""
+    trained: bool = True
+    """Whether the run trained it; without, it is as the run was given it."""
+    norm_eps: float | None = None
+    """Of a checkpoint's own projector."""
     tokens: Count
     """That the language model reads, START and END among them."""
     features: Count
@@ -112,6 +126,11 @@ class ProjectorConfig(Record, frozen=True, kw_only=True):
         return tower
 
     @property
+    def full(self) -> frozenset[str]:
+        """The towers whose tokens see each other."""
+        return frozenset(tower.name for tower in self.towers if tower.attention == "full")
+
+    @property
     def as_json(self) -> bytes:
         """As it stands in `config.json`."""
         return json.dumps(msgspec.to_builtins(self), indent=2, ensure_ascii=False).encode() + b"\n"
@@ -129,10 +148,11 @@ def library_versions() -> dict[str, str]:
     return found
 
 
-def projector_bytes(projector: Projector, config: ProjectorConfig) -> bytes:
+def projector_bytes(projectors: Projectors, config: ProjectorConfig) -> bytes:
     """The whole file."""
-    tensors = {f"{config.tower.name}.{name}": tensor for name, tensor in projector.state_dict().items()}
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    towers = [(tower, each.state_dict().items()) for tower, each in projectors.items()]
+    tensors = {f"{tower}.{name}": tensor.detach() for tower, tensors in towers for name, tensor in tensors}
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     return save(tensors, {METADATA_KEY: canonical_json(config).decode()})
 
 
@@ -154,55 +174,31 @@ def parse_config(data: bytes, where: str) -> ProjectorConfig:
     if found != PROJECTOR_VERSION:
         raise NewerFormatError(f"{where} has format version {found}; this program reads version {PROJECTOR_VERSION}")
     config = parse_record(ProjectorConfig, data, where)
-    if len(config.towers) != 1:
-        raise CacheError(f"{where} has {len(config.towers)} towers; this program reads projectors of one")
-    tower = config.tower
-    if tower.projector not in SHAPES or tower.layout not in LAYOUTS or not tower.ends or len(tower.array.shape) != 3:
-        raise CacheError(f"{where} holds no projector that this program knows: {tower.projector}, {tower.layout}")
+    names = [tower.name for tower in config.towers]
+    if not names or len(set(names)) < len(names):
+        raise CacheError(f"{where} names its towers {names}; it should name one, or several differently")
+    for tower in config.towers:
+        if not is_known(tower):
+            raise CacheError(f"{where} holds no projector that this program knows: {tower.projector}, {tower.layout}")
     return config
+
+
+def is_known(tower: Tower) -> bool:
+    """Tell whether its samples, layout and projector go together."""
+    axes, world_tokens = len(tower.array.shape), tower.tokens - 2 * tower.ends
+    if tower.projector == PRETRAINED:
+        states = tower.array.shape[0]
+        return (tower.layout, axes) == ("token", 2) and tower.norm_eps is not None and divides(world_tokens, states)
+    return tower.projector in SHAPES and tower.layout in LAYOUTS and axes == (2 if tower.layout == "token" else 3)
+
+
+def divides(tokens: int, states: int) -> bool:
+    """Tell whether a square of states is cut into squares that give so many tokens."""
+    side, pooled = isqrt(states), isqrt(max(tokens, 1))
+    return tokens > 0 and side**2 == states and pooled**2 == tokens and side % pooled == 0
 
 
 class AnyVersion(Record, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """As far as all versions agree."""
 
     format_version: int
-
-
-def load_tensors(projector: Projector, tower: str, tensors: Mapping[str, Tensor], where: str) -> None:
-    """Give `projector` its tower's tensors; CacheError, and nothing given, where they are others than it has."""
-    mine = {name.removeprefix(f"{tower}."): each for name, each in tensors.items() if name.startswith(f"{tower}.")}
-    found, expected = ({name: kind(each) for name, each in state.items()} for state in (mine, projector.state_dict()))
-    if found != expected:
-        name = min(dict(found.items() ^ expected.items()))
-        raise CacheError(
-            f"{where} does not hold the tensors of its projector: {tower}.{name} should be "
-            f"{expected.get(name, 'absent')}, is {found.get(name, 'absent')}"
-        )
-    projector.load_state_dict(mine, assign=projector.ends.is_meta)
-
-
-def kind(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
-
-
-class TrainedProjector(Projector):
-    """A projector as it was trained: on the CPU, in float32, frozen."""
-
-    def __init__(self, path: Path) -> None:
-        config, tensors = read_projector_file(path)
-        tower = config.tower
-        mean = tensors.get(f"{tower.name}.mean")
-        channels = 1 if mean is None or not mean.ndim else max(1, len(mean))
-        with torch.device("meta"):  # its size is only what the config says, until the tensors agree
-            super().__init__(
-                latent_shape=tower.array.shape,
-                width=config.language_model.width,
-                layout=tower.layout,
-                shape=tower.projector,
-                mean=[0.0] * channels,
-                std=[1.0] * channels,
-                seed=0,
-            )
-        self.config, self.path, self.sha256 = config, path, file_sha256(path)
-        load_tensors(self, tower.name, tensors, str(path))
-        self.requires_grad_(False).eval()

@@ -20,9 +20,10 @@ from cache_store.errors import CacheError, ConfigError, NewerFormatError
 from cache_store.format.record import FORMAT_VERSION, Record, canonical_json, parse_signed, signed
 from cache_store.refusal import differing, refuse
 from cache_store.storage.files import file_sha256, naming
-from trainer.config import WORLD
-from trainer.model.projector import Projector
-from trainer.model.projector_file import PROJECTOR_FILE, ProjectorConfig, load_tensors, read_projector_file
+from trainer.config import towers_of
+from trainer.model.projector_file import PROJECTOR_FILE, ProjectorConfig, read_projector_file
+from trainer.model.projectors import Projectors
+from trainer.model.trained_projector import load_tensors
 from trainer.published import clear_folders, publish_folder, remove_folder
 
 STATE_FILE, OPTIMIZER_FILE = "state.json", "optimizer.safetensors"
@@ -34,8 +35,8 @@ CACHE_IDENTITY = "cache identity"
 VAL_FRACTION = "data.val_fraction"
 """Key of `must_match`: the share of samples held out."""
 
-OF_THE_CACHE = ("latents.", "image.", "encoder.")
-"""Beginnings of the keys of `must_match` that no option sets: what the cache's latents are."""
+OF_THE_CACHE = re.compile(r"(\w+\.)?(latents|image|encoder)\.")
+"""Beginning of the keys of `must_match` that no option sets: what a tower's samples are."""
 
 POSTERIOR = "data.posterior"
 """Key of `must_match` where training draws latents from their posteriors."""
@@ -176,13 +177,14 @@ def refuse_other_projector(path: Path, state: CheckpointState, must_match: Mappi
     """
     may_differ = (*SHOWN, CACHE_IDENTITY, VAL_FRACTION) if is_of_another_cache(state, must_match) else SHOWN
     if differences := [each for each in differing(state.must_match, must_match) if each.field not in may_differ]:
-        of_the_cache = [each.field.startswith(OF_THE_CACHE) for each in differences]
+        of_the_cache = [bool(OF_THE_CACHE.match(each.field)) for each in differences]
         remedies = ["to evaluate another checkpoint: --checkpoint FOLDER"]
         if not all(of_the_cache):
             restore = f"to evaluate it, set these as it was trained; {path / STATE_FILE} holds its whole config"
             remedies.insert(0, restore)
         if any(of_the_cache):
-            held = f"those that {state.config['cache']} held"
+            caches = towers_of(state.config["cache"], state.config.get("caches"))
+            held = f"those that {', '.join(caches.values())} held"
             remedies.insert(0, f"to evaluate it, name with --cache a cache of latents such as {held}")
         refuse(f"checkpoint {path} was not trained like this", differences, remedies, held="in the checkpoint")
 
@@ -191,10 +193,10 @@ def is_of_another_cache(state: CheckpointState, must_match: Mapping[str, str]) -
     return state.must_match.get(CACHE_IDENTITY) != must_match[CACHE_IDENTITY]
 
 
-def restore_projector(path: Path, projector: Projector) -> ProjectorConfig:
-    """Load parameters and latent statistics of a run, or of a checkpoint that `read_state` has checked."""
+def restore_projectors(path: Path, projectors: Projectors) -> ProjectorConfig:
+    """Load parameters and statistics of a run, or of a checkpoint that `read_state` has checked."""
     config, tensors = read_projector_file(file := path / PROJECTOR_FILE)
-    load_tensors(projector, WORLD, tensors, str(file))
+    load_tensors(projectors, tensors, str(file))
     return config
 
 

@@ -40,9 +40,13 @@ def has_run(run: TrainRunConfig) -> bool:
 
 
 def is_resolved_config(path: Path) -> bool:
-    """Tell whether the file has exactly the sections of a TrainConfig: many programs write a config.yaml."""
+    """Tell whether the file has exactly the sections of a TrainConfig: many programs write a config.yaml.
+
+    Older versions had no `caches`.
+    """
     sections = re.findall(rb"^(\w+):", path.read_bytes() if path.is_file() else b"", re.MULTILINE)
-    return [name.decode() for name in sections] == [field.name for field in fields(TrainConfig)]
+    found, known = [name.decode() for name in sections], [field.name for field in fields(TrainConfig)]
+    return found in (known, [name for name in known if name != "caches"])
 
 
 def write_config(config: TrainConfig) -> None:

@@ -20,7 +20,7 @@ from trainer.data.batches import StepBatch
 from trainer.data.prefetch import prefetched
 from trainer.model.projector_file import CONFIG_FILE, PROJECTOR_FILE, ProjectorConfig, projector_bytes
 from trainer.run.captions import Caption, Captioner
-from trainer.run.checkpoint import CheckpointFolder, CheckpointState, load_optimizer, restore_projector
+from trainer.run.checkpoint import CheckpointFolder, CheckpointState, load_optimizer, restore_projectors
 from trainer.run.folder import has_run, write_changed, write_config
 from trainer.run.metrics import Metrics, MetricsLog, read_metrics
 from trainer.run.optim import learning_rate, make_optimizer
@@ -55,8 +55,8 @@ class TrainingLoop:
         self.config, self.world = session.config, session.world
         self.output = self.config.run.folder
         self.model = session.model
-        self.parameters = list(self.model.projector.parameters())
-        self.optimizer = make_optimizer(self.model.projector, self.config.optim)
+        self.parameters = [each for each in self.model.projectors.parameters() if each.requires_grad]
+        self.optimizer = make_optimizer(self.model.projectors, self.config.optim)
         self.total_steps = self.config.run.total_steps(len(session.split.train), self.config.data.batch_size)
         self.started_from = session.started_from
         self.completed = 0
@@ -78,10 +78,10 @@ class TrainingLoop:
 
     @property
     def projector_bytes(self) -> bytes:
-        return projector_bytes(self.model.projector, self.projector_config)
+        return projector_bytes(self.model.projectors, self.projector_config)
 
     def resume(self, path: Path, state: CheckpointState) -> None:
-        self.started_from = restore_projector(path, self.model.projector).training.started_from
+        self.started_from = restore_projectors(path, self.model.projectors).training.started_from
         load_optimizer(path, self.optimizer)
         self.completed = state.step
         self.world.say(f"going on after step {state.step:,} of {self.total_steps:,}, from {path}")

@@ -1,11 +1,11 @@
-"""AdamW over the projector, with a learning rate that is a pure function of the step."""
+"""AdamW over the projectors, with a learning rate that is a pure function of the step."""
 
 import math
 
 import torch
+from torch import nn
 
 from trainer.config import OptimConfig
-from trainer.model.projector import Projector
 
 
 def learning_rate(config: OptimConfig, step: int, total_steps: int) -> float:
@@ -22,10 +22,11 @@ def learning_rate(config: OptimConfig, step: int, total_steps: int) -> float:
     return config.lr * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
 
-def make_optimizer(projector: Projector, config: OptimConfig) -> torch.optim.AdamW:
-    """Make AdamW with weight decay on matrices alone; fused into one kernel on a GPU."""
-    matrices = [layer for name, layer in projector.named_parameters() if name.endswith("weight")]
-    others = [layer for name, layer in projector.named_parameters() if not name.endswith("weight")]
+def make_optimizer(projectors: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
+    """Make AdamW for all that is trained, with weight decay on matrices alone; fused into one kernel on a GPU."""
+    trained = {name: each for name, each in projectors.named_parameters() if each.requires_grad}
+    matrices = [each for name, each in trained.items() if name.endswith("weight")]
+    others = [each for name, each in trained.items() if not name.endswith("weight")]
     groups = [
         {"params": matrices, "weight_decay": config.weight_decay},
         {"params": others, "weight_decay": 0.0},

@@ -1,5 +1,6 @@
 """A run made ready from its inputs: the cache's text, its split, and the model in its initial state."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,13 +8,13 @@ import numpy as np
 
 from cache_store import CacheError
 from cache_store.errors import ModelError
-from trainer.config import WORLD, TrainConfig
+from trainer.config import TrainConfig
 from trainer.data.batches import LatentSource, StepLoader
 from trainer.data.order import SampleOrder
 from trainer.data.stream import as_tensor
 from trainer.model.model import WorldModel
-from trainer.model.projector_file import TrainedProjector
-from trainer.run.checkpoint import restore_projector
+from trainer.model.trained_projector import TrainedProjector
+from trainer.run.checkpoint import restore_projectors
 from trainer.run.inputs import Inputs
 from trainer.run.parallel import World
 from trainer.text.store import Split, TextStore
@@ -53,13 +54,11 @@ def open_session(
     announce_split(split, inputs.world, to_train=trained is None)
     loader = make_loader(inputs, source or inputs.cache, text, split.train)
     if trained is not None:
-        restore_projector(trained, inputs.projector)
-    elif start is not None:
-        inputs.projector.load_state_dict(start.state_dict())
+        restore_projectors(trained, inputs.projectors)
     else:
-        match_embeddings(inputs, loader)
-    inputs.world.broadcast(inputs.projector.to(inputs.world.device))
-    model = WorldModel(inputs.language, inputs.projector, begins_with_bos=text.meta.begins_with_bos)
+        begin(inputs, loader, start)
+    inputs.world.broadcast(inputs.projectors.to(inputs.world.device))
+    model = WorldModel(inputs.language, inputs.projectors, begins_with_bos=text.meta.begins_with_bos)
     started_from = None if start is None else start.sha256
     return Session(**vars(inputs), text=text, split=split, model=model, loader=loader, started_from=started_from)
 
@@ -83,8 +82,9 @@ def refuse_unknown_tokens(inputs: Inputs, text: TextStore) -> None:
 
 def refuse_none_to_train_on(split: Split, config: TrainConfig) -> None:
     if not len(split.train):
+        caches = " and ".join(config.towers.values())
         raise CacheError(
-            f"{config.cache} leaves no sample to train on: {split.unlabelled:,} have no assistant's words within "
+            f"{caches} leaves no sample to train on: {split.unlabelled:,} have no assistant's words within "
             f"data.max_text_tokens {config.data.max_text_tokens}, {len(split.validation):,} are held out; raise it, "
             f"or lower data.val_fraction {config.data.val_fraction}"
         )
@@ -113,8 +113,19 @@ def make_loader(inputs: Inputs, source: LatentSource, text: TextStore, train: np
     )
 
 
-def match_embeddings(inputs: Inputs, loader: StepLoader) -> None:
-    """Scale the projector's output to the token embeddings, measured on a fixed draw of training samples."""
+def begin(inputs: Inputs, loader: StepLoader, start: TrainedProjector | None) -> None:
+    """Give towers the weights that `start` has for them, and scale the others' output to the token embeddings."""
+    trained = dict(start.items()) if start is not None else {}
+    for name, each in trained.items():
+        inputs.projectors[name].load_state_dict(each.state_dict())
+    if new := [name for name in inputs.projectors.names if name not in trained]:
+        match_embeddings(inputs, loader, new)
+
+
+def match_embeddings(inputs: Inputs, loader: StepLoader, towers: Sequence[str]) -> None:
+    """Scale towers' output to the token embeddings, measured on a fixed draw of training samples."""
     positions = np.arange(min(CALIBRATION_SAMPLES, len(loader.train)))
-    latents = loader.source.read(loader.train[loader.order.at(positions)])
-    inputs.projector.match_rms(as_tensor(latents[WORLD]), inputs.language.embedding_rms())
+    samples = loader.source.read(loader.train[loader.order.at(positions)])
+    target = inputs.language.embedding_rms()
+    for name in towers:
+        inputs.projectors[name].match_rms(as_tensor(samples[name]), target)

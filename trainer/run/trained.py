@@ -1,23 +1,29 @@
 """The projector of a run, wherever it lies: for whoever uses it."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 
 from cache_store.errors import ConfigError, EncodeOnceError, MissingPathError
 from cache_store.refusal import differing, refuse
-from trainer.model.projector_file import PROJECTOR_FILE, ProjectorConfig, TrainedProjector
+from trainer.model.config import PRETRAINED
+from trainer.model.projector_file import PROJECTOR_FILE, ProjectorConfig
+from trainer.model.towers import what_tower_is
+from trainer.model.trained_projector import TrainedProjector
 from trainer.run.checkpoint import STATE_FILE, CheckpointFolder, read_state
 from trainer.run.folder import CHECKPOINTS, CONFIG_FILE, is_resolved_config
-from trainer.run.inputs import LANGUAGE_MODEL, Inputs, what_latents_mean
+from trainer.run.inputs import LANGUAGE_MODEL, Inputs
 
 
 def load_projector(path: str | Path) -> TrainedProjector:
     """Load a trained projector: of a run (its newest checkpoint), of one checkpoint, of an exported folder, or a file.
 
     Called with samples as a cache gives them, [N, C, H, W] as a tensor, it returns what stands after BOS in the
-    language model's `inputs_embeds`: [N, tokens, width], float32. `config` says all else.
+    language model's `inputs_embeds`: [N, tokens, width], float32. Of several towers it is called with a mapping of
+    their names to such tensors. `config` says all else.
     """
     return TrainedProjector(find_projector(Path(path).expanduser()))
 
@@ -31,7 +37,8 @@ def initial_projector(inputs: Inputs) -> TrainedProjector | None:
         projector = load_projector(name)
     except EncodeOnceError as error:
         raise type(error)(f"model.init_projector: {error}") from None
-    trained, here = (what_projector_is(config) for config in (projector.config, inputs.projector_config))
+    refuse_other_towers(inputs, projector)
+    trained, here = (what_projector_is(each, projector.names) for each in (projector.config, inputs.projector_config))
     if differences := differing(trained, here):
         remedies = ["set these as it was trained, or start from another projector"]
         refuse(f"model.init_projector {name} does not fit", differences, remedies, "in the projector", "in this run")
@@ -39,11 +46,26 @@ def initial_projector(inputs: Inputs) -> TrainedProjector | None:
     return projector
 
 
-def what_projector_is(config: ProjectorConfig) -> dict[str, str]:
-    """Describe what a projector reads, its form, and the model that it was trained for."""
-    tower = config.tower
-    form = {"model.layout": tower.layout, "model.projector": tower.projector}
-    return {**what_latents_mean(tower.array), **form, LANGUAGE_MODEL: config.language_model.identity}
+def refuse_other_towers(inputs: Inputs, projector: TrainedProjector) -> None:
+    """Raise ConfigError where the projector has a tower that the run lacks, or lacks one that is to stay frozen."""
+    name = inputs.config.model.init_projector
+    for tower in projector.names:
+        if tower not in inputs.projectors.names:
+            raise ConfigError(f"model.init_projector {name} has the tower {tower}; this run has none of that name")
+    for tower in inputs.projectors.names:
+        form = inputs.config.model.form(tower)
+        if tower not in projector.names and not form.trained and form.projector != PRETRAINED:
+            raise ConfigError(f"model.init_projector {name} has no tower {tower}, which model.towers wants frozen")
+
+
+def what_projector_is(config: ProjectorConfig, towers: Sequence[str]) -> dict[str, str]:
+    """Describe what some towers read, their form, and the model that they were trained for."""
+    described = [tower for tower in config.towers if tower.name in towers]
+    # Learned vectors may go on from the checkpoint's, and any tower may be frozen or not.
+    compared = [msgspec.structs.replace(tower, ends_from="learned", trained=True) for tower in described]
+    prefix = len(towers) > 1
+    said = {f"{each.name}." * prefix + key: value for each in compared for key, value in what_tower_is(each).items()}
+    return {**said, LANGUAGE_MODEL: config.language_model.identity}
 
 
 def announce_start(inputs: Inputs, projector: TrainedProjector) -> None:

@@ -162,10 +162,12 @@ def refuse_nonfinite_losses(session: Session, losses: np.ndarray) -> None:
     faulty = session.split.validation[~np.isfinite(losses)]
     if not len(faulty):
         return
+    paths = session.config.towers.values()
+    checks = " and ".join(f"`cache-store verify {shlex.quote(path)} --level deep`" for path in paths)
     raise EncodeOnceError(
         f"validation: the loss of {len(faulty):,} of {len(losses):,} held-out samples is not finite\n"
         f"  samples  {sample_names(session, faulty)}\n"
-        f"  run `cache-store verify {shlex.quote(session.config.cache)} --level deep`; where it finds nothing, "
+        f"  run {checks}; where that finds nothing, "
         "the projector has diverged: try a lower optim.lr"
     )
 

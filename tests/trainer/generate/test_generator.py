@@ -12,8 +12,9 @@ from tests.trainer.conftest import GEMMA_TEMPLATE, make_tokenizer
 from tests.trainer.model.test_model import FLOAT32, SCALED, make_latents, make_projector, save_decoder, save_multimodal
 from trainer.config import GenerateConfig
 from trainer.generate.generator import Generator, TurnEnd, turn_end
-from trainer.model.language_model import load_with_whole
+from trainer.model.load import load_with_whole
 from trainer.model.model import WorldModel
+from trainer.model.projectors import Projectors
 from trainer.text.chat import ChatTokenizer, Message
 
 PROMPTS = [
@@ -38,7 +39,7 @@ def make_generator(
     projector = make_projector(width=language.width)
     projector.match_rms(make_latents(), language.embedding_rms())
     chat = ChatTokenizer(make_tokenizer(), template, 64)
-    model = WorldModel(language, projector, begins_with_bos=True)
+    model = WorldModel(language, Projectors({"world": projector}), begins_with_bos=True)
     config = GenerateConfig(rows="0", **{"max_tokens": 12, **options})
     return Generator(model, whole, chat, end or TurnEnd((5,), ""), config)
 
@@ -51,7 +52,7 @@ def word_by_word(
     tokens = generator.chat.prompt_tokens(messages).tolist()
     start, language = len(tokens), generator.model.language
     for _ in range(count):
-        hidden = language.hidden(generator.model.sequence(latents, torch.tensor([tokens])))
+        hidden = generator.model.hidden(latents, torch.tensor([tokens]))
         tokens.append(int(language.logits(hidden[:, -1]).argmax()))
     return tokens[start:]
 

@@ -17,17 +17,19 @@ from cache_store import CacheError
 from cache_store.errors import ModelError
 from tests.trainer.conftest import MEAN, STD, TINY, save_language_model
 from trainer.data.batches import model_input
-from trainer.model.language_model import LanguageModel, load_language_model
+from trainer.model.language_model import LanguageModel
+from trainer.model.load import load_language_model
 from trainer.model.model import ModelInput, WorldModel
 from trainer.model.pretrained import loading_bar_hidden
 from trainer.model.projector import SHAPES, Projector, rms
+from trainer.model.projectors import Projectors
 from trainer.text.store import TextBatch
 
 FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16
 
 
 def make_projector(layout: str = "spatial", shape: str = "mlp", width: int = 24, seed: int = 0) -> Projector:
-    return Projector(latent_shape=(4, 3, 2), width=width, layout=layout, shape=shape, mean=MEAN, std=STD, seed=seed)
+    return Projector(sample_shape=(4, 3, 2), width=width, layout=layout, shape=shape, mean=MEAN, std=STD, seed=seed)
 
 
 def make_latents(count: int = 64) -> torch.Tensor:
@@ -193,7 +195,7 @@ def make_model(folder: Path, dtype: torch.dtype = FLOAT32, *, bos: bool = True) 
     language = load(folder, dtype)
     projector = make_projector(width=language.width)
     projector.match_rms(make_latents(), language.embedding_rms())
-    return WorldModel(language, projector, begins_with_bos=bos)
+    return WorldModel(language, Projectors({"world": projector}), begins_with_bos=bos)
 
 
 def make_input() -> ModelInput:
@@ -211,7 +213,7 @@ def test_label_only_losses_equal_those_of_full_logits(language_model, bos):
     model, batch = make_model(language_model, bos=bos), make_input()
     full = hf.AutoModelForCausalLM.from_pretrained(language_model, dtype=FLOAT32)
     embeddings = full.get_input_embeddings()(batch.tokens_NT)
-    world = model.projector(batch.latents["world"])
+    world = model.projectors(batch.latents)
     inputs = torch.cat([embeddings[:, :bos], world, embeddings[:, int(bos) :]], 1)
     logits = full(inputs_embeds=inputs).logits[batch.sample_L, batch.column_L + world.shape[1] - 1]
     seen = list[torch.Tensor]()
@@ -223,13 +225,14 @@ def test_label_only_losses_equal_those_of_full_logits(language_model, bos):
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16])
 def test_products_run_in_the_models_precision_losses_in_float32(language_model, dtype):
     model, batch, products = make_model(language_model, dtype), make_input(), list[torch.Tensor]()
-    for layer in model.projector.layers[::2]:
+    for layer in model.projectors["world"].layers[::2]:
         layer.register_forward_hook(lambda _, inputs, output: products.append(output))
     losses = model(batch)
     losses.sum().backward()
     assert model.sequence(batch.latents, batch.tokens_NT).dtype == dtype
     assert {each.dtype for each in products} == {dtype}
-    float32 = [losses, *(each for weight in model.projector.parameters() for each in (weight, weight.grad))]
+    float32 = [losses, *(each for weight in model.projectors.parameters() for each in (weight, weight.grad))]
     assert {each.dtype for each in float32} == {FLOAT32}
-    first, features = model.projector.layers[0], model.projector.features(batch.latents["world"])
+    projector = model.projectors["world"]
+    first, features = projector.layers[0], projector.features(batch.latents["world"])
     assert torch.equal(products[0], linear(features.to(dtype), first.weight.to(dtype), first.bias.to(dtype)))

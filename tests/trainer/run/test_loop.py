@@ -138,7 +138,7 @@ def test_cached_training_is_training_with_the_encoder_in_the_loop(configured, tm
 
 def test_a_run_starts_standardised_and_as_large_as_embeddings(configured):
     session = open_alone(configured())
-    projector, encoder = session.model.projector, session.cache.first.spec.array.encoder
+    projector, encoder = session.model.projectors["world"], session.cache.first.spec.array.encoder
     assert tuple(projector.mean.flatten().tolist()) == pytest.approx(encoder.latents_mean)
     assert tuple(projector.std.flatten().tolist()) == pytest.approx(encoder.latents_std)
     latents = as_tensor(session.cache.read(session.split.train)["world"])
@@ -149,7 +149,7 @@ def test_a_run_starts_standardised_and_as_large_as_embeddings(configured):
 
 def test_training_moves_the_float32_projector_and_nothing_else(configured_here):
     session = open_alone(configured_here("frozen", max_steps=3, precision="bf16"))
-    language, projector = session.model.language, session.model.projector
+    language, projector = session.model.language, session.model.projectors["world"]
     before, start = copy.deepcopy(language.state_dict()), copy.deepcopy(projector.state_dict())
     make_loop(session).run()
     assert all(torch.equal(before[name], after) for name, after in language.state_dict().items())
@@ -239,8 +239,8 @@ def test_a_projector_that_learned_is_told_from_one_that_did_not(configured, tmp_
 def likeliest(session: Session, sample: int) -> list[bool]:
     """Of each label token of one sample: whether it is the model's likeliest, from its whole logits."""
     batch, model = session.loader.load(np.array([sample]), np.array([sample])), session.model
-    logits_1TV = model.language.logits(model.language.hidden(model.sequence(batch.latents, batch.tokens_NT)))
-    said_T = logits_1TV[0].argmax(-1)[model.projector.num_tokens - 1 :]
+    logits_1TV = model.language.logits(model.hidden(batch.latents, batch.tokens_NT))
+    said_T = logits_1TV[0].argmax(-1)[model.projectors.num_tokens - 1 :]
     return [bool(said_T[column] == batch.tokens_NT[0, column]) for column in batch.column_L]
 
 

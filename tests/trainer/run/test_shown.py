@@ -78,7 +78,7 @@ def test_validation_reads_the_mean_whatever_training_drew(configured_here, sampl
     session = open_alone(sampled)
     numbers = session.split.validation
     latents = session.loader.load(numbers, numbers).latents["world"]
-    assert torch.equal(session.model.projector(latents), session.model.projector(latents[:, :4]))
+    assert torch.equal(session.model.projectors(latents), session.model.projectors(latents[:, :4]))
 
 
 def test_a_run_that_drew_goes_on_drawing(configured_here, sampled, moments, refusal):

@@ -22,7 +22,7 @@ from trainer.commands.train import train
 from trainer.config import TrainConfig
 from trainer.data.stream import as_tensor
 from trainer.model.projector_file import CONFIG_FILE, METADATA_KEY, PROJECTOR_FILE
-from trainer.run.checkpoint import restore_projector
+from trainer.run.checkpoint import restore_projectors
 from trainer.run.folder import checkpoints_of
 
 
@@ -41,10 +41,10 @@ def test_a_projector_is_loaded_without_its_run(configured, layout, shape, tmp_pa
     config = configured(max_steps=1, layout=layout, projector=shape, precision="bf16")
     train(config, ALONE)
     session = open_alone(config)
-    restore_projector(config.run.folder, session.model.projector)
+    restore_projectors(config.run.folder, session.model.projectors)
     latents = as_tensor(session.cache.first.read(np.arange(5)))
     projector = load_projector(shutil.copy(config.run.folder / PROJECTOR_FILE, tmp_path / "alone"))
-    assert torch.equal(projector(latents), session.model.projector(latents))
+    assert torch.equal(projector(latents), session.model.projectors(latents))
     assert projector(latents).shape == (5, projector.config.tower.tokens, 32)
     assert not any(each.requires_grad for each in projector.parameters())
     said = json.loads((config.run.folder / CONFIG_FILE).read_text())
@@ -95,7 +95,7 @@ def test_what_is_no_projector_is_one_message(trained, tmp_path):
         (tensors, None, ConfigError, "is no projector of this program"),
         (tensors, {**said, "format_version": 2, "more": 1}, NewerFormatError, "has format version 2; this program re"),
         (tensors, {**said, "more": 1}, CacheError, "does not hold what it should: Object contains unknown field `more"),
-        (tensors, {**said, "towers": [tower, tower]}, CacheError, "has 2 towers"),
+        (tensors, {**said, "towers": [tower, tower]}, CacheError, "names its towers"),
         (tensors, {**said, "towers": [{**tower, "projector": "qformer"}]}, CacheError, "does not know|knows: qformer"),
         (tensors, {**said, "towers": [{**tower, "layout": "channel"}]}, CacheError, r"layers.0.weight should be"),
         (without, said, CacheError, r"world.ends should be float32 \(2, 32\), is absent"),

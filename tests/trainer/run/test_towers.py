@@ -1,0 +1,231 @@
+"""A run from two caches of one plan: latents of a VAE and tokens of a vision tower, read one after the other."""
+
+import json
+import os
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cache_store import open_joined
+from cache_store.errors import Interrupted
+from tests.make_cache import make_cache
+from tests.trainer.conftest import MakeConfig, describe
+from tests.trainer.runs import (
+    ALONE,
+    Caches,
+    assert_same_run,
+    command,
+    end_well,
+    fork_ranks,
+    metrics,
+    open_alone,
+    watched,
+)
+from tests.trainer.test_cli import named_fields
+from trainer import load_projector
+from trainer.cli import main
+from trainer.commands.train import train
+from trainer.config import TrainConfig
+from trainer.data.stream import as_tensor
+from trainer.model.config import TowerConfig
+from trainer.model.projector import rms
+from trainer.model.projector_file import CONFIG_FILE
+from trainer.run.checkpoint import read_state
+from trainer.run.folder import checkpoints_of
+
+ROWS = 40
+TOWERS = {"siglip": TowerConfig(projector="linear", ends="none")}
+
+
+def tower_cache(path: Path, rows: int = ROWS, rejected: tuple[int, ...] = (5, 17)) -> Path:
+    """Six tokens of twelve features, far from standard normal."""
+    tokens = 3 * np.random.default_rng(1).standard_normal((rows, 6, 12), np.float32) + 1
+    return make_cache(
+        path, tokens, conversations=[describe(row) for row in range(rows)], rejected=rejected, samples_per_shard=16
+    )
+
+
+@pytest.fixture(scope="module")
+def caches(cache_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Caches:
+    """Of 40 rows, in shards of different sizes; 3, 5, 17 and 39 are rejected in one or both."""
+    return {"world": str(cache_path), "siglip": str(tower_cache(tmp_path_factory.mktemp("tower") / "cache"))}
+
+
+@pytest.fixture(scope="module")
+def two(configured_here: MakeConfig, caches: Caches) -> TrainConfig:
+    config = configured_here("two", cache=caches, towers=TOWERS, sample_captions=2)
+    train(config, ALONE)
+    return config
+
+
+def test_both_towers_learn_and_say_what_they_read(two, caches):
+    session = open_alone(two)
+    before, after = session.model.projectors, load_projector(two.run.folder)
+    assert after.names == ("world", "siglip")
+    moved = {
+        f"{tower}.{name}"
+        for tower, each in before.items()
+        for name, value in each.state_dict().items()
+        if not torch.equal(value, after[tower].state_dict()[name])
+    }
+    layers = {"world.layers.0", "world.layers.2", "siglip.layers.0"}
+    assert moved == {"world.ends", *(f"{layer}.{each}" for layer in layers for each in ("weight", "bias"))}
+    world, siglip = json.loads((two.run.folder / CONFIG_FILE).read_text())["towers"]
+    assert (world["tokens"], world["layout"], world["ends"]) == (8, "spatial", True)
+    assert (siglip["tokens"], siglip["features"], siglip["layout"], siglip["ends"]) == (6, 12, "token", False)
+    assert len(session.cache) == ROWS - 4
+    samples = {name: as_tensor(each) for name, each in session.cache.read(np.arange(5)).items()}
+    out = before(samples)
+    assert out.shape == (5, before.num_tokens, 32) == (5, 14, 32)
+    assert torch.equal(out[:, 8:], before["siglip"](samples["siglip"]))
+    own = session.model.language.embedding_rms()
+    assert [rms(each) for each in (out[:, :8], out[:, 8:])] == [pytest.approx(own, rel=0.2)] * 2
+    assert not torch.equal(after(samples), out)
+
+
+@pytest.mark.parametrize("stop", [4, 6, 18])
+def test_a_run_of_two_towers_resumes_to_the_same(configured_here, two, caches, stop):
+    """Within training, within a validation, and after the last step."""
+    config = configured_here(f"stopped-{stop}", cache=caches, towers=TOWERS, sample_captions=2)
+    source = watched(config, lambda read, _: read == stop and os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(Interrupted):
+        train(config, ALONE, source)
+    train(config, ALONE)
+    assert_same_run(config, two)
+    assert metrics(config.run.folder, "captions") == metrics(two.run.folder, "captions")
+
+
+def test_two_ranks_train_two_towers_as_one_rank_does(configured_here, two, caches):
+    config = configured_here("two-ranks", cache=caches, towers=TOWERS)
+    end_well(*fork_ranks(config))
+    for key in ("loss", "val_loss", "val_loss_shuffled"):
+        assert metrics(config.run.folder, key) == pytest.approx(metrics(two.run.folder, key), rel=1e-4)
+    resume = str(checkpoints_of(config.run).path(5))
+    alone = configured_here("one-after-two", cache=caches, towers=TOWERS, resume=resume)
+    train(alone, ALONE)
+    assert metrics(alone.run.folder) == pytest.approx(
+        {step: loss for step, loss in metrics(two.run.folder).items() if step > 5}, rel=1e-4
+    )
+
+
+def test_the_first_tower_stands_first_and_shuffled_images_are_of_one_sample(two, configured_here, caches):
+    turned = configured_here("turned", cache=dict(reversed(caches.items())), towers=TOWERS, max_steps=1)
+    session = open_alone(turned)
+    assert session.model.projectors.names == ("siglip", "world")
+    assert session.cache.identity == open_alone(two).cache.identity
+    batch = session.loader.load(np.array([3, 4]), np.array([4, 5]))
+    for name, samples in session.cache.read(np.array([4, 5])).items():
+        assert torch.equal(batch.latents[name], as_tensor(samples))
+
+
+def answers(tmp_path: Path, place: Path, *options: str) -> list[str]:
+    report = tmp_path / "report.json"
+    ask = ["--prompt=what is this", "--max_tokens=6", f"--report={report}"]
+    assert main(["generate", str(place), *options, *ask]) == 0
+    return [each["answer"] for each in json.loads(report.read_text())["answers"]]
+
+
+def test_rows_of_two_caches_are_answered_and_evaluated(two, caches, tmp_path, capsys):
+    said = answers(tmp_path, two.run.folder, "--rows=1,8")
+    named = f"--caches={json.dumps(caches)}"
+    assert answers(tmp_path, two.run.folder / "projector.safetensors", "--rows=1,8", named) == said
+    assert main(command(two, "eval")) == 0
+    printed = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert printed["own"] == pytest.approx(metrics(two.run.folder, "val_loss")[11], rel=1e-5)
+
+
+def test_the_card_of_two_towers_holds_code_that_runs(two, caches, tmp_path, monkeypatch):
+    assert main(["export", str(two.run.folder), str(tmp_path / "exported")]) == 0
+    card = (tmp_path / "exported" / "README.md").read_text()
+    assert "### world\n" in card
+    assert "| becomes | 6 tokens of 32, after those of world |" in card
+    (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    monkeypatch.chdir(tmp_path / "exported")
+    names: dict[str, Any] = {}
+    exec(code.replace("./" + Path(two.model.language_model).name, two.model.language_model), names)
+    samples = {name: as_tensor(each) for name, each in open_joined(caches).read(np.array([1])).items()}
+    assert torch.allclose(names["project"](samples), load_projector(tmp_path / "exported")(samples), atol=1e-6)
+    options = "--rows=1", f"--caches={json.dumps(caches)}", f"--language_model={two.model.language_model}"
+    assert [names["answer"](samples, "what is this", 6)] == answers(tmp_path, tmp_path / "exported", *options)
+
+
+def test_a_tower_joins_a_trained_one_which_may_stay_frozen(configured_here, caches, refusal):
+    first = configured_here("first", cache=caches["world"], max_steps=2)
+    train(first, ALONE)
+    options = {"cache": caches, "init_projector": str(first.run.folder), "max_steps": 2}
+    frozen = {**TOWERS, "world": TowerConfig(trained=False)}
+    second = configured_here("second", **options, towers=frozen)
+    train(second, ALONE)
+    start, end = load_projector(first.run.folder), load_projector(second.run.folder)
+    for name, value in start["world"].state_dict().items():
+        assert torch.equal(value, end["world"].state_dict()[name])
+    assert [tower.trained for tower in end.config.towers] == [False, True]
+    error = refusal(2, configured_here("third", **options, towers={"siglip": TowerConfig(trained=False)}))
+    assert "has no tower siglip, which model.towers wants frozen" in error
+    error = refusal(2, configured_here("third", cache=caches["world"], init_projector=str(second.run.folder)))
+    assert f"model.init_projector {second.run.folder} has the tower siglip; this run has none of that name" in error
+
+
+def another_plan(home: Path, caches: Caches) -> dict[str, Any]:
+    return {"cache": {**caches, "siglip": str(tower_cache(home / "tower", ROWS - 1, ()))}}
+
+
+def no_towers(_: Path, caches: Caches) -> dict[str, Any]:
+    return {"cache": caches}
+
+
+REFUSED: dict[str, tuple[int, Callable[..., dict[str, Any]], str, str]] = {
+    "another plan": (1, another_plan, "", "are not of one plan, so their rows are not the same samples"),
+    "an unknown tower": (2, no_towers, "siglop: {}", "no cache is of the tower siglop; did you mean siglip?"),
+    "a frozen one": (2, no_towers, "siglip: {trained: false}", "siglip is frozen, and its weights would be random"),
+    "a layout": (2, no_towers, "siglip: {layout: spatial}", "holds [token 6, feature 12], whose tokens are given"),
+    "no projector": (1, no_towers, "siglip: {projector: pretrained}", "brings no projector of its own that is known"),
+    "no ends": (1, no_towers, "siglip: {ends: checkpoint}", "brings no projector of its own that is known"),
+    "an unknown field": (2, no_towers, "siglip: {end: none}", "siglip.end; did you mean model.towers.siglip.ends?"),
+    "a value": (2, no_towers, "siglip: {ends: some}", "model.towers.siglip.ends must be one of learned, none, "),
+    "no section": (2, no_towers, "siglip: mlp", "model.towers.siglip is a section of fields, got mlp"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_towers_that_cannot_be_are_one_message(configured, caches, refusal, tmp_path, case):
+    code, change, towers, message = REFUSED[case]
+    config = configured(**change(tmp_path, caches))
+    given = [f"--model.towers={{{towers}}}"] if towers else []
+    error = refusal(code, config, "train", *given)
+    assert message in error
+    assert sum(line.startswith("trainer: ") for line in error.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--cache=a", "--caches={b: c}"],
+            "name what to train from by one of cache: FOLDER and caches: {world: FOLDER",
+        ),
+        ([], "name what to train from by one of cache: FOLDER and caches: {world: FOLDER"),
+        (["--caches={}"], "caches: name at least one"),
+        (["--caches={A.b: c}"], "caches: a tower's name has small letters, digits and _ alone, got A.b"),
+        (["--caches=[a]"], "caches must be a mapping of names to texts, got "),
+    ],
+)
+def test_caches_are_named_in_one_way(capsys, options, message):
+    assert main(["train", "--model.language_model=m", "--run.output=o", *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_another_form_of_a_tower_is_another_run(two, configured_here, caches, refusal):
+    changed = {"siglip": TowerConfig(projector="linear")}
+    config = configured_here("two", cache=caches, towers=changed, max_steps=13)
+    assert named_fields(refusal(1, config)) == {"siglip.model.ends"}
+    turned = configured_here("two", cache=dict(reversed(caches.items())), towers=TOWERS, max_steps=13)
+    assert named_fields(refusal(1, turned)) == {"towers"}
+    assert read_state(checkpoints_of(two.run).path(11)).must_match["towers"] == "world, siglip"

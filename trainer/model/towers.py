@@ -1,0 +1,184 @@
+"""From caches and config to each tower's projector, and to what is said of it in a projector's file."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+from msgspec.structs import asdict
+from torch import Tensor
+
+from cache_store import Cache, JoinedCache
+from cache_store.cache.metadata import read_build
+from cache_store.errors import ConfigError, ModelError
+from cache_store.format.names import BUILD_FILE
+from cache_store.format.schema import ArraySpec
+from trainer.model.config import PRETRAINED, WORLD, Ends, ModelConfig
+from trainer.model.language_model import LanguageModel
+from trainer.model.load import refuse_no_image_masks
+from trainer.model.pretrained_projector import ImageParts, PretrainedProjector, refuse_other_states
+from trainer.model.projector import Projector, TowerProjector
+from trainer.model.projector_file import Tower
+from trainer.model.projectors import Projectors
+
+ANY_PICTURE = ("max_pixels", "flip")
+"""Fields of an image recipe that decide which picture is encoded, not what its latent means."""
+
+ENCODER_FIELDS = ("class_name", "weights_sha256", "posterior", "latents_mean", "latents_std")
+"""Fields of an encoder's identity that decide what its samples mean."""
+
+
+def refuse_unread(config: ModelConfig, joined: JoinedCache) -> None:
+    """Raise ConfigError for samples that no projector reads, before the language model is loaded."""
+    for name, cache in joined.caches.items():
+        layout_of(config, name, cache.spec.array, str(cache.store))
+
+
+def make_projectors(config: ModelConfig, caches: Mapping[str, Cache], language: LanguageModel, seed: int) -> Projectors:
+    """Make each tower's projector in its initial state, not yet scaled; frozen where it is not to be trained."""
+    towers = {name: make_projector(config, name, cache, language, seed) for name, cache in caches.items()}
+    full = frozenset(name for name in caches if config.form(name).attention == "full")
+    if full:
+        refuse_no_image_masks(language, config.language_model)
+    for name, each in towers.items():
+        each.requires_grad_(config.form(name).trained)
+    return Projectors(towers, full)
+
+
+def make_projector(config: ModelConfig, name: str, cache: Cache, language: LanguageModel, seed: int) -> TowerProjector:
+    form, array, own_seed = config.form(name), cache.spec.array, tower_seed(name, seed)
+    layout = layout_of(config, name, array, str(cache.store))
+    ends = ends_of(form.ends, config, language)
+    if form.projector == PRETRAINED:
+        parts = image_parts(config, language)
+        refuse_other_states(parts, array.shape, str(cache.store))
+        pretrained = PretrainedProjector(
+            sample_shape=array.shape,
+            width=language.width,
+            num_world_tokens=parts.tokens,
+            norm_eps=parts.norm_eps,
+            ends=ends,
+        )
+        pretrained.take(parts, torch.Generator().manual_seed(own_seed))
+        return pretrained
+    mean, std = sample_statistics(cache)
+    return Projector(
+        sample_shape=array.shape,
+        width=language.width,
+        layout=layout,
+        shape=form.projector,
+        mean=mean,
+        std=std,
+        seed=own_seed,
+        ends=ends,
+    )
+
+
+def tower_seed(name: str, seed: int) -> int:
+    """Seed of a tower's random weights, so that no two towers begin alike; of the world tower, the run's own."""
+    if name == WORLD:
+        return seed
+    return int.from_bytes(hashlib.sha256(f"{seed}\n{name}".encode()).digest()[:8], "little") // 2
+
+
+def layout_of(config: ModelConfig, name: str, array: ArraySpec, where: str) -> str:
+    """Say how a sample becomes tokens; ConfigError for one that cannot, or where a layout is asked of tokens."""
+    asked = config.towers[name].layout if config.towers and name in config.towers else None
+    axes, feature = len(array.shape), array.feature_place
+    if (axes, feature) == (2, 1):
+        if asked:
+            raise ConfigError(
+                f"model.towers.{name}.layout: {where} holds [{array.named_shape}], whose tokens are given"
+            )
+        return "token"
+    if (axes, feature) != (3, 0):
+        raise ConfigError(
+            f"cache: {where} holds [{array.named_shape}] for each image; a projector reads latents of a VAE, "
+            "[channel, latent_y, latent_x], or tokens, [token, feature]"
+        )
+    return config.form(name).layout
+
+
+def image_parts(config: ModelConfig, language: LanguageModel) -> ImageParts:
+    if language.image_parts is None:
+        raise ModelError(
+            f"model.language_model {config.language_model!r} brings no projector of its own that is known here: "
+            "Gemma 3's multimodal checkpoints do"
+        )
+    return language.image_parts
+
+
+@torch.no_grad()
+def ends_of(ends: Ends, config: ModelConfig, language: LanguageModel) -> Tensor | Literal["learned"] | None:
+    """The checkpoint's own embeddings [2, D], float32 on the CPU; `learned`; or None."""
+    if ends != "checkpoint":
+        return "learned" if ends == "learned" else None
+    parts = image_parts(config, language)
+    own_2D: Tensor = language.embed(torch.tensor([parts.boi, parts.eoi], device=language.device))
+    return own_2D.float().cpu()
+
+
+def sample_statistics(cache: Cache) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and standard deviation of each feature: the encoder's own, else measured over the cache."""
+    array, summary = cache.spec.array, cache.seal.array
+    if array.encoder.latents_mean:
+        return array.encoder.latents_mean, array.encoder.latents_std
+    features = array.num_features // 2 if array.encoder.posterior == "moments" else array.num_features
+    return summary.mean[:features], summary.std[:features]
+
+
+def describe_tower(config: ModelConfig, name: str, cache: Cache, projector: TowerProjector) -> Tower:
+    form = config.form(name)
+    return Tower(
+        name=name,
+        projector=form.projector,
+        layout=layout_of(config, name, cache.spec.array, str(cache.store)),
+        ends=projector.ends is not None,
+        ends_from="checkpoint" if form.ends == "checkpoint" else "learned",
+        attention=form.attention,
+        trained=form.trained,
+        norm_eps=projector.norm_eps if isinstance(projector, PretrainedProjector) else None,
+        tokens=projector.num_tokens,
+        features=projector.num_features,
+        array=cache.spec.array,
+        encoder_model=encoder_model(cache),
+        cache_identity=cache.identity,
+    )
+
+
+def encoder_model(cache: Cache) -> str | None:
+    """Return where the cache's build found its encoder, where the cache remembers that."""
+    if not cache.store.has(BUILD_FILE):
+        return None
+    model = read_build(cache.store).config.get("encoder", {}).get("model")
+    return model if isinstance(model, str) else None
+
+
+def what_towers_are(towers: Sequence[Tower]) -> dict[str, str]:
+    """Describe what each tower reads, and its form; of the world tower alone, without its name."""
+    if [tower.name for tower in towers] == [WORLD]:
+        return what_tower_is(towers[0])
+    named = {f"{tower.name}.{key}": value for tower in towers for key, value in what_tower_is(tower).items()}
+    return {"towers": ", ".join(tower.name for tower in towers), **named}
+
+
+def what_tower_is(tower: Tower) -> dict[str, str]:
+    """Describe what it reads, and its form; what is usual of a form is not said, as it was not in older versions."""
+    form = {"model.layout": tower.layout, "model.projector": tower.projector}
+    unusual = {
+        "model.ends": tower.ends_from if tower.ends else "none",
+        "model.attention": tower.attention,
+        "model.trained": str(tower.trained).lower(),
+    }
+    usual = {"model.ends": "learned", "model.attention": "causal", "model.trained": "true"}
+    return {**what_samples_mean(tower.array), **form, **dict(unusual.items() - usual.items())}
+
+
+def what_samples_mean(array: ArraySpec) -> dict[str, str]:
+    """Describe the pixels and the encoder that samples come from.
+
+    Not dtype and batch size, which only round; nor a flip: a projector reads a flipped picture as any other.
+    """
+    image = {f"image.{name}": value for name, value in asdict(array.image).items() if name not in ANY_PICTURE}
+    encoder = {f"encoder.{name}": getattr(array.encoder, name) for name in ENCODER_FIELDS}
+    return {name: str(value) for name, value in {"latents.shape": array.shape, **image, **encoder}.items()}
