@@ -31,7 +31,7 @@ from cache_store.refusal import differing, refuse
 from cache_store.storage.store import Address
 from precompute.audit.comparison import ComparedSample, differences, source_problem
 from precompute.audit.report import AuditReport
-from precompute.audit.tolerance import RELATIVE_TOLERANCE, device_class, root_mean_square
+from precompute.audit.tolerance import RELATIVE_TOLERANCE, device_class, feature_scale, root_mean_square
 from precompute.config import AuditConfig, BuildConfig, where_remembered
 from precompute.encode.batches import Batch, decoded_batches
 from precompute.encode.engines.local import ENCODER_THREADS
@@ -102,6 +102,7 @@ class Auditor:
         self._cache, self._source, self._encoder, self._pool = cache, source, encoder, pool
         self._array = cache.spec.array
         self._rms = root_mean_square(cache.seal.array)
+        self._scale = feature_scale(self._array, cache.seal.array)
         self._planned = lru_cache(maxsize=SHARDS_HELD)(self._read_planned)
         self._runs: dict[int, CommitRun] = {}
         """Build conditions of the shards read so far, by shard."""
@@ -152,7 +153,7 @@ class Auditor:
         samples = batch.samples.to_pylist()
         numbers = self._planned(batch.shard)[1][batch.start : batch.stop]
         places = np.flatnonzero(numbers >= 0)
-        found = differences(self._cache.read(numbers[places]), encoded[places], self._array.dtype)
+        found = differences(self._cache.read(numbers[places]), encoded[places], self._array.dtype, self._scale)
         for place, difference in zip(places.tolist(), found, strict=True):
             problem = source_problem(samples[place]["content_sha256"], outcomes[place])
             yield ComparedSample(

@@ -16,7 +16,7 @@ class LatentDifference:
     largest: float
     """Largest absolute difference of any value; infinite where the new latent is not finite."""
     beyond_rounding: float
-    """The same, less the most that rounding to the stored dtype can add."""
+    """The same, less the most that rounding to the stored dtype can add, and of large features by their scale."""
     equal_bits: bool
 
 
@@ -44,9 +44,12 @@ class ComparedSample:
         return f"its latent differs by {self.difference.largest:.3g}; {self.tolerance:.3g} and rounding are allowed"
 
 
-def differences(cached: np.ndarray, encoded: np.ndarray, dtype: StoreDtype) -> Iterator[LatentDifference]:
+def differences(
+    cached: np.ndarray, encoded: np.ndarray, dtype: StoreDtype, scale: np.ndarray
+) -> Iterator[LatentDifference]:
     """Compare stored latents of `dtype` with float32 ones, which are rounded here as the store does.
 
+    `scale` is that of features, as `feature_scale` gives it.
     A value was rounded by up to half a step of `dtype` at its magnitude, so rounding adds one step at most.
     """
     with np.errstate(over="ignore"):  # an overflow is an infinite difference below
@@ -58,7 +61,7 @@ def differences(cached: np.ndarray, encoded: np.ndarray, dtype: StoreDtype) -> I
         distance[~np.isfinite(rounded)] = np.inf
         yield LatentDifference(
             largest=float(distance.max()),
-            beyond_rounding=float(np.maximum(distance - step, 0.0).max()),
+            beyond_rounding=float((np.maximum(distance - step, 0.0) / scale).max()),
             equal_bits=stored.tobytes() == rounded.tobytes(),
         )
 

@@ -15,12 +15,12 @@ import pytest
 import torch
 
 from cache_store.cache.metadata import read_build, write_build
-from cache_store.format.schema import DTYPES, StoreDtype
+from cache_store.format.schema import DTYPES, ArraySummary, SampleLayout, StoreDtype
 from cache_store.verify.verify import verify
 from precompute.audit.audit import random_order
 from precompute.audit.comparison import differences
 from precompute.audit.report import upper_bound
-from precompute.audit.tolerance import RELATIVE_TOLERANCE, device_class
+from precompute.audit.tolerance import RELATIVE_TOLERANCE, device_class, feature_scale
 from precompute.cli import main
 from tests.precompute.conftest import BROKEN, SAMPLES, Project, image_bytes, make_vae, sample_name
 
@@ -206,8 +206,26 @@ def test_rounding_to_the_stored_dtype_is_no_difference(dtype, step, too_large):
     stored, infinite = np.ones((1, 1, 1, 1), DTYPES[dtype]), (math.inf, math.inf)
     expected = {1 + step: (step, 0), 1 + 2 * step: (2 * step, step), too_large: infinite, math.nan: infinite}
     for value, (largest, beyond) in expected.items():
-        (found,) = differences(stored, np.full((1, 1, 1, 1), value, np.float32), dtype)
+        (found,) = differences(stored, np.full((1, 1, 1, 1), value, np.float32), dtype, np.ones(1))
         assert (found.largest, found.beyond_rounding, found.equal_bits) == (largest, beyond, False)
+
+
+@pytest.mark.parametrize("axes", [("token", "feature"), ("feature", "y", "x")])
+def test_a_feature_larger_than_the_others_rounds_as_much_more(axes):
+    """One of root mean square 30 among 899 of 1: that of all is the square root of 2."""
+    shape = [900 if axis == "feature" else 2 for axis in axes]
+    layout = SampleLayout(axes=axes, shape=tuple(shape), feature_axis="feature", has_preview=False)
+    mean, std, zeros = (0.0,) * 899 + (30.0,), (1.0,) * 899 + (0.0,), (0.0,) * 900
+    summary = ArraySummary(bytes=0, mean=mean, std=std, minimum=zeros, maximum=zeros, preview=None)
+    stored = np.zeros((1, *shape), np.float32)
+    encoded = np.moveaxis(stored.copy(), layout.feature_place + 1, -1)
+    encoded[..., :-1], encoded[..., -1] = 0.01, 0.1
+    encoded = np.moveaxis(encoded, -1, layout.feature_place + 1)
+    (found,) = differences(stored, encoded, "float32", feature_scale(layout, summary))
+    assert (found.largest, found.beyond_rounding) == pytest.approx((0.1, 0.01))
+    encoded *= np.where(encoded == np.float32(0.1), 10, 1)
+    (found,) = differences(stored, encoded, "float32", feature_scale(layout, summary))
+    assert found.beyond_rounding == pytest.approx(math.sqrt(1799 / 900) / 30)
 
 
 def test_the_looser_device_decides():
