@@ -84,6 +84,8 @@ def open_fitting_caches(projector: TrainedProjector, config: GenerateConfig) -> 
         raise ConfigError(f"{projector.path} lies in no run, so no cache is known; name one with {wanted}")
     opened = {}
     for tower in projector.config.towers:
+        if tower.name not in paths:
+            raise ConfigError(f"caches: name one for the tower {tower.name} too")
         try:
             opened[tower.name] = open_cache(paths[tower.name])
         except NoCacheError as error:

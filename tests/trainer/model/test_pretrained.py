@@ -3,44 +3,28 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers as hf
 from torch import Tensor
 
 from cache_store import open_joined
+from cache_store.errors import ModelError
 from tests.make_cache import make_cache
-from tests.trainer.conftest import TINY, make_tokenizer
+from tests.trainer.model.test_model import SCALED, load, save_decoder
+from tests.trainer.multimodal import BOI, EOI, FEATURES, IMAGE, PATCHES, SIDE, TOKENS, save_multimodal
 from trainer.model.config import ModelConfig, TowerConfig
-from trainer.model.load import load_language_model
+from trainer.model.load import load_language_model, refuse_no_image_masks
 from trainer.model.model import WorldModel
 from trainer.model.towers import make_projectors
 
-BOS, BOI, EOI, IMAGE = 1, 21, 22, 20
-SIDE, TOKENS, FEATURES = 8, 16, 24
-VISION = {
-    "hidden_size": FEATURES, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32,
-    "image_size": 14 * SIDE, "patch_size": 14,
-}  # fmt: skip
+BOS = 1
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """64 patches pooled to 16 tokens: more than the language model's sliding window of 12."""
-    folder = tmp_path_factory.mktemp("multimodal")
-    torch.manual_seed(0)
-    markers = {"image_token_index": IMAGE, "boi_token_index": BOI, "eoi_token_index": EOI}
-    text = {**TINY, "sliding_window": 12}
-    config = hf.Gemma3Config(text_config=text, vision_config=VISION, mm_tokens_per_image=TOKENS, **markers)
-    config.initializer_range = 0.3
-    model = hf.Gemma3ForConditionalGeneration(config)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():  # transformers leaves it at zero
-            if "multi_modal_projector" in name:
-                weight.normal_(std=0.3)
-    model.save_pretrained(folder)
-    make_tokenizer().save_pretrained(folder)
-    return folder
+    return save_multimodal(tmp_path_factory.mktemp("multimodal"))
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +34,7 @@ def whole(checkpoint: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def pixels() -> Tensor:
-    return torch.randn(3, 3, 14 * SIDE, 14 * SIDE, generator=torch.Generator().manual_seed(0))
+    return torch.randn(3, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
 
 
 @torch.no_grad()
@@ -59,7 +43,7 @@ def states(whole: Any, pixels_N3YX: Tensor, *, pooled: bool) -> Tensor:
     states_NSF = whole.model.vision_tower(pixel_values=pixels_N3YX).last_hidden_state
     if not pooled:
         return states_NSF
-    grid_NFYX = states_NSF.transpose(1, 2).reshape(len(states_NSF), FEATURES, SIDE, SIDE)
+    grid_NFYX = states_NSF.transpose(1, 2).reshape(len(states_NSF), FEATURES, 8, 8)
     return whole.model.multi_modal_projector.avg_pool(grid_NFYX).flatten(2).transpose(1, 2)
 
 
@@ -88,3 +72,35 @@ def test_cached_hidden_states_give_what_the_pixels_give(checkpoint, whole, pixel
     torch.testing.assert_close(model.language.logits(ours_NTD), theirs.logits, rtol=1e-5, atol=1e-5)
     causal = make_model(checkpoint, tmp_path / "cache", attention="causal").hidden({"siglip": stored}, tokens_NT)
     assert (causal - ours_NTD).abs().max() > 1e-2
+
+
+def refused(checkpoint: Path, cache: Path) -> str:
+    with pytest.raises(ModelError) as caught:
+        make_model(checkpoint, cache)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_the_checkpoint_cannot_project_is_refused(checkpoint, language_model, tmp_path):
+    other = make_cache(tmp_path / "other", np.ones((3, TOKENS, 8), np.float32))
+    message = f"[{PATCHES}, {FEATURES}], or pooled ones, [{TOKENS}, {FEATURES}]"
+    assert message in refused(checkpoint, other)
+    assert "brings no projector of its own" in refused(language_model, other)
+
+
+@pytest.mark.parametrize("model", ["none", "soft cap", "cohere2", "gpt2", "granite"])
+def test_full_attention_is_among_an_images_tokens_alone(tmp_path, model):
+    """Of any model that takes masks: text sees what is before it, and an image none after it; others are refused."""
+    kind, settings, _ = SCALED[model]
+    language = load(save_decoder(tmp_path, kind, **settings, initializer_range=0.3))
+    refuse_no_image_masks(language, "it")
+    block_1T = torch.tensor([[-1, 0, 0, 0, -1, 1, 1, -1]])
+    drawn_1TD = torch.randn(1, 8, language.width, generator=torch.Generator().manual_seed(0))
+    seen = [(1, 1), (2, 1), (3, 1), (4, 4), (6, 5), (7, 7)]
+    for changed, first in seen:
+        other_1TD = drawn_1TD.clone()
+        other_1TD[:, changed] *= -1
+        with torch.no_grad():
+            change_1TD = language.hidden(other_1TD, block_1T) - language.hidden(drawn_1TD, block_1T)
+        moved = change_1TD.abs().amax((0, 2)) > 1e-6
+        assert moved.tolist() == [place >= first for place in range(8)]

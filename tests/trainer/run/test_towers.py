@@ -184,6 +184,18 @@ REFUSED: dict[str, tuple[int, Callable[..., dict[str, Any]], str, str]] = {
     "another plan": (1, another_plan, "", "are not of one plan, so their rows are not the same samples"),
     "an unknown tower": (2, no_towers, "siglop: {}", "no cache is of the tower siglop; did you mean siglip?"),
     "a frozen one": (2, no_towers, "siglip: {trained: false}", "siglip is frozen, and its weights would be random"),
+    "random ends": (
+        2,
+        no_towers,
+        "siglip: {projector: pretrained, ends: learned}",
+        "START and END would be random; set",
+    ),
+    "none to train": (
+        2,
+        no_towers,
+        "world: {projector: pretrained}, siglip: {projector: pretrained}",
+        "nothing is left to train, world, siglip being frozen",
+    ),
     "a layout": (2, no_towers, "siglip: {layout: spatial}", "holds [token 6, feature 12], whose tokens are given"),
     "no projector": (1, no_towers, "siglip: {projector: pretrained}", "brings no projector of its own that is known"),
     "no ends": (1, no_towers, "siglip: {ends: checkpoint}", "brings no projector of its own that is known"),

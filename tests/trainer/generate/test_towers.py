@@ -1,0 +1,156 @@
+"""A VAE's latents and Gemma 3's own vision tower, built, trained, and spoken of: from images as from cached rows."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cache_store import open_joined
+from precompute.cli import main as precompute
+from tests.precompute.conftest import GOOD, image_bytes, make_vae, run_build, sample_name, write_source
+from tests.trainer.conftest import GEMMA_TEMPLATE, MakeConfig, make_tokenizer
+from tests.trainer.generate.test_generator import PROMPTS, word_by_word
+from tests.trainer.multimodal import save_multimodal
+from tests.trainer.runs import ALONE, Caches
+from trainer import load_projector
+from trainer.cli import main
+from trainer.commands.train import train
+from trainer.config import GenerateConfig, TrainConfig
+from trainer.data.stream import as_tensor
+from trainer.generate.generator import Generator, TurnEnd
+from trainer.model.config import TowerConfig
+from trainer.model.load import load_with_whole
+from trainer.model.model import WorldModel
+from trainer.text.chat import ChatTokenizer
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two caches of one source, whose images lie beside it as files too, and the models that made them."""
+    home = tmp_path_factory.mktemp("home")
+    vae, multimodal = make_vae(home / "vae"), save_multimodal(home / "multimodal")
+    (home / "world").mkdir()
+    first = run_build(home / "world", write_source(home / "source"), vae)
+    second = [f"--cache={home}/siglip", "--source.kind=cache", f"--source.path={first}", "--image.height=64"]
+    encoder = [f"--encoder.model={multimodal}", "--encoder.batch_size=3", "--encoder.compute_dtype=float32"]
+    others = ["--image.width=64", "--run.max_reject_fraction=0.2", "--encoder.device=cpu"]
+    assert precompute(["build", *second, *encoder, *others]) == 0
+    for number in GOOD:
+        image_file(home, number).write_bytes(image_bytes(number))
+    return home
+
+
+@pytest.fixture(scope="module")
+def caches(home: Path) -> Caches:
+    return {"siglip": str(home / "siglip"), "world": str(home / "world/cache")}
+
+
+@pytest.fixture(scope="module")
+def trained(home: Path, caches: Caches, configured_here: MakeConfig) -> TrainConfig:
+    """Gemma 3's own projector first, as it is, then one that learns."""
+    towers = {"siglip": TowerConfig(projector="pretrained")}
+    options = {"language_model": home / "multimodal", "towers": towers, "max_steps": 3, "sample_captions": 1}
+    config = configured_here("trained", cache=caches, **options)
+    train(config, ALONE)
+    return config
+
+
+def image_file(home: Path, number: int) -> Path:
+    return home / f"{sample_name(number)}.png"
+
+
+def said(place: Path, report: Path, *options: str) -> list[str]:
+    ask = ["--prompt=what is this", "--max_tokens=12", f"--report={report}"]
+    assert main(["generate", str(place), *options, *ask]) == 0
+    return [each["answer"] for each in json.loads(report.read_text())["answers"]]
+
+
+def test_an_image_file_is_answered_as_its_rows_of_two_caches(home, trained, tmp_path):
+    """Each tower encodes it by the recipe and model of its own cache; one that has moved is named."""
+    images = ",".join(str(image_file(home, row)) for row in (0, 7, 21))
+    rows = said(trained.run.folder, tmp_path / "report", "--rows=0,7,21")
+    assert said(trained.run.folder, tmp_path / "report", f"--image={images}") == rows
+    moved = json.dumps({"world": str(home / "vae")})
+    assert said(trained.run.folder, tmp_path / "report", f"--image={images}", f"--encoders={moved}") == rows
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--rows=1", "--cache=a"], "cache: the projector has several towers; name one for each with --caches '{sig"),
+        (["--rows=1", "--caches={worl: a}"], "caches: the projector has no tower worl; did you mean world?"),
+        (["--rows=1", "--caches={world: WORLD}"], "caches: name one for the tower siglip too"),
+        (
+            ["--image=IMAGE", "--prompt=a", "--encoder=b"],
+            "encoder: the projector has several towers; name",
+        ),
+        (["--rows=1", "--cache=a", "--caches={world: a}"], "--cache is for one tower, --caches for several"),
+    ],
+)
+def test_towers_are_named_each(home, trained, caches, capsys, options, message):
+    places = {"WORLD": caches["world"], "IMAGE": str(image_file(home, 0))}
+    for name, place in places.items():
+        options = [each.replace(name, place) for each in options]
+    assert main(["generate", str(trained.run.folder), *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_frozen_tower_is_whole_in_the_file_and_as_it_was(home, trained):
+    projector = load_projector(trained.run.folder)
+    siglip, world = projector.config.towers
+    assert (siglip.trained, siglip.attention, siglip.ends_from, siglip.tokens) == (False, "full", "checkpoint", 18)
+    assert (world.trained, world.attention, world.ends_from, world.tokens) == (True, "causal", "learned", 22)
+    language, _ = load_with_whole(str(home / "multimodal"), torch.float32, torch.device("cpu"))
+    parts, own = language.image_parts, projector["siglip"].state_dict()
+    assert torch.equal(own["weight"], parts.weight_FD)
+    assert torch.equal(own["norm"], parts.norm_F)
+    assert torch.equal(own["ends"], language.embed(torch.tensor([parts.boi, parts.eoi])))
+
+
+def test_a_pretrained_tower_may_learn_too(home, caches, configured_here):
+    towers = {"siglip": TowerConfig(projector="pretrained", trained=True)}
+    config = configured_here(
+        "learns", cache={"siglip": caches["siglip"]}, language_model=home / "multimodal", towers=towers
+    )
+    train(config, ALONE)
+    (tower,) = (projector := load_projector(config.run.folder)).config.towers
+    language, _ = load_with_whole(str(home / "multimodal"), torch.float32, torch.device("cpu"))
+    moved = projector["siglip"].state_dict()
+    assert tower.trained
+    assert not torch.equal(moved["weight"], language.image_parts.weight_FD)
+    assert not torch.equal(moved["norm"], language.image_parts.norm_F)
+
+
+def test_prompts_of_an_image_that_sees_itself_go_in_padded_batches(home, trained, caches):
+    """With cached keys: the words are those of whole sequences, one by one, as training reads them."""
+    language, whole = load_with_whole(str(home / "multimodal"), torch.float32, torch.device("cpu"))
+    model = WorldModel(language, load_projector(trained.run.folder), begins_with_bos=True)
+    chat = ChatTokenizer(make_tokenizer(), GEMMA_TEMPLATE, 64)
+    generator = Generator(model, whole, chat, TurnEnd((), ""), GenerateConfig(rows="0", max_tokens=12))
+    samples = {name: as_tensor(each) for name, each in open_joined(caches).read(np.arange(len(PROMPTS))).items()}
+    alone = []
+    for row, messages in enumerate(PROMPTS):
+        own = {name: each[[row]] for name, each in samples.items()}
+        alone.append(word_by_word(generator, own, messages, 12))
+    assert generator.said(samples, PROMPTS) == alone
+    assert len({tuple(each) for each in alone}) > 1
+
+
+def test_the_card_of_a_pretrained_tower_says_what_generate_says(home, trained, caches, tmp_path, monkeypatch):
+    assert main(["export", str(trained.run.folder), str(tmp_path / "exported")]) == 0
+    card = (tmp_path / "exported" / "README.md").read_text()
+    assert "its tokens see each other; not trained here" in card
+    (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    assert len(code.splitlines()) < 52
+    monkeypatch.chdir(tmp_path / "exported")
+    names: dict[str, Any] = {}
+    exec(code.replace("./multimodal", str(home / "multimodal")), names)
+    samples = {name: as_tensor(each) for name, each in open_joined(caches).read(np.array([0])).items()}
+    expected = load_projector(tmp_path / "exported")(samples)
+    assert torch.allclose(names["project"](samples), expected, atol=1e-5)
+    options = "--rows=0", f"--caches={json.dumps(caches)}", f"--language_model={home / 'multimodal'}"
+    assert [names["answer"](samples, "what is this", 12)] == said(tmp_path / "exported", tmp_path / "report", *options)
