@@ -55,7 +55,7 @@ def eval_command(arguments: Any) -> int:
     config: TrainConfig = arguments.config
     report = Path(arguments.report).expanduser() if arguments.report else None
     if report:
-        for cache in config.towers.values():
+        for cache in config.all_caches:
             refuse_output("report", report, Path(cache).expanduser())
     checkpoint = Path(arguments.checkpoint).expanduser() if arguments.checkpoint else None
     with join_world() as world:

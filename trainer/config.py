@@ -5,10 +5,10 @@ no time.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from cache_store.errors import ConfigError
 from trainer.model.config import WORLD, ModelConfig, refuse_tower_names
@@ -56,6 +56,9 @@ class DataConfig:
     posterior: Literal["sample", "mean"] | None = None
     """Of caches of posterior moments, what training shows: `sample` draws a latent anew each time; null: sample where
     there are moments. Validation, captions and generation read the mean."""
+    views: list[str | dict[str, str]] | None = field(default=None, metadata={"typed": "--data.views [CACHE,…]"})
+    """In place of `cache`, caches of one plan that show the same images flipped or cropped otherwise; each sample shows
+    them in turn, and validation the first. Of several towers, a mapping for each view, as `caches` is one."""
     text_dir: str | None = None
     """Where tokenised text is kept; default: CACHE.text beside the cache."""
 
@@ -67,6 +70,7 @@ class DataConfig:
         require(2 <= tokens <= MAX_TOKENS, "data.max_text_tokens", f"in [2, {MAX_TOKENS:,}]", tokens)
         require(0 <= self.val_fraction <= 1, "data.val_fraction", "in [0, 1]", self.val_fraction)
         require(0 <= self.seed < 2**63, "data.seed", "in [0, 2^63)", self.seed)
+        require(self.views is None or len(self.views) > 1, "data.views", "null, or two caches or more", self.views)
 
     def refuse_undivided(self, world_size: int) -> None:
         """Raise ConfigError where the global batch does not divide among the forward passes of all ranks."""
@@ -186,20 +190,40 @@ class TrainConfig:
     run: TrainRunConfig
 
     def __post_init__(self) -> None:
-        if (self.cache is None) == (self.caches is None):
-            raise ConfigError("name what to train from by one of cache: FOLDER and caches: {world: FOLDER, …}")
-        refuse_tower_names(self.towers)
+        if [self.cache, self.caches, self.data.views].count(None) != 2:
+            raise ConfigError(
+                "name what to train from by one of cache: FOLDER, caches: {world: FOLDER, …} and "
+                "data.views: [FOLDER, FOLDER]; leave the others out, or set them to null"
+            )
+        for view in self.views:
+            refuse_tower_names(view)
         self.model.refuse_unfit(self.towers)
 
     @property
+    def views(self) -> list[dict[str, str]]:
+        """Each view's caches, by the tower's name; one view where `data.views` names none."""
+        return views_of(self.cache, self.caches, self.data.views)
+
+    @property
     def towers(self) -> dict[str, str]:
-        """Each tower's cache, by the tower's name."""
-        return towers_of(self.cache, self.caches)
+        """Each tower's cache, by the tower's name; of several views the first's."""
+        return self.views[0]
+
+    @property
+    def all_caches(self) -> list[str]:
+        return [cache for view in self.views for cache in view.values()]
 
 
-def towers_of(cache: str | None, caches: Mapping[str, str] | None) -> dict[str, str]:
-    """Each tower's cache, of a config; none where it names none."""
-    return dict(caches or {}) if cache is None else {WORLD: cache}
+def views_of(
+    cache: str | None, caches: Mapping[str, str] | None, views: Sequence[str | Mapping[str, str]] | None
+) -> list[dict[str, str]]:
+    """Each view's caches, of a config; none where it names none."""
+    return [{WORLD: each} if isinstance(each, str) else dict(each) for each in views or [cache or caches or {}]]
+
+
+def views_of_run(config: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Each view's caches, of a run's resolved config, which may be an older version's."""
+    return views_of(config.get("cache"), config.get("caches"), config.get("data", {}).get("views"))
 
 
 MAX_TEMPERATURE = 100.0

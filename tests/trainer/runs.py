@@ -36,11 +36,16 @@ ALONE = World(rank=0, size=1, device=torch.device("cpu"))
 
 
 def make_config(
-    home: Path, name: Path | str = "run", *, cache: Path | Caches, language_model: Path | str, **changes: Any
+    home: Path,
+    name: Path | str = "run",
+    *,
+    cache: Path | Caches | list[Any],
+    language_model: Path | str,
+    **changes: Any,
 ) -> TrainConfig:
     """Twelve steps of 8 of about 30 samples; `changes` go to whichever section has the field.
 
-    `cache` may be a mapping: each tower's.
+    `cache` may be a mapping: each tower's; or a list: the views.
     """
     sections = {
         "model": ModelConfig(language_model=str(language_model)),
@@ -55,11 +60,13 @@ def make_config(
         sections[key] = replace(section, **{field: changes.pop(field) for field in mine})
     assert not changes
     named = {"caches": dict(cache)} if isinstance(cache, Mapping) else {"cache": str(cache)}
+    if isinstance(cache, list):
+        named, sections["data"] = {}, replace(sections["data"], views=cache)
     return TrainConfig(**named, **sections)
 
 
 def command(config: TrainConfig, name: str = "train") -> list[str]:
-    options = [f"--caches={json.dumps(config.caches)}" if config.caches else f"--cache={config.cache}"]
+    options = [f"--cache={config.cache}"] if config.cache else [f"--caches={json.dumps(config.caches)}"]
     for section in ("model", "data", "optim", "run"):
         for key, value in asdict(getattr(config, section)).items():
             options.append(f"--{section}.{key}={json.dumps(value) if not isinstance(value, str) else value}")

@@ -73,6 +73,7 @@ LEAVING_NOTHING = [
     (2, lambda home: {"text_dir": f"{home}/run/"}, "/run/ is run.output; name a folder in it"),
     (2, lambda home: {"cache": home, "output": f"{home}/run"}, "/run lies in the cache"),
     (2, lambda home: {"cache": described_cache(home / "it", 16), "text_dir": f"{home}/it/text"}, "lies in the cache"),
+    (2, lambda home: {"cache": ["a", "b"], "output": "b/run"}, "b/run lies in the cache b"),
     (2, {"posterior": "sample"}, "data.posterior: sample needs posterior moments, and "),
     (2, {"cache": "s3://bucket/cache"}, "cache: s3://bucket/cache is a URL"),
     (

@@ -8,7 +8,7 @@ import msgspec
 from cache_store.errors import ConfigError
 from cache_store.program.output_file import refuse_inside
 from cache_store.storage.claim import refuse_foreign_names
-from trainer.config import towers_of
+from trainer.config import views_of_run
 from trainer.export.card import CURVE_FILE, is_hub_id, model_card
 from trainer.export.figures import draw_curve, read_figures
 from trainer.model.projector_file import CONFIG_FILE, PROJECTOR_FILE, ProjectorConfig, Tower, projector_bytes
@@ -26,8 +26,9 @@ def export(run: str, folder: Path, repo: str | None, *, private: bool) -> None:
     if folder.is_dir() and any(folder.iterdir()):
         raise ConfigError(f"dir: {folder} is not empty; name an empty or a new folder")
     refuse_foreign_names(folder, (), "dir", "export")  # where a file lies in its place, or a parent's
-    for cache in towers_of(config["cache"], config.get("caches")).values() if config else ():
-        refuse_inside("dir", folder, Path(cache).expanduser())
+    for caches in views_of_run(config or {}):
+        for cache in caches.values():
+            refuse_inside("dir", folder, Path(cache).expanduser())
     if repo is not None:
         from trainer.export.hub import refuse_unpushable
 

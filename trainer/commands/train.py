@@ -27,7 +27,7 @@ def train(config: TrainConfig, world: World, source: LatentSource | None = None)
     if config.run.max_steps is not None:  # else the steps are known once the text is
         config.optim.refuse_endless_warmup(config.run.max_steps)
     refuse_missing(config)
-    for cache in config.towers.values():
+    for cache in config.all_caches:
         refuse_inside("run.output", config.run.folder, Path(cache).expanduser())
     refuse_foreign_output(config)
     with claim(config.run.folder) if world.is_main else nullcontext():

@@ -13,7 +13,7 @@ from cache_store.cache.image_encoder import open_image_encoder
 from cache_store.errors import ConfigError, MissingPathError, ModelError, NoCacheError
 from cache_store.program.config_file import closest
 from cache_store.refusal import differing, printable, refuse
-from trainer.config import GenerateConfig, towers_of
+from trainer.config import GenerateConfig, views_of_run
 from trainer.data.stream import as_tensor
 from trainer.generate.rows import chosen_samples
 from trainer.model.projector_file import Tower
@@ -78,7 +78,7 @@ def open_fitting_caches(projector: TrainedProjector, config: GenerateConfig) -> 
     """Open the caches that are named, or the run's own; StaleError where their samples mean something else."""
     named = by_tower(projector, "cache", config.cache, config.caches)
     run = config_of_run(projector.path) or {}
-    paths = named or towers_of(run.get("cache"), run.get("caches"))
+    paths = named or views_of_run(run)[0]
     if not paths:
         wanted = "--cache" if len(projector.names) == 1 else "--caches"
         raise ConfigError(f"{projector.path} lies in no run, so no cache is known; name one with {wanted}")

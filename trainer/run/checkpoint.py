@@ -20,7 +20,7 @@ from cache_store.errors import CacheError, ConfigError, NewerFormatError
 from cache_store.format.record import FORMAT_VERSION, Record, canonical_json, parse_signed, signed
 from cache_store.refusal import differing, refuse
 from cache_store.storage.files import file_sha256, naming
-from trainer.config import towers_of
+from trainer.config import views_of_run
 from trainer.model.projector_file import PROJECTOR_FILE, ProjectorConfig, read_projector_file
 from trainer.model.projectors import Projectors
 from trainer.model.trained_projector import load_tensors
@@ -183,7 +183,7 @@ def refuse_other_projector(path: Path, state: CheckpointState, must_match: Mappi
             restore = f"to evaluate it, set these as it was trained; {path / STATE_FILE} holds its whole config"
             remedies.insert(0, restore)
         if any(of_the_cache):
-            caches = towers_of(state.config["cache"], state.config.get("caches"))
+            caches = views_of_run(state.config)[0]
             held = f"those that {', '.join(caches.values())} held"
             remedies.insert(0, f"to evaluate it, name with --cache a cache of latents such as {held}")
         refuse(f"checkpoint {path} was not trained like this", differences, remedies, held="in the checkpoint")

@@ -15,6 +15,7 @@ from cache_store.program.output_file import refuse_inside
 from cache_store.verify.verify import verify
 from trainer.config import TrainConfig
 from trainer.data.posterior import sampled_towers
+from trainer.data.views import open_views
 from trainer.model.language_model import LanguageModel
 from trainer.model.load import load_with_whole
 from trainer.model.pretrained import pretrained_name
@@ -64,13 +65,13 @@ class Inputs:
 
 
 def open_inputs(config: TrainConfig, world: World) -> Inputs:
-    joined = open_joined({name: open_sound_cache(path, world) for name, path in config.towers.items()})
+    joined = open_sound_caches(config, world)
     refuse_unread(config.model, joined)
     sampled = sampled_towers(joined, config.data.posterior)
     chat = load_chat_tokenizer(config.model.language_model, config.model.chat_template, config.data.max_text_tokens)
     folder = text_folder(joined, chat, config.data.text_dir)
-    for cache in joined.caches.values():
-        refuse_inside("data.text_dir", folder, cache.root)
+    for path in config.all_caches:
+        refuse_inside("data.text_dir", folder, Path(path).expanduser())
     language, whole = load_with_whole(config.model.language_model, PRECISIONS[config.run.precision], world.device)
     projectors = make_projectors(config.model, joined.caches, language, config.data.seed)
     refuse_too_long(config, language, projectors)
@@ -84,6 +85,12 @@ def open_inputs(config: TrainConfig, world: World) -> Inputs:
         config=config, world=world, cache=joined, chat=chat, text_folder=folder, language=language, whole=whole,
         projectors=projectors, sampled=sampled, must_match=must_match, projector_config=said,
     )  # fmt: skip
+
+
+def open_sound_caches(config: TrainConfig, world: World) -> JoinedCache:
+    """Open each tower's cache, in all its views."""
+    views = [{name: open_sound_cache(path, world) for name, path in view.items()} for view in config.views]
+    return open_views(views) if len(views) > 1 else open_joined(views[0])
 
 
 def open_sound_cache(path: str, world: World) -> Cache:

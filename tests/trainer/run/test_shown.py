@@ -1,65 +1,91 @@
 """What training shows of a sample: a pure function of its position, whoever asks, and validation shows none of it."""
 
 import json
-import os
-import signal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from cache_store.errors import Interrupted
+from cache_store import open_cache
+from cache_store.errors import ConfigError
 from tests.trainer.conftest import MEAN, STD, MakeConfig, described_cache
-from tests.trainer.runs import ALONE, assert_same_run, command, end_well, fork_ranks, metrics, open_alone, watched
+from tests.trainer.runs import ALONE, assert_same_run, command, end_well, fork_ranks, metrics, open_alone
 from trainer import sample_posterior
 from trainer.cli import main
 from trainer.commands.train import train
-from trainer.config import TrainConfig
+from trainer.config import DataConfig, TrainConfig
 from trainer.data.batches import StepLoader
 
 ROWS = 40
+REJECTS = ([3], [3, 11])
+STEADY = {"schedule": "constant", "warmup_steps": 0, "max_steps": 12}
+"""Twelve steps whose learning rate does not tell how many there are."""
+
+
+def save_views(home: Path, posterior: str) -> list[str]:
+    """A plain and a flipped view, of 4 means of 3x2 cells each, and of as many log-variances if asked."""
+    shape = (2, ROWS, 8 if posterior == "moments" else 4, 3, 2)
+    options: dict[str, Any] = {"posterior": posterior, "latents_mean": MEAN, "latents_std": STD}
+    for place, latents in enumerate(np.random.default_rng(0).standard_normal(shape, np.float32)):
+        own = {"latents": latents, "rejected": REJECTS[place], "image": {"flip": place == 1}}
+        described_cache(home / f"view-{place}", ROWS, **own, **options)
+    return [str(home / f"view-{place}") for place in range(2)]
+
+
+@pytest.fixture(scope="module", params=["draws", "views", "draws of views"])
+def caches(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str | list[str]:
+    """What is shown as only training shows it: one cache, or views."""
+    paths = save_views(tmp_path_factory.mktemp("caches"), "moments" if "draws" in request.param else "mean")
+    return paths if "views" in request.param else paths[0]
 
 
 @pytest.fixture(scope="module")
-def moments(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """4 means and 4 log-variances of 3x2 cells each."""
-    latents = np.random.default_rng(0).standard_normal((ROWS, 8, 3, 2), np.float32)
-    options = {"posterior": "moments", "latents_mean": MEAN, "latents_std": STD, "rejected": [3]}
-    return described_cache(tmp_path_factory.mktemp("moments") / "cache", ROWS, latents=latents, **options)
+def make_shown(
+    caches: str | list[str], language_model: Path, tmp_path_factory: pytest.TempPathFactory, configured_here: MakeConfig
+) -> MakeConfig:
+    """The config of a run from them."""
+    home = tmp_path_factory.mktemp("runs")
+    return lambda name, **changes: configured_here(home / name, **{"cache": caches, **STEADY, **changes})
 
 
 @pytest.fixture(scope="module")
-def sampled(configured_here: MakeConfig, moments: Path) -> TrainConfig:
-    """A run of 12 steps, whose learning rate does not tell how many there are."""
-    config = configured_here("sampled", cache=moments, schedule="constant", warmup_steps=0, max_steps=12)
+def whole(make_shown: MakeConfig) -> TrainConfig:
+    config = make_shown("whole")
     train(config, ALONE)
     return config
 
 
-def test_a_run_that_draws_is_the_same_however_it_is_cut_up(configured_here, sampled, moments):
-    """Stopped after a step and within a validation; and on one rank, then on two, then on one."""
-    config = configured_here("stopped", cache=moments, schedule="constant", warmup_steps=0, max_steps=12)
-    for stop in (4, 8):
-        source = watched(config, lambda read, _, stop=stop: read == stop and os.kill(os.getpid(), signal.SIGTERM))
-        with pytest.raises(Interrupted):
-            train(config, ALONE, source)
-    train(config, ALONE)
-    assert_same_run(config, sampled)
-    steps = {"cache": moments, "schedule": "constant", "warmup_steps": 0}
-    train(configured_here("ranks", max_steps=2, **steps), ALONE)
-    end_well(*fork_ranks(configured_here("ranks", max_steps=7, accumulate=2, **steps)))
-    train(last := configured_here("ranks", max_steps=12, **steps), ALONE)
-    for key, tolerance in (("loss", 1e-4), ("val_loss", 1e-3)):
-        found, expected = (metrics(each.run.folder, key) for each in (last, sampled))
-        assert {step: found[step] for step in expected} == pytest.approx(expected, rel=tolerance)
+def test_a_run_shows_the_same_however_it_is_cut_up(make_shown, whole):
+    """Between steps; and on one rank, then on two, then on one."""
+    for steps in (5, 10, 12):
+        train(cut := make_shown("cut", max_steps=steps), ALONE)
+    assert_same_run(cut, whole)
+    train(make_shown("ranks", max_steps=2), ALONE)
+    end_well(*fork_ranks(make_shown("ranks", max_steps=7, accumulate=2)))
+    train(last := make_shown("ranks"), ALONE)
+    for key in ("loss", "val_loss"):
+        found, expected = (metrics(each.run.folder, key) for each in (last, whole))
+        assert {step: found[step] for step in expected} == pytest.approx(expected, rel=1e-3)
 
 
-def test_every_showing_is_a_draw_of_its_own_on_any_ranks(sampled):
-    session = open_alone(sampled)
-    (batch,) = (whole := session.loader(7)).micro_batches
-    stored = torch.from_numpy(session.cache.read(whole.numbers)["world"])
-    assert torch.equal(batch.latents["world"], sample_posterior(stored, seed=0, positions=range(56, 64)))
+def test_a_batch_holds_each_samples_view_and_draw_on_any_ranks(whole):
+    session = open_alone(whole)
+    views = [open_cache(view["world"]) for view in whole.views]
+    seen = set()
+    for step in range(8):
+        (batch,) = (loaded := session.loader(step)).micro_batches
+        positions = np.arange(8 * step, 8 * step + 8)
+        rows = session.cache.rows(loaded.numbers)
+        stored = [view.read(rows - np.searchsorted(view.rejected_rows(), rows)) for view in views]
+        chosen = session.loader.order.views_at(positions, len(views))
+        expected = torch.from_numpy(np.stack(stored)[chosen, np.arange(8)])
+        if "moments" in views[0].spec.array.encoder.posterior:
+            expected = sample_posterior(expected, seed=0, positions=positions)
+        assert torch.equal(batch.latents["world"], expected)
+        seen |= {*zip(rows.tolist(), chosen.tolist(), strict=True)}
+    assert len(seen) > len(views) * 29  # of some 30 samples in two epochs
     for world_size, accumulate in [(1, 2), (2, 1), (2, 2), (4, 2)]:
         options = {**vars(session.loader), "world_size": world_size, "accumulate": accumulate}
         batches = [StepLoader(**{**options, "rank": rank})(7) for rank in range(world_size)]
@@ -67,24 +93,53 @@ def test_every_showing_is_a_draw_of_its_own_on_any_ranks(sampled):
         assert torch.equal(torch.cat(parts), batch.latents["world"])
 
 
-def test_validation_reads_the_mean_whatever_training_drew(configured_here, sampled, moments, capsys):
-    """And so does an evaluation, however it is configured; a checkpoint of other draws is not gone on with."""
-    for posterior in ("sample", "mean", None):
-        config = configured_here("sampled", cache=moments, posterior=posterior)
-        assert main(command(config, "eval")) == 0
-        assert (
-            json.loads(capsys.readouterr().out.splitlines()[-1])["own"] == metrics(sampled.run.folder, "val_loss")[12]
-        )
-    session = open_alone(sampled)
-    numbers = session.split.validation
+def test_validation_reads_the_first_view_and_the_mean(make_shown, whole, capsys):
+    """And so do evaluations, however they are configured."""
+    for posterior in ("mean", None):
+        assert main(command(make_shown("whole", posterior=posterior), "eval")) == 0
+        assert json.loads(capsys.readouterr().out.splitlines()[-1])["own"] == metrics(whole.run.folder, "val_loss")[12]
+    session = open_alone(whole)
+    numbers, first = session.split.validation, open_cache(whole.towers["world"])
     latents = session.loader.load(numbers, numbers).latents["world"]
-    assert torch.equal(session.model.projectors(latents), session.model.projectors(latents[:, :4]))
+    rows = session.cache.rows(numbers)
+    stored = torch.from_numpy(first.read(rows - np.searchsorted(first.rejected_rows(), rows)))
+    assert torch.equal(latents, stored)
+    projector = session.model.projectors["world"]
+    assert torch.equal(projector(latents), projector(stored[:, :4]))
+    (row,) = rows[:1].tolist()
+    assert main(["generate", str(whole.run.folder), f"--rows={row}", "--max_tokens=2"]) == 0
 
 
-def test_a_run_that_drew_goes_on_drawing(configured_here, sampled, moments, refusal):
-    drew = refusal(1, configured_here("sampled", cache=moments, posterior="mean", max_steps=13))
-    assert "data.posterior  sample             absent" in drew
-    mean = configured_here("mean", cache=moments, posterior="mean", schedule="constant", warmup_steps=0, max_steps=1)
-    train(mean, ALONE)
-    assert metrics(mean.run.folder)[1] != metrics(sampled.run.folder)[1]
-    assert "data.posterior  absent             sample" in refusal(1, configured_here("mean", cache=moments))
+def test_a_run_goes_on_with_what_it_showed(make_shown, whole, caches, refusal):
+    """Not with its views in another order, nor with means where it drew."""
+    if isinstance(caches, list):
+        assert "cache identity" in refusal(1, make_shown("whole", cache=caches[::-1]))
+    if "data.posterior" in open_alone(whole).must_match:
+        assert "data.posterior  sample             absent" in refusal(1, make_shown("whole", posterior="mean"))
+        train(mean := make_shown("mean", posterior="mean", max_steps=1), ALONE)
+        assert metrics(mean.run.folder)[1] != metrics(whole.run.folder)[1]
+        assert "data.posterior  absent             sample" in refusal(1, make_shown("mean"))
+
+
+def test_views_are_of_one_plan_and_named_once(configured, cache_path, refusal, tmp_path):
+    other = described_cache(tmp_path / "other", 12)
+    assert "are not of one plan" in refusal(1, configured(cache=[str(cache_path), str(other)]))
+    with pytest.raises(ConfigError, match="data.views must be null, or two caches or more"):
+        DataConfig(views=[str(cache_path)])
+    with pytest.raises(ConfigError, match="leave the others out, or set them to null"):
+        configured(views=[str(cache_path), str(cache_path)])
+
+
+def test_views_of_two_towers_are_shown_together(configured, tmp_path):
+    """Of one tower both views may be the same cache."""
+    tokens = np.random.default_rng(1).standard_normal((ROWS, 3, 8), np.float32)
+    tower = str(described_cache(tmp_path / "tower", ROWS, latents=tokens))
+    views = save_views(tmp_path, "mean")
+    train(config := configured(cache=[{"world": each, "other": tower} for each in views], max_steps=2), ALONE)
+    session = open_alone(config)
+    (batch,) = (loaded := session.loader(1)).micro_batches
+    assert {name: tuple(each.shape) for name, each in batch.latents.items()} == {
+        "world": (8, 4, 3, 2),
+        "other": (8, 3, 8),
+    }
+    assert torch.equal(batch.latents["other"], torch.from_numpy(session.cache.read(loaded.numbers)["other"]))

@@ -221,9 +221,9 @@ def test_towers_that_cannot_be_are_one_message(configured, caches, refusal, tmp_
     [
         (
             ["--cache=a", "--caches={b: c}"],
-            "name what to train from by one of cache: FOLDER and caches: {world: FOLDER",
+            "name what to train from by one of cache: FOLDER, caches: {world: FOLDER",
         ),
-        ([], "name what to train from by one of cache: FOLDER and caches: {world: FOLDER"),
+        ([], "name what to train from by one of cache: FOLDER, caches: {world: FOLDER"),
         (["--caches={}"], "caches: name at least one"),
         (["--caches={A.b: c}"], "caches: a tower's name has small letters, digits and _ alone, got A.b"),
         (["--caches=[a]"], "caches must be a mapping of names to texts, got "),
