@@ -6,7 +6,8 @@ from typing import Any
 from cache_store.errors import ConfigError
 from cache_store.program.command_line import Command, Program
 from cache_store.program.output_file import refuse_output
-from trainer.config import GenerateConfig, TrainConfig
+from trainer.config import TrainConfig
+from trainer.generate.config import GenerateConfig
 
 EXAMPLES = """\
   trainer train --config configs/train_llava_cc3m.yaml    rerun to resume

@@ -1,7 +1,6 @@
 """The config of a training run: frozen dataclasses, filled from YAML and options, checked once.
 
-They stand together in one module without torch, not beside their owners, so that `--help` and a config error take
-no time.
+They stand here and in `model/config.py`, without torch, so that `--help` and a config error take no time.
 """
 
 import math
@@ -224,66 +223,3 @@ def views_of(
 def views_of_run(config: Mapping[str, Any]) -> list[dict[str, str]]:
     """Each view's caches, of a run's resolved config, which may be an older version's."""
     return views_of(config.get("cache"), config.get("caches"), config.get("data", {}).get("views"))
-
-
-MAX_TEMPERATURE = 100.0
-"""Words are all but equally likely far below it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class GenerateConfig:
-    """Of what, and how, the language model is asked."""
-
-    prompt: str | None = None
-    """The user's words; null: of each row its own first question, as in training."""
-    rows: str | None = None
-    """Rows of the cache, as its plan numbers them: 7,3."""
-    ids: str | None = None
-    """In place of rows: ids of samples, separated by commas."""
-    image: str | None = None
-    """In place of rows: an image file, or several separated by commas, through the recipe and the encoder that the
-    projector was trained with."""
-    cache: str | None = None
-    """Another cache than the run's, of the same image recipe and encoder."""
-    caches: dict[str, str] | None = None
-    """In place of `cache`, where the projector has several towers: {world: FOLDER, siglip: FOLDER}."""
-    language_model: str | None = None
-    """Where the language model is now, if not where training found it: a hub id or a folder."""
-    encoder: str | None = None
-    """Where the encoder is now, if not where the cache's build found it: a hub id or a folder; for images alone."""
-    encoders: dict[str, str] | None = None
-    """In place of `encoder`, where the projector has several towers: {siglip: FOLDER}."""
-    precision: Literal["bf16", "fp32"] | None = None
-    """Of the language model; null: as in training."""
-    temperature: float = 0.0
-    """0: always the likeliest token; above: sampled, the flatter the higher."""
-    top_p: float = 1.0
-    """Sample among the likeliest tokens that together have this probability."""
-    seed: int = 0
-    """Of sampling; the same seed, rows and batches give the same words."""
-    max_tokens: int = 128
-    """Longest answer in tokens; one that ends its turn stops before."""
-    batch_size: int = 8
-    """Answers generated together."""
-    report: str | None = None
-    """Also write the answers to this JSON file."""
-
-    def __post_init__(self) -> None:
-        if [self.rows, self.ids, self.image].count(None) != 2:
-            raise ConfigError("name what to look at by one of --rows 7,3, --ids ID,ID and --image FILE")
-        if self.image is not None and self.prompt is None:
-            raise ConfigError("an image brings no question of its own: give one with --prompt")
-        if self.image is not None and (self.cache or self.caches):
-            raise ConfigError("--cache is for --rows and --ids; an image needs none")
-        if self.image is None and (self.encoder or self.encoders):
-            raise ConfigError("--encoder is for --image; rows are encoded already")
-        for one, several in (("cache", "caches"), ("encoder", "encoders")):
-            if getattr(self, one) is not None and getattr(self, several) is not None:
-                raise ConfigError(f"--{one} is for one tower, --{several} for several: name one of the two")
-        hot, share = self.temperature, self.top_p
-        require(0 <= hot <= MAX_TEMPERATURE, "temperature", f"in [0, {MAX_TEMPERATURE:g}]", hot)
-        require(0 < share <= 1, "top_p", "above 0 and at most 1", share)
-        require(0 <= self.seed < 2**63, "seed", "in [0, 2^63)", self.seed)
-        require(1 <= self.max_tokens <= MAX_TOKENS, "max_tokens", f"in [1, {MAX_TOKENS:,}]", self.max_tokens)
-        size = self.batch_size
-        require(1 <= size <= MAX_BATCH_SIZE, "batch_size", f"in [1, {MAX_BATCH_SIZE:,}]", size)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from cache_store.program.output_file import refuse_inside, refuse_output, write_output
-from trainer.config import GenerateConfig
+from trainer.generate.config import GenerateConfig
 from trainer.generate.generator import Answer, Generator, find_language_model, open_generator
 from trainer.generate.subjects import Subject, Subjects, find_subjects
 from trainer.run.captions import answer_lines

@@ -18,7 +18,7 @@ from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaLis
 
 from cache_store.errors import ConfigError, MissingPathError, ModelError
 from cache_store.refusal import Difference, refuse
-from trainer.config import GenerateConfig
+from trainer.generate.config import GenerateConfig
 from trainer.model.attention import Masks, image_masks
 from trainer.model.language_model import LanguageModel
 from trainer.model.load import load_with_whole, refuse_no_image_masks

@@ -13,8 +13,9 @@ from cache_store.cache.image_encoder import open_image_encoder
 from cache_store.errors import ConfigError, MissingPathError, ModelError, NoCacheError
 from cache_store.program.config_file import closest
 from cache_store.refusal import differing, printable, refuse
-from trainer.config import GenerateConfig, views_of_run
+from trainer.config import views_of_run
 from trainer.data.stream import as_tensor
+from trainer.generate.config import GenerateConfig
 from trainer.generate.rows import chosen_samples
 from trainer.model.projector_file import Tower
 from trainer.model.towers import what_samples_mean

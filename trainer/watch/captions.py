@@ -10,8 +10,8 @@ from contextlib import nullcontext
 import torch
 
 from cache_store.errors import ModelError
-from trainer.config import GenerateConfig
 from trainer.data.stream import as_tensor
+from trainer.generate.config import GenerateConfig
 from trainer.generate.generator import Generator, turn_end
 from trainer.generate.rows import cached_samples
 from trainer.run.captions import Caption

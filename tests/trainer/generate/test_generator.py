@@ -10,7 +10,7 @@ import transformers as hf
 from cache_store.errors import ConfigError, SourceError
 from tests.trainer.conftest import GEMMA_TEMPLATE, make_tokenizer
 from tests.trainer.model.test_model import FLOAT32, SCALED, make_latents, make_projector, save_decoder, save_multimodal
-from trainer.config import GenerateConfig
+from trainer.generate.config import GenerateConfig
 from trainer.generate.generator import Generator, TurnEnd, turn_end
 from trainer.model.load import load_with_whole
 from trainer.model.model import WorldModel

@@ -19,8 +19,9 @@ from tests.trainer.runs import ALONE, Caches
 from trainer import load_projector
 from trainer.cli import main
 from trainer.commands.train import train
-from trainer.config import GenerateConfig, TrainConfig
+from trainer.config import TrainConfig
 from trainer.data.stream import as_tensor
+from trainer.generate.config import GenerateConfig
 from trainer.generate.generator import Generator, TurnEnd
 from trainer.model.config import TowerConfig
 from trainer.model.load import load_with_whole
