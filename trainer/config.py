@@ -114,7 +114,7 @@ class OptimConfig:
         if self.warmup_steps is not None and self.warmup_steps >= total_steps:
             raise ConfigError(
                 f"optim.warmup_steps {self.warmup_steps:,} must be less than the run's steps, {total_steps:,}; "
-                f"set it lower, or to null for {min(WARMUP_STEPS, total_steps // 10):,}"
+                f"set it lower, or to null, which is {min(WARMUP_STEPS, total_steps // 10):,} here"
             )
 
 

@@ -5,8 +5,8 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
-from cache_store.errors import ConfigError, EncodeOnceError
-from cache_store.program.stop_signals import stop_signals_held, unwound_by_sigterm
+from cache_store.errors import ConfigError, EncodeOnceError, Interrupted
+from cache_store.program.stop_signals import stop_signals_held, unwound_by_signals
 
 OUR_PACKAGES = ("cache_store", "precompute", "trainer")
 """A missing module of these is a bug of ours, not an extra that was not installed."""
@@ -30,14 +30,24 @@ def run_program(program: str, run: Callable[[Sequence[str]], int], argv: Sequenc
     # threads that decode images: one tenth of the speed was measured on a busy machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     given = sys.argv[1:] if argv is None else argv
-    with unwound_by_sigterm():
-        return exit_code_of(program, run, given)
+    with unwound_by_signals() as asked_to_stop:
+        return exit_code_of(program, lambda: interruptible(run, given, asked_to_stop))
 
 
-def exit_code_of(program: str, run: Callable[[Sequence[str]], int], given: Sequence[str]) -> int:
+def interruptible(run: Callable[[Sequence[str]], int], given: Sequence[str], asked_to_stop: Callable[[], bool]) -> int:
+    """Run the body; an error after a signal is the stop: libraries make their own of it, such as unreadable weights."""
     try:
         refuse_other_than_utf8(given)
         return run(given)
+    except Exception as error:
+        if asked_to_stop() and not isinstance(error, Interrupted):
+            raise KeyboardInterrupt from error
+        raise
+
+
+def exit_code_of(program: str, run: Callable[[], int]) -> int:
+    try:
+        return run()
     except EncodeOnceError as error:
         kind = "stopped" if error.exit_code == 3 else "error"
         print(f"{program}: {kind}: {error}", file=sys.stderr)

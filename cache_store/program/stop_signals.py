@@ -37,8 +37,11 @@ def obey_parent_alone() -> None:
 
 
 @contextmanager
-def unwound_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM end the block as Ctrl-C does, so that scratch files are removed and the exit code is 3."""
+def unwound_by_signals() -> Iterator[Callable[[], bool]]:
+    """Let SIGTERM end the block as Ctrl-C does, so that scratch files are removed and the exit code is 3.
+
+    Yields a function that says whether either came.
+    """
     ours, asked = os.getpid(), -math.inf
 
     def unwind(number: int, frame: object) -> None:
@@ -46,15 +49,18 @@ def unwound_by_sigterm() -> Iterator[None]:
         if os.getpid() != ours:
             signal.signal(number, signal.SIG_DFL)  # a forked child dies of it, as its parent expects
             os.kill(os.getpid(), number)
-        elif time.monotonic() - asked > FORWARDED_S:
+        elif number == signal.SIGINT or time.monotonic() - asked > FORWARDED_S:
             asked = time.monotonic()
             raise KeyboardInterrupt
 
-    previous = signal.signal(signal.SIGTERM, unwind)
+    # What ignores Ctrl-C, as a job in a shell's background does, goes on to.
+    heard = [number for number in STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+    previous = {number: signal.signal(number, unwind) for number in heard}
     try:
-        yield
+        yield lambda: asked > -math.inf
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

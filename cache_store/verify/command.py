@@ -146,7 +146,8 @@ def summary(findings: Sequence[Finding]) -> str:
     files = Counter(finding.file for finding in findings)
     shards = {finding.shard for finding in findings} - {None}
     rows = {(finding.shard, finding.row) for finding in findings if finding.row is not None}
-    parts = [f"{len(findings):,} findings", f"{len(files):,} files", f"{len(shards):,} shards", f"{len(rows):,} rows"]
+    counts = {"finding": len(findings), "file": len(files), "shard": len(shards), "row": len(rows)}
+    parts = [f"{count:,} {name}{'' if count == 1 else 's'}" for name, count in counts.items()]
     return f"{parts[0]} ({', '.join(parts[1:])})"
 
 

@@ -87,7 +87,9 @@ def advice(kinds: Iterable[str], request: BuildRequest) -> list[str]:
     """Say what can help, by what is at fault."""
     lines = []
     if any(not kind.startswith(OF_THE_LATENT) for kind in kinds):
-        lines.append(f"mend the images or source.images, then: {request.with_options('--retry-rejected')}")
+        lines.append(
+            f"mend the images, or where the source says they are, then: {request.with_options('--retry-rejected')}"
+        )
     if any(kind.startswith(OF_THE_LATENT) for kind in kinds):
         lines.append("latents need more range: set encoder.compute_dtype and store.dtype to float32, in another cache")
     return lines

@@ -104,7 +104,7 @@ def test_too_many_rejects_end_the_build_and_say_why(project):
     message = project.build(code=1, **few)
     assert "1 of 22 samples are rejected (1 cannot decode), more than run.max_reject_fraction 0.01" in message
     assert "cannot decode  1        sample-004: cannot decode: " in message
-    assert "mend the images or source.images, then: precompute build" in message
+    assert "mend the images, or where the source says they are, then: precompute build" in message
     assert "--run.max_reject_fraction" in message
     assert "--retry-rejected" in message
     assert not (project.cache / "seal.json").exists()

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from cache_store.errors import CacheError
 from cache_store.program.output_file import refuse_output, write_output
 from cache_store.program.progress_bar import progress_bar
 from cache_store.program.run_program import run_program
-from cache_store.program.stop_signals import FORWARDED_S, stop_on_signals, unwound_by_sigterm
+from cache_store.program.stop_signals import FORWARDED_S, STOP_SIGNALS, stop_on_signals, unwound_by_signals
 from tests.cache_store.conftest import contents, samples_of
 from tests.make_cache import make_cache
 
@@ -126,7 +127,7 @@ def test_another_ctrl_c_or_a_later_sigterm_stops_at_once(first, second, after_s,
     """A SIGTERM forwarded on top is the same request."""
     stops, times = [], iter([0.0, after_s])
     stopping = stop_on_signals(lambda: stops.append(first), clock=lambda: next(times))
-    with pytest.raises(KeyboardInterrupt) if ends else nullcontext(), unwound_by_sigterm(), stopping:
+    with pytest.raises(KeyboardInterrupt) if ends else nullcontext(), unwound_by_signals(), stopping:
         send(first, second)
     assert stops == [first]
 
@@ -143,6 +144,18 @@ def test_a_forwarded_sigterm_does_not_interrupt_the_way_out(capsys):
 
     assert run_program("program", run, []) == 3
     assert done == ["cleared up"]
+    assert capsys.readouterr().err.startswith("program: stopped: ")
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_stop_that_a_library_calls_an_error_is_a_stop(number, capsys):
+    def run(argv):
+        try:
+            send(number)
+        except KeyboardInterrupt:
+            raise CacheError("the weights cannot be read") from None
+
+    assert run_program("program", run, []) == 3
     assert capsys.readouterr().err.startswith("program: stopped: ")
 
 
