@@ -20,12 +20,12 @@ class Projectors(nn.Module):
         self._each = nn.ModuleList(towers.values())
 
     def __getitem__(self, name: str) -> TowerProjector:
-        projector = self._each[self.names.index(name)]
-        assert isinstance(projector, TowerProjector)
-        return projector
+        return dict(self.items())[name]
 
     def items(self) -> Iterator[tuple[str, TowerProjector]]:
-        return ((name, self[name]) for name in self.names)
+        for name, each in zip(self.names, self._each, strict=True):
+            assert isinstance(each, TowerProjector)
+            yield name, each
 
     @property
     def num_tokens(self) -> int:

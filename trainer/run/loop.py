@@ -15,7 +15,7 @@ from tqdm import tqdm
 from cache_store.errors import EncodeOnceError, Interrupted
 from cache_store.program.progress_bar import progress_bar
 from cache_store.program.stop_signals import stop_on_signals
-from cache_store.refusal import differing
+from cache_store.refusal import ABSENT, differing
 from trainer.data.batches import StepBatch
 from trainer.data.prefetch import prefetched
 from trainer.model.projector_file import CONFIG_FILE, PROJECTOR_FILE, ProjectorConfig, projector_bytes
@@ -86,7 +86,8 @@ class TrainingLoop:
         self.completed = state.step
         self.world.say(f"going on after step {state.step:,} of {self.total_steps:,}, from {path}")
         for name, before, now in differing(state.config, asdict(self.config)):
-            self.world.say(f"  changed since then: {name}: {before} → {now}")
+            if (before, now) != (ABSENT, "None"):  # a field that the version before had not
+                self.world.say(f"  changed since then: {name}: {before} → {now}")
 
     def run(self) -> None:
         """Do the remaining steps, then write the projector alone, ready for use."""

@@ -15,7 +15,7 @@ from tests.precompute.conftest import GOOD, image_bytes, make_vae, run_build, sa
 from tests.trainer.conftest import GEMMA_TEMPLATE, MakeConfig, make_tokenizer
 from tests.trainer.generate.test_generator import PROMPTS, word_by_word
 from tests.trainer.multimodal import save_multimodal
-from tests.trainer.runs import ALONE, Caches
+from tests.trainer.runs import ALONE, Caches, end_well, fork_ranks, metrics
 from trainer import load_projector
 from trainer.cli import main
 from trainer.commands.train import train
@@ -58,6 +58,17 @@ def trained(home: Path, caches: Caches, configured_here: MakeConfig) -> TrainCon
     config = configured_here("trained", cache=caches, **options)
     train(config, ALONE)
     return config
+
+
+@pytest.mark.parametrize("changes", [{"gradient_checkpointing": True}, {"accumulate": 4}, {"ranks": 2}], ids=str)
+def test_masks_change_no_loss_however_a_step_is_cut_up(home, trained, caches, configured_here, changes):
+    options = {name: value for name, value in changes.items() if name != "ranks"}
+    towers = {"siglip": TowerConfig(projector="pretrained")}
+    model = {"cache": caches, "language_model": home / "multimodal", "towers": towers}
+    config = configured_here("-".join(changes), **model, **options, max_steps=3)
+    end_well(*fork_ranks(config)) if "ranks" in changes else train(config, ALONE)
+    for key in ("loss", "val_loss", "val_loss_shuffled"):
+        assert metrics(config.run.folder, key) == pytest.approx(metrics(trained.run.folder, key), rel=1e-4)
 
 
 def image_file(home: Path, number: int) -> Path:

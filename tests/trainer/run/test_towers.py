@@ -180,8 +180,13 @@ def no_towers(_: Path, caches: Caches) -> dict[str, Any]:
     return {"cache": caches}
 
 
+def long_texts(_: Path, caches: Caches) -> dict[str, Any]:
+    return {"cache": caches, "max_text_tokens": 250}
+
+
 REFUSED: dict[str, tuple[int, Callable[..., dict[str, Any]], str, str]] = {
     "another plan": (1, another_plan, "", "are not of one plan, so their rows are not the same samples"),
+    "too long": (2, long_texts, "", "16 world tokens and data.max_text_tokens 250 make 266; "),
     "an unknown tower": (2, no_towers, "siglop: {}", "no cache is of the tower siglop; did you mean siglip?"),
     "a frozen one": (2, no_towers, "siglip: {trained: false}", "siglip is frozen, and its weights would be random"),
     "random ends": (
