@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from itertools import count
 
 import pytest
 import torch
@@ -11,7 +12,17 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from cache_store.errors import Interrupted
 from tests.trainer.conftest import MakeConfig
-from tests.trainer.runs import ALONE, assert_same_run, end_well, fork_ranks, make_loop, metrics, open_alone
+from tests.trainer.runs import (
+    ALONE,
+    ForkedTrainer,
+    assert_same_run,
+    command,
+    end_well,
+    fork_ranks,
+    make_loop,
+    metrics,
+    open_alone,
+)
 from trainer.cli import main
 from trainer.commands.train import train
 from trainer.config import TrainConfig
@@ -88,6 +99,26 @@ def test_a_run_stopped_while_it_captions_goes_on_to_the_same(configured_here, ca
     said = capsys.readouterr().out
     assert f"row {first['row']}, {first['id']}\n  answer" in said
     assert f"  reference  {first['reference']}\n" in said
+
+
+def die_at_the_second_captions() -> None:
+    speak, calls = HeldOutCaptions.__call__, count(1)
+
+    def die(captions: HeldOutCaptions, stopped: Callable[[], bool]) -> list[Caption]:
+        if next(calls) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return speak(captions, stopped)
+
+    HeldOutCaptions.__call__ = die  # type: ignore[method-assign]
+
+
+def test_a_run_killed_while_it_captions_goes_on_to_the_same(configured_here, captioned):
+    config = configured_here("killed", sample_captions=3, eval_batch_size=2)
+    code, _ = ForkedTrainer(command(config), {}, die_at_the_second_captions).end()
+    assert (code, list(metrics(config.run.folder, "captions"))) == (-signal.SIGKILL, [5])
+    train(config, ALONE)
+    assert_same_run(config, captioned)
+    assert metrics(config.run.folder, "captions") == metrics(captioned.run.folder, "captions")
 
 
 def test_rank_0_captions_while_the_others_wait(configured_here, silent):
