@@ -25,7 +25,7 @@ def model_card(config: ProjectorConfig, run: dict[str, Any] | None, figures: Fig
 # {title(config)}
 
 A projector through which the frozen language model {shown(language.name)} reads images, as {read_as(config)}.
-It was trained with encode-once, from {plural(config, "a cache")} of them; nothing but the projector has learned.
+It was trained with encode-once, from {cached(config)}; nothing but the projector has learned.
 
 {curve(figures)}{table(training_rows(config, run, figures))}
 
@@ -49,19 +49,24 @@ trainer generate . --image photo.jpg --prompt "What is this?"
 
 def title(config: ProjectorConfig) -> str:
     encoders = " and ".join(tower.array.encoder.class_name for tower in config.towers)
-    return f"{encoders}{' latents' if is_one(config) else ''} for {shown(config.language_model.name)}"
+    return f"{encoders}{f' {kind_of(config.tower)}' if is_one(config) else ''} for {shown(config.language_model.name)}"
 
 
 def is_one(config: ProjectorConfig) -> bool:
     return len(config.towers) == 1
 
 
-def plural(config: ProjectorConfig, word: str) -> str:
-    return word if is_one(config) else f"{word.removeprefix('a ')}s"
+def kind_of(tower: Tower) -> str:
+    """What an encoder's samples are called."""
+    return "latents" if len(tower.array.shape) == 3 else "features"
 
 
 def read_as(config: ProjectorConfig) -> str:
-    return "latents of a frozen encoder" if is_one(config) else "what several frozen encoders make of them"
+    return f"{kind_of(config.tower)} of a frozen encoder" if is_one(config) else "several frozen encoders see them"
+
+
+def cached(config: ProjectorConfig) -> str:
+    return f"a cache of {kind_of(config.tower)}" if is_one(config) else "a cache of each encoder's samples"
 
 
 def inputs(config: ProjectorConfig) -> str:
@@ -75,7 +80,11 @@ def without_us(config: ProjectorConfig) -> str:
     """Code that needs nothing of ours; or why there is none."""
     if (code := use_alone(config)) is None:
         return "Without it there is more to do: the tokens of an image see each other, which takes attention masks."
-    samples = "latents as the encoder gives them" if is_one(config) else "samples as the encoders give them, by tower"
+    samples = (
+        f"{kind_of(config.tower)} as the encoder gives them"
+        if is_one(config)
+        else "samples as the encoders give them, by tower"
+    )
     return f"Without it, from {samples}:\n\n```python\n{code}```"
 
 
@@ -126,7 +135,7 @@ def input_rows(tower: Tower, config: ProjectorConfig) -> dict[str, str]:
     return {
         "image": tower.array.image.summary,
         "encoder": f"{encoder.class_name}{where}, posterior {encoder.posterior}, weights `{encoder.weights_sha256}`",
-        "latents": f"[{tower.array.named_shape}], not standardised",
+        kind_of(tower): f"[{tower.array.named_shape}], not standardised",
         "becomes": f"{tower.tokens} tokens of {language.width}{ends_in_words(tower)}, {first}",
         "projector": f"{tower.projector}, layout {tower.layout}{attention_in_words(tower)}",
         "language model": f"{shown(language.name)}, identity `{language.identity}`",

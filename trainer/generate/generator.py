@@ -19,6 +19,7 @@ from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaLis
 from cache_store.errors import ConfigError, MissingPathError, ModelError
 from cache_store.refusal import Difference, refuse
 from trainer.generate.config import GenerateConfig
+from trainer.generate.stopping import WhenTold, WordsSaid
 from trainer.model.attention import Masks, image_masks
 from trainer.model.language_model import LanguageModel
 from trainer.model.load import load_with_whole, refuse_no_image_masks
@@ -131,27 +132,6 @@ class Generator:
         text = self.chat.tokenizer.decode(said[:length], skip_special_tokens=not self._end.words)
         before, found, _ = text.partition(self._end.words) if self._end.words else (text, "", "")
         return Answer(before.strip(), length is not None or bool(found))
-
-
-class WordsSaid(StoppingCriteria):  # type: ignore[misc]  # transformers is not typed
-    """Stops a text once it holds some words; transformers' own `stop_strings` fails on tokenizers of whole words."""
-
-    def __init__(self, tokenizer: Any, words: str) -> None:
-        self._tokenizer, self._words = tokenizer, words
-
-    def __call__(self, said_NT: Tensor, scores: Any, **_: Any) -> Tensor:
-        held = [self._words in self._tokenizer.decode(said) for said in said_NT.tolist()]
-        return torch.tensor(held, device=said_NT.device)
-
-
-class WhenTold(StoppingCriteria):  # type: ignore[misc]  # transformers is not typed
-    """Stops all texts once it is told to."""
-
-    def __init__(self, told: Callable[[], bool]) -> None:
-        self._told = told
-
-    def __call__(self, said_NT: Tensor, scores: Any, **_: Any) -> Tensor:
-        return torch.full((len(said_NT),), self._told(), device=said_NT.device)
 
 
 @contextmanager
