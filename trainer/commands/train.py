@@ -8,14 +8,14 @@ from cache_store.program.output_file import refuse_inside
 from cache_store.storage.claim import claim
 from trainer.config import WARMUP_STEPS, TrainConfig
 from trainer.data.batches import LatentSource
-from trainer.run.captions import Captioner
+from trainer.log.captions import Captioner
+from trainer.log.trackers import refuse_missing
 from trainer.run.checkpoint import find_checkpoint, refuse_other_run
 from trainer.run.folder import checkpoints_of, refuse_foreign_output
 from trainer.run.inputs import open_inputs
 from trainer.run.loop import TrainingLoop
 from trainer.run.parallel import World
 from trainer.run.session import Session, open_session
-from trainer.run.trackers import refuse_missing
 from trainer.run.trained import initial_projector
 from trainer.watch.captions import HeldOutCaptions
 from trainer.watch.report import write_report

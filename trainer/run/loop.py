@@ -18,14 +18,14 @@ from cache_store.program.stop_signals import stop_on_signals
 from cache_store.refusal import ABSENT, differing
 from trainer.data.batches import StepBatch
 from trainer.data.prefetch import prefetched
+from trainer.log.captions import Caption, Captioner
+from trainer.log.metrics import Metrics, MetricsLog, read_metrics
+from trainer.log.trackers import open_trackers
 from trainer.model.projector_file import CONFIG_FILE, PROJECTOR_FILE, ProjectorConfig, projector_bytes
-from trainer.run.captions import Caption, Captioner
 from trainer.run.checkpoint import CheckpointFolder, CheckpointState, load_optimizer, restore_projectors
 from trainer.run.folder import has_run, write_changed, write_config
-from trainer.run.metrics import Metrics, MetricsLog, read_metrics
 from trainer.run.optim import learning_rate, make_optimizer
 from trainer.run.session import Session
-from trainer.run.trackers import open_trackers
 from trainer.run.validation import sample_names, sample_scores, shuffle_test
 
 

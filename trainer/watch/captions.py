@@ -14,7 +14,7 @@ from trainer.data.stream import as_tensor
 from trainer.generate.config import GenerateConfig
 from trainer.generate.generator import Generator, turn_end
 from trainer.generate.rows import cached_samples
-from trainer.run.captions import Caption
+from trainer.log.captions import Caption
 from trainer.run.session import Session
 from trainer.watch.previews import previews
 

@@ -13,8 +13,8 @@ from cache_store.gallery.page import page_template
 from cache_store.program.config_file import shown
 from cache_store.refusal import flatten
 from trainer.generate.rows import sample_numbers
+from trainer.log.metrics import CAPTIONS, read_records
 from trainer.run.folder import write_changed
-from trainer.run.metrics import CAPTIONS, read_records
 from trainer.run.session import Session
 from trainer.run.validation import verdict
 from trainer.watch.curves import Record, curves

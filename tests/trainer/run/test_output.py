@@ -21,6 +21,8 @@ from tests.trainer.runs import ALONE, FORKED, ForkedTrainer, assert_same_run, co
 from trainer.cli import main
 from trainer.commands.train import train
 from trainer.config import OptimConfig, TrainConfig
+from trainer.log.event_file import EventFile
+from trainer.log.metrics import MetricsLog
 from trainer.model.projector_file import PROJECTOR_FILE
 from trainer.run.checkpoint import (
     STATE_FILE,
@@ -29,10 +31,8 @@ from trainer.run.checkpoint import (
     find_checkpoint,
     read_state,
 )
-from trainer.run.event_file import EventFile
 from trainer.run.folder import CONFIG_FILE, checkpoints_of, refuse_foreign_output, write_config
 from trainer.run.loop import TrainingLoop
-from trainer.run.metrics import MetricsLog
 from trainer.run.optim import make_optimizer
 
 

@@ -26,7 +26,7 @@ from tests.trainer.runs import (
 from trainer.cli import main
 from trainer.commands.train import train
 from trainer.config import TrainConfig
-from trainer.run.captions import Caption
+from trainer.log.captions import Caption
 from trainer.watch.captions import HeldOutCaptions
 
 

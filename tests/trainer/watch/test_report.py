@@ -15,7 +15,7 @@ from tests.trainer.conftest import MakeConfig
 from tests.trainer.runs import ALONE, make_loop, metrics, open_alone, watched
 from trainer.commands.train import train
 from trainer.config import TrainConfig
-from trainer.run.metrics import read_records
+from trainer.log.metrics import read_records
 from trainer.watch.curves import curves
 from trainer.watch.report import REPORT_FILE, captioned_samples, evenly, write_report
 

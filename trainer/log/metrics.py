@@ -7,8 +7,8 @@ from typing import Any
 
 from cache_store.storage.files import naming
 from cache_store.storage.local import write_file
-from trainer.run.captions import Caption
-from trainer.run.trackers import Tracker
+from trainer.log.captions import Caption
+from trainer.log.trackers import Tracker
 
 METRICS_FILE = "metrics.jsonl"
 

@@ -19,7 +19,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignor
 
 from cache_store.refusal import printable
 from cache_store.storage.files import make_folder, naming
-from trainer.run.captions import Caption
+from trainer.log.captions import Caption
 
 TEXT = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
 

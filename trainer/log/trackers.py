@@ -14,8 +14,8 @@ from cache_store.errors import ConfigError, EncodeOnceError
 from cache_store.storage.files import make_folder
 from cache_store.storage.local import write_file
 from trainer.config import TrainConfig
-from trainer.run.captions import Caption
-from trainer.run.event_file import EventFile
+from trainer.log.captions import Caption
+from trainer.log.event_file import EventFile
 
 PROJECT = "encode-once"
 """Of runs in W&B, where WANDB_PROJECT names no other."""
