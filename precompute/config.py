@@ -125,7 +125,8 @@ class BuildConfig:
         record = {name: values for name, values in asdict(self).items() if name not in ("cache", "run")}
         for section, name in (("source", "path"), ("source", "images"), ("encoder", "model")):
             value = record[section][name]
-            if value is not None and Path(value).expanduser().exists():  # a model may be a hub id
+            # A source may be a pattern, and a model a hub id.
+            if value is not None and (section == "source" or Path(value).expanduser().exists()):
                 record[section][name] = str(Path(value).expanduser().absolute())
         return record
 

@@ -78,7 +78,8 @@ def why_missing(missing: pa.Table, source: SourceConfig) -> Iterator[tuple[str, 
     unnamed, named = missing.filter(is_unnamed)["id"], missing.filter(pc.invert(is_unnamed))["uri"]
     if len(named):
         where = source.images or (Path(source.path).parent if source.kind == "llava" else source.path)
-        yield f"{abridged(named.to_pylist())}; looked in {where}", "Set source.images, or mend it"
+        mend = "Set source.images, or mend it" if source.kind == "llava" else f"Mend {where}"
+        yield f"{abridged(named.to_pylist())}; looked in {where}", mend
     if len(unnamed):
         yield (
             f"the records of {len(unnamed)} samples name none: {abridged(unnamed.to_pylist())}",

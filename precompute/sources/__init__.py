@@ -1,7 +1,7 @@
 """Where samples come from."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar
 
@@ -12,30 +12,50 @@ from cache_store.errors import CacheError, ConfigError, MissingPathError
 from cache_store.format.names import BUILD_FILE
 from cache_store.storage.store import Store, open_store
 from precompute.sources.cache import CacheSource
+from precompute.sources.fields import FieldNames
 from precompute.sources.folder import FolderSource
 from precompute.sources.image_store import Images
 from precompute.sources.listing import Samples
 from precompute.sources.llava import LlavaSource
+from precompute.sources.source_files import find_files
+from precompute.sources.webdataset import SUFFIX as TAR
+from precompute.sources.webdataset import WebDatasetSource
 
 T = TypeVar("T")
+
+
+WHERE_IMAGES_ARE = {
+    "folder": "source.path is the image tree",
+    "webdataset": "the tars hold their images",
+    "cache": "the other cache remembers its images",
+}
+
+USED_FIELDS = {"webdataset": {"image"}}
+"""Of FieldNames."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceConfig:
     """Where the images and their texts are."""
 
-    kind: Literal["llava", "folder", "cache"]
+    kind: Literal["llava", "folder", "webdataset", "cache"]
     """llava: a chat.json of id, image, conversations. folder: a tree of images, captions in name.txt beside them.
-    cache: the samples of another cache, in its rows, so that both can be read together."""
+    webdataset: img2dataset's tars, of images with a .txt or .json each. cache: the samples of another cache, in its
+    rows, so that both can be read together."""
     path: str
-    """llava: the chat.json. folder: the folder, or a zip or an uncompressed tar of one. cache: the other cache."""
+    """llava: the chat.json. folder: the folder, or a zip or an uncompressed tar of one. webdataset: a tar, a folder of
+    them, or a pattern: shards/{00000..00099}.tar, 'shards/*.tar'. cache: the other cache."""
     images: str | None = None
     """llava: a folder, or a zip or uncompressed tar that is read in place; by default the folder of the chat.json."""
 
+    fields: FieldNames = field(default_factory=FieldNames)
+
     def __post_init__(self) -> None:
         if self.kind != "llava" and self.images is not None:
-            where = {"folder": "source.path is the image tree", "cache": "the other cache remembers its images"}
-            raise ConfigError(f"source.images is for kind llava; of kind {self.kind}, {where[self.kind]}")
+            raise ConfigError(f"source.images is for kind llava; of kind {self.kind}, {WHERE_IMAGES_ARE[self.kind]}")
+        unused = {name for name, value in asdict(self.fields).items() if value} - USED_FIELDS.get(self.kind, set())
+        if unused:
+            raise ConfigError(f"source.fields.{min(unused)} says nothing of kind {self.kind}; leave it out")
 
 
 class Source(Images, Protocol):
@@ -60,6 +80,10 @@ def open_folder(config: SourceConfig) -> Source:
     return FolderSource(existing("path", config.path))
 
 
+def open_webdataset(config: SourceConfig) -> Source:
+    return WebDatasetSource(find_files(config.path, TAR), config.fields)
+
+
 def open_cache_source(config: SourceConfig) -> Source:
     refuse_no_cache(store := open_store(existing("path", config.path)))
     return CacheSource(store, open_source(recorded_section(store, "source", SourceConfig)))
@@ -68,6 +92,7 @@ def open_cache_source(config: SourceConfig) -> Source:
 SOURCES: dict[str, Callable[[SourceConfig], Source]] = {
     "llava": open_llava,
     "folder": open_folder,
+    "webdataset": open_webdataset,
     "cache": open_cache_source,
 }
 

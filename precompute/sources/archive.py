@@ -38,12 +38,13 @@ class Archive(Generic[MemberT]):
             if name in self._members:
                 self._repeated[name] += 1
             self._members[name] = member
-        self._names = [name for name in self._members if not is_mac_metadata(name)]
-        self._prefix = common_top(self._names)
+        self.names = [name for name in self._members if not is_mac_metadata(name)]
+        """In the archive's own order."""
+        self._prefix = common_top(self.names)
 
     def listing(self) -> Listing:
-        not_utf8 = sorted(name for name in self._names if not is_utf8(name))
-        names = sorted(set(self._names).difference(not_utf8)) if not_utf8 else sorted(self._names)
+        not_utf8 = sorted(name for name in self.names if not is_utf8(name))
+        names = sorted(set(self.names).difference(not_utf8)) if not_utf8 else sorted(self.names)
         return Listing(names=names, not_utf8=not_utf8, linked_folders=[], caches=[])
 
     def exact(self, name: str) -> MemberT | None:
@@ -113,6 +114,6 @@ def is_mac_metadata(name: str) -> bool:
     return last.startswith("._") or last == ".DS_Store" or "__MACOSX" in folders
 
 
-def refuse_large(name: str, size: int) -> None:
-    if size > MAX_FILE_BYTES:
-        raise Rejected("too large", f"{name} is {size:,} bytes, more than {MAX_FILE_BYTES:,}")
+def refuse_large(name: str, size: int, max_bytes: int = MAX_FILE_BYTES) -> None:
+    if size > max_bytes:
+        raise Rejected("too large", f"{name} is {size:,} bytes, more than {max_bytes:,}")

@@ -1,12 +1,14 @@
 """A tree of images in a folder, a zip or a tar; `name.txt` beside `name.jpg` is its caption."""
 
+from collections import Counter
 from pathlib import Path, PurePosixPath
 
 from cache_store.errors import SourceError
 from precompute.images.decode import SUFFIXES
 from precompute.images.rejected import Rejected
 from precompute.sources.image_store import open_image_store
-from precompute.sources.listing import Samples, passed_over
+from precompute.sources.listing import Samples, counted_suffix
+from precompute.sources.turns import Conversation, captioned
 
 CAPTION = ".txt"
 
@@ -23,21 +25,18 @@ class FolderSource:
         images = [name for name in listing.names if is_image(name)]
         captions = {name for name in listing.names if name.endswith(CAPTION)}.intersection(map(caption_of, images))
         others = (name for name in listing.names if not is_image(name) and name not in captions)
-        return Samples((self._sample(name, captions) for name in images), passed_over(listing, others))
+        return Samples((self._sample(name, captions) for name in images), listing, Counter(map(counted_suffix, others)))
 
     def _sample(self, name: str, captions: set[str]) -> dict[str, object]:
         text = caption_of(name)
         conversations = self._conversations(text) if text in captions else []
         return {"id": name, "uri": name, "conversations": conversations, "fingerprint": self.fingerprint(name)}
 
-    def _conversations(self, text: str) -> list[dict[str, str]]:
+    def _conversations(self, text: str) -> Conversation:
         try:
-            caption = self.read(text).decode("utf-8-sig").strip()  # without the mark of some editors
+            return captioned(self.read(text).decode("utf-8-sig"))  # without the mark of some editors
         except (Rejected, UnicodeDecodeError) as error:
             raise SourceError(f"caption {text} cannot be read as UTF-8 text: {error}") from None
-        if not caption:
-            return []
-        return [{"from": "human", "value": "<image>"}, {"from": "gpt", "value": caption}]
 
 
 def is_image(name: str) -> bool:

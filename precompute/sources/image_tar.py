@@ -12,7 +12,15 @@ from typing import NamedTuple
 
 from cache_store.errors import SourceError
 from precompute.images.rejected import Rejected
-from precompute.sources.archive import DAMAGED, MISSING, Archive, BoundedReader, refuse_large, version_of
+from precompute.sources.archive import (
+    DAMAGED,
+    MAX_FILE_BYTES,
+    MISSING,
+    Archive,
+    BoundedReader,
+    refuse_large,
+    version_of,
+)
 
 MAX_EXTENDED_HEADER_BYTES = 16 * 2**10
 """Twice the longest path."""
@@ -52,11 +60,11 @@ class ImageTar(Archive[TarMember]):
         member = self._followed(found)
         return f"{member.size}:{member.mtime}:{self._indexed[1]}"
 
-    def read(self, name: str) -> bytes:
+    def read(self, name: str, max_bytes: int = MAX_FILE_BYTES) -> bytes:
         member = self._followed(self.get(name))
         if member.problem:
             raise Rejected(DAMAGED, f"{name}: {member.problem}")
-        refuse_large(name, member.size)
+        refuse_large(name, member.size, max_bytes)
         with self._path.open("rb") as stream:
             stream.seek(member.offset)
             data = stream.read(member.size)

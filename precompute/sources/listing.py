@@ -3,7 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
@@ -35,23 +35,34 @@ class Listing(NamedTuple):
     """Folders that `precompute build` has made."""
 
 
+def no_listing() -> Listing:
+    return Listing(names=[], not_utf8=[], linked_folders=[], caches=[])
+
+
 @dataclass(frozen=True)
 class Samples:
     """A source's samples (id, uri, conversations, fingerprint), and what else it holds."""
 
     each: Iterable[dict[str, object]]
-    passed_over: str = ""
-    """Files and folders of the source that are no samples, in one line; empty where there are none."""
+    listing: Listing = field(default_factory=no_listing)
+    """What was listed to find them."""
+    others: Counter[str] = field(default_factory=Counter)
+    """Files that are no samples, by their counted suffix."""
     in_rows: bool = False
     """Whether their order is that of the planned rows; otherwise it has no meaning."""
 
     def __iter__(self) -> Iterator[dict[str, object]]:
         return iter(self.each)
 
+    @property
+    def passed_over(self) -> str:
+        """Files and folders that are no samples, in one line; empty where there are none. Some sources know them only
+        once every sample has been listed.
+        """
+        return passed_over(self.listing, self.others)
 
-def passed_over(listing: Listing, others: Iterable[str]) -> str:
-    """Describe `others`, files that are no samples, and what else was listed, in one line; empty where none was."""
-    suffixes = Counter(map(counted_suffix, others))
+
+def passed_over(listing: Listing, suffixes: Counter[str]) -> str:
     parts = [
         suffixes_line(suffixes),
         names_line(listing.not_utf8, "file whose name is not UTF-8", "files whose names are not UTF-8"),

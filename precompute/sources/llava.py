@@ -12,11 +12,7 @@ from precompute.images.rejected import Rejected
 from precompute.sources.archive import MISSING
 from precompute.sources.image_store import open_image_store
 from precompute.sources.listing import Samples
-
-
-class Turn(msgspec.Struct):
-    from_: str = msgspec.field(name="from")
-    value: str
+from precompute.sources.turns import Turn
 
 
 class ChatRecord(msgspec.Struct):

@@ -1,0 +1,154 @@
+"""Tars in WebDataset's form, as img2dataset writes them: members of one key are a sample.
+
+`000000012.jpg`, `000000012.txt` and `000000012.json` have the key `000000012`, which is the sample's id. Only headers
+and texts are read to plan, in the order of the tars, and the index of a few tars at most is in memory: neighbours of a
+plan lie in one tar.
+"""
+
+import codecs
+import re
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+
+import msgspec
+
+from cache_store.errors import SourceError
+from precompute.images.rejected import Rejected
+from precompute.sources.archive import MISSING
+from precompute.sources.fields import FieldNames
+from precompute.sources.folder import is_image
+from precompute.sources.image_store import open_image_store
+from precompute.sources.image_tar import ImageTar
+from precompute.sources.listing import Samples, counted_suffix, is_utf8
+from precompute.sources.source_files import SourceFiles
+from precompute.sources.turns import Conversation, Turn, captioned
+
+SUFFIX = ".tar"
+
+TARS_HELD = 4
+"""Indexes in memory; of 10,000 samples with a text and a JSON each, one takes about 15 MB."""
+
+MAX_TEXT_BYTES = 16 * 2**20
+"""Of a `.txt` or `.json`; img2dataset's take a kilobyte."""
+
+KEY = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)", re.DOTALL)
+"""A member's key, up to the first dot of its last part, and its extension: WebDataset's own rule."""
+
+CAPTION, RECORD = "txt", "json"
+
+
+class TextRecord(msgspec.Struct):
+    """What is used of a `.json`."""
+
+    conversations: list[Turn] | None = None
+    caption: str | None = None
+
+
+class WebDatasetSource:
+    """Samples of tars; a uri is the tar's name and the member's."""
+
+    def __init__(self, files: SourceFiles, fields: FieldNames) -> None:
+        self._files, self._names = files, frozenset(files.names)
+        self._extension = fields.image and fields.image.lstrip(".").lower()
+        self._open, self._opening = lru_cache(TARS_HELD)(self._open_tar), threading.Lock()
+        self._tar(files.names[0])  # what is no tar is said before a model is loaded
+
+    def samples(self) -> Samples:
+        """In the order of the tars."""
+        others, not_utf8 = Counter[str](), [*self._files.listing.not_utf8]
+        listing = self._files.listing._replace(not_utf8=not_utf8)
+        return Samples(self._samples(others, not_utf8), listing, others, in_rows=True)
+
+    def _samples(self, others: Counter[str], not_utf8: list[str]) -> Iterator[dict[str, object]]:
+        for name in self._files.names:
+            tar = self._tar(name)
+            not_utf8 += [f"{name}/{member}" for member in tar.names if not is_utf8(member)]
+            for key, members in groups_of(filter(is_utf8, tar.names), others).items():
+                image = self._image(f"{name}/{key}", members)
+                if image is None:
+                    others.update(map(counted_suffix, members.values()))
+                    continue
+                unused = {*members} - {image, CAPTION, RECORD}
+                others.update(counted_suffix(members[each]) for each in unused if not is_image(members[each]))
+                yield {
+                    "id": key,
+                    "uri": f"{name}/{members[image]}",
+                    "conversations": conversations(name, tar, members),
+                    "fingerprint": tar.fingerprint(members[image]),
+                }
+
+    def _image(self, sample: str, extensions: Iterable[str]) -> str | None:
+        """The image's extension; SourceError where it is not clear which."""
+        if self._extension is not None:
+            return self._extension if self._extension in extensions else None
+        images = [each for each in extensions if is_image(f"image.{each}")]
+        if len(images) > 1:
+            raise SourceError(
+                f"{self._files.root / sample} has {len(images)} images ({', '.join(images)}); name the one to encode, "
+                f"as with --source.fields.image {images[0]}"
+            )
+        return images[0] if images else None
+
+    def fingerprint(self, uri: str) -> str:
+        found = self._find(uri)
+        return MISSING if found is None else found[0].fingerprint(found[1])
+
+    def read(self, uri: str) -> bytes:
+        if (found := self._find(uri)) is None:
+            raise Rejected(MISSING, f"{uri} is in no tar of the source")
+        return found[0].read(found[1])
+
+    def _find(self, uri: str) -> tuple[ImageTar, str] | None:
+        """The tar of a uri, and the member's name in it."""
+        slashes = (place for place, letter in enumerate(uri) if letter == "/")
+        found = next((place for place in slashes if uri[:place] in self._names), None)
+        return None if found is None else (self._tar(uri[:found]), uri[found + 1 :])
+
+    def _tar(self, name: str) -> ImageTar:
+        with self._opening:  # threads that read neighbours wait for one index, and do not make one each
+            return self._open(name)
+
+    def _open_tar(self, name: str) -> ImageTar:
+        tar = open_image_store(path := self._files.root / name)
+        if not isinstance(tar, ImageTar):
+            raise SourceError(f"{path} is no tar; kind webdataset reads uncompressed tars")
+        return tar
+
+
+def groups_of(members: Iterable[str], others: Counter[str]) -> dict[str, dict[str, str]]:
+    """Members by key and extension, in their order; those without a key are counted."""
+    groups: dict[str, dict[str, str]] = {}
+    for member in members:
+        if found := KEY.fullmatch(member):
+            groups.setdefault(found[1], {})[found[2].lower()] = member
+        else:
+            others[counted_suffix(member)] += 1
+    return groups
+
+
+def conversations(tar_name: str, tar: ImageTar, members: dict[str, str]) -> Conversation:
+    """Those of the `.json`, or else the caption of the `.txt`, or of the `.json`; none where there is no text."""
+    record = TextRecord()
+    if RECORD in members:
+        data = read_text(tar_name, tar, members[RECORD])
+        try:
+            record = msgspec.json.decode(data, type=TextRecord)
+        except (msgspec.DecodeError, RecursionError) as error:
+            problem = "is nested too deeply" if isinstance(error, RecursionError) else str(error)
+            expected = "expected an object with `caption` or `conversations`"
+            raise SourceError(f"{tar_name}/{members[RECORD]}: {problem}; {expected}") from None
+    if record.conversations is not None:
+        turns: Conversation = msgspec.to_builtins(record.conversations)
+        return turns
+    return captioned(read_text(tar_name, tar, members[CAPTION]) if CAPTION in members else record.caption or "")
+
+
+def read_text(tar_name: str, tar: ImageTar, member: str) -> str:
+    """A text member; SourceError where it is too large, or not UTF-8."""
+    try:
+        data = tar.read(member, MAX_TEXT_BYTES)
+        return data.removeprefix(codecs.BOM_UTF8).decode()  # the mark of some editors
+    except (Rejected, UnicodeDecodeError) as error:
+        raise SourceError(f"{tar_name}/{member} cannot be read as UTF-8 text: {error}") from None
