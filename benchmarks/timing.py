@@ -6,16 +6,18 @@ from statistics import median
 from typing import Any
 
 
-def interleaved_seconds(rivals: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
+def interleaved_seconds(
+    rivals: Mapping[str, Callable[[], Any]], repeats: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, list[float]]:
     """Seconds of every run, by rival, after one run each to warm up; a rival returns when its work is done."""
     for run in rivals.values():
         run()
     seconds: dict[str, list[float]] = {name: [] for name in rivals}
     for _ in range(repeats):
         for name, run in rivals.items():
-            start = time.perf_counter()
+            start = clock()
             run()
-            seconds[name].append(time.perf_counter() - start)
+            seconds[name].append(clock() - start)
     return seconds
 
 

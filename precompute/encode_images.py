@@ -24,8 +24,9 @@ from precompute.encode.engines.local import ENCODER_THREADS
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import Encoder
 from precompute.encoders.registry import load_encoder
-from precompute.images.decode import MID_GREY, ImageConfig, decode_image, fit_image, to_pixels
+from precompute.images.decode import ImageConfig, decode_image
 from precompute.images.decoder_messages import silence_decoders
+from precompute.images.fit import MID_GREY, fit_image, to_pixels
 from precompute.images.rejected import Rejected
 
 
@@ -72,7 +73,7 @@ def refuse_other_encoder(array: ArraySpec, encoder: Encoder, model: str) -> None
 def read_pixels(path: Path, array: ArraySpec) -> np.ndarray:
     """Read uint8 [Y, X, 3] as the encoder is to see it; SourceError where that is not possible."""
     try:
-        return to_pixels(fit_image(decode_image(path.read_bytes(), array.image.max_pixels), array.image))
+        return to_pixels(fit_image(decode_image(path.read_bytes(), array.image), array.image))
     except Rejected as rejected:
         raise SourceError(f"{path}: {rejected.reason}") from None
 

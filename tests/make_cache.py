@@ -121,7 +121,7 @@ def make_array(
     has_preview = len(shape) == 3
     height, width = (8 * side for side in shape[1:]) if has_preview else (32, 40)
     recipe: dict[str, Any] = {"fit": "squash", "resample": "bilinear", "range": "signed", "max_pixels": 10**8}
-    recipe |= {"flip": False, **(image or {})}
+    recipe |= {"decode": "full", "flip": False, **(image or {})}
     return schema.ArraySpec(
         axes=AXES[len(shape)],
         shape=shape,

@@ -51,6 +51,8 @@ class ImageRecipe(Record, frozen=True, kw_only=True):
     resample: str
     range: str
     max_pixels: Count
+    decode: str
+    """`full`, or `reduced`: by libjpeg, while a large JPEG was decoded."""
     flip: bool
     """Whether left and right are exchanged, once the image is fitted."""
     orientation: str = "exif applied"
@@ -59,9 +61,10 @@ class ImageRecipe(Record, frozen=True, kw_only=True):
 
     @property
     def summary(self) -> str:
-        """As `224 x 224, squash, bilinear, range signed, flipped`."""
+        """As `224 x 224, squash, bilinear, range signed, decode reduced, flipped`."""
+        decode = "" if self.decode == "full" else f", decode {self.decode}"
         flipped = ", flipped" if self.flip else ""
-        return f"{self.height} x {self.width}, {self.fit}, {self.resample}, range {self.range}{flipped}"
+        return f"{self.height} x {self.width}, {self.fit}, {self.resample}, range {self.range}{decode}{flipped}"
 
 
 class EncoderIdentity(Record, frozen=True, kw_only=True, omit_defaults=True):

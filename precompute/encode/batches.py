@@ -20,7 +20,8 @@ from cache_store.cache.writer import Outcome
 from cache_store.errors import SourceError
 from cache_store.format.schema import Spec
 from cache_store.storage.store import Store
-from precompute.images.decode import MID_GREY, content_sha256, decode_image, fit_image, to_pixels
+from precompute.images.decode import content_sha256, decode_image
+from precompute.images.fit import MID_GREY, fit_image, to_pixels
 from precompute.images.rejected import Rejected
 from precompute.sources import Source
 from precompute.sources.archive import MISSING
@@ -58,7 +59,7 @@ class Batch:
         try:
             data = source.read(uri)
             digest = content_sha256(data)
-            image = decode_image(data, self.recipe.max_pixels)
+            image = decode_image(data, self.recipe)
             width, height = image.size
             self._place(place, fit_image(image, self.recipe))
         except Rejected as rejected:

@@ -9,8 +9,9 @@ from cache_store.errors import SourceError
 from cache_store.gallery.source_images import ReadImage
 from cache_store.storage.store import Address
 from precompute.config import BuildConfig
-from precompute.images.decode import content_sha256, decode_image, fit_image
+from precompute.images.decode import content_sha256, decode_image
 from precompute.images.decoder_messages import silence_decoders
+from precompute.images.fit import fit_image
 from precompute.images.rejected import Rejected
 from precompute.sources import open_source
 
@@ -27,7 +28,7 @@ def open_source_images(cache: Address) -> ReadImage:
     def read(uri: str) -> tuple[Image.Image, str]:
         try:
             data = source.read(uri)
-            return fit_image(decode_image(data, recipe.max_pixels), recipe), content_sha256(data)
+            return fit_image(decode_image(data, recipe), recipe), content_sha256(data)
         except Rejected as rejected:
             raise SourceError(rejected.reason) from None
         except OSError as error:

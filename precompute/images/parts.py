@@ -23,9 +23,14 @@ MAX_SCANS = 100
 MAX_EXIF_BYTES = 2**20
 """EXIF is at most 64 KB by its standard; Pillow joins several segments of it."""
 
+JPEG_MAGIC = b"\xff\xd8"
 JPEG_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]", re.DOTALL)
 """What can end a scan's data: neither a stuffed byte nor a restart marker. Without a repeat, the search is linear."""
 SOI, EOI, SOS, APP1, APP13, TEM = 0xD8, 0xD9, 0xDA, 0xE1, 0xED, 0x01
+
+FRAMES = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
+FRAMES_OF_COSINES = frozenset({0xC0, 0xC1, 0xC2, 0xC9, 0xCA})
+"""Sequential and progressive, with either entropy code."""
 
 GIF_EXTENSION, GIF_IMAGE, GIF_END = 0x21, 0x2C, 0x3B
 
@@ -77,6 +82,17 @@ def jpeg_parts(data: bytes, max_pixels: int) -> Iterator[int]:
             raise Rejected("too many parts", f"more than {MAX_SCANS} scans or {MAX_EXIF_BYTES:,} bytes of EXIF")
         position += max(length, 2)
     yield 0 if scans else max(0, len(data) - position)
+
+
+def is_of_cosines(data: bytes) -> bool:
+    """Whether a JPEG is one that libjpeg can reduce: it gives up on a lossless one."""
+    position = len(JPEG_MAGIC)
+    while match := JPEG_MARKER.search(data, position):
+        marker, position = data[match.end() - 1], match.end()
+        if marker in FRAMES:
+            return marker in FRAMES_OF_COSINES
+        position += int.from_bytes(data[position : position + 2], "big")
+    return False
 
 
 def png_parts(data: bytes, max_pixels: int) -> Iterator[int]:
@@ -169,7 +185,7 @@ def tiff_number(order: str, kind: int, count: int, value: bytes) -> int | None:
 
 
 PARTS: dict[bytes, Callable[[bytes, int], Iterator[int]]] = {
-    b"\xff\xd8": jpeg_parts,
+    JPEG_MAGIC: jpeg_parts,
     b"\x89PNG\r\n\x1a\n": png_parts,
     b"GIF8": gif_parts,
     b"BM": bmp_parts,

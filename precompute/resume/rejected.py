@@ -13,7 +13,8 @@ from cache_store.format.tables import REJECTED, reason_kind
 from cache_store.program.progress_bar import progress_bar
 from cache_store.refusal import aligned, printable
 from cache_store.storage.store import Store
-from precompute.images.decode import decode_image, fit_image
+from precompute.images.decode import decode_image
+from precompute.images.fit import fit_image
 from precompute.images.rejected import Rejected
 from precompute.resume.decide import Work
 from precompute.resume.images import recorded_samples, rows_of_shard
@@ -51,7 +52,7 @@ def try_rejected(store: Store, work: Work, source: Source, threads: int) -> tupl
 
 def gives_pixels(source: Source, uri: str, recipe: ImageRecipe) -> bool:
     try:
-        fit_image(decode_image(source.read(uri), recipe.max_pixels), recipe)
+        fit_image(decode_image(source.read(uri), recipe), recipe)
     except Rejected:
         return False
     return True

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import encode, loader, verify
+from benchmarks import decode, encode, loader, verify
+from precompute.images.decode import ImageConfig
+from tests.precompute.conftest import make_vae
 
 
 def test_encode_measures_both_paths_in_both_dtypes(capsys):
@@ -28,6 +30,22 @@ def test_encode_measures_both_paths_in_both_dtypes(capsys):
     assert set(record["speedup"]) == {f"folded {ours} over diffusers {theirs}" for ours, theirs in pairs}
     assert any(line.startswith("folded bfloat16 ") and line.endswith("%") for line in table)
     assert sum(" over " in line and "x  (" in line for line in table) == 3
+
+
+def test_decode_is_measured_against_pillow_and_in_what_it_changes(capsys, tmp_path):
+    model = make_vae(tmp_path)
+    toy = ["--count=8", "--mosaic=2", "--height=32", "--width=40", "--repeats=1", f"--model={model}", "--latents=1"]
+    assert decode.main(toy) == 0
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (record["images"], record["reduced"]) == (2, 2)
+    assert {"Pillow alone", "full", "reduced"} == record["images_per_s"].keys()
+    apart = record["differences_from_full"]
+    assert {f"pixels, {name}" for name in ("reduced", "bicubic")} < apart.keys()
+    assert 0 < apart["pixels, reduced"]["mean"] < 1
+    assert 0 < apart["latents, reduced"]["rms"] < 0.2
+    files = decode.jpegs_of(decode.option_parser().parse_args(toy))
+    recipe = ImageConfig(height=32, width=40).recipe
+    assert np.array_equal(decode.by_pillow(files, recipe), decode.fitted(files, recipe)), "the same work"
 
 
 # webdataset leaves its tars open for the garbage collector

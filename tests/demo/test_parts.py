@@ -61,7 +61,7 @@ def test_broken_files_are_rejected_and_one_is_missing():
     assert written.pop("missing") is None
     for data in written.values():
         with pytest.raises(Rejected):
-            decode_image(data, ImageConfig().max_pixels)
+            decode_image(data, ImageConfig().recipe)
 
 
 def unusual(kind: str) -> tuple[np.ndarray, np.ndarray, Image.Image]:
@@ -69,7 +69,7 @@ def unusual(kind: str) -> tuple[np.ndarray, np.ndarray, Image.Image]:
     scene = suited(compose(0, 11), UNUSUAL[kind])
     data = UNUSUAL[kind].write(scene)
     assert data is not None
-    shown = decode_image(data, ImageConfig().max_pixels).convert("RGB")
+    shown = decode_image(data, ImageConfig().recipe).rgb
     return np.asarray(draw(scene), int), np.asarray(shown, int), Image.open(io.BytesIO(data))
 
 

@@ -19,19 +19,24 @@ from cache_store.verify.verify import verify
 from precompute.cli import main
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.registry import load_encoder
-from precompute.images.decode import ImageConfig, decode_image, fit_image, to_pixels
+from precompute.images.decode import ImageConfig, decode_image
+from precompute.images.fit import fit_image, to_pixels
 from tests.precompute.conftest import BROKEN, GOOD, SAMPLES, image_bytes, sample_name, timeless_files
 
 
 @pytest.mark.parametrize(("dtype", "tolerance", "flip"), [("float16", 2**-11, False), ("float32", 0.0, True)])
 def test_cached_latents_equal_a_direct_encode(project, dtype, tolerance, flip):
-    """To rounding of the stored dtype: half a unit in the last place, relative. A flip mirrors the fitted pixels."""
-    project.build(store__dtype=dtype, encoder__batch_size=1, image__flip=flip)
-    summary = "32 x 40, squash, bilinear, range signed" + (", flipped" if flip else "")
+    """To rounding of the stored dtype: half a unit in the last place, relative.
+
+    A flip mirrors the fitted pixels; a PNG is never reduced.
+    """
+    other = {"image__decode": "reduced"} if flip else {}
+    project.build(store__dtype=dtype, encoder__batch_size=1, image__flip=flip, **other)
+    summary = "32 x 40, squash, bilinear, range signed" + (", decode reduced, flipped" if flip else "")
     assert f"image           {summary}\n" in project.run(cache_store, "info", project.cache)
     cache, config = open_cache(project.cache), ImageConfig(height=32, width=40)
     encoder = load_encoder(EncoderConfig(model=str(project.vae), compute_dtype="float32", device="cpu"), "signed")
-    images = [fit_image(decode_image(image_bytes(number), 10**6), config.recipe) for number in GOOD]
+    images = [fit_image(decode_image(image_bytes(number), config.recipe), config.recipe) for number in GOOD]
     pixels_NYX3 = torch.from_numpy(np.stack([to_pixels(image) for image in images]))
     pixels_NYX3 = pixels_NYX3.flip(2) if flip else pixels_NYX3
     direct = torch.cat([encoder.encode(image_1YX3) for image_1YX3 in pixels_NYX3.split(1)]).numpy()

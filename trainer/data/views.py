@@ -18,7 +18,7 @@ from cache_store.storage.store import Address
 from trainer.model.config import WORLD
 
 MAY_DIFFER = {
-    "image": ("fit", "flip", "max_pixels"),
+    "image": ("fit", "flip", "max_pixels", "decode"),
     "encoder": ("path", "compiled", "compute_dtype", "batch_size"),
 }
 """What views may have been made by in their own ways: the part of the image that is seen, and what only rounds."""

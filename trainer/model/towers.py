@@ -21,8 +21,8 @@ from trainer.model.projector import Projector, TowerProjector
 from trainer.model.projector_file import Tower
 from trainer.model.projectors import Projectors
 
-ANY_PICTURE = ("max_pixels", "flip")
-"""Fields of an image recipe that decide which picture is encoded, not what its latent means."""
+NOT_OF_MEANING = ("max_pixels", "flip", "decode")
+"""Fields of an image recipe that decide which picture is encoded, or only round it, not what its latent means."""
 
 ENCODER_FIELDS = ("class_name", "weights_sha256", "posterior", "latents_mean", "latents_std")
 """Fields of an encoder's identity that decide what its samples mean."""
@@ -177,8 +177,9 @@ def what_tower_is(tower: Tower) -> dict[str, str]:
 def what_samples_mean(array: ArraySpec) -> dict[str, str]:
     """Describe the pixels and the encoder that samples come from.
 
-    Not dtype and batch size, which only round; nor a flip: a projector reads a flipped picture as any other.
+    Not dtype and batch size, which only round, nor how far a JPEG is reduced while it is decoded, which
+    changes samples about as much as bfloat16 does; nor a flip: a projector reads a flipped picture as any other.
     """
-    image = {f"image.{name}": value for name, value in asdict(array.image).items() if name not in ANY_PICTURE}
+    image = {f"image.{name}": value for name, value in asdict(array.image).items() if name not in NOT_OF_MEANING}
     encoder = {f"encoder.{name}": getattr(array.encoder, name) for name in ENCODER_FIELDS}
     return {name: str(value) for name, value in {"latents.shape": array.shape, **image, **encoder}.items()}

@@ -31,8 +31,8 @@ PAGE = (Path(__file__).parents[3] / "docs/format.md").read_text()
 HERE = Path(__file__).parent
 GOLDEN: dict[StoreFormat, Path] = {"zarr": HERE / "golden", "webdataset": HERE / "golden_webdataset"}
 IDENTITIES: dict[StoreFormat, str] = {
-    "zarr": "2acbb6e3049aeb9b270c011f15d51f4df6ed4447bd6fff8dbeba7d58ab907f4a",
-    "webdataset": "93fcefe3dd6006f657abd299427f1f87eec94e6001828fe18c460aaf5169e226",
+    "zarr": "3fe6aa0a99481e308e34ee0a9a1226983c6c069cecd0d6a6e88e166f8ed7d536",
+    "webdataset": "f1cc98db088c5bcc2ade60d1fb4e73d10433bc1ad0e8f365fe038d3584e250a1",
 }
 RECORDS = [Spec, *(record for record in Record.__subclasses__() if record.__module__ == Spec.__module__)]
 ROWS, REJECTED, SAMPLES_PER_SHARD = 10, (2, 9), 4

@@ -27,7 +27,8 @@ from precompute.encode.batches import BATCHES_AHEAD, Batch, decoded_batches, pla
 from precompute.encode.job import EncodeJob, Progress
 from precompute.encode.pipeline import WRITES_BEHIND, ShardSink, encode_shards
 from precompute.encode.progress import BuildProgress
-from precompute.images.decode import MID_GREY, decode_image, fit_image, to_pixels
+from precompute.images.decode import decode_image
+from precompute.images.fit import MID_GREY, fit_image, to_pixels
 from precompute.sources import Source, open_source
 from tests.precompute.conftest import BROKEN, SAMPLES, Project, image_bytes
 from tests.precompute.images.hostile_images import png, save
@@ -102,7 +103,7 @@ def test_a_rejected_image_is_grey_in_its_batch(project, encoding, failure):
     for number, pixels_YX3 in enumerate(np.concatenate(encoded)):
         expected = np.full((32, 40, 3), 128)
         if number not in BROKEN:
-            expected = to_pixels(fit_image(decode_image(image_bytes(number), recipe.max_pixels), recipe))
+            expected = to_pixels(fit_image(decode_image(image_bytes(number), recipe), recipe))
         np.testing.assert_array_equal(pixels_YX3, expected)
 
 

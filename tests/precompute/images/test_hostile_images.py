@@ -17,8 +17,9 @@ import pytest
 from PIL import Image
 
 from precompute.images.box_parts import FRAMES
-from precompute.images.decode import MEMORY_AT_LEAST, MEMORY_PER_PIXEL, TGA, ImageConfig, decode_image, fit_image
+from precompute.images.decode import MEMORY_AT_LEAST, MEMORY_PER_PIXEL, TGA, ImageConfig, decode_image
 from precompute.images.decoder_messages import silence_decoders
+from precompute.images.fit import fit_image, whole
 from precompute.images.netpbm import LONG_VALUE
 from precompute.images.parts import JPEG_MARKER, PARTS, refuse_costly
 from precompute.images.rejected import Rejected
@@ -28,6 +29,8 @@ from trainer.text.chat import IMAGE_MARKER
 
 MAX_PIXELS = hostile.HEAVY_PIXELS[0] * hostile.HEAVY_PIXELS[1]
 
+RECIPE = ImageConfig(max_pixels=MAX_PIXELS).recipe
+
 pytestmark = pytest.mark.filterwarnings("ignore:::PIL")  # as `silence_decoders` does in a build
 
 CORPUS, FUZZED = hostile.fuzz_corpus(), 6_000
@@ -36,7 +39,7 @@ CORPUS, FUZZED = hostile.fuzz_corpus(), 6_000
 def decoded(data: bytes) -> np.ndarray | str:
     """The pixels, or why the file was rejected."""
     try:
-        return np.asarray(decode_image(data, MAX_PIXELS))
+        return np.asarray(decode_image(data, RECIPE).rgb)
     except Rejected as rejected:
         return rejected.reason
 
@@ -52,7 +55,7 @@ def test_damaged_files_of_every_format_are_images_or_rejections(capfd):
             if isinstance(end, str):
                 reasons.append(end)
             else:
-                assert fit_image(Image.fromarray(end), recipes[number % 3]).size == (24, 16)
+                assert fit_image(whole(Image.fromarray(end)), recipes[number % 3]).size == (24, 16)
     assert FUZZED // 10 < len(reasons) < FUZZED * 9 // 10
     assert not any("\n" in reason or "0x" in reason for reason in reasons), "addresses would differ between runs"
     assert capfd.readouterr() == ("", "")  # libtiff would, from C
@@ -71,20 +74,22 @@ WATCHED = """
 import resource, sys
 from pathlib import Path
 from precompute.images.decoder_messages import silence_decoders
-from precompute.images.decode import ImageConfig, decode_image, fit_image, to_pixels
+from precompute.images.decode import ImageConfig, decode_image
+from precompute.images.fit import fit_image, to_pixels
 from precompute.images.rejected import Rejected
 
 def ends(max_pixels):
+    recipe = ImageConfig(max_pixels=max_pixels).recipe
     for name in sys.argv[2:]:
         try:
-            to_pixels(fit_image(decode_image(Path(name).read_bytes(), max_pixels), ImageConfig().recipe))
+            to_pixels(fit_image(decode_image(Path(name).read_bytes(), recipe), recipe))
             end = "image"
         except Rejected as rejected:
             end = rejected.reason
         yield resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, end
 
 silence_decoders()
-*_, (before, _) = ends(0)  # decoders loaded
+*_, (before, _) = ends(1)  # decoders loaded
 for peak, end in ends(int(sys.argv[1])):
     print(peak - before, end)
 """
@@ -196,7 +201,7 @@ def test_a_run_anywhere_in_a_file_is_decided_in_bounded_steps(few_parts, around,
     """In place of a file's second half; in a JPEG also before its first segment, in its data and behind its end."""
     silence_decoders()
     for run in (b"\0", b"\xff", b"\xff\0", b"\xff\xd0", b"#", b" ", b"9", b"\n", b"#\n", b"1 ", b"<", b"\0\0\0\x08"):
-        assert calls(decode_image, around(run * (size // len(run))), MAX_PIXELS) <= 20 * FEW_PARTS, run
+        assert calls(decode_image, around(run * (size // len(run))), RECIPE) <= 20 * FEW_PARTS, run
 
 
 def test_blanks_before_an_image_marker_are_tried_once_a_run():

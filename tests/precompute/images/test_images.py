@@ -11,23 +11,20 @@ import pytest
 from PIL import Image
 
 from precompute.images.decode import (
-    FITS,
-    MID_GREY,
-    RESAMPLING,
     SUFFIXES,
     SUFFIXES_OF,
     ImageConfig,
     decode_image,
-    fit_image,
 )
+from precompute.images.fit import FITS, MID_GREY, RESAMPLING, fit_image, whole
 from precompute.images.rejected import Rejected
 from tests.precompute.images.hostile_images import PNG_MAGIC, png, png_chunk, save, tiff_around
 
 pytestmark = pytest.mark.filterwarnings("ignore:::PIL")  # as `silence_decoders` does in a build
 
 
-def decode(data: bytes) -> np.ndarray:
-    return np.asarray(decode_image(data, 10**6))
+def decode(data: bytes, max_pixels: int = 10**6) -> np.ndarray:
+    return np.asarray(decode_image(data, ImageConfig(max_pixels=max_pixels).recipe).rgb)
 
 
 def rejection(data: bytes) -> str:
@@ -236,13 +233,13 @@ def test_what_is_cut_or_ambiguous_is_rejected(reason, data):
 
 
 def test_an_image_of_just_so_many_pixels_is_decoded():
-    assert decode_image(PNG, 16 * 24).size == (24, 16)
+    assert decode(PNG, 16 * 24).shape == (16, 24, 3)
     with pytest.raises(Rejected, match="too large"):
-        decode_image(PNG, 16 * 24 - 1)
+        decode(PNG, 16 * 24 - 1)
 
 
 def fitted(pixels: np.ndarray, **recipe: Any) -> np.ndarray:
-    return np.asarray(fit_image(Image.fromarray(pixels), ImageConfig(**recipe).recipe))
+    return np.asarray(fit_image(whole(Image.fromarray(pixels)), ImageConfig(**recipe).recipe))
 
 
 @pytest.mark.parametrize("name", RESAMPLING)

@@ -107,6 +107,7 @@ OTHER_FIELDS = {
     "array.image.fit": "--image.fit crop",
     "array.image.resample": "--image.resample lanczos",
     "array.image.range": "--image.range theworld",
+    "array.image.decode": "--image.decode reduced",
     "array.image.flip": "--image.flip true",
     "array.image.max_pixels": "--image.max_pixels 9999",
     "array.encoder.path": "--encoder.fold false",

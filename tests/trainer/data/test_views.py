@@ -19,7 +19,7 @@ ROWS, BATCH = 23, 4
 REJECTS = {"plain": [2, 9], "flipped": [9, 20], "cropped": []}
 IMAGES: dict[str, dict[str, Any]] = {
     "plain": {},
-    "flipped": {"flip": True},
+    "flipped": {"flip": True, "decode": "reduced"},
     "cropped": {"fit": "crop", "max_pixels": 9},
 }
 SHOWN = [row for row in range(ROWS) if row not in (2, 9, 20)]

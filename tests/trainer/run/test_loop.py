@@ -17,7 +17,8 @@ from cache_store import open_cache
 from cache_store.errors import ConfigError, EncodeOnceError, Interrupted
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.registry import load_encoder
-from precompute.images.decode import ImageConfig, decode_image, fit_image, to_pixels
+from precompute.images.decode import ImageConfig, decode_image
+from precompute.images.fit import fit_image, to_pixels
 from tests.make_cache import caption, make_cache
 from tests.precompute.conftest import image_bytes, make_vae, run_build, write_source
 from tests.trainer.conftest import MakeConfig
@@ -123,7 +124,7 @@ def test_cached_training_is_training_with_the_encoder_in_the_loop(configured, tm
     recipe = ImageConfig(height=32, width=40).recipe
 
     def encode(number: int) -> np.ndarray:
-        pixels_1YX3 = np.stack([to_pixels(fit_image(decode_image(image_bytes(number), 10**6), recipe))])
+        pixels_1YX3 = np.stack([to_pixels(fit_image(decode_image(image_bytes(number), recipe), recipe))])
         return encoder.encode(torch.from_numpy(pixels_1YX3))[0].numpy()
 
     def read(numbers: np.ndarray) -> np.ndarray:

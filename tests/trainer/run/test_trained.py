@@ -152,7 +152,7 @@ def test_a_grown_and_another_cache_are_trained_on_further(configured, tmp_path, 
     first = configured("first", cache=described_cache(tmp_path / "cache", 16), max_steps=2)
     train(first, ALONE)
     shutil.rmtree(tmp_path / "cache")
-    other = {"dtype": "float32", "image": {"flip": True, "max_pixels": 9}}
+    other = {"dtype": "float32", "image": {"flip": True, "max_pixels": 9, "decode": "reduced"}}
     for cache in described_cache(tmp_path / "cache", 24), described_cache(tmp_path / "other", 9, **other):
         changes = {"cache": cache, "init_projector": str(first.run.folder), "max_steps": 1, "val_fraction": 0.3}
         config = configured(f"on-{cache.name}", **changes)

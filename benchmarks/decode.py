@@ -1,0 +1,165 @@
+"""Images per second from a JPEG's bytes to fitted pixels, in one thread: Pillow alone, ours in full, ours reduced.
+
+Seconds are the processor's, which other load on the machine lengthens less than the clock's.
+
+Pillow alone opens, loads and resizes, and trusts the file; ours counts its parts first, turns it and keeps to the
+recipe. How far reduced pixels, and latents of them, lie from the full ones stands beside how far those of another
+filter do, for both are choices of a recipe. Photographs are read before the clock runs; with `--mosaic N`, N x N of
+them side by side, each 500 x 375, stand for a larger one.
+"""
+
+import argparse
+import io
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from benchmarks.record import print_record
+from benchmarks.timing import interleaved_seconds, rates, speedups, spread
+from cache_store.format.schema import ImageRecipe
+from cache_store.program.command_line import Parser
+from cache_store.program.run_program import run_program
+from precompute.images.decode import ImageConfig, decode_image
+from precompute.images.fit import RESAMPLING, fit_image, to_pixels
+
+# Axes: N images, Y X pixels, 3 RGB.
+
+TILE = (500, 375)
+DUELS = (("full", "Pillow alone"), ("reduced", "full"))
+PACKAGES = ("pillow", "numpy", "torch", "encode-once")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run_program("benchmarks.decode", run, argv)
+
+
+def run(argv: Sequence[str]) -> int:
+    options = option_parser().parse_args(argv)
+    files = jpegs_of(options)
+    size = {"height": options.height, "width": options.width}
+    recipes = {
+        "full": ImageConfig(**size).recipe,
+        "reduced": ImageConfig(**size, decode="reduced").recipe,
+        "bicubic": ImageConfig(**size, resample="bicubic").recipe,
+    }
+    works: dict[str, Callable[[], object]] = {"Pillow alone": partial(by_pillow, files, recipes["full"])}
+    works |= {name: partial(fitted, files, recipes[name]) for name in ("full", "reduced")}
+    seconds = interleaved_seconds(works, options.repeats, time.thread_time)
+    speeds = {name: rates(len(files), each) for name, each in seconds.items()}
+    ratios = {f"{ours} over {theirs}": speedups(seconds[theirs], seconds[ours]) for ours, theirs in DUELS}
+    pixels = {name: fitted(files, recipe) for name, recipe in recipes.items()}
+    differences = {f"pixels, {name}": levels_apart(pixels["full"], pixels[name]) for name in ("reduced", "bicubic")}
+    differences |= latents_apart(pixels, options)
+    is_reduced = [decode_image(data, recipes["reduced"]).reduction > 1 for data in files]
+    for name, each in (speeds | ratios).items():
+        print(f"{name:<24}{spread(each)}")
+    for name, figures in differences.items():
+        print(f"{name:<24}{figures}")
+    print_record(
+        "decode",
+        PACKAGES,
+        settings=vars(options),
+        images=len(files),
+        reduced=sum(is_reduced),
+        megabytes=round(sum(map(len, files)) / 1e6, 1),
+        images_per_s={name: spread(each) for name, each in speeds.items()},
+        ratios={name: spread(each) for name, each in ratios.items()},
+        differences_from_full=differences,
+    )
+    return 0
+
+
+def option_parser() -> argparse.ArgumentParser:
+    parser = Parser(description=__doc__)
+    parser.add_argument("--images", help="a folder of JPEGs; smooth noise without it")
+    parser.add_argument("--count", type=int, default=196, help="as many as are taken of them, at most")
+    parser.add_argument("--mosaic", type=int, default=1, help="photographs along each side of an image")
+    parser.add_argument("--height", type=int, default=224)
+    parser.add_argument("--width", type=int, default=224)
+    parser.add_argument("--repeats", type=int, default=5, help="rounds measured after the first, which warms up")
+    parser.add_argument("--model", help="a VAE's hub id or folder, to compare latents too")
+    parser.add_argument("--latents", type=int, default=32, help="images whose latents are compared")
+    return parser
+
+
+def jpegs_of(options: argparse.Namespace) -> list[bytes]:
+    """The bytes of the photographs, or of mosaics of them."""
+    if options.images is None:
+        photographs = [jpeg(smooth_noise(number)) for number in range(options.count)]
+    else:
+        photographs = [path.read_bytes() for path in sorted(Path(options.images).iterdir())]
+    if options.mosaic == 1:
+        return photographs[: options.count]
+    tiles, side = iter(photographs), options.mosaic
+    groups = (list(islice(tiles, side**2)) for _ in range(len(photographs) // side**2))
+    return [mosaic(group, side) for group in islice(groups, options.count)]
+
+
+def smooth_noise(number: int) -> Image.Image:
+    cells = np.random.default_rng(number).integers(0, 256, (30, 40, 3), np.uint8)
+    return Image.fromarray(cells).resize(TILE, Image.Resampling.BICUBIC)
+
+
+def mosaic(photographs: Sequence[bytes], side: int) -> bytes:
+    whole = Image.new("RGB", (TILE[0] * side, TILE[1] * side))
+    for place, data in enumerate(photographs):
+        tile = Image.open(io.BytesIO(data)).convert("RGB").resize(TILE)
+        whole.paste(tile, (place % side * TILE[0], place // side * TILE[1]))
+    return jpeg(whole)
+
+
+def jpeg(image: Image.Image) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, "JPEG", quality=90)
+    return stream.getvalue()
+
+
+def by_pillow(files: Sequence[bytes], recipe: ImageRecipe) -> np.ndarray:
+    """What a script would do, as the recipe `squash`: uint8 [N, Y, X, 3]."""
+    size, filter_ = (recipe.width, recipe.height), RESAMPLING[recipe.resample]
+    images = map(Image.open, map(io.BytesIO, files))
+    rgb = (image if image.mode == "RGB" else image.convert("RGB") for image in images)
+    return np.stack([np.asarray(image.resize(size, filter_)) for image in rgb])
+
+
+def fitted(files: Sequence[bytes], recipe: ImageRecipe) -> np.ndarray:
+    """As a build does: uint8 [N, Y, X, 3]."""
+    return np.stack([to_pixels(fit_image(decode_image(data, recipe), recipe)) for data in files])
+
+
+def levels_apart(one_NYX3: np.ndarray, other_NYX3: np.ndarray) -> dict[str, float]:
+    """Of 256 levels."""
+    apart = np.abs(one_NYX3.astype(np.int16) - other_NYX3)
+    return {"mean": round(float(apart.mean()), 3), "p99": float(np.percentile(apart, 99)), "max": float(apart.max())}
+
+
+def latents_apart(pixels: dict[str, np.ndarray], options: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Root mean square of the difference over that of the latents; none without a model."""
+    if options.model is None:
+        return {}
+    import torch  # it takes seconds to import
+
+    from precompute.encoders.config import ComputeDtype, EncoderConfig
+    from precompute.encoders.registry import load_encoder
+
+    def encode(image_NYX3: np.ndarray, dtype: ComputeDtype) -> torch.Tensor:
+        encoder = load_encoder(EncoderConfig(model=options.model, compute_dtype=dtype), "signed")
+        return torch.cat([encoder.encode(torch.from_numpy(image[None])) for image in image_NYX3[: options.latents]])
+
+    full = encode(pixels["full"], "float32")
+    others = {name: encode(pixels[name], "float32") for name in ("reduced", "bicubic")}
+    others["in bfloat16"] = encode(pixels["full"], "bfloat16")
+    return {
+        f"latents, {name}": {"rms": round(((each - full).norm() / full.norm()).item(), 5)}
+        for name, each in others.items()
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

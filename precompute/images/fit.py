@@ -1,0 +1,95 @@
+"""Fitting an image to the recipe's size: which part is seen, how large, and how far a JPEG may be reduced before."""
+
+# Axes: Y X image height and width in pixels, 3 RGB. Sizes are width, height; boxes left, top, right, bottom.
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+
+from cache_store.format.schema import ImageRecipe
+
+Size = tuple[int, int]
+Box = tuple[float, float, float, float]
+
+MID_GREY = 128
+"""Fills a rejected image's place in its batch, and the border of `pad`."""
+
+RESAMPLING = {name: Image.Resampling[name.upper()] for name in ("bilinear", "bicubic", "lanczos", "box")}
+
+REDUCTIONS = (8, 4, 2)
+"""What libjpeg divides both sides by at next to no cost, the largest first."""
+OVERSAMPLING = 2
+"""A reduced image has at least so many pixels, on each side, for one of the fitted image."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoded:
+    """An upright RGB image, perhaps reduced while it was decoded."""
+
+    rgb: Image.Image
+    size: Size
+    """Of the image before it was reduced."""
+    reduction: int = 1
+    """Pixels of the image, along each side, for one of `rgb`."""
+    origin: tuple[float, float] = (0.0, 0.0)
+    """Where in `rgb` the image begins: one that EXIF mirrors ends, where it begins now, with a part of a pixel."""
+
+
+def whole(rgb: Image.Image) -> Decoded:
+    return Decoded(rgb=rgb, size=rgb.size)
+
+
+def squash(size: Size, target: Size) -> tuple[Box, Size]:
+    return (0, 0, *size), target
+
+
+def crop(size: Size, target: Size) -> tuple[Box, Size]:
+    """The middle of the target's aspect; computed as by Pillow's `ImageOps.fit`."""
+    (width, height), ratio = size, target[0] / target[1]
+    seen_width = ratio * height if width / height > ratio else width
+    seen_height = width / ratio if width / height < ratio else height
+    left, top = (width - seen_width) * 0.5, (height - seen_height) * 0.5
+    return (left, top, left + seen_width, top + seen_height), target
+
+
+def pad(size: Size, target: Size) -> tuple[Box, Size]:
+    """The whole image, as large as the target holds it; computed as by Pillow's `ImageOps.contain`."""
+    (width, height), ratio = size, target[0] / target[1]
+    columns = round(width / height * target[1]) if width / height < ratio else target[0]
+    rows = round(height / width * target[0]) if width / height > ratio else target[1]
+    return (0, 0, width, height), (columns, rows)
+
+
+FITS: dict[str, Callable[[Size, Size], tuple[Box, Size]]] = {"squash": squash, "crop": crop, "pad": pad}
+"""Each says, of an image's size and the recipe's, which part is seen and how large it becomes."""
+
+
+def reduction(size: Size, recipe: ImageRecipe) -> int:
+    """By how much the sides of an image of that size, upright, may be divided before it is fitted."""
+    if recipe.decode == "full":
+        return 1
+    (left, top, right, bottom), (columns, rows) = FITS[recipe.fit](size, (recipe.width, recipe.height))
+    spare = min((right - left) / max(columns, 1), (bottom - top) / max(rows, 1)) / OVERSAMPLING
+    return max((each for each in REDUCTIONS if each <= spare), default=1)
+
+
+def fit_image(image: Decoded, recipe: ImageRecipe) -> Image.Image:
+    """Scale an image to the recipe's size; flip it then, so that its pixels are the others' mirrored."""
+    target = (recipe.width, recipe.height)
+    seen, size = FITS[recipe.fit](image.size, target)
+    left, top, right, bottom = (edge / image.reduction + image.origin[axis % 2] for axis, edge in enumerate(seen))
+    if size == target:
+        fitted = image.rgb.resize(size, RESAMPLING[recipe.resample], (left, top, right, bottom))
+    else:
+        fitted = Image.new("RGB", target, (MID_GREY,) * 3)
+        if min(size) > 0:
+            inner = image.rgb.resize(size, RESAMPLING[recipe.resample], (left, top, right, bottom))
+            fitted.paste(inner, (round((target[0] - size[0]) * 0.5), round((target[1] - size[1]) * 0.5)))
+    return fitted.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if recipe.flip else fitted
+
+
+def to_pixels(image: Image.Image) -> np.ndarray:
+    """Convert to uint8 [Y, X, 3]."""
+    return np.asarray(image, np.uint8)

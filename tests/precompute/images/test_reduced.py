@@ -1,0 +1,140 @@
+"""JPEGs that libjpeg reduces while it decodes them: nearly the pixels of the whole image, and the same rejections."""
+
+import struct
+from functools import partial
+from itertools import product
+
+import msgspec
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from cache_store.format.schema import ImageRecipe
+from precompute.images.decode import ORIENTATIONS, ImageConfig, decode_image
+from precompute.images.decoder_messages import silence_decoders
+from precompute.images.fit import FITS, RESAMPLING, fit_image, reduction, whole
+from precompute.images.rejected import Rejected
+from tests.precompute.images import hostile_images as hostile
+
+pytestmark = pytest.mark.filterwarnings("ignore:::PIL")  # as `silence_decoders` does in a build
+
+HEIGHT, WIDTH = 403, 541
+"""Of a photograph: neither is a multiple of 2, 4 or 8."""
+
+
+def photograph(mode: str = "RGB") -> Image.Image:
+    """Waves, so that a shift by half a pixel of a fitted image shows."""
+    y, x = np.mgrid[:HEIGHT, :WIDTH]
+    waves = [np.sin(x / 23 + y / 71), np.cos(x / 61 - y / 29), np.sin((x + y) / 37)]
+    return Image.fromarray((127 + 120 * np.stack(waves, axis=-1)).astype(np.uint8)).convert(mode)
+
+
+def turned(image: Image.Image, orientation: int = 1, **options: object) -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return hostile.save(image, "JPEG", exif=exif, quality=95, **options)
+
+
+PHOTOGRAPHS = {
+    **{f"orientation {number}": turned(photograph(), number) for number in (1, *ORIENTATIONS)},
+    **{mode: turned(photograph(mode)) for mode in ("L", "CMYK")},
+    "progressive": turned(photograph(), progressive=True),
+    "whole colours": turned(photograph(), subsampling=0),
+    "stereo": hostile.save(photograph(), "MPO", quality=95, save_all=True, append_images=[photograph()]),
+}
+
+
+def recipe_of(decode: str, **fields: object) -> ImageRecipe:
+    return msgspec.structs.replace(ImageConfig(max_pixels=10**6).recipe, decode=decode, **fields)
+
+
+@pytest.mark.parametrize(("fit", "name"), [*product(FITS, PHOTOGRAPHS)])
+def test_a_reduced_jpeg_gives_nearly_the_same_pixels(fit, name):
+    """At no edge shifted, though EXIF may have turned a part of a pixel to any of them."""
+    for height, width in ((50, 50), (25, 33), (20, 25)):
+        recipes = [recipe_of(decode, height=height, width=width, fit=fit) for decode in ("full", "reduced")]
+        full, reduced = (decode_image(PHOTOGRAPHS[name], recipe) for recipe in recipes)
+        assert reduced.size == full.size == full.rgb.size
+        assert reduced.reduction > full.reduction == 1
+        fitted = [fit_image(*each) for each in zip((full, reduced), recipes, strict=True)]
+        apart = np.abs(np.subtract(*(np.asarray(each, int) for each in fitted)))
+        assert apart.max() <= 8
+        assert apart.mean() < 1
+
+
+@pytest.mark.parametrize(
+    ("fit", "size", "target", "expected"),
+    [
+        ("squash", (1792, 1792), (224, 224), 4),
+        ("squash", (3584, 3584), (224, 224), 8),
+        ("squash", (30_000, 30_000), (224, 224), 8),
+        ("squash", (3583, 3584), (224, 224), 4),
+        ("squash", (895, 4000), (224, 224), 1),
+        ("crop", (895, 4000), (224, 224), 1),
+        ("crop", (896, 4000), (224, 224), 2),
+        ("pad", (895, 4000), (224, 224), 8),  # fitted to 50 x 224
+        ("pad", (100_000, 1), (224, 224), 1),
+    ],
+)
+def test_twice_the_size_that_is_fitted_to_remains(fit, size, target, expected):
+    width, height = target
+    assert reduction(size, recipe_of("reduced", fit=fit, width=width, height=height)) == expected
+    assert reduction(size, recipe_of("full", fit=fit, width=width, height=height)) == 1
+
+
+def lossless_jpeg(height: int, width: int) -> bytes:
+    """Of one grey: every difference from the pixel before is 0, of one bit."""
+    table = hostile.jpeg_segment(0xC4, b"\0\1" + bytes(16))
+    frame = hostile.jpeg_segment(0xC3, struct.pack(">BHHB", 8, height, width, 1) + b"\1\x11\0")
+    scan = hostile.jpeg_segment(0xDA, b"\1\1\0\1\0\0")
+    return b"\xff\xd8" + table + frame + scan + bytes(height * width // 8) + b"\xff\xd9"
+
+
+OTHERS = {
+    "lossless JPEG": lossless_jpeg(400, 560),
+    "no larger than twice": turned(photograph().resize((47, 31))),
+    **{each: hostile.save(photograph(), each) for each in ("PNG", "WEBP", "TIFF", "PPM")},
+    "TIFF of JPEG": hostile.save(photograph(), "TIFF", compression="jpeg"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_other_image_is_decoded_in_full(name):
+    full, reduced = (
+        decode_image(OTHERS[name], recipe_of(decode, height=16, width=24)) for decode in ("full", "reduced")
+    )
+    assert np.array_equal(full.rgb, reduced.rgb)
+    assert (full.size, full.reduction, full.origin) == (reduced.size, reduced.reduction, reduced.origin)
+
+
+def end_of(data: bytes, recipe: ImageRecipe) -> tuple[int, int] | str:
+    try:
+        return decode_image(data, recipe).size
+    except Rejected as rejected:
+        return rejected.reason
+
+
+def test_damaged_jpegs_are_rejected_as_in_full():
+    silence_decoders()
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 50, 3), np.uint8))
+    flavours = [{}, {"progressive": True}, {"subsampling": 0}, {"restart_marker_blocks": 2}]
+    corpus = [hostile.save(noise.convert(mode), "JPEG", **each) for mode in ("RGB", "L", "CMYK") for each in flavours]
+    rng, rejected = np.random.default_rng(0), 0
+    for _ in range(1_500):
+        data = hostile.mutated(corpus, rng)
+        full, reduced = (end_of(data, recipe_of(decode, height=1, width=1)) for decode in ("full", "reduced"))
+        assert full == reduced
+        rejected += isinstance(full, str)
+    assert 300 < rejected < 1_200
+
+
+def test_an_image_that_is_not_reduced_is_fitted_as_by_pillow():
+    by_pillow = {"squash": Image.Image.resize, "crop": ImageOps.fit, "pad": partial(ImageOps.pad, color=(128,) * 3)}
+    rng = np.random.default_rng(0)
+    for fit, filter_ in product(FITS, RESAMPLING):
+        for _ in range(20):
+            width, height, *target = rng.integers(1, 90, 4).tolist()
+            image = Image.fromarray(rng.integers(0, 256, (height, width, 3), np.uint8))
+            recipe = recipe_of("full", fit=fit, resample=filter_, width=target[0], height=target[1])
+            expected = by_pillow[fit](image, tuple(target), RESAMPLING[filter_])
+            assert np.array_equal(fit_image(whole(image), recipe), expected), (fit, filter_, image.size, target)
