@@ -59,7 +59,7 @@ def test_help_fits_the_terminal_without_python_types_or_repeats(program, command
         ("cache-store", "convert", "usage: cache-store convert CACHE OUT --format {zarr,webdataset} [options]"),
         ("cache-store", "verify", "--level {quick,full,deep} quick: records"),
         ("precompute", "build", "usage: precompute build [--config FILE] [options]"),
-        ("precompute", "build", "--source.kind {llava,folder,webdataset,cache} llava: a chat.json"),
+        ("precompute", "build", "--source.kind {llava,folder,webdataset,parquet,cache} llava: a chat.json"),
         ("precompute", "build", "--store.codec {none,lz4,zstd} none reads fastest"),
         ("precompute", "build", "--encoder.fold {true,false} Fold"),
         ("precompute", "build", "(default: true)"),

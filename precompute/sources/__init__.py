@@ -17,6 +17,8 @@ from precompute.sources.folder import FolderSource
 from precompute.sources.image_store import Images
 from precompute.sources.listing import Samples
 from precompute.sources.llava import LlavaSource
+from precompute.sources.parquet import SUFFIX as PARQUET
+from precompute.sources.parquet import ParquetSource
 from precompute.sources.source_files import find_files
 from precompute.sources.webdataset import SUFFIX as TAR
 from precompute.sources.webdataset import WebDatasetSource
@@ -27,10 +29,11 @@ T = TypeVar("T")
 WHERE_IMAGES_ARE = {
     "folder": "source.path is the image tree",
     "webdataset": "the tars hold their images",
+    "parquet": "the rows hold their images",
     "cache": "the other cache remembers its images",
 }
 
-USED_FIELDS = {"webdataset": {"image"}}
+USED_FIELDS = {"webdataset": {"image"}, "parquet": {"image", "id", "caption", "conversations"}}
 """Of FieldNames."""
 
 
@@ -38,13 +41,13 @@ USED_FIELDS = {"webdataset": {"image"}}
 class SourceConfig:
     """Where the images and their texts are."""
 
-    kind: Literal["llava", "folder", "webdataset", "cache"]
+    kind: Literal["llava", "folder", "webdataset", "parquet", "cache"]
     """llava: a chat.json of id, image, conversations. folder: a tree of images, captions in name.txt beside them.
-    webdataset: img2dataset's tars, of images with a .txt or .json each. cache: the samples of another cache, in its
-    rows, so that both can be read together."""
+    webdataset: img2dataset's tars, of images with a .txt or .json each. parquet: rows of images with texts, as Hugging
+    Face datasets writes them. cache: the samples of another cache, in its rows, so that both can be read together."""
     path: str
-    """llava: the chat.json. folder: the folder, or a zip or an uncompressed tar of one. webdataset: a tar, a folder of
-    them, or a pattern: shards/{00000..00099}.tar, 'shards/*.tar'. cache: the other cache."""
+    """llava: the chat.json. folder: the folder, or a zip or an uncompressed tar of one. webdataset, parquet: a file,
+    a folder of them, or a pattern: shards/{00000..00099}.tar, 'data/train-*.parquet'. cache: the other cache."""
     images: str | None = None
     """llava: a folder, or a zip or uncompressed tar that is read in place; by default the folder of the chat.json."""
 
@@ -84,6 +87,10 @@ def open_webdataset(config: SourceConfig) -> Source:
     return WebDatasetSource(find_files(config.path, TAR), config.fields)
 
 
+def open_parquet(config: SourceConfig) -> Source:
+    return ParquetSource(find_files(config.path, PARQUET), config.fields)
+
+
 def open_cache_source(config: SourceConfig) -> Source:
     refuse_no_cache(store := open_store(existing("path", config.path)))
     return CacheSource(store, open_source(recorded_section(store, "source", SourceConfig)))
@@ -93,6 +100,7 @@ SOURCES: dict[str, Callable[[SourceConfig], Source]] = {
     "llava": open_llava,
     "folder": open_folder,
     "webdataset": open_webdataset,
+    "parquet": open_parquet,
     "cache": open_cache_source,
 }
 
