@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import decode, encode, loader, verify
+from benchmarks import build, decode, encode, loader, verify
 from precompute.images.decode import ImageConfig
 from tests.precompute.conftest import make_vae
 
@@ -30,6 +30,18 @@ def test_encode_measures_both_paths_in_both_dtypes(capsys):
     assert set(record["speedup"]) == {f"folded {ours} over diffusers {theirs}" for ours, theirs in pairs}
     assert any(line.startswith("folded bfloat16 ") and line.endswith("%") for line in table)
     assert sum(" over " in line and "x  (" in line for line in table) == 3
+
+
+def test_a_build_is_measured_against_its_parts(capsys, tmp_path):
+    toy = ["--count=4", "--batch-size=2", "--height=16", "--width=24", "--repeats=1", f"--folder={tmp_path}"]
+    assert build.main([*toy, "--compute-dtype=float32"]) == 0
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert {"build", "decode only", "encode only"} == record["images_per_s"].keys()
+    over_slower, over_both = record["build_over_the_slower"]["median"], record["build_over_both_in_turn"]["median"]
+    assert 0 < over_slower <= over_both
+    assert record["decode_over_pillow_alone"]["median"] > 0
+    assert {"4", "40"} == record["peak_mib"].keys()
+    assert list(tmp_path.iterdir()) == [], "what was written for the run is removed"
 
 
 def test_decode_is_measured_against_pillow_and_in_what_it_changes(capsys, tmp_path):

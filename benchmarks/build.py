@@ -1,0 +1,145 @@
+"""Images per second of a whole `precompute build` against its parts alone: decoding, encoding, and Pillow's bare work.
+
+On a GPU a build should reach the slower of decoding and encoding; on a CPU the two share the cores, so that doing both
+in turn is the measure. What our own checks and bookkeeping take of Pillow's bare open, load and resize is in the
+processor's seconds, which other load on the machine lengthens least. A build's rate begins when its encoder is loaded;
+the rest of its time is told apart. Memory is the peak of a process of its own, for `--count` images and ten times as
+many.
+"""
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.decode import jpegs_of
+from benchmarks.record import print_record
+from benchmarks.timing import interleaved_seconds, rates, speedups, spread
+from cache_store.cores import usable_cores
+from cache_store.program.command_line import Parser, parse_config
+from cache_store.program.run_program import run_program
+
+if TYPE_CHECKING:
+    from benchmarks.build_parts import Parts
+
+PACKAGES = ("pillow", "torch", "diffusers", "numpy", "encode-once")
+MORE = 10
+"""Times as many images, to see whether memory grows with them."""
+
+PEAK = """
+import sys
+from precompute.cli import main
+code = main(sys.argv[1:])
+print([line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")][0])
+sys.exit(code)
+"""
+"""Prints KiB; a child's `ru_maxrss` would begin with its parent's."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run_program("benchmarks.build", run, argv)
+
+
+def run(argv: Sequence[str]) -> int:
+    options = option_parser().parse_args(argv)
+    # They and torch take seconds to import: `--help` and wrong usage stay quick.
+    from benchmarks.build_parts import Parts, save_vae
+    from precompute.config import BuildConfig
+
+    with tempfile.TemporaryDirectory(prefix="build-", dir=options.folder) as name:
+        folder = Path(name)
+        save_vae(folder / "model", options.vae)
+        write_images(folder / "images", options, options.count)
+        config = parse_config(BuildConfig, arguments(folder, "images", options)[1:])
+        measured = rates_of_parts(Parts(config), options)
+        write_images(folder / "more", options, options.count * MORE)
+        counts = {"images": options.count, "more": options.count * MORE}
+        measured["peak_mib"] = {str(count): peak_mib(folder, each, options) for each, count in counts.items()}
+    for part, figures in measured.items():
+        print(f"{part:<34}{figures}")
+    print_record("build", PACKAGES, settings=vars(options) | {"decode_threads": usable_cores()}, **measured)
+    return 0
+
+
+def option_parser() -> argparse.ArgumentParser:
+    parser = Parser(description=__doc__)
+    parser.add_argument("--vae", choices=("demo", "full"), default="demo", help="the demo's narrow one, or full size")
+    parser.add_argument("--images", help="a folder of JPEGs, taken again and again; smooth noise without it")
+    parser.add_argument("--count", type=int, default=196, help="images of a build")
+    parser.add_argument("--mosaic", type=int, default=1, help="photographs along each side of an image")
+    parser.add_argument("--height", type=int, default=224)
+    parser.add_argument("--width", type=int, default=224)
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--compute-dtype", default="bfloat16")
+    parser.add_argument("--repeats", type=int, default=5, help="rounds measured after the first, which warms up")
+    parser.add_argument("--folder", help="where caches are written; default a temporary folder")
+    return parser
+
+
+def write_images(folder: Path, options: argparse.Namespace, count: int) -> None:
+    folder.mkdir()
+    files = jpegs_of(options)
+    for number in range(count):
+        (folder / f"{number:06d}.jpg").write_bytes(files[number % len(files)])
+
+
+def arguments(folder: Path, images: str, options: argparse.Namespace) -> list[str]:
+    """Of `precompute`, to build `images.cache` of the folder of that name."""
+    values = {
+        "cache": folder / f"{images}.cache",
+        "source.kind": "folder",
+        "source.path": folder / images,
+        "image.height": options.height,
+        "image.width": options.width,
+        "encoder.model": folder / "model",
+        "encoder.compute_dtype": options.compute_dtype,
+        "encoder.batch_size": options.batch_size,
+        "store.samples_per_shard": options.batch_size * max(1, options.count // options.batch_size // 3),
+    }
+    return ["build", *(each for name, value in values.items() for each in (f"--{name}", str(value)))]
+
+
+def rates_of_parts(parts: "Parts", options: argparse.Namespace) -> dict[str, object]:
+    works: dict[str, Callable[[], object]] = {
+        "build": parts.build,
+        "decode only": partial(parts.decode, usable_cores()),
+        "encode only": parts.encode,
+    }
+    decoders: dict[str, Callable[[], object]] = {
+        "Pillow alone": parts.decode_by_pillow,
+        "decode only": partial(parts.decode, 1),
+    }
+    seconds = interleaved_seconds(works, options.repeats)
+    summaries = parts.summaries[-options.repeats :]
+    processor_s = interleaved_seconds(decoders, options.repeats, time.process_time)
+    encoding = [options.count / summary.images_per_s for summary in summaries]
+    both = list(zip(seconds["decode only"], seconds["encode only"], strict=True))
+    return {
+        "images_per_s": {
+            name: spread(rates(options.count, each)) for name, each in (seconds | {"build": encoding}).items()
+        },
+        "build_over_the_slower": spread(speedups([max(pair) for pair in both], encoding)),
+        "build_over_both_in_turn": spread(speedups([sum(pair) for pair in both], encoding)),
+        "before_and_after_encoding_s": spread(
+            [whole - part for whole, part in zip(seconds["build"], encoding, strict=True)]
+        ),
+        "encoder_waits": spread([summary.waiting_share for summary in summaries]),
+        "decode_over_pillow_alone": spread(speedups(processor_s["decode only"], processor_s["Pillow alone"])),
+    }
+
+
+def peak_mib(folder: Path, images: str, options: argparse.Namespace) -> float:
+    shutil.rmtree(folder / f"{images}.cache", ignore_errors=True)
+    command = [sys.executable, "-c", PEAK, *arguments(folder, images, options)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return round(int(done.stdout.splitlines()[-1]) / 2**10, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
