@@ -49,15 +49,22 @@ class ShardBuilder:
     """A context manager: append every row of the shard in order, then commit; uncommitted, it leaves what was there.
 
     `planned` is the shard's row group of the plan; where there are `allowed_digests`, the shard's content must have one
-    of them.
+    of them. Other programs may be building a `shared` shard too.
     """
 
     def __init__(
-        self, store: Store, spec: Spec, shard: int, planned: pa.Table, allowed_digests: Collection[str] = ()
+        self,
+        store: Store,
+        spec: Spec,
+        shard: int,
+        planned: pa.Table,
+        allowed_digests: Collection[str] = (),
+        *,
+        shared: bool = False,
     ) -> None:
         self._spec, self._shard, self._planned = spec, shard, planned
         self._allowed_digests = allowed_digests
-        self._files = ShardFiles(store, spec, shard)
+        self._files = ShardFiles(store, spec, shard, shared=shared)
         self._outcomes: list[Outcome] = []
         self._locations: list[Location | None] = []
         self._statistics = RunningStatistics(spec.array)
@@ -104,7 +111,10 @@ class ShardBuilder:
         return Outcome(content_sha256=outcome.content_sha256, width=outcome.width, height=outcome.height, reason=reason)
 
     def commit(self, seconds: float, device: str, versions: dict[str, str]) -> CommitRecord:
-        """Publish the shard's files, then its record; MismatchedShardError where it is not the one expected."""
+        """Publish the shard's files, then its record; the record that stands, if another program's of the same content.
+
+        MismatchedShardError where the shard is not the one expected.
+        """
         count = self._planned.num_rows
         assert len(self._outcomes) == count, (len(self._outcomes), count)
         run = CommitRun(
@@ -122,8 +132,7 @@ class ShardBuilder:
         if self._allowed_digests and content.digest not in self._allowed_digests:
             raise MismatchedShardError(self._shard, content.digest, samples)
         record = signed(CommitRecord(format_version=FORMAT_VERSION, content=content, run=run, sha256=""))
-        self._files.commit(record)
-        return record
+        return self._files.commit(record)
 
     def _content(self, files: tuple[FileRecord, ...]) -> CommitContent:
         planned = self._planned

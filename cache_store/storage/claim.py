@@ -1,6 +1,7 @@
 """Taking a folder for a cache, or a run: never one that holds something else, and one writer at a time.
 
-The claim is a lock that the kernel drops when its holder dies.
+The claim is a lock that the kernel drops when its holder dies. Ranks of one build share it: no file is theirs alone, so
+that they write none in place of another. Where locks end at a machine, it only spares them work.
 """
 
 import contextlib
@@ -29,22 +30,25 @@ def refuse_foreign_names(root: Path, ours: Collection[str], option: str, kind: s
 
 
 @contextmanager
-def claim(root: Path, *, wait: bool = False) -> Iterator[None]:
+def claim(root: Path, *, wait: bool = False, shared: bool = False) -> Iterator[None]:
     """Hold the folder for this process; CacheError naming host and process of whoever holds it already, or wait.
 
-    Folders that were made for a build that then left nothing in them go again.
+    A shared claim keeps out only those that are not shared; its file stays until the next of those ends. Folders that
+    were made for a build that then left nothing in them go again.
     """
+    holder = f"process {os.getpid()} on {os.uname().nodename}"
     new = [folder for folder in (root, *root.parents) if not folder.exists()]
     try:
-        with locked(root, wait) as stream:
+        with locked(root, wait, shared) as stream:
             with naming(root / CLAIM_FILE):
                 stream.truncate(0)
-                stream.write(f"process {os.getpid()} on {os.uname().nodename}\n")
+                stream.write(f"ranks of a build, the last to start as {holder}\n" if shared else f"{holder}\n")
                 stream.flush()
             try:
                 yield
             finally:
-                (root / CLAIM_FILE).unlink(missing_ok=True)  # while it is locked: nobody else's can be meant
+                if not shared:
+                    (root / CLAIM_FILE).unlink(missing_ok=True)  # while it is locked: nobody else's can be meant
     finally:
         with contextlib.suppress(OSError):  # the first folder that holds something ends it
             for folder in new:
@@ -52,13 +56,13 @@ def claim(root: Path, *, wait: bool = False) -> Iterator[None]:
 
 
 @contextmanager
-def locked(root: Path, wait: bool) -> Iterator[IO[str]]:
+def locked(root: Path, wait: bool, shared: bool) -> Iterator[IO[str]]:
     """The claim file, locked: the one that lies in the folder, not one that its last holder has just deleted."""
     while True:
         make_folder(root)
         with (root / CLAIM_FILE).open("a+") as stream:
             try:
-                fcntl.flock(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+                fcntl.flock(stream, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
             except BlockingIOError:
                 stream.seek(0)
                 holder = stream.read().strip() or "another process"

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import os
 import re
+import secrets
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +24,11 @@ Sync = Callable[[int], object]
 
 def scratch_path(path: Path, attempt: int = 1) -> Path:
     return path.with_name(f".{path.name}.{attempt}{SCRATCH_SUFFIX}")
+
+
+def unused_attempt() -> int:
+    """A number for scratch files that no program beside this one takes."""
+    return secrets.randbits(48)
 
 
 def scratch_of(name: str) -> str | None:

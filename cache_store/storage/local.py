@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import BinaryIO
 
 from cache_store.storage.claim import claim, refuse_foreign_names
-from cache_store.storage.files import clear_scratch, make_folder, naming, refuse_irregular, scratch_path, sync_folder
+from cache_store.storage.files import (
+    clear_scratch,
+    make_folder,
+    naming,
+    refuse_irregular,
+    scratch_path,
+    sync_folder,
+    unused_attempt,
+)
 
 WRITE_BYTES = 4 * 2**20
 """Written at a time: the page cache then holds a file just written in large folios, and reading samples at random
@@ -78,7 +86,7 @@ class LocalStore:
             draft.publish()
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
-        with self.draft(name) as draft:
+        with self.draft(name, unused_attempt()) as draft:
             draft.stream.write(data)
             draft.finish()
             return draft.publish_if_absent()
@@ -108,8 +116,8 @@ class LocalStore:
     def refuse_others(self, ours: Collection[str], option: str, kind: str) -> None:
         refuse_foreign_names(self.root, ours, option, kind)
 
-    def claim(self) -> AbstractContextManager[None]:
-        return claim(self.root)
+    def claim(self, *, shared: bool = False) -> AbstractContextManager[None]:
+        return claim(self.root, shared=shared)
 
 
 @dataclass(frozen=True)

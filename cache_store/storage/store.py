@@ -26,6 +26,9 @@ class Draft(Protocol):
     def publish(self) -> None:
         """Give it its name, durably, in place of a file that has it."""
 
+    def publish_if_absent(self) -> bool:
+        """Give it its name, durably, unless a file has it; whether it was given."""
+
 
 class Store(Protocol):
     """The files of a cache by name: parts joined by slashes, as `samples/000003.parquet`.
@@ -79,8 +82,8 @@ class Store(Protocol):
     def refuse_others(self, ours: Collection[str], option: str, kind: str) -> None:
         """ConfigError, naming the option, where nothing can be written, or other names than `ours` lie at the top."""
 
-    def claim(self) -> AbstractContextManager[None]:
-        """Be the only one that writes; CacheError naming whoever does already."""
+    def claim(self, *, shared: bool = False) -> AbstractContextManager[None]:
+        """Be the only one that writes, or one of those that share it; CacheError naming whoever does already."""
 
 
 Address = str | Path | Store

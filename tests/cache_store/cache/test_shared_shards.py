@@ -1,0 +1,63 @@
+"""One shard and several writers that know nothing of each other: the first wins, others find its bytes or say not."""
+
+import numpy as np
+import pytest
+
+from cache_store.cache.files import open_plan
+from cache_store.cache.metadata import read_commit, read_spec
+from cache_store.cache.writer import ShardBuilder
+from cache_store.errors import CacheError, StaleError
+from cache_store.format.formats import files_of_shard
+from cache_store.format.names import commit_file
+from cache_store.storage.local import LocalStore
+from tests.cache_store.conftest import REJECTED, contents
+from tests.make_cache import make_cache, outcome
+
+
+@pytest.fixture
+def store(tmp_path, latents, store_format) -> LocalStore:
+    """A cache whose shard 0 was never begun."""
+    path = make_cache(tmp_path / "cache", latents, rejected=REJECTED, store_format=store_format, seal=False)
+    for name in (commit_file(0), *files_of_shard(read_spec(path), 0)):
+        (path / name).unlink()
+    return LocalStore(path)
+
+
+def writer(store, latents) -> ShardBuilder:
+    """All but committed."""
+    planned = open_plan(store).shard(0)
+    rgb = np.zeros((planned.num_rows, *latents.shape[2:], 3), np.float32)
+    builder = ShardBuilder(store, read_spec(store), 0, planned, shared=True).__enter__()
+    builder.append(latents[: planned.num_rows], rgb, [outcome(row, row in REJECTED) for row in range(planned.num_rows)])
+    return builder
+
+
+def commit(builder, device="cpu"):
+    try:
+        return builder.commit(seconds=1.0, device=device, versions={})
+    finally:
+        builder.__exit__(None, None, None)
+
+
+def test_the_first_writer_of_a_shard_wins(store, latents):
+    """Writers at the same time; one comes after it and one made something else."""
+    first, second, other = writer(store, latents), writer(store, latents), writer(store, latents + 1)
+    record = commit(first)
+    before = contents(store.root)
+    assert commit(second) == record
+    assert commit(writer(store, latents)) == record
+    with pytest.raises(StaleError, match="shard 0 came out otherwise here than as it was committed") as refused:
+        commit(other, device="cuda:7")
+    assert "device" in str(refused.value)
+    assert "cuda:7" in str(refused.value)
+    assert contents(store.root) == {name: data for name, data in before.items() if ".partial" not in name}
+
+
+def test_files_without_a_record_are_taken_if_they_are_the_same(store, latents):
+    """As a writer leaves them that died before its record."""
+    record = commit(writer(store, latents))
+    store.delete(commit_file(0))
+    with pytest.raises(CacheError, match=r"holds sha256 .*, of another rank or of one that died, .*; it stays"):
+        commit(writer(store, latents + 1))
+    assert read_commit(store, 0) is None
+    assert commit(writer(store, latents)).content == record.content
