@@ -4,6 +4,7 @@ Everything that can be refused is refused before anything is written.
 """
 
 import threading
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -52,37 +53,80 @@ class Summary:
     """Of them, those cached now."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """What a build is asked, and what it reads."""
+
+    config: BuildConfig
+    request: BuildRequest
+    store: Store
+    source: Source
+    encoder: Encoder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What was found of a cache, and what is to be done."""
+
+    surveyed: Survey
+    work: Work
+    tried: int
+    """Rejected samples that were tried again."""
+
+    @property
+    def plan_file(self) -> FileRecord | None:
+        """Of the plan, where it stays as it is."""
+        return self.surveyed.plan.value.file if self.surveyed.plan.value and not self.work.writes_plan else None
+
+
 def build(config: BuildConfig, request: BuildRequest | None = None) -> Summary:
     """Bring the cache to its sealed state; committed shards that fit are kept, but for what is requested.
 
     Raises StaleError, with nothing touched, where the cache was made from other inputs; Interrupted where a signal
     came while encoding; EncodeOnceError where too many samples are rejected.
     """
+    inputs = open_inputs(config, request or BuildRequest())
+    wanted, passed_over = list_samples(inputs)
+    with inputs.store.claim():
+        decision = decide_work(inputs, wanted)
+        write_planned(inputs, decision, passed_over)
+        plan_file, tried = decision.plan_file, decision.tried
+        work = decision.work.without_plan()  # it is on disk now; nothing below grows with the data set
+        del wanted, decision
+        progress = build_missing(inputs, work, work.to_build)
+        return seal_all(inputs, work, progress, plan_file, tried)
+
+
+def open_inputs(config: BuildConfig, request: BuildRequest) -> Inputs:
     silence_decoders()
-    store, request = open_store(config.cache), request or BuildRequest()
+    store = open_store(config.cache)
     refuse_others(store, "cache")
     source = open_source(config.source)
     encoder = load_encoder(config.encoder, config.image.range)
-    samples = source.samples()
+    return Inputs(config=config, request=request, store=store, source=source, encoder=encoder)
+
+
+def list_samples(inputs: Inputs) -> tuple[Wanted, str | None]:
+    """What is wanted of the cache, and what the source passed over."""
+    samples = inputs.source.samples()
     found = make_plan(samples)
-    refuse_missing_images(found, config.source, config.run.max_reject_fraction)
-    wanted = Wanted(samples=found, recipe=recipe_of(config, encoder))
-    with store.claim():
-        surveyed = survey(store)
-        work, tried = look_at_images(config, surveyed, decide(surveyed, wanted, request), source, request)
-        write_metadata(surveyed, work, config)
-        for note in filter(None, (samples.passed_over, None if surveyed.has_cache else config.overlap)):
-            say(note)  # now, as the encoding may take days
-        plan_file = surveyed.plan.value.file if surveyed.plan.value and not work.writes_plan else None
-        del found, wanted, surveyed
-        work = work.without_plan()  # it is on disk now; nothing below grows with the data set
-        allowed = work.allowed_digests
-        job = EncodeJob(config=config, store=store, spec=work.spec, shards=work.to_build, allowed_digests=allowed)
-        progress = build_missing(job, work, source, encoder, request)
-        clear_leftovers(store, work.spec)
-        seal = seal_of(store, work, progress, plan_file)
-        announce_identity(work, seal)
-        return build_summary(work, progress, seal, tried)
+    refuse_missing_images(found, inputs.config.source, inputs.config.run.max_reject_fraction)
+    return Wanted(samples=found, recipe=recipe_of(inputs.config, inputs.encoder)), samples.passed_over
+
+
+def decide_work(inputs: Inputs, wanted: Wanted) -> Decision:
+    """Look at the cache, which is claimed, and decide; nothing is written."""
+    surveyed = survey(inputs.store)
+    work = decide(surveyed, wanted, inputs.request)
+    work, tried = look_at_images(inputs.config, surveyed, work, inputs.source, inputs.request)
+    return Decision(surveyed=surveyed, work=work, tried=tried)
+
+
+def write_planned(inputs: Inputs, decision: Decision, passed_over: str | None) -> None:
+    """Write what metadata is missing or new; say what a person should know before the encoding, which takes days."""
+    write_metadata(decision.surveyed, decision.work, inputs.config)
+    for note in filter(None, (passed_over, None if decision.surveyed.has_cache else inputs.config.overlap)):
+        say(note)
 
 
 def look_at_images(
@@ -97,36 +141,49 @@ def look_at_images(
     return work, tried
 
 
-def build_missing(job: EncodeJob, work: Work, source: Source, encoder: Encoder, request: BuildRequest) -> BuildProgress:
-    """Build every shard that is not kept; what was done, and how fast."""
-    spec, limit = job.spec, job.config.run.max_reject_fraction
-    with closing(BuildProgress(spec.rows, work.kept.values(), limit)) as progress:
+def build_missing(inputs: Inputs, work: Work, shards: Sequence[int], *, shared: bool = False) -> BuildProgress:
+    """Build these shards of the work, perhaps beside others; what was done, and how fast."""
+    spec, store, config, request = work.spec, inputs.store, inputs.config, inputs.request
+    allowed, rows = work.allowed_digests, sum(len(spec.shard_rows(shard)) for shard in shards)
+    job = EncodeJob(config=config, store=store, spec=spec, shards=shards, allowed_digests=allowed, shared=shared)
+    limit = config.run.max_reject_fraction
+    with closing(BuildProgress(spec.rows, work.kept.values(), limit, to_build=rows)) as progress:
         try:
             progress.refuse_too_many_rejects()
-            if job.shards:
+            if shards:
                 # The seal stays where shards have to come out as it says: mending that stops halfway forgets nothing.
-                if work.samples_differ or not job.allowed_digests:
-                    job.store.delete(SEAL_FILE)
-                encode(job, source, encoder, progress, request)
+                if not shared and (work.samples_differ or not allowed):
+                    store.delete(SEAL_FILE)
+                encode(job, inputs, progress)
         except TooManyRejectsError as error:
             allow = "to go on without such samples, allow more of them with --run.max_reject_fraction"
-            refuse_rejected(str(error), job.store, spec, request, allow)
+            refuse_rejected(str(error), store, spec, request, allow)
     if progress.all_rejected:
-        none = f"{job.store}: none of {spec.rows:,} samples could be cached, so there is nothing to seal"
-        refuse_rejected(none, job.store, spec, request)
+        none = f"{store}: none of {spec.rows:,} samples could be cached, so there is nothing to seal"
+        refuse_rejected(none, store, spec, request)
     return progress
 
 
-def encode(job: EncodeJob, source: Source, encoder: Encoder, progress: BuildProgress, request: BuildRequest) -> None:
+def encode(job: EncodeJob, inputs: Inputs, progress: BuildProgress) -> None:
     """Build the job's shards; StaleError where one does not come out as it has to, Interrupted after a signal."""
     stop = threading.Event()
     with stop_on_signals(stop.set):  # threads and processes have to be told; elsewhere, a signal unwinds us
-        ENGINES[job.config.run.engine](job, source, encoder, stop, progress)
+        ENGINES[job.config.run.engine](job, inputs.source, inputs.encoder, stop, progress)
     mismatched = progress.mismatched
     changes = {shard: list(sample_changes(job.store, each)) for shard, each in mismatched.items()}
-    refuse_mismatched_shards(job.store, mismatched, job.allowed_digests, changes, request)
-    if stop.is_set():  # too late for the encoder to notice
+    refuse_mismatched_shards(job.store, mismatched, job.allowed_digests, changes, inputs.request)
+    if stop.is_set() and not job.shared:  # too late for the encoder to notice
         raise Interrupted("every shard is committed; run the same command again to seal the cache")
+
+
+def seal_all(
+    inputs: Inputs, work: Work, progress: BuildProgress, plan_file: FileRecord | None, tried: int = 0
+) -> Summary:
+    """Clear what dead builds left and seal the cache, all of whose shards are committed."""
+    clear_leftovers(inputs.store, work.spec)
+    seal = seal_of(inputs.store, work, progress, plan_file)
+    announce_identity(work, seal)
+    return build_summary(work, progress, seal, tried)
 
 
 def seal_of(store: Store, work: Work, progress: BuildProgress, plan_file: FileRecord | None) -> Seal:

@@ -1,7 +1,9 @@
 """`precompute`: from images to a sealed cache of latents."""
 
+import os
 import shlex
 import threading
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from cache_store.errors import Interrupted
+from cache_store.errors import ConfigError, Interrupted
 from cache_store.gallery.command import print_gallery
 from cache_store.program.command_line import CACHE, Command, Program
 from cache_store.program.output_file import refuse_output, write_output
@@ -17,6 +19,7 @@ from cache_store.program.stop_signals import stop_on_signals
 from precompute.audit.bar import AuditBar
 from precompute.config import AuditConfig, BuildConfig, DecodedGalleryConfig, RepairConfig
 from precompute.encoders.image_size import refuse_unfit_for
+from precompute.ranks.rank import Rank, find_rank
 from precompute.resume.request import BuildRequest
 
 EXAMPLES = """\
@@ -26,6 +29,9 @@ EXAMPLES = """\
   precompute build --config my.yaml --extend          the sample list has grown
   precompute build --config my.yaml --retry-rejected  images are back, or mended
   precompute build --config my.yaml --check-sources   are they those encoded?
+  precompute plan --config my.yaml                    for many machines: first,
+  srun precompute build --config my.yaml              then every rank,
+  precompute seal --config my.yaml                    and at last
   precompute repair data/cc3m --report report.json    what verify has named
   precompute audit data/cc3m --seconds 600            encode some again, compare
   precompute gallery data/cc3m --decode               look at it
@@ -38,23 +44,78 @@ ONCE = {
     "--retry-rejected": "Try rejected samples again; shards in which one can be read now are built again.",
     "--check-sources": "Read every image again and compare it with what was encoded, not only those that look changed.",
 }
-"""Flags of one run of `build`, which no config holds."""
+"""Flags of one run of `build` or `plan`, which no config holds."""
+
+RANKS = {
+    "--rank R": "Of several builds of this cache at the same time, be the one of this number, from 0: build its shards "
+    "of a planned cache and seal nothing. Without it, torchrun, srun or a Slurm array says which.",
+    "--world-size N": "How many there are; 1 is a build alone, whatever started it.",
+}
 
 
 def build_command(arguments: Any) -> int:
     """Plan, encode and seal a cache; run again to resume."""
     config = arguments.config
-    request = BuildRequest(
+    rank = find_rank(arguments.rank, arguments.world_size, os.environ)
+    refuse_unfit_for(config.encoder.model, config.image.height, config.image.width)
+    if rank is None:
+        from precompute.build import build  # torch takes seconds to import
+
+        show(build(config, request_of(arguments)), config.cache)
+        return 0
+    for option in (name for name in ONCE if getattr(arguments, name.removeprefix("--").replace("-", "_"))):
+        raise ConfigError(f"{option} is for `precompute plan`, before its ranks build; this is {rank}")
+    from precompute.ranks.steps import build_rank
+
+    request = step_request(arguments)
+    show_rank(build_rank(config, request, rank), rank, request)
+    return 0
+
+
+def plan_command(arguments: Any) -> int:
+    """Plan a cache for ranks to build; run again to extend it or to retry rejected samples."""
+    config, request = arguments.config, request_of(arguments)
+    refuse_unfit_for(config.encoder.model, config.image.height, config.image.width)
+    from precompute.ranks.steps import plan
+
+    spec = plan(config, request)
+    print(f"planned {config.cache}: {spec.rows:,} samples in {spec.num_shards:,} shards")
+    print(f"next: {step_request(arguments).of('build')} --rank R --world-size N, for each R from 0 to N - 1")
+    return 0
+
+
+def seal_command(arguments: Any) -> int:
+    """Seal a cache that ranks have built; refuses, and names them, while shards are missing."""
+    config = arguments.config
+    from precompute.ranks.steps import seal
+
+    show(seal(config, step_request(arguments)), config.cache)
+    return 0
+
+
+def request_of(arguments: Any) -> BuildRequest:
+    """What is asked of a build, or of a plan."""
+    return BuildRequest(
         new_samples="append" if arguments.extend else "refuse",
         retry_rejected=arguments.retry_rejected,
         check_sources=arguments.check_sources,
         command=("precompute", *arguments.argv),
     )
-    refuse_unfit_for(config.encoder.model, config.image.height, config.image.width)
-    from precompute.build import build  # torch takes seconds to import
 
-    show(build(config, request), config.cache)
-    return 0
+
+def step_request(arguments: Any) -> BuildRequest:
+    """What is asked of a rank or a seal, whose messages name the `plan` of the same config: it decides the rest."""
+    return BuildRequest(command=("precompute", "plan", *without_flags(arguments.argv[1:])))
+
+
+def without_flags(typed: Sequence[str]) -> Iterator[str]:
+    """The words typed, but for flags of one run."""
+    words = iter(typed)
+    for word in words:
+        if word in ("--rank", "--world-size"):
+            next(words, None)
+        elif word not in ONCE and not word.startswith(("--rank=", "--world-size=")):
+            yield word
 
 
 def repair_command(arguments: Any) -> int:
@@ -97,14 +158,27 @@ def gallery_command(arguments: Any) -> int:
     return 0
 
 
+def show_rank(summary: Any, rank: Rank, request: BuildRequest) -> None:
+    """A rank's last words."""
+    if summary.built_shards:
+        print(f"{rank} {encoded(summary)}")
+    else:
+        print(f"{rank}: nothing to encode, its shards are committed and fit")
+    print(f"next, once every rank has ended: {request.of('seal')}")
+
+
+def encoded(summary: Any) -> str:
+    return (
+        f"encoded {summary.built_images:,} images in {summary.built_shards:,} shards, "
+        f"{summary.images_per_s:.1f} images/s, encoder waited for images {summary.waiting_share:.0%} of the time"
+    )
+
+
 def show(summary: Any, cache: str) -> None:
     """The build's last words: what there is now and what to do with it."""
     seal, console = summary.seal, Console(highlight=False, soft_wrap=True)
     if summary.built_shards:
-        console.print(
-            f"encoded {summary.built_images:,} images in {summary.built_shards:,} shards, "
-            f"{summary.images_per_s:.1f} images/s, encoder waited for images {summary.waiting_share:.0%} of the time"
-        )
+        console.print(encoded(summary))
     else:
         console.print("nothing to encode: every shard is committed and fits")
     if summary.tried_again:
@@ -117,7 +191,9 @@ def show(summary: Any, cache: str) -> None:
 
 
 COMMANDS = {
-    "build": Command(build_command, BuildConfig, options=ONCE),
+    "build": Command(build_command, BuildConfig, options=ONCE | RANKS),
+    "plan": Command(plan_command, BuildConfig, options=ONCE),
+    "seal": Command(seal_command, BuildConfig),
     "repair": Command(repair_command, RepairConfig, CACHE),
     "audit": Command(audit_command, AuditConfig, CACHE),
     "gallery": Command(gallery_command, DecodedGalleryConfig, CACHE),

@@ -21,6 +21,8 @@ class EncodeJob:
     shards: Sequence[int] = ()
     allowed_digests: Mapping[int, Collection[str]] = field(default_factory=dict)
     """By shard, digests of the contents that it may have; any where there are none."""
+    shared: bool = False
+    """Whether other programs build this cache too, and perhaps the same shards."""
 
 
 @dataclass(frozen=True, kw_only=True)

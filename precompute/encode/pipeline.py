@@ -45,7 +45,8 @@ class ShardSink:
         if batch.start == 0:
             self._started = batch.encoding_since
             allowed = self._job.allowed_digests.get(batch.shard, ())
-            builder = ShardBuilder(self._job.store, self._job.spec, batch.shard, batch.planned, allowed)
+            job, shard, planned = self._job, batch.shard, batch.planned
+            builder = ShardBuilder(job.store, job.spec, shard, planned, allowed, shared=job.shared)
             self._builder = self._shard.enter_context(builder)
         rgb = None if batch.rgb_Nhw3 is None else batch.rgb_Nhw3.astype(np.float32) / 255.0
         self._builder.append(encoded.cpu().numpy(), rgb, batch.wait())

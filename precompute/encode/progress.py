@@ -20,13 +20,16 @@ def say(message: str) -> None:
 class BuildProgress:
     """A tqdm bar over images; close it. Raises TooManyRejectsError as soon as more are rejected than allowed."""
 
-    def __init__(self, planned: int, committed: Iterable[CommitRecord], max_reject_fraction: float) -> None:
+    def __init__(
+        self, planned: int, committed: Iterable[CommitRecord], max_reject_fraction: float, to_build: int | None = None
+    ) -> None:
         self._planned = planned
         self._allowed = max_reject_fraction
         self._reasons: Counter[str] = Counter()
         contents = [record.content for record in committed]
         done = sum(content.cached + content.rejected for content in contents)
-        self._bar = progress_bar(total=planned, initial=done, desc="encode", unit="image", smoothing=0.1)
+        total = planned if to_build is None else done + to_build
+        self._bar = progress_bar(total=total, initial=done, desc="encode", unit="image", smoothing=0.1)
         self.close = self._bar.close
         self._elapsed_s = self._waited_s = 0.0
         self._started = time.monotonic()

@@ -28,3 +28,12 @@ class BuildRequest:
     def with_options(self, *options: str) -> str:
         """The command that was typed, with further options."""
         return shlex.join([*self.command, *options])
+
+    def of(self, command: str) -> str:
+        """Another command of the same config."""
+        return shlex.join(["precompute", command, *self.command[2:]])
+
+    @property
+    def alone(self) -> str:
+        """The build of the same config by one process, wherever it is typed."""
+        return f"{self.of('build')} --rank 0 --world-size 1"

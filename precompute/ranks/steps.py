@@ -1,0 +1,146 @@
+"""A build in steps: plan once, encode by any number of ranks at the same time, seal once.
+
+A rank is a build that takes only its shards, writes only what is absent, and leaves metadata and everything that would
+replace a file to `plan` or to a build alone. So ranks need not know of each other: two that meet in one shard make the
+same bytes, and a dead one is run again, as itself or as one of another number.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from cache_store.errors import CacheError, NoCacheError
+from cache_store.format.formats import files_of_shard
+from cache_store.format.names import SEAL_FILE, SPEC_FILE, commit_file
+from cache_store.format.schema import Spec
+from cache_store.storage.store import Store, open_store
+from cache_store.verify.leftovers import clear_leftovers
+from precompute.build import (
+    Decision,
+    Inputs,
+    Summary,
+    build_missing,
+    decide_work,
+    list_samples,
+    open_inputs,
+    seal_all,
+    write_planned,
+)
+from precompute.config import BuildConfig
+from precompute.plan import abridged
+from precompute.ranks.rank import Rank
+from precompute.resume.decide import Work, damaged_metadata
+from precompute.resume.request import BuildRequest
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankSummary:
+    """What a rank did."""
+
+    built_shards: int
+    built_images: int
+    images_per_s: float
+    waiting_share: float
+
+
+def plan(config: BuildConfig, request: BuildRequest) -> Spec:
+    """Write the plan and all else but shards, so that ranks can build those; again, to extend or to retry.
+
+    Raises StaleError, with nothing touched, where the cache was made from other inputs; CacheError where shards have to
+    be mended.
+    """
+    inputs = open_inputs(config, request)
+    wanted, passed_over = list_samples(inputs)
+    with inputs.store.claim():
+        decision = decide_work(inputs, wanted)
+        refuse_mending(decision, inputs)
+        if decision.work.recovered:
+            inputs.store.delete(SEAL_FILE)  # before anything that it vouches for is changed
+            for shard in decision.work.recovered:
+                inputs.store.delete(commit_file(shard))
+        write_planned(inputs, decision, passed_over)
+        clear_unfinished(inputs.store, decision.work)
+        return decision.work.spec
+
+
+def build_rank(config: BuildConfig, request: BuildRequest, rank: Rank) -> RankSummary:
+    """Build those shards of a planned cache that are the rank's and not committed, while others build theirs."""
+    refuse_unplanned(open_store(config.cache), request)
+    inputs = open_inputs(on_its_gpu(config, rank), request)
+    wanted, _ = list_samples(inputs)
+    with inputs.store.claim(shared=True):
+        decision = decide_work(inputs, wanted)
+        refuse_unready(decision, inputs)
+        work = decision.work.without_plan()
+        del wanted, decision
+        progress = build_missing(inputs, work, rank.shards_of(work.to_build), shared=True)
+    return RankSummary(
+        built_shards=len(progress.built),
+        built_images=progress.images,
+        images_per_s=progress.images_per_s,
+        waiting_share=progress.waiting_share,
+    )
+
+
+def seal(config: BuildConfig, request: BuildRequest) -> Summary:
+    """Seal a cache all of whose shards are committed; CacheError naming those that are not."""
+    refuse_unplanned(open_store(config.cache), request)
+    inputs = open_inputs(config, request)
+    wanted, _ = list_samples(inputs)
+    with inputs.store.claim():
+        decision = decide_work(inputs, wanted)
+        refuse_unready(decision, inputs)
+        plan_file, work = decision.plan_file, decision.work.without_plan()
+        if missing := work.to_build:
+            raise CacheError(
+                f"{inputs.store} is not sealed: {len(missing):,} of {work.spec.num_shards:,} shards are not committed: "
+                f"{abridged(list(map(str, missing)))}; run their ranks again, then seal"
+            )
+        progress = build_missing(inputs, work, [])
+        return seal_all(inputs, work, progress, plan_file)
+
+
+def clear_unfinished(store: Store, work: Work) -> None:
+    """Delete files of shards without a record: ranks replace none, and what comes out now may be other than it was."""
+    for name in (name for shard in work.to_build for name in files_of_shard(work.spec, shard)):
+        store.delete(name)
+    clear_leftovers(store, work.spec)
+
+
+def on_its_gpu(config: BuildConfig, rank: Rank) -> BuildConfig:
+    """A rank that is one of several on its node takes one of the GPUs that it sees, its own; alone, it takes all."""
+    if rank.local is None or config.encoder.device not in ("auto", "cuda") or not torch.cuda.is_available():
+        return config
+    device = f"cuda:{rank.local % torch.cuda.device_count()}"
+    return replace(config, encoder=replace(config.encoder, device=device))
+
+
+def refuse_unplanned(store: Store, request: BuildRequest) -> None:
+    """NoCacheError, before anything is loaded, where there is no plan to build from."""
+    if not store.has(SPEC_FILE):
+        raise NoCacheError(f"{store} has no plan; first run: {request.with_options()}")
+
+
+def refuse_unready(decision: Decision, inputs: Inputs) -> None:
+    """CacheError where planning has not come to its end, or something has to be mended."""
+    refuse_mending(decision, inputs)
+    work, damage = decision.work, next(damaged_metadata(decision.surveyed, decision.work.spec), None)
+    if work.grows or work.writes_plan or damage:
+        why = f" ({damage})" if damage else ""
+        raise CacheError(f"{inputs.store} is not planned to the end{why}; first run: {inputs.request.with_options()}")
+
+
+def refuse_mending(decision: Decision, inputs: Inputs) -> None:
+    """CacheError where shards that were there have to come out as they were: that is work for one build."""
+    if damaged := shards_to_mend(decision):
+        raise CacheError(
+            f"{inputs.store}: {len(damaged):,} shards are lost or damaged ({abridged(list(map(str, damaged)))}), which "
+            f"only a build alone mends; first run: {inputs.request.alone}"
+        )
+
+
+def shards_to_mend(decision: Decision) -> list[int]:
+    """Those to be built of which there is a record, be it damaged, or of which the seal says what they were."""
+    work = decision.work
+    known = {*decision.surveyed.shards, *work.allowed_digests} - {work.open_shard, *work.recovered}
+    return [shard for shard in work.to_build if shard in known]

@@ -1,0 +1,69 @@
+"""Which shards a process takes, as a table of what was typed and what a launcher says."""
+
+import pytest
+
+from cache_store.errors import ConfigError
+from precompute.ranks.rank import Rank, find_rank
+
+TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+BATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}
+STEP = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1"}
+ON_TWO, ON_FOUR = ({**STEP, "SLURM_STEP_NUM_NODES": nodes} for nodes in "24")
+
+
+def array(task, count, first=0, step=1):
+    names = ("ID", "COUNT", "MIN", "STEP")
+    return {
+        f"SLURM_ARRAY_TASK_{name}": str(value) for name, value in zip(names, (task, count, first, step), strict=True)
+    }
+
+
+@pytest.mark.parametrize(
+    ("typed", "environment", "found"),
+    [
+        ((None, None), {}, None),
+        (("1", "3"), {}, (1, 3, None)),
+        (("0", "1"), TORCHRUN | array(1, 2), None),
+        (("2", "3"), TORCHRUN | array(1, 2), (2, 3, None)),
+        ((None, None), TORCHRUN, (5, 8, 1)),
+        ((None, None), TORCHRUN | ON_TWO, (5, 8, 1)),
+        ((None, None), {"RANK": "1", "WORLD_SIZE": "2"}, (1, 2, None)),
+        ((None, None), {"RANK": "0", "WORLD_SIZE": "1"}, None),
+        ((None, None), {"WORLD_SIZE": "8"}, None),
+        ((None, None), BATCH, None),
+        ((None, None), ON_TWO, (3, 4, 1)),
+        ((None, None), ON_FOUR, (3, 4, None)),
+        ((None, None), array(2, 4), (2, 4, None)),
+        ((None, None), array(7, 4, first=1, step=2), (3, 4, None)),
+        ((None, None), array(3, 1, first=3), None),
+        ((None, None), array(1, 2) | ON_TWO, (7, 8, 1)),
+    ],
+)
+def test_a_rank_is_what_was_typed_or_what_launchers_say(typed, environment, found):
+    rank = find_rank(*typed, environment)
+    assert (rank and (rank.index, rank.world_size, rank.local)) == found
+
+
+@pytest.mark.parametrize(
+    ("typed", "environment", "message"),
+    [
+        (("1", None), {}, "--world-size is missing"),
+        ((None, "2"), {}, "--rank is missing"),
+        (("2", "2"), {}, r"--rank must be in \[0, --world-size\), got 2 of 2"),
+        (("-1", "2"), {}, "--rank must be a whole number from 0, got '-1'"),
+        (("0", "0"), {}, "got 0 of 0"),
+        ((None, None), {"RANK": "one", "WORLD_SIZE": "2"}, "RANK must be a whole number"),
+        ((None, None), array(5, 2), "SLURM_ARRAY_TASK_ID 5 is not one of 2 ids in steps"),
+        ((None, None), array(2, 2, step=3), "submit an array such as 0-1"),
+    ],
+)
+def test_a_rank_that_cannot_be_is_refused(typed, environment, message):
+    with pytest.raises(ConfigError, match=message):
+        find_rank(*typed, environment)
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 7])
+def test_ranks_share_out_the_shards_that_are_left(world_size):
+    left = [0, 1, 4, 5, 9]
+    ranks = [Rank(index=index, world_size=world_size) for index in range(world_size)]
+    assert sorted(shard for rank in ranks for shard in rank.shards_of(left)) == left
