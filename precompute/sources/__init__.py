@@ -42,9 +42,10 @@ class SourceConfig:
     """Where the images and their texts are."""
 
     kind: Literal["llava", "folder", "webdataset", "parquet", "cache"]
-    """llava: a chat.json of id, image, conversations. folder: a tree of images, captions in name.txt beside them.
-    webdataset: img2dataset's tars, of images with a .txt or .json each. parquet: rows of images with texts, as Hugging
-    Face datasets writes them. cache: the samples of another cache, in its rows, so that both can be read together."""
+    """llava: a chat.json of id, image, conversations, or JSON Lines of such. folder: a tree of images, captions in
+    name.txt beside them. webdataset: img2dataset's tars, of images with a .txt or .json each. parquet: rows of images
+    with texts, as Hugging Face datasets writes them. cache: the samples of another cache, in its rows, so that both can
+    be read together."""
     path: str
     """llava: the chat.json. folder: the folder, or a zip or an uncompressed tar of one. webdataset, parquet: a file,
     a folder of them, or a pattern: shards/{00000..00099}.tar, 'data/train-*.parquet'. cache: the other cache."""

@@ -70,6 +70,13 @@ def test_records_of_any_lawful_list_become_rows_by_id(tmp_path, mark, step):
         source.read("")
 
 
+def test_json_lines_are_the_plan_of_the_same_list(tmp_path):
+    """With a byte order mark, blank lines, and ends of either kind."""
+    records = [record(name) for name in "cab"]
+    lines = b"\xef\xbb\xbf\n" + b"\r\n\n".join(json.dumps(each).encode() for each in records)
+    assert plan_of(chat(tmp_path, lines)) == plan_of(chat(tmp_path, records))
+
+
 def test_differences_between_sample_lists_are_named_by_id(tmp_path):
     before = plan_of(chat(tmp_path, [record(name) for name in "abc"]))
     now = plan_of(chat(tmp_path, [record("a"), {**record("b"), "conversations": []}, record("d")]))
@@ -93,6 +100,12 @@ REFUSED: dict[str, tuple[bytes | Callable[[Path], object], str]] = {
     "an id that a terminal would obey": (json.dumps([record("a\nb\x1b[2J")] * 2).encode(), r": 'a\\nb\\x1b\[2J'$"),
     "an id as a number and as text": (json.dumps([{**record("a"), "id": n} for n in (1, "1")]).encode(), "once: 1$"),
     "a pickle": (pickle.dumps([{"id": "a"}]), "malformed"),
+    "a line that is cut": (f"{A}\n{A[:30]}\n".encode(), "chat.json: line 2: .*truncated; expected .* a record a line"),
+    "a line without a field": (f'{A}\n\n{{"id": "b"}}'.encode(), "chat.json: line 3: .*`conversations`"),
+    "a line with two records": (f"{A} {A}\n".encode(), "chat.json: line 1: .*trailing"),
+    "a line that is no text": (A.encode() + b'\n{"id": "\xff"}', "chat.json: line 2: byte 8 is not UTF-8"),
+    "an object over several lines": (json.dumps(record("a"), indent=1).encode(), "chat.json: line 1: .*truncated"),
+    "a line of 64 MB": (A.encode() + b" " * 2**26, "chat.json: line 1 has more than 67,108,864 bytes"),
     "a pipe": (os.mkfifo, "is no file"),
     "a device without an end": (lambda path: path.symlink_to("/dev/zero"), "is no file"),
 }
