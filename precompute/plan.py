@@ -1,8 +1,8 @@
 """Making the plan from a source's samples, and saying how a later sample list differs from it.
 
-A new cache's rows are sorted by id, or are those of the cache that it is planned from. An extension keeps every row and
-appends its samples, again in that order, so a later sample list is always brought into the cache's own order: equal
-sets of samples are equal plans.
+A new cache's rows are sorted by id, or are in the source's own order: that of another cache, of tars, of Parquet files.
+An extension keeps every row and appends its samples, again in that order, so a later sample list is always brought into
+the cache's own order.
 """
 
 from collections.abc import Iterator, Sequence
