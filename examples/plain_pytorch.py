@@ -77,6 +77,8 @@ if __name__ == "__main__":
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in OUT, if one is there")
     try:
         train(**vars(parser.parse_args()))
+    except FileExistsError as error:
+        parser.exit(2, f"{parser.prog}: error: {error.filename} exists; --resume goes on with it\n")
     except (EncodeOnceError, OSError) as error:
         parser.exit(2, f"{parser.prog}: error: {error}\n")
     except KeyboardInterrupt:

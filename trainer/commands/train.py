@@ -10,9 +10,10 @@ from trainer.config import WARMUP_STEPS, TrainConfig
 from trainer.data.batches import LatentSource
 from trainer.log.captions import Captioner
 from trainer.log.trackers import refuse_missing
+from trainer.model.config import PRETRAINED
 from trainer.run.checkpoint import find_checkpoint, refuse_other_run
 from trainer.run.folder import checkpoints_of, refuse_foreign_output
-from trainer.run.inputs import open_inputs
+from trainer.run.inputs import Inputs, open_inputs
 from trainer.run.loop import TrainingLoop
 from trainer.run.parallel import World
 from trainer.run.session import Session, open_session
@@ -36,6 +37,7 @@ def train(config: TrainConfig, world: World, source: LatentSource | None = None)
         inputs = open_inputs(config, world)
         if start is not None:
             refuse_other_run(*start, inputs.must_match)
+        announce_other_vision_tower(inputs)
         session = open_session(inputs, source, start=initial_projector(inputs) if start is None else None)
         announce_large_batch(session)
         loop = TrainingLoop(session, checkpoints, make_captioner(session), partial(write_report, session))
@@ -50,6 +52,18 @@ def make_captioner(session: Session) -> Captioner | None:
     if not session.config.run.sample_captions or not len(session.split.validation):
         return None
     return HeldOutCaptions(session) if session.world.is_main else lambda _: []
+
+
+def announce_other_vision_tower(inputs: Inputs) -> None:
+    """Say where a checkpoint's own projector reads hidden states that another model's tower may have made."""
+    language = inputs.projector_config.language_model.name
+    for tower in inputs.projector_config.towers:
+        if tower.projector == PRETRAINED and tower.encoder_model != language:
+            made_by = tower.encoder_model or "an unknown model"
+            inputs.world.say(
+                f"model.towers.{tower.name}: the cache was made by {made_by}, the projector is of {language}: it reads "
+                "hidden states of its own vision tower alone, so both must have the same one"
+            )
 
 
 def announce_large_batch(session: Session) -> None:

@@ -68,6 +68,8 @@ def open_views(views: Sequence[View]) -> Views:
         raise ConfigError("views: name two caches of one plan, or more")
     first, *others = (open_joined(each if isinstance(each, Mapping) else {WORLD: each}) for each in views)
     for other in others:
+        if other.identity == first.identity:
+            raise ConfigError(f"views: {first.first.store} and {other.first.store} hold the same samples: no two views")
         refuse_other_plan(first.first, other.first)
         refuse_other_samples(first, other)
     return Views([first, *others])

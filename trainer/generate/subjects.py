@@ -1,5 +1,6 @@
 """What the language model is asked about: rows of a cache, or image files."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,9 +81,9 @@ def open_fitting_caches(projector: TrainedProjector, config: GenerateConfig) -> 
     named = by_tower(projector, "cache", config.cache, config.caches)
     run = config_of_run(projector.path) or {}
     paths = named or views_of_run(run)[0]
+    option = "--cache" if len(projector.names) == 1 else "--caches"
     if not paths:
-        wanted = "--cache" if len(projector.names) == 1 else "--caches"
-        raise ConfigError(f"{projector.path} lies in no run, so no cache is known; name one with {wanted}")
+        raise ConfigError(f"{projector.path} lies in no run, so no cache is known; name one with {option}")
     opened = {}
     for tower in projector.config.towers:
         if tower.name not in paths:
@@ -90,16 +91,19 @@ def open_fitting_caches(projector: TrainedProjector, config: GenerateConfig) -> 
         try:
             opened[tower.name] = open_cache(paths[tower.name])
         except NoCacheError as error:
-            raise error if named else NoCacheError(f"{error}; it is the one of the run: name it with --cache") from None
-        refuse_other_samples(tower, opened[tower.name], paths[tower.name])
+            raise (
+                error if named else NoCacheError(f"{error}; it is the one of the run: name it with {option}")
+            ) from None
+        refuse_other_samples(tower, opened[tower.name], paths[tower.name], option)
     return open_joined(opened)
 
 
-def refuse_other_samples(tower: Tower, cache: Cache, path: str) -> None:
+def refuse_other_samples(tower: Tower, cache: Cache, path: str, option: str) -> None:
     trained, found = (what_samples_mean(array) for array in (tower.array, cache.spec.array))
     if differences := differing(trained, found):
-        remedy = "name a cache of the image recipe and encoder that it was trained with, with --cache"
-        refuse(f"{path} is not what the projector reads", differences, [remedy], "in the projector", "in the cache")
+        remedy = f"name a cache of the image recipe and encoder that it was trained with, with {option}"
+        summary = f"{path} is not what the projector of the tower {tower.name} reads"
+        refuse(summary, differences, [remedy], "in the projector", "in the cache")
 
 
 def by_tower(
@@ -143,7 +147,8 @@ def encode(tower: Tower, paths: Sequence[Path], named: str | None) -> Tensor:
 
 def image_paths(text: str) -> list[Path]:
     """Read one path, or several separated by commas; MissingPathError for what is no file."""
-    paths = [Path(each.strip()).expanduser() for each in ([text] if Path(text).is_file() else text.split(","))]
+    is_one = os.path.isfile(text)  # noqa: PTH113 (a Path would raise where the text is longer than a name may be)
+    paths = [Path(each.strip()).expanduser() for each in ([text] if is_one else text.split(","))]
     for path in paths:
         if not path.is_file():
             raise MissingPathError(f"image: there is no file {path}")

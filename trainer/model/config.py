@@ -87,13 +87,14 @@ class ModelConfig:
             if name not in towers:
                 raise ConfigError(f"model.towers: no cache is of the tower {closest(name, towers)}")
         forms = {name: self.form(name) for name in towers}
+        if not any(form.trained for form in forms.values()):
+            raise ConfigError(
+                f"model.towers: nothing is left to train: {', '.join(forms)} frozen, as a pretrained projector is if "
+                "nothing is said; set trained: true of one"
+            )
         for name, form in forms.items():
             if not form.trained and self.init_projector is None:
                 refuse_random(name, form)
-        if not any(form.trained for form in forms.values()):
-            raise ConfigError(
-                f"model.towers: nothing is left to train, {', '.join(forms)} being frozen: set trained: true of one"
-            )
 
 
 def refuse_random(name: str, form: TowerForm) -> None:

@@ -24,6 +24,9 @@ from trainer.model.projectors import Projectors
 NOT_OF_MEANING = ("max_pixels", "flip", "decode")
 """Fields of an image recipe that decide which picture is encoded, or only round it, not what its latent means."""
 
+TOWERS = "towers"
+"""Key of their names, in their order, where a run has several."""
+
 ENCODER_FIELDS = ("class_name", "weights_sha256", "posterior", "latents_mean", "latents_std")
 """Fields of an encoder's identity that decide what its samples mean."""
 
@@ -159,7 +162,7 @@ def what_towers_are(towers: Sequence[Tower]) -> dict[str, str]:
     if [tower.name for tower in towers] == [WORLD]:
         return what_tower_is(towers[0])
     named = {f"{tower.name}.{key}": value for tower in towers for key, value in what_tower_is(tower).items()}
-    return {"towers": ", ".join(tower.name for tower in towers), **named}
+    return {TOWERS: ", ".join(tower.name for tower in towers), **named}
 
 
 def what_tower_is(tower: Tower) -> dict[str, str]:

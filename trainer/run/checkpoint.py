@@ -7,6 +7,7 @@ OUTPUT/checkpoints/step-00000500/
 """
 
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from cache_store.storage.files import file_sha256, naming
 from trainer.config import views_of_run
 from trainer.model.projector_file import PROJECTOR_FILE, ProjectorConfig, read_projector_file
 from trainer.model.projectors import Projectors
+from trainer.model.towers import TOWERS
 from trainer.model.trained_projector import load_tensors
 from trainer.published import clear_folders, publish_folder, remove_folder
 
@@ -34,6 +36,9 @@ CACHE_IDENTITY = "cache identity"
 
 VAL_FRACTION = "data.val_fraction"
 """Key of `must_match`: the share of samples held out."""
+
+OF_A_TOWER = re.compile(rf"(\w+\.)?(latents|image|encoder|model)\.|{CACHE_IDENTITY}$")
+"""Fields of a table that are others where a run has other towers."""
 
 OF_THE_CACHE = re.compile(r"(\w+\.)?(latents|image|encoder)\.")
 """Beginning of the keys of `must_match` that no option sets: what a tower's samples are."""
@@ -162,7 +167,10 @@ def damaged_checkpoint(path: Path, problem: str) -> CacheError:
 def refuse_other_run(path: Path, state: CheckpointState, must_match: Mapping[str, str]) -> None:
     """Raise StaleError that lists what differs from this run's `must_match`."""
     if differences := differing(state.must_match, must_match):
-        remedies = ["to train anew: the same command with --run.output NEW"]
+        if any(each.field == TOWERS for each in differences):  # of which every field would be another
+            differences = [each for each in differences if not OF_A_TOWER.match(each.field)]
+        anew = "to train anew: the same command with --run.output NEW"
+        remedies = [f"{anew}; with --model.init_projector {shlex.quote(str(path.parent.parent))}, from its projector"]
         if CACHE_IDENTITY in {each.field for each in differences}:
             remedies.append("the cache was extended, rebuilt or replaced since; as it was, the run goes on with it")
         else:

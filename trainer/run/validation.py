@@ -93,9 +93,13 @@ class ShuffleTest:
         )
 
 
+def is_image_used(difference: float, standard_error: float) -> bool:
+    return difference > SIGNIFICANT * standard_error
+
+
 def verdict(difference: float, standard_error: float) -> str:
     """Say what a difference, shuffled less own, means."""
-    if difference > SIGNIFICANT * standard_error:
+    if is_image_used(difference, standard_error):
         return "the model uses the image: another image's latents make the text less likely"
     if difference < -SIGNIFICANT * standard_error:
         return "the image misleads the model: another image's latents make the text more likely"

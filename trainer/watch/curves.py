@@ -22,7 +22,7 @@ POINTS = 300
 """Points of a curve; of more steps, each point is the mean of some and the band their range."""
 
 INCHES = (5.2, 2.6)
-MARGINS = {"left": 0.11, "right": 0.98, "bottom": 0.18, "top": 0.89}
+MARGINS = {"left": 0.14, "right": 0.98, "bottom": 0.18, "top": 0.89}
 
 Record = Mapping[str, Any]
 """A line of the log."""
@@ -107,11 +107,13 @@ def accuracies(records: Sequence[Record], axes: Axes, scheme: Scheme) -> None:
         style: dict[str, Any] = {"color": scheme.text, "markersize": 4, "linewidth": 1}
         axes.plot(shuffled.step_S, shuffled.value_S, "x--", label="another's", **style)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.3g} %"))
+    axes.set_ylim(bottom=max(0, axes.get_ylim()[0]))
 
 
 def steady(key: str, records: Sequence[Record], axes: Axes, scheme: Scheme) -> None:
-    """Draw a value that every step has."""
+    """Draw a value that every step has; its power of ten, where it is far from 1, stands once, above the axis."""
     draw_steps(axes, series(records, key), scheme, None)
+    axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 4), useMathText=True)
 
 
 def draw_steps(axes: Axes, found: Series, scheme: Scheme, label: str | None) -> None:

@@ -16,7 +16,7 @@ from trainer.generate.rows import sample_numbers
 from trainer.log.metrics import CAPTIONS, read_records
 from trainer.run.folder import write_changed
 from trainer.run.session import Session
-from trainer.run.validation import verdict
+from trainer.run.validation import is_image_used, verdict
 from trainer.watch.curves import Record, curves
 from trainer.watch.previews import previews
 
@@ -59,6 +59,9 @@ def render(session: Session, records: Sequence[Record], total_steps: int) -> str
     """The page as one HTML text that refers to nothing outside itself."""
     validated = [record for record in records if "val_loss" in record]
     newest = validated[-1] if validated else None
+    test = None
+    if newest and "val_standard_error" in newest:
+        test = newest["val_loss_shuffled"] - newest["val_loss"], newest["val_standard_error"]
     return page_template("trainer.watch", "report.html").render(
         name=session.config.run.folder.resolve().name,
         last=records[-1] if records else None,
@@ -66,15 +69,12 @@ def render(session: Session, records: Sequence[Record], total_steps: int) -> str
         trained_on=len(session.split.train),
         held_out=len(session.split.validation),
         newest=newest,
-        verdict=newest and "val_standard_error" in newest and in_words(newest),
+        verdict=test and verdict(*test),
+        is_good=test is not None and is_image_used(*test),
         curves=curves(records),
         samples=captioned_samples(session, records),
-        facts=[(name, shown(value)) for name, value in flatten(asdict(session.config))],
+        facts=[(name, shown(value)) for name, value in flatten(asdict(session.config)) if value is not None],
     )
-
-
-def in_words(record: Record) -> str:
-    return verdict(record["val_loss_shuffled"] - record["val_loss"], record["val_standard_error"])
 
 
 def captioned_samples(session: Session, records: Sequence[Record]) -> list[CaptionedSample]:

@@ -124,7 +124,7 @@ def test_a_projector_of_another_model_cache_or_run_is_refused(trained, tmp_path,
     assert f"it was trained for {trained.model.language_model}; name that one, as it was then, with --langu" in error
     rescaled = described_cache(tmp_path / "rescaled", 12, latents=make_latents(), latents_std=[1.0, 2.0, 3.0, 4.0])
     error = refused(capsys, 1, run, ask, f"--cache={rescaled}")
-    assert f"{rescaled} is not what the projector reads\n" in error
+    assert f"{rescaled} is not what the projector of the tower world reads\n" in error
     assert "encoder.latents_std" in error
     assert "image.height" not in error
     larger = make_cache(tmp_path / "larger", make_latents().repeat(2, 2), latents_mean=MEAN, latents_std=STD)

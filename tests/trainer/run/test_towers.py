@@ -199,7 +199,7 @@ REFUSED: dict[str, tuple[int, Callable[..., dict[str, Any]], str, str]] = {
         2,
         no_towers,
         "world: {projector: pretrained}, siglip: {projector: pretrained}",
-        "nothing is left to train, world, siglip being frozen",
+        "nothing is left to train: world, siglip frozen",
     ),
     "a layout": (2, no_towers, "siglip: {layout: spatial}", "holds [token 6, feature 12], whose tokens are given"),
     "no projector": (1, no_towers, "siglip: {projector: pretrained}", "brings no projector of its own that is known"),
