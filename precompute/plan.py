@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from cache_store.errors import SourceError
 from cache_store.format.tables import PLAN_SCHEMA
 from precompute.sources import SourceConfig
-from precompute.sources.archive import MISSING
-from precompute.sources.listing import Samples
+from precompute.sources.archives.archive import MISSING
+from precompute.sources.archives.listing import Samples
 
 CHUNK = 65_536
 """Samples held as Python objects at a time; the plan itself is columns."""

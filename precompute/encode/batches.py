@@ -24,7 +24,7 @@ from precompute.images.decode import content_sha256, decode_image
 from precompute.images.fit import MID_GREY, fit_image, to_pixels
 from precompute.images.rejected import Rejected
 from precompute.sources import Source
-from precompute.sources.archive import MISSING
+from precompute.sources.archives.archive import MISSING
 
 BATCHES_AHEAD = 3
 """Decoded batches that wait for the encoder: with those being encoded and written, memory's bound."""

@@ -11,11 +11,11 @@ from cache_store.cache.metadata import read_build, refuse_no_cache
 from cache_store.errors import CacheError, ConfigError, MissingPathError
 from cache_store.format.names import BUILD_FILE
 from cache_store.storage.store import Store, open_store
+from precompute.sources.archives.image_store import Images
+from precompute.sources.archives.listing import Samples
 from precompute.sources.cache import CacheSource
 from precompute.sources.fields import FieldNames
 from precompute.sources.folder import FolderSource
-from precompute.sources.image_store import Images
-from precompute.sources.listing import Samples
 from precompute.sources.llava import LlavaSource
 from precompute.sources.parquet import SUFFIX as PARQUET
 from precompute.sources.parquet import ParquetSource

@@ -9,8 +9,8 @@ from cache_store.errors import SourceError
 from cache_store.format.names import PLAN_FILE
 from cache_store.format.plan import plan_digest
 from cache_store.storage.store import Store
-from precompute.sources.image_store import Images
-from precompute.sources.listing import Samples
+from precompute.sources.archives.image_store import Images
+from precompute.sources.archives.listing import Samples
 
 
 class CacheSource:

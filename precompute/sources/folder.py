@@ -6,8 +6,8 @@ from pathlib import Path, PurePosixPath
 from cache_store.errors import SourceError
 from precompute.images.decode import SUFFIXES
 from precompute.images.rejected import Rejected
-from precompute.sources.image_store import open_image_store
-from precompute.sources.listing import Samples, counted_suffix
+from precompute.sources.archives.image_store import open_image_store
+from precompute.sources.archives.listing import Samples, counted_suffix
 from precompute.sources.turns import Conversation, captioned
 
 CAPTION = ".txt"

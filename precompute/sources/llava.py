@@ -14,9 +14,9 @@ import msgspec
 from cache_store.errors import CacheError, SourceError
 from cache_store.storage.files import refuse_irregular
 from precompute.images.rejected import Rejected
-from precompute.sources.archive import MISSING
-from precompute.sources.image_store import HEAD_BYTES, open_image_store
-from precompute.sources.listing import Samples
+from precompute.sources.archives.archive import MISSING
+from precompute.sources.archives.image_store import HEAD_BYTES, open_image_store
+from precompute.sources.archives.listing import Samples
 from precompute.sources.turns import Turn
 
 T = TypeVar("T")

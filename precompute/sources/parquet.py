@@ -18,9 +18,9 @@ import pyarrow as pa
 from cache_store.errors import CacheError, SourceError
 from cache_store.format.tables import TableFile
 from precompute.images.rejected import Rejected
-from precompute.sources.archive import MISSING, refuse_large, version_of
+from precompute.sources.archives.archive import MISSING, refuse_large, version_of
+from precompute.sources.archives.listing import Samples
 from precompute.sources.fields import FieldNames
-from precompute.sources.listing import Samples
 from precompute.sources.source_files import SourceFiles
 from precompute.sources.turns import Conversation, Turn, captioned
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cache_store.errors import ConfigError, MissingPathError
-from precompute.sources.archive import is_mac_metadata
-from precompute.sources.image_store import ImageFolder
-from precompute.sources.listing import Listing, no_listing
+from precompute.sources.archives.archive import is_mac_metadata
+from precompute.sources.archives.image_store import ImageFolder
+from precompute.sources.archives.listing import Listing, no_listing
 
 BRACES = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{},]*(?:,[^{},]*)+))\}")
 """`{00..12}` or `{a,b}`, with no other braces in it."""

@@ -16,12 +16,12 @@ import msgspec
 
 from cache_store.errors import SourceError
 from precompute.images.rejected import Rejected
-from precompute.sources.archive import MISSING
+from precompute.sources.archives.archive import MISSING
+from precompute.sources.archives.image_store import open_image_store
+from precompute.sources.archives.image_tar import ImageTar
+from precompute.sources.archives.listing import Samples, counted_suffix, is_utf8
 from precompute.sources.fields import FieldNames
 from precompute.sources.folder import is_image
-from precompute.sources.image_store import open_image_store
-from precompute.sources.image_tar import ImageTar
-from precompute.sources.listing import Samples, counted_suffix, is_utf8
 from precompute.sources.source_files import SourceFiles
 from precompute.sources.turns import Conversation, Turn, captioned
 

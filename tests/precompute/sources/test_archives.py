@@ -18,8 +18,8 @@ import pytest
 
 from cache_store.errors import SourceError
 from precompute.images.rejected import Rejected
-from precompute.sources.archive import MAX_FILE_BYTES
-from precompute.sources.image_store import MISSING, ImageStore, open_image_store
+from precompute.sources.archives.archive import MAX_FILE_BYTES
+from precompute.sources.archives.image_store import MISSING, ImageStore, open_image_store
 from tests.precompute.images.hostile_images import mutated
 
 Entry = tuple[str, bytes]
@@ -262,7 +262,7 @@ def test_an_archive_that_cannot_be_followed_is_refused(tmp_path, name, data, mes
 
 def test_a_zips_index_without_bound_is_refused_unread(tmp_path, monkeypatch):
     path = make_zip(tmp_path / "images.zip", [("a.jpg", b""), ("b.jpg", b"")])
-    monkeypatch.setattr("precompute.sources.image_zip.MAX_INDEX_BYTES", 100)
+    monkeypatch.setattr("precompute.sources.archives.image_zip.MAX_INDEX_BYTES", 100)
     with pytest.raises(SourceError, match="its table of contents needs 102 bytes, more than 100"):
         open_image_store(path)
 

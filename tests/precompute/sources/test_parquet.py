@@ -16,7 +16,7 @@ from cache_store.errors import EncodeOnceError, SourceError
 from precompute.images.rejected import Rejected
 from precompute.plan import make_plan
 from precompute.sources import Source, SourceConfig, open_source
-from precompute.sources.archive import MISSING
+from precompute.sources.archives.archive import MISSING
 from precompute.sources.fields import FieldNames
 from precompute.sources.turns import captioned
 from tests.precompute.conftest import image_bytes

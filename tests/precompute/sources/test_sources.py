@@ -18,7 +18,7 @@ from precompute.cli import main
 from precompute.images.rejected import Rejected
 from precompute.plan import compare_plans, make_plan
 from precompute.sources import Source, SourceConfig, open_source
-from precompute.sources.image_store import MISSING
+from precompute.sources.archives.image_store import MISSING
 from tests.make_cache import make_cache
 from tests.precompute.conftest import Project, image_bytes
 

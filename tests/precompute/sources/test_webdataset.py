@@ -18,9 +18,9 @@ from cache_store.errors import EncodeOnceError, MissingPathError, SourceError
 from precompute.images.rejected import Rejected
 from precompute.plan import make_plan
 from precompute.sources import Source, SourceConfig, open_source
-from precompute.sources.archive import MISSING
+from precompute.sources.archives.archive import MISSING
+from precompute.sources.archives.image_tar import read_index
 from precompute.sources.fields import FieldNames
-from precompute.sources.image_tar import read_index
 from precompute.sources.turns import captioned
 from tests.precompute.conftest import Project, image_bytes
 from tests.precompute.sources.test_archives import NOTHING, A, make_tar, member
@@ -115,7 +115,8 @@ def test_a_tar_that_goes_meanwhile_stops_the_build(tmp_path):
 def test_neighbours_in_a_tar_cost_one_index(tmp_path, monkeypatch):
     indexed = Counter[str]()
     monkeypatch.setattr(
-        "precompute.sources.image_tar.read_index", lambda path: (indexed.update([path.name]), read_index(path))[1]
+        "precompute.sources.archives.image_tar.read_index",
+        lambda path: (indexed.update([path.name]), read_index(path))[1],
     )
     for number in range(8):
         write_tar(tmp_path / f"{number}.tar", numbered(*range(3 * number, 3 * number + 3)))

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 from cache_store.errors import SourceError
 from precompute.images.rejected import Rejected
-from precompute.sources.listing import Listing, is_utf8
+from precompute.sources.archives.listing import Listing, is_utf8
 
 MAX_FILE_BYTES = 256 * 2**20
 """Larger image files are rejected unread; the largest photograph formats stay well below."""

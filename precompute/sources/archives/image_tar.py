@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from cache_store.errors import SourceError
 from precompute.images.rejected import Rejected
-from precompute.sources.archive import (
+from precompute.sources.archives.archive import (
     DAMAGED,
     MAX_FILE_BYTES,
     MISSING,

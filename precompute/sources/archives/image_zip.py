@@ -11,8 +11,8 @@ from pathlib import Path
 
 from cache_store.errors import SourceError
 from precompute.images.rejected import Rejected
-from precompute.sources.archive import DAMAGED, MISSING, Archive, BoundedReader, refuse_large, version_of
-from precompute.sources.listing import is_utf8
+from precompute.sources.archives.archive import DAMAGED, MISSING, Archive, BoundedReader, refuse_large, version_of
+from precompute.sources.archives.listing import is_utf8
 
 MAX_INDEX_BYTES = 2**30
 """Of a zip's table of contents: 10 million members."""

@@ -13,10 +13,10 @@ from cache_store.errors import SourceError
 from cache_store.format.names import PLAN_FILE, SPEC_FILE
 from precompute.images.not_images import COMPRESSED, by_magic
 from precompute.images.rejected import Rejected
-from precompute.sources.archive import MAX_FILE_BYTES, MISSING, is_mac_metadata, refuse_large
-from precompute.sources.image_tar import ImageTar, is_tar
-from precompute.sources.image_zip import ImageZip
-from precompute.sources.listing import Listing, is_utf8
+from precompute.sources.archives.archive import MAX_FILE_BYTES, MISSING, is_mac_metadata, refuse_large
+from precompute.sources.archives.image_tar import ImageTar, is_tar
+from precompute.sources.archives.image_zip import ImageZip
+from precompute.sources.archives.listing import Listing, is_utf8
 
 HEAD_BYTES = 512
 """Enough to tell what a file is."""
