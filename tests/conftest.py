@@ -2,6 +2,9 @@
 
 import os
 import signal
+from collections.abc import Iterator
+
+import pytest
 
 # A shell ignores Ctrl-C in what it starts in the background, and so would all that tests start and then interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -11,3 +14,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # others need: a toy encode took 8 ms of CPU time in place of 2. libgomp reads it when torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(scope="module")
+def threads_as_in_a_child() -> Iterator[None]:
+    """For runs compared bit for bit with those of child processes: a build before them may have left two threads."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    yield
+    torch.set_num_threads(before)

@@ -146,7 +146,7 @@ class TrainRunConfig:
     """Samples per forward pass on each rank in validation."""
     sample_captions: int = 4
     """Held-out samples, always the same, whose captions are generated with each validation; 0: none."""
-    report_to: list[Literal["tensorboard", "wandb"]] | None = None
+    report_to: list[Literal["tensorboard", "wandb", "trackio"]] | None = None
     """Where figures and captions go besides metrics.jsonl and report.html; null: to tensorboard; [] goes nowhere."""
     resume: str = "auto"
     """`auto`: from the newest checkpoint in `output`, if any; `never`; or the folder of a checkpoint."""

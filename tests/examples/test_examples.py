@@ -29,6 +29,7 @@ BATCH = 8
 """Of which a process prints four: all of its share, where there are two."""
 
 pytestmark = [
+    pytest.mark.usefixtures("threads_as_in_a_child"),
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),  # torchdata, of torch
     pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated"),  # Lightning, of torch
     pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),  # that is what resuming is

@@ -1,4 +1,4 @@
-"""Where a run's figures go as they come, besides its own log: TensorBoard's event files, or Weights & Biases.
+"""Where a run's figures go as they come, besides its own log: TensorBoard's event files, Weights & Biases, Trackio.
 
 A library that is an extra is imported where the config names it.
 """
@@ -8,6 +8,7 @@ import os
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Protocol
 
 from cache_store.errors import ConfigError, EncodeOnceError
@@ -18,9 +19,9 @@ from trainer.log.captions import Caption
 from trainer.log.event_file import EventFile
 
 PROJECT = "encode-once"
-"""Of runs in W&B, where WANDB_PROJECT names no other."""
+"""Of runs in W&B and Trackio, where WANDB_PROJECT or TRACKIO_PROJECT names no other."""
 
-EXTRAS = ("wandb",)
+EXTRAS = ("wandb", "trackio")
 """Trackers whose library is an extra of the same name."""
 
 
@@ -56,15 +57,11 @@ class WandbRun:
     def __init__(self, config: TrainConfig, completed_steps: int) -> None:
         self._wandb: Any = importlib.import_module("wandb")
         folder = config.run.folder
-        id_file = folder / "wandb" / "id"
-        if not id_file.is_file():
-            make_folder(id_file.parent)
-            write_file(id_file, secrets.token_hex(4).encode())
         try:
             self._run = self._wandb.init(
                 project=os.environ.get("WANDB_PROJECT", PROJECT),
                 name=folder.resolve().name,
-                id=id_file.read_text(),
+                id=own_id(folder, "wandb"),
                 resume="allow",
                 dir=str(folder),
                 config=asdict(config),
@@ -97,8 +94,58 @@ class WandbRun:
         self._run.finish()
 
 
+class TrackioRun:
+    """A run of Trackio, on this machine, or where TRACKIO_SPACE_ID or TRACKIO_SERVER_URL says; resumed as W&B's."""
+
+    def __init__(self, config: TrainConfig, completed_steps: int) -> None:
+        self._trackio: Any = importlib.import_module("trackio")
+        folder = config.run.folder
+        try:
+            self._trackio.init(
+                project=os.environ.get("TRACKIO_PROJECT", PROJECT),
+                name=f"{folder.resolve().name}-{own_id(folder, 'trackio')}",
+                resume="allow",
+                config=asdict(config),
+                embed=False,
+                auto_log_gpu=False,
+                auto_log_cpu=False,
+            )
+        except (OSError, ValueError) as error:
+            said = " ".join(str(error).split()).rstrip(".")
+            raise EncodeOnceError(f"run.report_to: trackio: {said}") from None
+
+    def add_scalars(self, step: int, values: dict[str, float]) -> None:
+        self._trackio.log(values, step=step)
+
+    def add_captions(self, step: int, captions: Sequence[Caption]) -> None:
+        columns = ["row", "id", "prompt", "answer", "reference"]
+        rows = [[each.row, each.id, each.prompt, each.shown_text, each.reference] for each in captions]
+        previews = {
+            f"preview/{each.id}": self._trackio.Image(each.preview, caption=each.shown_text)
+            for each in captions
+            if each.preview is not None
+        }
+        self._trackio.log({"captions": self._trackio.Table(columns=columns, data=rows), **previews}, step=step)
+
+    def close(self) -> None:
+        self._trackio.finish()
+
+
+def own_id(folder: Path, library: str) -> str:
+    """What tells the run from others in a library's account, drawn once."""
+    file = folder / library / "id"
+    if not file.is_file():
+        make_folder(file.parent)
+        write_file(file, secrets.token_hex(4).encode())
+    return file.read_text()
+
+
 def open_event_file(config: TrainConfig, completed_steps: int) -> EventFile:
     return EventFile(config.run.folder / "tensorboard", purge_step=completed_steps + 1)
 
 
-TRACKERS: dict[str, Callable[[TrainConfig, int], Tracker]] = {"tensorboard": open_event_file, "wandb": WandbRun}
+TRACKERS: dict[str, Callable[[TrainConfig, int], Tracker]] = {
+    "tensorboard": open_event_file,
+    "wandb": WandbRun,
+    "trackio": TrackioRun,
+}

@@ -15,13 +15,14 @@ def test_a_run_reports_to_what_its_config_names(configured, refusal):
     train(config, ALONE)
     assert not (config.run.folder / "tensorboard").exists()
     error = refusal(2, configured("other"), "train", "--run.report_to=[pigeon]")
-    assert "run.report_to must be a list, each one of tensorboard, wandb, got [pigeon]" in error
+    assert "run.report_to must be a list, each one of tensorboard, wandb, trackio, got [pigeon]" in error
 
 
-def test_a_tracker_that_is_not_installed_is_named_with_its_extra(configured, refusal, monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    error = refusal(2, configured(report_to=["tensorboard", "wandb"]))
-    assert "run.report_to: wandb is not installed; run `pip install '.[wandb]'` in a clone of encode-once" in error
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
+def test_a_tracker_that_is_not_installed_is_named_with_its_extra(name, configured, refusal, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, name, None)
+    error = refusal(2, configured(report_to=["tensorboard", name]))
+    assert f"run.report_to: {name} is not installed; run `pip install '.[{name}]'` in a clone of encode-once" in error
     assert list(tmp_path.iterdir()) == []
 
 
@@ -72,3 +73,24 @@ def test_wandb_holds_every_step_and_caption_and_goes_on(configured, monkeypatch)
     assert len(list(folder.glob("wandb/offline-run-*/files/media/images/**/*.png"))) == 2 * len(
         metrics(folder, "captions")
     )
+
+
+@pytest.mark.filterwarnings("default")
+def test_trackio_holds_every_step_and_caption_and_goes_on(configured, monkeypatch, tmp_path):
+    """In its store on this machine; skipped where the extra is not installed."""
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    pytest.importorskip("trackio")
+    from trackio.sqlite_storage import SQLiteStorage
+
+    options = {"report_to": ["trackio"], "sample_captions": 2, "save_every": 1, "schedule": "constant"}
+    for steps in (2, 3):
+        train(configured(**options, max_steps=steps), ALONE)
+    folder = configured().run.folder
+    (run,) = SQLiteStorage.get_runs("encode-once")
+    logged: dict[str, dict[int, object]] = {}
+    for record in SQLiteStorage.get_logs("encode-once", run):
+        for key, value in record.items():
+            logged.setdefault(key, {})[record["step"]] = value
+    for key in ("loss", "val_loss"):
+        assert logged[key] == metrics(folder, key)
+    assert logged["captions"].keys() == metrics(folder, "captions").keys()

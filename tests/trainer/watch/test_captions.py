@@ -29,6 +29,8 @@ from trainer.config import TrainConfig
 from trainer.log.captions import Caption
 from trainer.watch.captions import HeldOutCaptions
 
+pytestmark = pytest.mark.usefixtures("threads_as_in_a_child")
+
 
 @pytest.fixture(scope="module")
 def silent(configured_here: MakeConfig) -> TrainConfig:
