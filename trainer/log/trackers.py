@@ -80,14 +80,12 @@ class WandbRun:
         self._run.log({"step": step, **values})
 
     def add_captions(self, step: int, captions: Sequence[Caption]) -> None:
-        columns = ["row", "id", "prompt", "answer", "reference"]
-        rows = [[each.row, each.id, each.prompt, each.shown_text, each.reference] for each in captions]
         previews = [
             self._wandb.Image(each.preview, caption=f"{each.id}: {each.shown_text}")
             for each in captions
             if each.preview is not None
         ]
-        logged = {"step": step, "captions": self._wandb.Table(columns=columns, data=rows)}
+        logged = {"step": step, "captions": self._wandb.Table(**table_of(captions))}
         self._run.log(logged | ({"previews": previews} if previews else {}))
 
     def close(self) -> None:
@@ -118,17 +116,23 @@ class TrackioRun:
         self._trackio.log(values, step=step)
 
     def add_captions(self, step: int, captions: Sequence[Caption]) -> None:
-        columns = ["row", "id", "prompt", "answer", "reference"]
-        rows = [[each.row, each.id, each.prompt, each.shown_text, each.reference] for each in captions]
         previews = {
             f"preview/{each.id}": self._trackio.Image(each.preview, caption=each.shown_text)
             for each in captions
             if each.preview is not None
         }
-        self._trackio.log({"captions": self._trackio.Table(columns=columns, data=rows), **previews}, step=step)
+        self._trackio.log({"captions": self._trackio.Table(**table_of(captions)), **previews}, step=step)
 
     def close(self) -> None:
         self._trackio.finish()
+
+
+def table_of(captions: Sequence[Caption]) -> dict[str, list[Any]]:
+    """Lay captions out as both libraries take a table."""
+    return {
+        "columns": ["row", "id", "prompt", "answer", "reference"],
+        "data": [[each.row, each.id, each.prompt, each.shown_text, each.reference] for each in captions],
+    }
 
 
 def own_id(folder: Path, library: str) -> str:
