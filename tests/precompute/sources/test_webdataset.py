@@ -23,6 +23,7 @@ from precompute.sources.archives.image_tar import read_index
 from precompute.sources.fields import FieldNames
 from precompute.sources.turns import captioned
 from tests.precompute.conftest import Project, image_bytes
+from tests.precompute.sources.pictures import assert_same_as_of_a_folder
 from tests.precompute.sources.test_archives import NOTHING, A, make_tar, member
 
 
@@ -82,17 +83,9 @@ def test_tars_give_the_latents_of_a_folder_and_grow(project):
     os.utime(project.folder / "tars/00001.tar")
     assert "10 images were read again; all" in project.build("--check-sources", store__samples_per_shard=3)
     order = [9, 1, 2, 3, 4, 5, 6, 7, 8, 10]
-    folder = project.folder / "folder"
-    folder.mkdir()
-    for row, number in enumerate(order):
-        (folder / f"{row:02d}.png").write_bytes(image_bytes(number))
-        (folder / f"{row:02d}.txt").write_text(f"Picture {number}.")
-    project.build(name="other", source={"kind": "folder", "path": str(folder)}, store__samples_per_shard=3)
-    ours, theirs = open_cache(project.cache), open_cache(project.folder / "other")
-    rows = np.arange(len(order))
+    ours, rows = open_cache(project.cache), np.arange(len(order))
     assert ours.samples(rows, ["id"])["id"].to_pylist() == [f"{number:09d}" for number in order]
-    columns = ["content_sha256", "conversations", "crc32c"]
-    assert ours.samples(rows, columns) == theirs.samples(rows, columns)
+    assert_same_as_of_a_folder(project, order)
     with project.same_in_the_end():
         project.lose("latents/c/1/0/0/0")
         project.repair("--shards", "1")
