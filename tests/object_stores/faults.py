@@ -1,0 +1,181 @@
+"""A proxy before a server, on real sockets, that makes chosen requests fail as networks and servers do."""
+
+import http.client
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Literal, NamedTuple
+
+Kind = Literal["500", "503", "409", "reset", "lost", "hang", "cut", "short", "flip", "flip upload"]
+
+REFUSALS = {"500": "InternalError", "503": "SlowDown", "409": "ConditionalRequestConflict"}
+"""Answered without asking the server."""
+
+NOW = struct.pack("ii", 1, 0)
+"""SO_LINGER: closing resets the connection."""
+
+HOP_BY_HOP = {"connection", "transfer-encoding", "content-length", "date", "server"}
+
+
+class Request(NamedTuple):
+    """One that came to the proxy."""
+
+    method: str
+    path: str
+    received: int
+    """Bytes of its body."""
+    sent: int
+    """Bytes of the answer's."""
+
+
+@dataclass
+class Fault:
+    """What is done to requests `first` … `first + times - 1` of those that match.
+
+    reset: the connection is reset before the server is asked. lost: after it has done what it was asked. hang: no
+    answer for as long as the client waits. cut: half the body that was promised, then the end. short: half the body as
+    if it were all. flip: one bit of the body is another. flip upload: of the request's body.
+    """
+
+    kind: Kind
+    method: str
+    part: str
+    first: int
+    times: int
+    met: int = 0
+
+    def meets(self, method: str, path: str) -> bool:
+        if method != self.method or self.part not in path:
+            return False
+        self.met += 1
+        return self.first <= self.met < self.first + self.times
+
+
+@dataclass
+class Proxy:
+    """Reached at `endpoint`; `requests` are all that were answered, in that order."""
+
+    server: str
+    """Host and port."""
+    endpoint: str = ""
+    requests: list[Request] = field(default_factory=list)
+    _faults: list[Fault] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    over: threading.Event = field(default_factory=threading.Event)
+
+    def fail(self, kind: Kind, method: str, part: str = "", *, first: int = 1, times: int = 1) -> Fault:
+        """Choose requests of that method whose path and query contain `part`."""
+        self._faults.append(fault := Fault(kind, method, part, first, times))
+        return fault
+
+    def mend(self) -> None:
+        """Let everything through, and forget what came."""
+        with self._lock:
+            self._faults.clear()
+            self.requests.clear()
+
+    def fault_of(self, method: str, path: str) -> str:
+        with self._lock:
+            met = [fault.kind for fault in self._faults if fault.meets(method, path)]
+        return met[0] if met else ""
+
+
+@contextmanager
+def running_proxy(server: str) -> Iterator[Proxy]:
+    """Before a server at `http://HOST:PORT`."""
+    proxy = Proxy(server.removeprefix("http://"))
+    handler = type("Handler", (Handler,), {"proxy": proxy})
+    with Listener(("127.0.0.1", 0), handler) as listener:
+        proxy.endpoint = f"http://127.0.0.1:{listener.server_port}"
+        thread = threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield proxy
+        finally:
+            proxy.over.set()
+            listener.shutdown()
+            thread.join()
+
+
+class Listener(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that has gone is no error of the proxy's."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    proxy: Proxy
+
+    def forward(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        fault = self.proxy.fault_of(self.command, self.path)
+        if fault == "hang":
+            self.proxy.over.wait()
+        if fault in ("reset", "hang"):
+            return self.reset()
+        if fault in REFUSALS:
+            said = f"<Error><Code>{REFUSALS[fault]}</Code><Message>made by the test</Message></Error>".encode()
+            return self.answer(int(fault), [("Content-Type", "application/xml")], said, len(body), len(said))
+        status, headers, data = self.ask(flipped(body) if fault == "flip upload" else body)
+        if fault == "lost":
+            return self.reset()
+        promised = len(data)
+        if fault in ("cut", "short"):
+            data = data[: len(data) // 2]
+        if fault == "short":
+            promised = len(data)
+        return self.answer(status, headers, flipped(data) if fault == "flip" else data, len(body), promised)
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = forward
+
+    def ask(self, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
+        connection = http.client.HTTPConnection(self.proxy.server)
+        try:
+            connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+            for name, value in self.headers.items():
+                connection.putheader(name, value)
+            connection.endheaders(body)
+            answer = connection.getresponse()
+            return answer.status, answer.getheaders(), answer.read()
+        finally:
+            connection.close()
+
+    def answer(self, status: int, headers: list[tuple[str, str]], data: bytes, received: int, promised: int) -> None:
+        self.proxy.requests.append(Request(self.command, self.path, received, len(data)))
+        self.send_response_only(status)
+        lengths = [value for name, value in headers if name.lower() == "content-length"]
+        for name, value in headers:
+            if name.lower() not in HOP_BY_HOP:
+                self.send_header(name, value)
+        if self.command == "HEAD" and lengths:
+            self.send_header("Content-Length", lengths[0])
+        elif status != 204:
+            self.send_header("Content-Length", str(promised))
+        self.end_headers()
+        self.wfile.write(data)
+        self.close_connection = len(data) < promised
+
+    def reset(self) -> None:
+        with suppress(OSError):
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NOW)
+        self.connection.close()
+        self.close_connection = True
+
+    def log_message(self, *arguments: Any) -> None:
+        """Nothing: `requests` tells."""
+
+
+def flipped(data: bytes) -> bytes:
+    """One bit in the middle is another."""
+    changed = bytearray(data)
+    if changed:
+        changed[len(changed) // 2] ^= 1
+    return bytes(changed)

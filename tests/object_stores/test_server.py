@@ -1,0 +1,84 @@
+"""What the tests' servers and proxy do is what S3 and networks do: without that, no test below proves anything."""
+
+import base64
+import hashlib
+import http.client
+
+import pytest
+
+from tests.object_stores.faults import REFUSALS
+
+obstore = pytest.importorskip("obstore", reason="needs obstore, of the extra object-stores")
+
+
+@pytest.mark.parametrize("kind", ["server", "witness"])
+def test_a_server_refuses_what_s3_refuses(request, kind):
+    server = request.getfixturevalue(kind)
+    keys = {"access_key_id": "key", "secret_access_key": "secret", "region": "us-east-1"}
+    options = {"client_options": {"allow_http": True}, "endpoint": server.endpoint}
+    bucket = server.new_bucket()
+    store = obstore.store.S3Store(bucket, **keys, **options)
+    old = obstore.put(store, "a/file", b"first", mode="create")
+    with pytest.raises(obstore.exceptions.AlreadyExistsError):
+        obstore.put(store, "a/file", b"second", mode="create")
+    obstore.put(store, "a/file", b"third", mode={"e_tag": old["e_tag"]})
+    with pytest.raises(obstore.exceptions.PreconditionError):
+        obstore.put(store, "a/file", b"fourth", mode={"e_tag": old["e_tag"]})
+    assert bytes(obstore.get_range(store, "a/file", start=1, end=3)) == b"hi"
+    assert [each["path"] for each in obstore.list_with_delimiter(store, "a")["objects"]] == ["a/file"]
+    connection = http.client.HTTPConnection(server.endpoint.removeprefix("http://"))
+    wrong = base64.b64encode(hashlib.sha256(b"other").digest()).decode()
+    connection.request("PUT", f"/{bucket}/wrong", b"body", {"x-amz-checksum-sha256": wrong})
+    status = connection.getresponse().status
+    connection.close()
+    assert status == (400 if kind == "server" else 200), "moto takes it"
+
+
+BODY = b"0123456789"
+
+
+def get(proxy, path, timeout_s=60.0):
+    """Status and body, or how the connection failed."""
+    connection = http.client.HTTPConnection(proxy.endpoint.removeprefix("http://"), timeout=timeout_s)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    except (OSError, http.client.HTTPException) as error:
+        return type(error).__name__
+    finally:
+        connection.close()
+
+
+def test_the_proxy_makes_chosen_requests_fail(bucket, proxy):
+    def put(body):
+        connection = http.client.HTTPConnection(proxy.endpoint.removeprefix("http://"))
+        connection.request("PUT", path, body)
+        try:
+            return connection.getresponse().status
+        except ConnectionResetError:
+            return "reset"
+        finally:
+            connection.close()
+
+    path = f"/{bucket.removeprefix('s3://')}/file"
+    assert put(BODY) == 200
+    flipped = BODY[:5] + bytes([BODY[5] ^ 1]) + BODY[6:]
+    failures = {"reset": "ConnectionResetError", "lost": "ConnectionResetError", "hang": "TimeoutError"}
+    failures |= {"cut": "IncompleteRead", "short": (200, BODY[:5]), "flip": (200, flipped)}
+    for kind, failure in failures.items():
+        proxy.fail(kind, "GET", "file", first=2)
+        found = [get(proxy, path, timeout_s) for timeout_s in (60, 0.3 if kind == "hang" else 60, 60)]
+        assert found == [(200, BODY), failure, (200, BODY)], kind
+        proxy.mend()
+    for kind in REFUSALS:
+        proxy.fail(kind, "GET")
+        assert get(proxy, path)[0] == int(kind)
+        proxy.mend()
+    proxy.fail("flip upload", "PUT")
+    assert (put(BODY), get(proxy, path)) == (200, (200, flipped))
+    proxy.fail("lost", "PUT")
+    assert (put(b"done"), get(proxy, path)) == ("reset", (200, b"done"))
+    proxy.mend()
+    get(proxy, path)
+    assert proxy.requests == [("GET", path, 0, 4)]
