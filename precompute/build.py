@@ -34,6 +34,7 @@ from precompute.resume.refusals import refuse_mismatched_shards
 from precompute.resume.rejected import refuse_rejected, try_rejected
 from precompute.resume.request import BuildRequest
 from precompute.sources import Source, open_source
+from precompute.space import refuse_little_space
 from precompute.spec import recipe_of
 
 
@@ -89,6 +90,7 @@ def build(config: BuildConfig, request: BuildRequest | None = None) -> Summary:
     wanted, passed_over = list_samples(inputs)
     with inputs.store.claim():
         decision = decide_work(inputs, wanted)
+        refuse_little_space(config, inputs.store, decision.work)
         write_planned(inputs, decision, passed_over)
         plan_file, tried = decision.plan_file, decision.tried
         work = decision.work.without_plan()  # it is on disk now; nothing below grows with the data set

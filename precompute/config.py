@@ -56,6 +56,8 @@ class RunConfig:
     """Threads that decode images in each worker; auto shares the machine's cores among the workers."""
     max_reject_fraction: float = 0.01
     """More rejected samples than this fraction of all is a failed build: often a wrong folder or a broken mount."""
+    check_space: bool = True
+    """Refuse a new cache, of codec none, that is larger than what is free where it is to lie."""
 
     def __post_init__(self) -> None:
         for name in ("workers", "decode_threads"):

@@ -31,6 +31,7 @@ from precompute.plan import abridged
 from precompute.ranks.rank import Rank
 from precompute.resume.decide import Work, damaged_metadata
 from precompute.resume.request import BuildRequest
+from precompute.space import refuse_little_space
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +55,7 @@ def plan(config: BuildConfig, request: BuildRequest) -> Spec:
     with inputs.store.claim():
         decision = decide_work(inputs, wanted)
         refuse_mending(decision, inputs)
+        refuse_little_space(config, inputs.store, decision.work)
         if decision.work.recovered:
             inputs.store.delete(SEAL_FILE)  # before anything that it vouches for is changed
             for shard in decision.work.recovered:
