@@ -19,10 +19,12 @@ from cache_store.program.stop_signals import stop_on_signals
 from precompute.audit.bar import AuditBar
 from precompute.config import AuditConfig, BuildConfig, DecodedGalleryConfig, RepairConfig
 from precompute.encoders.image_size import refuse_unfit_for
+from precompute.estimate.config import EstimateConfig
 from precompute.ranks.rank import Rank, find_rank
 from precompute.resume.request import BuildRequest
 
 EXAMPLES = """\
+  precompute estimate --config my.yaml                hours, bytes, does it pay?
   precompute build --config configs/llava_cc3m.yaml   run again to resume
   precompute build --print_config > my.yaml           a complete config to edit
   precompute build --config my.yaml --store.codec zstd --cache data/cc3m-zstd
@@ -118,6 +120,18 @@ def without_flags(typed: Sequence[str]) -> Iterator[str]:
             yield word
 
 
+def estimate_command(arguments: Any) -> int:
+    """Measure what a build would take here, and when its cache would pay; exits 1 if it would not fit."""
+    config = arguments.config
+    refuse_unfit_for(config.encoder.model, config.image.height, config.image.width)
+    from precompute.estimate.estimate import estimate
+    from precompute.estimate.report import report_lines
+
+    estimated = estimate(config)
+    print(*report_lines(estimated), sep="\n")
+    return 0 if estimated.fits else 1
+
+
 def repair_command(arguments: Any) -> int:
     """Build damaged shards again, to the same bytes, and reseal."""
     from precompute.repair import repair
@@ -191,6 +205,7 @@ def show(summary: Any, cache: str) -> None:
 
 
 COMMANDS = {
+    "estimate": Command(estimate_command, EstimateConfig),
     "build": Command(build_command, BuildConfig, options=ONCE | RANKS),
     "plan": Command(plan_command, BuildConfig, options=ONCE),
     "seal": Command(seal_command, BuildConfig),

@@ -1,0 +1,127 @@
+"""`precompute estimate`: what a build would take, measured on real batches; nothing is written."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from cache_store.errors import SourceError
+from cache_store.format.schema import CodecName, Spec
+from cache_store.format.tables import PLAN_SCHEMA
+from cache_store.program.progress_bar import progress_bar
+from cache_store.storage.store import open_store
+from precompute.encode.engines.local import num_workers
+from precompute.encode_images import encoder_threads
+from precompute.encoders.registry import load_encoder
+from precompute.estimate.config import BATCH_SIZE, EstimateConfig
+from precompute.estimate.costs import Prices, Training
+from precompute.estimate.draw import Drawn, draw
+from precompute.estimate.probe import Probe, Prober
+from precompute.estimate.sizes import CacheSize, sizes_by_codec
+from precompute.estimate.training_run import MeasuredStep, read_step
+from precompute.images.decoder_messages import silence_decoders
+from precompute.sources import Source, open_source
+from precompute.space import free_bytes
+from precompute.spec import possible_spec, recipe_of
+
+UNMEASURED_STEPS_S = (0.1, 0.3, 1.0)
+"""Shown where nobody says what a training step takes."""
+
+NO_PLAN = "0" * 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """What was measured, and what follows."""
+
+    config: EstimateConfig
+    spec: Spec
+    """Of the cache; its plan is not made."""
+    probe: Probe
+    sizes: Mapping[CodecName, CacheSize]
+    free: int | None
+    """Bytes at the cache's place; None where nobody knows."""
+    trainings: Sequence[Training]
+    """By the time that a step takes."""
+    prices: Prices | None
+
+    @property
+    def size(self) -> CacheSize:
+        return self.sizes[self.spec.array.codec]
+
+    @property
+    def fits(self) -> bool:
+        return self.free is None or self.size.total <= self.free
+
+
+def estimate(config: EstimateConfig) -> Estimate:
+    """Measure; SourceError for a source without a readable image, ConfigError for a cache that cannot be."""
+    silence_decoders()
+    step = read_step(config.training_run) if config.training_run is not None else None
+    source = open_source(config.source)
+    encoder = load_encoder(config.encoder, config.image.range)
+    drawn = draw_samples(source, config.encoder.batch_size)
+    spec = possible_spec(recipe_of(config, encoder), drawn.count, NO_PLAN)
+    planned = [as_plan(batch) for batch in drawn.batches(config.encoder.batch_size)]
+    with encoder_threads():
+        threads = config.run.threads(num_workers(config, spec.num_shards))
+        probe = Prober(spec, planned, source, encoder, threads).probe(config.seconds)
+    table = pa.concat_tables(planned)
+    sizes = sizes_by_codec(spec, table, probe.samples[: table.num_rows])
+    return Estimate(
+        config=config,
+        spec=spec,
+        probe=probe,
+        sizes=sizes,
+        free=free_bytes(open_store(config.cache)),
+        trainings=trainings_of(config, step, probe, spec.rows, sizes[spec.array.codec]),
+        prices=prices_of(config),
+    )
+
+
+def draw_samples(source: Source, batch_size: int) -> Drawn:
+    samples = source.samples()
+    with progress_bar(desc="list", unit="sample", delay=0.5) as bar:
+
+        def counted() -> Any:
+            for sample in samples:
+                bar.update()
+                yield sample
+
+        drawn = draw(counted(), batch_size)
+    if not drawn.count:
+        raise SourceError("; ".join(filter(None, ["the source holds no samples", samples.passed_over])))
+    return drawn
+
+
+def as_plan(batch: Sequence[Mapping[str, Any]]) -> pa.Table:
+    return pa.Table.from_pylist([{"row": row, **sample} for row, sample in enumerate(batch)], schema=PLAN_SCHEMA)
+
+
+def trainings_of(
+    config: EstimateConfig, step: MeasuredStep | None, probe: Probe, images: int, size: CacheSize
+) -> list[Training]:
+    """One for each time that a step may take."""
+    measured_s = config.step_seconds or (step and step.step_s)
+    batch_size = config.batch_size or (step.batch_size if step else BATCH_SIZE)
+    return [
+        Training(
+            images=images,
+            batch_size=batch_size,
+            step_s=step_s,
+            gpus=config.gpus,
+            encode_per_s=probe.both_per_s if probe.shares_cores else probe.encode_per_s,
+            decode_per_s=probe.decode_per_s,
+            build_per_s=probe.both_per_s,
+            sample_bytes=size.sample_bytes,
+            read_bytes_per_s=config.read_mb_per_s * 1e6,
+        )
+        for step_s in ([measured_s] if measured_s else UNMEASURED_STEPS_S)
+    ]
+
+
+def prices_of(config: EstimateConfig) -> Prices | None:
+    if config.dollars_per_gpu_hour is None:
+        return None
+    return Prices(gpu_hour=config.dollars_per_gpu_hour, gb_month=config.dollars_per_gb_month)

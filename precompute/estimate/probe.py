@@ -1,0 +1,159 @@
+"""Measuring real batches: decoded alone, encoded alone, and both at once, as one worker of a build does it.
+
+Each takes a third of the time, whose clock runs from the end of the first batch: that one warms up what comes later,
+and fills the queues.
+"""
+
+# Axes: N images of a batch, Y X pixels, 3 RGB.
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from itertools import cycle
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from cache_store.errors import SourceError
+from cache_store.format.schema import Spec
+from cache_store.format.tables import reason_kind
+from cache_store.program.progress_bar import progress_bar
+from precompute.encode.batches import BATCHES_AHEAD, Batch, decoded_batches
+from precompute.encode.pipeline import timed
+from precompute.encoders.encoder import Encoder
+from precompute.sources import Source
+
+KEPT_BATCHES = BATCHES_AHEAD
+"""Decoded batches that are encoded again and again; in memory, as in a build."""
+
+MEASURED_AT_LEAST = 2
+"""Batches after the first, however little time there is."""
+
+KEPT_SAMPLES = 256
+"""Encoded, to see how far codecs compress them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """What one worker reaches on this machine."""
+
+    device: str
+    decode_threads: int
+    decode_per_s: float
+    """Images, by all these threads together."""
+    encode_per_s: float
+    both_per_s: float
+    """Images decoded and encoded at the same time."""
+    waiting_share: float
+    """Of the encoder's time, when both ran."""
+    seconds: float
+    images: int
+    """Different ones that were decoded."""
+    rejected: Counter[str]
+    """How many of them, by reason."""
+    samples: np.ndarray
+    """Encoded ones: [N, *shape], float32."""
+
+    @property
+    def shares_cores(self) -> bool:
+        """Whether the encoder takes the cores that decode."""
+        return self.device == "cpu"
+
+    @property
+    def is_decode_bound(self) -> bool:
+        return self.decode_per_s < self.encode_per_s
+
+
+class Prober:
+    """Probes batches of drawn samples, as a worker of a build with that spec would meet them."""
+
+    def __init__(self, spec: Spec, planned: list[pa.Table], source: Source, encoder: Encoder, threads: int) -> None:
+        self._spec, self._planned, self._source, self._encoder = spec, planned, source, encoder
+        self._threads = threads
+        self._reasons: dict[int, list[str | None]] = {}
+        """Why each sample of a batch was rejected, or None; by the batch's number."""
+
+    def probe(self, seconds: float) -> Probe:
+        """Measure for about so long, with a bar."""
+        started, samples = time.monotonic(), list[np.ndarray]()
+        with closing(progress_bar(total=seconds, desc="probe", unit="s", delay=0.5)) as bar:
+
+            def show() -> None:
+                bar.update(min(round(time.monotonic() - started, 1), seconds) - bar.n)
+
+            kept = deque[Batch](maxlen=KEPT_BATCHES)
+            with self._decoded() as batches:
+                decode_per_s, _ = paced(self._decode(batches, kept), seconds / 3, show)
+            encode_per_s, _ = paced(self._encode(cycle([(batch, 0.0) for batch in kept]), []), seconds / 3, show)
+            with self._decoded() as batches:
+                each = ((batch, waited_s) for batch, waited_s, _ in timed(batches, self._encoder.device))
+                both_per_s, waited = paced(self._encode(each, samples), seconds / 3, show)
+        rejected = self._rejected()
+        return Probe(
+            device=str(self._encoder.device),
+            decode_threads=self._threads,
+            decode_per_s=decode_per_s,
+            encode_per_s=encode_per_s,
+            both_per_s=both_per_s,
+            waiting_share=waited,
+            seconds=time.monotonic() - started,
+            images=sum(map(len, self._reasons.values())),
+            rejected=Counter(map(reason_kind, rejected)),
+            samples=np.concatenate(samples)[:KEPT_SAMPLES],
+        )
+
+    @contextmanager
+    def _decoded(self) -> Iterator[Iterator[Batch]]:
+        """All batches again and again, decoded a few ahead."""
+        pool = ThreadPoolExecutor(self._threads, thread_name_prefix="decode")
+        try:
+            numbers = cycle(range(len(self._planned)))
+            batches = (Batch(self._spec, self._planned[number], number, 0) for number in numbers)
+            yield decoded_batches(batches, pool, self._source)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _decode(self, batches: Iterator[Batch], kept: deque[Batch]) -> Iterator[tuple[int, float]]:
+        for batch in batches:
+            self._reasons[batch.shard] = [outcome.reason for outcome in batch.wait()]
+            kept.append(batch)
+            yield len(batch.pixels_NYX3), 0.0
+
+    def _encode(self, batches: Iterable[tuple[Batch, float]], kept: list[np.ndarray]) -> Iterator[tuple[int, float]]:
+        """Each batch's size once its samples are here, the next one being encoded, with the time waited for it."""
+        ahead = deque[torch.Tensor]()
+        for batch, waited_s in batches:
+            ahead.append(self._encoder.encode(torch.from_numpy(batch.pixels_NYX3)))
+            if len(ahead) > 1:
+                samples = ahead.popleft().cpu().numpy()
+                if sum(map(len, kept)) < KEPT_SAMPLES:
+                    kept.append(samples)
+                yield len(samples), waited_s
+
+    def _rejected(self) -> list[str]:
+        """Why samples were rejected; SourceError where all were."""
+        reasons = [reason for each in self._reasons.values() for reason in each]
+        rejected = [reason for reason in reasons if reason is not None]
+        if len(rejected) == len(reasons):
+            raise SourceError(f"none of {len(reasons):,} samples drawn has an image that can be read: {rejected[0]}")
+        return rejected
+
+
+def paced(work: Iterator[tuple[int, float]], seconds: float, show: Callable[[], object]) -> tuple[float, float]:
+    """Images a second, and the share of the time that was waited; of work that yields both, batch by batch."""
+    began, images, waited_s, batches = 0.0, 0, 0.0, 0
+    for count, waited in work:
+        now = time.monotonic()
+        show()
+        if not began:
+            began = now
+            continue
+        images, waited_s, batches = images + count, waited_s + waited, batches + 1
+        if now - began >= seconds and batches >= MEASURED_AT_LEAST:
+            break
+    elapsed = max(now - began, 1e-9)
+    return images / elapsed, waited_s / elapsed

@@ -1,0 +1,131 @@
+"""An estimate in words: rates, hours, bytes, and from which epoch on the cache pays."""
+
+from collections.abc import Iterator
+from math import ceil, inf
+
+from cache_store.refusal import aligned
+from precompute.estimate.costs import HOUR_S, Training, build_hours, cores_to_feed
+from precompute.estimate.estimate import Estimate
+from precompute.estimate.probe import Probe
+from precompute.space import shown_bytes
+
+WORKERS = (1, 4, 8, 64)
+
+
+def report_lines(estimate: Estimate) -> Iterator[str]:
+    probe, config = estimate.probe, estimate.config
+    yield f"{estimate.spec.rows:,} samples; {probe.images:,} drawn at random were probed for {probe.seconds:.0f} s"
+    if probe.rejected:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(probe.rejected.items()))
+        yield f"rejected of these: {reasons}"
+    yield ""
+    yield from rate_lines(probe)
+    yield ""
+    yield from hour_lines(probe, estimate.spec.rows)
+    yield ""
+    yield from size_lines(estimate)
+    yield ""
+    yield from training_lines(estimate)
+    if config.epochs is not None:
+        yield from (verdict(estimate, training, config.epochs) for training in estimate.trainings)
+
+
+def rate_lines(probe: Probe) -> Iterator[str]:
+    threads = f"{probe.decode_threads} thread{'s' * (probe.decode_threads > 1)}"
+    bound = "the decoding" if probe.is_decode_bound else "the encoder"
+    waits = f"the encoder waits for images {probe.waiting_share:.0%} of the time"
+    rows = [
+        ("decode alone", rate(probe.decode_per_s), threads),
+        ("encode alone", rate(probe.encode_per_s), probe.device),
+        (
+            "a worker",
+            rate(probe.both_per_s),
+            f"bound by {bound}; {waits}",
+        ),
+    ]
+    yield from aligned(rows)
+    cores = cores_to_feed(probe.encode_per_s, probe.decode_per_s, probe.decode_threads)
+    yield f"one encoder is kept busy by {ceil(cores)} cores that decode" + (
+        ", beside those that it runs on" if probe.shares_cores else ""
+    )
+
+
+def rate(images_per_s: float) -> str:
+    digits = 1 if images_per_s < 100 else 0
+    return f"{images_per_s:,.{digits}f} images/s"
+
+
+def hour_lines(probe: Probe, images: int) -> Iterator[str]:
+    """By number of workers: as this one, and where decoding holds it back also with cores enough."""
+    rows = [("workers", *map(str, WORKERS)), hour_row("time", images, probe.both_per_s)]
+    note = f"if each has an encoder and {probe.decode_threads} cores to decode with, as here"
+    if probe.is_decode_bound and not probe.shares_cores:
+        rows.append(hour_row("fed", images, probe.encode_per_s))
+        note += "; fed: with cores enough"
+    yield from aligned(rows)
+    yield note
+
+
+def hour_row(name: str, images: int, images_per_s: float) -> tuple[str, ...]:
+    return (name, *(shown_hours(build_hours(images, images_per_s, workers)) for workers in WORKERS))
+
+
+def shown_hours(hours: float) -> str:
+    """As `1,234 h`, `33.8 h`, `12 min` or `40 s`."""
+    if hours >= 1.0:
+        return f"{hours:,.{1 if hours < 100.0 else 0}f} h"
+    return f"{hours * 60:.0f} min" if hours >= 1 / 60 else f"{hours * HOUR_S:.0f} s"
+
+
+def size_lines(estimate: Estimate) -> Iterator[str]:
+    chosen = estimate.spec.array.codec
+    rows = [("codec", "bytes a sample", "whole cache")]
+    for codec, size in estimate.sizes.items():
+        rows.append((codec + " (chosen)" * (codec == chosen), f"{size.sample_bytes:,.0f}", shown_bytes(size.total)))
+    yield from aligned(rows)
+    if estimate.free is None:
+        yield f"free at {estimate.config.cache}: unknown"
+    else:
+        fits = "" if estimate.fits else ": too little"
+        yield f"free at {estimate.config.cache}: {shown_bytes(estimate.free)}{fits}"
+
+
+def training_lines(estimate: Estimate) -> Iterator[str]:
+    """What a step takes with encoding in it and from the cache, and when the cache has paid."""
+    first, prices = estimate.trainings[0], estimate.prices
+    gpus = f" on {first.gpus} GPUs" if first.gpus > 1 else ""
+    yield f"training, batches of {first.batch_size:,}{gpus}: encoding adds {shown_s(first.encode_s)} to each step"
+    headings = ["a step", "encoding in it", "from the cache", "faster", "build paid after"]
+    rows = [tuple(headings + ["and storage"] * (prices is not None))]
+    for training in estimate.trainings:
+        times = [training.step_s, training.live_step_s, training.cached_step_s]
+        faster = f"{training.live_step_s / training.cached_step_s:,.2f}x"
+        epochs = [training.break_even_epochs()]
+        if prices:
+            epochs.append(prices.break_even_epochs(training, estimate.size.total, estimate.config.months))
+        rows.append((*map(shown_s, times), faster, *map(shown_epochs, epochs)))
+    yield from aligned(rows)
+    yield (
+        f"build: {shown_hours(first.build_gpu_hours)} of one worker; from the cache, samples are read ahead at "
+        f"{estimate.config.read_mb_per_s:g} MB/s; with encoding in it, a training decodes ahead as the probe did"
+    )
+
+
+def shown_s(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 0.1 else f"{seconds * 1e3:.2g} ms"
+
+
+def shown_epochs(epochs: float) -> str:
+    return "never" if epochs == inf else f"{epochs:.1f} epochs"
+
+
+def verdict(estimate: Estimate, training: Training, epochs: float) -> str:
+    """Whether caching pays in so many epochs, in money where prices are known."""
+    hours, prices = training.saved_gpu_hours(epochs), estimate.prices
+    what = f"{epochs:g} epochs at {shown_s(training.step_s)} a step"
+    counted, gain = f"{shown_hours(abs(hours))} of a GPU {'saved' if hours > 0 else 'lost'}", hours
+    if prices:
+        stored = prices.storage(estimate.size.total, estimate.config.months)
+        gain = prices.saved(hours, estimate.size.total, estimate.config.months)
+        counted += f", ${stored:,.2f} of storage: ${abs(gain):,.2f} {'saved' if gain > 0 else 'lost'}"
+    return f"{what}: caching {'pays' if gain > 0 else 'does not pay'}, {counted}"

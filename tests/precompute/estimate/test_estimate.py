@@ -1,0 +1,101 @@
+"""`precompute estimate` on a small source: what it says, what it refuses, and that it writes nothing."""
+
+import re
+from collections import Counter
+
+import pytest
+import yaml
+
+from precompute.cli import main
+from precompute.estimate.draw import RUN, RUNS, draw
+from precompute.estimate.training_run import CONFIG_FILE, METRICS_FILE, WARM_UP_STEPS, read_step
+from tests.precompute.conftest import SAMPLES
+from trainer.log.metrics import MetricsLog
+from trainer.run import folder as trainer_run
+
+PRICES = ["--dollars-per-gpu-hour", 2, "--dollars-per-gb-month", 0.02]
+
+
+def write_run(folder, seconds, batch_size=32, waited=0.0):
+    """As `trainer train` leaves one."""
+    folder.mkdir()
+    (folder / trainer_run.CONFIG_FILE).write_text(yaml.safe_dump({"data": {"batch_size": batch_size}}))
+    log = MetricsLog(folder, 0)
+    for step, each in enumerate(seconds, 1):
+        log.write({"step": step, "samples_per_s": batch_size / each, "data_wait_share": waited})
+    log.close()
+    return folder
+
+
+def test_an_estimate_says_what_a_build_takes_and_writes_nothing(project):
+    files = sorted(project.folder.rglob("*"))
+    said = project.run(main, "estimate", "--config", project.config(), "--seconds", 0.01, "--epochs", 3, *PRICES)
+    assert sorted({*project.folder.rglob("*")} - {*files}) == [project.folder / "cache.yaml"]
+    for line in (
+        rf"{SAMPLES} samples; \d+ drawn at random were probed for",
+        r"rejected of these: \d cannot decode",
+        r"decode alone .* images/s",
+        r"encode alone .* cpu",
+        r"workers +1 +4 +8 +64",
+    ):
+        assert re.search(line, said), said
+    sizes = dict(re.findall(r"^(none|lz4|zstd).* {2}([\d,]+) ", said, re.MULTILINE))
+    assert sizes.keys() == {"none", "lz4", "zstd"}
+    assert sizes["none"] == str(16 * 4 * 5 * 2 + 4)
+    assert said.count(": caching pays, ") + said.count(": caching does not pay, ") == 3
+    assert "training, batches of 64: " in said
+
+
+def test_a_measured_run_says_what_a_step_takes(project):
+    run = write_run(project.folder / "run", [9.0] * WARM_UP_STEPS + [0.4, 0.5, 0.6], waited=0.2)
+    assert (read_step(run).step_s, read_step(run).batch_size) == (pytest.approx(0.4), 32)
+    asked = ["--seconds", 0.01, "--run", run, "--store.format", "webdataset"]
+    said = project.run(main, "estimate", "--config", project.config(), *asked)
+    assert "training, batches of 32: " in said
+    assert re.search(r"^0\.4 s ", said, re.MULTILINE)
+    assert re.search(r"^none \(chosen\)", said, re.MULTILINE)
+    assert "zstd" not in said, "tars know no codec"
+
+
+def test_the_names_of_a_runs_files_are_the_trainers():
+    from trainer.log import metrics
+
+    assert (METRICS_FILE, CONFIG_FILE) == (metrics.METRICS_FILE, trainer_run.CONFIG_FILE)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (["--seconds", 0], "seconds must be more than 0, got 0.0"),
+        (["--run", "nowhere"], "--run: nowhere/metrics.jsonl does not exist; name the folder of a `trainer train`"),
+        (["--run", "r", "--step-seconds", 1], "--run and --step-seconds both say what a step takes; leave one out"),
+        (["--dollars-per-gb-month", 1], "--dollars-per-gb-month is weighed against GPUs; give --dollars-per-gpu-hour"),
+    ],
+)
+def test_wrong_options_are_refused_in_a_line(project, options, error):
+    assert error in project.run(main, "estimate", "--config", project.config(), *options, code=2)
+
+
+def test_a_source_without_a_readable_image_is_no_estimate(project):
+    project.has([4, 13])
+    said = project.run(main, "estimate", "--config", project.config(), "--seconds", 0.01, code=1)
+    assert "none of 2 samples drawn has an image that can be read: cannot decode" in said
+
+
+def test_an_estimate_of_what_does_not_fit_fails(project, monkeypatch):
+    monkeypatch.setattr("precompute.estimate.estimate.free_bytes", lambda store: 11_000)
+    said = project.run(main, "estimate", "--config", project.config(), "--seconds", 0.01, code=1)
+    assert "11.0 KB: too little" in said
+
+
+def test_every_run_of_a_list_is_drawn_as_often():
+    listed = [{"id": number} for number in range((RUNS + 2) * RUN)]
+    drawn = [draw(listed, 8, seed) for seed in range(200)]
+    assert {each.count for each in drawn} == {len(listed)}
+    assert {len(each.runs) for each in drawn} == {RUNS}
+    kept = Counter(run[0]["id"] for each in drawn for run in each.runs)
+    assert len(kept) == RUNS + 2
+    assert min(kept.values()) > 200 * RUNS / (RUNS + 2) - 30
+    first = Counter(each.runs[0][0]["id"] for each in drawn)
+    assert max(first.values()) < 20, "and in any order"
+    assert [len(batch) for batch in drawn[0].batches(100)] == [100] * (2 * RUNS)
