@@ -147,7 +147,7 @@ def audit_command(arguments: Any) -> int:
 
     config = arguments.config
     if config.report:
-        refuse_output("report", Path(config.report).expanduser(), Path(arguments.cache).expanduser())
+        refuse_output("report", Path(config.report).expanduser(), arguments.cache)
     stop = threading.Event()
     with stop_on_signals(stop.set), closing(AuditBar(config)) as bar:
         report = audit(arguments.cache, config, stop, bar)

@@ -15,7 +15,7 @@ from cache_store.format.formats import FORMATS
 from cache_store.format.names import BUILD_FILE
 from cache_store.format.schema import MAX_SAMPLES_PER_SHARD, CodecName, StoreDtype, StoreFormat
 from cache_store.gallery.command import GalleryConfig
-from cache_store.storage.store import Address, open_store
+from cache_store.storage.store import Address, is_url, open_store
 from precompute.encoders.config import EncoderConfig
 from precompute.images.decode import ImageConfig
 from precompute.sources import SourceConfig, recorded_section
@@ -82,7 +82,7 @@ class BuildConfig:
     """Encode every image of a source once, into a sealed cache; run again to resume."""
 
     cache: str
-    """The cache's folder; made if it does not exist."""
+    """The cache's folder, made if it does not exist, or s3://, gs:// or az:// and its place there."""
     source: SourceConfig
     encoder: EncoderConfig
     image: ImageConfig = field(default_factory=ImageConfig)
@@ -92,7 +92,7 @@ class BuildConfig:
     def __post_init__(self) -> None:
         if not self.cache:
             raise ConfigError("cache: the name is empty; name the cache's folder")
-        folder = self._folder  # a URL is refused here, whatever the source
+        folder = self._folder  # a URL of another kind is refused here, whatever the source
         if self.source.kind == "cache" and Path(self.source.path).expanduser().resolve() == folder:
             raise ConfigError(f"source.path: {self.source.path} is the cache itself; name another one of the same plan")
 
@@ -105,7 +105,7 @@ class BuildConfig:
         """What to say of a cache that lies in the folder of its images."""
         images = Path(self.source.images or self.source.path).expanduser()
         inside = self._folder.is_relative_to(images.resolve())
-        if self.source.kind == "cache" or not (inside and images.is_dir()):
+        if self.source.kind == "cache" or is_url(self.cache) or not (inside and images.is_dir()):
             return None
         return (
             f"the cache lies in its source's folder {images}, all of which every build lists; a place beside is better"
@@ -128,7 +128,7 @@ class BuildConfig:
         for section, name in (("source", "path"), ("source", "images"), ("encoder", "model")):
             value = record[section][name]
             # A source may be a pattern, and a model a hub id.
-            if value is not None and (section == "source" or Path(value).expanduser().exists()):
+            if value is not None and not is_url(value) and (section == "source" or Path(value).expanduser().exists()):
                 record[section][name] = str(Path(value).expanduser().absolute())
         return record
 

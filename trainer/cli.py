@@ -57,7 +57,7 @@ def eval_command(arguments: Any) -> int:
     report = Path(arguments.report).expanduser() if arguments.report else None
     if report:
         for cache in config.all_caches:
-            refuse_output("report", report, Path(cache).expanduser())
+            refuse_output("report", report, cache)
     checkpoint = Path(arguments.checkpoint).expanduser() if arguments.checkpoint else None
     with join_world() as world:
         evaluate(config, world, checkpoint, report)

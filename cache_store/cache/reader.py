@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from cache_store.cache.fetch import fetch_samples
 from cache_store.cache.gather import FASTEST
 from cache_store.cache.metadata import read_seal, read_spec
 from cache_store.cache.sealed_shards import SealedShards
@@ -22,7 +23,7 @@ from cache_store.format.formats import shard_format
 from cache_store.format.schema import Seal, Spec
 from cache_store.format.tables import REJECTED, SAMPLES_SCHEMA, TEXT_COLUMNS
 from cache_store.refusal import refuse_other_seal, refuse_unsealed
-from cache_store.storage.store import Address, Store, open_store
+from cache_store.storage.store import Address, FetchedStore, Store, is_url, open_store
 
 COPIED_BYTES = 8 << 20
 """Copied at once: then checked, out of a cache and not out of memory, and then a Ctrl-C is heard."""
@@ -80,6 +81,7 @@ class Cache:
     def __init__(self, store: Store, spec: Spec, seal: Seal) -> None:
         self.store, self.spec, self.seal = store, spec, seal
         self.shards = SealedShards(store, spec, seal)
+        self._fetched = store if isinstance(store, FetchedStore) else None
         self._samples_table = lru_cache(maxsize=SAMPLE_TABLES)(self._read_samples)
 
     def __len__(self) -> int:
@@ -87,9 +89,14 @@ class Cache:
         return self.seal.cached
 
     @property
-    def root(self) -> Path:
-        """The cache's folder."""
-        return Path(str(self.store))
+    def root(self) -> Path | str:
+        """The cache's folder, or its URL."""
+        return str(self.store) if is_url(self.store) else Path(str(self.store))
+
+    @property
+    def name(self) -> str:
+        """The last part of its address."""
+        return Path(str(self.store)).resolve().name
 
     @property
     def identity(self) -> str:
@@ -129,9 +136,12 @@ class Cache:
             out = np.empty(shape, spec.numpy_dtype)
         if out.shape != shape or out.dtype != spec.numpy_dtype or not (out.flags.c_contiguous and out.flags.writeable):
             raise ValueError(f"out must be a writable C-contiguous {spec.dtype} array of shape {shape}")
+        target = out.view(np.uint8).reshape(len(numbers), spec.sample_bytes)
+        if self._fetched is not None:
+            self._fetch(self._fetched, numbers, target, check)
+            return out
         shards = self.shards.of(numbers).tolist()
         mapped = {shard: self.shards.mapped(shard) for shard in set(shards)}
-        target = out.view(np.uint8).reshape(len(numbers), spec.sample_bytes)
         if spec.codec == "none":
             self._copy(numbers, [mapped[shard].address for shard in shards], target, check)
         else:
@@ -184,16 +194,24 @@ class Cache:
                 raise self._damaged(numbers[index], "does not match its crc32c")
 
     def _decode(self, numbers: np.ndarray, files: list[memoryview], target: NDArray[np.uint8], check: bool) -> None:
-        codec, places = self.spec.array.codec, self.shards.places
+        places = self.shards.places
         columns = (places[name][numbers].tolist() for name in ("offset", "length", "crc32c"))
         for number, file, row, offset, length, expected in zip(numbers, files, target, *columns, strict=True):
-            payload = file[offset : offset + length]
-            if check and crc32c(payload) != expected:
-                raise self._damaged(number, "does not match its crc32c")
-            try:
-                decode_sample(payload, codec, row)
-            except ValueError as error:
-                raise self._damaged(number, str(error)) from None
+            self._decode_one(number, file[offset : offset + length], row, expected if check else None)
+
+    def _fetch(self, store: FetchedStore, numbers: np.ndarray, target: NDArray[np.uint8], check: bool) -> None:
+        checksums = self.shards.places["crc32c"]
+        for index, payload in fetch_samples(store, self.shards, numbers):
+            number = numbers[index]
+            self._decode_one(number, payload, target[index], int(checksums[number]) if check else None)
+
+    def _decode_one(self, number: int, payload: memoryview, row: NDArray[np.uint8], expected: int | None) -> None:
+        if expected is not None and crc32c(payload) != expected:
+            raise self._damaged(number, "does not match its crc32c")
+        try:
+            decode_sample(payload, self.spec.array.codec, row)
+        except ValueError as error:
+            raise self._damaged(number, str(error)) from None
 
     def _damaged(self, number: int, problem: str) -> CacheError:
         shard = int(self.shards.of(number))

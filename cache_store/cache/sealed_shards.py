@@ -3,6 +3,7 @@
 import hashlib
 import resource
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -20,7 +21,7 @@ from cache_store.format.names import samples_file
 from cache_store.format.plan import PlanFile
 from cache_store.format.schema import CommitContent, Seal, Spec
 from cache_store.format.tables import CACHED, PLAN_SCHEMA, SAMPLES_SCHEMA, TEXT_COLUMNS, parse_table
-from cache_store.storage.store import Store
+from cache_store.storage.store import FetchedStore, MappedStore, Store
 
 MAPPED_SHARDS = 16_384
 """Shards held open at once, at most; Linux allows 65,530 mappings a process (vm.max_map_count)."""
@@ -57,29 +58,46 @@ class SealedShards:
         """Of each list the first counts: threads may make several at once."""
         self.mapped = lru_cache(maxsize=mappable_shards())(self._map)
         """A shard by its number; CacheError where its file or table is not as sealed."""
+        self._located = set[int]()
 
     def of(self, numbers: NDArray[np.int64] | int) -> NDArray[np.int64]:
         """The shards of these sample numbers."""
         return np.searchsorted(self.ends, numbers, side="right")
 
     def _map(self, shard: int) -> MappedShard:
+        assert isinstance(self.store, MappedStore)
         file = self._format.shard_file(shard)
         try:
             data = self.store.map(file)
         except OSError as error:
             raise self._broken(f"{file} cannot be read ({error.strerror})") from None
+        self._place(shard, file, len(data))
+        return MappedShard(data, np.asarray(data).ctypes.data)
+
+    def locate(self, shards: Iterable[int], store: FetchedStore) -> None:
+        """Have `places` of shards that are not mapped; CacheError where a table is not as sealed."""
+        store.side_by_side(self._locate, [*(set(shards) - self._located)])
+
+    def _locate(self, shard: int) -> None:
+        data = self._sealed_content(shard).files[0]
+        self._place(shard, data.path, data.bytes)
+        self._located.add(shard)
+
+    def shard_file(self, shard: int) -> str:
+        return self._format.shard_file(shard)
+
+    def _place(self, shard: int, file: str, size: int) -> None:
         table = self.samples(shard, ["status", "offset", "length", "crc32c"])
         if any(column.null_count for column in table.columns):
             raise self._broken(f"{samples_file(shard)} lacks values that every cached row has")
         offset, length = table["offset"].to_numpy(), table["length"].to_numpy()
-        if not ((offset >= 0) & (length > 0) & (length <= len(data) - offset)).all():
+        if not ((offset >= 0) & (length > 0) & (length <= size - offset)).all():
             raise self._broken(f"{file} is shorter than its samples table says")
         spec = self.spec.array
         if spec.codec == "none" and (length != spec.sample_bytes).any():
             raise self._broken(f"{file} holds samples of other sizes than {spec.sample_bytes} bytes")
         for name, column in self.places.items():
             column[self.starts[shard] : self.ends[shard]] = table[name].to_numpy()
-        return MappedShard(data, np.asarray(data).ctypes.data)
 
     @property
     def places(self) -> Places:

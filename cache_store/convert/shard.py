@@ -75,18 +75,19 @@ class ShardConverter:
         file = shard_format(source.spec).shard_file(shard)
         writer = shard_format(target.spec).writer(stream, samples.planned)
         contents = samples.table["content_sha256"].to_pylist()
-        data, locations = source.store.map(file), list[Location | None]()
-        for slot, (location, content) in enumerate(zip(found, contents, strict=True)):
-            if location is None:
-                locations.append(writer.append(None, content))
-            else:
-                payload = data[location.offset : location.offset + location.length]
-                if crc32c(payload) != location.crc32c:
-                    row = samples.rows.start + slot
-                    raise self._damaged(f"row {row} in shard {shard} ({file}) does not match its crc32c")
-                locations.append(writer.append(self._recoded(payload), content))
-            if (slot + 1) % REPORTED_EVERY == 0:
-                self._progress(REPORTED_EVERY)
+        locations = list[Location | None]()
+        with source.store.local(file) as data:
+            for slot, (location, content) in enumerate(zip(found, contents, strict=True)):
+                if location is None:
+                    locations.append(writer.append(None, content))
+                else:
+                    payload = data[location.offset : location.offset + location.length]
+                    if crc32c(payload) != location.crc32c:
+                        row = samples.rows.start + slot
+                        raise self._damaged(f"row {row} in shard {shard} ({file}) does not match its crc32c")
+                    locations.append(writer.append(self._recoded(payload), content))
+                if (slot + 1) % REPORTED_EVERY == 0:
+                    self._progress(REPORTED_EVERY)
         self._progress(len(found) % REPORTED_EVERY)
         writer.finish()
         return locations

@@ -89,6 +89,6 @@ def write_sheets(content: PageContent, config: GalleryConfig) -> list[Path]:
         if not exhibits:
             path.unlink(missing_ok=True)
             continue
-        write_file(path, contact_sheet(f"{content.cache.root.name}: {kind} rows", exhibits, image))
+        write_file(path, contact_sheet(f"{content.cache.name}: {kind} rows", exhibits, image))
         written.append(path)
     return written

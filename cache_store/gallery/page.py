@@ -74,7 +74,7 @@ def render(content: PageContent) -> str:
     summary, array = seal.array, spec.array
     return page_template("cache_store.gallery", "page.html").render(
         content=content,
-        name=content.cache.root.resolve().name,
+        name=content.cache.name,
         seal=seal,
         spec=spec,
         summary=summary,

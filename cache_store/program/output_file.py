@@ -8,12 +8,13 @@ from pathlib import Path
 from cache_store.errors import ConfigError
 from cache_store.storage.files import naming, scratch_path
 from cache_store.storage.local import write_file
+from cache_store.storage.store import is_url
 
 STDOUT = 1
 """Its file descriptor."""
 
 
-def refuse_output(option: str, path: Path, cache: Path) -> None:
+def refuse_output(option: str, path: Path, cache: Path | str) -> None:
     """Raise ConfigError, before any work is done, where `path` cannot be written or lies in the cache."""
     if path.is_dir():
         raise ConfigError(f"{option}: {path} is a folder; name a file")
@@ -26,9 +27,9 @@ def refuse_output(option: str, path: Path, cache: Path) -> None:
         raise ConfigError(f"{option}: {path} cannot be written: {error.strerror}") from None
 
 
-def refuse_inside(option: str, path: Path, cache: Path) -> None:
+def refuse_inside(option: str, path: Path, cache: Path | str) -> None:
     """Raise ConfigError where `path`, a file or a folder, lies in the cache or is the cache."""
-    if real_path(path).is_relative_to(real_path(cache)):
+    if not is_url(cache) and real_path(path).is_relative_to(real_path(Path(cache).expanduser())):
         raise ConfigError(f"{option}: {path} lies in the cache {cache}; name another place")
 
 

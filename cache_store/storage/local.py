@@ -72,6 +72,10 @@ class LocalStore:
     def map(self, name: str) -> memoryview:
         return map_file(self.root / name)
 
+    @contextmanager
+    def local(self, name: str) -> Iterator[memoryview]:
+        yield self.map(name)
+
     def list(self, folder: str = "") -> list[str]:
         try:
             with os.scandir(self.root / folder) as entries:

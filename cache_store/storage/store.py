@@ -1,13 +1,19 @@
 """Where the files of a cache lie. Whatever reads or writes one does it through a `Store`."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, TypeVar, runtime_checkable
 
 from cache_store.errors import ConfigError
 from cache_store.storage.local import LocalStore
+from cache_store.storage.object import ObjectStore, Ranges
+from cache_store.storage.object_client import SCHEMES
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Draft(Protocol):
@@ -55,8 +61,8 @@ class Store(Protocol):
     def open(self, name: str) -> BufferedReader:
         """To read parts of a file."""
 
-    def map(self, name: str) -> memoryview:
-        """The file's bytes, paged in as they are touched."""
+    def local(self, name: str) -> AbstractContextManager[memoryview]:
+        """The file's bytes on this machine, paged in as they are touched."""
 
     def list(self, folder: str = "") -> list[str]:
         """Sorted names of what lies directly in a folder, without the folder's own; those of folders end in a slash.
@@ -86,11 +92,35 @@ class Store(Protocol):
         """Be the only one that writes, or one of those that share it; CacheError naming whoever does already."""
 
 
+@runtime_checkable
+class MappedStore(Store, Protocol):
+    """Of files that lie on this machine."""
+
+    def map(self, name: str) -> memoryview:
+        """The file's bytes for as long as they are held, paged in as they are touched."""
+
+
+@runtime_checkable
+class FetchedStore(Store, Protocol):
+    """Of files that are read over a network."""
+
+    def fetch(self, wanted: Sequence[Ranges]) -> Sequence[Sequence[memoryview]]:
+        """Parts of files, whole, many requests at a time."""
+
+    def side_by_side(self, call: Callable[[T], R], each: Sequence[T]) -> Sequence[R]:
+        """Calls that wait for this store, many at a time; none may itself call for others."""
+
+
 Address = str | Path | Store
 """A cache as a person names it, or its store."""
 
-STORES: dict[str, Callable[[str], Store]] = {}
+STORES: dict[str, Callable[[str], Store]] = {scheme: partial(ObjectStore.at, scheme) for scheme in SCHEMES}
 """What opens an address `scheme://rest`, by its scheme; an address without one is a folder."""
+
+
+def is_url(address: Address) -> bool:
+    """Whether it is no path of a file or folder of this machine."""
+    return "://" in str(address)
 
 
 def open_store(address: Address) -> Store:
@@ -101,5 +131,6 @@ def open_store(address: Address) -> Store:
     if not is_url:
         return LocalStore(Path(address).expanduser())
     if scheme not in STORES:
-        raise ConfigError(f"{address} is a URL; name a local folder")
+        known = ", ".join(f"{each}://" for each in SCHEMES)
+        raise ConfigError(f"{address} is a URL of a kind that holds no caches; name a folder, or one of {known}")
     return STORES[scheme](rest)

@@ -77,7 +77,7 @@ class VerifyConfig:
 def run_verify(cache: str, config: VerifyConfig) -> int:
     """Verify, report, and return the exit code."""
     if config.report:
-        refuse_output("report", Path(config.report).expanduser(), Path(cache).expanduser())
+        refuse_output("report", Path(config.report).expanduser(), cache)
     try:
         with reading_bar(cache, config) as progress:
             gc.freeze()  # else the collector looks through all loaded modules every few shards: a tenth of the time

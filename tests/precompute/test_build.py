@@ -191,7 +191,7 @@ MISTAKES = [
     ({"run__max_reject_fraction": 2.0}, "run.max_reject_fraction must be in"),
     ({"encoder__model": "/nowhere/vae"}, "/nowhere/vae"),
     ({"cache": ""}, "cache: the name is empty"),
-    ({"cache": "s3://b/c"}, "s3://b/c is a URL"),
+    ({"cache": "ftp://b/c"}, "ftp://b/c is a URL"),
 ]
 
 

@@ -28,7 +28,7 @@ def export(run: str, folder: Path, repo: str | None, *, private: bool) -> None:
     refuse_foreign_names(folder, (), "dir", "export")  # where a file lies in its place, or a parent's
     for caches in views_of_run(config or {}):
         for cache in caches.values():
-            refuse_inside("dir", folder, Path(cache).expanduser())
+            refuse_inside("dir", folder, cache)
     if repo is not None:
         from trainer.export.hub import refuse_unpushable
 

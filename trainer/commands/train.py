@@ -2,7 +2,6 @@
 
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 
 from cache_store.program.output_file import refuse_inside
 from cache_store.storage.claim import claim
@@ -29,7 +28,7 @@ def train(config: TrainConfig, world: World, source: LatentSource | None = None)
         config.optim.refuse_endless_warmup(config.run.max_steps)
     refuse_missing(config)
     for cache in config.all_caches:
-        refuse_inside("run.output", config.run.folder, Path(cache).expanduser())
+        refuse_inside("run.output", config.run.folder, cache)
     refuse_foreign_output(config)
     with claim(config.run.folder) if world.is_main else nullcontext():
         checkpoints = checkpoints_of(config.run)

@@ -44,7 +44,7 @@ class Subjects:
     subjects: Sequence[Subject]
     read: Callable[[slice], Mapping[str, Tensor]]
     """Each tower's samples of a part of them, by its name: [N, *shape]."""
-    caches: Sequence[Path]
+    caches: Sequence[Path | str]
     """That they lie in."""
 
 

@@ -71,7 +71,7 @@ def open_inputs(config: TrainConfig, world: World) -> Inputs:
     chat = load_chat_tokenizer(config.model.language_model, config.model.chat_template, config.data.max_text_tokens)
     folder = text_folder(joined, chat, config.data.text_dir)
     for path in config.all_caches:
-        refuse_inside("data.text_dir", folder, Path(path).expanduser())
+        refuse_inside("data.text_dir", folder, path)
     language, whole = load_with_whole(config.model.language_model, PRECISIONS[config.run.precision], world.device)
     projectors = make_projectors(config.model, joined.caches, language, config.data.seed)
     refuse_too_long(config, language, projectors)
@@ -94,8 +94,6 @@ def open_sound_caches(config: TrainConfig, world: World) -> JoinedCache:
 
 
 def open_sound_cache(path: str, world: World) -> Cache:
-    if "://" in path:
-        raise ConfigError(f"cache: {path} is a URL; the trainer reads local folders")
     cache = open_cache(path)
     world.on_main(lambda: verify(path, level="quick").raise_if_damaged())
     return cache

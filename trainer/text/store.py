@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from cache_store import CacheError, JoinedCache
+from cache_store.errors import ConfigError
 from cache_store.format.codec import crc32c
 from cache_store.format.record import Record, parse_signed
 from trainer.text.chat import ChatTokenizer
@@ -161,6 +162,8 @@ def text_folder(cache: JoinedCache, chat: ChatTokenizer, text_dir: str | None) -
     """Return the folder of this text, by default beside the first cache; its name is the text's key."""
     parts = (TEXT_VERSION, chat.digest, cache.identity)
     key = hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:32]
-    root = cache.first.root
-    base = root.with_name(f"{root.name}.text") if text_dir is None else Path(text_dir).expanduser()
-    return base / key
+    if text_dir is not None:
+        return Path(text_dir).expanduser() / key
+    if isinstance(root := cache.first.root, str):
+        raise ConfigError(f"data.text_dir: {root} is a URL; name a folder of this machine for its tokenised text")
+    return root.with_name(f"{root.name}.text") / key

@@ -1,4 +1,4 @@
-"""Whole or absent, in a folder of this machine; what lies there and is no file; URLs."""
+"""Whole or absent, in a folder of this machine; what lies there and is no file."""
 
 import errno
 import os
@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cache_store.errors import ConfigError, NotAFileError
+from cache_store.errors import NotAFileError
 from cache_store.storage.local import LocalStore
-from cache_store.storage.store import open_store
 
 
 @pytest.fixture
@@ -64,8 +63,3 @@ def test_what_is_no_file_is_neither_read_nor_waited_for(store, make):
     for use in (store.read, store.size, store.open, store.map):
         with pytest.raises(NotAFileError, match="is no file"):
             use("name")
-
-
-def test_an_address_of_an_unknown_kind_is_refused():
-    with pytest.raises(ConfigError, match=r"^s3://bucket/cache is a URL; name a local folder$"):
-        open_store("s3://bucket/cache")

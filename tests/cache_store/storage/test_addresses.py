@@ -1,0 +1,51 @@
+"""Which addresses are those of caches, and what is said of the others; files that are read by ranges."""
+
+import io
+import sys
+
+import pytest
+
+from cache_store.errors import ConfigError
+from cache_store.storage.object import ObjectStore
+from cache_store.storage.range_reader import LARGEST_BYTES, RangeReader
+from cache_store.storage.store import open_store
+
+
+@pytest.mark.parametrize(
+    ("address", "error"),
+    [
+        ("ftp://host/cache", "is a URL of a kind that holds no caches; name a folder, or one of s3://, gs://, az://"),
+        ("s3://", "names no bucket; a cache's URL is s3://BUCKET/FOLDER"),
+        ("gs:///folder", "names no bucket; a cache's URL is gs://BUCKET/FOLDER"),
+    ],
+)
+def test_an_address_that_can_hold_no_cache_is_refused(address, error):
+    with pytest.raises(ConfigError) as refused:
+        open_store(address)
+    assert str(refused.value) == f"{address} {error}"
+
+
+def test_an_object_store_is_named_by_its_url_without_a_slash():
+    assert open_store("s3://bucket/a/cache/") == ObjectStore("s3://bucket/a/cache")
+    assert open_store("az://account/container/cache").where("seal.json") == "az://account/container/cache/seal.json"
+
+
+def test_without_obstore_its_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "obstore.exceptions", None)
+    with pytest.raises(ConfigError, match=r"not installed; run `pip install '\.\[object-stores\]'`"):
+        open_store("s3://without-obstore/cache").list()
+
+
+def test_a_file_read_in_order_takes_few_requests():
+    data, asked = bytes(range(256)) * (1 << 18), list[int]()  # 64 MiB
+
+    def fetch(start: int, length: int) -> memoryview:
+        asked.append(length)
+        return memoryview(data)[start : start + length]
+
+    with io.BufferedReader(RangeReader(len(data), fetch)) as stream:
+        assert stream.read() == data
+        assert len(asked) < 12
+        assert max(asked) <= LARGEST_BYTES
+        stream.seek(-8, io.SEEK_END)
+        assert stream.read() == data[-8:]
