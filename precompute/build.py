@@ -26,7 +26,8 @@ from precompute.encoders.encoder import Encoder
 from precompute.encoders.registry import load_encoder
 from precompute.images.decoder_messages import silence_decoders
 from precompute.images.rejected import TooManyRejectsError
-from precompute.plan import make_plan, refuse_missing_images
+from precompute.plan.make import make_plan
+from precompute.plan.missing import refuse_missing_images
 from precompute.resume.act import write_metadata
 from precompute.resume.decide import Wanted, Work, decide
 from precompute.resume.images import examine_images, sample_changes
@@ -111,7 +112,7 @@ def open_inputs(config: BuildConfig, request: BuildRequest) -> Inputs:
 def list_samples(inputs: Inputs) -> tuple[Wanted, str | None]:
     """What is wanted of the cache, and what the source passed over."""
     samples = inputs.source.samples()
-    found = make_plan(samples)
+    found = make_plan(samples, inputs.config.store.samples_per_shard)
     refuse_missing_images(found, inputs.config.source, inputs.config.run.max_reject_fraction)
     return Wanted(samples=found, recipe=recipe_of(inputs.config, inputs.encoder)), samples.passed_over
 

@@ -7,7 +7,7 @@ from functools import partial
 import pyarrow as pa
 
 from cache_store.format.names import PLAN_FILE, samples_file
-from cache_store.format.plan import PlanFile, encode_plan, parse_plan
+from cache_store.format.plan import PlanFile, encode_plan
 from cache_store.format.schema import FileRecord
 from cache_store.format.tables import TableFile
 from cache_store.storage.files import stream_sha256
@@ -21,12 +21,6 @@ def open_table(store: Store, name: str) -> TableFile:
 
 def open_plan(cache: Address) -> PlanFile:
     return PlanFile(open_table(open_store(cache), PLAN_FILE))
-
-
-def read_plan(cache: Address) -> pa.Table:
-    """The whole plan."""
-    store = open_store(cache)
-    return parse_plan(store.read(PLAN_FILE), store.where(PLAN_FILE))
 
 
 def write_plan(store: Store, shards: Iterable[pa.Table]) -> None:

@@ -10,12 +10,12 @@ from typing import Generic, TypeVar
 
 import pyarrow as pa
 
-from cache_store.cache.files import open_table, record_of
+from cache_store.cache.files import file_record, open_plan, open_table
 from cache_store.cache.metadata import has_cache, parse_checked_spec, read_record
 from cache_store.errors import CacheError, NewerFormatError
 from cache_store.format.formats import shard_format
 from cache_store.format.names import BUILD_FILE, COMMITS, PLAN_FILE, SAMPLES, SEAL_FILE, SPEC_FILE, commit_file
-from cache_store.format.plan import PlanDigests, parse_plan, plan_digests
+from cache_store.format.plan import PlanDigests, PlanFile
 from cache_store.format.schema import BuildRecord, CommitRecord, FileRecord, Recipe, Seal, Spec
 from cache_store.refusal import refuse_other_recipe
 from cache_store.storage.store import Address, Store, open_store
@@ -37,10 +37,11 @@ class Reading(Generic[T]):
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOnDisk:
-    table: pa.Table
+    plan: PlanFile
+    """Every row of it could be read."""
     file: FileRecord
-    digests: PlanDigests | None
-    """Of the rows that the spec has, where there is a spec."""
+    digests: PlanDigests
+    """Of the rows that the spec has, or of all where there is no spec."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +90,7 @@ def survey(cache: Address) -> Survey:
         return found
     store, spec = found.store, found.spec.value
     plan = read(partial(read_plan_file, store, spec))
-    digests = plan.value and plan.value.digests
-    is_planned = spec and digests and digests.whole == spec.plan_digest
+    is_planned = spec and plan.value and plan.value.digests.whole == spec.plan_digest
     return replace(found, plan=plan, ids={} if is_planned else dict(ids_by_row(store)))
 
 
@@ -146,12 +146,10 @@ def metadata_beside(store: Store, spec: Spec | None) -> dict[str, bytes | None]:
 
 
 def read_plan_file(store: Store, spec: Spec | None) -> PlanOnDisk:
-    """The plan, from one reading of its bytes."""
-    data = store.read(PLAN_FILE)
-    table = parse_plan(data, store.where(PLAN_FILE))
-    file = record_of(PLAN_FILE, data)
-    digests = plan_digests(table.slice(0, spec.rows), spec.samples_per_shard) if spec else None
-    return PlanOnDisk(table=table, file=file, digests=digests)
+    """The plan, a shard of it in memory at a time."""
+    file = file_record(store, PLAN_FILE)  # a file that the system cannot read is no damaged one
+    plan = open_plan(store)
+    return PlanOnDisk(plan=plan, file=file, digests=plan.digests(spec.rows if spec else None))
 
 
 def read_shards(store: Store) -> Iterator[tuple[int, ShardOnDisk]]:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from cache_store.errors import CacheError
 from cache_store.format.schema import CommitContent
-from cache_store.format.tables import PLAN_SCHEMA, TableFile, parse_table
+from cache_store.format.tables import PLAN_SCHEMA, TableFile
 
 DIGESTED = ("row", "id", "uri", "conversations")
 """Columns that make two plans the same; fingerprints may hold a file's time and do not."""
@@ -34,21 +34,22 @@ class PlanDigests:
     """Of each shard's rows."""
 
 
-def plan_digests(plan: pa.Table, samples_per_shard: int) -> PlanDigests:
-    """Both in one pass."""
-    return digests_of(plan.slice(first, samples_per_shard) for first in range(0, plan.num_rows, samples_per_shard))
+class PlanHash:
+    """The digests of a plan whose shards come one after the other."""
 
+    def __init__(self) -> None:
+        self._whole, self._shards = hashlib.sha256(), list[str]()
 
-def digests_of(tables: Iterable[pa.Table]) -> PlanDigests:
-    """Of every shard's rows, in order."""
-    whole, shards = hashlib.sha256(), []
-    for table in tables:
+    def add(self, rows: pa.Table) -> None:
+        """The next shard's."""
         shard = hashlib.sha256()
-        for lines in digested_lines(table):
-            whole.update(lines)
+        for lines in digested_lines(rows):
+            self._whole.update(lines)
             shard.update(lines)
-        shards.append(shard.hexdigest())
-    return PlanDigests(whole.hexdigest(), tuple(shards))
+        self._shards.append(shard.hexdigest())
+
+    def digests(self) -> PlanDigests:
+        return PlanDigests(self._whole.hexdigest(), tuple(self._shards))
 
 
 def digested_lines(table: pa.Table) -> Iterator[bytes]:
@@ -61,13 +62,6 @@ def encode_plan(stream: BinaryIO, shards: Iterable[pa.Table]) -> None:
     with pq.ParquetWriter(stream, PLAN_SCHEMA, compression="zstd") as writer:
         for shard in shards:
             writer.write_table(shard, row_group_size=shard.num_rows)
-
-
-def parse_plan(data: bytes, where: str) -> pa.Table:
-    """The whole plan, of the file's bytes."""
-    table = parse_table(data, where)
-    refuse_other_columns(where, table.schema)
-    return table
 
 
 def refuse_other_columns(where: str, schema: pa.Schema) -> None:
@@ -91,9 +85,20 @@ class PlanFile:
     def num_rows(self) -> int:
         return int(self._file.metadata.num_rows)
 
-    def digests(self) -> PlanDigests:
-        """In the memory of one shard."""
-        return digests_of(self.shard(shard, list(DIGESTED)) for shard in range(self.num_shards))
+    def is_cut(self, samples_per_shard: int) -> bool:
+        """Whether its row groups are shards of so many rows."""
+        counts = [self._file.metadata.row_group(number).num_rows for number in range(self.num_shards)]
+        return all(each == samples_per_shard for each in counts[:-1]) and max(counts, default=0) <= samples_per_shard
+
+    def digests(self, rows: int | None = None) -> PlanDigests:
+        """Of its first rows, or of all, in the memory of one shard; every column of every row is read."""
+        plan_hash, left = PlanHash(), self.num_rows if rows is None else rows
+        for shard in range(self.num_shards):
+            table = self.shard(shard)
+            if left > 0:
+                plan_hash.add(table.slice(0, left))
+            left -= table.num_rows
+        return plan_hash.digests()
 
     def shard(self, shard: int, columns: list[str] | None = None) -> pa.Table:
         """One shard's row group."""

@@ -27,7 +27,7 @@ from precompute.build import (
     write_planned,
 )
 from precompute.config import BuildConfig
-from precompute.plan import abridged
+from precompute.plan.ids import abridged
 from precompute.ranks.rank import Rank
 from precompute.resume.decide import Work, damaged_metadata
 from precompute.resume.request import BuildRequest

@@ -19,8 +19,7 @@ def write_metadata(survey: Survey, work: Work, config: BuildConfig) -> None:
         say(note)
     store = survey.store
     if work.writes_plan:
-        shards = map(work.spec.shard_rows, range(work.spec.num_shards))
-        write_plan(store, (work.to_write.slice(rows.start, len(rows)) for rows in shards))
+        write_plan(store, map(work.to_write, range(work.spec.num_shards)))
     if work.grows:
         store.delete(SEAL_FILE)  # before anything that it vouches for is changed
         if work.open_shard is not None:

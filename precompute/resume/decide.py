@@ -5,7 +5,7 @@ good by copying: the recipe in the spec, the seal and every record, the list in 
 was in its record and the seal.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -14,10 +14,11 @@ from cache_store.cache.survey import ShardOnDisk, Survey, held_recipe
 from cache_store.errors import ConfigError
 from cache_store.format.formats import shard_format
 from cache_store.format.names import BUILD_FILE, PLAN_FILE, SPEC_FILE, commit_file
-from cache_store.format.plan import PlanDigests, plan_digests
+from cache_store.format.plan import PlanDigests
 from cache_store.format.schema import CommitRecord, Recipe, Seal, Spec
 from cache_store.verify.findings import Finding
 from cache_store.verify.record import usable_record
+from precompute.plan.rows import Rows
 from precompute.resume.refusals import refuse_lost_recipe, refuse_other_inputs, refuse_other_report
 from precompute.resume.request import BuildRequest
 from precompute.resume.sample_list import SampleList, arrange
@@ -31,8 +32,8 @@ AllowedDigests = dict[int, frozenset[str]]
 class Wanted:
     """What config and source ask for."""
 
-    samples: pa.Table
-    """Of the source, as a plan sorted by id."""
+    samples: Rows
+    """Of the source, as a plan."""
     recipe: Recipe
 
 
@@ -41,12 +42,12 @@ class Work:
     """What is left to do."""
 
     spec: Spec
-    plan: pa.Table
-    """Every sample that the cache is to hold, as the source has it now."""
+    plan: Rows | None
+    """Every sample that the cache is to hold, as the source has it now; None once that is on disk."""
     rows_before: int = 0
     """Rows that the cache was planned with."""
-    fingerprints: pa.ChunkedArray | None = None
-    """Of those rows, from a plan file that can be trusted."""
+    trusted: Rows | None = None
+    """Those rows in the plan file, where its fingerprints can be trusted."""
     writes_plan: bool = True
     kept: Mapping[int, CommitRecord] = field(default_factory=dict)
     """Records of the shards that need no work."""
@@ -76,18 +77,22 @@ class Work:
     def to_build(self) -> list[int]:
         return [shard for shard in range(self.spec.num_shards) if shard not in self.kept]
 
-    @property
-    def to_write(self) -> pa.Table:
-        """The plan, with the fingerprints of the images that were encoded."""
-        if self.fingerprints is None:
-            return self.plan
-        new = self.plan["fingerprint"].slice(self.rows_before)
-        all_rows = pa.chunked_array([*self.fingerprints.chunks, *new.chunks], pa.string()).combine_chunks()
-        return self.plan.set_column(self.plan.column_names.index("fingerprint"), "fingerprint", all_rows)
+    def planned(self, shard: int, columns: Sequence[str] | None = None) -> pa.Table:
+        """A shard's rows, as the source has them now."""
+        assert self.plan is not None
+        return self.plan.shard(shard, columns)
+
+    def to_write(self, shard: int) -> pa.Table:
+        """A shard's rows, with the fingerprints of the images that were encoded."""
+        rows = self.planned(shard)
+        before = self.trusted.shard(shard, ["fingerprint"])["fingerprint"].chunks if self.trusted else []
+        new = rows["fingerprint"].slice(sum(map(len, before)))
+        fingerprints = pa.chunked_array([*before, *new.chunks], pa.string()).combine_chunks()
+        return rows.set_column(rows.column_names.index("fingerprint"), "fingerprint", fingerprints)
 
     def without_plan(self) -> "Work":
         """The work once the plan is on disk, so that nothing of it grows with the data set."""
-        return replace(self, plan=self.plan.schema.empty_table(), fingerprints=None)
+        return replace(self, plan=None, trusted=None)
 
     def recovering(self, shards: Mapping[int, int]) -> "Work":
         """The work with these shards built again, to whatever they come out as."""
@@ -102,8 +107,7 @@ class Work:
 def decide(survey: Survey, wanted: Wanted, request: BuildRequest) -> Work:
     """The work; StaleError where the cache was made from other inputs, ConfigError for what no cache can be."""
     if not survey.has_cache:
-        digests = plan_digests(wanted.samples, wanted.recipe.samples_per_shard)
-        spec = possible_spec(wanted.recipe, wanted.samples.num_rows, digests.whole)
+        spec = possible_spec(wanted.recipe, len(wanted.samples), wanted.samples.digests.whole)
         return Work(spec=spec, plan=wanted.samples)
     survey.raise_unreadable()
     refuse_other_report(survey, request.report)
@@ -115,28 +119,28 @@ def decide(survey: Survey, wanted: Wanted, request: BuildRequest) -> Work:
     spec = possible_spec(recipe, len(samples.wanted), samples.wanted.digests.whole)
     if beyond := [shard for shard in sorted(request.rebuild) if not 0 <= shard < spec.num_shards]:
         raise ConfigError(f"{survey.store} has shards [0, {spec.num_shards}); it has no shard {beyond[0]}")
-    fingerprints = trusted_fingerprints(survey, recipe, samples)
+    trusted = trusted_rows(survey, recipe, samples)
     work = Work(
         spec=spec,
-        plan=samples.wanted.table,
+        plan=samples.wanted,
         rows_before=len(samples.planned),
-        fingerprints=fingerprints,
-        writes_plan=fingerprints is None or samples.has_begun_to_grow or spec.rows > len(samples.planned),
+        trusted=trusted,
+        writes_plan=trusted is None or samples.has_begun_to_grow or spec.rows > len(samples.planned),
         earlier_seal=survey.seal.value,
     )
     work = with_shards(work, survey, samples.wanted.digests, request)
     return replace(work, notes=(*work.notes, *notes_on_metadata(survey, work, samples)))
 
 
-def trusted_fingerprints(survey: Survey, recipe: Recipe, samples: SampleList) -> pa.ChunkedArray | None:
-    """Of the rows planned before, where the plan file is the sealed one, if any is, or that of a begun extension."""
+def trusted_rows(survey: Survey, recipe: Recipe, samples: SampleList) -> Rows | None:
+    """The rows planned before, where the plan file is the sealed one, if any is, or that of a begun extension."""
     plan, seal = survey.plan.value, survey.seal.value
     if plan is None or not samples.planned.on_disk:
         return None
     is_sealed = seal is not None and seal.spec_digest == samples.planned.spec(recipe).digest
     if seal is not None and is_sealed and not samples.has_begun_to_grow and seal.plan_file != plan.file:
         return None
-    return samples.planned.table["fingerprint"]
+    return samples.planned
 
 
 def notes_on_metadata(survey: Survey, work: Work, samples: SampleList) -> Iterator[str]:

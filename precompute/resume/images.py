@@ -21,7 +21,7 @@ from precompute.encode.job import MismatchedShard
 from precompute.encode.progress import say
 from precompute.images.decode import content_sha256
 from precompute.images.rejected import Rejected
-from precompute.plan import abridged
+from precompute.plan.ids import abridged
 from precompute.resume.decide import Work
 from precompute.resume.refusals import refuse_changed_images, refuse_changed_rejects, refuse_unknown_images
 from precompute.resume.request import BuildRequest
@@ -48,17 +48,16 @@ def examine_images(survey: Survey, work: Work, source: Source, request: BuildReq
     if not survey.has_cache:
         return
     store, compared, changes, unknown = survey.store, 0, list[ImageChange](), list[int]()
-    before = None if request.check_sources else work.fingerprints
-    planned_before = work.plan.slice(0, work.rows_before)
+    before, size = None if request.check_sources else work.trusted, work.spec.samples_per_shard
     with (
         ThreadPoolExecutor(threads, thread_name_prefix="check") as pool,
         progress_bar(total=work.rows_before, desc="check images", unit="image", delay=0.5) as bar,
     ):
-        for shard in range(-(-work.rows_before // work.spec.samples_per_shard)):
-            planned = rows_of_shard(planned_before, work, shard)
-            trusted = None if before is None or shard not in work.kept else rows_of_shard(before, work, shard)
-            suspects = changed_places(planned["fingerprint"], trusted)
-            samples = encoded_samples(survey, work, shard, planned) if suspects else None
+        for shard in range(-(-work.rows_before // size)):
+            now = work.planned(shard, ["fingerprint"]).slice(0, work.rows_before - shard * size)
+            trusted = before.shard(shard, ["fingerprint"]) if before and shard in work.kept else None
+            suspects = changed_places(now["fingerprint"], trusted and trusted["fingerprint"])
+            samples = encoded_samples(survey, work, shard, now.num_rows) if suspects else None
             if samples is not None:
                 chosen = [samples[place] for place in suspects]
                 found = pool.map(lambda sample: compare(source, shard, sample), chosen)  # noqa: B023 (used at once)
@@ -66,7 +65,7 @@ def examine_images(survey: Survey, work: Work, source: Source, request: BuildReq
                 compared += len(chosen)
             elif suspects and (shard in survey.shards or not survey.seal.is_absent):
                 unknown.append(shard)
-            bar.update(planned.num_rows)
+            bar.update(now.num_rows)
     refuse_changed_images(store, work.rows_before, [each.difference for each in changes if not each.rejected], request)
     if request.check_sources:
         refuse_unknown_images(store, unknown)
@@ -75,25 +74,23 @@ def examine_images(survey: Survey, work: Work, source: Source, request: BuildReq
         settle_rejected(store, [each for each in changes if each.rejected], work, request)
 
 
-def rows_of_shard(rows: Any, work: Work, shard: int) -> Any:
-    """One shard's rows, of a table or a column that has all rows."""
-    return rows.slice(shard * work.spec.samples_per_shard, work.spec.samples_per_shard)
-
-
 def changed_places(now: pa.ChunkedArray, before: pa.ChunkedArray | None) -> list[int]:
     """Places, in a shard, of samples whose fingerprints differ; all of them where none can be trusted."""
     if before is None:
         return list(range(len(now)))
+    if before.equals(now):
+        return []
     pairs = zip(before.to_pylist(), now.to_pylist(), strict=True)
     return [place for place, (was, is_now) in enumerate(pairs) if was != is_now]
 
 
-def encoded_samples(survey: Survey, work: Work, shard: int, planned: pa.Table) -> list[dict[str, Any]] | None:
-    """The planned samples of a shard, with what was encoded; None where nothing that can be trusted tells."""
+def encoded_samples(survey: Survey, work: Work, shard: int, count: int) -> list[dict[str, Any]] | None:
+    """The first planned samples of a shard, with what was encoded; None where nothing that can be trusted tells."""
     record, allowed = survey.records.get(shard), work.allowed_digests.get(shard)
     if record is None or (allowed is not None and record.content.digest not in allowed):
         return None
     samples = recorded_samples(survey.store, record, ["id", "content_sha256", "status"])
+    planned = work.planned(shard, ["id", "uri"]).slice(0, count)
     if samples is None or not samples["id"].equals(planned["id"]):
         return None
     rows: list[dict[str, Any]] = samples.append_column("uri", planned["uri"]).to_pylist()

@@ -4,18 +4,17 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from typing import NoReturn
 
-import pyarrow as pa
-
 from cache_store.cache.survey import Survey
 from cache_store.errors import CacheError
 from cache_store.format.names import COMMITS, PLAN_FILE, SEAL_FILE, SPEC_FILE, commit_file
-from cache_store.format.plan import PlanDigests
 from cache_store.format.schema import Recipe
 from cache_store.refusal import ABSENT, Difference, differing, recipe_differences, refuse
 from cache_store.storage.store import Store
 from cache_store.verify.findings import Report
 from precompute.encode.job import MismatchedShard
-from precompute.plan import SHOWN_IDS, PlanDifference, abridged
+from precompute.plan.differences import PlanDifference
+from precompute.plan.ids import SHOWN_IDS, SomeIds, abridged
+from precompute.plan.rows import Rows
 from precompute.resume.request import BuildRequest
 
 
@@ -53,11 +52,11 @@ def keep_both(request: BuildRequest) -> list[str]:
     ]
 
 
-def refuse_grown_list(store: Store, rows: int, added: list[str], request: BuildRequest) -> NoReturn:
+def refuse_grown_list(store: Store, rows: int, added: SomeIds, request: BuildRequest) -> NoReturn:
     """StaleError for a list that has only gained samples."""
     refuse(
         f"{store} was planned from fewer samples than the source has now; it is untouched",
-        list_differences(rows, rows + len(added), PlanDifference(added=added, removed=[], changed=[])),
+        list_differences(rows, rows + added.total, PlanDifference(added=added)),
         [f"to add them, keeping all that is encoded: {request.with_options('--extend')}"],
     )
 
@@ -76,16 +75,17 @@ def refuse_other_list(
 def list_differences(rows: int, rows_now: int, difference: PlanDifference) -> list[Difference]:
     return [
         Difference("samples", f"{rows:,}", f"{rows_now:,}"),
-        *(Difference("new sample", "", name) for name in difference.added[:SHOWN_IDS]),
-        *(Difference("gone sample", name, "") for name in difference.removed[:SHOWN_IDS]),
-        *(Difference("image name or text", name, "changed") for name in difference.changed[:SHOWN_IDS]),
+        *(Difference("new sample", "", name) for name in difference.added.first),
+        *(Difference("gone sample", name, "") for name in difference.removed.first),
+        *(Difference("image name or text", name, "changed") for name in difference.changed.first),
     ]
 
 
-def refuse_lost_list(survey: Survey, source: pa.Table, digests: PlanDigests) -> NoReturn:
+def refuse_lost_list(survey: Survey, source: Rows) -> NoReturn:
     """StaleError where the plan file is lost or damaged, and the source's samples are not those it was made from."""
-    gone = sorted({*survey.ids.values()} - {*source["id"].to_pylist()})
-    now = dict(enumerate(digests.shards))
+    there = (name for table in source.shards(["id"]) for name in table["id"].to_pylist())
+    gone = sorted({*survey.ids.values()}.difference(there))
+    now = dict(enumerate(source.digests.shards))
     changed = (
         Difference(f"samples of shard {shard}", record.content.plan_digest, now.get(shard, ABSENT))
         for shard, record in survey.records.items()

@@ -17,7 +17,7 @@ from precompute.images.decode import decode_image
 from precompute.images.fit import fit_image
 from precompute.images.rejected import Rejected
 from precompute.resume.decide import Work
-from precompute.resume.images import recorded_samples, rows_of_shard
+from precompute.resume.images import recorded_samples
 from precompute.resume.request import BuildRequest
 from precompute.sources import Source
 
@@ -40,7 +40,7 @@ def try_rejected(store: Store, work: Work, source: Source, threads: int) -> tupl
             samples = recorded_samples(store, work.kept[shard], ["status"])
             if samples is None:
                 continue  # it is damaged: a verification names that
-            planned = rows_of_shard(work.plan, work, shard).slice(0, samples.num_rows)
+            planned = work.planned(shard, ["uri"]).slice(0, samples.num_rows)
             rejected = planned.filter(pc.equal(samples["status"], REJECTED))["uri"].to_pylist()
             outcomes = list(pool.map(lambda uri: gives_pixels(source, uri, recipe), rejected))
             tried += len(outcomes)

@@ -4,33 +4,18 @@ The plan file says which, and the source is its backup. Right is the list that t
 were made for.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import pyarrow as pa
+import numpy as np
 
-from cache_store.cache.survey import Survey
-from cache_store.format.plan import DIGESTED, PlanDigests, plan_digests
+from cache_store.cache.survey import PlanOnDisk, Survey
 from cache_store.format.schema import Recipe, Spec
-from precompute.plan import compare_plans, in_order_of
+from precompute.plan.differences import compare_plans
+from precompute.plan.ids import hashes_of
+from precompute.plan.order import in_order_of
+from precompute.plan.rows import Rows, rows_on_disk
 from precompute.resume.refusals import refuse_grown_list, refuse_lost_list, refuse_other_list
 from precompute.resume.request import BuildRequest
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rows:
-    """Samples in the order of a cache's rows."""
-
-    table: pa.Table
-    digests: PlanDigests
-    on_disk: bool = False
-    """As the plan file has them; else as the source has them."""
-
-    def __len__(self) -> int:
-        return int(self.table.num_rows)
-
-    def spec(self, recipe: Recipe) -> Spec:
-        """Of a cache of that recipe with these rows."""
-        return recipe.spec(len(self), self.digests.whole)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,49 +32,43 @@ class SampleList:
     """The plan file is already that of an extension, though the spec is not."""
 
 
-def arrange(survey: Survey, recipe: Recipe, found: pa.Table, request: BuildRequest) -> SampleList:
+def arrange(survey: Survey, recipe: Recipe, found: Rows, request: BuildRequest) -> SampleList:
     """Bring the samples `found` into the cache's rows; StaleError where it has others or lacks some."""
     planned = planned_rows(survey, recipe, found)
-    plan = in_order_of(found, planned.table["id"])
-    if not same_samples(planned.table, plan.slice(0, len(planned))):
-        refuse_other_list(survey.store, len(planned), found.num_rows, compare_plans(planned.table, found), request)
-    on_disk = survey.plan.value.table if survey.plan.value and planned.on_disk else None
-    has_begun = on_disk is not None and on_disk.num_rows > len(planned)
-    new = plan["id"].slice(len(planned)).to_pylist()
-    if new and request.new_samples != "append" and not (has_begun and same_samples(on_disk, plan)):
+    plan = found if found.begins_with(planned) else in_order_of(found, planned.id_hashes())
+    if not plan.begins_with(planned):
+        refuse_other_list(survey.store, len(planned), len(found), compare_plans(planned, found), request)
+    held = survey.plan.value.plan if survey.plan.value and planned.on_disk else planned.plan
+    has_begun = planned.on_disk and held.num_rows > len(planned)
+    new = len(plan) - len(planned)
+    if new and request.new_samples != "append" and not (has_begun and held.digests() == plan.digests):
         if request.new_samples == "refuse":
-            refuse_grown_list(survey.store, len(planned), new, request)
-        plan = plan.slice(0, len(planned))
-    grows = plan.num_rows > len(planned)
-    digests = plan_digests(plan, recipe.samples_per_shard) if grows else planned.digests
-    return SampleList(
-        planned=planned,
-        wanted=Rows(table=plan, digests=digests),
-        left_out=0 if grows else len(new),
-        has_begun_to_grow=has_begun,
-    )
+            is_new = np.arange(len(plan)) >= len(planned)
+            refuse_grown_list(survey.store, len(planned), plan.ids_where(is_new), request)
+        plan = replace(plan, count=len(planned), digests=planned.digests)
+    grows = len(plan) > len(planned)
+    return SampleList(planned=planned, wanted=plan, left_out=0 if grows else new, has_begun_to_grow=has_begun)
 
 
-def same_samples(left: pa.Table, right: pa.Table) -> bool:
-    """Compare the digested columns, which takes no time."""
-    return bool(left.select(DIGESTED).equals(right.select(DIGESTED)))
-
-
-def planned_rows(survey: Survey, recipe: Recipe, found: pa.Table) -> Rows:
+def planned_rows(survey: Survey, recipe: Recipe, found: Rows) -> Rows:
     """Find what the cache was planned with; StaleError where neither the plan file nor the source can have been it."""
-    plan, spec = survey.plan.value, sound_spec(survey, recipe)
-    if spec and plan and plan.digests and plan.digests.whole == spec.plan_digest:
-        return Rows(table=plan.table.slice(0, spec.rows), digests=plan.digests, on_disk=True)
+    plan, spec, size = usable_plan(survey, recipe), sound_spec(survey, recipe), recipe.samples_per_shard
+    if spec and plan and plan.digests.whole == spec.plan_digest:
+        return rows_on_disk(plan.plan, size, spec.rows, plan.digests)
     source = source_in_rows(survey, recipe, found)
-    tables = [(plan.table, True), (source, False)] if plan else [(source, False)]
-    candidates = [
-        Rows(table=table, digests=plan_digests(table, recipe.samples_per_shard), on_disk=on_disk)
-        for table, on_disk in tables
-    ]
+    candidates = [source]
+    if plan:
+        candidates.insert(0, rows_on_disk(plan.plan, size, plan.plan.num_rows, plan.plan.digests()))
     fitting = (rows for fits in (is_stated, fits_records) for rows in candidates if fits(survey, recipe, rows))
     if (rows := next(fitting, None)) is None:
-        refuse_lost_list(survey, source, candidates[-1].digests)
+        refuse_lost_list(survey, source)
     return rows
+
+
+def usable_plan(survey: Survey, recipe: Recipe) -> PlanOnDisk | None:
+    """Return the plan file's plan, unless its row groups are no shards of the recipe."""
+    plan = survey.plan.value
+    return plan if plan and plan.plan.is_cut(recipe.samples_per_shard) else None
 
 
 def sound_spec(survey: Survey, recipe: Recipe) -> Spec | None:
@@ -112,17 +91,17 @@ def fits_records(survey: Survey, recipe: Recipe, rows: Rows) -> bool:
     return bool(full) and all(each.plan_digest == rows.digests.shards[each.shard] for each in full)
 
 
-def source_in_rows(survey: Survey, recipe: Recipe, found: pa.Table) -> pa.Table:
+def source_in_rows(survey: Survey, recipe: Recipe, found: Rows) -> Rows:
     """Put the source's samples in the rows that samples tables say, as many as the cache was planned with.
 
     Rows that no table speaks of go to the samples left over, in order; a digest decides whether that was right.
     """
-    rows = min(planned_count(survey, recipe) or found.num_rows, found.num_rows)
+    rows = min(planned_count(survey, recipe) or len(found), len(found))
     known = [survey.ids.get(row) for row in range(rows)]
     taken = set(known)
-    left = (name for name in found["id"].to_pylist() if name not in taken)
-    ids = [name if name is not None else next(left, None) for name in known]
-    return in_order_of(found, pa.chunked_array([ids], pa.string())).slice(0, rows)
+    left = (name for table in found.shards(["id"]) for name in table["id"].to_pylist() if name not in taken)
+    named = [name if name is not None else next(left, None) for name in known]
+    return in_order_of(found, hashes_of(name for name in named if name is not None)).first(rows)
 
 
 def planned_count(survey: Survey, recipe: Recipe) -> int:

@@ -44,7 +44,8 @@ class LlavaSource:
         self.fingerprint = self._images.fingerprint
 
     def samples(self) -> Samples:
-        return Samples(map(self._sample, read_records(self._path)))
+        records = read_records(self._path)
+        return Samples(map(self._sample, records), in_rows=not isinstance(records, list))
 
     def _sample(self, record: ChatRecord) -> dict[str, object]:
         uri = record.image or ""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 import yaml
@@ -24,11 +25,18 @@ from cache_store.cli import main as cache_store
 from cache_store.verify.verify import verify
 from precompute.cli import main
 from precompute.encoders.vae import VaeEncoder
+from precompute.plan.make import make_plan
+from precompute.sources.archives.listing import Samples
 
 SAMPLES = 22
 BROKEN = (4, 13)
 """Places of the samples whose image is no image."""
 GOOD = [number for number in range(SAMPLES) if number not in BROKEN]
+
+
+def plan_table(samples: Samples) -> pa.Table:
+    """The whole plan of a source's samples, in shards of four."""
+    return pa.concat_tables(make_plan(samples, 4).shards()).combine_chunks()
 
 
 def make_vae(path: Path, seed: int = 0) -> Path:

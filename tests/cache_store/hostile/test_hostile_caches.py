@@ -79,7 +79,7 @@ sys.addaudithook(lambda event, arguments: OPENED.add(str(arguments[0])) if event
 def data_or_named_error(root: Path) -> None:
     """Everything that reads a cache; an error of any other class fails the test, want of memory too."""
     OPENED.clear()
-    for use in (read_everything, info.describe, metadata.read_build, files.read_plan, verify, verify_deep):
+    for use in (read_everything, info.describe, metadata.read_build, read_plan, verify, verify_deep):
         with contextlib.suppress(EncodeOnceError):
             use(root)
     assert not any(name.endswith(("secret", "passwd")) for name in OPENED)
@@ -91,6 +91,10 @@ def read_everything(root: Path) -> None:
     assert cache.samples(numbers).column_names == [*SAMPLES_SCHEMA.names, *TEXT_COLUMNS]
     for check in (True, False):
         assert cache.read(numbers, check=check).shape == (len(numbers), *cache.spec.array.shape)
+
+
+def read_plan(root: Path) -> None:
+    files.open_plan(root).digests()
 
 
 def verify_deep(root: Path) -> str:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from cache_store import open_cache
-from cache_store.cache.files import read_plan
+from cache_store.cache.files import open_table
 from cache_store.cache.metadata import read_build, read_seal
+from cache_store.storage.local import LocalStore
 from cache_store.verify.verify import verify
 from tests.precompute.conftest import (
     BROKEN,
@@ -180,7 +181,7 @@ def test_rows_stay_where_they_are_when_new_ids_sort_first(project):
     project.repair("--shards", "[2]")
     longer.rename(project.source / "chat.json")
     project.build()
-    ids = read_plan(project.cache)["id"].to_pylist()
+    ids = open_table(LocalStore(project.cache), "plan.parquet").whole()["id"].to_pylist()
     assert ids == [sample_name(number) for number in (*range(10, SAMPLES), *range(10))]
     np.testing.assert_array_equal(open_cache(project.cache).read(np.arange(7)), kept)
     with project.same_in_the_end():

@@ -16,10 +16,11 @@ from cache_store.errors import CacheError, ConfigError, StaleError
 from cache_store.format import schema
 from cache_store.format.formats import shard_format
 from cache_store.format.names import PLAN_FILE, SPEC_FILE, samples_file
-from cache_store.format.plan import plan_digests
 from cache_store.format.record import signed
 from cache_store.storage.local import LocalStore
 from cache_store.verify.findings import Report
+from precompute.plan.make import slices_of
+from precompute.plan.rows import Rows, rows_in_scratch
 from precompute.resume.decide import Wanted, Work, decide
 from precompute.resume.request import BuildRequest
 from tests.make_cache import caption, make_array, make_encoder, make_plan
@@ -36,12 +37,16 @@ def samples(numbers: Sequence[int] = range(12), **texts: str) -> pa.Table:
     return make_plan(len(ids), ids, [caption(texts.get(name, name)) for name in ids])
 
 
+def rows(table: pa.Table, size: int = PER_SHARD) -> Rows:
+    return rows_in_scratch(slices_of(table, size), size)
+
+
 def record(spec: schema.Spec, plan: pa.Table, shard: int, content: str) -> schema.CommitRecord:
     """Of a shard whose files hold whatever `content` names."""
     sums = dict.fromkeys(("sum", "sum_of_squares", "minimum", "maximum"), (0.0,))
     count, names = len(spec.shard_rows(shard)), (shard_format(spec).shard_file(shard), samples_file(shard))
     made = schema.CommitContent(
-        shard=shard, recipe=spec.recipe, plan_digest=plan_digests(plan, spec.samples_per_shard).shards[shard],
+        shard=shard, recipe=spec.recipe, plan_digest=rows(plan, spec.samples_per_shard).digests.shards[shard],
         files=tuple(schema.FileRecord(path=name, bytes=1, sha256=content) for name in names),
         rows_digest="", cached=count, rejected=0, reasons={}, non_finite=0,
         statistics=schema.FeatureStatistics(count=count * spec.array.shape[1], **sums),
@@ -51,16 +56,17 @@ def record(spec: schema.Spec, plan: pa.Table, shard: int, content: str) -> schem
     return signed(schema.CommitRecord(format_version=1, content=made, run=run, sha256=""))
 
 
-def plan_on_disk(table: pa.Table, rows: int, content: str = "", size: int = PER_SHARD) -> Reading[PlanOnDisk]:
+def plan_on_disk(table: pa.Table, count: int, content: str = "", size: int = PER_SHARD) -> Reading[PlanOnDisk]:
     file = schema.FileRecord(path=PLAN_FILE, bytes=1, sha256=content)
-    return Reading(PlanOnDisk(table=table, file=file, digests=plan_digests(table.slice(0, rows), size)))
+    plan = rows(table, size).plan
+    return Reading(PlanOnDisk(plan=plan, file=file, digests=plan.digests(count)))
 
 
 def surveyed(recipe: schema.Recipe = RECIPE, plan: pa.Table | None = None, content: str = "") -> Survey:
     """A whole sealed cache."""
     plan = samples() if plan is None else plan
     size = recipe.samples_per_shard
-    spec = recipe.spec(plan.num_rows, plan_digests(plan, size).whole)
+    spec = recipe.spec(plan.num_rows, rows(plan, size).digests.whole)
     records = {shard: record(spec, plan, shard, content) for shard in range(spec.num_shards)}
     on_disk = plan_on_disk(plan, spec.rows, content, size)
     return Survey(
@@ -98,7 +104,7 @@ class Case(NamedTuple):
     """Shards with rejected samples that can be decoded now."""
 
     def decided(self) -> Work:
-        return decide(self.found, Wanted(samples=self.source, recipe=self.recipe), self.request).recovering(
+        return decide(self.found, Wanted(samples=rows(self.source), recipe=self.recipe), self.request).recovering(
             self.recovered
         )
 
@@ -115,7 +121,7 @@ APPEND, LEAVE_OUT = BuildRequest(new_samples="append"), BuildRequest(new_samples
 BEGUN = replace(WHOLE, plan=plan_on_disk(LONGER, 12))
 SWAPPED = replace(WHOLE, plan=plan_on_disk(samples([1, 0, *range(2, 12)]), 12), seal=Reading(), shards={})
 FINER = msgspec.structs.replace(RECIPE, samples_per_shard=4)
-OTHER_SPEC = replace(surveyed(FINER), shards=WHOLE.shards, seal=WHOLE.seal)
+OTHER_SPEC = replace(surveyed(FINER), shards=WHOLE.shards, seal=WHOLE.seal, plan=WHOLE.plan)
 OTHER_PLAN = replace(WHOLE, spec=Reading(RECIPE.spec(12, "0")), metadata={SPEC_FILE: b"of another plan"})
 NO_FILE = ShardOnDisk(record=WHOLE.shards[1].record, file_problems={"f": CacheError("C/f is missing")})
 NO_RECORD, UNREADABLE = ShardOnDisk(record=DAMAGED), ShardOnDisk(record=Reading(problem=OSError("no such device")))
@@ -160,8 +166,8 @@ DONE: dict[str, tuple[Case, list[int], list[int], str]] = {
 def test_what_is_kept_and_built(name):
     case, to_build, free, said = DONE[name]
     work = case.decided()
-    rows = 12 if case.request is LEAVE_OUT else case.source.num_rows
-    assert (work.to_build, work.spec.rows) == (to_build, rows)
+    count = 12 if case.request is LEAVE_OUT else case.source.num_rows
+    assert (work.to_build, work.spec.rows) == (to_build, count)
     vouching = [WHOLE, FOREIGN] if case.found is OTHER_SEAL else [WHOLE]
     held = {shard: {each.records[shard].content.digest for each in vouching} for shard in {0, 1} - {*free}}
     assert work.allowed_digests == held

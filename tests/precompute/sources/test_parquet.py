@@ -14,12 +14,11 @@ import pytest
 from cache_store import open_cache
 from cache_store.errors import EncodeOnceError, SourceError
 from precompute.images.rejected import Rejected
-from precompute.plan import make_plan
 from precompute.sources import Source, SourceConfig, open_source
 from precompute.sources.archives.archive import MISSING
 from precompute.sources.fields import FieldNames
 from precompute.sources.turns import captioned
-from tests.precompute.conftest import image_bytes
+from tests.precompute.conftest import image_bytes, plan_table
 from tests.precompute.sources.pictures import assert_same_as_of_a_folder
 
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
@@ -30,7 +29,7 @@ def opened(path: Path, **fields: str) -> Source:
 
 
 def rows_of(source: Source) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = make_plan(source.samples()).to_pylist()
+    rows: list[dict[str, Any]] = plan_table(source.samples()).to_pylist()
     return rows
 
 

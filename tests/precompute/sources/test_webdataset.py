@@ -16,13 +16,12 @@ import webdataset
 from cache_store import open_cache
 from cache_store.errors import EncodeOnceError, MissingPathError, SourceError
 from precompute.images.rejected import Rejected
-from precompute.plan import make_plan
 from precompute.sources import Source, SourceConfig, open_source
 from precompute.sources.archives.archive import MISSING
 from precompute.sources.archives.image_tar import read_index
 from precompute.sources.fields import FieldNames
 from precompute.sources.turns import captioned
-from tests.precompute.conftest import Project, image_bytes
+from tests.precompute.conftest import Project, image_bytes, plan_table
 from tests.precompute.sources.pictures import assert_same_as_of_a_folder
 from tests.precompute.sources.test_archives import NOTHING, A, make_tar, member
 
@@ -44,7 +43,7 @@ def opened(path: Path, **fields: str) -> Source:
 
 
 def rows_of(source: Source) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = make_plan(source.samples()).to_pylist()
+    rows: list[dict[str, Any]] = plan_table(source.samples()).to_pylist()
     return rows
 
 
@@ -63,7 +62,7 @@ def test_members_of_one_key_are_a_sample_with_its_text(tmp_path):
     (tmp_path / "00000_stats.json").write_text("{}")
     source = opened(tmp_path)
     samples = source.samples()
-    rows = make_plan(samples).to_pylist()
+    rows = plan_table(samples).to_pylist()
     assert [row["id"] for row in rows] == ["9", "in/3", "5", "2", "1"]
     assert [row["uri"] for row in rows][::3] == ["00000.tar/9.jpg", "00001.tar/2.png"]
     assert [row["conversations"] for row in rows] == [TURNS, captioned("C"), [], captioned("B"), []]

@@ -1,0 +1,40 @@
+"""Refusing a list too many of whose images are not there, before anything is encoded."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cache_store.errors import SourceError
+from precompute.plan.ids import abridged
+from precompute.plan.rows import Rows
+from precompute.sources import SourceConfig
+from precompute.sources.archives.archive import MISSING
+
+
+def refuse_missing_images(found: Rows, source: SourceConfig, allowed: float) -> None:
+    """Known before anything is encoded: a wrong folder should not cost an hour."""
+    tables = found.shards(["id", "uri", "fingerprint"])
+    missing = pa.concat_tables([table.filter(pc.equal(table["fingerprint"], MISSING)) for table in tables])
+    if missing.num_rows > allowed * len(found):
+        reasons, advice = zip(*why_missing(missing, source), strict=True)
+        raise SourceError(
+            f"{missing.num_rows} of {len(found)} samples have no image: {'; '.join(reasons)}. That is more "
+            f"than run.max_reject_fraction {allowed:g} allows; nothing was encoded. {'. '.join(advice)}"
+        )
+
+
+def why_missing(missing: pa.Table, source: SourceConfig) -> Iterator[tuple[str, str]]:
+    """Each reason that there is for images to be missing, and what to do about it."""
+    is_unnamed = pc.equal(missing["uri"], "")
+    unnamed, named = missing.filter(is_unnamed)["id"], missing.filter(pc.invert(is_unnamed))["uri"]
+    if len(named):
+        where = source.images or (Path(source.path).parent if source.kind == "llava" else source.path)
+        mend = "Set source.images, or mend it" if source.kind == "llava" else f"Mend {where}"
+        yield f"{abridged(named.to_pylist())}; looked in {where}", mend
+    if len(unnamed):
+        yield (
+            f"the records of {len(unnamed)} samples name none: {abridged(unnamed.to_pylist())}",
+            f"Give these records an `image`, or leave them out of {source.path}",
+        )

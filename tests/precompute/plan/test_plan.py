@@ -1,0 +1,84 @@
+"""The plan of a source that is larger than memory: made, compared and put in another order a few shards at a time."""
+
+import random
+from collections.abc import Iterable, Iterator
+from typing import Any
+from weakref import WeakSet
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from cache_store.errors import SourceError
+from precompute.plan import order
+from precompute.plan.differences import compare_plans
+from precompute.plan.make import make_plan, refuse_duplicates
+from precompute.plan.order import in_order_of
+from precompute.plan.rows import Rows
+from precompute.sources.archives.listing import Samples
+from tests.make_cache import caption
+
+PER_SHARD = 64
+
+
+class Sample(dict[str, Any]):
+    """Counted for as long as anything holds it."""
+
+    __hash__ = object.__hash__
+
+
+def sample(number: int) -> Sample:
+    name = f"sample-{number:06d}"
+    return Sample(id=name, uri=f"{name}.png", conversations=caption(f"this is {name}"), fingerprint="0:0")
+
+
+def plan_of(numbers: Iterable[int], per_shard: int = PER_SHARD) -> Rows:
+    return make_plan(Samples(map(sample, numbers), in_rows=True), per_shard)
+
+
+def held_at_most(count: int) -> tuple[int, int]:
+    """Samples, and bytes of Arrow's, that were held at a time to plan so many."""
+    alive, most, before = WeakSet[Sample](), [0, 0], pa.total_allocated_bytes()
+
+    def counted() -> Iterator[Sample]:
+        for number in range(count):
+            alive.add(each := sample(number))
+            most[:] = max(most[0], len(alive)), max(most[1], pa.total_allocated_bytes() - before)
+            yield each
+
+    plan = make_plan(Samples(counted(), in_rows=True), PER_SHARD)
+    assert len(plan) == plan.plan.num_rows == count
+    return most[0], most[1]
+
+
+def test_ten_times_as_many_samples_take_no_more_memory():
+    """But for their ids' hashes, and the index of row groups."""
+    few, many = held_at_most(20 * PER_SHARD), held_at_most(200 * PER_SHARD)
+    assert many[0] == few[0] <= 2 * PER_SHARD
+    assert many[1] < 1.5 * few[1] + 2**20
+
+
+def test_ids_of_one_hash_are_no_duplicates():
+    plan = plan_of(range(10), per_shard=4)
+    refuse_duplicates(plan, np.zeros(10, np.int64))
+    twice = pytest.raises(SourceError, match="2 occur more than once: sample-000003, sample-000009$")
+    with twice:
+        plan_of([*range(10), 9, 3], per_shard=4)
+
+
+@pytest.mark.parametrize("held", [8, order.ROWS_HELD])
+def test_samples_in_another_order_come_into_the_caches_rows(monkeypatch, held):
+    """New ones behind them, in their own order; whatever is put in order at a time."""
+    monkeypatch.setattr(order, "ROWS_HELD", held)
+    numbers = list(range(50))
+    random.Random(0).shuffle(numbers)
+    planned, found = plan_of(range(0, 50, 2), per_shard=4), plan_of(numbers, per_shard=4)
+    arranged = in_order_of(found, planned.id_hashes())
+    expected = plan_of([*range(0, 50, 2), *(number for number in numbers if number % 2)], per_shard=4)
+    assert arranged.begins_with(planned)
+    assert not found.begins_with(planned)
+    assert arranged.digests == expected.digests
+    assert pa.concat_tables(arranged.shards()) == pa.concat_tables(expected.shards())
+    assert in_order_of(arranged, planned.id_hashes()) is arranged
+    assert str(compare_plans(planned, found)).startswith("25 new (sample-000001, sample-000003, ")
+    assert str(compare_plans(found, planned)).startswith("25 gone (sample-000001, ")
