@@ -96,7 +96,9 @@ class ImageFolder:
                 raise Rejected(MISSING, f"{name} is not a file")
             refuse_large(name, status.st_size)
             with path.open("rb") as stream:
-                data = stream.read(MAX_FILE_BYTES + 1)  # a file may grow, and some say that they are empty
+                data = stream.read(status.st_size + 1)  # all of it, in no larger a buffer
+                if len(data) > status.st_size:  # a file may grow, and some say that they are empty
+                    data += stream.read(MAX_FILE_BYTES + 1 - len(data))
         except OSError as error:
             if error.errno not in MISSING_ERRORS:
                 raise

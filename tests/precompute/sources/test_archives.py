@@ -19,7 +19,7 @@ import pytest
 from cache_store.errors import SourceError
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.archive import MAX_FILE_BYTES
-from precompute.sources.archives.image_store import MISSING, ImageStore, open_image_store
+from precompute.sources.archives.image_store import MISSING, ImageFolder, ImageStore, open_image_store
 from tests.precompute.images.hostile_images import mutated
 
 Entry = tuple[str, bytes]
@@ -328,3 +328,8 @@ def test_a_zips_name_wrongly_marked_as_utf8_is_passed_over(tmp_path):
     images = open_image_store(path)
     assert (images.listing().names, images.listing().not_utf8) == (["d.jpg", "\u6f22.jpg"], [os.fsdecode(b"\xff.jpg")])
     assert (images.read("\u6f22.jpg"), images.read("d.jpg")) == (b"b", b"d")
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no such file here")
+def test_a_file_that_says_it_is_empty_is_read_whole():
+    assert ImageFolder(Path("/proc/self")).read("status").startswith(b"Name:")
