@@ -31,6 +31,9 @@ SOI, EOI, SOS, APP1, APP13, TEM = 0xD8, 0xD9, 0xDA, 0xE1, 0xED, 0x01
 FRAMES = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
 FRAMES_OF_COSINES = frozenset({0xC0, 0xC1, 0xC2, 0xC9, 0xCA})
 """Sequential and progressive, with either entropy code."""
+SEQUENTIAL_FRAMES = frozenset({0xC0, 0xC1, 0xC9})
+FRAME_COMPONENTS, SCAN_COMPONENTS = 7, 2
+"""Where a segment says how many it has, from its length on."""
 
 GIF_EXTENSION, GIF_IMAGE, GIF_END = 0x21, 0x2C, 0x3B
 
@@ -64,8 +67,13 @@ def refuse_costly(data: bytes, max_pixels: int) -> None:
 
 
 def jpeg_parts(data: bytes, max_pixels: int) -> Iterator[int]:
-    """Count segments and Photoshop's resources; before the first scan also bytes between, which Pillow skips singly."""
+    """Count segments and Photoshop's resources; before the first scan also bytes between, which Pillow skips singly.
+
+    A sequential image whose first scan has all components has no other: libjpeg goes over the rest of the file once, at
+    most, whatever it holds. So that is not searched, which would take longer than all other checks together.
+    """
     scans = exif_bytes = position = 0
+    frames = list[bytes]()
     while match := JPEG_MARKER.search(data, position):
         marker = data[match.end() - 1]
         yield 1 if scans else match.end() - position - 1
@@ -74,6 +82,11 @@ def jpeg_parts(data: bytes, max_pixels: int) -> Iterator[int]:
             return
         if marker in (SOI, TEM):
             continue
+        if marker in FRAMES:
+            is_sequential = marker in SEQUENTIAL_FRAMES
+            frames.append(byte_at(data, position + FRAME_COMPONENTS) if is_sequential else b"")
+        if marker == SOS and frames == [byte_at(data, position + SCAN_COMPONENTS)]:
+            return
         scans += marker == SOS
         length = int.from_bytes(data[position : position + 2], "big")
         yield data.count(b"8BIM", position, position + length) if marker == APP13 else 0
@@ -82,6 +95,11 @@ def jpeg_parts(data: bytes, max_pixels: int) -> Iterator[int]:
             raise Rejected("too many parts", f"more than {MAX_SCANS} scans or {MAX_EXIF_BYTES:,} bytes of EXIF")
         position += max(length, 2)
     yield 0 if scans else max(0, len(data) - position)
+
+
+def byte_at(data: bytes, place: int) -> bytes:
+    """The byte; none behind the file's end."""
+    return data[place : place + 1]
 
 
 def is_of_cosines(data: bytes) -> bool:

@@ -204,6 +204,17 @@ def test_a_run_anywhere_in_a_file_is_decided_in_bounded_steps(few_parts, around,
         assert calls(decode_image, around(run * (size // len(run))), RECIPE) <= 20 * FEW_PARTS, run
 
 
+def test_behind_a_sequential_jpegs_only_scan_nothing_is_searched():
+    """With the last row, libjpeg ends: it reads no segment there, and takes another scan for damage."""
+    begin, end = PHOTO.rindex(b"\xff\xda"), PHOTO.rindex(b"\xff\xd9")
+    segments, scans = b"\xff\xfe\0\2" * 200_000, PHOTO[begin:end] * 1_000
+    assert np.array_equal(decoded(PHOTO[:end] + segments + PHOTO[end:]), decoded(PHOTO))
+    assert str(decoded(PHOTO[:end] + scans + PHOTO[end:])).startswith("cannot decode")
+    assert calls(refuse_costly, PHOTO + segments, MAX_PIXELS) == calls(refuse_costly, PHOTO, MAX_PIXELS)
+    several = hostile.patched(PHOTO, b"\xff\xda", 4, b"\1")  # a scan of one component: others may follow
+    assert str(decoded(several[:end] + segments)).startswith("too many parts")
+
+
 def test_blanks_before_an_image_marker_are_tried_once_a_run():
     """Were they tried from each of them, it would take minutes."""
     assert IMAGE_MARKER.sub("", " " * 10**6) == " " * 10**6
