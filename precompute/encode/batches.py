@@ -29,6 +29,11 @@ from precompute.sources.archives.archive import MISSING
 BATCHES_AHEAD = 3
 """Decoded batches that wait for the encoder: with those being encoded and written, memory's bound."""
 
+PIECES, PIECE_IMAGES = 8, 4
+"""A batch is handed to the threads in so many pieces at least, or in single images, and in pieces of so many images at
+most: handing an image over and waiting for it takes as long as a twentieth of a small photograph's decoding.
+"""
+
 
 class Batch:
     """A planned batch: images decode into it from several threads, each into its own place."""
@@ -40,7 +45,7 @@ class Batch:
         count = self.stop - start
         self.pixels_NYX3 = np.full((count, recipe.height, recipe.width, 3), MID_GREY, np.uint8)
         self.rgb_Nhw3 = np.full((count, *array.shape[1:], 3), MID_GREY, np.uint8) if array.has_preview else None
-        self.outcomes: list[Future[Outcome]] = []
+        self._pieces: list[Future[list[Outcome]]] = []
         self.encoding_since = 0.0
         """When the encoder got it, by the monotonic clock."""
 
@@ -50,9 +55,14 @@ class Batch:
 
     def decode(self, pool: ThreadPoolExecutor, source: Source) -> Self:
         """Start decoding; `wait` until it is done."""
-        for place, uri in enumerate(self.samples["uri"].to_pylist()):
-            self.outcomes.append(pool.submit(self._decode_one, place, source, uri))
+        uris = list(enumerate(self.samples["uri"].to_pylist()))
+        size = max(1, min(PIECE_IMAGES, len(uris) // PIECES))
+        for start in range(0, len(uris), size):
+            self._pieces.append(pool.submit(self._decode_piece, source, uris[start : start + size]))
         return self
+
+    def _decode_piece(self, source: Source, uris: Iterable[tuple[int, str]]) -> list[Outcome]:
+        return [self._decode_one(place, source, uri) for place, uri in uris]
 
     def _decode_one(self, place: int, source: Source, uri: str) -> Outcome:
         digest = width = height = reason = None
@@ -74,10 +84,12 @@ class Batch:
 
     @property
     def is_ready(self) -> bool:
-        return all(future.done() for future in self.outcomes)
+        return all(piece.done() for piece in self._pieces)
 
     def wait(self) -> list[Outcome]:
-        return [future.result() for future in self.outcomes]
+        for piece in reversed(self._pieces):  # the last first, so that this thread wakes up once
+            piece.result()
+        return [outcome for piece in self._pieces for outcome in piece.result()]
 
 
 def planned_batches(store: Store, spec: Spec, shards: Iterable[int]) -> Iterator[Batch]:
