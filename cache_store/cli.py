@@ -4,6 +4,7 @@ from typing import Any
 
 from cache_store.cache.info import describe
 from cache_store.convert.convert import ConvertConfig, run_convert
+from cache_store.copy.copy import run_copy
 from cache_store.gallery.command import GalleryConfig, print_gallery
 from cache_store.program.command_line import CACHE, Command, Program
 from cache_store.verify.command import VerifyConfig, run_verify
@@ -16,8 +17,9 @@ EXAMPLES = """\
   cache-store verify data/cc3m --subset 3/20    every byte of one slice a night
   cache-store gallery data/cc3m -o cc3m.html    look at it
   cache-store convert data/cc3m data/tars --format webdataset
+  cache-store copy data/cc3m s3://bucket/cc3m
 """
-CONVERTED = {"cache": "The cache's folder; it is read only.", "out": "The new cache's folder; made if need be."}
+CONVERTED = {"cache": "The cache; it is read only.", "out": "The new cache's folder, made if need be, or its URL."}
 
 
 def info_command(arguments: Any) -> int:
@@ -39,6 +41,11 @@ def convert_command(arguments: Any) -> int:
     return run_convert(arguments.cache, arguments.out, arguments.config)
 
 
+def copy_command(arguments: Any) -> int:
+    """Copy a cache to another place, a folder or a URL, checking every file on both sides; run again to resume."""
+    return run_copy(arguments.cache, arguments.out)
+
+
 def gallery_command(arguments: Any) -> int:
     """Show rows of a cache on one self-contained HTML page, and as PNG contact sheets."""
     from cache_store.gallery.gallery import make_gallery  # pulls in matplotlib
@@ -51,6 +58,7 @@ COMMANDS = {
     "info": Command(info_command, operands=CACHE),
     "verify": Command(verify_command, VerifyConfig, CACHE),
     "convert": Command(convert_command, ConvertConfig, CONVERTED),
+    "copy": Command(copy_command, operands=CONVERTED),
     "gallery": Command(gallery_command, GalleryConfig, CACHE),
 }
 

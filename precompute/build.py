@@ -4,7 +4,7 @@ Everything that can be refused is refused before anything is written.
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -76,6 +76,13 @@ class Decision:
     """Rejected samples that were tried again."""
 
     @property
+    def replaced(self) -> set[int]:
+        """Shards that were there, or may be: damaged, to be mended, to be filled or tried again."""
+        work = self.work
+        opened = [] if work.open_shard is None else [work.open_shard]
+        return {*self.surveyed.shards, *work.allowed_digests, *work.recovered, *opened}
+
+    @property
     def plan_file(self) -> FileRecord | None:
         """Of the plan, where it stays as it is."""
         return self.surveyed.plan.value.file if self.surveyed.plan.value and not self.work.writes_plan else None
@@ -93,10 +100,10 @@ def build(config: BuildConfig, request: BuildRequest | None = None) -> Summary:
         decision = decide_work(inputs, wanted)
         refuse_little_space(config, inputs.store, decision.work)
         write_planned(inputs, decision, passed_over)
-        plan_file, tried = decision.plan_file, decision.tried
+        plan_file, tried, replaced = decision.plan_file, decision.tried, decision.replaced
         work = decision.work.without_plan()  # it is on disk now; nothing below grows with the data set
         del wanted, decision
-        progress = build_missing(inputs, work, work.to_build)
+        progress = build_missing(inputs, work, work.to_build, replaced=replaced)
         return seal_all(inputs, work, progress, plan_file, tried)
 
 
@@ -144,11 +151,19 @@ def look_at_images(
     return work, tried
 
 
-def build_missing(inputs: Inputs, work: Work, shards: Sequence[int], *, shared: bool = False) -> BuildProgress:
-    """Build these shards of the work, perhaps beside others; what was done, and how fast."""
+def build_missing(
+    inputs: Inputs, work: Work, shards: Sequence[int], *, shared: bool = False, replaced: Collection[int] = ()
+) -> BuildProgress:
+    """Build these shards of the work, perhaps beside others; what was done, and how fast.
+
+    A build alone replaces files; of a store that keeps nobody else out, those of `replaced` shards only.
+    """
     spec, store, config, request = work.spec, inputs.store, inputs.config, inputs.request
     allowed, rows = work.allowed_digests, sum(len(spec.shard_rows(shard)) for shard in shards)
-    job = EncodeJob(config=config, store=store, spec=spec, shards=shards, allowed_digests=allowed, shared=shared)
+    new = set() if store.keeps_others_out else {*shards} - {*replaced}
+    job = EncodeJob(
+        config=config, store=store, spec=spec, shards=shards, allowed_digests=allowed, shared=shared, new=new
+    )
     limit = config.run.max_reject_fraction
     with closing(BuildProgress(spec.rows, work.kept.values(), limit, to_build=rows)) as progress:
         try:

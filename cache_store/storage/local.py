@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, ClassVar
 
 from cache_store.storage.claim import claim, refuse_foreign_names
 from cache_store.storage.files import (
@@ -35,6 +35,7 @@ class LocalStore:
     """A `Store` in a folder; `create`, `sync`, `rename` and `link` are all that its writing asks of the disk."""
 
     root: Path
+    keeps_others_out: ClassVar[bool] = True
 
     def create(self, path: Path) -> BinaryIO:
         return path.open("wb", buffering=WRITE_BYTES)

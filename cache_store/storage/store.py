@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO, Protocol, TypeVar, runtime_checkable
+from typing import BinaryIO, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from cache_store.errors import ConfigError
 from cache_store.storage.local import LocalStore
@@ -42,6 +42,9 @@ class Store(Protocol):
     FileNotFoundError where a file is wanted and nothing lies, NotAFileError where something else does, OSError, which
     names the file, for everything that disk or network refuse.
     """
+
+    keeps_others_out: ClassVar[bool]
+    """Whether nobody else writes during a claim that is not shared."""
 
     def __str__(self) -> str:
         """As a person would name it."""

@@ -23,6 +23,8 @@ class EncodeJob:
     """By shard, digests of the contents that it may have; any where there are none."""
     shared: bool = False
     """Whether other programs build this cache too, and perhaps the same shards."""
+    new: Collection[int] = frozenset()
+    """Shards that were never there, in a store that keeps no other program out: their files replace none."""
 
 
 @dataclass(frozen=True, kw_only=True)

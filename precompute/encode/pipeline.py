@@ -46,7 +46,8 @@ class ShardSink:
             self._started = batch.encoding_since
             allowed = self._job.allowed_digests.get(batch.shard, ())
             job, shard, planned = self._job, batch.shard, batch.planned
-            builder = ShardBuilder(job.store, job.spec, shard, planned, allowed, shared=job.shared)
+            shared = job.shared or shard in job.new
+            builder = ShardBuilder(job.store, job.spec, shard, planned, allowed, shared=shared)
             self._builder = self._shard.enter_context(builder)
         rgb = None if batch.rgb_Nhw3 is None else batch.rgb_Nhw3.astype(np.float32) / 255.0
         self._builder.append(encoded.cpu().numpy(), rgb, batch.wait())

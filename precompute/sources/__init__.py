@@ -10,7 +10,7 @@ import msgspec
 from cache_store.cache.metadata import read_build, refuse_no_cache
 from cache_store.errors import CacheError, ConfigError, MissingPathError
 from cache_store.format.names import BUILD_FILE
-from cache_store.storage.store import Store, open_store
+from cache_store.storage.store import Store, is_url, open_store
 from precompute.sources.archives.image_store import Images
 from precompute.sources.archives.listing import Samples
 from precompute.sources.cache import CacheSource
@@ -93,7 +93,7 @@ def open_parquet(config: SourceConfig) -> Source:
 
 
 def open_cache_source(config: SourceConfig) -> Source:
-    refuse_no_cache(store := open_store(existing("path", config.path)))
+    refuse_no_cache(store := open_store(config.path if is_url(config.path) else existing("path", config.path)))
     return CacheSource(store, open_source(recorded_section(store, "source", SourceConfig)))
 
 

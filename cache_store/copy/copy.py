@@ -1,0 +1,147 @@
+"""`cache-store copy`: the same cache in another place, file by file, checked where it is read and where it is written.
+
+Shards are copied several at a time, each with its commit record last, and the seal ends it: what was stopped goes on
+where it was, and until its end the copy is an unfinished cache.
+"""
+
+import hashlib
+import shlex
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from cache_store.cache.files import stored_sha256
+from cache_store.cache.metadata import has_cache, metadata_of, read_spec, refuse_others
+from cache_store.cache.reader import open_cache
+from cache_store.cache.survey import size_problem, survey_records
+from cache_store.convert.convert import put_unless_equal, refuse_overlap
+from cache_store.errors import CacheError
+from cache_store.format.names import BUILD_FILE, PLAN_FILE, SEAL_FILE, commit_file
+from cache_store.format.record import canonical_json
+from cache_store.format.schema import CommitRecord, FileRecord, Seal, Spec
+from cache_store.program.progress_bar import progress_bar
+from cache_store.refusal import Difference, refuse
+from cache_store.storage.store import Address, Store, open_store
+from cache_store.verify.leftovers import clear_leftovers
+from cache_store.verify.verify import verify
+
+COPIED_AT_ONCE = 8
+"""Shards: over a network each waits for its answers most of the time."""
+
+READ_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copied:
+    """What a copy did, and the cache it leaves."""
+
+    seal: Seal
+    shards: int
+    """Copied now, wholly or in part."""
+    kept: int
+    """Shards that were there."""
+
+
+def run_copy(cache: str, out: str) -> int:
+    with progress_bar(total=read_spec(cache).num_shards, desc="copy", unit="shard", delay=0.5) as bar:
+        done = copy(cache, out, bar.update)
+    kept = f"; {done.kept:,} were there, with the same records" if done.kept else ""
+    print(f"copied {done.shards:,} shards, each file checked as it was read and read back{kept}")
+    print(f"sealed {out}: {done.seal.cached:,} samples, cache identity {done.seal.identity}")
+    print(f"next: cache-store verify {shlex.quote(out)} --level full")
+    return 0
+
+
+def copy(root: Address, out: Address, progress: Callable[[int], object] = lambda shards: None) -> Copied:
+    """Make `out` the sealed cache that `root` is; `progress` is called with the number of shards done.
+
+    Raises ConfigError for a wrong place, CacheError for a source that is unfinished or damaged, or a copy that does not
+    read back as it was written, StaleError where `out` holds another cache.
+    """
+    source, target = open_store(root), open_store(out)
+    refuse_overlap(Path(str(source)), Path(str(target)))
+    seal, spec = open_cache(source).seal, read_spec(source)
+    verify(source, "quick").raise_if_damaged()
+    refuse_others(target, "OUT")
+    refuse_another(target, spec, seal)
+    with target.claim():
+        copy_file(source, target, msgspec.structs.replace(seal.plan_file, path=PLAN_FILE))
+        put_checked(target, BUILD_FILE, source.read(BUILD_FILE))
+        for name, data in metadata_of(spec):
+            put_checked(target, name, data)
+        copied = copy_shards(source, target, seal, progress)
+        clear_leftovers(target, spec)
+        put_checked(target, SEAL_FILE, source.read(SEAL_FILE))
+    return Copied(seal=seal, shards=copied, kept=spec.num_shards - copied)
+
+
+def refuse_another(target: Store, spec: Spec, seal: Seal) -> None:
+    """StaleError where a copy of this cache cannot go on there."""
+    if not has_cache(target):
+        return
+    survey = survey_records(target)
+    pairs = {"spec digest": (survey.spec.value and survey.spec.value.digest, spec.digest)}
+    if survey.seal.value:
+        pairs["cache identity"] = (survey.seal.value.identity, seal.identity)
+    others = [shard for shard, record in sorted(survey.records.items()) if not seal.holds(shard, record.content)]
+    differing = [Difference(name, str(found), now) for name, (found, now) in pairs.items() if found not in (None, now)]
+    if others and not differing:
+        digest = survey.records[others[0]].content.digest
+        differing = [Difference(f"shard {others[0]}", digest, seal.commits[others[0]])]
+    if differing:
+        refuse(f"{target} holds another cache", differing, ["name another place for OUT; this one is untouched"])
+
+
+def copy_shards(source: Store, target: Store, seal: Seal, progress: Callable[[int], object]) -> int:
+    """How many had to be copied; an error ends all once those in hand are finished."""
+    records = survey_records(source).records
+    with ThreadPoolExecutor(COPIED_AT_ONCE) as pool:
+        try:
+            copied = [pool.submit(copy_shard, source, target, record) for _, record in sorted(records.items())]
+            for done in as_completed(copied):
+                done.result()
+                progress(1)
+            return sum(each.result() for each in copied)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def copy_shard(source: Store, target: Store, record: CommitRecord) -> bool:
+    """Whether anything of it was missing."""
+    name, files = commit_file(record.content.shard), record.content.files
+    data = canonical_json(record)
+    if target.has(name) and target.read(name) == data and not any(size_problem(target, file) for file in files):
+        return False
+    target.delete(name)  # it vouches for the files
+    for file in files:
+        copy_file(source, target, file)
+    put_checked(target, name, data)
+    return True
+
+
+def copy_file(source: Store, target: Store, file: FileRecord) -> None:
+    """Unless its bytes are there; CacheError where they are not those of its record, here or there."""
+    if not size_problem(target, file) and stored_sha256(target, file.path) == file.sha256:
+        return
+    with source.open(file.path) as stream, target.draft(file.path) as draft:
+        digest = hashlib.sha256()
+        while block := stream.read(READ_BYTES):
+            digest.update(block)
+            draft.stream.write(block)
+        if digest.hexdigest() != file.sha256:
+            verified = f"cache-store verify {shlex.quote(str(source))} --level full"
+            raise CacheError(f"{source.where(file.path)} is damaged, its sha256 is another; run `{verified}`")
+        draft.finish()
+        draft.publish()
+    if stored_sha256(target, file.path) != file.sha256:
+        raise CacheError(f"{target.where(file.path)} does not read back as it was written; run the same command again")
+
+
+def put_checked(target: Store, name: str, data: bytes) -> None:
+    """A small file, read back."""
+    put_unless_equal(target, name, data)
+    if target.read(name) != data:
+        raise CacheError(f"{target.where(name)} does not read back as it was written; run the same command again")

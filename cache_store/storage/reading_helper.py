@@ -1,0 +1,25 @@
+"""The program that reads an object store for a forked process; see `forked.py`."""
+
+import errno
+import sys
+from typing import IO
+
+import msgspec
+
+from cache_store.storage.forked import Answer, Request, receive, send
+from cache_store.storage.object import ObjectStore
+
+
+def serve(asked: IO[bytes], answers: IO[bytes]) -> None:
+    """Until the one who asks has gone."""
+    while (data := receive(asked)) is not None:
+        request = msgspec.msgpack.decode(data, type=Request)
+        try:
+            answer = Answer(getattr(ObjectStore(request.url), request.method)(*request.arguments))
+        except OSError as error:
+            answer = Answer(error=(error.errno or errno.EIO, str(error.strerror), str(error.filename)))
+        send(answers, answer)
+
+
+if __name__ == "__main__":
+    serve(sys.stdin.buffer, sys.stdout.buffer)

@@ -1,0 +1,159 @@
+"""An `ObjectStore` before a real server: drafts, who is first, what is said of what is refused, forks, copies."""
+
+import errno
+import multiprocessing
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cache_store import open_cache
+from cache_store.cli import main as cache_store
+from cache_store.errors import ConfigError
+from cache_store.storage.local import LocalStore
+from cache_store.storage.object import ObjectStore, Ranges
+from cache_store.storage.store import open_store
+from tests.make_cache import make_cache
+
+ROWS = 30
+
+
+@pytest.fixture
+def store(bucket):
+    return open_store(f"{bucket}/a/cache")
+
+
+def test_files_lie_below_the_url_and_drafts_appear_whole(store, monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    store.put_whole("zarr.json", b"spec")
+    with store.draft("latents/c/0/0/0/0") as draft:
+        draft.stream.write(b"samples")
+        draft.finish()
+        assert (bytes(draft.map()), store.has("latents")) == (b"samples", False)
+        draft.publish()
+    with pytest.raises(RuntimeError), store.draft("latents/c/1") as draft:
+        raise RuntimeError
+    assert (store.list(), store.list("latents/c"), store.list("none")) == (["latents/", "zarr.json"], ["0/"], [])
+    assert (store.size("zarr.json"), store.has("latents"), store.has("latent")) == (4, True, False)
+    with store.open("latents/c/0/0/0/0") as stream, store.local("latents/c/0/0/0/0") as data:
+        assert stream.read() == bytes(data) == b"samples"
+    (found,) = store.fetch([Ranges("latents/c/0/0/0/0", [4, 0], [3, 2])])
+    assert [bytes(part) for part in found] == [b"les", b"sa"]
+    store.delete("zarr.json")
+    store.delete("zarr.json")
+    with pytest.raises(FileNotFoundError):
+        store.read("zarr.json")
+    with pytest.raises(ConfigError, match="holds 'latents' but no cache"):
+        store.refuse_others({"plan.parquet"}, "cache", "cache")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_the_first_writer_wins_and_equal_bytes_count_as_first(store):
+    assert store.put_if_absent("file", b"first")
+    assert store.put_if_absent("file", b"first")  # as a retry that meets its own first success
+    assert not store.put_if_absent("file", b"second")
+    with store.draft("file") as draft:
+        draft.stream.write(b"third")
+        draft.finish()
+        assert not draft.publish_if_absent()
+    assert store.read("file") == b"first"
+
+
+def test_large_files_are_put_in_parts(store, monkeypatch):
+    monkeypatch.setattr("cache_store.storage.object.MULTIPART_BYTES", 6 << 20)
+    monkeypatch.setattr("cache_store.storage.object.PART_BYTES", 5 << 20)
+    data = np.random.default_rng(0).bytes(11 << 20)
+    with store.draft("large") as draft:
+        draft.stream.write(data)
+        draft.finish()
+        draft.publish()
+    with store.open("large") as stream:
+        assert stream.read() == data
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "said"),
+    [
+        ("NoSuchBucket", 404, "there is no bucket"),
+        ("ExpiredToken", 400, "the token has expired"),
+        ("InvalidAccessKeyId", 403, "refuses these credentials"),
+        ("PermanentRedirect", 301, "another region"),
+        ("SlowDown", 503, "also when asked again"),
+    ],
+)
+def test_what_a_store_refuses_is_one_line_with_what_to_check(code, status, said):
+    from obstore.exceptions import GenericError
+
+    from cache_store.storage.object_client import telling
+
+    answer = f"Generic S3 error: status code: {status} Some Words: <Error><Code>{code}</Code></Error>\nDebug source:"
+    with pytest.raises(OSError, match=said) as refused, telling("s3://bucket/cache/seal.json"):
+        raise GenericError(answer)
+    assert refused.value.filename == "s3://bucket/cache/seal.json"
+    assert "\n" not in str(refused.value)
+    assert refused.value.errno != errno.ENOENT  # which would say that there is no such file
+
+
+def test_a_wrong_bucket_is_an_error_and_no_absent_cache(bucket, capsys):
+    assert cache_store(["info", f"{bucket}-not/cache"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("cache-store: error: there is no bucket")
+    assert said.count("\n") == 1
+
+
+@pytest.fixture
+def copied(bucket, tmp_path):
+    """A cache, and its copy in the bucket."""
+    latents = np.random.default_rng(7).standard_normal((ROWS, 4, 6, 5)).astype(np.float16).astype(np.float32)
+    cache = make_cache(tmp_path / "cache", latents, rejected=(3, 9, 29))
+    assert cache_store(["copy", str(cache), f"{bucket}/copy"]) == 0
+    return cache, f"{bucket}/copy"
+
+
+def test_a_copy_reads_as_the_cache_and_comes_back_the_same(copied, tmp_path, capsys):
+    cache, url = copied
+    here, there = open_cache(cache), open_cache(url)
+    numbers = np.random.default_rng(0).permutation(len(here)).repeat(2)
+    assert np.array_equal(here.read(numbers), there.read(numbers))
+    assert here.samples(numbers).equals(there.samples(numbers))
+    assert cache_store(["verify", url, "--level", "deep"]) == 0
+    assert cache_store(["copy", url, str(tmp_path / "back")]) == 0
+    back = {path.relative_to(tmp_path / "back"): path.read_bytes() for path in (tmp_path / "back").rglob("*.*")}
+    assert back == {path.relative_to(cache): path.read_bytes() for path in cache.rglob("*.*")}
+    assert "copied 4 shards" in capsys.readouterr().out
+
+
+def test_a_copy_goes_on_where_it_was_and_refuses_others(copied, tmp_path, capsys):
+    cache, url = copied
+    store = open_store(url)
+    for name in ("seal.json", "commits/000002.json"):
+        store.delete(name)
+    store.put_whole("samples/000001.parquet", b"damage")
+    assert cache_store(["copy", str(cache), url]) == 0
+    assert "copied 2 shards" in capsys.readouterr().out
+    assert cache_store(["verify", url, "--level", "full"]) == 0
+    other = make_cache(tmp_path / "other", np.zeros((ROWS, 4, 6, 5), np.float32))
+    assert cache_store(["copy", str(other), url]) == 1
+    assert "holds another cache" in capsys.readouterr().err
+    source = LocalStore(cache)
+    source.put_whole("latents/c/1/0/0/0", bytes(source.size("latents/c/1/0/0/0")))
+    assert cache_store(["copy", str(cache), f"{url}-of-damage"]) == 1
+    assert "is damaged, its sha256 is another" in capsys.readouterr().err
+
+
+def test_a_forked_process_reads_as_its_parent_does(copied):
+    cache = open_cache(copied[1])
+    expected = cache.read(np.arange(len(cache)))
+    queue = multiprocessing.get_context("fork").SimpleQueue()
+
+    def read() -> None:
+        try:
+            replace(cache.store).read("no such file")
+        except FileNotFoundError:
+            queue.put(cache.read(np.arange(len(cache))))
+
+    process = multiprocessing.get_context("fork").Process(target=read)
+    process.start()
+    assert np.array_equal(queue.get(), expected)
+    process.join()
+    assert isinstance(cache.store, ObjectStore)
