@@ -15,7 +15,7 @@ from demo.vae import random_vae
 from precompute.build import Summary, build
 from precompute.config import BuildConfig
 from precompute.encode.batches import decoded_batches, planned_batches
-from precompute.encode.engines.local import ENCODER_THREADS
+from precompute.encode.engines.worker import ENCODER_THREADS
 from precompute.encoders.registry import load_encoder
 from precompute.sources import open_source
 

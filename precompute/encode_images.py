@@ -20,7 +20,7 @@ from cache_store.errors import ConfigError, SourceError
 from cache_store.format.schema import ArraySpec
 from cache_store.refusal import differing, refuse
 from precompute.config import BuildConfig
-from precompute.encode.engines.local import ENCODER_THREADS
+from precompute.encode.engines.worker import ENCODER_THREADS
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import Encoder
 from precompute.encoders.registry import load_encoder

@@ -34,7 +34,7 @@ from precompute.audit.report import AuditReport
 from precompute.audit.tolerance import RELATIVE_TOLERANCE, device_class, feature_scale, root_mean_square
 from precompute.config import AuditConfig, BuildConfig, where_remembered
 from precompute.encode.batches import Batch, decoded_batches
-from precompute.encode.engines.local import ENCODER_THREADS
+from precompute.encode.engines.worker import ENCODER_THREADS
 from precompute.encode.pipeline import library_versions
 from precompute.encoders.encoder import Encoder
 from precompute.encoders.registry import load_encoder

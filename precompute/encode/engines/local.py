@@ -17,38 +17,20 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
-import msgspec
 import torch
 
 from cache_store.errors import EncodeOnceError, Interrupted
-from cache_store.format.schema import Spec
 from cache_store.program.stop_signals import obey_parent_alone, stop_signals_held
-from cache_store.refusal import differing, refuse
 from precompute.config import BuildConfig
+from precompute.encode.engines.worker import ENCODER_THREADS, GRACE_S, POLL_S, Event, obey
 from precompute.encode.job import EncodeJob, Progress
 from precompute.encode.pipeline import encode_shards
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import Encoder
-from precompute.encoders.registry import load_encoder
-from precompute.images.decoder_messages import silence_decoders
-from precompute.sources import Source, open_source
-
-POLL_S = 0.2
-
-ENCODER_THREADS = 2
-"""Of each worker's encoder on a CPU, always: a larger machine has more workers. oneDNN orders some convolutions by the
-number of threads (torch 2.13: images of 32 x 40 pixels differ between 1, 2 and 4 threads, of 64 x 128 between 4 and 8),
-and bytes must not depend on how many workers share how many cores.
-"""
-
-GRACE_S = 10.0
-"""For a worker to notice that it is to stop: a batch, on a GPU."""
+from precompute.sources import Source
 
 STOP = -1
 """Sent to a worker in place of a shard."""
-
-Event = Progress | EncodeOnceError | OSError | None
-"""What a worker says; None asks for a shard."""
 
 
 def num_workers(config: BuildConfig, shards: int) -> int:
@@ -168,7 +150,7 @@ class WorkerPool:
                 )
 
 
-class Orders:
+class PipedOrders:
     """A worker's end of its pipe: shards come when they are asked for, and the order to stop at any time.
 
     The pipe ends with the parent, and this process then ends at once: a killed parent cannot say that its workers are
@@ -211,32 +193,7 @@ def ending_with_parent() -> Iterator[None]:
 def work(index: int, job: EncodeJob, workers: int, pipe: Connection) -> None:
     """A worker process's body; ends when no shard is left, when told to stop, or when its parent is gone."""
     obey_parent_alone()
-    torch.set_num_threads(ENCODER_THREADS)
-    silence_decoders()
-    orders = Orders(pipe)
-    try:
-        encoder = load_encoder(worker_encoder(job.config.encoder, index), job.config.image.range)
-        refuse_other_encoder(encoder, job.spec)
-        encode_shards(
-            job,
-            open_source(job.config.source),
-            encoder,
-            orders.shards(),
-            decode_threads=job.config.run.threads(workers),
-            stop=orders.stop,
-            on_progress=orders.report,
-        )
-    except Interrupted:
-        pass  # the parent knows: it told us to stop
-    except (EncodeOnceError, OSError) as error:
-        orders.report(error)
-
-
-def refuse_other_encoder(encoder: Encoder, spec: Spec) -> None:
-    if encoder.identity != spec.array.encoder:
-        planned, loaded = (msgspec.to_builtins(each) for each in (spec.array.encoder, encoder.identity))
-        summary = "encoder.model changed while the build was starting"
-        refuse(summary, differing(planned, loaded), ["run the same command again"], held="when planned")
+    obey(job, worker_encoder(job.config.encoder, index), job.config.run.threads(workers), PipedOrders(pipe))
 
 
 def worker_encoder(config: EncoderConfig, index: int) -> EncoderConfig:
