@@ -112,7 +112,7 @@ def open_inputs(config: BuildConfig, request: BuildRequest) -> Inputs:
     store = open_store(config.cache)
     refuse_others(store, "cache")
     source = open_source(config.source)
-    encoder = load_encoder(config.encoder, config.image.range)
+    encoder = load_encoder(config.own_encoder, config.image.range)
     return Inputs(config=config, request=request, store=store, source=source, encoder=encoder)
 
 

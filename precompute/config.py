@@ -5,7 +5,8 @@ The commands' own sections stand together here, without torch, so that `--help` 
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -48,10 +49,12 @@ class StoreConfig:
 class RunConfig:
     """How the work is done; nothing here changes a cache's bytes."""
 
-    engine: Literal["local"] = "local"
-    """local: worker processes on this machine."""
+    engine: Literal["local", "ray"] = "local"
+    """local: worker processes on this machine. ray: workers all over a Ray cluster, that of RAY_ADDRESS or one that
+    runs on this machine; without either, a Ray of this machine's own."""
     workers: int | Literal["auto"] = "auto"
-    """Processes, each with its own encoder; auto is one per GPU, or one for every two cores of a CPU."""
+    """Processes, each with its own encoder; auto is one per GPU, or one for every two cores of a CPU. On Ray it is the
+    most that there will ever be; auto takes whatever the cluster has, and what it gains meanwhile."""
     decode_threads: int | Literal["auto"] = "auto"
     """Threads that decode images in each worker; auto shares the machine's cores among the workers."""
     max_reject_fraction: float = 0.01
@@ -63,6 +66,9 @@ class RunConfig:
         for name in ("workers", "decode_threads"):
             if getattr(self, name) != "auto" and getattr(self, name) < 1:
                 raise ConfigError(f"run.{name} must be at least 1 or auto, got {getattr(self, name)}")
+        if self.engine == "ray" and find_spec("ray") is None:
+            missing = "ray is not installed; run `pip install '.[ray]'` in a clone of encode-once"
+            raise ConfigError(f"run.engine: {missing}")
         if not 0.0 <= self.max_reject_fraction <= 1.0:
             raise ConfigError(f"run.max_reject_fraction must be in [0, 1], got {self.max_reject_fraction}")
 
@@ -95,6 +101,15 @@ class BuildConfig:
         folder = self._folder  # a URL of another kind is refused here, whatever the source
         if self.source.kind == "cache" and Path(self.source.path).expanduser().resolve() == folder:
             raise ConfigError(f"source.path: {self.source.path} is the cache itself; name another one of the same plan")
+        if self.run.engine == "ray" and self.encoder.device not in ("auto", "cpu", "cuda"):
+            raise ConfigError(
+                f"encoder.device: Ray says which GPU is whose; use auto, cpu or cuda, not {self.encoder.device}"
+            )
+
+    @property
+    def own_encoder(self) -> EncoderConfig:
+        """As the process that plans loads it, to know it: on Ray, all GPUs may be elsewhere."""
+        return replace(self.encoder, device="cpu") if self.run.engine == "ray" else self.encoder
 
     @property
     def _folder(self) -> Path:

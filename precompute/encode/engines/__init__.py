@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable
 
 from precompute.encode.engines.local import run_local
+from precompute.encode.engines.ray import run_ray
 from precompute.encode.job import EncodeJob, Progress
 from precompute.encoders.encoder import Encoder
 from precompute.sources import Source
@@ -13,4 +14,4 @@ Engine = Callable[[EncodeJob, Source, Encoder, threading.Event, Callable[[Progre
 once the event is set.
 """
 
-ENGINES: dict[str, Engine] = {"local": run_local}
+ENGINES: dict[str, Engine] = {"local": run_local, "ray": run_ray}

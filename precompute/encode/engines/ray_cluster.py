@@ -1,0 +1,121 @@
+"""Reaching a Ray cluster, or starting one on this machine, without letting Ray talk over us."""
+
+import importlib
+import os
+import signal
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from cache_store.errors import ConfigError, EncodeOnceError, Interrupted
+from precompute.encode.engines.worker import ENCODER_THREADS
+from precompute.encode.progress import say
+
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0"}
+"""Ray's environment, where it has no other: nothing is sent to its makers."""
+
+ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""Ray's environment for one of our own: it then listens on the loopback interface only, as it does on those systems."""
+
+OBJECT_STORE_BYTES = 100 * 2**20
+"""Of a Ray of our own: no pixels pass through it."""
+
+PROBE_S = 5.0
+"""For a cluster to answer: Ray itself would wait for two minutes, deaf to signals."""
+
+
+@dataclass(frozen=True)
+class RayCluster:
+    """A cluster that this process is connected to."""
+
+    ray: Any
+    """The module, an extra."""
+    own: bool
+    """Whether it is this machine alone, started for this build."""
+
+    def totals(self) -> dict[str, int]:
+        """CPUs and GPUs that there are now."""
+        return {name: int(self.ray.cluster_resources().get(name, 0)) for name in ("CPU", "GPU")}
+
+    def slots(self, place: Mapping[str, int]) -> int:
+        """Workers that it has room for now, at least one."""
+        totals = self.totals()
+        return max(1, totals["GPU"] if place["num_gpus"] else totals["CPU"] // place["num_cpus"])
+
+
+@contextmanager
+def connected(cpus: int) -> Iterator[RayCluster]:
+    """Connect to the cluster of RAY_ADDRESS, or start one here, of so many CPUs; EncodeOnceError if that fails.
+
+    A process that is connected already stays so.
+    """
+    address = os.environ.get("RAY_ADDRESS") or "local"
+    own = address == "local"
+    for name, value in (QUIET | ALONE if own else QUIET).items():
+        os.environ.setdefault(name, value)
+    ray: Any = importlib.import_module("ray")
+    if ray.is_initialized():
+        yield RayCluster(ray, own=False)
+        return
+    options: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": "error"}
+    if own:
+        say("RAY_ADDRESS is not set: a Ray of this machine alone")
+        options |= {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
+    else:
+        refuse_silent(address)
+    begin(ray, options)
+    try:
+        yield RayCluster(ray, own)
+    finally:
+        ray.shutdown()
+
+
+def refuse_silent(address: str) -> None:
+    """EncodeOnceError, soon, where nothing answers at the address; ConfigError for one that no build can use."""
+    if "://" in address:
+        remedy = "run the build in the cluster, by `ray job submit`, or name its HOST:PORT"
+        raise ConfigError(f"RAY_ADDRESS is {address}, by which Ray lends no actors to a build; {remedy}")
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal():
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), PROBE_S).close()
+        except OSError as error:
+            raise EncodeOnceError(f"RAY_ADDRESS: no Ray cluster answers at {address} ({error})") from None
+
+
+def begin(ray: Any, options: Mapping[str, Any]) -> None:
+    """`ray.init`, whose errors are the user's to mend, and which leaves signals as they were."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(**options)
+    except SystemExit:  # its own answer to SIGTERM
+        raise Interrupted("Ray was starting; run the same command again") from None
+    except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+        raise EncodeOnceError(f"Ray at {options['address']}: {first_line(error)}") from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def place_of_worker(device: str, cluster: RayCluster) -> dict[str, int]:
+    """What a worker asks of a node: a GPU, or cores for an encoder without one."""
+    totals = cluster.totals()
+    if device == "cuda" or (device == "auto" and totals["GPU"]):
+        if cluster.own and not totals["GPU"]:
+            raise ConfigError(
+                "encoder.device is 'cuda', but Ray finds no GPU on this machine; RAY_ADDRESS names others"
+            )
+        return {"num_gpus": 1, "num_cpus": 0}
+    return {"num_gpus": 0, "num_cpus": ENCODER_THREADS}
+
+
+def say_waiting(place: Mapping[str, int], cluster: RayCluster) -> None:
+    """Tell why nothing happens."""
+    wanted = f"{place['num_gpus']} GPU" if place["num_gpus"] else f"{place['num_cpus']} CPUs"
+    has = " and ".join(f"{count} {name}s" for name, count in cluster.totals().items())
+    say(f"waiting for a worker to start, on {wanted}; the Ray cluster has {has}, perhaps in use")
