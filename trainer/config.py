@@ -61,8 +61,14 @@ class DataConfig:
     text_dir: str | None = None
     """Where tokenised text is kept; default: CACHE.text beside the cache."""
 
+    cache_dir: str | None = None
+    """Folder of this machine that keeps what was read of caches at URLs; its processes share it."""
+    cache_bytes: int = 100 * 10**9
+    """Most that `cache_dir` holds; what was used the longest ago is deleted first."""
+
     def __post_init__(self) -> None:
         size = self.batch_size
+        require(self.cache_bytes >= 1, "data.cache_bytes", "at least 1", self.cache_bytes)
         require(1 <= size <= MAX_BATCH_SIZE, "data.batch_size", f"in [1, {MAX_BATCH_SIZE:,}]", size)
         require(1 <= self.accumulate <= size, "data.accumulate", f"in [1, data.batch_size {size:,}]", self.accumulate)
         tokens = self.max_text_tokens

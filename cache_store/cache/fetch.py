@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cache_store.cache.sealed_shards import SealedShards
-from cache_store.storage.object import Ranges
+from cache_store.storage.kept_blocks import Ranges
 from cache_store.storage.store import FetchedStore
 
 RANGES_A_REQUEST = 64
@@ -24,9 +24,10 @@ def fetch_samples(
     lengths = places["length"][numbers] if "length" in places else np.full(len(numbers), fixed)
     order = np.lexsort((offsets, by_shard))
     parts = [*cut(order, by_shard[order])]
+    files = [shards.located[int(by_shard[part[0]])] for part in parts]
     wanted = [
-        Ranges(shards.shard_file(int(by_shard[part[0]])), offsets[part].tolist(), lengths[part].tolist())
-        for part in parts
+        Ranges(file.path, offsets[part].tolist(), lengths[part].tolist(), file.bytes, file.sha256)
+        for part, file in zip(parts, files, strict=True)
     ]
     for part, found in zip(parts, store.fetch(wanted), strict=True):
         yield from zip(part.tolist(), found, strict=True)

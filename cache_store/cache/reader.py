@@ -31,13 +31,22 @@ COPIED_BYTES = 8 << 20
 SAMPLE_COLUMNS = [*SAMPLES_SCHEMA.names, *TEXT_COLUMNS]
 """What `Cache.samples` offers."""
 
+CACHE_BYTES = 100 * 10**9
+"""Kept of caches at URLs, in a folder that is named without saying how much."""
+
 SAMPLE_TABLES = 8
 """Samples tables held at once: their text is large, and readers go shard by shard."""
 
 
-def open_cache(path: Address) -> "Cache":
-    """Open a sealed cache; CacheError where it is absent, unfinished or its seal is not its spec's."""
+def open_cache(path: Address, *, cache_dir: str | Path | None = None, cache_bytes: int = CACHE_BYTES) -> "Cache":
+    """Open a sealed cache; CacheError where it is absent, unfinished or its seal is not its spec's.
+
+    What is read of a cache at a URL is kept in the folder `cache_dir`, if one is named, up to `cache_bytes`; all
+    processes of a machine may share it, for any number of caches.
+    """
     store = open_store(path)
+    if cache_dir is not None and isinstance(store, FetchedStore):
+        store = store.keeping(Path(cache_dir).expanduser().absolute(), cache_bytes)
     spec = read_spec(store)
     refuse_unsealed(store, spec)
     seal = read_seal(store)

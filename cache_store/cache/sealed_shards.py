@@ -19,7 +19,7 @@ from cache_store.errors import CacheError
 from cache_store.format.formats import shard_format
 from cache_store.format.names import samples_file
 from cache_store.format.plan import PlanFile
-from cache_store.format.schema import CommitContent, Seal, Spec
+from cache_store.format.schema import CommitContent, FileRecord, Seal, Spec
 from cache_store.format.tables import CACHED, PLAN_SCHEMA, SAMPLES_SCHEMA, TEXT_COLUMNS, parse_table
 from cache_store.storage.store import FetchedStore, MappedStore, Store
 
@@ -58,7 +58,8 @@ class SealedShards:
         """Of each list the first counts: threads may make several at once."""
         self.mapped = lru_cache(maxsize=mappable_shards())(self._map)
         """A shard by its number; CacheError where its file or table is not as sealed."""
-        self._located = set[int]()
+        self.located = dict[int, FileRecord]()
+        """Files of shards that are not mapped, as sealed, whose `places` are known."""
 
     def of(self, numbers: NDArray[np.int64] | int) -> NDArray[np.int64]:
         """The shards of these sample numbers."""
@@ -76,18 +77,16 @@ class SealedShards:
 
     def locate(self, shards: Iterable[int], store: FetchedStore) -> None:
         """Have `places` of shards that are not mapped; CacheError where a table is not as sealed."""
-        store.side_by_side(self._locate, [*(set(shards) - self._located)])
+        store.side_by_side(self._locate, [*(set(shards) - self.located.keys())])
 
     def _locate(self, shard: int) -> None:
-        data = self._sealed_content(shard).files[0]
-        self._place(shard, data.path, data.bytes)
-        self._located.add(shard)
+        content = self._sealed_content(shard)
+        data = content.files[0]
+        self._place(shard, data.path, data.bytes, content)
+        self.located[shard] = data
 
-    def shard_file(self, shard: int) -> str:
-        return self._format.shard_file(shard)
-
-    def _place(self, shard: int, file: str, size: int) -> None:
-        table = self.samples(shard, ["status", "offset", "length", "crc32c"])
+    def _place(self, shard: int, file: str, size: int, content: CommitContent | None = None) -> None:
+        table = self.samples(shard, ["status", "offset", "length", "crc32c"], content)
         if any(column.null_count for column in table.columns):
             raise self._broken(f"{samples_file(shard)} lacks values that every cached row has")
         offset, length = table["offset"].to_numpy(), table["length"].to_numpy()
@@ -114,24 +113,24 @@ class SealedShards:
         except MemoryError:
             raise self._broken(f"the seal counts {self.seal.cached:,} samples, more than there is memory for") from None
 
-    def samples(self, shard: int, columns: list[str] | None = None) -> pa.Table:
+    def samples(self, shard: int, columns: list[str] | None = None, content: CommitContent | None = None) -> pa.Table:
         """A shard's cached samples, in row order; `status` must be among the columns asked for."""
-        file, table = samples_file(shard), self.table(shard, columns)
+        file, table = samples_file(shard), self.table(shard, columns, content)
         cached = table.filter(pc.equal(table["status"], CACHED))
         if cached.num_rows != self.seal.cached_per_shard[shard]:
             raise self._broken(f"{file} has {cached.num_rows} cached rows, the seal counts another number")
         return cached
 
-    def table(self, shard: int, columns: list[str] | None = None) -> pa.Table:
+    def table(self, shard: int, columns: list[str] | None = None, content: CommitContent | None = None) -> pa.Table:
         """A shard's planned samples, in row order, from a table that is the sealed one byte for byte.
 
         Uri and conversations come from the plan's rows of the shard, if they have the digest of the sealed record.
 
         The record is read after the shard's file was mapped, so that this is not another cache's, put in this one's
-        place since it was opened: its samples would pass their own checksums.
+        place since it was opened: its samples would pass their own checksums. `content` is of one just read.
         """
         names = [*SAMPLES_SCHEMA.names, *TEXT_COLUMNS] if columns is None else columns
-        content, file = self._sealed_content(shard), samples_file(shard)
+        content, file = content or self._sealed_content(shard), samples_file(shard)
         schema = pa.schema([SAMPLES_SCHEMA.field(name) for name in names if name not in TEXT_COLUMNS])
         table = parse_table(self._sealed_bytes(content, file), self.store.where(file), schema.names)
         if table.schema != schema:

@@ -11,14 +11,15 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO, ClassVar, NamedTuple, Self, TypeVar
+from typing import BinaryIO, ClassVar, Self, TypeVar
 
 from cache_store.errors import ConfigError
 from cache_store.storage.files import SCRATCH_SUFFIX, naming
 from cache_store.storage.forked import ask_helper, is_forked
+from cache_store.storage.kept_blocks import KeptBlocks, Ranges
 from cache_store.storage.local import WRITE_BYTES, map_file
 from cache_store.storage.object_client import client, pool, telling
 from cache_store.storage.range_reader import RangeReader
@@ -40,19 +41,13 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Ranges(NamedTuple):
-    """Parts of one file."""
-
-    name: str
-    starts: Sequence[int]
-    lengths: Sequence[int]
-
-
 @dataclass(frozen=True)
 class ObjectStore:
     """A `Store` at a URL, without a slash at its end; it connects at its first use, in each process anew."""
 
     url: str
+    kept: KeptBlocks | None = None
+    """Where parts of files are kept on this machine."""
     keeps_others_out: ClassVar[bool] = False
 
     @classmethod
@@ -98,8 +93,13 @@ class ObjectStore:
 
         return BufferedReader(RangeReader(self.size(name), fetch))
 
+    def keeping(self, folder: Path, max_bytes: int) -> "ObjectStore":
+        return replace(self, kept=KeptBlocks(folder, max_bytes))
+
     def fetch(self, wanted: Sequence[Ranges]) -> Sequence[Sequence[memoryview]]:
         """Parts of several files, of which many are fetched at the same time."""
+        if self.kept and all(each.sha256 for each in wanted):
+            return self.kept.fetch(wanted, replace(self, kept=None).fetch)
         if is_forked():
             return [[memoryview(part) for part in each] for each in ask_helper(self.url, "fetch", wanted)]
         return self.side_by_side(self._fetch, wanted)
@@ -109,7 +109,7 @@ class ObjectStore:
 
     def _fetch(self, wanted: Ranges) -> list[memoryview]:
         """An answer that was cut short is asked for again."""
-        name, starts, lengths = wanted
+        name, starts, lengths, *_ = wanted
         for _ in range(ATTEMPTS):
             with telling(self.where(name)):
                 parts = client(self.url).get_ranges(name, starts=starts, lengths=lengths, coalesce=COALESCED_BYTES)

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import BinaryIO, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from cache_store.errors import ConfigError
+from cache_store.storage.kept_blocks import Ranges
 from cache_store.storage.local import LocalStore
-from cache_store.storage.object import ObjectStore, Ranges
+from cache_store.storage.object import ObjectStore
 from cache_store.storage.object_client import SCHEMES
 
 T = TypeVar("T")
@@ -106,6 +107,9 @@ class MappedStore(Store, Protocol):
 @runtime_checkable
 class FetchedStore(Store, Protocol):
     """Of files that are read over a network."""
+
+    def keeping(self, folder: Path, max_bytes: int) -> "FetchedStore":
+        """The same, parts of files that are known by their SHA-256 being kept in a folder of this machine."""
 
     def fetch(self, wanted: Sequence[Ranges]) -> Sequence[Sequence[memoryview]]:
         """Parts of files, whole, many requests at a time."""

@@ -1,5 +1,6 @@
 """An `ObjectStore` before a real server: drafts, who is first, what is said of what is refused, forks, copies."""
 
+import copy
 import errno
 import multiprocessing
 from dataclasses import replace
@@ -10,8 +11,9 @@ import pytest
 from cache_store import open_cache
 from cache_store.cli import main as cache_store
 from cache_store.errors import ConfigError
+from cache_store.storage.kept_blocks import Ranges
 from cache_store.storage.local import LocalStore
-from cache_store.storage.object import ObjectStore, Ranges
+from cache_store.storage.object import ObjectStore
 from cache_store.storage.store import open_store
 from tests.make_cache import make_cache
 
@@ -157,3 +159,29 @@ def test_a_forked_process_reads_as_its_parent_does(copied):
     assert np.array_equal(queue.get(), expected)
     process.join()
     assert isinstance(cache.store, ObjectStore)
+
+
+def test_what_was_read_is_kept_bounded_and_fetched_again_if_damaged(copied, proxy, tmp_path, monkeypatch):
+    monkeypatch.setattr("cache_store.storage.kept_blocks.BLOCK_BYTES", 1_000)  # samples of 240 bytes straddle two
+    cache, kept = open_cache(copied[0]), tmp_path / "kept"
+    numbers = np.arange(len(cache))
+
+    def requests() -> int:
+        before = len(proxy.requests)
+        assert np.array_equal(there.read(numbers), cache.read(numbers))
+        return len(proxy.requests) - before
+
+    there = open_cache(copied[1], cache_dir=kept)
+    assert requests() > 0
+    assert requests() == 0
+    there = copy.copy(there)  # opened anew, as in another process
+    blocks = sorted(path for path in kept.rglob("*") if path.is_file())
+    blocks[1].write_bytes(bytes(len(blocks[1].read_bytes())))
+    blocks[2].write_bytes(b"")
+    assert requests() == 2 * 4 + 2  # a record and a table of each shard
+    assert requests() == 0
+    there = open_cache(copied[1], cache_dir=kept, cache_bytes=3_000)
+    requests()
+    blocks[0].unlink(missing_ok=True)
+    requests()
+    assert sum(path.stat().st_size for path in kept.rglob("*") if path.is_file()) <= 3_000

@@ -13,7 +13,7 @@ from cache_store import Cache, JoinedCache, open_cache, open_joined
 from cache_store.errors import ConfigError
 from cache_store.program.output_file import refuse_inside
 from cache_store.verify.verify import verify
-from trainer.config import TrainConfig
+from trainer.config import DataConfig, TrainConfig
 from trainer.data.posterior import sampled_towers
 from trainer.data.views import open_views
 from trainer.model.language_model import LanguageModel
@@ -89,12 +89,12 @@ def open_inputs(config: TrainConfig, world: World) -> Inputs:
 
 def open_sound_caches(config: TrainConfig, world: World) -> JoinedCache:
     """Open each tower's cache, in all its views."""
-    views = [{name: open_sound_cache(path, world) for name, path in view.items()} for view in config.views]
+    views = [{name: open_sound_cache(path, config.data, world) for name, path in view.items()} for view in config.views]
     return open_views(views) if len(views) > 1 else open_joined(views[0])
 
 
-def open_sound_cache(path: str, world: World) -> Cache:
-    cache = open_cache(path)
+def open_sound_cache(path: str, data: DataConfig, world: World) -> Cache:
+    cache = open_cache(path, cache_dir=data.cache_dir, cache_bytes=data.cache_bytes)
     world.on_main(lambda: verify(path, level="quick").raise_if_damaged())
     return cache
 

@@ -1,0 +1,135 @@
+"""Blocks of files of an object store, kept in a folder of this machine: bounded, checked, shared by its processes.
+
+A block is kept under the SHA-256 of the whole file that it is of, as the file's record says it: a cache that was
+replaced, or lies in two places, is never mixed up. Each is behind its crc32; one that does not match is fetched again.
+"""
+
+import os
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from cache_store.storage.files import SCRATCH_SUFFIX, naming, unused_attempt
+
+BLOCK_BYTES = 128 << 10
+"""Some samples; each that is read costs so much reading and hashing here, and at first so much of the network."""
+
+CRC_BYTES = 4
+
+FREED_SHARE = 0.1
+"""Of the bound, each time it is passed: the blocks that were used the longest ago."""
+
+
+class Ranges(NamedTuple):
+    """Parts of one file, and, where it is known, the size and SHA-256 of the whole."""
+
+    name: str
+    starts: Sequence[int]
+    lengths: Sequence[int]
+    size: int = 0
+    sha256: str = ""
+
+
+Fetch = Callable[[Sequence[Ranges]], Sequence[Sequence[memoryview]]]
+Key = tuple[str, int]
+"""A file's SHA-256, and a block's number within it."""
+
+
+@dataclass(frozen=True)
+class KeptBlocks:
+    """A folder of at most some `max_bytes` of blocks."""
+
+    folder: Path
+    max_bytes: int
+
+    def fetch(self, wanted: Sequence[Ranges], fetch: Fetch) -> list[list[memoryview]]:
+        """Parts of files, from blocks that are kept, or are fetched and then kept."""
+        files = {each.sha256: each for each in wanted}
+        needed = sorted({(each.sha256, number) for each in wanted for number in blocks_of(each)})
+        held = {key: block for key in needed if (block := self._read(key)) is not None}
+        missing = [key for key in needed if key not in held]
+        asked = [block_range(files[sha256], number) for sha256, number in missing]
+        for key, (block,) in zip(missing, fetch(asked), strict=True):
+            held[key] = block
+            self._keep(key, block)
+        if missing:
+            self._make_room()
+        return [
+            [part(held, each.sha256, *place) for place in zip(each.starts, each.lengths, strict=True)]
+            for each in wanted
+        ]
+
+    def _path(self, key: Key) -> Path:
+        sha256, number = key
+        return self.folder / sha256[:2] / f"{sha256}.{number}"
+
+    def _read(self, key: Key) -> memoryview | None:
+        """None where it is not kept, or is damaged."""
+        path = self._path(key)
+        with suppress(FileNotFoundError), naming(path):
+            data = memoryview(path.read_bytes())
+            block, checksum = data[:-CRC_BYTES], data[-CRC_BYTES:]
+            if bytes(checksum) == crc_bytes(block):
+                os.utime(path)
+                return block
+        return None
+
+    def _keep(self, key: Key, block: memoryview) -> None:
+        path = self._path(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = path.with_name(f".{path.name}.{unused_attempt()}{SCRATCH_SUFFIX}")
+        try:
+            with naming(path), scratch.open("wb") as stream:
+                stream.write(block)
+                stream.write(crc_bytes(block))
+            scratch.replace(path)
+        finally:
+            scratch.unlink(missing_ok=True)
+
+    def _make_room(self) -> None:
+        """Other processes may be doing so too."""
+        used = []
+        for folder in os.scandir(self.folder):
+            for entry in os.scandir(folder) if folder.is_dir() else ():
+                with suppress(FileNotFoundError):
+                    status = entry.stat()
+                    used.append((status.st_mtime_ns, status.st_size, entry.path))
+        total = sum(size for _, size, _ in used)
+        if total <= self.max_bytes:
+            return
+        for _, size, path in sorted(used):
+            Path(path).unlink(missing_ok=True)
+            total -= size
+            if total <= (1 - FREED_SHARE) * self.max_bytes:
+                return
+
+
+def blocks_of(wanted: Ranges) -> set[int]:
+    """Numbers of the blocks that hold these parts."""
+    pairs = zip(wanted.starts, wanted.lengths, strict=True)
+    return {
+        number
+        for start, length in pairs
+        for number in range(start // BLOCK_BYTES, (start + length - 1) // BLOCK_BYTES + 1)
+    }
+
+
+def block_range(file: Ranges, number: int) -> Ranges:
+    start = number * BLOCK_BYTES
+    return Ranges(file.name, [start], [min(BLOCK_BYTES, file.size - start)])
+
+
+def part(held: dict[Key, memoryview], sha256: str, start: int, length: int) -> memoryview:
+    """Bytes of a file, of one block or of several that follow each other."""
+    pieces, end = [], start + length
+    for number in range(start // BLOCK_BYTES, (end - 1) // BLOCK_BYTES + 1):
+        first = number * BLOCK_BYTES
+        pieces.append(held[sha256, number][max(0, start - first) : end - first])
+    return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
+
+
+def crc_bytes(block: memoryview) -> bytes:
+    return zlib.crc32(block).to_bytes(CRC_BYTES, "little")
