@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import build, decode, encode, loader, verify
+from benchmarks import build, decode, encode, loader, ray_data, verify
 from precompute.images.decode import ImageConfig
 from tests.precompute.conftest import make_vae
 
@@ -90,3 +90,13 @@ def test_verify_is_measured_against_hashes_of_its_files(capsys, tmp_path):
     assert all(figures["median"] > 0 for figures in measured)
     assert table[-1].startswith("quick: ")
     assert list(tmp_path.iterdir()) == [], "what was written for the run is removed"
+
+
+@pytest.mark.filterwarnings("ignore:.*:DeprecationWarning:ray", "ignore:.use_push_based_shuffle:DeprecationWarning")
+def test_actors_and_ray_data_give_the_same_samples(capsys, tmp_path):
+    pytest.importorskip("ray", reason="needs the extra ray")
+    toy = ["--count=4", "--batch-size=2", "--height=16", "--width=24", "--repeats=1", f"--folder={tmp_path}"]
+    assert ray_data.main([*toy, "--compute-dtype=float32"]) == 0
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert record["images_per_s"].keys() == {"actors", "Ray Data"}
+    assert record["equal_samples"] == "4 of 4"
