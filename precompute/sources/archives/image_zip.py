@@ -26,8 +26,17 @@ INDEX_MAGIC, INDEX_ENTRY, FLAGS_OFFSET = b"PK\1\2", struct.Struct("<8xH18x3H12x"
 UTF8, FALSE_UTF8 = 1 << 11, 1 << 15
 """Flags: the name is UTF-8; and one of our own, at a bit that PKWARE has reserved and zipfile ignores."""
 
-MAX_END_BYTES = 22 + 2**16
-"""Of that record with its comment."""
+END_BYTES = 22
+MAX_END_BYTES = END_BYTES + 2**16
+"""Of that record, without a comment and with the longest."""
+
+ZIP64 = 2**32 - 1
+"""In that record, of an index that another record says the place of."""
+
+CUT_SHORT = (
+    "starts as a zip, but the index at its end is missing: it was cut short or is still being written; "
+    "wait for it, copy it again, or save what it holds: {mend}"
+)
 
 LOCAL_HEADER_BYTES = 30
 
@@ -50,6 +59,8 @@ class ImageZip(Archive[zipfile.ZipInfo]):
             self._zip = self._reader.open_zip()
         except OPEN_ERRORS as error:
             raise SourceError(f"{path} {zip_problem(path, error)}") from None
+        if is_of_a_member(path, self._zip):
+            raise SourceError(f"{path} {CUT_SHORT.format(mend=mend(path))}")
         files = [member for member in self._zip.infolist() if not member.filename.endswith("/")]
         super().__init__(path, indexed, ((name_of(member), member) for member in files))
         self._misplaced = {member.filename for member in misplaced_members(files, self._zip.start_dir)}
@@ -122,18 +133,33 @@ def name_of(member: zipfile.ZipInfo) -> str:
 
 def zip_problem(path: Path, error: Exception) -> str:
     """Say what is wrong with a file that zipfile refuses."""
+    head, tail = ends_of(path)
+    if 0 <= tail.rfind(END_MAGIC) <= len(tail) - END_BYTES:
+        return f"is not a zip that can be read: {error}"
+    if head == MEMBER_MAGIC:
+        return CUT_SHORT.format(mend=mend(path))
+    return f"is {'neither a zip nor a tar' if head else 'empty'}; expected a folder, a zip or a tar of images"
+
+
+def is_of_a_member(path: Path, archive: zipfile.ZipFile) -> bool:
+    """Whether the index that zipfile found is that of a zip in this zip, whose own was cut off: it lies further behind
+    than it says, as that of a zip behind a program does, but here a member comes first.
+    """
+    head, tail = ends_of(path)
+    (says,) = struct.unpack_from("<16xL", tail, tail.rfind(END_MAGIC))
+    return head == MEMBER_MAGIC and says not in (archive.start_dir, ZIP64)
+
+
+def ends_of(path: Path) -> tuple[bytes, bytes]:
+    """Where a zip says that it is one, and where its index lies."""
     with path.open("rb") as stream:
         head = stream.read(len(MEMBER_MAGIC))
         stream.seek(-min(stream.seek(0, os.SEEK_END), MAX_END_BYTES), os.SEEK_END)
-        if END_MAGIC in stream.read():
-            return f"is not a zip that can be read: {error}"
-    if head == MEMBER_MAGIC:
-        mend = shlex.join(["zip", "-FF", str(path), "--out", "mended.zip"])
-        return (
-            "starts as a zip, but the index at its end is missing: it was cut short or is still being written; "
-            f"wait for it, copy it again, or save what it holds: {mend}"
-        )
-    return f"is {'neither a zip nor a tar' if head else 'empty'}; expected a folder, a zip or a tar of images"
+        return head, stream.read()
+
+
+def mend(path: Path) -> str:
+    return shlex.join(["zip", "-FF", str(path), "--out", "mended.zip"])
 
 
 def misplaced_members(members: list[zipfile.ZipInfo], end: int) -> Iterator[zipfile.ZipInfo]:

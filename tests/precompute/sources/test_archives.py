@@ -207,6 +207,7 @@ def test_tars_of_every_form_are_read_in_place(tmp_path, form):
 
 A = member("a.jpg", b"pixels")
 ZIP = make_zip(io.BytesIO(), [("a.jpg", b"pixels")]).getvalue()
+EMPTY_ZIP = make_zip(io.BytesIO(), []).getvalue()
 
 
 def global_headers(number: int) -> bytes:
@@ -215,7 +216,6 @@ def global_headers(number: int) -> bytes:
 
 
 ZIPS = {
-    "cut short": ZIP[:-10],
     "with a table of 4 GB": ZIP[:-10] + b"\xff\xff\xff\xfe" + ZIP[-6:],
     "whose table is none": ZIP.replace(CENTRAL, b"XXXX"),
     "of a version to come": ZIP.replace(CENTRAL + b"\x14\x03\x14", CENTRAL + b"\x14\x03\xff"),
@@ -236,6 +236,14 @@ TARS = {
     "a long name of a gigabyte": pax_header(b"x" * 100, tarfile.GNUTYPE_LONGNAME, size=2**30) + NOTHING,
     "sparse beyond its end": pax_header(pax_records(GNU_sparse_major="1", GNU_sparse_minor="0")) + member("a.jpg"),
 }
+ZIPS_IN_ZIP = make_zip(io.BytesIO(), [("inner.zip", ZIP), ("empty.zip", EMPTY_ZIP), ("b.jpg", b"more")]).getvalue()
+CUT_ZIPS = {
+    "cut in a member": ZIP[:40],
+    "cut in its last record": ZIP[:-10],
+    "cut behind a zip in it": ZIPS_IN_ZIP[: ZIPS_IN_ZIP.index(ZIP) + len(ZIP)],
+    "cut behind an empty zip in it": ZIPS_IN_ZIP[: ZIPS_IN_ZIP.index(EMPTY_ZIP) + len(EMPTY_ZIP) + 9],
+}
+INDEX_IS_CUT = r"starts as a zip, but the index at its end is missing: .* zip -FF '.*a file' --out"
 IN_PLACE = ", so it cannot be read in place; unpack it"
 EXPECTED = "; expected a folder, a zip or a tar of images"
 REFUSED = [
@@ -246,7 +254,7 @@ REFUSED = [
     ("a file", b"Rar!\x1a\x07\x01\0", f"is a RAR archive{IN_PLACE}"),
     ("a file", b"", f"is empty{EXPECTED}"),
     ("a file", b"a list\n", f"is neither a zip nor a tar{EXPECTED}"),
-    ("a file", ZIP[:40], r"starts as a zip, but the index at its end is missing: .* zip -FF '.*a file' --out"),
+    *(pytest.param("a file", data, INDEX_IS_CUT, id=f"zip {cut}") for cut, data in CUT_ZIPS.items()),
 ]
 
 
