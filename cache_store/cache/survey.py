@@ -38,7 +38,7 @@ class Reading(Generic[T]):
 @dataclass(frozen=True, kw_only=True)
 class PlanOnDisk:
     plan: PlanFile
-    """Every row of it could be read."""
+    """It is the sealed one, or every row of it could be read."""
     file: FileRecord
     digests: PlanDigests
     """Of the rows that the spec has, or of all where there is no spec."""
@@ -89,7 +89,7 @@ def survey(cache: Address) -> Survey:
     if not found.has_cache:
         return found
     store, spec = found.store, found.spec.value
-    plan = read(partial(read_plan_file, store, spec))
+    plan = read(partial(read_plan_file, found))
     is_planned = spec and plan.value and plan.value.digests.whole == spec.plan_digest
     return replace(found, plan=plan, ids={} if is_planned else dict(ids_by_row(store)))
 
@@ -145,11 +145,24 @@ def metadata_beside(store: Store, spec: Spec | None) -> dict[str, bytes | None]:
     return {name: read(partial(store.read, name)).value for name in names}
 
 
-def read_plan_file(store: Store, spec: Spec | None) -> PlanOnDisk:
-    """The plan, a shard of it in memory at a time."""
+def read_plan_file(found: Survey) -> PlanOnDisk:
+    """The plan, a shard of it in memory at a time; of one that was sealed, no row is looked at."""
+    store, spec = found.store, found.spec.value
     file = file_record(store, PLAN_FILE)  # a file that the system cannot read is no damaged one
     plan = open_plan(store)
-    return PlanOnDisk(plan=plan, file=file, digests=plan.digests(spec.rows if spec else None))
+    digests = sealed_digests(found, file) or plan.digests(spec.rows if spec else None)
+    return PlanOnDisk(plan=plan, file=file, digests=digests)
+
+
+def sealed_digests(found: Survey, file: FileRecord) -> PlanDigests | None:
+    """What seal and sealed records say of the plan, if it is the sealed file and no record is lost or another."""
+    spec, seal, records = found.spec.value, found.seal.value, found.records
+    if spec is None or seal is None or (seal.spec_digest, seal.plan_file) != (spec.digest, file):
+        return None
+    contents = [records[shard].content for shard in range(spec.num_shards) if shard in records]
+    if len(contents) < spec.num_shards or not all(map(seal.holds, range(spec.num_shards), contents)):
+        return None
+    return PlanDigests(spec.plan_digest, tuple(content.plan_digest for content in contents))
 
 
 def read_shards(store: Store) -> Iterator[tuple[int, ShardOnDisk]]:
