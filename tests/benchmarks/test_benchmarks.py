@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import build, decode, encode, loader, ray_data, verify
+from benchmarks import build, decode, encode, loader, ray_data, scale, verify
 from precompute.images.decode import ImageConfig
 from tests.precompute.conftest import make_vae
 
@@ -100,3 +100,16 @@ def test_actors_and_ray_data_give_the_same_samples(capsys, tmp_path):
     record = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert record["images_per_s"].keys() == {"actors", "Ray Data"}
     assert record["equal_samples"] == "4 of 4"
+
+
+def test_scale_measures_every_step_in_a_process_of_its_own(capsys, tmp_path, monkeypatch):
+    """Two sizes, of which the larger has no plan; here, the steps run in this process."""
+    monkeypatch.setattr(scale, "in_process", scale.measured)
+    assert scale.main(["--samples", "5000", "9000", "--planned=5000", f"--folder={tmp_path}"]) == 0
+    *table, last = capsys.readouterr().out.splitlines()
+    planned, unplanned = json.loads(last)["results"].values()
+    assert list(planned) == list(scale.STEPS)
+    assert planned.keys() - unplanned.keys() == {"plan, parquet", "plan, lines", "rerun", "rerun, half"}
+    assert all(step["peak_mib"] > 0 for step in planned.values())
+    assert len(table) == 1 + len(scale.STEPS)
+    assert list(tmp_path.iterdir()) == [], "what was written for the run is removed"

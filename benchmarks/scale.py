@@ -1,0 +1,209 @@
+"""Time and peak memory of what a cache costs beside its latents, by the number of samples.
+
+The caches are simulated: plan, records, samples tables and seal are real, shard files are holes. Every step runs in a
+process of its own, whose greatest resident size (VmHWM) counts; its imports are not timed, but their memory counts.
+The table shows processor time, which other work on the machine lengthens least; the record has both.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.record import print_record
+from benchmarks.scale_cache import PER_SHARD, RECIPE, drop_half, write_lines, write_parquet, write_records
+from cache_store import Cache, open_cache
+from cache_store.cache.files import file_record, open_plan, write_plan
+from cache_store.cache.seal import make_seal, refuse_other_form, write_seal
+from cache_store.cache.survey import survey, survey_records
+from cache_store.format.names import PLAN_FILE
+from cache_store.format.schema import FileRecord
+from cache_store.program.command_line import Parser
+from cache_store.program.run_program import run_program
+from cache_store.storage.local import LocalStore
+from cache_store.verify.verify import verify
+from precompute.plan.make import make_plan
+from precompute.plan.rows import Rows, rows_on_disk
+from precompute.resume.decide import Wanted, decide
+from precompute.resume.images import examine_images
+from precompute.resume.request import BuildRequest
+from precompute.sources import SourceConfig, open_source
+
+BATCH = 256
+BATCHES = 20
+PACKAGES = ("numpy", "pyarrow", "msgspec", "encode-once")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run_program("benchmarks.scale", run, argv)
+
+
+def run(argv: Sequence[str]) -> int:
+    options = option_parser().parse_args(argv)
+    if options.step:
+        print(json.dumps(measured(options.step, Path(options.folder))))
+        return 0
+    results = {}
+    for samples in options.samples:
+        with tempfile.TemporaryDirectory(prefix="scale-", dir=options.folder) as folder:
+            results[samples] = steps_of(Path(folder), samples, planned=samples <= options.planned)
+    print_table(results)
+    print_record("scale", PACKAGES, options=vars(options), samples_per_shard=PER_SHARD, results=results)
+    return 0
+
+
+def option_parser() -> argparse.ArgumentParser:
+    parser = Parser(description=__doc__)
+    parser.add_argument("--samples", type=int, nargs="+", default=[10**5, 10**6], help="one cache of each size")
+    parser.add_argument("--planned", type=int, default=10**7, help="larger caches have no plan: only the other steps")
+    parser.add_argument("--folder", help="where the caches are written; default a temporary folder")
+    parser.add_argument("--step", choices=STEPS, help="measure one step of a cache that lies in the folder")
+    return parser
+
+
+def steps_of(folder: Path, samples: int, *, planned: bool) -> dict[str, dict[str, float]]:
+    """Measure every step, each in a process of its own, in the order in which a cache comes to be."""
+    results, cache = {}, folder / "cache"
+    if planned:
+        write_parquet(folder / "list.parquet", samples)
+        results["plan, parquet"] = in_process("plan, parquet", folder)
+        (folder / "list.parquet").unlink()
+        write_lines(folder / "list.jsonl", samples)
+        results["plan, lines"] = in_process("plan, lines", folder)
+        (folder / "list.jsonl").unlink()
+    cache.mkdir(exist_ok=True)
+    write_records(cache, samples)
+    results |= {step: in_process(step, folder) for step in ("seal", "open", "map", "read", "quick")}
+    if planned:
+        results["rerun"] = in_process("rerun", folder)
+        drop_half(cache)
+        results["rerun, half"] = in_process("rerun, half", folder)
+    return results
+
+
+def in_process(step: str, folder: Path) -> dict[str, float]:
+    """Measure a step in a new process."""
+    command = [sys.executable, "-m", "benchmarks.scale", "--step", step, "--folder", str(folder)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    print(f"{folder.name} {step}: {result}", file=sys.stderr, flush=True)
+    return result
+
+
+def measured(step: str, folder: Path) -> dict[str, float]:
+    work = STEPS[step](folder)
+    before, start, cpu = peak_mib(), time.perf_counter(), time.process_time()
+    work()
+    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu
+    times = {"seconds": round(seconds, 3), "cpu_seconds": round(cpu_seconds, 3)}
+    return {**times, "peak_mib": peak_mib(), "peak_mib_before": before}
+
+
+def peak_mib() -> float:
+    """Of this process, in its own program: what `ru_maxrss` says may be its parent's."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(round(int(line.split()[1]) / 1024, 1) for line in lines if line.startswith("VmHWM"))
+
+
+def planning(kind: str, name: str) -> Callable[[Path], Callable[[], object]]:
+    """List the samples and write the plan."""
+
+    def prepare(folder: Path) -> Callable[[], object]:
+        path, images = str(folder / name), {"images": str(folder)} if kind == "llava" else {}
+        source = open_source(SourceConfig(kind=kind, path=path, **images))  # type: ignore[arg-type]
+        return lambda: write_plan(LocalStore(folder / "cache"), make_plan(source.samples(), PER_SHARD).shards())
+
+    return prepare
+
+
+def sealing(folder: Path) -> Callable[[], object]:
+    store = LocalStore(folder / "cache")
+
+    def work() -> None:
+        found = survey_records(store)
+        assert found.spec.value is not None
+        contents = [record.content for _, record in sorted(found.records.items())]
+        refuse_other_form(store, contents)
+        plan = FileRecord(path=PLAN_FILE, bytes=0, sha256="0" * 64)
+        plan = file_record(store, PLAN_FILE) if store.has(PLAN_FILE) else plan
+        write_seal(store, make_seal(found.spec.value, contents, plan), None)
+
+    return work
+
+
+def opening(folder: Path) -> Callable[[], object]:
+    return lambda: open_cache(folder / "cache")
+
+
+def mapping(folder: Path) -> Callable[[], object]:
+    """Look up a sample of every shard, as an epoch's first batches do."""
+    cache = open_cache(folder / "cache")
+    return lambda: map_all(cache)
+
+
+def map_all(cache: Cache) -> None:
+    for shard in range(cache.spec.num_shards):
+        cache.shards.mapped(shard)
+
+
+def reading(folder: Path) -> Callable[[], object]:
+    """Read random batches, once every shard has been looked up; the time is of twenty."""
+    cache, rng = open_cache(folder / "cache"), np.random.default_rng(0)
+    map_all(cache)
+    return lambda: [cache.read(rng.integers(len(cache), size=BATCH), check=False) for _ in range(BATCHES)]
+
+
+def verifying(folder: Path) -> Callable[[], object]:
+    return lambda: verify(folder / "cache", "quick")
+
+
+def rerunning(folder: Path) -> Callable[[], object]:
+    """Decide what to do, of a list that is the plan's and listed already."""
+    store = LocalStore(folder / "cache")
+    source = open_source(SourceConfig(kind="folder", path=str(folder / "cache")))
+    wanted, request = Wanted(samples=listed(store), recipe=RECIPE), BuildRequest()
+
+    def work() -> None:
+        surveyed = survey(store)
+        decided = decide(surveyed, wanted, request)
+        examine_images(surveyed, decided, source, request, 1)
+
+    return work
+
+
+def listed(store: LocalStore) -> Rows:
+    plan, spec = open_plan(store), survey_records(store).spec.value
+    assert spec is not None
+    return rows_on_disk(plan, PER_SHARD, plan.num_rows, plan.digests())
+
+
+STEPS: dict[str, Callable[[Path], Callable[[], object]]] = {
+    "plan, parquet": planning("parquet", "list.parquet"),
+    "plan, lines": planning("llava", "list.jsonl"),
+    "seal": sealing,
+    "open": opening,
+    "map": mapping,
+    "read": reading,
+    "quick": verifying,
+    "rerun": rerunning,
+    "rerun, half": rerunning,
+}
+"""What prepares each step, outside its time, and returns it."""
+
+
+def print_table(results: dict[int, dict[str, dict[str, float]]]) -> None:
+    print(f"{'':<16}" + "".join(f"{samples:>24,}" for samples in results))
+    for step in STEPS:
+        cells = (each.get(step) for each in results.values())
+        shown = (f"{cell['cpu_seconds']:.2f} s {cell['peak_mib']:,.0f} MiB" if cell else "" for cell in cells)
+        print(f"{step:<16}" + "".join(f"{cell:>24}" for cell in shown))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
