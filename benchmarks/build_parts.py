@@ -12,7 +12,7 @@ from benchmarks.decode import by_pillow
 from cache_store.cache.metadata import read_spec
 from cache_store.storage.store import open_store
 from demo.vae import random_vae
-from precompute.build import Summary, build
+from precompute.build.build import Summary, build
 from precompute.config import BuildConfig
 from precompute.encode.batches import decoded_batches, planned_batches
 from precompute.encode.engines.worker import ENCODER_THREADS

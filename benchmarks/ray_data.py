@@ -42,7 +42,7 @@ def run(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     os.environ.update(ALONE)
     ray: Any = importlib.import_module("ray")
-    from precompute.build import build
+    from precompute.build.build import build
 
     with tempfile.TemporaryDirectory(prefix="ray-data-", dir=options.folder) as name:
         folder = Path(name)

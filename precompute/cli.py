@@ -17,10 +17,10 @@ from cache_store.program.command_line import CACHE, Command, Program
 from cache_store.program.output_file import refuse_output, write_output
 from cache_store.program.stop_signals import stop_on_signals
 from precompute.audit.bar import AuditBar
+from precompute.build.rank import Rank, find_rank
 from precompute.config import AuditConfig, BuildConfig, DecodedGalleryConfig, RepairConfig
 from precompute.encoders.image_size import refuse_unfit_for
 from precompute.estimate.config import EstimateConfig
-from precompute.ranks.rank import Rank, find_rank
 from precompute.resume.request import BuildRequest
 
 EXAMPLES = """\
@@ -61,13 +61,13 @@ def build_command(arguments: Any) -> int:
     rank = find_rank(arguments.rank, arguments.world_size, os.environ)
     refuse_unfit_for(config.encoder.model, config.image.height, config.image.width)
     if rank is None:
-        from precompute.build import build  # torch takes seconds to import
+        from precompute.build.build import build  # torch takes seconds to import
 
         show(build(config, request_of(arguments)), config.cache)
         return 0
     for option in (name for name in ONCE if getattr(arguments, name.removeprefix("--").replace("-", "_"))):
         raise ConfigError(f"{option} is for `precompute plan`, before its ranks build; this is {rank}")
-    from precompute.ranks.steps import build_rank
+    from precompute.build.steps import build_rank
 
     request = step_request(arguments)
     show_rank(build_rank(config, request, rank), rank, request)
@@ -78,7 +78,7 @@ def plan_command(arguments: Any) -> int:
     """Plan a cache for ranks to build; run again to extend it or to retry rejected samples."""
     config, request = arguments.config, request_of(arguments)
     refuse_unfit_for(config.encoder.model, config.image.height, config.image.width)
-    from precompute.ranks.steps import plan
+    from precompute.build.steps import plan
 
     spec = plan(config, request)
     print(f"planned {config.cache}: {spec.rows:,} samples in {spec.num_shards:,} shards")
@@ -89,7 +89,7 @@ def plan_command(arguments: Any) -> int:
 def seal_command(arguments: Any) -> int:
     """Seal a cache that ranks have built; refuses, and names them, while shards are missing."""
     config = arguments.config
-    from precompute.ranks.steps import seal
+    from precompute.build.steps import seal
 
     show(seal(config, step_request(arguments)), config.cache)
     return 0
@@ -134,7 +134,7 @@ def estimate_command(arguments: Any) -> int:
 
 def repair_command(arguments: Any) -> int:
     """Build damaged shards again, to the same bytes, and reseal."""
-    from precompute.repair import repair
+    from precompute.build.repair import repair
 
     show(repair(arguments.cache, arguments.config), arguments.cache)
     return 0

@@ -21,7 +21,7 @@ from typing import Any, get_args
 
 import pytest
 
-import precompute.build
+import precompute.build.build
 from cache_store.cache.metadata import read_commit, read_spec
 from cache_store.cli import main as cache_store
 from cache_store.format.formats import shard_format
@@ -52,7 +52,7 @@ load_once = cache(load_encoder)
 
 @pytest.fixture(autouse=True)
 def quick_loading(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precompute.build, "load_encoder", load_once)
+    monkeypatch.setattr(precompute.build.build, "load_encoder", load_once)
 
 
 @pytest.fixture(scope="module", params=get_args(StoreFormat))
@@ -186,7 +186,7 @@ def test_a_killed_build_resumes_to_identical_bytes(scene, tmp_path, name):
     not written yet.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["precompute.build", "precompute.encoders.wan", __name__])
+    context.set_forkserver_preload(["precompute.build.build", "precompute.encoders.wan", __name__])
     run, undone, kept = Run(scene, tmp_path, name), 0, 0
     for step in itertools.count(1):
         if name != "build":
@@ -227,15 +227,15 @@ def test_a_killed_build_resumes_to_identical_bytes(scene, tmp_path, name):
 SIGNALS = [signal.SIGTERM, signal.SIGINT]
 
 PHASES = [
-    ("build", "precompute.build:make_plan", 1),
+    ("build", "precompute.build.build:make_plan", 1),
     ("build", "precompute.resume.act:write_build", 1),
     ("build", "precompute.encoders.vae:VaeEncoder.encode", 3),
     ("build", "cache_store.cache.shard_files:write_rows", 2),
-    ("build", "precompute.build:make_seal", 1),
-    ("build", "precompute.build:write_seal", 1),
-    ("repair", "precompute.build:examine_images", 1),
+    ("build", "precompute.build.build:make_seal", 1),
+    ("build", "precompute.build.build:write_seal", 1),
+    ("repair", "precompute.build.build:examine_images", 1),
     ("repair", "precompute.encoders.vae:VaeEncoder.encode", 1),
-    ("repair", "precompute.build:make_seal", 1),
+    ("repair", "precompute.build.build:make_seal", 1),
 ]
 """Commands, and before which call of which function, named in the module that calls it, they are sent a signal."""
 

@@ -35,8 +35,8 @@ from precompute.resume.refusals import refuse_mismatched_shards
 from precompute.resume.rejected import refuse_rejected, try_rejected
 from precompute.resume.request import BuildRequest
 from precompute.sources import Source, open_source
-from precompute.space import refuse_little_space
-from precompute.spec import recipe_of
+from precompute.build.space import refuse_little_space
+from precompute.plan.spec import recipe_of
 
 
 @dataclass(frozen=True, kw_only=True)

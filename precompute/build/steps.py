@@ -15,7 +15,7 @@ from cache_store.format.names import SEAL_FILE, SPEC_FILE, commit_file
 from cache_store.format.schema import Spec
 from cache_store.storage.store import Store, open_store
 from cache_store.verify.leftovers import clear_leftovers
-from precompute.build import (
+from precompute.build.build import (
     Decision,
     Inputs,
     Summary,
@@ -28,10 +28,10 @@ from precompute.build import (
 )
 from precompute.config import BuildConfig
 from precompute.plan.ids import abridged
-from precompute.ranks.rank import Rank
+from precompute.build.rank import Rank
 from precompute.resume.decide import Work, damaged_metadata
 from precompute.resume.request import BuildRequest
-from precompute.space import refuse_little_space
+from precompute.build.space import refuse_little_space
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from cache_store.cache.metadata import refuse_no_cache
 from cache_store.errors import ConfigError
 from cache_store.storage.store import Address, open_store
 from cache_store.verify.findings import Report
-from precompute.build import Summary, build
+from precompute.build.build import Summary, build
 from precompute.config import BuildConfig, RepairConfig, where_remembered
 from precompute.resume.request import BuildRequest
 
