@@ -41,8 +41,8 @@ OTHER_FOLDER = "name another folder for OUT; this one is untouched"
 class ConvertConfig:
     """The form that a cache is converted to."""
 
-    format: StoreFormat
-    """zarr: one Zarr v3 shard file per shard. webdataset: one uncompressed tar per shard."""
+    format: StoreFormat | None = None
+    """zarr: one Zarr v3 shard file per shard. webdataset: one uncompressed tar. As in the cache if not given."""
     codec: CodecName | None = None
     """Of the new cache's latents; as in the cache if not given, but none in tars, which hold no other."""
 
@@ -101,11 +101,18 @@ def refuse_overlap(root: Path, out: Path) -> None:
 
 def converted_spec(spec: Spec, config: ConvertConfig) -> Spec:
     """The spec of the new cache; ConfigError where the form cannot hold the array."""
-    codec = config.codec or ("none" if config.format == "webdataset" else spec.array.codec)
-    if problem := FORMATS[config.format].unsupported(spec.array.dtype, codec):
-        raise ConfigError(f"--format {config.format}: {problem}")
+    if not (config.format or config.codec):
+        raise ConfigError(f"name another form, as in --format {other_form(spec.store_format)}, or another --codec")
+    form = config.format or spec.store_format
+    codec = config.codec or ("none" if form == "webdataset" else spec.array.codec)
+    if problem := FORMATS[form].unsupported(spec.array.dtype, codec):
+        raise ConfigError(f"--format {form}: {problem}")
     array = msgspec.structs.replace(spec.array, codec=codec)
-    return msgspec.structs.replace(spec, store_format=config.format, array=array)
+    return msgspec.structs.replace(spec, store_format=form, array=array)
+
+
+def other_form(held: StoreFormat) -> StoreFormat:
+    return next(form for form in FORMATS if form != held)
 
 
 def refuse_other_cache(target: CacheAt) -> None:

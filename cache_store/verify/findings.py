@@ -76,8 +76,9 @@ class Report:
         if self.findings:
             shown = "\n".join(f"  {finding}" for finding in self.findings[:SHOWN])
             more = f"\n  and {len(self.findings) - SHOWN} more" if len(self.findings) > SHOWN else ""
+            count = "1 finding" if len(self.findings) == 1 else f"{len(self.findings):,} findings"
             raise CacheError(
-                f"{self.cache} is damaged, {len(self.findings)} findings:\n{shown}{more}\n"
+                f"{self.cache} is damaged, {count}:\n{shown}{more}\n"
                 f"  see all with `cache-store verify {shlex.quote(self.cache)} --level full`"
             )
 

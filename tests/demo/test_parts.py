@@ -100,7 +100,7 @@ def tokenizer(drawn) -> PreTrainedTokenizerFast:
     return make_tokenizer([sample.conversation for sample in drawn])
 
 
-def test_captions_round_trip_and_every_colour_and_shape_is_one_token(tokenizer):
+def test_captions_round_trip_and_each_colour_is_one_token(tokenizer):
     for number in range(12):
         caption = compose(1, number).caption
         tokens = tokenizer(caption, add_special_tokens=False)["input_ids"]

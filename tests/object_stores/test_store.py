@@ -161,7 +161,7 @@ def test_a_forked_process_reads_as_its_parent_does(copied):
     assert isinstance(cache.store, ObjectStore)
 
 
-def test_what_was_read_is_kept_bounded_and_fetched_again_if_damaged(copied, proxy, tmp_path, monkeypatch):
+def test_what_is_kept_is_bounded_and_fetched_again_if_damaged(copied, proxy, tmp_path, monkeypatch):
     monkeypatch.setattr("cache_store.storage.kept_blocks.BLOCK_BYTES", 1_000)  # samples of 240 bytes straddle two
     cache, kept = open_cache(copied[0]), tmp_path / "kept"
     numbers = np.arange(len(cache))

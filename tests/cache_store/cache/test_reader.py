@@ -56,7 +56,7 @@ WRONG_BUFFERS = [
 
 
 @pytest.mark.parametrize("copy", [*WAYS, move_rows])
-def test_any_way_to_copy_fills_a_buffer_or_refuses_one_that_does_not_fit(cache, latents, copy, monkeypatch):
+def test_any_way_to_copy_fills_a_buffer_or_refuses_it(cache, latents, copy, monkeypatch):
     """Those in C, and that of a machine without a compiler."""
     monkeypatch.setattr(reader, "FASTEST", FastestCopy([copy]))
     opened, numbers = open_cache(cache), np.random.default_rng(1).permutation(len(CACHED_ROWS))
@@ -120,7 +120,7 @@ TABLE = "samples/000001.parquet"
         (TABLE, "samples/000002.parquet", f"{TABLE} is not as sealed"),
     ],
 )
-def test_a_shard_of_which_a_file_is_lost_cut_or_anothers_is_not_read(cache, name, content, message):
+def test_a_shard_with_a_lost_cut_or_other_file_is_not_read(cache, name, content, message):
     """The places of another's table would pass for this shard's, and its texts for those of other images."""
     opened, path = open_cache(cache), cache / name.replace("SHARD", shard_name(cache, 1))
     if isinstance(content, str):

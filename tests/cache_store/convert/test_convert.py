@@ -49,8 +49,8 @@ def test_there_it_is_what_a_build_would_write_and_back_what_it_was(tmp_path, lat
     for path, form in ((cache, written), (direct, wanted)):
         store = {"format": form["store_format"], "codec": form["codec"]}
         write_build(make_cache(path, **form), {"source": {"kind": "llava"}, "store": store})
-    asked = ["--codec", changed["codec"]] if changed.get("codec", "none") != "none" else []
-    assert convert(cache, there, wanted["store_format"], *asked) == 0
+    asked = ["--codec", changed["codec"]] if "dtype" in written else ["--format", wanted["store_format"]]
+    assert main(["convert", str(cache), str(there), *asked]) == 0
     assert "converted 4 shards, every latent checked" in capsys.readouterr().out
     assert contents(there) == contents(direct)
     assert convert(there, back, written["store_format"], "--codec", written["codec"]) == 0
@@ -85,7 +85,7 @@ def times(out: Path) -> dict[str, int]:
     return {path.stem: (out / f"shards/{path.stem}.tar").stat().st_mtime_ns for path in out.glob("commits/*.json")}
 
 
-def test_run_again_it_mends_what_is_damaged_and_touches_nothing_else(cache, tmp_path, store_format, capsys):
+def test_run_again_it_mends_damage_and_touches_nothing_else(cache, tmp_path, store_format, capsys):
     out = tmp_path / "out"
     assert convert(cache, out, OTHER[store_format]) == 0
     whole, before = contents(out), {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
@@ -130,6 +130,7 @@ def test_damage_is_never_copied_and_is_named(cache, tmp_path, store_format, caps
 def test_what_cannot_be_is_refused_and_touches_nothing(tmp_path, latents, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "link").symlink_to(make_cache(tmp_path / "cache", latents))
+    make_cache(tmp_path / "tars", latents, store_format="webdataset")
     make_cache(tmp_path / "bfloat16", latents, dtype="bfloat16")
     make_cache(tmp_path / "larger", latents, samples_per_shard=16, store_format="webdataset")
     make_cache(tmp_path / "moved", latents + 1, store_format="webdataset")
@@ -141,15 +142,17 @@ def test_what_cannot_be_is_refused_and_touches_nothing(tmp_path, latents, monkey
         ("cache cache/latents/tars", 2, "lies in the cache"),
         ("cache link", 2, "lies in the cache"),
         ("cache .", 2, "holds the cache"),
-        ("cache thesis", 2, "holds 'thesis.tex' but no cache"),
-        ("cache thesis/thesis.tex", 2, "is not a folder"),
-        ("cache thesis/thesis.tex/out", 2, "thesis.tex is not a folder"),
-        ("cache out --codec zstd", 2, "codec zstd needs format zarr"),
-        ("bfloat16 out", 2, "tars hold dtype float16 or float32"),
-        ("cache larger", 1, "(?s)another cache.*samples_per_shard"),
-        ("cache moved", 1, "(?s)another cache.*statistics"),
+        ("cache thesis --format webdataset", 2, "holds 'thesis.tex' but no cache"),
+        ("cache thesis/thesis.tex --format webdataset", 2, "is not a folder"),
+        ("cache thesis/thesis.tex/out --format webdataset", 2, "thesis.tex is not a folder"),
+        ("cache out", 2, "name another form, as in --format webdataset, or another --codec"),
+        ("cache out --format webdataset --codec zstd", 2, "codec zstd needs format zarr"),
+        ("bfloat16 out --format webdataset", 2, "tars hold dtype float16 or float32"),
+        ("cache larger --format webdataset", 1, "(?s)another cache.*samples_per_shard"),
+        ("cache moved --format webdataset", 1, "(?s)another cache.*statistics"),
+        ("tars out --codec zstd", 2, "codec zstd needs format zarr"),
     ):
-        assert main(["convert", *typed.split(), "--format", "webdataset"]) == code, typed
+        assert main(["convert", *typed.split()]) == code, typed
         error = capsys.readouterr().err
         assert re.search(message, error), error
         assert code == 1 or error.count("\n") == 1, error

@@ -227,7 +227,7 @@ BEYOND = "one byte beyond the file"
         ("crc32c", None),
     ],
 )
-def test_samples_outside_their_file_or_of_other_sizes_are_refused_unread(root, column, value):
+def test_samples_outside_their_file_are_refused_unread(root, column, value):
     with edited_rows(root / TABLES[1]) as rows:
         beyond = (root / shard_name(root, 0)).stat().st_size - rows[0]["length"] + 1
         rows[0][column] = beyond if value == BEYOND else value

@@ -16,7 +16,7 @@ def store(tmp_path: Path) -> LocalStore:
     return LocalStore(tmp_path)
 
 
-def test_the_earlier_file_stays_until_a_draft_is_published_or_fails(store):
+def test_the_earlier_file_stays_until_a_draft_is_published(store):
     store.put_whole("a/file", b"old")
     with store.draft("a/file") as draft:
         draft.stream.write(b"new")

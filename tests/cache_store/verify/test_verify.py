@@ -216,7 +216,7 @@ def test_scratch_is_cleared_and_what_looks_alike_is_not(cache):
     assert {finding.file for finding in verify(cache, "full").findings} == strangers
 
 
-def test_scratch_goes_from_another_disk_and_nothing_behind_a_link_does(cache, tmp_path):
+def test_scratch_goes_and_nothing_behind_a_link_does(cache, tmp_path):
     """A cache's folders may be links to others."""
     (cache / "samples").rename(tmp_path / "elsewhere")
     (cache / "samples").symlink_to(tmp_path / "elsewhere")
