@@ -3,11 +3,12 @@
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from cache_store.cache.metadata import read_commit, read_seal, read_spec
 from cache_store.errors import CacheError
 from cache_store.format.schema import ArraySpec, CommitRecord, Spec
-from cache_store.storage.store import Address, Store, open_store
+from cache_store.storage.store import Address, Store, open_store, wait_together
 
 SHOWN_FEATURES = 64
 """Whose means and deviations are listed; of more, the least and the largest."""
@@ -17,7 +18,8 @@ def describe(cache: Address) -> list[tuple[str, str]]:
     """Field and value, in reading order; an unfinished cache is described as far as it goes."""
     spec = read_spec(store := open_store(cache))
     lines = [("cache", str(store)), *spec_lines(spec)]
-    records = [record for shard in range(spec.num_shards) if (record := read_commit(store, shard))]
+    found = wait_together(store, partial(read_commit, store), range(spec.num_shards))
+    records = [record for record in found if record]
     return [*lines, *array_lines(spec.array), *progress_lines(spec, records), *seal_lines(store)]
 
 

@@ -23,7 +23,7 @@ from cache_store.format.formats import shard_format
 from cache_store.format.schema import Seal, Spec
 from cache_store.format.tables import REJECTED, SAMPLES_SCHEMA, TEXT_COLUMNS
 from cache_store.refusal import refuse_other_seal, refuse_unsealed
-from cache_store.storage.store import Address, FetchedStore, Store, is_url, open_store
+from cache_store.storage.store import Address, FetchedStore, Store, is_url, open_store, wait_together
 
 COPIED_BYTES = 8 << 20
 """Copied at once: then checked, out of a cache and not out of memory, and then a Ctrl-C is heard."""
@@ -115,10 +115,14 @@ class Cache:
     def rejected_rows(self) -> NDArray[np.int64]:
         """Rows without a sample, rising; reads the samples tables of the shards that have any."""
         counts = enumerate(self.seal.cached_per_shard)
-        lacking = (shard for shard, count in counts if count < len(self.spec.shard_rows(shard)))
-        tables = (self.shards.table(shard, ["row", "status"]) for shard in lacking)
-        rows = [table.filter(pc.equal(table["status"], REJECTED))["row"].to_numpy() for table in tables]
+        lacking = [shard for shard, count in counts if count < len(self.spec.shard_rows(shard))]
+        rows = wait_together(self.store, self._rejected_rows, lacking)
         return np.concatenate([np.empty(0, np.int64), *rows])
+
+    def _rejected_rows(self, shard: int) -> NDArray[np.int64]:
+        table = self.shards.table(shard, ["row", "status"])
+        rows: NDArray[np.int64] = table.filter(pc.equal(table["status"], REJECTED))["row"].to_numpy()
+        return rows
 
     def __repr__(self) -> str:
         return f"Cache({str(self.store)!r}, {len(self)} samples of [{self.spec.array.named_shape}])"

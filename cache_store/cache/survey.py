@@ -18,7 +18,7 @@ from cache_store.format.names import BUILD_FILE, COMMITS, PLAN_FILE, SAMPLES, SE
 from cache_store.format.plan import PlanDigests, PlanFile
 from cache_store.format.schema import BuildRecord, CommitRecord, FileRecord, Recipe, Seal, Spec
 from cache_store.refusal import refuse_other_recipe
-from cache_store.storage.store import Address, Store, open_store
+from cache_store.storage.store import Address, Store, listed_once, open_store, wait_together
 
 T = TypeVar("T")
 
@@ -110,7 +110,7 @@ def survey_records(cache: Address) -> Survey:
         spec=spec,
         seal=read(partial(read_record, Seal, store, SEAL_FILE)),
         build=read(partial(read_record, BuildRecord, store, BUILD_FILE)),
-        shards=dict(read_shards(store)),
+        shards=dict(read_shards(listed_once(store))),
         metadata={SPEC_FILE: group.value, **metadata_beside(store, spec.value)},
     )
 
@@ -167,15 +167,17 @@ def sealed_digests(found: Survey, file: FileRecord) -> PlanDigests | None:
 
 def read_shards(store: Store) -> Iterator[tuple[int, ShardOnDisk]]:
     """Every shard for which there is a commit record, sound or not."""
-    for name in names_in(store, COMMITS):
-        stem = name.removesuffix(".json")
-        if not stem.isdecimal() or commit_file(shard := int(stem)) != f"{COMMITS}/{name}":
-            continue  # it is no record of a shard
-        record = read(partial(read_record, CommitRecord, store, commit_file(shard)))
+    stems = (name.removesuffix(".json") for name in names_in(store, COMMITS))
+    shards = [int(stem) for stem in stems if stem.isdecimal() and commit_file(int(stem)) == f"{COMMITS}/{stem}.json"]
+    for shard, record in zip(shards, wait_together(store, partial(read_shard_record, store), shards), strict=True):
         if not record.is_absent:
             files = record.value.content.files if record.value else ()
             problems = {file.path: problem for file in files if (problem := size_problem(store, file))}
             yield shard, ShardOnDisk(record=record, file_problems=problems)
+
+
+def read_shard_record(store: Store, shard: int) -> Reading[CommitRecord]:
+    return read(partial(read_record, CommitRecord, store, commit_file(shard)))
 
 
 def names_in(store: Store, folder: str) -> list[str]:

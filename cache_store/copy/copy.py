@@ -24,7 +24,7 @@ from cache_store.format.record import canonical_json
 from cache_store.format.schema import CommitRecord, FileRecord, Seal, Spec
 from cache_store.program.progress_bar import progress_bar
 from cache_store.refusal import Difference, refuse
-from cache_store.storage.store import Address, Store, open_store
+from cache_store.storage.store import Address, Store, listed_once, open_store
 from cache_store.verify.leftovers import clear_leftovers
 from cache_store.verify.verify import verify
 
@@ -68,7 +68,7 @@ def copy(root: Address, out: Address, progress: Callable[[int], object] = lambda
     refuse_others(target, "OUT")
     refuse_another(target, spec, seal)
     with target.claim():
-        copy_file(source, target, msgspec.structs.replace(seal.plan_file, path=PLAN_FILE))
+        copy_file(source, target, target, msgspec.structs.replace(seal.plan_file, path=PLAN_FILE))
         put_checked(target, BUILD_FILE, source.read(BUILD_FILE))
         for name, data in metadata_of(spec):
             put_checked(target, name, data)
@@ -97,10 +97,10 @@ def refuse_another(target: Store, spec: Spec, seal: Seal) -> None:
 
 def copy_shards(source: Store, target: Store, seal: Seal, progress: Callable[[int], object]) -> int:
     """How many had to be copied; an error ends all once those in hand are finished."""
-    records = survey_records(source).records
+    records, there = survey_records(source).records, listed_once(target)
     with ThreadPoolExecutor(COPIED_AT_ONCE) as pool:
         try:
-            copied = [pool.submit(copy_shard, source, target, record) for _, record in sorted(records.items())]
+            copied = [pool.submit(copy_shard, source, target, there, record) for _, record in sorted(records.items())]
             for done in as_completed(copied):
                 done.result()
                 progress(1)
@@ -109,22 +109,23 @@ def copy_shards(source: Store, target: Store, seal: Seal, progress: Callable[[in
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def copy_shard(source: Store, target: Store, record: CommitRecord) -> bool:
-    """Whether anything of it was missing."""
+def copy_shard(source: Store, target: Store, there: Store, record: CommitRecord) -> bool:
+    """Whether anything of it was missing; `there` is the target as it was before any was copied."""
     name, files = commit_file(record.content.shard), record.content.files
     data = canonical_json(record)
-    if target.has(name) and target.read(name) == data and not any(size_problem(target, file) for file in files):
-        return False
-    target.delete(name)  # it vouches for the files
+    if there.has(name):
+        if target.read(name) == data and not any(size_problem(there, file) for file in files):
+            return False
+        target.delete(name)  # it vouches for the files
     for file in files:
-        copy_file(source, target, file)
+        copy_file(source, target, there, file)
     put_checked(target, name, data)
     return True
 
 
-def copy_file(source: Store, target: Store, file: FileRecord) -> None:
+def copy_file(source: Store, target: Store, there: Store, file: FileRecord) -> None:
     """Unless its bytes are there; CacheError where they are not those of its record, here or there."""
-    if not size_problem(target, file) and stored_sha256(target, file.path) == file.sha256:
+    if not size_problem(there, file) and stored_sha256(target, file.path) == file.sha256:
         return
     with source.open(file.path) as stream, target.draft(file.path) as draft:
         digest = hashlib.sha256()

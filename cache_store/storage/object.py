@@ -9,9 +9,9 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO, ClassVar, Self, TypeVar
@@ -20,6 +20,7 @@ from cache_store.errors import ConfigError
 from cache_store.storage.files import SCRATCH_SUFFIX, naming
 from cache_store.storage.forked import ask_helper, is_forked
 from cache_store.storage.kept_blocks import KeptBlocks, Ranges
+from cache_store.storage.listing import entries_by_folder
 from cache_store.storage.local import WRITE_BYTES, map_file
 from cache_store.storage.object_client import client, pool, telling
 from cache_store.storage.range_reader import RangeReader
@@ -139,6 +140,11 @@ class ObjectStore:
         prefix = f"{folder}/" if folder else ""
         return sorted(name.removeprefix(prefix) for name in (*names, *folders) if name not in ("", folder))
 
+    def listed(self) -> "ListedObjects":
+        with telling(self.url):
+            sizes = {each["path"]: int(each["size"]) for page in client(self.url).list() for each in page}
+        return ListedObjects(self.url, self.kept, sizes, entries_by_folder(sizes))
+
     def put_whole(self, name: str, data: bytes) -> None:
         with telling(self.where(name)):
             client(self.url, len(data)).put(name, data, use_multipart=False)
@@ -183,6 +189,29 @@ class ObjectStore:
 
     def claim(self, *, shared: bool = False) -> AbstractContextManager[None]:
         return nullcontext()
+
+
+@dataclass(frozen=True)
+class ListedObjects(ObjectStore):
+    """The store as one listing found it: what is written from then on is read, but neither listed nor measured."""
+
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    entries: Mapping[str, Collection[str]] = field(default_factory=dict)
+    """What lies directly in each folder, as `list` gives it."""
+
+    def has(self, name: str) -> bool:
+        return name in self.sizes or name in self.entries
+
+    def size(self, name: str) -> int:
+        if name not in self.sizes:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.where(name))
+        return self.sizes[name]
+
+    def list(self, folder: str = "") -> list[str]:
+        return sorted(self.entries.get(folder, ()))
+
+    def listed(self) -> "ListedObjects":
+        return self
 
 
 @dataclass(frozen=True)

@@ -117,12 +117,25 @@ class FetchedStore(Store, Protocol):
     def side_by_side(self, call: Callable[[T], R], each: Sequence[T]) -> Sequence[R]:
         """Calls that wait for this store, many at a time; none may itself call for others."""
 
+    def listed(self) -> "FetchedStore":
+        """The same to read: `has`, `size` and `list` answer from one listing of everything, made now."""
+
 
 Address = str | Path | Store
 """A cache as a person names it, or its store."""
 
 STORES: dict[str, Callable[[str], Store]] = {scheme: partial(ObjectStore.at, scheme) for scheme in SCHEMES}
 """What opens an address `scheme://rest`, by its scheme; an address without one is a folder."""
+
+
+def listed_once(store: Store) -> Store:
+    """To look at many files: of a store that is asked over a network, all names and sizes are fetched together."""
+    return store.listed() if isinstance(store, FetchedStore) else store
+
+
+def wait_together(store: Store, call: Callable[[T], R], each: Sequence[T]) -> Sequence[R]:
+    """Calls that read the store, in order; over a network many at a time, none of which may call for others."""
+    return store.side_by_side(call, each) if isinstance(store, FetchedStore) else [*map(call, each)]
 
 
 def is_url(address: Address) -> bool:

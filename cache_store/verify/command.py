@@ -22,12 +22,16 @@ from cache_store.errors import CacheError, ConfigError, Interrupted
 from cache_store.program.output_file import refuse_output, write_output
 from cache_store.program.progress_bar import progress_bar
 from cache_store.refusal import printable
+from cache_store.storage.store import is_url
 from cache_store.verify.findings import Finding, Level, Report
 from cache_store.verify.shard import CheckedShard
 from cache_store.verify.subset import Subset, parse_subset
 from cache_store.verify.verify import verify
 
 SHOWN_FINDINGS = 50
+
+REMOTE_JOBS = 8
+"""Over a network each thread waits for its answers most of the time."""
 
 MAX_JOBS = 256
 """Each is a thread; more would wait for one another."""
@@ -46,7 +50,7 @@ class VerifyConfig:
     are the whole cache, each shard once; of few shards some slices have none. 5%: that share, the same one every time,
     as 1/20."""
     jobs: int | Literal["auto"] = "auto"
-    """Threads that read; auto: one per core."""
+    """Threads that read; auto: one per core, of a URL at least eight."""
     report: str | None = None
     """Also write the findings to this JSON file."""
 
@@ -67,11 +71,11 @@ class VerifyConfig:
     def resolved_level(self) -> Level:
         return self.level or ("full" if self.subset is not None else "quick")
 
-    @property
-    def resolved_jobs(self) -> int:
+    def threads(self, cache: str) -> int:
         if self.jobs != "auto":
             return self.jobs
-        return 1 if self.resolved_level == "quick" else usable_cores()
+        cores = 1 if self.resolved_level == "quick" else usable_cores()
+        return max(cores, REMOTE_JOBS) if is_url(cache) else cores
 
 
 def run_verify(cache: str, config: VerifyConfig) -> int:
@@ -81,7 +85,7 @@ def run_verify(cache: str, config: VerifyConfig) -> int:
     try:
         with reading_bar(cache, config) as progress:
             gc.freeze()  # else the collector looks through all loaded modules every few shards: a tenth of the time
-            jobs = config.resolved_jobs
+            jobs = config.threads(cache)
             report = verify(cache, config.resolved_level, subset=config.shards, jobs=jobs, progress=progress)
     except KeyboardInterrupt:  # SIGTERM as well as SIGINT; verification only reads, so it can be left at any instant
         raise Interrupted("nothing was changed; run the same command again, or slices of it with --subset") from None

@@ -6,7 +6,7 @@ from cache_store.format.formats import shard_format
 from cache_store.format.names import BUILD_FILE, PLAN_FILE, SEAL_FILE, commit_file, samples_file
 from cache_store.format.schema import Spec
 from cache_store.storage.files import SCRATCH_SUFFIX, scratch_of
-from cache_store.storage.store import Store
+from cache_store.storage.store import Store, listed_once
 from cache_store.verify.findings import Finding
 
 STRAY, LEFTOVER = "does not belong here", "left by a build that died"
@@ -30,11 +30,11 @@ def stray_findings(store: Store, spec: Spec) -> Iterator[Finding]:
 def clear_leftovers(store: Store, spec: Spec) -> None:
     """Delete the scratch files of builds that died; for the holder of the claim, and when it writes nothing itself.
 
-    Each folder that has files of the cache is listed once: those are as many as shards, in the Zarr form.
+    On a disk, each folder that has files of the cache is listed once: as many as shards, in the Zarr form.
     """
-    known = files_of(spec)
+    known, there = files_of(spec), listed_once(store)
     for folder in sorted({name.rpartition("/")[0] for name in known}):
-        for name in store.list(folder):
+        for name in there.list(folder):
             if is_leftover(whole := f"{folder}/{name}".lstrip("/"), known):
                 store.delete(whole)
 

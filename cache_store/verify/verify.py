@@ -16,7 +16,7 @@ from functools import partial
 from cache_store.cache.metadata import refuse_no_cache
 from cache_store.cache.survey import survey_records
 from cache_store.format.names import SPEC_FILE
-from cache_store.storage.store import Address, open_store
+from cache_store.storage.store import Address, listed_once, open_store
 from cache_store.verify.findings import Finding, Level, Report, in_reading_order, unreadable
 from cache_store.verify.leftovers import stray_findings
 from cache_store.verify.metadata import (
@@ -52,7 +52,7 @@ def verify(
         cache=str(store), level=level, subset=name, identity=None, shards=0, samples=0, bytes=0, findings=()
     )
     refuse_no_cache(store)
-    surveyed = survey_records(store)
+    surveyed = survey_records(store := listed_once(store))
     spec, seal = surveyed.spec.value, surveyed.seal.value
     if spec is None:
         problem = surveyed.spec.problem or FileNotFoundError()

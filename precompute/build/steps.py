@@ -13,7 +13,7 @@ from cache_store.errors import CacheError, NoCacheError
 from cache_store.format.formats import files_of_shard
 from cache_store.format.names import SEAL_FILE, SPEC_FILE, commit_file
 from cache_store.format.schema import Spec
-from cache_store.storage.store import Store, open_store
+from cache_store.storage.store import Store, listed_once, open_store
 from cache_store.verify.leftovers import clear_leftovers
 from precompute.build.build import (
     Decision,
@@ -104,8 +104,10 @@ def seal(config: BuildConfig, request: BuildRequest) -> Summary:
 
 def clear_unfinished(store: Store, work: Work) -> None:
     """Delete files of shards without a record: ranks replace none, and what comes out now may be other than it was."""
+    there = listed_once(store)
     for name in (name for shard in work.to_build for name in files_of_shard(work.spec, shard)):
-        store.delete(name)
+        if there.has(name):
+            store.delete(name)
     clear_leftovers(store, work.spec)
 
 

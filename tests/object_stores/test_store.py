@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 
 from cache_store import open_cache
+from cache_store.cache.survey import survey_records
 from cache_store.cli import main as cache_store
 from cache_store.errors import ConfigError
 from cache_store.storage.kept_blocks import Ranges
 from cache_store.storage.local import LocalStore
 from cache_store.storage.object import ObjectStore
 from cache_store.storage.store import open_store
+from cache_store.verify.leftovers import clear_leftovers
+from cache_store.verify.verify import verify
 from tests.make_cache import make_cache
 
 ROWS = 30
@@ -185,3 +188,30 @@ def test_what_is_kept_is_bounded_and_fetched_again_if_damaged(copied, proxy, tmp
     blocks[0].unlink(missing_ok=True)
     requests()
     assert sum(path.stat().st_size for path in kept.rglob("*") if path.is_file()) <= 3_000
+
+
+SHARDS = 40
+
+
+def test_what_looks_at_all_shards_asks_once_for_each_record(bucket, proxy, tmp_path, capsys):
+    latents = np.zeros((SHARDS, 4, 2, 2), np.float32)
+    cache = make_cache(tmp_path / "cache", latents, rejected=[*range(0, SHARDS, 2)], samples_per_shard=2)
+    url, shards = f"{bucket}/many", SHARDS // 2
+
+    def requests(action) -> int:
+        proxy.mend()
+        action()
+        return len(proxy.requests)
+
+    looks = {
+        "survey": lambda: survey_records(url),
+        "verify": lambda: verify(url),
+        "info": lambda: cache_store(["info", url]),
+        "leftovers": lambda: clear_leftovers(open_store(url), survey_records(url).spec.value),
+    }
+    assert requests(lambda: cache_store(["copy", str(cache), url])) <= 12 * shards + 20
+    assert {name: count for name, look in looks.items() if (count := requests(look)) > shards + 20} == {}
+    opened = open_cache(url)
+    assert requests(opened.rejected_rows) == 2 * shards  # a record and a table each
+    assert np.array_equal(opened.rejected_rows(), np.arange(0, SHARDS, 2))
+    assert requests(lambda: open_cache(url)) <= 6
