@@ -1,11 +1,15 @@
 """Plan, ranks and seal: whatever ranks do to each other and whatever is done to them, the bytes are a build's."""
 
+import io
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from contextlib import contextmanager
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from cache_store.cache.metadata import read_seal
@@ -178,3 +182,45 @@ def test_ranks_work_beside_each_other_and_beside_nothing_else(built):
         assert f"is being written by process {os.getpid()} on " in step(built, "build", *rank(0, 2), code=1)
     step(built, "seal")
     assert not (built.cache / ".claim").exists()
+
+
+def write_tars(folder):
+    """Three of them, in WebDataset's form."""
+    folder.mkdir()
+    for number in range(3):
+        with tarfile.open(folder / f"{number:05d}.tar", "w") as archive:
+            for sample in range(number, SAMPLES, 3):
+                data = b"no image" if sample in BROKEN else image_bytes(sample)
+                info = tarfile.TarInfo(f"{sample:09d}.png")
+                info.size = len(data)
+                archive.addfile(info, io.BytesIO(data))
+    return {"kind": "webdataset", "path": str(folder)}
+
+
+def write_parquet(folder):
+    """Two files."""
+    folder.mkdir()
+    for number in range(2):
+        images = [image_bytes(sample) for sample in range(number, SAMPLES, 2)]
+        pq.write_table(pa.table({"image": images}), folder / f"train-{number}.parquet")
+    return {"kind": "parquet", "path": str(folder)}
+
+
+SOURCES = {
+    "webdataset": lambda built: write_tars(built.folder / "tars"),
+    "parquet": lambda built: write_parquet(built.folder / "tables"),
+    "cache": lambda built: {"kind": "cache", "path": str(built.cache)},
+}
+"""The others are lists and folders, whose ranks are above."""
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_ranks_of_any_source_write_what_one_build_does(built, kind):
+    """Each rank lists the source itself."""
+    built.settings = {"source": SOURCES[kind](built), "image__flip": True}
+    built.cache = built.folder / "ranks"
+    step(built, "plan")
+    for index in (1, 0):
+        assert f"rank {index} of 2 encoded" in step(built, "build", *rank(index, 2))
+    step(built, "seal")
+    assert_as_built(built)
