@@ -163,10 +163,17 @@ class Trial:
         }
 
     def __enter__(self) -> "Trial":
-        start = time.monotonic()
-        self._run(self._commands("undisturbed", WAYS["one process"]))
-        self._shard_s = (time.monotonic() - start) / self._shards
-        self.identity, self.files = found_in(self._folder / "undisturbed")
+        store, start, waited = open_store(self._folder / "undisturbed"), time.monotonic(), [0.0]
+
+        def is_over() -> bool:
+            if not store.list("commits"):
+                waited[0] = time.monotonic() - start
+            return False
+
+        self._run(self._commands("undisturbed", WAYS["one process"]), is_over)
+        self._first_s, rest_s = waited[0], time.monotonic() - start - waited[0]
+        self._shard_s = rest_s / self._shards
+        self.identity, self.files = found_in(store)
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -204,8 +211,9 @@ class Trial:
         return tuple(tuple(map(filled, step)) for step in steps)
 
     def _killed(self, steps: Steps, store: Store) -> str:
-        """Run until a random number of shards is committed, and a random part of a shard's time longer."""
-        shards, longer = self._random.randrange(self._shards), self._random.uniform(0, self._shard_s)
+        """Run until a random moment of a random shard; that of the first begins with the programs."""
+        shards = self._random.randrange(self._shards)
+        longer = self._random.uniform(0, self._shard_s if shards else self._first_s)
         reached = [float("inf")]
 
         def is_over() -> bool:
@@ -265,9 +273,8 @@ def with_children(parents: Sequence[int]) -> list[int]:
     return found
 
 
-def found_in(cache: Path | Store) -> tuple[str, dict[str, str]]:
-    """Its identity, and the SHA-256 of every file but commit records, which tell when and by whom."""
-    store = open_store(cache)
+def found_in(store: Store) -> tuple[str, dict[str, str]]:
+    """A cache's identity, and the SHA-256 of every file but commit records, which tell when and by whom."""
     names = (name for name in names_in(store) if not name.startswith(("commits/", ".claim")))
     return read_seal(store).identity, {name: hashlib.sha256(store.read(name)).hexdigest() for name in names}
 
