@@ -22,7 +22,7 @@ from cache_store.storage.forked import ask_helper, is_forked
 from cache_store.storage.kept_blocks import KeptBlocks, Ranges
 from cache_store.storage.listing import entries_by_folder
 from cache_store.storage.local import WRITE_BYTES, map_file
-from cache_store.storage.object_client import client, pool, telling
+from cache_store.storage.object_client import client, pool, telling, was_answered_or_retried
 from cache_store.storage.range_reader import RangeReader
 
 MULTIPART_BYTES, PART_BYTES = 64 << 20, 16 << 20
@@ -80,10 +80,17 @@ class ObjectStore:
     def read(self, name: str) -> bytes:
         if is_forked():
             return bytes(ask_helper(self.url, "read", name))
-        for _ in range(ATTEMPTS):
+        for attempt in range(ATTEMPTS):
             with telling(self.where(name)):
-                answer = client(self.url).get(name)
-                data, size = bytes(answer.bytes()), int(answer.meta["size"])
+                from obstore.exceptions import GenericError
+
+                try:
+                    answer = client(self.url).get(name)
+                    data, size = bytes(answer.bytes()), int(answer.meta["size"])
+                except GenericError as error:  # obstore asks no more once an answer has begun
+                    if was_answered_or_retried(error) or attempt == ATTEMPTS - 1:
+                        raise
+                    continue
             if len(data) == size:
                 return data
         raise self._cut_short(name)
@@ -154,7 +161,7 @@ class ObjectStore:
 
     def _create(self, name: str, data: bytes | memoryview) -> bool:
         """Whether the file was not there and now is; it may also have been this call's, retried, that was first."""
-        from obstore.exceptions import AlreadyExistsError
+        from obstore.exceptions import AlreadyExistsError, GenericError
 
         if len(data) > MOST_CREATED_BYTES:
             limit = f"{len(data):,} bytes are more than an object store takes at once; lower samples_per_shard"
@@ -166,6 +173,9 @@ class ObjectStore:
                     return True
                 except AlreadyExistsError:  # or S3's 409: another put of this name is under way
                     pass
+                except GenericError as error:  # obstore tries no create again whose answer it did not get
+                    if was_answered_or_retried(error) or attempt == ATTEMPTS - 1:
+                        raise
             if self.has(name):
                 return False
             time.sleep(2**attempt / 10)

@@ -123,6 +123,11 @@ def telling(where: str) -> Iterator[None]:
         raise refusal(error, where, code_of(error)) from None
 
 
+def was_answered_or_retried(error: Exception) -> bool:
+    """Whether there is no point in trying again what failed."""
+    return STATUS.search(str(error)) is not None or " retries, " in str(error)
+
+
 def code_of(error: Exception) -> str | None:
     """What S3, GCS and Azure call the matter in the body of an answer."""
     found = CODE.search(str(error))
@@ -141,10 +146,15 @@ def refusal(error: Exception, where: str, code: str | None) -> OSError:
         return PermissionError(errno.EACCES, f"the token has expired ({code}): renew {CREDENTIALS[scheme]}", where)
     if code in ("PermanentRedirect", "AuthorizationHeaderMalformed") or "redirect" in text:
         return OSError(errno.EIO, f"the bucket lies in another region: set {REGION[scheme]}", where)
+    if "builder error" in text:
+        return OSError(errno.EIO, f"an endpoint of plain HTTP is spoken to only with {ALLOW_HTTP[scheme]}=true", where)
     status = STATUS.search(text)
     said = " ".join(filter(None, (status and status[1].strip(), code)))
     if code in ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch") or said.startswith(("401", "403")):
         why = f"the store refuses these credentials ({said}): check {CREDENTIALS[scheme]} and the bucket's policy"
+        return PermissionError(errno.EACCES, why, where)
+    if said == "400 Bad Request":  # to a HEAD, whose answer has no code
+        why = f"the store answers {said}, as where a token has expired: check {CREDENTIALS[scheme]}"
         return PermissionError(errno.EACCES, why, where)
     if status:
         return OSError(errno.EIO, f"the store answers {said}, also when asked again: {first_line(error)}", where)

@@ -1,12 +1,26 @@
 """A server for the session, a bucket for a test, and between them a proxy that can make requests fail."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import precompute.build.build as build_module
+from cache_store.cli import main as cache_store
+from cache_store.storage import object_client
+from precompute.cli import main as precompute
+from precompute.encoders.registry import load_encoder
 from tests.object_stores.faults import Proxy, running_proxy
 from tests.object_stores.server import Server, environment, running_server
+from tests.precompute.conftest import config_values, vae_path, write_config, write_source
+
+if TYPE_CHECKING:
+    from tests.object_stores.objects import Objects
+
+__all__ = ["vae_path"]  # a fixture
 
 
 @pytest.fixture(scope="session")
@@ -47,3 +61,59 @@ def bucket(server: Server, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> str
     for name, value in environment(proxy.endpoint).items():
         monkeypatch.setenv(name, value)
     return f"s3://{server.new_bucket()}"
+
+
+@pytest.fixture
+def url(bucket: str) -> str:
+    """Where a cache may be made."""
+    return f"{bucket}/some/cache"
+
+
+@pytest.fixture
+def objects(url: str, server: Server) -> "Objects":
+    from tests.object_stores.objects import Objects  # which needs obstore
+
+    return Objects(url, server.endpoint)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give up after a second or two what a program tries for most of a minute."""
+    for name, seconds in (("CONNECT_S", 1), ("ANSWER_S", 1), ("RETRIED_S", 2)):
+        monkeypatch.setattr(object_client, name, seconds)
+
+
+@pytest.fixture(scope="session")
+def scene(tmp_path_factory: pytest.TempPathFactory, vae_path: Path) -> Path:
+    """A config of five samples in two shards, one rejected, and its cache in a folder."""
+    folder = tmp_path_factory.mktemp("scene")
+    small: dict[str, Any] = {"store__samples_per_shard": 3, "encoder__batch_size": 2, "run__max_reject_fraction": 0.5}
+    small |= {"image__height": 16, "image__width": 16}
+    source = write_source(folder / "source", range(5))
+    config = write_config(folder / "build.yaml", config_values(folder / "cache", source, vae_path, **small))
+    assert precompute(["build", "--config", str(config)]) == 0
+    return folder
+
+
+load_once = cache(load_encoder)
+
+
+@pytest.fixture(autouse=True)
+def quick_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build_module, "load_encoder", load_once)
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """What a program says to a command line, which ends with a code and without a traceback."""
+
+    def said(line: str, code: int = 0) -> str:
+        capsys.readouterr()
+        program, *arguments = line.split()
+        ended = {"precompute": precompute, "cache-store": cache_store}[program](arguments)
+        text = "".join(capsys.readouterr())
+        assert ended == code, text
+        assert "Traceback" not in text
+        return text
+
+    return said

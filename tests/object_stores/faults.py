@@ -1,18 +1,26 @@
 """A proxy before a server, on real sockets, that makes chosen requests fail as networks and servers do."""
 
 import http.client
+import re
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal, NamedTuple
 
-Kind = Literal["500", "503", "409", "reset", "lost", "hang", "cut", "short", "flip", "flip upload"]
+Kind = Literal["500", "503", "409", "403", "400", "reset", "lost", "hang", "cut", "short", "flip", "flip upload"]
 
-REFUSALS = {"500": "InternalError", "503": "SlowDown", "409": "ConditionalRequestConflict"}
+REFUSALS = {
+    "500": "InternalError",
+    "503": "SlowDown",
+    "409": "ConditionalRequestConflict",
+    "403": "InvalidAccessKeyId",
+    "400": "ExpiredToken",
+}
 """Answered without asking the server."""
 
 NOW = struct.pack("ii", 1, 0)
@@ -34,7 +42,7 @@ class Request(NamedTuple):
 
 @dataclass
 class Fault:
-    """What is done to requests `first` … `first + times - 1` of those that match.
+    """What is done to requests `first` … `first + times - 1` of those that match; `each`: of every address of them.
 
     reset: the connection is reset before the server is asked. lost: after it has done what it was asked. hang: no
     answer for as long as the client waits. cut: half the body that was promised, then the end. short: half the body as
@@ -46,13 +54,16 @@ class Fault:
     part: str
     first: int
     times: int
-    met: int = 0
+    each: bool
+    also: Callable[[], object]
+    met: Counter[str] = field(default_factory=Counter)
 
     def meets(self, method: str, path: str) -> bool:
-        if method != self.method or self.part not in path:
+        if not re.fullmatch(self.method, method) or self.part not in path:
             return False
-        self.met += 1
-        return self.first <= self.met < self.first + self.times
+        address = path if self.each else ""
+        self.met[address] += 1
+        return self.first <= self.met[address] < self.first + self.times
 
 
 @dataclass
@@ -67,9 +78,19 @@ class Proxy:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     over: threading.Event = field(default_factory=threading.Event)
 
-    def fail(self, kind: Kind, method: str, part: str = "", *, first: int = 1, times: int = 1) -> Fault:
-        """Choose requests of that method whose path and query contain `part`."""
-        self._faults.append(fault := Fault(kind, method, part, first, times))
+    def fail(
+        self,
+        kind: Kind,
+        method: str,
+        part: str = "",
+        *,
+        first: int = 1,
+        times: int = 1,
+        each: bool = False,
+        also: Callable[[], object] = lambda: None,
+    ) -> Fault:
+        """Choose requests of a method, as `PUT|POST`, whose path and query contain `part`; `also` is called at each."""
+        self._faults.append(fault := Fault(kind, method, part, first, times, each, also))
         return fault
 
     def mend(self) -> None:
@@ -78,10 +99,10 @@ class Proxy:
             self._faults.clear()
             self.requests.clear()
 
-    def fault_of(self, method: str, path: str) -> str:
+    def fault_of(self, method: str, path: str) -> Fault | None:
         with self._lock:
-            met = [fault.kind for fault in self._faults if fault.meets(method, path)]
-        return met[0] if met else ""
+            met = [fault for fault in self._faults if fault.meets(method, path)]
+        return met[0] if met else None
 
 
 @contextmanager
@@ -116,7 +137,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def forward(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        fault = self.proxy.fault_of(self.command, self.path)
+        chosen = self.proxy.fault_of(self.command, self.path)
+        fault = chosen.kind if chosen else ""
+        if chosen and fault != "lost":
+            chosen.also()
         if fault == "hang":
             self.proxy.over.wait()
         if fault in ("reset", "hang"):
@@ -125,7 +149,8 @@ class Handler(BaseHTTPRequestHandler):
             said = f"<Error><Code>{REFUSALS[fault]}</Code><Message>made by the test</Message></Error>".encode()
             return self.answer(int(fault), [("Content-Type", "application/xml")], said, len(body), len(said))
         status, headers, data = self.ask(flipped(body) if fault == "flip upload" else body)
-        if fault == "lost":
+        if chosen and fault == "lost":
+            chosen.also()
             return self.reset()
         promised = len(data)
         if fault in ("cut", "short"):
@@ -160,7 +185,8 @@ class Handler(BaseHTTPRequestHandler):
         elif status != 204:
             self.send_header("Content-Length", str(promised))
         self.end_headers()
-        self.wfile.write(data)
+        if self.command != "HEAD":
+            self.wfile.write(data)
         self.close_connection = len(data) < promised
 
     def reset(self) -> None:

@@ -1,0 +1,116 @@
+"""Networks and servers that fail: nothing wrong and nothing half is left or read, and a rerun completes."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from cache_store import open_cache
+from cache_store.errors import CacheError
+from cache_store.storage import object_client
+from precompute.cli import main
+from tests.precompute.conftest import timeless_files
+from tests.slurm import free_port
+
+EACH_ONCE = [(kind, "GET|HEAD|PUT|POST", "/some/cache/") for kind in ("500", "503", "reset", "lost")]
+EACH_ONCE += [("409", "PUT", "/commits/"), ("cut", "GET", "/some/cache/")]
+EACH_ONCE += [("flip upload", "PUT", "/some/cache/")]
+"""Only conditional requests are answered 409."""
+
+
+def build(scene, url):
+    return f"precompute build --config {scene}/build.yaml --cache {url}"
+
+
+def assert_one_line(said, program, *parts):
+    (line,) = [line for line in said.replace("\r", "\n").splitlines() if line.startswith(f"{program}: error: ")]
+    assert all(part in line for part in parts), line
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(("kind", "method", "part"), EACH_ONCE)
+def test_a_request_that_fails_once_is_tried_again(scene, url, objects, run, proxy, kind, method, part):
+    """The first to each address, in a build and in what reads it; but for a damaged upload, which ends the build."""
+    whole = timeless_files(scene / "cache")
+    proxy.fail(kind, method, part, each=True)
+    while kind == "flip upload" and objects.timeless() != whole:
+        ended = main(build(scene, url).split()[1:])
+        assert all(whole[name] == data for name, data in objects.timeless().items())
+        assert (ended == 0) == (objects.timeless() == whole)
+    run(build(scene, url))
+    assert objects.timeless() == whole
+    proxy.mend()
+    proxy.fail(kind, method, part, each=True)
+    numbers = np.arange(4)
+    np.testing.assert_array_equal(open_cache(url).read(numbers), open_cache(scene / "cache").read(numbers))
+    proxy.mend()
+    run(f"cache-store verify {url} --level full")
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(
+    "part", ["/zarr.json", "/plan.parquet", "/latents/c/1/", "/samples/", "/commits/", "/seal.json"]
+)
+@pytest.mark.parametrize("kind", ["503", "reset"])
+def test_a_request_that_always_fails_ends_in_one_line(scene, url, objects, run, proxy, kind, part):
+    whole = timeless_files(scene / "cache")
+    proxy.fail(kind, "PUT|POST", part, times=10**6)
+    assert_one_line(run(build(scene, url), code=1), "precompute", url)
+    assert all(whole[name] == data for name, data in objects.timeless().items())
+    proxy.mend()
+    run(build(scene, url))
+    assert objects.timeless() == whole
+
+
+@pytest.mark.usefixtures("impatient")
+def test_reading_refuses_what_is_wrong_and_gives_up_in_time(scene, url, run, proxy):
+    run(build(scene, url))
+    numbers = np.arange(4)
+    for kind, error in (("flip", CacheError), ("cut", (OSError, CacheError)), ("hang", (OSError, CacheError))):
+        cache = open_cache(url)
+        proxy.fail(kind, "GET", "/latents/c/", times=10**6)
+        with pytest.raises(error, match="latents/c/"):
+            cache.read(numbers)
+        proxy.mend()
+        np.testing.assert_array_equal(cache.read(numbers), open_cache(scene / "cache").read(numbers))
+
+
+WRONG = {
+    "bucket": ({}, "s3://no-such-bucket/cache", "there is no bucket 'no-such-bucket'"),
+    "endpoint": ({"AWS_ENDPOINT_URL": "http://127.0.0.1:{port}"}, None, "check the network and the endpoint"),
+    "plain HTTP": ({"AWS_ALLOW_HTTP": "false"}, None, "AWS_ALLOW_HTTP"),
+    "no name": ({}, "s3://", "names no bucket"),
+    "scheme": ({}, "ftp://host/cache", "is a URL of a kind that holds no caches"),
+}
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("what", WRONG)
+def test_a_wrong_address_is_one_line(scene, bucket, run, monkeypatch, what):
+    variables, address, message = WRONG[what]
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value.format(port=free_port()))
+    address = address or f"{bucket}/cache"
+    object_client.make_client.cache_clear()
+    for line in (f"cache-store info {address}", f"cache-store verify {address}", build(scene, address)):
+        try:
+            said = run(line, code=1)
+        except AssertionError:
+            said = run(line, code=2)
+        assert_one_line(said, line.split()[0], message)
+
+
+@pytest.mark.parametrize(("kind", "message"), [("403", "refuses these credentials"), ("400", "a token has expired")])
+def test_credentials_that_are_refused_are_one_line(scene, url, run, proxy, kind, message):
+    proxy.fail(kind, "GET|HEAD|PUT", times=10**6)
+    for line in (f"cache-store info {url}", build(scene, url)):
+        assert_one_line(run(line, code=1), line.split()[0], message, "AWS_ACCESS_KEY_ID")
+
+
+def test_without_obstore_its_extra_is_named():
+    code = "import sys; sys.modules['obstore'] = None; from cache_store.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "info", "s3://bucket/cache"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert_one_line(done.stderr, "cache-store", "pip install '.[object-stores]'")
