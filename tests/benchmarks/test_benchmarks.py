@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import build, decode, encode, loader, ray_data, scale, verify
+from benchmarks import build, decode, encode, loader, ray_data, remote, scale, verify
+from benchmarks.remote_peers import installed_peers
 from precompute.images.decode import ImageConfig
 from tests.precompute.conftest import make_vae
 
@@ -113,3 +114,17 @@ def test_scale_measures_every_step_in_a_process_of_its_own(capsys, tmp_path, mon
     assert all(step["peak_mib"] > 0 for step in planned.values())
     assert len(table) == 1 + len(scale.STEPS)
     assert list(tmp_path.iterdir()) == [], "what was written for the run is removed"
+
+
+def test_reading_from_a_store_is_measured_with_what_it_asks_for(capsys, monkeypatch):
+    """Without its peers, whose packages are an extra."""
+    pytest.importorskip("obstore", reason="needs obstore, of the extra object-stores")
+    for name in remote.environment(""):
+        monkeypatch.setenv(name, "")  # which is undone
+    assert remote.main(["--samples=24", "--batch-size=8", "--samples-per-shard=10", "--repeats=1"]) == 0
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert record["samples_per_s"].keys() == {remote.OURS, remote.BOUND_RANGES, remote.BOUND_FILES, *installed_peers()}
+    assert all(figures["median"] > 0 for figures in record["samples_per_s"].values())
+    ours = record["traffic"][remote.OURS]
+    assert ours["requests_a_sample"] > 0
+    assert ours["bytes_a_sample"] > remote.SAMPLE_BYTES

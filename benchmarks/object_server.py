@@ -1,0 +1,169 @@
+"""As much of the S3 protocol as readers need, over a folder, on loopback: GET, ranges, HEAD and LIST, counted.
+
+Test servers in Python that know all of S3 answer some 2,000 requests a second, and readers would be measured by that.
+This one knows little and answers several times as many: `python -m benchmarks.object_server FOLDER`. It checks no
+credentials, and listens on 127.0.0.1 alone.
+"""
+
+import asyncio
+import json
+import mmap
+import re
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import parse_qs, unquote
+from xml.sax.saxutils import escape
+
+BUCKET = "bench"
+COUNTS = "/-/counts"
+"""Answers requests and bytes since it was last asked."""
+
+WRITTEN_BYTES = 256 << 10
+"""At a time: asyncio keeps a copy of what the connection does not take."""
+
+RANGE = re.compile(rb"\r\nrange: *bytes=(\d*)-(\d*)", re.IGNORECASE)
+LONG_AGO = "Thu, 01 Jan 1970 00:00:00 GMT"
+
+
+class Counts(NamedTuple):
+    requests: int
+    sent_bytes: int
+    """Of bodies."""
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    """Serve in a process of its own; gives its endpoint."""
+    command = [sys.executable, "-m", "benchmarks.object_server", str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout
+            yield process.stdout.readline().strip()
+        finally:
+            process.terminate()
+
+
+def take_counts(endpoint: str) -> Counts:
+    with urllib.request.urlopen(endpoint + COUNTS) as answer:  # an address of our own
+        return Counts(**json.load(answer))
+
+
+class Server(asyncio.Protocol):
+    """One connection; requests come one after the other."""
+
+    requests = 0
+    sent_bytes = 0
+
+    def __init__(self, root: Path) -> None:
+        self.root, self._received = root, b""
+        self._left, self._is_full = memoryview(b""), False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.set_write_buffer_limits(high=WRITTEN_BYTES)
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        while (end := self._received.find(b"\r\n\r\n")) >= 0:
+            head, self._received = self._received[:end], self._received[end + 4 :]
+            self._answer(head)
+
+    def _answer(self, head: bytes) -> None:
+        method, target, _ = head.split(b"\r\n", 1)[0].decode().split(" ", 2)
+        path, _, query = target.partition("?")
+        if path == COUNTS:
+            body = json.dumps(Counts(Server.requests, Server.sent_bytes)._asdict()).encode()
+            Server.requests = Server.sent_bytes = 0
+            return self.transport.write(head_of("200 OK", len(body)) + body)
+        Server.requests += 1
+        if "list-type=2" in query:
+            body = listing(self.root, parse_qs(query))
+            return self._send("200 OK", memoryview(body), len(body))
+        try:
+            data = mapped(self.root / unquote(path).removeprefix(f"/{BUCKET}/"))
+        except OSError:
+            body = b"<Error><Code>NoSuchKey</Code></Error>"
+            return self._send("404 Not Found", memoryview(body), len(body))
+        if method == "HEAD":
+            return self.transport.write(head_of("200 OK", len(data)))
+        if found := RANGE.search(head):
+            first, last = range_of(found[1], found[2], len(data))
+            part = data[first : last + 1]
+            return self._send("206 Partial Content", part, len(part), f"bytes {first}-{last}/{len(data)}")
+        return self._send("200 OK", data, len(data))
+
+    def _send(self, status: str, body: memoryview, length: int, content_range: str = "") -> None:
+        Server.sent_bytes += length
+        self.transport.write(head_of(status, length, content_range) + body[:WRITTEN_BYTES])
+        self._left = body[WRITTEN_BYTES:]
+        self._write()
+
+    def _write(self) -> None:
+        while self._left and not self._is_full:
+            self.transport.write(self._left[:WRITTEN_BYTES])
+            self._left = self._left[WRITTEN_BYTES:]
+
+    def pause_writing(self) -> None:
+        self._is_full = True
+
+    def resume_writing(self) -> None:
+        self._is_full = False
+        self._write()
+
+
+def head_of(status: str, length: int, content_range: str = "") -> bytes:
+    lines = [f"HTTP/1.1 {status}", f"Content-Length: {length}", f"Last-Modified: {LONG_AGO}", 'ETag: "0"']
+    lines += ["Accept-Ranges: bytes"] + [f"Content-Range: {content_range}"] * bool(content_range)
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def range_of(first: bytes, last: bytes, size: int) -> tuple[int, int]:
+    """The first and the last byte that are asked for."""
+    if not first:
+        return max(0, size - int(last)), size - 1
+    return int(first), min(int(last), size - 1) if last else size - 1
+
+
+@lru_cache(maxsize=4_096)
+def mapped(path: Path) -> memoryview:
+    with path.open("rb") as stream:
+        if not path.stat().st_size:
+            return memoryview(b"")
+        return memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def listing(root: Path, query: dict[str, list[str]]) -> bytes:
+    """All that lies under a prefix, up to a delimiter if one is given, in one page."""
+    prefix, delimiter = query.get("prefix", [""])[0], query.get("delimiter", [""])[0]
+    keys = sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
+    keys = [key for key in keys if key.startswith(prefix)]
+    folders = dict.fromkeys(
+        prefix + key[len(prefix) :].partition("/")[0] + "/" for key in keys if delimiter and "/" in key[len(prefix) :]
+    )
+    found = [key for key in keys if not (delimiter and "/" in key[len(prefix) :])]
+    entries = "".join(
+        f"<Contents><Key>{escape(key)}</Key><LastModified>1970-01-01T00:00:00.000Z</LastModified><ETag>0</ETag>"
+        f"<Size>{(root / key).stat().st_size}</Size><StorageClass>STANDARD</StorageClass></Contents>"
+        for key in found
+    )
+    entries += "".join(f"<CommonPrefixes><Prefix>{escape(each)}</Prefix></CommonPrefixes>" for each in folders)
+    about = f"<Name>{BUCKET}</Name><Prefix>{escape(prefix)}</Prefix><KeyCount>{len(found) + len(folders)}</KeyCount>"
+    about += "<MaxKeys>100000</MaxKeys><IsTruncated>false</IsTruncated>"
+    return f'<?xml version="1.0"?><ListBucketResult>{about}{entries}</ListBucketResult>'.encode()
+
+
+async def serve(root: Path) -> None:
+    server = await asyncio.get_running_loop().create_server(lambda: Server(root), "127.0.0.1", 0)
+    print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(Path(sys.argv[1])))

@@ -1,0 +1,184 @@
+"""Shuffled samples per second out of an object store, nothing cached: `cache.read` against Lance, litdata and MDS.
+
+Every side opens its data set at a URL and delivers one epoch of it in batches of float16 latents [256, 16, 28, 28], in
+one process, with no file of it on this machine yet. `cache.read` and Lance take samples of the whole set at random and
+ask for their ranges; litdata and MDS fetch whole files of 64 MB and shuffle among a few of them. `cache.read` checks
+every sample's crc32c; the others check nothing.
+
+The store is a server on loopback that knows only what readers ask for (`benchmarks/object_server.py`) and counts it. So
+the speeds are those of programs, not of networks; requests and bytes a sample are the same anywhere. Two bounds stand
+beside the sides: the same ranges fetched by obstore, whose bytes nobody looks at, one by one in as many requests, and
+the files of the cache, whole.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+
+from benchmarks.object_server import BUCKET, Counts, serving, take_counts
+from benchmarks.record import print_record
+from benchmarks.remote_peers import PEERS, Batches, Latents, installed_peers
+from benchmarks.timing import interleaved_seconds, rates, speedups, spread
+from cache_store import open_cache
+from cache_store.errors import ConfigError
+from cache_store.program.command_line import Parser
+from cache_store.program.run_program import run_program
+from tests.make_cache import make_cache
+
+# Axes: N samples, C channels, H W latent cells.
+
+SHAPE = (16, 28, 28)
+SAMPLE_BYTES = 2 * int(np.prod(SHAPE))
+OURS = "cache.read"
+BOUND_RANGES, BOUND_FILES = "obstore, a range a sample", "obstore, whole files"
+IN_FLIGHT = 4
+"""Threads of the first bound, a batch each; more gained nothing."""
+PACKAGES = ("numpy", "obstore", "pylance", "litdata", "mosaicml-streaming", "torch", "encode-once")
+
+Pass = Callable[[int], int]
+"""Of a seed: one epoch, from nothing; returns the samples delivered."""
+
+
+class Traffic(NamedTuple):
+    """What one pass asked of the server."""
+
+    requests_a_sample: float
+    bytes_a_sample: float
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run_program("benchmarks.remote", run, argv)
+
+
+def run(argv: Sequence[str]) -> int:
+    options = option_parser().parse_args(argv)
+    if not 1 <= options.batch_size <= options.samples:
+        raise ConfigError(f"--batch-size must be in [1, {options.samples}], the number of samples")
+    with tempfile.TemporaryDirectory(prefix="remote-", dir=options.folder) as name:
+        folder = Path(name)
+        with serving(folder) as endpoint:
+            os.environ |= environment(endpoint)
+            passes = prepare(folder, endpoint, options)
+            traffic = {name: measured_traffic(each, endpoint) for name, each in passes.items()}
+            works = {name: partial(each, 1) for name, each in passes.items()}
+            seconds = interleaved_seconds(works, options.repeats)
+    count = options.samples // options.batch_size * options.batch_size
+    speeds = {name: rates(count, each) for name, each in seconds.items()}
+    print_table(speeds, traffic)
+    peers = [name for name in speeds if name in PEERS]
+    ratios = {name: spread(speedups(seconds[name], seconds[OURS]), 2) for name in speeds if name != OURS}
+    for name in (*peers, BOUND_RANGES, BOUND_FILES):
+        print(f"{OURS} over {name}: {ratios[name]['median']}x ({ratios[name]['min']}-{ratios[name]['max']})")
+    for name in PEERS.keys() - peers:
+        print(f"{name} is not installed: pip install '.[bench]', in an environment of its own")
+    print_record(
+        "remote",
+        PACKAGES,
+        options=vars(options),
+        samples_per_s={name: spread(each, 0) for name, each in speeds.items()},
+        fastest_peer=max(peers, key=lambda name: median(speeds[name]), default=None),
+        ratios=ratios,
+        traffic={name: each._asdict() for name, each in traffic.items()},
+    )
+    return 0
+
+
+def option_parser() -> argparse.ArgumentParser:
+    parser = Parser(description=__doc__)
+    parser.add_argument("--samples", type=int, default=20_000, help="20,000 are 0.5 GB in each format")
+    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--samples-per-shard", type=int, default=4_096)
+    parser.add_argument("--repeats", type=int, default=3, help="passes of each side, after two that warm up")
+    parser.add_argument("--folder", help="where the data sets are written; default a temporary folder")
+    return parser
+
+
+def environment(endpoint: str) -> dict[str, str]:
+    """By which every side finds the server; its keys are not looked at."""
+    keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
+    region = dict.fromkeys(("AWS_REGION", "AWS_DEFAULT_REGION"), "us-east-1")
+    return {**keys, **region, "AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": "true"}
+
+
+def prepare(folder: Path, endpoint: str, options: argparse.Namespace) -> dict[str, Pass]:
+    """Write every form into the folder that is served; what reads each."""
+    size, rng = options.batch_size, np.random.default_rng(0)
+    latents = rng.standard_normal((options.samples, *SHAPE), np.float32).astype(np.float16)
+    make_cache(folder / "cache", latents, samples_per_shard=options.samples_per_shard)
+    sides = {OURS: partial(cache_batches, f"s3://{BUCKET}/cache", size)}
+    for name, make in installed_peers().items():
+        sides[name] = make(folder / name, f"s3://{BUCKET}/{name}", latents, size, endpoint)
+    passes: dict[str, Pass] = {name: partial(delivered, each, size) for name, each in sides.items()}
+    files = sorted(path.relative_to(folder).as_posix() for path in (folder / "cache/latents/c").glob("*/0/0/0"))
+    passes[BOUND_RANGES] = partial(fetch_ranges, files, options)
+    passes[BOUND_FILES] = partial(fetch_files, files, options)
+    return passes
+
+
+def cache_batches(url: str, batch_size: int, seed: int) -> Iterator[Latents]:
+    cache = open_cache(url)
+    order, out = np.random.default_rng(seed).permutation(len(cache)), np.empty((batch_size, *SHAPE), np.float16)
+    for start in range(0, len(order) - batch_size + 1, batch_size):
+        yield cache.read(order[start : start + batch_size], out=out)
+
+
+def delivered(batches: Batches, batch_size: int, seed: int) -> int:
+    """One epoch; every batch must be what a training step would take."""
+    seen = 0
+    for batch in batches(seed):
+        assert batch.shape == (batch_size, *SHAPE), batch.shape
+        assert batch.dtype == np.float16, batch.dtype
+        seen += len(batch)
+    return seen
+
+
+def fetch_ranges(files: Sequence[str], options: argparse.Namespace, seed: int) -> int:
+    """As many ranges of a sample's size at random places, a request each."""
+    from obstore.store import S3Store
+
+    store, rng, batches = S3Store(BUCKET), np.random.default_rng(seed), options.samples // options.batch_size
+    last = (min(options.samples, options.samples_per_shard) - 1) * SAMPLE_BYTES
+
+    def fetch(file: str) -> None:
+        starts = rng.integers(last, size=options.batch_size).tolist()
+        store.get_ranges(file, starts=starts, lengths=[SAMPLE_BYTES] * len(starts), coalesce=0)
+
+    with ThreadPoolExecutor(IN_FLIGHT) as pool:
+        list(pool.map(fetch, (files[batch % max(1, len(files) - 1)] for batch in range(batches))))
+    return int(batches * options.batch_size)
+
+
+def fetch_files(files: Sequence[str], options: argparse.Namespace, seed: int) -> int:
+    from obstore.store import S3Store
+
+    store = S3Store(BUCKET)
+    for file in files:
+        store.get(file).bytes()
+    return int(options.samples // options.batch_size * options.batch_size)
+
+
+def measured_traffic(one_pass: Pass, endpoint: str) -> Traffic:
+    take_counts(endpoint)
+    count = one_pass(0)
+    counts: Counts = take_counts(endpoint)
+    return Traffic(round(counts.requests / count, 4), round(counts.sent_bytes / count))
+
+
+def print_table(speeds: dict[str, list[float]], traffic: dict[str, Traffic]) -> None:
+    print(f"{'':<28}{'samples/s':>12}{'range':>20}{'requests/sample':>18}{'bytes/sample':>14}")
+    for name, each in speeds.items():
+        extent, asked = f"{min(each):,.0f}-{max(each):,.0f}", traffic[name]
+        print(f"{name:<28}{median(each):>12,.0f}{extent:>20}{asked.requests_a_sample:>18}{asked.bytes_a_sample:>14,}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

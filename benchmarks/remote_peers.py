@@ -1,0 +1,98 @@
+"""How others store samples and read them shuffled from an object store: Lance, litdata and MDS, as each advises."""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Axes: N samples, C channels, H W latent cells.
+
+Latents = NDArray[np.float16]
+Batches = Callable[[int], Iterator[Latents]]
+"""Of a seed: whole batches of samples in an order of that seed, from nothing on this machine's disk."""
+
+PART_BYTES = 64 << 20
+"""Of a chunk or shard: the size that litdata and MDS take by default."""
+
+
+def lance_batches(folder: Path, url: str, latents: Latents, batch_size: int, endpoint: str) -> Batches:
+    """Rows at random from its own format, a column of fixed-size lists; nothing is kept."""
+    import lance
+    import pyarrow as pa
+
+    flat = pa.array(latents.reshape(-1))
+    column = pa.FixedSizeListArray.from_arrays(flat, latents[0].size)
+    lance.write_dataset(pa.table({"latent": column}), str(folder))
+    options = {"aws_endpoint": endpoint, "allow_http": "true", "aws_region": "us-east-1"}
+
+    def batches(seed: int) -> Iterator[Latents]:
+        stored = lance.dataset(url, storage_options=options)
+        order = np.random.default_rng(seed).permutation(len(latents))
+        for start in range(0, len(order) - batch_size + 1, batch_size):
+            table = stored.take(order[start : start + batch_size].tolist(), columns=["latent"])
+            flat = table["latent"].combine_chunks().values.to_numpy(zero_copy_only=True)
+            yield flat.reshape(-1, *latents.shape[1:])
+
+    return batches
+
+
+def litdata_batches(folder: Path, url: str, latents: Latents, batch_size: int, endpoint: str) -> Batches:
+    """Whole chunks are fetched ahead and kept; samples are shuffled among chunks and within each."""
+    from litdata import StreamingDataLoader, StreamingDataset
+    from litdata.streaming import downloader
+    from litdata.streaming.writer import BinaryWriter
+
+    downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # no option of its own lets it speak plain HTTP
+    writer = BinaryWriter(str(folder), chunk_bytes=PART_BYTES)
+    for row, sample in enumerate(latents):
+        writer[row] = sample
+    writer.done()
+    writer.merge()
+    options = {"endpoint_url": endpoint}
+
+    def batches(seed: int) -> Iterator[Latents]:
+        with tempfile.TemporaryDirectory() as local:
+            stored = StreamingDataset(url, cache_dir=local, shuffle=True, seed=seed, storage_options=options)
+            for batch in StreamingDataLoader(stored, batch_size=batch_size, drop_last=True):
+                yield batch.numpy()
+
+    return batches
+
+
+def mds_batches(folder: Path, url: str, latents: Latents, batch_size: int, endpoint: str) -> Batches:
+    """Whole shards are fetched ahead and kept; samples are shuffled in blocks of some shards."""
+    from streaming import MDSWriter, StreamingDataset
+    from streaming.base.util import clean_stale_shared_memory
+    from torch.utils.data import DataLoader
+
+    shape = ",".join(map(str, latents.shape[1:]))
+    with MDSWriter(out=str(folder), columns={"latent": f"ndarray:float16:{shape}"}, size_limit=PART_BYTES) as writer:
+        for sample in latents:
+            writer.write({"latent": sample})
+    os.environ["S3_ENDPOINT_URL"] = endpoint
+
+    def batches(seed: int) -> Iterator[Latents]:
+        clean_stale_shared_memory()
+        with tempfile.TemporaryDirectory() as local:
+            stored = StreamingDataset(remote=url, local=local, shuffle=True, shuffle_seed=seed, batch_size=batch_size)
+            for batch in DataLoader(stored, batch_size=batch_size, drop_last=True):
+                yield batch["latent"].numpy()
+
+    return batches
+
+
+PEERS: dict[str, tuple[str, Callable[..., Batches]]] = {
+    "Lance": ("lance", lance_batches),
+    "litdata": ("litdata", litdata_batches),
+    "MDS": ("streaming", mds_batches),
+}
+"""Each peer's module, and what writes its form of the latents into a folder and reads it at a URL."""
+
+
+def installed_peers() -> dict[str, Callable[..., Any]]:
+    return {name: make for name, (module, make) in PEERS.items() if find_spec(module)}
