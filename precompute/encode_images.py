@@ -23,14 +23,14 @@ from precompute.config import BuildConfig
 from precompute.encode.engines.worker import ENCODER_THREADS
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import Encoder
-from precompute.encoders.registry import load_encoder
+from precompute.encoders.registry import find_family, load_encoder
 from precompute.images.decode import ImageConfig, decode_image
 from precompute.images.decoder_messages import silence_decoders
 from precompute.images.fit import MID_GREY, fit_image, to_pixels
 from precompute.images.rejected import Rejected
 
 
-def encode_images(cache: Cache, images: Sequence[Path], device: str = "auto") -> np.ndarray:
+def encode_images(cache: Cache, images: Sequence[Path | str], device: str = "auto") -> np.ndarray:
     """Encode image files as the build of `cache` did: [N, *shape] in its dtype."""
     return open_encoder(cache.spec.array, BuildConfig.of_cache(cache.store).encoder.model, device)(images)
 
@@ -38,11 +38,12 @@ def encode_images(cache: Cache, images: Sequence[Path], device: str = "auto") ->
 def open_encoder(array: ArraySpec, model: str, device: str = "auto") -> EncodeImages:
     """Open the encoder that made `array`; `encode_once.encoder` is the entry point that names this function."""
     identity, range_ = array.encoder, image_config(array).range
-    encoder = load_encoder(EncoderConfig.of_identity(identity, model, device), range_)
+    family, _ = find_family(model)  # of another class, some fields of the cache's encoder may mean nothing
+    encoder = load_encoder(EncoderConfig.of_identity(identity, model, device).without(family.meaningless), range_)
     refuse_other_encoder(array, encoder, model)
     silence_decoders()
 
-    def encode(images: Sequence[Path]) -> np.ndarray:
+    def encode(images: Sequence[Path | str]) -> np.ndarray:
         pixels_NYX3 = [read_pixels(path, array) for path in images]
         size, parts = identity.batch_size, [np.empty((0, *array.shape), np.float32)]
         for start in range(0, len(images), size):
@@ -70,10 +71,10 @@ def refuse_other_encoder(array: ArraySpec, encoder: Encoder, model: str) -> None
         refuse(f"{model} is not the encoder that made the cache", differences, ["name that one"])
 
 
-def read_pixels(path: Path, array: ArraySpec) -> np.ndarray:
+def read_pixels(path: Path | str, array: ArraySpec) -> np.ndarray:
     """Read uint8 [Y, X, 3] as the encoder is to see it; SourceError where that is not possible."""
     try:
-        return to_pixels(fit_image(decode_image(path.read_bytes(), array.image), array.image))
+        return to_pixels(fit_image(decode_image(Path(path).read_bytes(), array.image), array.image))
     except Rejected as rejected:
         raise SourceError(f"{path}: {rejected.reason}") from None
 
@@ -97,7 +98,7 @@ def encoder_threads() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def stored(samples: np.ndarray, images: Sequence[Path], array: ArraySpec) -> np.ndarray:
+def stored(samples: np.ndarray, images: Sequence[Path | str], array: ArraySpec) -> np.ndarray:
     """Round to the array's dtype; SourceError for an image whose sample is then not finite."""
     with np.errstate(over="ignore"):
         rounded = samples.astype(array.numpy_dtype)

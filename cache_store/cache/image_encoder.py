@@ -15,7 +15,7 @@ from cache_store.format.schema import ArraySpec
 
 GROUP = "encode_once.encoder"
 
-EncodeImages = Callable[[Sequence[Path]], np.ndarray]
+EncodeImages = Callable[[Sequence[Path | str]], np.ndarray]
 """From image files to [N, *shape] in the array's dtype; SourceError, naming the file, for one that a build rejects."""
 
 OpenEncoder = Callable[[ArraySpec, str, str], EncodeImages]

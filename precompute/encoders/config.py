@@ -1,7 +1,7 @@
 """The `encoder:` section of a build's config."""
 
 from collections.abc import Collection
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from cache_store.errors import ConfigError
@@ -56,6 +56,11 @@ class EncoderConfig:
         else:
             made |= {"posterior": identity.posterior, "fold": identity.path == "folded", "compile": identity.compiled}
         return cls(model=model, device=device, **made)
+
+    def without(self, names: Collection[str]) -> Self:
+        """The config with the defaults of these fields."""
+        defaults: dict[str, Any] = {field.name: field.default for field in fields(self) if field.name in names}
+        return replace(self, **defaults)
 
     def refuse_meaningless(self, names: Collection[str], class_name: str) -> None:
         """Raise ConfigError where one of these fields, which are for other classes, is set."""

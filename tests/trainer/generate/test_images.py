@@ -53,7 +53,7 @@ def test_an_image_encodes_to_the_bits_of_its_row(home, tmp_path, changes):
     paths = [image_file(home, number) for number in GOOD]
     rows = cache.read(np.arange(len(GOOD)))
     assert np.array_equal(encode_images(cache, paths), rows)
-    assert np.array_equal(encode_images(cache, paths[5:6]), rows[5:6])
+    assert np.array_equal(encode_images(cache, [str(paths[5])]), rows[5:6])
     assert len(encode_images(cache, [])) == 0
 
 
