@@ -81,7 +81,7 @@ def plan_command(arguments: Any) -> int:
     from precompute.build.steps import plan
 
     spec = plan(config, request)
-    print(f"planned {config.cache}: {spec.rows:,} samples in {spec.num_shards:,} shards")
+    print(f"planned {config.cache}: {spec.rows:,} samples in {spec.num_shards:,} shard{'s' * (spec.num_shards != 1)}")
     print(f"next: {step_request(arguments).of('build')} --rank R --world-size N, for each R from 0 to N - 1")
     return 0
 
@@ -182,8 +182,9 @@ def show_rank(summary: Any, rank: Rank, request: BuildRequest) -> None:
 
 
 def encoded(summary: Any) -> str:
+    shards = f"{summary.built_shards:,} shard{'s' * (summary.built_shards != 1)}"
     return (
-        f"encoded {summary.built_images:,} images in {summary.built_shards:,} shards, "
+        f"encoded {summary.built_images:,} images in {shards}, "
         f"{summary.images_per_s:.1f} images/s, encoder waited for images {summary.waiting_share:.0%} of the time"
     )
 
@@ -200,7 +201,7 @@ def show(summary: Any, cache: str) -> None:
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(seal.reasons.items()))
     why = f" ({reasons})" if reasons else ""
     console.print(f"{seal.planned:,} planned = {seal.cached:,} cached + {seal.rejected:,} rejected{why}")
-    console.print(f"sealed {cache}: {seal.array.bytes:,} bytes of latents, cache identity {seal.identity}")
+    console.print(f"sealed {cache}: {seal.array.bytes:,} bytes of samples, cache identity {seal.identity}")
     console.print(f"next: cache-store verify {shlex.quote(cache)} --level full")
 
 

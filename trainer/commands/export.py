@@ -34,11 +34,12 @@ def export(run: str, folder: Path, repo: str | None, *, private: bool) -> None:
 
         refuse_unpushable(repo)
     write_export(projector, folder, config)
-    print(f"exported {projector.config.training.steps:,} steps of training: {folder}")
+    steps = projector.config.training.steps
+    print(f"exported {steps:,} step{'s' * (steps != 1)} of training: {folder}")
     if repo is not None:
         from trainer.export.hub import push
 
-        print(f"pushed: {push(folder, repo, projector.config.training.steps, private=private)}")
+        print(f"pushed: {push(folder, repo, steps, private=private)}")
 
 
 def write_export(projector: TrainedProjector, folder: Path, run: dict[str, Any] | None) -> None:

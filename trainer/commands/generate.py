@@ -11,7 +11,7 @@ from cache_store.program.output_file import refuse_inside, refuse_output, write_
 from trainer.generate.config import GenerateConfig
 from trainer.generate.generator import Answer, Generator, find_language_model, open_generator
 from trainer.generate.subjects import Subject, Subjects, find_subjects
-from trainer.log.captions import answer_lines
+from trainer.log.captions import answer_lines, shown_answer
 from trainer.run.parallel import local_device
 from trainer.run.trained import load_projector
 
@@ -59,6 +59,5 @@ def prompt_of(subject: Subject) -> str:
 
 def lines(subject: Subject, answer: Answer) -> Iterator[str]:
     """One answer as it is printed, under the name of its image."""
-    cut = "" if answer.is_whole else " […]"
-    parts = {"prompt": prompt_of(subject), "answer": answer.text + cut}
+    parts = {"prompt": prompt_of(subject), "answer": shown_answer(answer.text, is_whole=answer.is_whole)}
     return answer_lines(subject.title, parts | ({} if subject.reference is None else {"reference": subject.reference}))

@@ -13,6 +13,9 @@ from cache_store.refusal import printable
 PREVIEW_SIDE = 224
 """Least pixels of a preview's longest side in TensorBoard, which shows small pictures small."""
 
+NOTHING = "(nothing)"
+"""Shown in the place of an empty answer."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Caption:
@@ -35,7 +38,7 @@ class Caption:
 
     @property
     def shown_text(self) -> str:
-        return self.text if self.is_whole else f"{self.text} […]"
+        return shown_answer(self.text, is_whole=self.is_whole)
 
     def lines(self) -> Iterator[str]:
         reference = {} if self.reference is None else {"reference": self.reference}
@@ -55,6 +58,11 @@ class Caption:
 
 Captioner = Callable[[Callable[[], bool]], list[Caption]]
 """Captions the run's samples; ends early, with anything, where the function that it is given says so."""
+
+
+def shown_answer(text: str, *, is_whole: bool) -> str:
+    """Show an answer that may be empty, or cut short."""
+    return (text or NOTHING) + ("" if is_whole else " […]")
 
 
 def answer_lines(title: str, parts: dict[str, str]) -> Iterator[str]:

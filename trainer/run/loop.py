@@ -102,7 +102,7 @@ class TrainingLoop:
         if self.world.is_main:
             self.publish_projector()
             self.report()
-        self.world.say(f"trained {self.completed:,} steps: {self.output / PROJECTOR_FILE}")
+        self.world.say(f"trained {self.completed:,} step{'s' * (self.completed != 1)}: {self.output / PROJECTOR_FILE}")
 
     def train_to_the_end(self, owed: bool) -> None:
         with stop_on_signals(self.stop_request.set), self.metrics_log() as log, self.progress() as bar:

@@ -87,9 +87,9 @@ class ShuffleTest:
     def __str__(self) -> str:
         return (
             f"validation loss per label token ({self.samples:,} samples, {self.label_tokens:,} tokens)\n"
-            f"  own latents       {self.own:.4f}, {self.own_accuracy:.1%} of tokens right\n"
-            f"  shuffled latents  {self.shuffled:.4f}, {self.shuffled_accuracy:.1%} of tokens right\n"
-            f"  difference        {self.difference:.4f} ± {self.standard_error:.4f}: {self.verdict}"
+            f"  own image        {self.own:.4f}, {self.own_accuracy:.1%} of tokens right\n"
+            f"  another's image  {self.shuffled:.4f}, {self.shuffled_accuracy:.1%} of tokens right\n"
+            f"  difference       {self.difference:.4f} ± {self.standard_error:.4f}: {self.verdict}"
         )
 
 
@@ -100,10 +100,10 @@ def is_image_used(difference: float, standard_error: float) -> bool:
 def verdict(difference: float, standard_error: float) -> str:
     """Say what a difference, shuffled less own, means."""
     if is_image_used(difference, standard_error):
-        return "the model uses the image: another image's latents make the text less likely"
+        return "the model uses the image: another image makes the text less likely"
     if difference < -SIGNIFICANT * standard_error:
-        return "the image misleads the model: another image's latents make the text more likely"
-    return "no sign that the model uses the image: own and other latents do equally well"
+        return "the image misleads the model: another image makes the text more likely"
+    return "no sign that the model uses the image: own and other images do equally well"
 
 
 def shuffle_test(session: Session, stopped: Callable[[], bool] = never) -> ShuffleTest | None:

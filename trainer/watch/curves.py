@@ -21,6 +21,12 @@ from trainer.run.validation import SIGNIFICANT
 POINTS = 300
 """Points of a curve; of more steps, each point is the mean of some and the band their range."""
 
+LEAST_SPAN = 0.2
+"""Of an axis of shares: a single point stands in the middle of it."""
+
+LEAST_CHANGE = 0.01
+"""Span of an axis relative to its values: less has ticks of many digits, which tell nothing."""
+
 INCHES = (5.2, 2.6)
 MARGINS = {"left": 0.14, "right": 0.98, "bottom": 0.18, "top": 0.89}
 
@@ -56,7 +62,7 @@ def curves(records: Sequence[Record]) -> list[Curve]:
     """Draw every curve that the log has values for."""
     every: dict[str, tuple[str, Draw]] = {
         "loss": ("Loss per label token", losses),
-        "val_accuracy": ("Label tokens that are the likeliest, of held-out samples", accuracies),
+        "val_accuracy": ("Tokens right, of held-out samples", accuracies),
         "grad_norm": ("Gradient norm, before clipping", partial(steady, "grad_norm")),
         "param_norm": ("Norm of the projector's parameters", partial(steady, "param_norm")),
         "lr": ("Learning rate", partial(steady, "lr")),
@@ -107,13 +113,19 @@ def accuracies(records: Sequence[Record], axes: Axes, scheme: Scheme) -> None:
         style: dict[str, Any] = {"color": scheme.text, "markersize": 4, "linewidth": 1}
         axes.plot(shuffled.step_S, shuffled.value_S, "x--", label="another's", **style)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.3g} %"))
-    axes.set_ylim(bottom=max(0, axes.get_ylim()[0]))
+    low, high = axes.get_ylim()
+    margin = max(0, LEAST_SPAN - (high - low)) / 2
+    axes.set_ylim(max(0, low - margin), min(1, high + margin))
 
 
 def steady(key: str, records: Sequence[Record], axes: Axes, scheme: Scheme) -> None:
     """Draw a value that every step has; its power of ten, where it is far from 1, stands once, above the axis."""
-    draw_steps(axes, series(records, key), scheme, None)
-    axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 4), useMathText=True)
+    found = series(records, key)
+    draw_steps(axes, found, scheme, None)
+    axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 4), useMathText=True, useOffset=False)
+    margin = LEAST_CHANGE * float(np.abs(found.value_S).max(initial=0)) / 2
+    low, high = axes.get_ylim()
+    axes.set_ylim(min(low, (low + high) / 2 - margin), max(high, (low + high) / 2 + margin))
 
 
 def draw_steps(axes: Axes, found: Series, scheme: Scheme, label: str | None) -> None:

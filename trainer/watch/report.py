@@ -13,6 +13,7 @@ from cache_store.gallery.page import page_template
 from cache_store.program.config_file import shown
 from cache_store.refusal import flatten
 from trainer.generate.rows import sample_numbers
+from trainer.log.captions import NOTHING
 from trainer.log.metrics import CAPTIONS, read_records
 from trainer.run.folder import write_changed
 from trainer.run.session import Session
@@ -63,7 +64,8 @@ def render(session: Session, records: Sequence[Record], total_steps: int) -> str
     if newest and "val_standard_error" in newest:
         test = newest["val_loss_shuffled"] - newest["val_loss"], newest["val_standard_error"]
     return page_template("trainer.watch", "report.html").render(
-        name=session.config.run.folder.resolve().name,
+        name="/".join(session.config.run.folder.resolve().parts[-2:]),
+        nothing=NOTHING,
         last=records[-1] if records else None,
         total_steps=total_steps,
         trained_on=len(session.split.train),

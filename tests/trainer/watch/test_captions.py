@@ -82,6 +82,12 @@ def test_captions_are_what_generate_says_of_the_same_rows(captioned, tmp_path):
         ]
 
 
+def test_an_empty_answer_is_shown_as_one():
+    caption = Caption(row=3, id="a", prompt="b", text="", is_whole=True, reference=None, preview=None)
+    assert [*caption.lines()] == ["row 3, a", "  answer     (nothing)"]
+    assert caption.record["text"] == ""
+
+
 def test_a_run_stopped_while_it_captions_goes_on_to_the_same(configured_here, captioned, capsys):
     config = configured_here("stopped", sample_captions=3, eval_batch_size=2)
     session = open_alone(config)

@@ -8,15 +8,17 @@ from functools import partial
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from cache_store.errors import Interrupted
+from cache_store.gallery.plots import LIGHT
 from tests.make_cache import caption, make_cache
 from tests.trainer.conftest import MakeConfig
 from tests.trainer.runs import ALONE, make_loop, metrics, open_alone, watched
 from trainer.commands.train import train
 from trainer.config import TrainConfig
 from trainer.log.metrics import read_records
-from trainer.watch.curves import curves
+from trainer.watch.curves import accuracies, curves, steady
 from trainer.watch.report import REPORT_FILE, captioned_samples, evenly, write_report
 
 
@@ -40,6 +42,7 @@ def test_the_page_shows_every_curve_and_caption_and_needs_nothing_else(reported)
         assert all(each["text"] in page and each["id"] in page for each in captions)
     assert f"{metrics(reported.run.folder, 'val_loss')[12]:.4f}" in page
     assert "no sign that the model uses the image" in page
+    assert f"<h1>Training: {reported.run.folder.parent.name}/reported</h1>" in page
 
 
 def test_a_page_is_written_at_each_validation_and_the_end(configured):
@@ -89,6 +92,17 @@ def test_without_a_log_or_held_out_samples_there_is_still_a_page(configured):
     assert "of 7 steps" in (page := config.run.folder / REPORT_FILE).read_text()
     make_loop(session, None, partial(write_report, session)).run()
     assert page.read_text().count("<h3>") == 5
+
+
+def test_axes_are_wide_enough_for_a_single_point_or_a_steady_value():
+    axes = Figure().add_subplot()
+    accuracies([{"step": 3, "val_accuracy": 0.46}], axes, LIGHT)
+    assert axes.get_ylim() == pytest.approx((0.36, 0.56), abs=0.02)
+    axes = Figure().add_subplot()
+    steady("param_norm", [{"step": step, "param_norm": 27.7 + step / 10_000} for step in range(9)], axes, LIGHT)
+    axes.figure.draw_without_rendering()
+    assert axes.yaxis.get_offset_text().get_text() == ""
+    assert np.diff(axes.get_ylim()) > 0.27
 
 
 def test_a_long_run_is_thinned_to_its_first_and_newest():
