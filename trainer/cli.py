@@ -27,7 +27,8 @@ EVAL_OPTIONS = {
 RUN = {"run": "A run's folder (its newest checkpoint), a checkpoint's, or a projector's file."}
 
 EXPORT_OPTIONS = {
-    "--push-to-hub REPO": "Then upload the folder to this repository of the Hugging Face Hub: owner/name.",
+    "--push-to-hub REPO": "Then upload the folder to this repository of the Hugging Face Hub: owner/name, or the name "
+    "of one of your own.",
     "--private": "Where the repository is new, make it a private one.",
 }
 

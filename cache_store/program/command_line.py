@@ -144,13 +144,14 @@ class Parser(argparse.ArgumentParser):
             given |= read_config_file(file, self.fields)
         given |= {name: value for name, value in vars(arguments).items() if name in self.fields}
         values = {name: self.fields[name].read(value) for name, value in given.items()}
-        missing = [name for name, field in self.fields.items() if field.required and name not in values]
+        needed = (field for field in self.fields.values() if field.required or field.instead)
+        missing = [field for field in needed if not {field.name, *field.instead} & values.keys()]
         if getattr(arguments, "print_config", False):
             defaults = {name: None if field.required else field.default for name, field in self.fields.items()}
             print(yaml.safe_dump(nested(defaults | values), sort_keys=False, allow_unicode=True), end="")
             self.exit()
-        if missing:
-            self.error(f"missing: {', '.join(missing)}")
+        if any(field.required for field in missing):
+            self.error(f"missing: {', '.join(' or '.join([field.name, *field.instead]) for field in missing)}")
         return msgspec.convert(nested(values), config_class)
 
     def error(self, message: str) -> NoReturn:

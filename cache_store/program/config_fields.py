@@ -26,7 +26,7 @@ WORDS = {
     str: ("", "text"),
     bool: ("{true,false}", "true or false"),
     list[int]: ("[N,…]", "a list of whole numbers"),
-    dict[str, str]: ("{NAME: …}", "a mapping of names to texts"),
+    dict[str, str]: ("{NAME: …}", "a mapping, {NAME: …, NAME: …}"),
 }
 """A type in the help, where text is named by its field, and in an error."""
 
@@ -47,6 +47,8 @@ class ConfigField:
     """MISSING where a value is required."""
     text: str
     """The docstring under it."""
+    instead: tuple[str, ...]
+    """Other fields: the config needs one of all."""
     typed: str
     """Its option with what follows it, `--store.codec {none,zstd}`; alone where it switches on: `--decode`."""
 
@@ -75,7 +77,14 @@ class ConfigField:
         if None in meanings:
             raise ConfigError(f"{self.name} cannot be null; give it a value, or leave it out for its default")
         expected = " or ".join(said for _, said in in_words(self.kind))
-        raise ConfigError(f"{self.name} must be {expected}, got {shown(value)}")
+        raise ConfigError(f"{self.name} must be {expected}, got {shown(value)}{self.as_list(value)}")
+
+    def as_list(self, value: Any) -> str:
+        """The list that may be meant, where one of its entries, or none, was given for it."""
+        with suppress(msgspec.ValidationError):
+            msgspec.convert(meant := [] if value == "none" else [value], self.kind)
+            return f"; did you mean [{', '.join(map(shown, meant))}]?"
+        return ""
 
     def read_section(self, entry: type, name: str, value: Any) -> dict[str, Any]:
         """A section's values by field, of a field that maps names to sections; ConfigError for one that has none."""
@@ -112,7 +121,8 @@ def config_fields(config_class: type, section: str = "") -> Iterator[ConfigField
         else:
             metavar = "|".join(word for word, _ in in_words(kind) if word) or field.name.upper()
             typed = field.metadata.get("typed", f"--{name} {metavar}")
-            yield ConfigField(section, heading, name, kind, field.default, on_one_line(texts.get(field.name)), typed)
+            text, instead = on_one_line(texts.get(field.name)), field.metadata.get("instead", ())
+            yield ConfigField(section, heading, name, kind, field.default, text, instead, typed)
 
 
 def field_texts(config_class: type) -> dict[str, str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from huggingface_hub import constants
 
 from tests.make_cache import make_cache
 from tests.trainer.conftest import MEAN, STD, TINY, MakeConfig, described_cache, save_language_model
@@ -121,6 +122,15 @@ def test_a_run_that_cannot_be_is_one_message(configured, refusal, tmp_path, code
         assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_a_model_that_is_not_here_is_one_message_without_a_network(configured, refusal, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    (line,) = refusal(1, configured(language_model="nolm")).splitlines()
+    assert (
+        "model.language_model 'nolm' is no folder here, it is not in the Hub's local cache, and the Hub cannot" in line
+    )
+
+
 @pytest.mark.parametrize(
     ("option", "paths", "message"),
     [
@@ -153,6 +163,12 @@ def test_a_host_without_a_compiler_is_told_before_the_first_step(configured, tmp
     assert code == 2
     assert "trainer: error: run.compile: torch.compile does not work here" in error
     assert not (tmp_path / "run").exists()
+
+
+def test_what_every_run_needs_is_listed(capsys):
+    assert main(["train"]) == 2
+    needed = "missing: cache or caches or data.views, model.language_model, run.output\n"
+    assert needed in capsys.readouterr().err
 
 
 WRONG_VALUES = {
@@ -263,5 +279,5 @@ def test_an_evaluation_on_another_cache_says_what_it_evaluates(one_step, configu
     rescaled = other_cache(tmp_path / "rescaled", latents_std=[2.0, 0.5, 3.0, 2.0])
     error = refusal(1, configured(one_step, cache=rescaled, text_dir=None), "eval")
     assert named_fields(error) == {"encoder.latents_std"}
-    assert f"a cache of latents such as those that {configured().cache} held\n" in error
+    assert f"name samples such as those that {configured().cache} held, with --cache\n" in error
     assert not (tmp_path / "rescaled.text").exists()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
-from cache_store.errors import ConfigError, MissingPathError, ModelError
+from cache_store.errors import ConfigError, MissingPathError, ModelError, SourceError
 from cache_store.refusal import Difference, refuse
 from trainer.generate.config import GenerateConfig
 from trainer.generate.stopping import WhenTold, WordsSaid
@@ -80,7 +80,10 @@ class Generator:
     ) -> list[list[int]]:
         """Generate tokens; those after the end of a turn are padding, or words that nobody asked for."""
         language = self.model.language
-        tokens = [self.chat.prompt_tokens(messages) for messages in prompts]
+        try:
+            tokens = [self.chat.prompt_tokens(messages) for messages in prompts]
+        except SourceError as error:
+            raise SourceError(f"the prompt: {error}") from None
         refuse_unknown_tokens(language, tokens)
         on_device = {name: each.to(language.device) for name, each in latents.items()}
         embeddings_NTD, mask_NT = self._prompt(on_device, tokens)

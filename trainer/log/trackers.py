@@ -6,6 +6,7 @@ A library that is an extra is imported where the config names it.
 import importlib
 import os
 import secrets
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -39,9 +40,7 @@ def refuse_missing(config: TrainConfig) -> None:
         try:
             importlib.import_module(name)
         except ModuleNotFoundError:
-            raise ConfigError(
-                f"run.report_to: {name} is not installed; run `pip install '.[{name}]'` in a clone of encode-once"
-            ) from None
+            raise ConfigError(f"run.report_to: {name} is not installed; run `pip install {name}`") from None
 
 
 def open_trackers(config: TrainConfig, completed_steps: int) -> list[Tracker]:
@@ -73,8 +72,8 @@ class WandbRun:
                 f"run.report_to: wandb: {said}; without a network or an account, set WANDB_MODE=offline"
             ) from None
         self._run.define_metric("*", step_metric="step")
-        if not self._run.offline:
-            print(f"wandb: {self._run.url}", flush=True)
+        synced = f"offline; to upload it: wandb sync {shlex.quote(str(Path(self._run.dir).parent))}"
+        print(f"wandb: {synced if self._run.offline else self._run.url}", flush=True)
 
     def add_scalars(self, step: int, values: dict[str, float]) -> None:
         self._run.log({"step": step, **values})

@@ -4,7 +4,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from huggingface_hub import get_hf_file_metadata, hf_hub_url, is_offline_mode, try_to_load_from_cache
 from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError: whichever its HTTP library has
+    HfHubHTTPError,
+    HFValidationError,
     HTTPError,
     LocalEntryNotFoundError,
     StrictDataclassError,
@@ -17,13 +20,23 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]
 from safetensors import SafetensorError
 from transformers.utils import logging
 
-from cache_store.errors import ConfigError
+from cache_store.errors import ConfigError, ModelError
 
 UNREADABLE_MODEL = (
     *(OSError, ValueError, RuntimeError, TypeError, KeyError, AttributeError),
     *(SafetensorError, StrictDataclassError, HTTPError),
 )
 """Exceptions that transformers raises or passes on where a model's files are broken."""
+
+
+CONFIG = "config.json"
+"""A file that every model has."""
+
+HUB_TIMEOUT_S = 10
+
+WITHOUT_THE_HUB = (
+    "download it where there is a network and name its folder, or copy the Hub's cache and set HF_HUB_OFFLINE=1"
+)
 
 
 def pretrained_name(name: str) -> str:
@@ -36,6 +49,24 @@ def pretrained_name(name: str) -> str:
     if not path.is_dir() and (path.exists() or not can_be_hub_id):
         raise ConfigError(f"model.language_model: no folder {name}")
     return str(path) if name.startswith("~") else name
+
+
+def refuse_unreachable(name: str) -> None:
+    """Raise ModelError, after one try, for a hub id that is not here where the Hub cannot be reached.
+
+    transformers would try six times for each of several files. What the Hub answers is for transformers to say.
+    """
+    if Path(name).is_dir() or is_offline_mode() or isinstance(try_to_load_from_cache(name, CONFIG), str):
+        return
+    try:
+        get_hf_file_metadata(hf_hub_url(name, CONFIG), timeout=HUB_TIMEOUT_S)
+    except (HfHubHTTPError, HFValidationError):
+        return
+    except (HTTPError, OSError) as error:
+        raise ModelError(
+            f"model.language_model {name!r} is no folder here, it is not in the Hub's local cache, and the Hub cannot "
+            f"be reached ({first_line(error)}); {WITHOUT_THE_HUB}"
+        ) from None
 
 
 @contextmanager
@@ -58,10 +89,7 @@ def why_unreadable(error: Exception) -> str:
     """Return transformers' message, and the ways to work offline where the Hub was not reached."""
     if not isinstance(error.__cause__, LocalEntryNotFoundError):
         return first_line(error)
-    remedy = (
-        "download it where there is a network and name its folder, or copy the Hub's cache and set HF_HUB_OFFLINE=1"
-    )
-    return f"{first_line(error).rstrip('.')}; {remedy}"
+    return f"{first_line(error).rstrip('.')}; {WITHOUT_THE_HUB}"
 
 
 def first_line(error: Exception) -> str:

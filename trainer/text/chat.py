@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 
 from cache_store.errors import ConfigError, ModelError, SourceError
 from trainer.config import MAX_TOKENS
-from trainer.model.pretrained import UNREADABLE_MODEL, first_line, pretrained_name, why_unreadable
+from trainer.model.pretrained import UNREADABLE_MODEL, first_line, pretrained_name, refuse_unreachable, why_unreadable
 from trainer.text.special_text import MASK, Span, SpecialText, masked
 
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
@@ -225,6 +225,7 @@ def load_tokenizer(model: str) -> Any:
     name = pretrained_name(model)
     if Path(name).is_dir() and not any(any(Path(name).glob(files)) for files in TOKENIZER_FILES):
         raise ModelError(f"no tokenizer can be loaded from {model!r}: no file there is a tokenizer's")
+    refuse_unreachable(name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except UNREADABLE_MODEL as error:

@@ -177,12 +177,12 @@ def test_an_export_is_pushed_whole_or_the_folder_stays(trained, tmp_path):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         home = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path / "hf")}
 
-        def push(repo: str, **environment: str) -> subprocess.CompletedProcess[str]:
-            command = ["-m", "trainer", "export", trained.run.folder, tmp_path / repo, f"--push-to-hub=me/{repo}"]
+        def push(repo: str, owner: str = "me/", **environment: str) -> subprocess.CompletedProcess[str]:
+            command = ["-m", "trainer", "export", trained.run.folder, tmp_path / repo, f"--push-to-hub={owner}{repo}"]
             given = os.environ | home | {"HF_HUB_OFFLINE": "0"} | environment
             return subprocess.run([sys.executable, *command, "--private"], env=given, capture_output=True, text=True)
 
-        nobody, denied, done = push("mine"), push("denied", HF_TOKEN="hf_me"), push("mine", HF_TOKEN="hf_me")
+        nobody, denied, done = push("mine"), push("denied", HF_TOKEN="hf_me"), push("mine", "", HF_TOKEN="hf_me")
         server.shutdown()
     assert (nobody.returncode, "run `hf auth login`, or set HF_TOKEN" in nobody.stderr) == (2, True)
     assert denied.returncode == 1

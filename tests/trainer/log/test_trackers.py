@@ -1,8 +1,10 @@
 """Where a run's figures go besides its own log."""
 
 import json
+import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,13 +18,16 @@ def test_a_run_reports_to_what_its_config_names(configured, refusal):
     assert not (config.run.folder / "tensorboard").exists()
     error = refusal(2, configured("other"), "train", "--run.report_to=[pigeon]")
     assert "run.report_to must be a list, each one of tensorboard, wandb, trackio, got [pigeon]" in error
+    for word, meant in {"wandb": "[wandb]", "none": "[]"}.items():
+        error = refusal(2, configured("other"), "train", f"--run.report_to={word}")
+        assert f"got {word}; did you mean {meant}?\n" in error
 
 
 @pytest.mark.parametrize("name", ["wandb", "trackio"])
-def test_a_tracker_that_is_not_installed_is_named_with_its_extra(name, configured, refusal, monkeypatch, tmp_path):
+def test_a_tracker_that_is_not_installed_is_named(name, configured, refusal, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, name, None)
     error = refusal(2, configured(report_to=["tensorboard", name]))
-    assert f"run.report_to: {name} is not installed; run `pip install '.[{name}]'` in a clone of encode-once" in error
+    assert f"run.report_to: {name} is not installed; run `pip install {name}`" in error
     assert list(tmp_path.iterdir()) == []
 
 
@@ -45,7 +50,7 @@ def log_records(log: bytes) -> Iterator[bytes]:
 
 
 @pytest.mark.filterwarnings("default")
-def test_wandb_holds_every_step_and_caption_and_goes_on(configured, monkeypatch):
+def test_wandb_holds_every_step_and_caption_and_goes_on(configured, monkeypatch, capsys):
     """In its offline mode, as `wandb sync` would read it; skipped where the extra is not installed."""
     pytest.importorskip("wandb")
     from wandb.proto.wandb_internal_pb2 import Record
@@ -55,6 +60,8 @@ def test_wandb_holds_every_step_and_caption_and_goes_on(configured, monkeypatch)
     for steps in (2, 3):
         train(configured(**options, max_steps=steps), ALONE)
     folder = configured().run.folder
+    said = re.findall(r"^wandb: offline; to upload it: wandb sync (.*)$", capsys.readouterr().out, re.MULTILINE)
+    assert [*map(Path, said)] == sorted(folder.glob("wandb/offline-run-*"))
     logged: dict[int, dict[str, object]] = {}
     runs = set()
     for file in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
