@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cache_store.errors import ConfigError
-from trainer.model.config import WORLD, ModelConfig, refuse_tower_names
+from trainer.model.config import WORLD, ModelConfig, refuse_other_towers, refuse_tower_names
 
 MAX_BATCH_SIZE = 1_000_000
 """A larger one is a typing error, refused before memory runs out."""
@@ -184,7 +184,7 @@ class TrainRunConfig:
 class TrainConfig:
     """A training run."""
 
-    cache: str | None = None
+    cache: str | None = field(default=None, metadata={"instead": ("caches", "data.views")})
     """The sealed cache to train from."""
     caches: dict[str, str] | None = None
     """In place of `cache`, several of one plan, by the name of their tower, in the order in which the language model
@@ -202,6 +202,7 @@ class TrainConfig:
             )
         for view in self.views:
             refuse_tower_names(view)
+        refuse_other_towers(self.views)
         self.model.refuse_unfit(self.towers)
 
     @property
@@ -224,6 +225,14 @@ def views_of(
 ) -> list[dict[str, str]]:
     """Each view's caches, of a config; none where it names none."""
     return [{WORLD: each} if isinstance(each, str) else dict(each) for each in views or [cache or caches or {}]]
+
+
+def caches_by_option(views: Sequence[Mapping[str, str]]) -> dict[str, Any]:
+    """Views' caches as the fields of a config name them."""
+    named = [view[WORLD] if [*view] == [WORLD] else view for view in views]
+    if len(named) > 1:
+        return {"data.views": {str(place): each for place, each in enumerate(named, 1)}}
+    return {"cache" if isinstance(named[0], str) else "caches": named[0]}
 
 
 def views_of_run(config: Mapping[str, Any]) -> list[dict[str, str]]:

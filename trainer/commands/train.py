@@ -35,7 +35,7 @@ def train(config: TrainConfig, world: World, source: LatentSource | None = None)
         start = find_checkpoint(checkpoints, config.run.resume)
         inputs = open_inputs(config, world)
         if start is not None:
-            refuse_other_run(*start, inputs.must_match)
+            refuse_other_run(*start, inputs.must_match, config)
         announce_other_vision_tower(inputs)
         session = open_session(inputs, source, start=initial_projector(inputs) if start is None else None)
         announce_large_batch(session)
@@ -54,14 +54,15 @@ def make_captioner(session: Session) -> Captioner | None:
 
 
 def announce_other_vision_tower(inputs: Inputs) -> None:
-    """Say where a checkpoint's own projector reads hidden states that another model's tower may have made."""
+    """Warn where a checkpoint's own projector reads hidden states that another model's tower may have made."""
     language = inputs.projector_config.language_model.name
     for tower in inputs.projector_config.towers:
         if tower.projector == PRETRAINED and tower.encoder_model != language:
             made_by = tower.encoder_model or "an unknown model"
-            inputs.world.say(
-                f"model.towers.{tower.name}: the cache was made by {made_by}, the projector is of {language}: it reads "
-                "hidden states of its own vision tower alone, so both must have the same one"
+            inputs.world.warn(
+                f"model.towers.{tower.name}: the projector of {language} reads hidden states of its own vision tower "
+                f"alone, and the cache was made by {made_by}; whether the two towers are equal is not known, and of "
+                "another one's the projector makes noise"
             )
 
 
@@ -76,6 +77,5 @@ def announce_warmup(session: Session, total_steps: int) -> None:
     optim = session.config.optim
     optim.refuse_endless_warmup(total_steps)
     if optim.warmup_steps is None and (steps := optim.warmup(total_steps)) < WARMUP_STEPS:
-        session.world.say(
-            f"warm-up: {steps:,} of {total_steps:,} steps, a tenth of the run; optim.warmup_steps sets another number"
-        )
+        share = f"{steps:,} of {total_steps:,} steps, a tenth of the run" if steps else "none, in a run so short"
+        session.world.say(f"warm-up: {share}; optim.warmup_steps sets another number")

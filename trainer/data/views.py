@@ -15,7 +15,7 @@ from cache_store.errors import ConfigError
 from cache_store.format.schema import ArraySpec
 from cache_store.refusal import differing, refuse
 from cache_store.storage.store import Address
-from trainer.model.config import WORLD
+from trainer.model.config import WORLD, refuse_other_towers
 
 MAY_DIFFER = {
     "image": ("fit", "flip", "max_pixels", "decode"),
@@ -66,7 +66,9 @@ def open_views(views: Sequence[View]) -> Views:
     """
     if len(views) < 2:
         raise ConfigError("views: name two caches of one plan, or more")
-    first, *others = (open_joined(each if isinstance(each, Mapping) else {WORLD: each}) for each in views)
+    named = [each if isinstance(each, Mapping) else {WORLD: each} for each in views]
+    refuse_other_towers(named)
+    first, *others = map(open_joined, named)
     for other in others:
         if other.identity == first.identity:
             raise ConfigError(f"views: {first.first.store} and {other.first.store} hold the same samples: no two views")

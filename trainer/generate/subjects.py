@@ -18,6 +18,7 @@ from trainer.config import views_of_run
 from trainer.data.stream import as_tensor
 from trainer.generate.config import GenerateConfig
 from trainer.generate.rows import chosen_samples
+from trainer.model.config import each_with
 from trainer.model.projector_file import Tower
 from trainer.model.towers import what_samples_mean
 from trainer.model.trained_projector import TrainedProjector
@@ -111,10 +112,8 @@ def by_tower(
 ) -> dict[str, str]:
     """What is typed for each tower, by its name, of the options --cache and --caches, or of two like them."""
     if one is not None and len(projector.names) > 1:
-        towers = ", ".join(f"{name}: …" for name in projector.names)
-        raise ConfigError(
-            f"{option}: the projector has several towers; name one for each with --{option}s '{{{towers}}}'"
-        )
+        named = each_with(f"{option}s", projector.names)
+        raise ConfigError(f"{option}: the projector has several towers; name one for each with {named}")
     typed = dict(several or {}) if one is None else {projector.names[0]: one}
     for name in typed:
         if name not in projector.names:
@@ -126,22 +125,29 @@ def image_files(projector: TrainedProjector, config: GenerateConfig, images: str
     """Encode them all at once, tower by tower; the encoders are gone before the language model comes."""
     paths = image_paths(images)
     named = by_tower(projector, "encoder", config.encoder, config.encoders)
-    latents = {tower.name: encode(tower, paths, named.get(tower.name)) for tower in projector.config.towers}
+    is_one = len(projector.names) == 1
+    latents = {
+        tower.name: encode(tower, paths, named.get(tower.name), is_one=is_one) for tower in projector.config.towers
+    }
     subjects = [
         Subject(f"image {printable(str(path))}", {"image": str(path)}, asked(config.prompt or "")) for path in paths
     ]
     return Subjects(subjects, lambda part: {name: each[part] for name, each in latents.items()}, ())
 
 
-def encode(tower: Tower, paths: Sequence[Path], named: str | None) -> Tensor:
+def encode(tower: Tower, paths: Sequence[Path], named: str | None, *, is_one: bool) -> Tensor:
     """Encode images as the tower's cache was: [N, *shape]; the encoder is `named` where it has moved."""
     model = named or tower.encoder_model
+    option = "--encoder" if is_one else each_with("encoders", [tower.name])
+    of_tower = "" if is_one else f"tower {tower.name}: "
     if model is None:
-        raise ConfigError("the projector does not know where its encoder is; name it with --encoder")
+        raise ConfigError(f"{of_tower}the projector does not know where its encoder is; name it with {option}")
     try:
         encode_images = open_image_encoder(tower.array, model)
     except (MissingPathError, ModelError) as error:
-        raise error if named else type(error)(f"{error}; name it, where it is now, with --encoder") from None
+        if named:
+            raise
+        raise type(error)(f"{of_tower}{error}; name it, where it is now, with {option}") from None
     return as_tensor(encode_images(paths))
 
 

@@ -1,7 +1,7 @@
 """The config of the frozen language model and of the projectors in front of it; no torch, so that `--help` is quick."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -88,9 +88,11 @@ class ModelConfig:
                 raise ConfigError(f"model.towers: no cache is of the tower {closest(name, towers)}")
         forms = {name: self.form(name) for name in towers}
         if not any(form.trained for form in forms.values()):
+            frozen = "model.towers" if self.towers else f"model.projector: {self.projector}"
+            first = next(iter(towers))
             raise ConfigError(
-                f"model.towers: nothing is left to train: {', '.join(forms)} frozen, as a pretrained projector is if "
-                "nothing is said; set trained: true of one"
+                f"{frozen}: nothing is left to train: {', '.join(forms)} frozen, as a pretrained projector is if "
+                f"nothing is said; to train one: --model.towers '{{{first}: {{trained: true}}}}'"
             )
         for name, form in forms.items():
             if not form.trained and self.init_projector is None:
@@ -104,6 +106,21 @@ def refuse_random(name: str, form: TowerForm) -> None:
         raise ConfigError(f"{frozen}its weights would be random; name trained ones with model.init_projector")
     if form.ends == "learned":
         raise ConfigError(f"{frozen}its START and END would be random; set its ends: checkpoint or none, or train it")
+
+
+def each_with(option: str, towers: Collection[str]) -> str:
+    """Spell an option that names something for each tower, as it is typed."""
+    return f"--{option} '{{{', '.join(f'{name}: …' for name in towers)}}}'"
+
+
+def refuse_other_towers(views: Sequence[Collection[str]]) -> None:
+    """Raise ConfigError where two views are not of the same towers."""
+    names = dict.fromkeys(name for view in views for name in view)
+    for place, view in enumerate(views, 1):
+        for name in names.keys() - set(view):
+            raise ConfigError(
+                f"views: no. {place} has no cache for the tower {name}; name one for each of {', '.join(names)} in each"
+            )
 
 
 def refuse_tower_names(names: Collection[str]) -> None:

@@ -21,7 +21,8 @@ from cache_store.errors import CacheError, ConfigError, NewerFormatError
 from cache_store.format.record import FORMAT_VERSION, Record, canonical_json, parse_signed, signed
 from cache_store.refusal import differing, refuse
 from cache_store.storage.files import file_sha256, naming
-from trainer.config import views_of_run
+from trainer.config import TrainConfig, caches_by_option, views_of_run
+from trainer.model.config import each_with
 from trainer.model.projector_file import PROJECTOR_FILE, ProjectorConfig, read_projector_file
 from trainer.model.projectors import Projectors
 from trainer.model.towers import TOWERS
@@ -40,7 +41,7 @@ VAL_FRACTION = "data.val_fraction"
 OF_A_TOWER = re.compile(rf"(\w+\.)?(latents|image|encoder|model)\.|{CACHE_IDENTITY}$")
 """Fields of a table that are others where a run has other towers."""
 
-OF_THE_CACHE = re.compile(r"(\w+\.)?(latents|image|encoder)\.")
+OF_THE_CACHE = re.compile(rf"(\w+\.)?(latents|image|encoder)\.|{TOWERS}$")
 """Beginning of the keys of `must_match` that no option sets: what a tower's samples are."""
 
 POSTERIOR = "data.posterior"
@@ -164,17 +165,23 @@ def damaged_checkpoint(path: Path, problem: str) -> CacheError:
     )
 
 
-def refuse_other_run(path: Path, state: CheckpointState, must_match: Mapping[str, str]) -> None:
+def refuse_other_run(path: Path, state: CheckpointState, must_match: Mapping[str, str], config: TrainConfig) -> None:
     """Raise StaleError that lists what differs from this run's `must_match`."""
-    if differences := differing(state.must_match, must_match):
+    trained, here = ({POSTERIOR: "mean", **each} for each in (state.must_match, must_match))
+    if differences := differing(trained, here):
         if any(each.field == TOWERS for each in differences):  # of which every field would be another
             differences = [each for each in differences if not OF_A_TOWER.match(each.field)]
         anew = "to train anew: the same command with --run.output NEW"
         remedies = [f"{anew}; with --model.init_projector {shlex.quote(str(path.parent.parent))}, from its projector"]
-        if CACHE_IDENTITY in {each.field for each in differences}:
+        if CACHE_IDENTITY not in {each.field for each in differences}:
+            remedies.append("to go on from here, restore what it was trained with")
+        elif not (others := differing(*map(caches_by_option, (views_of_run(state.config), config.views)))):
             remedies.append("the cache was extended, rebuilt or replaced since; as it was, the run goes on with it")
         else:
-            remedies.append("to go on from here, restore what it was trained with")
+            differences = [*others, *differences]
+            remedies.append(
+                "to go on from here, name the caches that it was trained from, in their order, as they were"
+            )
         refuse(f"checkpoint {path} is of another run", differences, remedies, held="in the checkpoint")
 
 
@@ -184,16 +191,20 @@ def refuse_other_projector(path: Path, state: CheckpointState, must_match: Mappi
     The order of training may differ, and so may a cache whose latents mean the same, with a split of its own.
     """
     may_differ = (*SHOWN, CACHE_IDENTITY, VAL_FRACTION) if is_of_another_cache(state, must_match) else SHOWN
-    if differences := [each for each in differing(state.must_match, must_match) if each.field not in may_differ]:
+    differences = [each for each in differing(state.must_match, must_match) if each.field not in may_differ]
+    if differences:
+        if other_towers := [each for each in differences if each.field == TOWERS]:
+            differences = other_towers  # of which every field would be another
         of_the_cache = [bool(OF_THE_CACHE.match(each.field)) for each in differences]
         remedies = ["to evaluate another checkpoint: --checkpoint FOLDER"]
         if not all(of_the_cache):
             restore = f"to evaluate it, set these as it was trained; {path / STATE_FILE} holds its whole config"
             remedies.insert(0, restore)
         if any(of_the_cache):
-            caches = views_of_run(state.config)[0]
-            held = f"those that {', '.join(caches.values())} held"
-            remedies.insert(0, f"to evaluate it, name with --cache a cache of latents such as {held}")
+            towers = state.must_match.get(TOWERS)  # in their order, which the config has not
+            option = each_with("caches", towers.split(", ")) if towers else "--cache"
+            held = f"those that {', '.join(views_of_run(state.config)[0].values())} held"
+            remedies.insert(0, f"to evaluate it, name samples such as {held}, with {option}")
         refuse(f"checkpoint {path} was not trained like this", differences, remedies, held="in the checkpoint")
 
 

@@ -87,6 +87,10 @@ class World:
         if self.is_main:
             print(message, flush=True)
 
+    def warn(self, message: str) -> None:
+        if self.is_main:
+            print(f"trainer: warning: {message}", file=sys.stderr, flush=True)
+
     def on_main(self, work: Callable[[], object]) -> None:
         """Do the work on rank 0 while the others wait; where it fails, they end with its exit code.
 

@@ -76,6 +76,8 @@ def announce_start(inputs: Inputs, projector: TrainedProjector) -> None:
         f"projector: starts from {projector.path}, {training.steps:,} steps of training"
         f"{seen if here > training.val_fraction else ''}"
     )
+    if new := [name for name in inputs.projectors.names if name not in projector.names]:
+        inputs.world.say(f"projector: has no tower {', '.join(new)}, which begins anew")
 
 
 def find_projector(path: Path) -> Path:

@@ -124,7 +124,7 @@ def test_caches_that_are_no_views_of_each_other_are_refused(paths, tmp_path):
             open_views([paths[0], make_cache(tmp_path / str(number), latents, **options)])
     with pytest.raises(StaleError, match=r"world\.shape"):
         open_views([paths[0], make_cache(tmp_path / "wider", np.zeros((ROWS, 4, 3, 4), np.float32))])
-    with pytest.raises(StaleError, match=r"siglip\.dtype +absent"):
+    with pytest.raises(ConfigError, match=r"views: no\. 1 has no cache for the tower siglip; name one for each of wor"):
         open_views([{"world": paths[0]}, {"world": paths[1], "siglip": paths[1]}])
     with pytest.raises(ConfigError, match="two caches of one plan, or more"):
         LatentStream([paths[0]], BATCH)

@@ -111,6 +111,18 @@ def test_towers_are_named_each(home, trained, caches, capsys, options, message):
     assert message in capsys.readouterr().err
 
 
+def test_an_encoder_that_is_gone_or_another_is_named_by_tower(home, trained, capsys):
+    ask = ["generate", str(trained.run.folder), f"--image={image_file(home, 0)}", "--prompt=a"]
+    assert main([*ask, f"--encoders={{siglip: {home / 'vae'}}}"]) == 1
+    assert f"{home / 'vae'} is not the encoder that made the cache\n" in capsys.readouterr().err
+    gone = (home / "vae").rename(home / "gone")
+    assert main(ask) == 2
+    gone.rename(home / "vae")
+    error = capsys.readouterr().err
+    assert f"tower world: encoder.model {home / 'vae'} is neither" in error
+    assert error.endswith("; name it, where it is now, with --encoders '{world: …}'\n")
+
+
 def test_a_frozen_tower_is_whole_in_the_file_and_as_it_was(home, trained):
     projector = load_projector(trained.run.folder)
     siglip, world = projector.config.towers

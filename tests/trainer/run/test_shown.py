@@ -12,6 +12,7 @@ from cache_store import open_cache
 from cache_store.errors import ConfigError
 from tests.trainer.conftest import MEAN, STD, MakeConfig, described_cache
 from tests.trainer.runs import ALONE, assert_same_run, command, end_well, fork_ranks, metrics, open_alone
+from tests.trainer.test_cli import named_fields
 from trainer import sample_posterior
 from trainer.cli import main
 from trainer.commands.train import train
@@ -113,12 +114,14 @@ def test_validation_reads_the_first_view_and_the_mean(make_shown, whole, capsys)
 def test_a_run_goes_on_with_what_it_showed(make_shown, whole, caches, refusal):
     """Not with its views in another order, nor with means where it drew."""
     if isinstance(caches, list):
-        assert "cache identity" in refusal(1, make_shown("whole", cache=caches[::-1]))
+        error = refusal(1, make_shown("whole", cache=caches[::-1]))
+        assert {"cache identity", "data.views.1", "data.views.2"} <= named_fields(error)
+        assert "to go on from here, name the caches that it was trained from, in their order" in error
     if "data.posterior" in open_alone(whole).must_match:
-        assert "data.posterior  sample             absent" in refusal(1, make_shown("whole", posterior="mean"))
+        assert "data.posterior  sample             mean" in refusal(1, make_shown("whole", posterior="mean"))
         train(mean := make_shown("mean", posterior="mean", max_steps=1), ALONE)
         assert metrics(mean.run.folder)[1] != metrics(whole.run.folder)[1]
-        assert "data.posterior  absent             sample" in refusal(1, make_shown("mean"))
+        assert "data.posterior  mean               sample" in refusal(1, make_shown("mean"))
 
 
 def test_views_are_of_one_plan_and_named_once(configured, cache_path, refusal, tmp_path):
@@ -126,6 +129,8 @@ def test_views_are_of_one_plan_and_named_once(configured, cache_path, refusal, t
     assert "are not of one plan" in refusal(1, configured(cache=[str(cache_path), str(other)]))
     with pytest.raises(ConfigError, match="data.views must be null, or two caches or more"):
         DataConfig(views=[str(cache_path)])
+    with pytest.raises(ConfigError, match=r"views: no\. 2 has no cache for the tower siglip; name one for each of"):
+        configured(cache=[{"world": str(cache_path), "siglip": str(other)}, {"world": str(other)}])
     with pytest.raises(ConfigError, match="leave the others out, or set them to null"):
         configured(views=[str(cache_path), str(cache_path)])
 

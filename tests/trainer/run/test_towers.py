@@ -155,13 +155,14 @@ def test_the_card_of_two_towers_holds_code_that_runs(two, caches, tmp_path, monk
     assert [names["answer"](samples, "what is this", 6)] == answers(tmp_path, tmp_path / "exported", *options)
 
 
-def test_a_tower_joins_a_trained_one_which_may_stay_frozen(configured_here, caches, refusal):
+def test_a_tower_joins_a_trained_one_which_may_stay_frozen(configured_here, caches, refusal, capsys):
     first = configured_here("first", cache=caches["world"], max_steps=2)
     train(first, ALONE)
     options = {"cache": caches, "init_projector": str(first.run.folder), "max_steps": 2}
     frozen = {**TOWERS, "world": TowerConfig(trained=False)}
     second = configured_here("second", **options, towers=frozen)
     train(second, ALONE)
+    assert "projector: has no tower siglip, which begins anew\n" in capsys.readouterr().out
     start, end = load_projector(first.run.folder), load_projector(second.run.folder)
     for name, value in start["world"].state_dict().items():
         assert torch.equal(value, end["world"].state_dict()[name])
@@ -231,7 +232,12 @@ def test_towers_that_cannot_be_are_one_message(configured, caches, refusal, tmp_
         ([], "name what to train from by one of cache: FOLDER, caches: {world: FOLDER"),
         (["--caches={}"], "caches: name at least one"),
         (["--caches={A.b: c}"], "caches: a tower's name has small letters, digits and _ alone, got A.b"),
-        (["--caches=[a]"], "caches must be a mapping of names to texts, got "),
+        (
+            ["--cache=a", "--model.projector=pretrained"],
+            "model.projector: pretrained: nothing is left to train: world frozen, as a pretrained projector is if "
+            "nothing is said; to train one: --model.towers '{world: {trained: true}}'",
+        ),
+        (["--caches=[a]"], "caches must be a mapping, {NAME: …, NAME: …}, got "),
     ],
 )
 def test_caches_are_named_in_one_way(capsys, options, message):
@@ -245,4 +251,7 @@ def test_another_form_of_a_tower_is_another_run(two, configured_here, caches, re
     assert named_fields(refusal(1, config)) == {"siglip.model.ends"}
     turned = configured_here("two", cache=dict(reversed(caches.items())), towers=TOWERS, max_steps=13)
     assert named_fields(refusal(1, turned)) == {"towers"}
+    error = refusal(1, configured_here("two", cache={"siglip": caches["siglip"]}), "eval")
+    assert named_fields(error) == {"towers"}
+    assert ", with --caches '{world: …, siglip: …}'" in error
     assert read_state(checkpoints_of(two.run).path(11)).must_match["towers"] == "world, siglip"
