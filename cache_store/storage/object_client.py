@@ -32,8 +32,7 @@ IN_FLIGHT = 32
 """Requests of one process at the same time: each waits some 20 ms for its first byte."""
 
 MISSING_EXTRA = (
-    "caches in object stores need obstore, which is not installed; "
-    "run `pip install '.[object-stores]'` in a clone of encode-once"
+    "object stores need obstore, which is not installed; run `pip install '.[object-stores]'` in a clone of encode-once"
 )
 
 FORKED = (

@@ -7,10 +7,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cache_store.errors import SourceError
+from cache_store.storage.store import is_url
 from precompute.plan.ids import abridged
 from precompute.plan.rows import Rows
 from precompute.sources import SourceConfig
 from precompute.sources.archives.archive import MISSING
+from precompute.sources.files.urls import split_url
 
 
 def refuse_missing_images(found: Rows, source: SourceConfig, allowed: float) -> None:
@@ -30,7 +32,7 @@ def why_missing(missing: pa.Table, source: SourceConfig) -> Iterator[tuple[str, 
     is_unnamed = pc.equal(missing["uri"], "")
     unnamed, named = missing.filter(is_unnamed)["id"], missing.filter(pc.invert(is_unnamed))["uri"]
     if len(named):
-        where = source.images or (Path(source.path).parent if source.kind == "llava" else source.path)
+        where = source.images or (folder_of(source.path) if source.kind == "llava" else source.path)
         mend = "Set source.images, or mend it" if source.kind == "llava" else f"Mend {where}"
         yield f"{abridged(named.to_pylist())}; looked in {where}", mend
     if len(unnamed):
@@ -38,3 +40,7 @@ def why_missing(missing: pa.Table, source: SourceConfig) -> Iterator[tuple[str, 
             f"the records of {len(unnamed)} samples name none: {abridged(unnamed.to_pylist())}",
             f"Give these records an `image`, or leave them out of {source.path}",
         )
+
+
+def folder_of(path: str) -> str:
+    return split_url(path)[0] if is_url(path) else str(Path(path).parent)

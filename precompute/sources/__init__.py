@@ -2,19 +2,25 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar
 
 import msgspec
 
 from cache_store.cache.metadata import read_build, refuse_no_cache
-from cache_store.errors import CacheError, ConfigError, MissingPathError
+from cache_store.errors import CacheError, ConfigError, MissingPathError, NotAFileError, SourceError
 from cache_store.format.names import BUILD_FILE
+from cache_store.storage.files import refuse_irregular
 from cache_store.storage.store import Store, is_url, open_store
-from precompute.sources.archives.image_store import Images
+from precompute.sources.archives.image_store import Images, open_image_store
 from precompute.sources.archives.listing import Samples
+from precompute.sources.archives.remote_images import RemoteImages, open_images
 from precompute.sources.cache import CacheSource
 from precompute.sources.fields import FieldNames
+from precompute.sources.files.file import LocalFile, SourceFile
+from precompute.sources.files.remote import RemoteFile, RemoteFolder
+from precompute.sources.files.urls import open_folder, split_url
 from precompute.sources.folder import FolderSource
 from precompute.sources.llava import LlavaSource
 from precompute.sources.parquet import SUFFIX as PARQUET
@@ -48,9 +54,11 @@ class SourceConfig:
     be read together."""
     path: str
     """llava: the chat.json. folder: the folder, or a zip or an uncompressed tar of one. webdataset, parquet: a file,
-    a folder of them, or a pattern: shards/{00000..00099}.tar, 'data/train-*.parquet'. cache: the other cache."""
+    a folder of them, or a pattern: shards/{00000..00099}.tar, 'data/train-*.parquet'. cache: the other cache. Each may
+    be at a URL: s3://BUCKET/…, gs://…, az://…, hf://datasets/OWNER/NAME/…, and is read there in place."""
     images: str | None = None
-    """llava: a folder, or a zip or uncompressed tar that is read in place; by default the folder of the chat.json."""
+    """llava: a folder, or a zip or uncompressed tar that is read in place, here or at such a URL; by default the folder
+    of the chat.json."""
 
     fields: FieldNames = field(default_factory=FieldNames)
 
@@ -75,13 +83,37 @@ def open_source(config: SourceConfig) -> Source:
 
 
 def open_llava(config: SourceConfig) -> Source:
+    images = open_images(config.images, "images") if config.images else None
+    if is_url(config.path):
+        parent, name = split_url(config.path)
+        folder = open_folder(parent)
+        listed = partial(open_remote_list, folder, name)
+        listed()  # that there is none is said before a model is loaded
+        return LlavaSource(listed, images or RemoteImages(folder))
     if (path := existing("path", config.path)).is_dir():
         raise ConfigError(f"source.path: {path} is a folder; kind llava reads a list, kind folder a tree of images")
-    return LlavaSource(path, existing("images", config.images) if config.images else None)
+    return LlavaSource(partial(open_local_list, path), images or open_image_store(path.parent))
 
 
-def open_folder(config: SourceConfig) -> Source:
-    return FolderSource(existing("path", config.path))
+def open_local_list(path: Path) -> SourceFile:
+    try:
+        refuse_irregular(path)
+        return LocalFile(path)
+    except NotAFileError as error:
+        raise SourceError(f"source.path: {error}") from None
+    except OSError as error:
+        raise SourceError(f"source.path: {path}: {error.strerror}") from None
+
+
+def open_remote_list(folder: RemoteFolder, name: str) -> SourceFile:
+    try:
+        return RemoteFile(folder, name)
+    except FileNotFoundError:
+        raise MissingPathError(f"source.path: {folder.where(name)} does not exist") from None
+
+
+def open_tree(config: SourceConfig) -> Source:
+    return FolderSource(open_images(config.path, "path"))
 
 
 def open_webdataset(config: SourceConfig) -> Source:
@@ -99,7 +131,7 @@ def open_cache_source(config: SourceConfig) -> Source:
 
 SOURCES: dict[str, Callable[[SourceConfig], Source]] = {
     "llava": open_llava,
-    "folder": open_folder,
+    "folder": open_tree,
     "webdataset": open_webdataset,
     "parquet": open_parquet,
     "cache": open_cache_source,

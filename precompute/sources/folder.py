@@ -1,12 +1,12 @@
 """A tree of images in a folder, a zip or a tar; `name.txt` beside `name.jpg` is its caption."""
 
 from collections import Counter
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 from cache_store.errors import SourceError
 from precompute.images.decode import SUFFIXES
 from precompute.images.rejected import Rejected
-from precompute.sources.archives.image_store import open_image_store
+from precompute.sources.archives.image_store import ImageStore
 from precompute.sources.archives.listing import Samples, counted_suffix
 from precompute.sources.turns import Conversation, captioned
 
@@ -16,8 +16,8 @@ CAPTION = ".txt"
 class FolderSource:
     """Samples are the images found; a sample's id is its name in the tree."""
 
-    def __init__(self, path: Path) -> None:
-        self._images = open_image_store(path)
+    def __init__(self, images: ImageStore) -> None:
+        self._images = images
         self.fingerprint, self.read = self._images.fingerprint, self._images.read
 
     def samples(self) -> Samples:

@@ -5,18 +5,17 @@ Or JSON Lines, a record a line, of which one line at a time is in memory: a file
 
 import codecs
 import re
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 import msgspec
 
-from cache_store.errors import CacheError, SourceError
-from cache_store.storage.files import refuse_irregular
+from cache_store.errors import SourceError
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.archive import MISSING
-from precompute.sources.archives.image_store import HEAD_BYTES, open_image_store
+from precompute.sources.archives.image_store import HEAD_BYTES, Images
 from precompute.sources.archives.listing import Samples
+from precompute.sources.files.file import SourceFile
 from precompute.sources.turns import Turn
 
 T = TypeVar("T")
@@ -36,15 +35,14 @@ class ChatRecord(msgspec.Struct):
 
 
 class LlavaSource:
-    """Samples of a chat.json with images in a folder, a zip or a tar."""
+    """Samples of a chat.json, which is opened when they are listed, with images in a folder, a zip or a tar."""
 
-    def __init__(self, path: Path, images: Path | None) -> None:
-        self._path = path
-        self._images = open_image_store(images or path.parent)
+    def __init__(self, open_list: Callable[[], SourceFile], images: Images) -> None:
+        self._open_list, self._images = open_list, images
         self.fingerprint = self._images.fingerprint
 
     def samples(self) -> Samples:
-        records = read_records(self._path)
+        records = read_records(self._open_list())
         return Samples(map(self._sample, records), in_rows=not isinstance(records, list))
 
     def _sample(self, record: ChatRecord) -> dict[str, object]:
@@ -58,30 +56,26 @@ class LlavaSource:
         return self._images.read(uri)
 
 
-def read_records(path: Path) -> Iterable[ChatRecord]:
+def read_records(file: SourceFile) -> Iterable[ChatRecord]:
     """Every record; SourceError naming the record or line, or the byte where the file is no JSON.
 
     Where a record names a field twice, the last one counts, as in any reader of JSON.
     """
     try:
-        refuse_irregular(path)
-        with path.open("rb") as stream:
-            head = stream.read(HEAD_BYTES).removeprefix(codecs.BOM_UTF8)
+        head = file.part(0, HEAD_BYTES).removeprefix(codecs.BOM_UTF8)
         if head.lstrip().startswith(b"{"):
-            return read_lines(path)
-        data = path.read_bytes()
-    except CacheError as error:
-        raise SourceError(f"source.path: {error}") from None
+            return read_lines(file)
+        data = file.part(0, file.version.size)
     except OSError as error:
-        raise SourceError(f"source.path: {path}: {error.strerror}") from None
-    return decoded(data.removeprefix(codecs.BOM_UTF8), list[ChatRecord], f"source.path: {path}")
+        raise SourceError(f"source.path: {file}: {error.strerror}") from None
+    return decoded(data.removeprefix(codecs.BOM_UTF8), list[ChatRecord], f"source.path: {file}")
 
 
-def read_lines(path: Path) -> Iterator[ChatRecord]:
+def read_lines(file: SourceFile) -> Iterator[ChatRecord]:
     """The record of each line that is not blank."""
-    with path.open("rb") as stream:
+    with file.open() as stream:
         for number, line in enumerate(iter(lambda: stream.readline(MAX_LINE_BYTES + 1), b""), start=1):
-            where = f"source.path: {path}: line {number}"
+            where = f"source.path: {file}: line {number}"
             if len(line) > MAX_LINE_BYTES:
                 raise SourceError(f"{where} has more than {MAX_LINE_BYTES:,} bytes; {EXPECTED}")
             text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line

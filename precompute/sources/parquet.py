@@ -9,8 +9,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import accumulate
-from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 import pyarrow as pa
@@ -18,9 +16,10 @@ import pyarrow as pa
 from cache_store.errors import CacheError, SourceError
 from cache_store.format.tables import TableFile
 from precompute.images.rejected import Rejected
-from precompute.sources.archives.archive import MISSING, refuse_large, version_of
+from precompute.sources.archives.archive import MISSING, refuse_large
 from precompute.sources.archives.listing import Samples
 from precompute.sources.fields import FieldNames
+from precompute.sources.files.file import SourceFile
 from precompute.sources.source_files import SourceFiles
 from precompute.sources.turns import Conversation, Turn, captioned
 
@@ -50,9 +49,9 @@ MAX_GROUP_BYTES = 2**31 - 2**20
 class ImageTable:
     """A Parquet file of images; SourceError where it is none, or has not the columns."""
 
-    def __init__(self, path: Path, fields: FieldNames) -> None:
-        self._path, self._version = path, version_of(path.stat())
-        self._file = reading(lambda: TableFile(self._open, str(path)))
+    def __init__(self, file: SourceFile, fields: FieldNames) -> None:
+        self._where = str(file)
+        self._file = reading(lambda: TableFile(file.open, str(file)))
         self._columns = {name: self._column(name, getattr(fields, name)) for name in USUAL_NAMES}
         if self._columns["image"] is None:
             self._refuse("image", f"has no column {' or '.join(USUAL_NAMES['image'])}")
@@ -60,12 +59,7 @@ class ImageTable:
         groups = range(self._file.metadata.num_row_groups)
         self._ends = list(accumulate(self._file.metadata.row_group(number).num_rows for number in groups))
         self.num_rows = self._ends[-1] if self._ends else 0
-        self.fingerprint = ":".join(map(str, self._version))
-
-    def _open(self) -> BinaryIO:
-        if version_of(self._path.stat()) != self._version:
-            raise SourceError(f"{self._path} was changed while it was read; restore it and run the same command again")
-        return self._path.open("rb")
+        self.fingerprint = str(file.version)
 
     def _column(self, field: str, configured: str | None) -> str | None:
         """The column's name; None where there is none of the usual names."""
@@ -77,7 +71,7 @@ class ImageTable:
 
     def _refuse(self, field: str, problem: str) -> None:
         names = ", ".join(self._file.schema.names)
-        raise SourceError(f"{self._path} {problem}; set source.fields.{field} to one of its columns: {names}")
+        raise SourceError(f"{self._where} {problem}; set source.fields.{field} to one of its columns: {names}")
 
     def _refuse_other_types(self) -> None:
         for field, (fits, expected) in TYPES.items():
@@ -89,7 +83,7 @@ class ImageTable:
         for row, texts in enumerate(self._texts()):
             id_, caption, turns = (texts.get(self._columns[field]) for field in ("id", "caption", "conversations"))
             if id_ is None and self._columns["id"] is not None:
-                raise SourceError(f"{self._path}: row {row} has no {self._columns['id']}")
+                raise SourceError(f"{self._where}: row {row} has no {self._columns['id']}")
             conversation = captioned(str(caption or "")) if turns is None else self._conversation(row, turns)
             yield (None if id_ is None else str(id_)), conversation
 
@@ -108,7 +102,7 @@ class ImageTable:
         try:
             turns = msgspec.convert(turns_found, list[Turn])
         except msgspec.ValidationError as error:
-            raise SourceError(f"{self._path}: row {row}: {error}") from None
+            raise SourceError(f"{self._where}: row {row}: {error}") from None
         conversation: Conversation = msgspec.to_builtins(turns)
         return conversation
 
@@ -124,7 +118,7 @@ class ImageTable:
         size = sum(each.total_uncompressed_size for each in columns if each.path_in_schema.split(".")[0] == name)
         if size > MAX_GROUP_BYTES:
             raise SourceError(
-                f"{self._path}: row group {group} holds {size:,} bytes of images, more than {MAX_GROUP_BYTES:,}; "
+                f"{self._where}: row group {group} holds {size:,} bytes of images, more than {MAX_GROUP_BYTES:,}; "
                 "write the file again with smaller row groups"
             )
         return reading(lambda: self._file.row_group(group, [name]))[name]
@@ -213,7 +207,7 @@ class ParquetSource:
         return (name, int(row)) if name in self._names and is_row else ("", 0)
 
     def _open_table(self, name: str) -> ImageTable:
-        return ImageTable(self._files.root / name, self._fields)
+        return ImageTable(self._files.open(name), self._fields)
 
     def _read_group(self, name: str, group: int) -> pa.ChunkedArray:
         return self._table(name).images(group)

@@ -17,7 +17,7 @@ import msgspec
 from cache_store.errors import SourceError
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.archive import MISSING
-from precompute.sources.archives.image_store import open_image_store
+from precompute.sources.archives.image_store import open_archive
 from precompute.sources.archives.image_tar import ImageTar
 from precompute.sources.archives.listing import Samples, counted_suffix, is_utf8
 from precompute.sources.fields import FieldNames
@@ -86,7 +86,7 @@ class WebDatasetSource:
         images = [each for each in extensions if is_image(f"image.{each}")]
         if len(images) > 1:
             raise SourceError(
-                f"{self._files.root / sample} has {len(images)} images ({', '.join(images)}); name the one to encode, "
+                f"{self._files.where(sample)} has {len(images)} images ({', '.join(images)}); name the one to encode, "
                 f"as with --source.fields.image {images[0]}"
             )
         return images[0] if images else None
@@ -111,9 +111,13 @@ class WebDatasetSource:
             return self._open(name)
 
     def _open_tar(self, name: str) -> ImageTar:
-        tar = open_image_store(path := self._files.root / name)
+        try:
+            tar = open_archive(file := self._files.open(name))
+        except FileNotFoundError:
+            where = self._files.where(name)
+            raise SourceError(f"{where} is gone; restore it and run the same command again") from None
         if not isinstance(tar, ImageTar):
-            raise SourceError(f"{path} is no tar; kind webdataset reads uncompressed tars")
+            raise SourceError(f"{file} is no tar; kind webdataset reads uncompressed tars")
         return tar
 
 

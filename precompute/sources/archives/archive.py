@@ -9,12 +9,13 @@ import io
 import os
 from collections import Counter
 from collections.abc import Iterable
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Generic, TypeVar
 
 from cache_store.errors import SourceError
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.listing import Listing, is_utf8
+from precompute.sources.files.file import SourceFile
 
 MAX_FILE_BYTES = 256 * 2**20
 """Larger image files are rejected unread; the largest photograph formats stay well below."""
@@ -30,8 +31,8 @@ MemberT = TypeVar("MemberT")
 class Archive(Generic[MemberT]):
     """An archive's members by name; names may omit a top folder that all share; macOS metadata does not count."""
 
-    def __init__(self, path: Path, indexed: tuple[int, int], members: Iterable[tuple[str, MemberT]]) -> None:
-        self._path, self._indexed = path, indexed
+    def __init__(self, file: SourceFile, members: Iterable[tuple[str, MemberT]]) -> None:
+        self._file = file
         self._members: dict[str, MemberT] = {}
         self._repeated: Counter[str] = Counter()
         for name, member in members:
@@ -60,15 +61,10 @@ class Archive(Generic[MemberT]):
         """The member; Rejected where there is none, or where it is not clear which."""
         full = self._full_name(name)
         if full is None:
-            raise Rejected(MISSING, f"{name} is not in {self._path.name}")
+            raise Rejected(MISSING, f"{name} is not in {self._file.name}")
         if times := self._repeated[full]:
-            raise Rejected("ambiguous archive member", f"{name} occurs {times + 1} times in {self._path.name}")
+            raise Rejected("ambiguous archive member", f"{name} occurs {times + 1} times in {self._file.name}")
         return self._members[full]
-
-    def refuse_changed(self, descriptor: int) -> None:
-        """Raise SourceError where the archive has changed since it was indexed; that is no fault of a member."""
-        if version_of(os.fstat(descriptor)) != self._indexed:
-            raise SourceError(f"{self._path} was changed while it was read; restore it and run the same command again")
 
     def _full_name(self, name: str) -> str | None:
         return next((full for full in (name, self._prefix + name) if full in self._members), None)
@@ -84,10 +80,11 @@ def common_top(names: Iterable[str]) -> str:
 class BoundedReader(io.BufferedReader):
     """A file whose single reads are bounded, for a library that trusts the lengths in it."""
 
-    def __init__(self, path: Path, max_read_bytes: int) -> None:
-        super().__init__(io.FileIO(path))
-        self.size = os.fstat(self.fileno()).st_size
-        self._bound = max_read_bytes
+    def __init__(self, file: SourceFile, max_read_bytes: int) -> None:
+        super().__init__(file.raw())
+        self.size = self.seek(0, os.SEEK_END)
+        self.seek(0)
+        self._file, self._bound = file, max_read_bytes
 
     def __del__(self) -> None:
         if "_bound" in vars(self):  # else it was never opened
@@ -96,13 +93,8 @@ class BoundedReader(io.BufferedReader):
     def read(self, size: int | None = -1, /) -> bytes:
         wanted = self.size - self.tell() if size is None or size < 0 else size
         if wanted > self._bound:
-            raise SourceError(f"{self.name}: its table of contents needs {wanted:,} bytes, more than {self._bound:,}")
+            raise SourceError(f"{self._file}: its table of contents needs {wanted:,} bytes, more than {self._bound:,}")
         return super().read(max(wanted, 0))
-
-
-def version_of(status: os.stat_result) -> tuple[int, int]:
-    """Return what changes when somebody writes to an archive: size and time."""
-    return status.st_size, status.st_mtime_ns
 
 
 def is_mac_metadata(name: str) -> bool:

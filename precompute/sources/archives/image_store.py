@@ -17,6 +17,7 @@ from precompute.sources.archives.archive import MAX_FILE_BYTES, MISSING, is_mac_
 from precompute.sources.archives.image_tar import ImageTar, is_tar
 from precompute.sources.archives.image_zip import ImageZip
 from precompute.sources.archives.listing import Listing, is_utf8
+from precompute.sources.files.file import LocalFile, SourceFile
 
 HEAD_BYTES = 512
 """Enough to tell what a file is."""
@@ -127,8 +128,12 @@ def open_image_store(path: Path) -> ImageStore:
         return ImageFolder(path)
     if not path.is_file():
         raise SourceError(f"images: {path} is neither a folder nor a file; expected a folder, a zip or a tar of images")
-    with path.open("rb") as stream:
-        head = stream.read(HEAD_BYTES)
+    return open_archive(LocalFile(path))
+
+
+def open_archive(file: SourceFile) -> ImageTar | ImageZip:
+    """By its content, not its name."""
+    head = file.part(0, HEAD_BYTES)
     if compressed := by_magic(head, COMPRESSED):
-        raise SourceError(f"images: {path} {compressed}, so it cannot be read in place; unpack it")
-    return ImageTar(path) if is_tar(path, head) else ImageZip(path)
+        raise SourceError(f"images: {file} {compressed}, so it cannot be read in place; unpack it")
+    return ImageTar(file) if is_tar(file.name, head) else ImageZip(file)

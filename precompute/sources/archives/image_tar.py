@@ -7,7 +7,7 @@ bounded and its results checked.
 import re
 import tarfile
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from cache_store.errors import SourceError
@@ -19,8 +19,8 @@ from precompute.sources.archives.archive import (
     Archive,
     BoundedReader,
     refuse_large,
-    version_of,
 )
+from precompute.sources.files.file import SourceFile
 
 MAX_EXTENDED_HEADER_BYTES = 16 * 2**10
 """Twice the longest path."""
@@ -50,26 +50,22 @@ class TarMember(NamedTuple):
 class ImageTar(Archive[TarMember]):
     """Images in a tar."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, version_of(path.stat()), read_index(path))
+    def __init__(self, file: SourceFile) -> None:
+        super().__init__(file, read_index(file))
 
     def fingerprint(self, name: str) -> str:
         """With the time of the tar itself: unlike a zip, it has no checksum of its members."""
         if (found := self.find(name)) is None:
             return MISSING
         member = self._followed(found)
-        return f"{member.size}:{member.mtime}:{self._indexed[1]}"
+        return f"{member.size}:{member.mtime}:{self._file.version.mark}"
 
     def read(self, name: str, max_bytes: int = MAX_FILE_BYTES) -> bytes:
         member = self._followed(self.get(name))
         if member.problem:
             raise Rejected(DAMAGED, f"{name}: {member.problem}")
         refuse_large(name, member.size, max_bytes)
-        with self._path.open("rb") as stream:
-            stream.seek(member.offset)
-            data = stream.read(member.size)
-            self.refuse_changed(stream.fileno())
-        return data
+        return self._file.part(member.offset, member.size)
 
     def _followed(self, member: TarMember) -> TarMember:
         """The member itself or, of a hard link, the earlier member that tar wrote for the first name of the file."""
@@ -93,9 +89,9 @@ class TarHeaders(BoundedReader):
         return data
 
 
-def read_index(path: Path) -> Iterator[tuple[str, TarMember]]:
+def read_index(file: SourceFile) -> Iterator[tuple[str, TarMember]]:
     """Every member but folders, by name; SourceError where the tar cannot be followed to its end."""
-    with TarHeaders(path, MAX_EXTENDED_HEADER_BYTES) as stream:
+    with TarHeaders(file, MAX_EXTENDED_HEADER_BYTES) as stream:
         try:
             archive = tarfile.open(fileobj=stream, mode="r:")  # noqa: SIM115 (there is nothing in it to close)
             position = -1
@@ -109,9 +105,11 @@ def read_index(path: Path) -> Iterator[tuple[str, TarMember]]:
             stream.seek(archive.offset)
             end = stream.read(tarfile.BLOCKSIZE)
         except INDEX_ERRORS as error:
-            raise SourceError(f"{path} is not a tar that can be read: {error}") from None
+            if isinstance(error, OSError) and error.filename is not None:  # a network's, which is no fault of the tar
+                raise
+            raise SourceError(f"{file} is not a tar that can be read: {error}") from None
     if end != bytes(tarfile.BLOCKSIZE):
-        raise SourceError(f"{path} is damaged or cut short at byte {archive.offset:,}: neither a member nor an end")
+        raise SourceError(f"{file} is damaged or cut short at byte {archive.offset:,}: neither a member nor an end")
 
 
 def as_posix(name: str) -> str:
@@ -134,7 +132,7 @@ def read_member(member: tarfile.TarInfo, tar_bytes: int) -> TarMember:
     return TarMember(member.offset_data, member.size, member.mtime, problem, linked_to)
 
 
-def is_tar(path: Path, head: bytes) -> bool:
+def is_tar(name: str, head: bytes) -> bool:
     """By the magic of POSIX and GNU tars, or by the name: the oldest tars have no magic."""
     place, magic = TAR_MAGIC
-    return head[place] == magic or path.suffix.lower() == ".tar"
+    return head[place] == magic or name.lower().endswith(".tar")

@@ -7,12 +7,12 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
-from pathlib import Path
 
 from cache_store.errors import SourceError
 from precompute.images.rejected import Rejected
-from precompute.sources.archives.archive import DAMAGED, MISSING, Archive, BoundedReader, refuse_large, version_of
+from precompute.sources.archives.archive import DAMAGED, MISSING, Archive, BoundedReader, refuse_large
 from precompute.sources.archives.listing import is_utf8
+from precompute.sources.files.file import SourceFile
 
 MAX_INDEX_BYTES = 2**30
 """Of a zip's table of contents: 10 million members."""
@@ -52,17 +52,17 @@ MEMBER_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImpl
 class ImageZip(Archive[zipfile.ZipInfo]):
     """Images in a zip."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, file: SourceFile) -> None:
         try:
-            self._reader = ZipReader(path, MAX_INDEX_BYTES)
-            indexed = version_of(os.fstat(self._reader.fileno()))
-            self._zip = self._reader.open_zip()
+            self._zip = ZipReader(file, MAX_INDEX_BYTES).open_zip()
         except OPEN_ERRORS as error:
-            raise SourceError(f"{path} {zip_problem(path, error)}") from None
-        if is_of_a_member(path, self._zip):
-            raise SourceError(f"{path} {CUT_SHORT.format(mend=mend(path))}")
+            if isinstance(error, OSError) and error.filename is not None:  # a network's, which is no fault of the zip
+                raise
+            raise SourceError(f"{file} {zip_problem(file, error)}") from None
+        if is_of_a_member(file, self._zip):
+            raise SourceError(f"{file} {CUT_SHORT.format(mend=mend(file))}")
         files = [member for member in self._zip.infolist() if not member.filename.endswith("/")]
-        super().__init__(path, indexed, ((name_of(member), member) for member in files))
+        super().__init__(file, ((name_of(member), member) for member in files))
         self._misplaced = {member.filename for member in misplaced_members(files, self._zip.start_dir)}
 
     def fingerprint(self, name: str) -> str:
@@ -78,7 +78,7 @@ class ImageZip(Archive[zipfile.ZipInfo]):
             with self._zip.open(member) as stream:
                 data = stream.read(member.file_size + 1)
         except MEMBER_ERRORS as error:
-            self.refuse_changed(self._reader.fileno())
+            self._file.refuse_changed()
             raise Rejected(DAMAGED, f"{name}: {error}") from None
         if len(data) != member.file_size:
             raise Rejected(DAMAGED, f"{name}: holds {len(data):,} bytes, claims {member.file_size:,}")
@@ -131,35 +131,35 @@ def name_of(member: zipfile.ZipInfo) -> str:
     return os.fsdecode(member.filename.encode("cp437")) if is_false else member.filename
 
 
-def zip_problem(path: Path, error: Exception) -> str:
+def zip_problem(file: SourceFile, error: Exception) -> str:
     """Say what is wrong with a file that zipfile refuses."""
-    head, tail = ends_of(path)
+    head, tail = ends_of(file)
     if 0 <= tail.rfind(END_MAGIC) <= len(tail) - END_BYTES:
         return f"is not a zip that can be read: {error}"
     if head == MEMBER_MAGIC:
-        return CUT_SHORT.format(mend=mend(path))
+        return CUT_SHORT.format(mend=mend(file))
     return f"is {'neither a zip nor a tar' if head else 'empty'}; expected a folder, a zip or a tar of images"
 
 
-def is_of_a_member(path: Path, archive: zipfile.ZipFile) -> bool:
+def is_of_a_member(file: SourceFile, archive: zipfile.ZipFile) -> bool:
     """Whether the index that zipfile found is that of a zip in this zip, whose own was cut off: it lies further behind
     than it says, as that of a zip behind a program does, but here a member comes first.
     """
-    head, tail = ends_of(path)
+    head, tail = ends_of(file)
     (says,) = struct.unpack_from("<16xL", tail, tail.rfind(END_MAGIC))
     return head == MEMBER_MAGIC and says not in (archive.start_dir, ZIP64)
 
 
-def ends_of(path: Path) -> tuple[bytes, bytes]:
+def ends_of(file: SourceFile) -> tuple[bytes, bytes]:
     """Where a zip says that it is one, and where its index lies."""
-    with path.open("rb") as stream:
+    with file.open() as stream:
         head = stream.read(len(MEMBER_MAGIC))
         stream.seek(-min(stream.seek(0, os.SEEK_END), MAX_END_BYTES), os.SEEK_END)
         return head, stream.read()
 
 
-def mend(path: Path) -> str:
-    return shlex.join(["zip", "-FF", str(path), "--out", "mended.zip"])
+def mend(file: SourceFile) -> str:
+    return shlex.join(["zip", "-FF", str(file), "--out", "mended.zip"])
 
 
 def misplaced_members(members: list[zipfile.ZipInfo], end: int) -> Iterator[zipfile.ZipInfo]:

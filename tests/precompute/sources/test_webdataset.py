@@ -96,7 +96,7 @@ def test_a_tar_that_goes_meanwhile_stops_the_build(tmp_path):
     uri = rows_of(opened(tmp_path))[1]["uri"]
     source = opened(tmp_path)
     (tmp_path / "b.tar").rename(tmp_path / "c.tar")
-    with pytest.raises(SourceError, match=r"b.tar is neither a folder nor a file"):
+    with pytest.raises(SourceError, match=r"b.tar is gone; restore it"):
         source.read(uri)
     source = opened(tmp_path)
     assert source.fingerprint(uri) == MISSING

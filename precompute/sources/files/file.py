@@ -1,0 +1,90 @@
+"""A file that a source reads, as it was when it was opened: here, or at a URL."""
+
+import io
+import os
+from pathlib import Path
+from typing import NamedTuple, NoReturn, Protocol
+
+from cache_store.errors import SourceError
+
+
+class Version(NamedTuple):
+    """What changes when somebody writes to a file."""
+
+    size: int
+    mark: str
+    """The time of modification in nanoseconds, or what a store gives each content: its ETag."""
+
+    def __str__(self) -> str:
+        return f"{self.size}:{self.mark}"
+
+
+class SourceFile(Protocol):
+    """OSError, which names it, for what disk or network refuse; FileNotFoundError where there is no such file."""
+
+    @property
+    def name(self) -> str:
+        """The last part of its address."""
+
+    @property
+    def version(self) -> Version:
+        """When it was opened."""
+
+    def __str__(self) -> str:
+        """Its address."""
+
+    def raw(self) -> io.RawIOBase:
+        """To read it here and there; by one thread."""
+
+    def open(self) -> io.BufferedReader:
+        """To read it; SourceError where it has changed since."""
+
+    def part(self, start: int, length: int) -> bytes:
+        """Bytes of it; fewer at its end, SourceError where it has changed since."""
+
+    def parts(self, starts: list[int], lengths: list[int]) -> list[bytes]:
+        """Several at a time."""
+
+    def refuse_changed(self) -> None:
+        """SourceError where it has changed since."""
+
+
+class LocalFile:
+    """A file of this machine."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self.name = path, path.name
+        self.version = version_of(path.stat())
+
+    def __str__(self) -> str:
+        return str(self._path)
+
+    def raw(self) -> io.RawIOBase:
+        return io.FileIO(self._path)
+
+    def open(self) -> io.BufferedReader:
+        self.refuse_changed()
+        return self._path.open("rb")
+
+    def part(self, start: int, length: int) -> bytes:
+        with self._path.open("rb") as stream:
+            stream.seek(start)
+            data = stream.read(length)
+            if version_of(os.fstat(stream.fileno())) != self.version:
+                refuse_changed(self)
+        return data
+
+    def parts(self, starts: list[int], lengths: list[int]) -> list[bytes]:
+        return [self.part(start, length) for start, length in zip(starts, lengths, strict=True)]
+
+    def refuse_changed(self) -> None:
+        if version_of(self._path.stat()) != self.version:
+            refuse_changed(self)
+
+
+def version_of(status: os.stat_result) -> Version:
+    return Version(status.st_size, str(status.st_mtime_ns))
+
+
+def refuse_changed(file: SourceFile) -> NoReturn:
+    raise SourceError(f"{file} was changed while it was read; restore it and run the same command again")

@@ -1,0 +1,36 @@
+"""Which URLs a source may have, and what reads each."""
+
+from collections.abc import Callable
+
+from cache_store.errors import ConfigError
+from cache_store.storage.object_client import SCHEMES
+from precompute.sources.files.hub import HUB, HubFolder
+from precompute.sources.files.objects import ObjectFolder
+from precompute.sources.files.remote import RemoteFile, RemoteFolder
+
+FOLDERS: dict[str, Callable[[str], RemoteFolder]] = {**dict.fromkeys(SCHEMES, ObjectFolder), HUB: HubFolder}
+"""By the scheme of a URL."""
+
+
+def open_folder(url: str) -> RemoteFolder:
+    """The names below a URL, whether there are any or not; ConfigError for a URL of another kind."""
+    scheme = url.partition("://")[0]
+    if scheme not in FOLDERS:
+        known = ", ".join(f"{each}://" for each in FOLDERS)
+        raise ConfigError(f"{url} is a URL of a kind that is not read; name a file or a folder, or one of {known}")
+    return FOLDERS[scheme](url)
+
+
+def split_url(url: str) -> tuple[str, str]:
+    """The URL of the folder that a file lies in, and its name; no name where the URL is that of a bucket."""
+    folder, _, name = url.rstrip("/").rpartition("/")
+    return (url, "") if folder.endswith("/") else (folder, name)
+
+
+def find_file(url: str) -> RemoteFile | None:
+    """None where there is no file of this very URL."""
+    folder, name = split_url(url)
+    try:
+        return RemoteFile(open_folder(folder), name) if name else None
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,226 @@
+"""Sources at URLs: the same tars, tables, lists and trees as on disk, of the same plan, identity and bytes."""
+
+import json
+import re
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from cache_store.cache.metadata import read_seal
+from cache_store.errors import SourceError
+from cache_store.storage.local import LocalStore
+from cache_store.storage.object_client import make_client
+from cache_store.storage.store import open_store
+from precompute.cli import main
+from precompute.images.rejected import Rejected
+from precompute.sources import SourceConfig, open_source
+from precompute.sources.archives.archive import MISSING
+from precompute.sources.archives.remote_images import open_images
+from tests.precompute.conftest import GOOD, Project, image_bytes, make_vae, sample_name, timeless_files
+from tests.precompute.sources.test_archives import make_tar
+from tests.precompute.sources.test_parquet import write_dataset
+from tests.precompute.sources.test_webdataset import numbered, write_tar
+
+
+@pytest.fixture(scope="module")
+def vae(tmp_path_factory):
+    return make_vae(tmp_path_factory.mktemp("vae"))
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """Sources of every kind."""
+    folder = tmp_path_factory.mktemp("pictures")
+    for place, numbers in enumerate(((9, 1, 2), (3, 4, 5, 6, 7))):
+        write_tar(folder / f"tars/{place:05d}.tar", numbered(*numbers))
+        write_dataset(folder / f"data/train-{place}.parquet", *numbers)
+    files = {f"{sample_name(number)}.png": image_bytes(number) for number in GOOD[:8]}
+    (folder / "images").mkdir()
+    for name, data in files.items():
+        (folder / "images" / name).write_bytes(data)
+        (folder / "images" / name).with_suffix(".txt").write_text(f"Picture {name}.")
+    with zipfile.ZipFile(folder / "images.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    make_tar(folder / "images.tar", files.items())
+    turns = [{"from": "human", "value": "<image>"}, {"from": "gpt", "value": "A picture."}]
+    records = [{"id": name, "image": name, "conversations": turns} for name in files]
+    (folder / "images/chat.json").write_text(json.dumps(records))
+    (folder / "chat.jsonl").write_text("\n".join(map(json.dumps, records)))
+    return folder
+
+
+def upload(folder: Path, url: str) -> None:
+    store = open_store(url)
+    for path in folder.rglob("*"):
+        if path.is_file():
+            store.put_whole(path.relative_to(folder).as_posix(), path.read_bytes())
+
+
+@pytest.fixture
+def project(pictures, vae, bucket, tmp_path, capsys):
+    """With the sources on disk, and in the bucket."""
+    upload(pictures, f"{bucket}/in")
+    project = Project(tmp_path, vae, capsys)
+    project.settings = {"store__samples_per_shard": 3}
+    return project
+
+
+SOURCES = {
+    "a folder of tars": ("webdataset", "tars", None),
+    "tars by number": ("webdataset", "tars/{00000..00001}.tar", None),
+    "tables by pattern": ("parquet", "data/train-*.parquet", None),
+    "a table": ("parquet", "data/train-0.parquet", None),
+    "a list beside its images": ("llava", "images/chat.json", None),
+    "lines, images in a folder": ("llava", "chat.jsonl", "images"),
+    "lines, images in a zip": ("llava", "chat.jsonl", "images.zip"),
+    "lines, images in a tar": ("llava", "chat.jsonl", "images.tar"),
+    "a tree": ("folder", "images", None),
+}
+
+
+def source_of(name: str, root: str) -> dict[str, str]:
+    """Below a folder or a URL."""
+    kind, path, images = SOURCES[name]
+    return {"kind": kind, "path": f"{root}/{path}"} | ({"images": f"{root}/{images}"} if images else {})
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_sources_at_urls_give_the_bytes_of_those_on_disk(project, pictures, bucket, name):
+    for cache, root in (("here", str(pictures)), ("there", f"{bucket}/in")):
+        project.build(name=cache, source=source_of(name, root))
+    here, there = (project.folder / cache for cache in ("here", "there"))
+    assert sealed(here) == sealed(there)
+    assert images_of(here) == images_of(there)
+    assert "nothing to encode" in project.build(name="there", source=source_of(name, f"{bucket}/in"))
+
+
+WRONG = {
+    "a bucket that is not there": (
+        "parquet",
+        "s3://no-such-bucket/a.parquet",
+        1,
+        "there is no bucket 'no-such-bucket'",
+    ),
+    "no such tar": ("webdataset", "BUCKET/in/tars/9.tar", 2, "source.path: .*/tars/9.tar holds no .tar file"),
+    "a tar of a pattern": ("webdataset", "BUCKET/in/tars/{00000..00002}.tar", 2, "00002.tar does not exist"),
+    "a pattern of nothing": ("parquet", "BUCKET/in/data/test-*.parquet", 2, r"test-\*.parquet does not exist"),
+    "a list that is not there": ("llava", "BUCKET/in/list.json", 2, "source.path: .*in/list.json does not exist"),
+    "a tree that is not there": ("folder", "BUCKET/in/photos", 2, "source.path: .*in/photos does not exist"),
+    "no bucket": ("parquet", "s3:///a.parquet", 2, "names no bucket"),
+    "another kind of URL": ("webdataset", "http://host/a.tar", 2, "not read; .*one of s3://, gs://, az://, hf://"),
+    "no tar": ("webdataset", "BUCKET/in/images.zip", 1, "images.zip is no tar"),
+    "no table": ("parquet", "BUCKET/in/images.zip", 1, "images.zip is damaged: it is no whole Parquet file"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_with_a_url_is_one_line(project, bucket, name):
+    kind, path, code, said = WRONG[name]
+    told = project.build(source={"kind": kind, "path": path.replace("BUCKET", bucket)}, code=code)
+    assert re.search(f"^precompute: error: .*{said}", told)
+    assert told.count("\n") == 1
+    assert not project.cache.exists()
+
+
+@pytest.mark.parametrize("name", ["tars by number", "a table", "lines, images in a folder", "lines, images in a zip"])
+def test_a_store_that_fails_stops_the_build_and_a_rerun_goes_on(project, bucket, proxy, name, monkeypatch):
+    """Whichever request it is, no image is rejected for it."""
+    source = source_of(name, f"{bucket}/in")
+    project.build(name="other", source=source)
+    reads = sum(request.method == "GET" and "/in/" in request.path for request in proxy.requests)
+    monkeypatch.setattr("cache_store.storage.object_client.MAX_RETRIES", 0)
+    make_client.cache_clear()
+    for first in sorted({1, 2, reads // 2, reads - 1}):
+        proxy.fail("500", "GET", "/in/", first=first, times=10**6)
+        said = project.build(source=source, code=1)
+        assert re.search(r"precompute: error: .*the store answers 500", said.splitlines()[-1])
+        proxy.mend()
+    make_client.cache_clear()
+    project.build(source=source)
+    assert images_of(project.cache) == images_of(project.folder / "other")
+
+
+def test_answers_that_are_cut_are_asked_for_again(project, bucket, proxy):
+    for name in ("tars by number", "tables by pattern", "lines, images in a folder"):
+        project.build(name=name, source=source_of(name, f"{bucket}/in"))
+        for place, kind in enumerate(("cut", "short", "reset", "503")):
+            proxy.fail(kind, "GET", "/in/", first=2 + 2 * place)
+        project.build(name=f"{name} again", source=source_of(name, f"{bucket}/in"))
+        proxy.mend()
+        assert images_of(project.folder / name) == images_of(project.folder / f"{name} again")
+
+
+def test_what_changes_at_a_url_is_found_as_on_disk(project, pictures, bucket):
+    """A tar that has other images; one that was only put again; an image that has gone, and comes back."""
+    tars, store = source_of("tars by number", f"{bucket}/in"), open_store(f"{bucket}/in")
+    project.build(source=tars)
+    sound = store.read("tars/00001.tar")
+    store.put_whole("tars/00001.tar", sound)
+    assert "nothing to encode" in project.build(source=tars)
+    other = write_tar(project.folder / "other.tar", numbered(3, 4, 5, 6, 7) | {"000000007": {"png": image_bytes(8)}})
+    store.put_whole("tars/00001.tar", other.read_bytes())
+    assert "000000007" in project.build(source=tars, code=1)
+    tree = {"kind": "llava", "path": f"{bucket}/in/chat.jsonl", "images": f"{bucket}/in/images"}
+    gone = f"images/{sample_name(2)}.png"
+    data = store.read(gone)
+    store.delete(gone)
+    assert "1 rejected (1 missing)" in project.build(name="tree", source=tree)
+    store.put_whole(gone, data)
+    assert "recovered 1 of 1" in project.build("--retry-rejected", name="tree", source=tree)
+
+
+def test_empty_and_large_images_are_read_whole(bucket, monkeypatch):
+    monkeypatch.setattr("precompute.sources.archives.remote_images.PART_BYTES", 1_000)
+    monkeypatch.setattr("precompute.sources.files.remote.PART_BYTES", 1_000)
+    store = open_store(bucket)
+    files = {"empty.jpg": b"", "exact.jpg": bytes(range(250)) * 4, "large.jpg": bytes(range(251)) * 11}
+    for name, data in files.items():
+        store.put_whole(f"a/{name}", data)
+    images = open_images(f"{bucket}/a", "images")
+    assert images.listing().names == sorted(files)
+    for name, data in files.items():
+        assert images.read(name) == data
+        assert images.fingerprint(name).startswith(f"{len(data)}:")
+    for name in ("none.jpg", "../b.jpg", ""):
+        assert images.fingerprint(name) == MISSING
+        with pytest.raises(Rejected, match="missing: "):
+            images.read(name)
+
+
+def test_a_tar_that_changes_while_it_is_read_stops_the_build(bucket, pictures):
+    upload(pictures / "tars", f"{bucket}/tars")
+    source = open_source(SourceConfig(kind="webdataset", path=f"{bucket}/tars"))
+    uris = [sample["uri"] for sample in source.samples()]
+    store = open_store(f"{bucket}/tars")
+    store.put_whole("00001.tar", store.read("00000.tar"))
+    with pytest.raises(SourceError, match=r"00001.tar was changed while it was read; restore it"):
+        source.read(uris[-1])
+
+
+def test_workers_ranks_and_a_rerun_read_urls(project, bucket):
+    source = source_of("tars by number", f"{bucket}/in")
+    project.build(name="alone", source=source)
+    project.build(name="two", source=source, run__workers=2)
+    config = project.config("ranks", source=source)
+    project.run(main, "plan", "--config", config)
+    for rank in (1, 0):
+        project.run(main, "build", "--config", config, "--rank", rank, "--world-size", 2)
+    project.run(main, "seal", "--config", config)
+    assert all(
+        images_of(project.folder / "alone") == images_of(project.folder / name)
+        and sealed(project.folder / "alone") == sealed(project.folder / name)
+        for name in ("two", "ranks")
+    )
+
+
+def sealed(cache: Path) -> tuple[str, str]:
+    seal = read_seal(LocalStore(cache))
+    return seal.identity, seal.spec_digest
+
+
+def images_of(cache: Path) -> dict[str, bytes]:
+    """All but what names the place of the source or the time of its files."""
+    other = ("build.json", "plan.parquet", "seal.json")
+    return {name: data for name, data in timeless_files(cache).items() if name not in other}
