@@ -85,7 +85,12 @@ def without_us(config: ProjectorConfig) -> str:
         if is_one(config)
         else "samples as the encoders give them, by tower"
     )
-    return f"Without it, from {samples}:\n\n```python\n{code}```"
+    named = "latents" if is_one(config) else "{" + ", ".join(f'"{each.name}": …' for each in config.towers) + "}"
+    return (
+        f'Without it, from {samples}, of one image (`precompute.encode_images.encode_images(cache, ["photo.jpg"])` of '
+        f"encode-once makes them of a picture):\n\n```python\n{code}```\n\n"
+        f'Then `print(answer({named}, "What is this?"))`, where each is a tensor [1, …] in the shape named above.'
+    )
 
 
 def is_hub_id(name: str) -> bool:

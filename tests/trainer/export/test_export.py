@@ -54,7 +54,9 @@ def test_the_code_on_the_card_says_what_generate_says(configured, tmp_path, monk
     options = [f"--cache={config.cache}", f"--language_model={config.model.language_model}", f"--report={report}"]
     ask = ["--rows=1,8", "--prompt=what is this", "--max_tokens=8"]
     assert main(["generate", str(folder), *ask, *options]) == 0
-    (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+    card = (folder / "README.md").read_text()
+    assert '`print(answer(latents, "What is this?"))`' in card
+    (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     assert len(code.splitlines()) < 40
     assert not re.search("trainer|cache_store|encode_once", code)
     names: dict[str, Any] = {}
