@@ -91,7 +91,8 @@ def run(argv: Sequence[str]) -> int:
         skipped = {way: reason for way in options.ways if (reason := missing(way, options))}
         with Trial(folder, options) as trial:
             outcomes = {way: trial.outcome_of(way) for way in options.ways if way not in skipped}
-    print(*table(outcomes, trial.identity, trial.files), sep="\n")
+    print(f"undisturbed, in {trial.seconds:.0f} s: {len(trial.files)} files besides commit records")
+    print(f"identity {trial.identity}\n", *table(outcomes), sep="\n")
     for way, reason in skipped.items():
         print(f"skipped: {way}: {reason}")
     equal = all(each.identity == trial.identity and each.equal_files == "all" for each in outcomes.values())
@@ -171,8 +172,8 @@ class Trial:
             return False
 
         self._run(self._commands("undisturbed", WAYS["one process"]), is_over)
-        self._first_s, rest_s = waited[0], time.monotonic() - start - waited[0]
-        self._shard_s = rest_s / self._shards
+        self.seconds, self._first_s = time.monotonic() - start, waited[0]
+        self._shard_s = (self.seconds - self._first_s) / self._shards
         self.identity, self.files = found_in(store)
         return self
 
@@ -255,8 +256,9 @@ def kill(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
         with suppress(ProcessLookupError):  # it has ended
             os.kill(number, SIGKILL)
     if any("sbatch" in str(each.args) for each in running):
-        for options in (["--signal=KILL", "--full"], []):  # then those that wait for a place
-            subprocess.run(["scancel", *options, f"--name={JOB}"], check=False)
+        # In place of KILL, Slurm would send TERM first; USR2 ends all that does not ask for it as hard.
+        for options in ("--signal=USR2", "--state=PENDING"):
+            subprocess.run(["scancel", options, f"--name={JOB}"], check=False)
         while subprocess.run(["squeue", "-h", f"--name={JOB}"], capture_output=True, check=True).stdout.strip():
             time.sleep(POLL_S)
     for process in running:
@@ -285,11 +287,9 @@ def names_in(store: Store, folder: str = "") -> list[str]:
     return [name for name in names if not name.endswith("/")] + [name for each in inside for name in each]
 
 
-def table(outcomes: dict[str, Outcome], identity: str, files: dict[str, str]) -> list[str]:
+def table(outcomes: dict[str, Outcome]) -> list[str]:
     """As it stands in docs/scaling.md, with the commands below."""
     lines = [
-        f"undisturbed: identity {identity}, {len(files)} files besides commit records",
-        "",
         "| way | killed at | identity | equal files | seconds |",
         "| --- | --- | --- | --- | --- |",
     ]
