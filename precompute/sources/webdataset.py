@@ -11,6 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from itertools import islice
 
 import msgspec
 
@@ -29,6 +30,9 @@ SUFFIX = ".tar"
 
 TARS_HELD = 4
 """Indexes in memory; of 10,000 samples with a text and a JSON each, one takes about 15 MB."""
+
+TEXTS_AT_ONCE = 1_000
+"""Samples whose texts are in memory."""
 
 MAX_TEXT_BYTES = 16 * 2**20
 """Of a `.txt` or `.json`; img2dataset's take a kilobyte."""
@@ -65,7 +69,7 @@ class WebDatasetSource:
         for name in self._files.names:
             tar = self._tar(name)
             not_utf8 += [f"{name}/{member}" for member in tar.names if not is_utf8(member)]
-            for key, members in groups_of(filter(is_utf8, tar.names), others).items():
+            for key, members in with_texts(tar, groups_of(filter(is_utf8, tar.names), others)):
                 image = self._image(f"{name}/{key}", members)
                 if image is None:
                     others.update(map(counted_suffix, members.values()))
@@ -130,6 +134,15 @@ def groups_of(members: Iterable[str], others: Counter[str]) -> dict[str, dict[st
         else:
             others[counted_suffix(member)] += 1
     return groups
+
+
+def with_texts(tar: ImageTar, groups: dict[str, dict[str, str]]) -> Iterator[tuple[str, dict[str, str]]]:
+    """The same, the texts of many read together before they are needed."""
+    rest = iter(groups.items())
+    for some in iter(lambda: [*islice(rest, TEXTS_AT_ONCE)], []):
+        tar.keep(members[each] for _, members in some for each in (CAPTION, RECORD) if each in members)
+        yield from some
+    tar.keep(())
 
 
 def conversations(tar_name: str, tar: ImageTar, members: dict[str, str]) -> Conversation:

@@ -189,6 +189,16 @@ def test_empty_and_large_images_are_read_whole(bucket, monkeypatch):
             images.read(name)
 
 
+def test_a_plan_of_tars_costs_a_few_requests_and_no_images(bucket, proxy, tmp_path):
+    """Large images are passed over; the texts of all samples come together."""
+    samples = {f"{number:02d}": {"jpg": bytes(400_000), "txt": f"Picture {number}."} for number in range(20)}
+    upload(write_tar(tmp_path / "tars/a.tar", samples).parent, bucket)
+    source = open_source(SourceConfig(kind="webdataset", path=f"{bucket}/a.tar"))
+    assert len([*source.samples()]) == len(samples)
+    assert sum(request.sent for request in proxy.requests if request.method == "GET") < 20 * 400_000
+    assert sum(request.method == "GET" for request in proxy.requests) < 50
+
+
 def test_a_tar_that_changes_while_it_is_read_stops_the_build(bucket, pictures):
     upload(pictures / "tars", f"{bucket}/tars")
     source = open_source(SourceConfig(kind="webdataset", path=f"{bucket}/tars"))

@@ -6,7 +6,7 @@ bounded and its results checked.
 
 import re
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
@@ -24,6 +24,9 @@ from precompute.sources.files.file import SourceFile
 
 MAX_EXTENDED_HEADER_BYTES = 16 * 2**10
 """Twice the longest path."""
+
+KEPT_BYTES = 64 * 2**10
+"""Of one member; a sample's texts take a kilobyte."""
 
 MAX_GLOBAL_HEADERS = 100
 """Keys that apply to all members; tarfile copies them for each."""
@@ -52,6 +55,7 @@ class ImageTar(Archive[TarMember]):
 
     def __init__(self, file: SourceFile) -> None:
         super().__init__(file, read_index(file))
+        self._kept: dict[str, bytes] = {}
 
     def fingerprint(self, name: str) -> str:
         """With the time of the tar itself: unlike a zip, it has no checksum of its members."""
@@ -60,7 +64,17 @@ class ImageTar(Archive[TarMember]):
         member = self._followed(found)
         return f"{member.size}:{member.mtime}:{self._file.version.mark}"
 
+    def keep(self, names: Iterable[str]) -> None:
+        """Read small members together, in a few requests where the tar is not here, and keep them until the next."""
+        found = ((name, self.find(name)) for name in names)
+        plain = {name: each for name, each in found if each and not each.problem and each.linked_to is None}
+        small = {name: each for name, each in plain.items() if each.size <= KEPT_BYTES}
+        parts = self._file.parts([each.offset for each in small.values()], [each.size for each in small.values()])
+        self._kept = dict(zip(small, parts, strict=True))
+
     def read(self, name: str, max_bytes: int = MAX_FILE_BYTES) -> bytes:
+        if (kept := self._kept.get(name)) is not None:
+            return kept
         member = self._followed(self.get(name))
         if member.problem:
             raise Rejected(DAMAGED, f"{name}: {member.problem}")
