@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cache_store.errors import ConfigError
+from cache_store.storage.store import is_url
 from trainer.model.config import WORLD, ModelConfig, refuse_other_towers, refuse_tower_names
 
 MAX_BATCH_SIZE = 1_000_000
@@ -25,6 +26,9 @@ MAX_EPOCHS = 10**6
 
 MAX_TOKENS = 2**20
 """Longest text in tokens: longer than any model reads."""
+
+TEXT = "text"
+"""Folder of a run."""
 
 MAX_CAPTIONS = 256
 """Nobody reads more at each validation."""
@@ -59,8 +63,7 @@ class DataConfig:
     """In place of `cache`, caches of one plan that show the same images flipped or cropped otherwise; each sample shows
     them in turn, and validation the first. Of several towers, a mapping for each view, as `caches` is one."""
     text_dir: str | None = None
-    """Where tokenised text is kept; default: CACHE.text beside the cache."""
-
+    """Where tokenised text is kept; default: CACHE.text beside the cache, or, of one at a URL, `text` in run.output."""
     cache_dir: str | None = None
     """Folder of this machine that keeps what was read of caches at URLs; its processes share it."""
     cache_bytes: int = 100 * 10**9
@@ -218,6 +221,13 @@ class TrainConfig:
     @property
     def all_caches(self) -> list[str]:
         return [cache for view in self.views for cache in view.values()]
+
+    @property
+    def text_dir(self) -> str | None:
+        """`data.text_dir`, or the run's own where nothing lies beside the first cache; None: beside that."""
+        if self.data.text_dir is None and is_url(self.all_caches[0]):
+            return str(self.run.folder / TEXT)
+        return self.data.text_dir
 
 
 def views_of(

@@ -8,7 +8,7 @@ import os
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +18,9 @@ BLOCK_BYTES = 128 << 10
 """Some samples; each that is read costs so much reading and hashing here, and at first so much of the network."""
 
 CRC_BYTES = 4
+
+UNSEEN_SHARE = 0.02
+"""Of the bound: so much a process adds before it looks through the folder again."""
 
 FREED_SHARE = 0.1
 """Of the bound, each time it is passed: the blocks that were used the longest ago."""
@@ -40,10 +43,12 @@ Key = tuple[str, int]
 
 @dataclass(frozen=True)
 class KeptBlocks:
-    """A folder of at most some `max_bytes` of blocks."""
+    """A folder of at most some `max_bytes` of blocks, which is looked through rarely."""
 
     folder: Path
     max_bytes: int
+    unseen: dict[int, int] = field(default_factory=dict, compare=False)
+    """By process, whose first look is at its first miss: bytes that it has added since it last looked."""
 
     def fetch(self, wanted: Sequence[Ranges], fetch: Fetch) -> list[list[memoryview]]:
         """Parts of files, from blocks that are kept, or are fetched and then kept."""
@@ -56,7 +61,7 @@ class KeptBlocks:
             held[key] = block
             self._keep(key, block)
         if missing:
-            self._make_room()
+            self._make_room(sum(len(held[key]) for key in missing))
         return [
             [part(held, each.sha256, *place) for place in zip(each.starts, each.lengths, strict=True)]
             for each in wanted
@@ -89,8 +94,14 @@ class KeptBlocks:
         finally:
             scratch.unlink(missing_ok=True)
 
-    def _make_room(self) -> None:
-        """Other processes may be doing so too."""
+    def _make_room(self, added: int) -> None:
+        """Look through the folder once so much was added that it matters; other processes may be doing so too."""
+        process = os.getpid()
+        unseen = self.unseen.get(process, self.max_bytes) + added
+        if unseen <= UNSEEN_SHARE * self.max_bytes:
+            self.unseen[process] = unseen
+            return
+        self.unseen[process] = 0
         used = []
         for folder in os.scandir(self.folder):
             for entry in os.scandir(folder) if folder.is_dir() else ():

@@ -22,15 +22,15 @@ def checkpoints_of(run: TrainRunConfig) -> CheckpointFolder:
 
 def refuse_foreign_output(config: TrainConfig) -> None:
     """Raise ConfigError where run.output holds anything but a run, or is also data.text_dir."""
-    if config.data.text_dir and real_path(Path(config.data.text_dir).expanduser()) == real_path(config.run.folder):
-        raise ConfigError(f"data.text_dir: {config.data.text_dir} is run.output; name a folder in it, or another")
+    if config.text_dir and real_path(Path(config.text_dir).expanduser()) == real_path(config.run.folder):
+        raise ConfigError(f"data.text_dir: {config.text_dir} is run.output; name a folder in it, or another")
     if not has_run(config.run):
         refuse_foreign_names(config.run.folder, names_before_the_config(config), "run.output", "run")
 
 
 def names_before_the_config(config: TrainConfig) -> tuple[str, ...]:
     """List what a run may leave that stopped before it wrote its config: its text, if that is kept in the output."""
-    folder, text_dir = real_path(config.run.folder), real_path(Path(config.data.text_dir or "/").expanduser())
+    folder, text_dir = real_path(config.run.folder), real_path(Path(config.text_dir or "/").expanduser())
     return text_dir.relative_to(folder).parts[:1] if text_dir.is_relative_to(folder) else ()
 
 

@@ -69,7 +69,7 @@ def open_inputs(config: TrainConfig, world: World) -> Inputs:
     refuse_unread(config.model, joined)
     sampled = sampled_towers(joined, config.data.posterior)
     chat = load_chat_tokenizer(config.model.language_model, config.model.chat_template, config.data.max_text_tokens)
-    folder = text_folder(joined, chat, config.data.text_dir)
+    folder = text_folder(joined, chat, config.text_dir)
     for path in config.all_caches:
         refuse_inside("data.text_dir", folder, path)
     language, whole = load_with_whole(config.model.language_model, PRECISIONS[config.run.precision], world.device)

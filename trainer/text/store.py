@@ -17,7 +17,6 @@ from pathlib import Path
 import numpy as np
 
 from cache_store import CacheError, JoinedCache
-from cache_store.errors import ConfigError
 from cache_store.format.codec import crc32c
 from cache_store.format.record import Record, parse_signed
 from trainer.text.chat import ChatTokenizer
@@ -164,6 +163,6 @@ def text_folder(cache: JoinedCache, chat: ChatTokenizer, text_dir: str | None) -
     key = hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:32]
     if text_dir is not None:
         return Path(text_dir).expanduser() / key
-    if isinstance(root := cache.first.root, str):
-        raise ConfigError(f"data.text_dir: {root} is a URL; name a folder of this machine for its tokenised text")
+    root = cache.first.root
+    assert isinstance(root, Path), "of a cache at a URL a folder has to be named"
     return root.with_name(f"{root.name}.text") / key
