@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from cache_store.errors import ConfigError, EncodeOnceError, Interrupted
+from cache_store.errors import ConfigError, EncodeOnceError
+from cache_store.program.stop_signals import stop_signals_held
 from precompute.encode.engines.worker import ENCODER_THREADS
 from precompute.encode.progress import say
 
@@ -86,16 +87,19 @@ def refuse_silent(address: str) -> None:
 
 
 def begin(ray: Any, options: Mapping[str, Any]) -> None:
-    """`ray.init`, whose errors are the user's to mend, and which leaves signals as they were."""
+    """`ray.init`, whose errors are the user's to mend, and which leaves signals as they were.
+
+    Processes that it starts are deaf to SIGTERM, as Ray makes them to Ctrl-C: batch systems send it to all, and ours
+    would end with them, in the middle of stopping. They end with ours, or when they are killed.
+    """
     before = signal.getsignal(signal.SIGTERM)
-    try:
-        ray.init(**options)
-    except SystemExit:  # its own answer to SIGTERM
-        raise Interrupted("Ray was starting; run the same command again") from None
-    except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
-        raise EncodeOnceError(f"Ray at {options['address']}: {first_line(error)}") from None
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with stop_signals_held():
+        try:
+            ray.init(**options)
+        except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+            raise EncodeOnceError(f"Ray at {options['address']}: {first_line(error)}") from None
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
 
 def first_line(error: BaseException) -> str:
