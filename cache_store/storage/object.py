@@ -22,7 +22,15 @@ from cache_store.storage.forked import ask_helper, is_forked
 from cache_store.storage.kept_blocks import KeptBlocks, Ranges
 from cache_store.storage.listing import entries_by_folder
 from cache_store.storage.local import WRITE_BYTES, map_file
-from cache_store.storage.object_client import client, pool, telling, was_answered_or_retried
+from cache_store.storage.object_client import (
+    ATTEMPTS,
+    client,
+    cut_short,
+    missing,
+    pool,
+    telling,
+    was_answered_or_retried,
+)
 from cache_store.storage.range_reader import RangeReader
 
 MULTIPART_BYTES, PART_BYTES = 64 << 20, 16 << 20
@@ -33,9 +41,6 @@ MOST_CREATED_BYTES = 5 * 2**30
 
 COALESCED_BYTES = 256 << 10
 """Ranges that are no further apart are fetched as one."""
-
-ATTEMPTS = 4
-"""For an answer that was cut short, and for a name that others contend for."""
 
 
 T = TypeVar("T")
@@ -93,7 +98,7 @@ class ObjectStore:
                     continue
             if len(data) == size:
                 return data
-        raise self._cut_short(name)
+        raise cut_short(self.where(name))
 
     def open(self, name: str) -> BufferedReader:
         def fetch(start: int, length: int) -> memoryview:
@@ -124,10 +129,7 @@ class ObjectStore:
             views = [memoryview(part) for part in parts]
             if [*map(len, views)] == [*lengths]:
                 return views
-        raise self._cut_short(name)
-
-    def _cut_short(self, name: str) -> OSError:
-        return OSError(errno.EIO, "answers are cut short, also when asked again", self.where(name))
+        raise cut_short(self.where(name))
 
     @contextmanager
     def local(self, name: str) -> Iterator[memoryview]:
@@ -214,7 +216,7 @@ class ListedObjects(ObjectStore):
 
     def size(self, name: str) -> int:
         if name not in self.sizes:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.where(name))
+            raise missing(self.where(name))
         return self.sizes[name]
 
     def list(self, folder: str = "") -> list[str]:

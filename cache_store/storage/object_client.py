@@ -28,6 +28,9 @@ SLOWEST_BYTES_A_S = 1 << 20
 
 MAX_RETRIES = 10
 
+ATTEMPTS = 4
+"""For an answer that was cut short, and for a name that others contend for."""
+
 IN_FLIGHT = 32
 """Requests of one process at the same time: each waits some 20 ms for its first byte."""
 
@@ -117,9 +120,17 @@ def telling(where: str) -> Iterator[None]:
     except FileNotFoundError as error:
         if (code := code_of(error)) not in (None, "NoSuchKey", "BlobNotFound"):
             raise refusal(error, where, code) from None
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), where) from None
+        raise missing(where) from None
     except BaseError as error:
         raise refusal(error, where, code_of(error)) from None
+
+
+def missing(where: str) -> FileNotFoundError:
+    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), where)
+
+
+def cut_short(where: str) -> OSError:
+    return OSError(errno.EIO, "answers are cut short, also when asked again", where)
 
 
 def was_answered_or_retried(error: Exception) -> bool:

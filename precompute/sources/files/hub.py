@@ -1,12 +1,12 @@
 """Files of data sets on the Hugging Face Hub, by HfFileSystem: with the environment's token, at its HF_ENDPOINT."""
 
 import errno
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
+from cache_store.storage.object_client import missing
 from precompute.sources.files.file import Version
 
 HUB = "hf"
@@ -63,10 +63,6 @@ class HubFolder:
 def version_of(info: Mapping[str, Any]) -> Version:
     """By the hash of the content, as Git has it."""
     return Version(info["size"], str(info.get("blob_id") or info.get("xet_hash")))
-
-
-def missing(where: str) -> FileNotFoundError:
-    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), where)
 
 
 @contextmanager

@@ -1,15 +1,11 @@
 """Files in an object store: S3, GCS or Azure, by its client's own retries."""
 
-import errno
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cache_store.errors import ConfigError
-from cache_store.storage.object_client import client, telling
+from cache_store.storage.object_client import ATTEMPTS, client, cut_short, telling
 from precompute.sources.files.file import Version
-
-ATTEMPTS = 4
-"""For an answer that was cut short."""
 
 
 class ObjectFolder:
@@ -38,7 +34,7 @@ class ObjectFolder:
                 data, version = bytes(answer.bytes()), version_of(answer.meta)
             if len(data) == min(length, version.size - start):  # by Content-Range: Content-Length may be cut, too
                 return data, version
-        raise OSError(errno.EIO, "answers are cut short, also when asked again", self.where(name))
+        raise cut_short(self.where(name))
 
     def beginning(self, name: str, length: int) -> tuple[bytes, Version]:
         try:
