@@ -45,7 +45,7 @@ def test_a_build_is_measured_against_its_parts(capsys, tmp_path):
     assert list(tmp_path.iterdir()) == [], "what was written for the run is removed"
 
 
-def test_decode_is_measured_against_pillow_and_in_what_it_changes(capsys, tmp_path):
+def test_decode_measures_speed_over_pillow_and_differences(capsys, tmp_path):
     model = make_vae(tmp_path)
     toy = ["--count=8", "--mosaic=2", "--height=32", "--width=40", "--repeats=1", f"--model={model}", "--latents=1"]
     assert decode.main(toy) == 0

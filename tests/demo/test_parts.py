@@ -143,7 +143,7 @@ def assert_same_weights(one: torch.nn.Module, other: torch.nn.Module) -> None:
     assert all(torch.equal(*pair) for pair in zip(one.parameters(), other.parameters(), strict=True))
 
 
-def test_a_cells_colour_is_linear_in_the_latents_of_the_random_vae():
+def test_colours_are_linear_in_the_latents_of_the_random_vae():
     """And the VAE, which one seed makes twice, says the mean and deviation of its latents."""
     images, cells = np.stack([np.asarray(draw(compose(0, number))) for number in range(160)]), SIDE // 8
     vae = make_vae(images, seed=0)

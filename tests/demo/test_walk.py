@@ -60,8 +60,8 @@ def test_few_scenes_and_others_folders_are_refused_untouched(tmp_path, capsys):
     assert [file.name for file in (tmp_path / "run").iterdir()] == [MARKER]
 
 
-def test_in_its_own_folder_the_demo_adds_nothing_to_the_yaml_files():
-    """Elsewhere, it moves every path of theirs."""
+def test_the_demo_adds_nothing_to_its_yaml_files():
+    """In its own folder; elsewhere, it moves every path of theirs."""
     config = DemoConfig()
     assert config.build_options == ["--config", "configs/demo.yaml"]
     assert config.train_options == ["--config", "configs/train_demo.yaml"]

@@ -122,7 +122,7 @@ def test_a_run_that_cannot_be_is_one_message(configured, refusal, tmp_path, code
         assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_model_that_is_not_here_is_one_message_without_a_network(configured, refusal, monkeypatch):
+def test_a_missing_model_is_one_message_without_a_network(configured, refusal, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     (line,) = refusal(1, configured(language_model="nolm")).splitlines()

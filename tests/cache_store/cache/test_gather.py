@@ -110,7 +110,7 @@ def test_where_there_is_a_compiler_the_copying_is_in_c():
 
 
 @pytest.mark.parametrize("binary", [b"", b"of another machine"])
-def test_a_binary_that_does_not_load_leaves_the_copying_without_it(tmp_path, binary):
+def test_a_binary_that_does_not_load_is_done_without(tmp_path, binary):
     room = tmp_path / "cache_store" / "cache"
     room.mkdir(parents=True)
     for folder, source in ((room, gather.__file__), (room.parent, cores.__file__)):

@@ -42,7 +42,7 @@ TO_TARS = {"store_format": "webdataset", "codec": "none"}
     ],
     ids=lambda value: ", ".join(f"{name} {each}"[:20] for name, each in value.items()),
 )
-def test_there_it_is_what_a_build_would_write_and_back_what_it_was(tmp_path, latents, capsys, written, changed):
+def test_converted_is_as_built_and_back_as_it_was(tmp_path, latents, capsys, written, changed):
     written = {"latents": latents, "rejected": REJECTED, "store_format": "zarr", "codec": "none"} | written
     cache, direct, there, back = (tmp_path / name for name in ("cache", "direct", "there", "back"))
     wanted = written | changed

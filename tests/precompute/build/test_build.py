@@ -44,7 +44,7 @@ def test_cached_latents_equal_a_direct_encode(project, dtype, tolerance, flip):
     np.testing.assert_allclose(cached, direct, rtol=tolerance, atol=2**-24 if tolerance else 0.0)
 
 
-def test_every_planned_sample_is_cached_or_rejected_with_a_reason(project):
+def test_planned_samples_are_cached_or_rejected_with_reasons(project):
     """The cache holds that, and what it was built from."""
     assert "22 planned = 20 cached + 2 rejected (2 cannot decode)" in project.build()
     cache = open_cache(project.cache)

@@ -84,7 +84,7 @@ def hub_cached(folder: Path, cache: Path, name: str) -> None:
     folder.rename(repo / "snapshots" / commit)
 
 
-def test_a_hub_id_loads_offline_from_a_cache_of_its_encoder_alone(vae_folder, gemma_of_two_files, tmp_path):
+def test_a_hub_id_loads_offline_with_its_encoder_alone_cached(vae_folder, gemma_of_two_files, tmp_path):
     """One that is not there ends in one line."""
     expected = [load(folder).identity.weights_sha256 for folder in (vae_folder, gemma_of_two_files)]
     hub_cached(vae_folder, tmp_path, "pipeline")

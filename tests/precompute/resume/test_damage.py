@@ -223,7 +223,7 @@ def test_new_work_holds_a_damaged_shard_to_what_it_was(built, flag, numbers, men
     assert [built.files()[name] for name in (SHARD, TABLE)] == [whole[name] for name in (SHARD, TABLE)]
 
 
-def test_a_cache_is_repaired_from_any_folder_and_where_it_is_moved(project, monkeypatch):
+def test_a_moved_cache_is_repaired_from_any_folder(project, monkeypatch):
     """Though its build had relative paths, and the report names the earlier place."""
     monkeypatch.chdir(project.folder)
     project.build(cache="cache", source__path="source/chat.json", source__images="source/images.zip")

@@ -149,7 +149,7 @@ def test_a_pretrained_tower_may_learn_too(home, caches, configured_here):
     assert not torch.equal(moved["norm"], language.image_parts.norm_F)
 
 
-def test_prompts_of_an_image_that_sees_itself_go_in_padded_batches(home, trained, caches):
+def test_prompts_under_full_attention_go_in_padded_batches(home, trained, caches):
     """With cached keys: the words are those of whole sequences, one by one, as training reads them."""
     language, whole = load_with_whole(str(home / "multimodal"), torch.float32, torch.device("cpu"))
     model = WorldModel(language, load_projector(trained.run.folder), begins_with_bos=True)

@@ -117,7 +117,7 @@ def test_any_world_size_and_accumulation_sees_the_same_batches(uninterrupted):
         DataConfig(batch_size=24, accumulate=2).refuse_undivided(world_size=5)
 
 
-def test_cached_training_is_training_with_the_encoder_in_the_loop(configured, tmp_path):
+def test_cached_training_is_training_with_a_live_encoder(configured, tmp_path):
     vae, source = make_vae(tmp_path), write_source(tmp_path / "source")
     cache = run_build(tmp_path, source, vae, store__dtype="float32", encoder__batch_size=1)
     encoder = load_encoder(EncoderConfig(model=str(vae), compute_dtype="float32", device="cpu"), "signed")

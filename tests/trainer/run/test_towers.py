@@ -114,7 +114,7 @@ def test_two_ranks_train_two_towers_as_one_rank_does(configured_here, two, cache
     )
 
 
-def test_the_first_tower_stands_first_and_shuffled_images_are_of_one_sample(two, configured_here, caches):
+def test_towers_keep_their_order_and_are_shuffled_together(two, configured_here, caches):
     turned = configured_here("turned", cache=dict(reversed(caches.items())), towers=TOWERS, max_steps=1)
     session = open_alone(turned)
     assert session.model.projectors.names == ("siglip", "world")

@@ -29,7 +29,7 @@ def reported(configured_here: MakeConfig) -> TrainConfig:
     return config
 
 
-def test_the_page_shows_every_curve_and_caption_and_needs_nothing_else(reported):
+def test_the_page_shows_every_curve_and_caption_by_itself(reported):
     page = (reported.run.folder / REPORT_FILE).read_text()
     assert "default-src 'none'" in page
     plots = [base64.b64decode(data).decode() for data in re.findall(r"data:image/svg\+xml;base64,([\w+/=]+)", page)]
@@ -94,7 +94,7 @@ def test_without_a_log_or_held_out_samples_there_is_still_a_page(configured):
     assert page.read_text().count("<h3>") == 5
 
 
-def test_axes_are_wide_enough_for_a_single_point_or_a_steady_value():
+def test_axes_are_wide_enough_for_one_point_or_a_steady_value():
     axes = Figure().add_subplot()
     accuracies([{"step": 3, "val_accuracy": 0.46}], axes, LIGHT)
     assert axes.get_ylim() == pytest.approx((0.36, 0.56), abs=0.02)
