@@ -3,7 +3,7 @@
 import pytest
 
 from cache_store.storage.local import LocalStore
-from precompute import space
+from precompute.build import space
 from precompute.cli import main
 
 
