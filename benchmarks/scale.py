@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -170,7 +171,7 @@ def rerunning(folder: Path) -> Callable[[], object]:
     wanted, request = Wanted(samples=listed(store), recipe=RECIPE), BuildRequest()
 
     def work() -> None:
-        surveyed = survey(store)
+        surveyed = survey(store, wanted.samples.known_plan)
         decided = decide(surveyed, wanted, request)
         examine_images(surveyed, decided, source, request, 1)
 
@@ -180,7 +181,8 @@ def rerunning(folder: Path) -> Callable[[], object]:
 def listed(store: LocalStore) -> Rows:
     plan, spec = open_plan(store), survey_records(store).spec.value
     assert spec is not None
-    return rows_on_disk(plan, PER_SHARD, plan.num_rows, plan.digests())
+    rows, file = rows_on_disk(plan, PER_SHARD, plan.num_rows, plan.digests()), file_record(store, PLAN_FILE)
+    return replace(rows, on_disk=False, file_sha256=file.sha256)
 
 
 STEPS: dict[str, Callable[[Path], Callable[[], object]]] = {

@@ -38,7 +38,7 @@ class Reading(Generic[T]):
 @dataclass(frozen=True, kw_only=True)
 class PlanOnDisk:
     plan: PlanFile
-    """It is the sealed one, or every row of it could be read."""
+    """It is the sealed one, one whose rows are known, or every row of it could be read."""
     file: FileRecord
     digests: PlanDigests
     """Of the rows that the spec has, or of all where there is no spec."""
@@ -83,13 +83,16 @@ class Survey:
                 raise problem
 
 
-def survey(cache: Address) -> Survey:
-    """Read what there is; NewerFormatError where the spec is of a version that this program does not know."""
+def survey(cache: Address, known_plans: Mapping[str, PlanDigests] | None = None) -> Survey:
+    """Read what there is; NewerFormatError where the spec is of a version that this program does not know.
+
+    `known_plans` has digests of rows by the SHA-256 of the plan file that holds them.
+    """
     found = survey_records(cache)
     if not found.has_cache:
         return found
     store, spec = found.store, found.spec.value
-    plan = read(partial(read_plan_file, found))
+    plan = read(partial(read_plan_file, found, known_plans or {}))
     is_planned = spec and plan.value and plan.value.digests.whole == spec.plan_digest
     return replace(found, plan=plan, ids={} if is_planned else dict(ids_by_row(store)))
 
@@ -145,12 +148,14 @@ def metadata_beside(store: Store, spec: Spec | None) -> dict[str, bytes | None]:
     return {name: read(partial(store.read, name)).value for name in names}
 
 
-def read_plan_file(found: Survey) -> PlanOnDisk:
-    """The plan, a shard of it in memory at a time; of one that was sealed, no row is looked at."""
+def read_plan_file(found: Survey, known_plans: Mapping[str, PlanDigests]) -> PlanOnDisk:
+    """The plan, a shard of it in memory at a time; of one that was sealed, or is known, no row is looked at."""
     store, spec = found.store, found.spec.value
     file = file_record(store, PLAN_FILE)  # a file that the system cannot read is no damaged one
     plan = open_plan(store)
-    digests = sealed_digests(found, file) or plan.digests(spec.rows if spec else None)
+    digests = sealed_digests(found, file) or known_plans.get(file.sha256)
+    if digests is None or (spec and digests.whole != spec.plan_digest):
+        digests = plan.digests(spec.rows if spec else None)
     return PlanOnDisk(plan=plan, file=file, digests=digests)
 
 

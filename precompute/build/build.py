@@ -126,7 +126,7 @@ def list_samples(inputs: Inputs) -> tuple[Wanted, str | None]:
 
 def decide_work(inputs: Inputs, wanted: Wanted) -> Decision:
     """Look at the cache, which is claimed, and decide; nothing is written."""
-    surveyed = survey(inputs.store)
+    surveyed = survey(inputs.store, wanted.samples.known_plan)
     work = decide(surveyed, wanted, inputs.request)
     work, tried = look_at_images(inputs.config, surveyed, work, inputs.source, inputs.request)
     return Decision(surveyed=surveyed, work=work, tried=tried)

@@ -1,12 +1,13 @@
 """Samples in rows, in a file and not in memory: a cache's plan or a temporary one, read a shard at a time."""
 
+import hashlib
 import os
 import tempfile
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import nsmallest
-from typing import BinaryIO
+from io import BufferedRandom
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +31,8 @@ class Rows:
     """Of these rows."""
     on_disk: bool = False
     """As the cache's plan file has them; else as the source has them."""
+    file_sha256: str | None = None
+    """Of a temporary file that holds these rows and no others: a cache's plan of the same bytes has the same rows."""
 
     def __len__(self) -> int:
         return self.count
@@ -37,6 +40,11 @@ class Rows:
     @property
     def num_shards(self) -> int:
         return -(-self.count // self.samples_per_shard)
+
+    @property
+    def known_plan(self) -> dict[str, PlanDigests]:
+        """The digests by the SHA-256 of a plan file that has these rows, as far as it is known."""
+        return {self.file_sha256: self.digests} if self.file_sha256 else {}
 
     def spec(self, recipe: Recipe) -> Spec:
         """Of a cache of that recipe with these rows."""
@@ -54,7 +62,9 @@ class Rows:
 
     def first(self, count: int) -> "Rows":
         """The first `count` rows, digested anew."""
-        return self if count == self.count else replace(self, count=count, digests=self.plan.digests(count))
+        if count == self.count:
+            return self
+        return replace(self, count=count, digests=self.plan.digests(count), file_sha256=None)
 
     def id_hashes(self) -> Hashes:
         """Of every row's id."""
@@ -98,8 +108,11 @@ def rows_in_scratch(shards: Iterable[pa.Table], samples_per_shard: int) -> Rows:
 
     with file.stream() as stream, naming(f"{tempfile.gettempdir()} (TMPDIR names another folder)"):
         encode_plan(stream, hashed())
-    plan = PlanFile(TableFile(file.stream, "the list of samples"))
-    return Rows(plan=plan, count=plan.num_rows, samples_per_shard=samples_per_shard, digests=plan_hash.digests())
+    plan, digests = PlanFile(TableFile(file.stream, "the list of samples")), plan_hash.digests()
+    with file.stream() as stream:
+        sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+    rows = Rows(plan=plan, count=plan.num_rows, samples_per_shard=samples_per_shard, digests=digests)
+    return replace(rows, file_sha256=sha256)
 
 
 class ScratchFile:
@@ -111,7 +124,7 @@ class ScratchFile:
         self._descriptor = descriptor
         weakref.finalize(self, os.close, descriptor)
 
-    def stream(self) -> BinaryIO:
+    def stream(self) -> BufferedRandom:
         """To write or to read it, by one at a time: all that open it share its position."""
         stream = os.fdopen(os.dup(self._descriptor), "r+b")
         stream.seek(0)

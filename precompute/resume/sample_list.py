@@ -45,7 +45,7 @@ def arrange(survey: Survey, recipe: Recipe, found: Rows, request: BuildRequest) 
         if request.new_samples == "refuse":
             is_new = np.arange(len(plan)) >= len(planned)
             refuse_grown_list(survey.store, len(planned), plan.ids_where(is_new), request)
-        plan = replace(plan, count=len(planned), digests=planned.digests)
+        plan = replace(plan, count=len(planned), digests=planned.digests, file_sha256=None)
     grows = len(plan) > len(planned)
     return SampleList(planned=planned, wanted=plan, left_out=0 if grows else new, has_begun_to_grow=has_begun)
 

@@ -9,16 +9,24 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from cache_store.cache.files import file_record, write_plan
+from cache_store.cache.metadata import metadata_of
+from cache_store.cache.survey import survey
 from cache_store.errors import SourceError
+from cache_store.format.names import PLAN_FILE
+from cache_store.format.schema import Recipe
+from cache_store.storage.local import LocalStore
 from precompute.plan import order
 from precompute.plan.differences import compare_plans
 from precompute.plan.make import make_plan, refuse_duplicates
 from precompute.plan.order import in_order_of
 from precompute.plan.rows import Rows
 from precompute.sources.archives.listing import Samples
-from tests.make_cache import caption
+from tests.make_cache import caption, make_array, make_encoder
 
 PER_SHARD = 64
+ARRAY = make_array((1, 1, 1), "float16", "none", make_encoder(4, [0.0], [1.0]))
+RECIPE = Recipe(format_version=1, store_format="zarr", samples_per_shard=PER_SHARD, array=ARRAY)
 
 
 class Sample(dict[str, Any]):
@@ -56,6 +64,17 @@ def test_ten_times_as_many_samples_take_no_more_memory():
     few, many = held_at_most(20 * PER_SHARD), held_at_most(200 * PER_SHARD)
     assert many[0] == few[0] <= 2 * PER_SHARD
     assert many[1] < 1.5 * few[1] + 2**20
+
+
+def test_no_row_of_a_plan_just_listed_is_read_in_a_cache(tmp_path):
+    """As of a build that was killed: nothing but the source says yet that its plan file is whole."""
+    store, planned, other = LocalStore(tmp_path), plan_of(range(100)), plan_of(range(99))
+    write_plan(store, planned.shards())
+    for name, data in metadata_of(planned.spec(RECIPE)):
+        store.put_whole(name, data)
+    assert survey(store, planned.known_plan).plan.value.digests is planned.digests
+    for known in ({}, other.known_plan, {file_record(store, PLAN_FILE).sha256: other.digests}):
+        assert survey(store, known).plan.value.digests == planned.digests
 
 
 def test_ids_of_one_hash_are_no_duplicates():
