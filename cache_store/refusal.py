@@ -108,6 +108,11 @@ def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
     return ["  ".join(row).rstrip() for row in cells]
 
 
+def counted(number: int, noun: str) -> str:
+    """As `1 shard` and `2,000 shards`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def shorten(before: str, now: str) -> tuple[str, str]:
     """Both values, digests and long texts cut to what tells them apart."""
     before, now = (DIGEST.sub(lambda each: f"{each[0][:DIGEST_SHOWN]}…", printable(value)) for value in (before, now))

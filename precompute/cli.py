@@ -16,6 +16,7 @@ from cache_store.gallery.command import print_gallery
 from cache_store.program.command_line import CACHE, Command, Program
 from cache_store.program.output_file import refuse_output, write_output
 from cache_store.program.stop_signals import stop_on_signals
+from cache_store.refusal import counted
 from precompute.audit.bar import AuditBar
 from precompute.build.rank import Rank, find_rank
 from precompute.config import AuditConfig, BuildConfig, DecodedGalleryConfig, RepairConfig
@@ -81,7 +82,7 @@ def plan_command(arguments: Any) -> int:
     from precompute.build.steps import plan
 
     spec = plan(config, request)
-    print(f"planned {config.cache}: {spec.rows:,} samples in {spec.num_shards:,} shard{'s' * (spec.num_shards != 1)}")
+    print(f"planned {config.cache}: {counted(spec.rows, 'sample')} in {counted(spec.num_shards, 'shard')}")
     print(f"next: {step_request(arguments).of('build')} --rank R --world-size N, for each R from 0 to N - 1")
     return 0
 
@@ -182,9 +183,8 @@ def show_rank(summary: Any, rank: Rank, request: BuildRequest) -> None:
 
 
 def encoded(summary: Any) -> str:
-    shards = f"{summary.built_shards:,} shard{'s' * (summary.built_shards != 1)}"
     return (
-        f"encoded {summary.built_images:,} images in {shards}, "
+        f"encoded {counted(summary.built_images, 'image')} in {counted(summary.built_shards, 'shard')}, "
         f"{summary.images_per_s:.1f} images/s, encoder waited for images {summary.waiting_share:.0%} of the time"
     )
 

@@ -8,6 +8,7 @@ from functools import partial
 from cache_store.cache.metadata import read_commit, read_seal, read_spec
 from cache_store.errors import CacheError
 from cache_store.format.schema import ArraySpec, CommitRecord, Spec
+from cache_store.refusal import counted
 from cache_store.storage.store import Address, Store, open_store, wait_together
 
 SHOWN_FEATURES = 64
@@ -26,7 +27,7 @@ def describe(cache: Address) -> list[tuple[str, str]]:
 def spec_lines(spec: Spec) -> Iterator[tuple[str, str]]:
     yield "format", f"{spec.store_format}, version {spec.format_version}"
     yield "spec digest", spec.digest
-    yield "rows", f"{spec.rows:,} in {spec.num_shards:,} shards of {spec.samples_per_shard:,}"
+    yield "rows", f"{spec.rows:,} in {counted(spec.num_shards, 'shard')} of {spec.samples_per_shard:,}"
 
 
 def array_lines(array: ArraySpec) -> Iterator[tuple[str, str]]:
@@ -44,7 +45,7 @@ def progress_lines(spec: Spec, records: list[CommitRecord]) -> Iterator[tuple[st
         reasons.update(content.reasons)
     why = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
     stored = sum(content.files[0].bytes for content in contents)
-    yield "committed", f"{len(records):,} of {spec.num_shards:,} shards, {stored:,} bytes"
+    yield "committed", f"{len(records):,} of {counted(spec.num_shards, 'shard')}, {stored:,} bytes"
     yield "samples", f"{cached:,} cached, {rejected:,} rejected" + (f" ({why})" if why else "")
     if records:
         rates = [record.run.images_per_s for record in records]

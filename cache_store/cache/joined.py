@@ -25,6 +25,8 @@ def open_joined(caches: Mapping[str, Cache | Address]) -> "JoinedCache":
 
     Raises what `open_cache` raises of each, and StaleError, with a table, where two are not of one plan.
     """
+    if not isinstance(caches, Mapping):
+        raise ConfigError(f"give each cache to join a name, as in {{'world': …, 'siglip': …}}; got {caches!r}")
     if not caches:
         raise ConfigError("name at least one cache to join")
     opened = {name: each if isinstance(each, Cache) else open_cache(each) for name, each in caches.items()}

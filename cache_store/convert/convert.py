@@ -25,7 +25,7 @@ from cache_store.format.names import BUILD_FILE, PLAN_FILE, SEAL_FILE
 from cache_store.format.record import canonical_json, signed
 from cache_store.format.schema import BuildRecord, CodecName, CommitContent, CommitRecord, Seal, Spec, StoreFormat
 from cache_store.program.progress_bar import progress_bar
-from cache_store.refusal import differing, refuse
+from cache_store.refusal import counted, differing, refuse
 from cache_store.storage.store import Address, Store, open_store
 from cache_store.verify.leftovers import clear_leftovers
 from cache_store.verify.record import usable_record
@@ -63,8 +63,8 @@ def run_convert(cache: str, out: str, config: ConvertConfig) -> int:
         done = convert(cache, out, config, bar.update)
     kept = f"; {done.kept:,} were there, their records fit" if done.kept else ""
     checked = ", every latent checked as it was read and as it was written" if done.shards else ""
-    print(f"converted {done.shards:,} shards{checked}{kept}")
-    size = f"{done.seal.cached:,} samples, {done.seal.array.bytes:,} bytes"
+    print(f"converted {counted(done.shards, 'shard')}{checked}{kept}")
+    size = f"{counted(done.seal.cached, 'sample')}, {done.seal.array.bytes:,} bytes"
     print(f"sealed {out}: {size}, cache identity {done.seal.identity}")
     print(f"next: cache-store verify {shlex.quote(out)} --level full")
     return 0

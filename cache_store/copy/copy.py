@@ -23,7 +23,7 @@ from cache_store.format.names import BUILD_FILE, PLAN_FILE, SEAL_FILE, commit_fi
 from cache_store.format.record import canonical_json
 from cache_store.format.schema import CommitRecord, FileRecord, Seal, Spec
 from cache_store.program.progress_bar import progress_bar
-from cache_store.refusal import Difference, refuse
+from cache_store.refusal import Difference, counted, refuse
 from cache_store.storage.store import Address, Store, listed_once, open_store
 from cache_store.verify.leftovers import clear_leftovers
 from cache_store.verify.verify import verify
@@ -49,8 +49,8 @@ def run_copy(cache: str, out: str) -> int:
     with progress_bar(total=read_spec(cache).num_shards, desc="copy", unit="shard", delay=0.5) as bar:
         done = copy(cache, out, bar.update)
     kept = f"; {done.kept:,} were there, with the same records" if done.kept else ""
-    print(f"copied {done.shards:,} shards, each file checked as it was read and read back{kept}")
-    print(f"sealed {out}: {done.seal.cached:,} samples, cache identity {done.seal.identity}")
+    print(f"copied {counted(done.shards, 'shard')}, each file checked as it was read and read back{kept}")
+    print(f"sealed {out}: {counted(done.seal.cached, 'sample')}, cache identity {done.seal.identity}")
     print(f"next: cache-store verify {shlex.quote(out)} --level full")
     return 0
 

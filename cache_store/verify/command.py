@@ -21,7 +21,7 @@ from cache_store.cores import usable_cores
 from cache_store.errors import CacheError, ConfigError, Interrupted
 from cache_store.program.output_file import refuse_output, write_output
 from cache_store.program.progress_bar import progress_bar
-from cache_store.refusal import printable
+from cache_store.refusal import counted, printable
 from cache_store.storage.store import is_url
 from cache_store.verify.findings import Finding, Level, Report
 from cache_store.verify.shard import CheckedShard
@@ -127,18 +127,19 @@ def reading_bar(cache: str, config: VerifyConfig) -> Iterator[ReadingBar]:
 
 
 def show_report(report: Report, report_file: str | None) -> None:
-    checked = f"{report.covered:,} of {report.shards:,} shards" if report.subset else f"{report.shards:,} shards"
-    checked += f", {report.samples:,} samples, {report.bytes:,} bytes"
+    shards = counted(report.shards, "shard")
+    checked = f"{report.covered:,} of {shards}" if report.subset else shards
+    checked += f", {counted(report.samples, 'sample')}, {report.bytes:,} bytes"
     level = f"{report.level}, subset {report.subset}" if report.subset else report.level
     if report.subset and not report.covered:
-        print(f"no shard falls into {report.subset} of {report.shards:,} shards: all were checked as by quick")
+        print(f"no shard falls into {report.subset} of {shards}: all were checked as by quick")
     if not report.findings:
         print(f"sound ({level}): {checked}\ncache identity {report.identity}")
         return
     uncommitted = [finding for finding in report.findings if finding.kind == "uncommitted"]
     show_findings([finding for finding in report.findings if finding.kind != "uncommitted"])
     if uncommitted:
-        print(f"unfinished: {len(uncommitted):,} of {report.shards:,} shards are not committed")
+        print(f"unfinished: {len(uncommitted):,} of {shards} not committed")
     print(f"not sound ({level}): {summary(report.findings)} in {checked}")
     for step in report.next_steps(report_file or "FILE"):
         first = "" if report_file or "--report" not in step else "write the findings down with --report FILE, then "
@@ -151,7 +152,7 @@ def summary(findings: Sequence[Finding]) -> str:
     shards = {finding.shard for finding in findings} - {None}
     rows = {(finding.shard, finding.row) for finding in findings if finding.row is not None}
     counts = {"finding": len(findings), "file": len(files), "shard": len(shards), "row": len(rows)}
-    parts = [f"{count:,} {name}{'' if count == 1 else 's'}" for name, count in counts.items()]
+    parts = [counted(count, name) for name, count in counts.items()]
     return f"{parts[0]} ({', '.join(parts[1:])})"
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from cache_store.errors import CacheError, NotAFileError
 from cache_store.format.names import BUILD_FILE, SPEC_FILE
-from cache_store.refusal import MADE_BY, printable
+from cache_store.refusal import MADE_BY, counted, printable
 from cache_store.storage.store import Store
 
 Level = Literal["quick", "full", "deep"]
@@ -76,9 +76,8 @@ class Report:
         if self.findings:
             shown = "\n".join(f"  {finding}" for finding in self.findings[:SHOWN])
             more = f"\n  and {len(self.findings) - SHOWN} more" if len(self.findings) > SHOWN else ""
-            count = "1 finding" if len(self.findings) == 1 else f"{len(self.findings):,} findings"
             raise CacheError(
-                f"{self.cache} is damaged, {count}:\n{shown}{more}\n"
+                f"{self.cache} is damaged, {counted(len(self.findings), 'finding')}:\n{shown}{more}\n"
                 f"  see all with `cache-store verify {shlex.quote(self.cache)} --level full`"
             )
 

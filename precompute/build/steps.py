@@ -5,6 +5,7 @@ replace a file to `plan` or to a build alone. So ranks need not know of each oth
 same bytes, and a dead one is run again, as itself or as one of another number.
 """
 
+from cache_store.refusal import counted
 from dataclasses import dataclass, replace
 
 import torch
@@ -138,7 +139,7 @@ def refuse_mending(decision: Decision, inputs: Inputs) -> None:
     """CacheError where shards that were there have to come out as they were: that is work for one build."""
     if damaged := shards_to_mend(decision):
         raise CacheError(
-            f"{inputs.store}: {len(damaged):,} shards are lost or damaged ({abridged(list(map(str, damaged)))}), which "
+            f"{inputs.store}: lost or damaged: {counted(len(damaged), 'shard')} ({abridged(list(map(str, damaged)))}), which "
             f"only a build alone mends; first run: {inputs.request.alone}"
         )
 

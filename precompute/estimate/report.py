@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from math import ceil, inf
 
-from cache_store.refusal import aligned
+from cache_store.refusal import aligned, counted
 from precompute.build.space import shown_bytes
 from precompute.estimate.costs import HOUR_S, Training, build_hours, cores_to_feed
 from precompute.estimate.estimate import Estimate
@@ -31,7 +31,7 @@ def report_lines(estimate: Estimate) -> Iterator[str]:
 
 
 def rate_lines(probe: Probe) -> Iterator[str]:
-    threads = f"{probe.decode_threads} thread{'s' * (probe.decode_threads > 1)}"
+    threads = counted(probe.decode_threads, "thread")
     bound = "the decoding" if probe.is_decode_bound else "the encoder"
     waits = f"the encoder waits for images {probe.waiting_share:.0%} of the time"
     rows = [
@@ -44,10 +44,9 @@ def rate_lines(probe: Probe) -> Iterator[str]:
         ),
     ]
     yield from aligned(rows)
-    cores = cores_to_feed(probe.encode_per_s, probe.decode_per_s, probe.decode_threads)
-    yield f"one encoder is kept busy by {ceil(cores)} cores that decode" + (
-        ", beside those that it runs on" if probe.shares_cores else ""
-    )
+    cores = ceil(cores_to_feed(probe.encode_per_s, probe.decode_per_s, probe.decode_threads))
+    beside = ", beside those that it runs on" if probe.shares_cores else ""
+    yield f"one encoder is kept busy by {counted(cores, 'decoding core')}{beside}"
 
 
 def rate(images_per_s: float) -> str:
@@ -58,7 +57,7 @@ def rate(images_per_s: float) -> str:
 def hour_lines(probe: Probe, images: int) -> Iterator[str]:
     """By number of workers: as this one, and where decoding holds it back also with cores enough."""
     rows = [("workers", *map(str, WORKERS)), hour_row("time", images, probe.both_per_s)]
-    note = f"if each has an encoder and {probe.decode_threads} cores to decode with, as here"
+    note = f"if each has an encoder and {counted(probe.decode_threads, 'core')} to decode with, as here"
     if probe.is_decode_bound and not probe.shares_cores:
         rows.append(hour_row("fed", images, probe.encode_per_s))
         note += "; fed: with cores enough"

@@ -16,6 +16,7 @@ from cache_store.format.formats import shard_format
 from cache_store.format.names import BUILD_FILE, PLAN_FILE, SPEC_FILE, commit_file
 from cache_store.format.plan import PlanDigests
 from cache_store.format.schema import CommitRecord, Recipe, Seal, Spec
+from cache_store.refusal import counted
 from cache_store.verify.findings import Finding
 from cache_store.verify.record import usable_record
 from precompute.plan.rows import Rows
@@ -146,7 +147,7 @@ def trusted_rows(survey: Survey, recipe: Recipe, samples: SampleList) -> Rows | 
 def notes_on_metadata(survey: Survey, work: Work, samples: SampleList) -> Iterator[str]:
     """What becomes of the plan and of the files that spec and config determine."""
     if samples.left_out:
-        yield f"{samples.left_out:,} samples are new in the source; `precompute build … --extend` adds them"
+        yield f"new in the source: {counted(samples.left_out, 'sample')}; `precompute build … --extend` adds them"
     if survey.seal.problem:
         yield f"damage found, the seal is made again from the records: {survey.seal.problem}"
     if work.grows:
@@ -154,7 +155,7 @@ def notes_on_metadata(survey: Survey, work: Work, samples: SampleList) -> Iterat
         full = before // work.spec.samples_per_shard
         kept = f"; shards [0, {full:,}) are full and kept" if full else ""
         again = "" if shard is None else f"; shard {shard}, partly filled so far, is written again"
-        yield f"extending from {before:,} to {work.spec.rows:,} samples{kept}{again}"
+        yield f"extending from {before:,} to {counted(work.spec.rows, 'sample')}{kept}{again}"
         return
     for finding in damaged_metadata(survey, work.spec):
         yield f"damage found and mended: {finding}"

@@ -8,7 +8,7 @@ from cache_store.cache.survey import Survey
 from cache_store.errors import CacheError
 from cache_store.format.names import COMMITS, PLAN_FILE, SEAL_FILE, SPEC_FILE, commit_file
 from cache_store.format.schema import Recipe
-from cache_store.refusal import ABSENT, Difference, differing, recipe_differences, refuse
+from cache_store.refusal import ABSENT, Difference, counted, differing, recipe_differences, refuse
 from cache_store.storage.store import Store
 from cache_store.verify.findings import Report
 from precompute.encode.job import MismatchedShard
@@ -133,8 +133,8 @@ def refuse_unknown_images(store: Store, shards: Sequence[int]) -> None:
     if shards:
         first = shlex.join(["precompute", "repair", str(store), "--shards", str(list(shards))])
         raise CacheError(
-            f"{store}: what the images of {len(shards):,} shards were cannot be told, because their samples tables or "
-            f"records are damaged; first run {first}"
+            f"{store}: what the images of {counted(len(shards), 'shard')} were cannot be told, because their samples "
+            f"tables or records are damaged; first run {first}"
         )
 
 
@@ -157,7 +157,7 @@ def refuse_mismatched_shards(
     names = [SEAL_FILE, *map(commit_file, sorted(mismatched))]
     vouching = abridged([name for name in names if store.has(name)])
     refuse(
-        f"{store}: {len(mismatched):,} shards built again do not come out as they were, so that nothing of them was "
+        f"{store}: {counted(len(mismatched), 'shard')} built again would not come out as before, so that nothing was "
         f"replaced: {abridged(list(map(str, sorted(mismatched))))}",
         differences,
         [

@@ -7,6 +7,7 @@ import msgspec
 
 from cache_store.errors import ConfigError
 from cache_store.program.output_file import refuse_inside
+from cache_store.refusal import counted
 from cache_store.storage.claim import refuse_foreign_names
 from trainer.config import views_of_run
 from trainer.export.card import CURVE_FILE, is_hub_id, model_card
@@ -35,7 +36,7 @@ def export(run: str, folder: Path, repo: str | None, *, private: bool) -> None:
         refuse_unpushable(repo)
     write_export(projector, folder, config)
     steps = projector.config.training.steps
-    print(f"exported {steps:,} step{'s' * (steps != 1)} of training: {folder}")
+    print(f"exported {counted(steps, 'step')} of training: {folder}")
     if repo is not None:
         from trainer.export.hub import push
 

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from cache_store.errors import EncodeOnceError, Interrupted
 from cache_store.program.progress_bar import progress_bar
 from cache_store.program.stop_signals import stop_on_signals
-from cache_store.refusal import ABSENT, differing
+from cache_store.refusal import ABSENT, counted, differing
 from trainer.data.batches import StepBatch
 from trainer.data.prefetch import prefetched
 from trainer.log.captions import Caption, Captioner
@@ -102,7 +102,7 @@ class TrainingLoop:
         if self.world.is_main:
             self.publish_projector()
             self.report()
-        self.world.say(f"trained {self.completed:,} step{'s' * (self.completed != 1)}: {self.output / PROJECTOR_FILE}")
+        self.world.say(f"trained {counted(self.completed, 'step')}: {self.output / PROJECTOR_FILE}")
 
     def train_to_the_end(self, owed: bool) -> None:
         with stop_on_signals(self.stop_request.set), self.metrics_log() as log, self.progress() as bar:

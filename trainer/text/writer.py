@@ -12,6 +12,7 @@ from cache_store import CacheError, JoinedCache
 from cache_store.errors import ConfigError, SourceError
 from cache_store.format.record import FORMAT_VERSION, canonical_json, signed
 from cache_store.program.progress_bar import progress_bar
+from cache_store.refusal import counted
 from cache_store.storage.claim import claim
 from cache_store.storage.files import naming
 from trainer.published import publish_folder
@@ -90,7 +91,8 @@ def report_skipped(problems: Sequence[str], samples: int) -> None:
         raise SourceError(f"{problems[0]}; the same for every sample")
     if problems:
         print(
-            f"trainer: {len(problems):,} samples are skipped: {'; '.join(problems[:SHOWN_PROBLEMS])}", file=sys.stderr
+            f"trainer: {counted(len(problems), 'sample')} skipped: {'; '.join(problems[:SHOWN_PROBLEMS])}",
+            file=sys.stderr,
         )
 
 

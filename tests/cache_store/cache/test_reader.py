@@ -204,6 +204,8 @@ def test_joined_caches_give_the_rows_cached_in_all(caches):
 def test_nothing_to_join_no_cache_and_other_plans_are_refused(caches, tmp_path):
     with pytest.raises(ConfigError, match="at least one"):
         open_joined({})
+    with pytest.raises(ConfigError, match="give each cache to join a name"):
+        open_joined([*caches.values()])
     with pytest.raises(NoCacheError):
         open_joined({**caches, "absent": tmp_path / "absent"})
     other = make_cache(tmp_path / "other", SAMPLES["tower"], [f"other-{row}" for row in range(ROWS)])

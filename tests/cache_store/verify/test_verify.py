@@ -150,7 +150,7 @@ SAID: list[tuple[Callable[[Path], object], dict[str, list[str]], list[str]]] = [
     (
         lose("seal.json", RECORD),
         {"unsealed": ["seal.json"], "uncommitted": [RECORD]},
-        ["unfinished: 1 of 4 shards are not committed", f"{RERUN}builds what is missing"],
+        ["unfinished: 1 of 4 shards not committed", f"{RERUN}builds what is missing"],
     ),
     (
         lambda cache: [shutil.rmtree(cache / "commits"), (cache / "commits").touch()],

@@ -32,6 +32,6 @@ def test_an_array_and_a_step_of_two_build_what_one_process_does(built, tmp_path)
             said = "".join((tmp_path / f"{name}-{task}").read_text() for task in tasks)
             assert ends == [("COMPLETED", 0)] * len(tasks), said
             assert "rank 0 of 2 encoded 14 images in 2 shards" in said
-            assert "rank 1 of 2 encoded 8 images in 1 shards" in said
+            assert "rank 1 of 2 encoded 8 images in 1 shard," in said
             built.run(main, "seal", "--config", config)
             assert timeless_files(built.folder / name) == built.files()

@@ -133,7 +133,7 @@ def test_files_with_the_bytes_that_were_encoded_are_no_change(built):
 def test_the_cache_of_a_list_that_grew_is_left_alone_by_a_repair(built):
     with built.same_in_the_end():
         built.has(range(32))
-        assert "10 samples are new in the source" in built.repair("--shards", "[1]")
+        assert "new in the source: 10 samples" in built.repair("--shards", "[1]")
 
 
 SHORT, LONG = range(12), range(SAMPLES)
@@ -305,7 +305,7 @@ def test_a_check_names_shards_whose_images_nothing_remembers(folder, name, losse
     (folder.cache / name).write_bytes(bytes(reversed((folder.cache / name).read_bytes())))
     with folder.untouched():
         message = folder.build("--check-sources", code=1)
-    assert "what the images of 1 shards were cannot be told" in message
+    assert "what the images of 1 shard were cannot be told" in message
     assert f"first run precompute repair {folder.cache} --shards '[1]'" in message
     folder.repair("--shards", "[1]")
     assert "22 images were read again" in folder.build("--check-sources")

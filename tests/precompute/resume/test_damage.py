@@ -146,7 +146,7 @@ def edit(path: Path) -> None:
 
 def assert_left(project: Project, before: dict[str, bytes], message: str, by_table: bool) -> None:
     """Nothing of shard 1 was replaced, and the shard is named; the sample is where its samples table can be read."""
-    assert "1 shards built again do not come out as they were, so that nothing of them was replaced: 1\n" in message
+    assert "1 shard built again would not come out as before, so that nothing was replaced: 1\n" in message
     assert ("image of sample-009" in message) is by_table
     assert ("an image may have changed unseen" in message) is not by_table
     now = contents(project)
@@ -217,7 +217,7 @@ def test_new_work_holds_a_damaged_shard_to_what_it_was(built, flag, numbers, men
     built.lose(TABLE)
     built.has(numbers, **mended, sample_009=image_bytes(99))
     said = built.build(flag, code=1)
-    assert "do not come out as they were, so that nothing of them was replaced: 1\n" in said
+    assert "would not come out as before, so that nothing was replaced: 1\n" in said
     built.has(numbers, **mended)
     built.build(flag)
     assert [built.files()[name] for name in (SHARD, TABLE)] == [whole[name] for name in (SHARD, TABLE)]

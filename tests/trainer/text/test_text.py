@@ -245,7 +245,7 @@ def test_a_sample_that_teaches_no_words_is_in_neither_part(tmp_path, chat, capsy
     assert folder.parent == tmp_path / "cache.text"
     split = TextStore(folder).split(0)
     assert (split.train.tolist(), split.unlabelled) == ([0, 3], 4)
-    assert "1 samples are skipped: sample 'sample-000005': unknown role 'robot'" in capsys.readouterr().err
+    assert "1 sample skipped: sample 'sample-000005': unknown role 'robot'" in capsys.readouterr().err
 
 
 def test_text_is_made_once_and_clears_its_own_scratch_alone(cache_path, chat, tmp_path):
