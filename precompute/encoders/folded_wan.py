@@ -14,15 +14,17 @@ asymmetric padding in place of pad and convolve.
 
 # Axes: N images, C channels, Y X cells of the stage at hand, P pixels of a block, T tokens (Y·X) of attention.
 
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from itertools import count, takewhile
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cache_store.errors import ConfigError
-
 ConvOrLinear = TypeVar("ConvOrLinear", nn.Conv2d, nn.Linear)
+Weights = Mapping[str, Tensor]
+"""By name, of the whole encode path or of one of its parts."""
 
 BLOCK_ELEMENTS = 2**19
 """Elements normalised at once on a CPU: 2 MB in float32, so that a block's temporaries stay in cache and the
@@ -39,24 +41,22 @@ TINY = 1e-12
 
 
 class FoldedWanEncoder(nn.Module):
-    """Encoder and `quant_conv` of an `AutoencoderKLWan`, for one frame.
+    """Encoder and `quant_conv` of an `AutoencoderKLWan`, for one frame, by the names that diffusers gives its weights.
 
-    It copies what it needs, so the model that it is made from may be dropped.
+    It copies what it needs, so the weights that it is made from may be dropped.
     """
 
-    def __init__(self, vae: Any, dtype: torch.dtype) -> None:
+    def __init__(self, weights: Weights, dtype: torch.dtype) -> None:
         super().__init__()
-        refuse_unfoldable(vae.config)
-        encoder = vae.encoder
-        middle = encoder.mid_block
-        self.conv_in = fold_conv(encoder.conv_in, dtype)
-        self.down_blocks = nn.Sequential(*(fold_block(block, dtype) for block in encoder.down_blocks))
-        self.mid_block = nn.Sequential(fold_block(middle.resnets[0], dtype))
-        for attention, resnet in zip(middle.attentions, middle.resnets[1:], strict=True):
-            self.mid_block.extend([fold_block(attention, dtype), fold_block(resnet, dtype)])
-        self.norm_out = RMSNorm(encoder.norm_out)
-        self.conv_out = fold_conv(encoder.conv_out, dtype)
-        self.quant_conv = fold_conv(vae.quant_conv, dtype)
+        encoder = below(weights, "encoder")
+        down_blocks = takewhile(bool, (below(encoder, f"down_blocks.{number}") for number in count()))
+        self.conv_in = fold_conv(encoder, "conv_in", dtype)
+        self.down_blocks = nn.Sequential(*(fold_block(block, dtype) for block in down_blocks))
+        middle = (below(encoder, f"mid_block.{name}") for name in ("resnets.0", "attentions.0", "resnets.1"))
+        self.mid_block = nn.Sequential(*(fold_block(block, dtype) for block in middle))
+        self.norm_out = RMSNorm(encoder["norm_out.gamma"])
+        self.conv_out = fold_conv(encoder, "conv_out", dtype)
+        self.quant_conv = fold_conv(weights, "quant_conv", dtype)
 
     def forward(self, image_N3YX: Tensor) -> Tensor:
         """Map RGB, in the compute dtype, to the posterior's mean and log-variance: [N, 2C, Y/8, X/8]."""
@@ -65,14 +65,20 @@ class FoldedWanEncoder(nn.Module):
         return self.quant_conv(self.conv_out(self.norm_out(x_NCYX, silu=True)))  # type: ignore[no-any-return]
 
 
+def below(weights: Weights, part: str) -> Weights:
+    """The weights of a part, by the rest of their names."""
+    prefix = f"{part}."
+    return {name.removeprefix(prefix): weight for name, weight in weights.items() if name.startswith(prefix)}
+
+
 class RMSNorm(nn.Module):
     """Scale each pixel's channel vector to RMS 1, times a gain, and apply SiLU where asked."""
 
     gain_C: Tensor
 
-    def __init__(self, norm: Any) -> None:
+    def __init__(self, gain: Tensor) -> None:
         super().__init__()
-        self.register_buffer("gain_C", norm.gamma.detach().float().flatten().clone())
+        self.register_buffer("gain_C", gain.detach().float().flatten().clone())
 
     def forward(self, x_NCYX: Tensor, silu: bool, in_place: bool = False) -> Tensor:
         x_NYXC = x_NCYX.permute(0, 2, 3, 1).contiguous()  # as it is already, after a channels-last layer
@@ -119,14 +125,14 @@ def whole_vectors(elements: int) -> int:
 class ResidualBlock(nn.Module):
     """Twice norm, SiLU, convolution; beside it the input, or a 1x1 convolution of it."""
 
-    def __init__(self, block: Any, dtype: torch.dtype) -> None:
+    def __init__(self, weights: Weights, dtype: torch.dtype) -> None:
         super().__init__()
-        self.norm1 = RMSNorm(block.norm1)
-        self.conv1 = fold_conv(block.conv1, dtype)
-        self.norm2 = RMSNorm(block.norm2)
-        self.conv2 = fold_conv(block.conv2, dtype)
-        widens = isinstance(block.conv_shortcut, nn.Conv3d)
-        self.shortcut = fold_conv(block.conv_shortcut, dtype) if widens else nn.Identity()
+        self.norm1 = RMSNorm(weights["norm1.gamma"])
+        self.conv1 = fold_conv(weights, "conv1", dtype)
+        self.norm2 = RMSNorm(weights["norm2.gamma"])
+        self.conv2 = fold_conv(weights, "conv2", dtype)
+        widens = "conv_shortcut.weight" in weights
+        self.shortcut = fold_conv(weights, "conv_shortcut", dtype) if widens else nn.Identity()
 
     def forward(self, x_NCYX: Tensor) -> Tensor:
         y_NCYX = self.conv1(self.norm1(x_NCYX, silu=True))
@@ -137,11 +143,11 @@ class ResidualBlock(nn.Module):
 class AttentionBlock(nn.Module):
     """Single-head self-attention over the cells of one image, added to its input."""
 
-    def __init__(self, block: Any, dtype: torch.dtype) -> None:
+    def __init__(self, weights: Weights, dtype: torch.dtype) -> None:
         super().__init__()
-        self.norm = RMSNorm(block.norm)
-        self.to_qkv = flat_conv(block.to_qkv, block.to_qkv.weight, dtype)
-        self.proj = flat_conv(block.proj, block.proj.weight, dtype)
+        self.norm = RMSNorm(weights["norm.gamma"])
+        self.to_qkv = flat_conv(weights["to_qkv.weight"], weights["to_qkv.bias"], dtype)
+        self.proj = flat_conv(weights["proj.weight"], weights["proj.bias"], dtype)
 
     def forward(self, x_NCYX: Tensor) -> Tensor:
         qkv_NYXC = self.to_qkv(self.norm(x_NCYX, silu=False)).permute(0, 2, 3, 1)
@@ -151,35 +157,38 @@ class AttentionBlock(nn.Module):
         return self.proj(y_NYXC.permute(0, 3, 1, 2)).add_(x_NCYX)  # type: ignore[no-any-return]
 
 
-def fold_resample(block: Any, dtype: torch.dtype) -> nn.Module:
+def fold_resample(weights: Weights, dtype: torch.dtype) -> nn.Module:
     """Halve height and width; `time_conv` waits for a second frame, which a still image has not."""
-    pad, conv = block.resample
-    return nn.Sequential(nn.ZeroPad2d(pad.padding), flat_conv(conv, conv.weight, dtype))
+    conv = flat_conv(weights["resample.1.weight"], weights["resample.1.bias"], dtype, stride=2)
+    return nn.Sequential(nn.ZeroPad2d((0, 1, 0, 1)), conv)
 
 
-FOLDED = {"WanResidualBlock": ResidualBlock, "WanAttentionBlock": AttentionBlock, "WanResample": fold_resample}
-"""By diffusers class."""
+FOLDED: dict[str, Callable[[Weights, torch.dtype], nn.Module]] = {
+    "conv1.weight": ResidualBlock,
+    "to_qkv.weight": AttentionBlock,
+    "resample.1.weight": fold_resample,
+}
+"""By a weight that no other block has."""
 
 
-def fold_block(block: Any, dtype: torch.dtype) -> nn.Module:
+def fold_block(weights: Weights, dtype: torch.dtype) -> nn.Module:
     """The 2-D counterpart of one of diffusers' encoder blocks."""
-    return FOLDED[type(block).__name__](block, dtype)
+    return next(fold for name, fold in FOLDED.items() if name in weights)(weights, dtype)
 
 
-def fold_conv(conv: nn.Conv3d, dtype: torch.dtype) -> nn.Module:
+def fold_conv(weights: Weights, name: str, dtype: torch.dtype) -> nn.Module:
     """What a causal convolution does to a first frame; a kernel of k frames sees k-1 frames of zeros before it."""
-    return flat_conv(conv, conv.weight[:, :, -1], dtype)
+    return flat_conv(weights[f"{name}.weight"][:, :, -1], weights[f"{name}.bias"], dtype)
 
 
-def flat_conv(conv: Any, weight_OIYX: Tensor, dtype: torch.dtype) -> nn.Module:
-    """A frozen copy of `conv`'s last two axes; Wan pads 3x3 by one unless it strides."""
+def flat_conv(weight_OIYX: Tensor, bias: Tensor, dtype: torch.dtype, stride: int = 1) -> nn.Module:
+    """A frozen convolution of these weights, copied; Wan pads 3x3 by one unless it strides."""
     outputs, inputs, height, width = weight_OIYX.shape
     if height == width == 1:
-        return copied(ChannelLinear(inputs, outputs, device="meta"), weight_OIYX[:, :, 0, 0], conv.bias, dtype)
-    stride = conv.stride[-2:]
-    padding = (height // 2, width // 2) if stride == (1, 1) else (0, 0)
+        return copied(ChannelLinear(inputs, outputs, device="meta"), weight_OIYX[:, :, 0, 0], bias, dtype)
+    padding = (height // 2, width // 2) if stride == 1 else (0, 0)
     flat = nn.Conv2d(inputs, outputs, (height, width), stride=stride, padding=padding, device="meta")
-    return copied(flat, weight_OIYX.contiguous(memory_format=torch.channels_last), conv.bias, dtype)
+    return copied(flat, weight_OIYX.contiguous(memory_format=torch.channels_last), bias, dtype)
 
 
 class ChannelLinear(nn.Linear):
@@ -194,10 +203,3 @@ def copied(layer: ConvOrLinear, weight: Tensor, bias: Tensor, dtype: torch.dtype
     layer.weight = nn.Parameter(weight.detach().to(dtype, copy=True), requires_grad=False)
     layer.bias = nn.Parameter(bias.detach().to(dtype, copy=True), requires_grad=False)
     return layer
-
-
-def refuse_unfoldable(config: Any) -> None:
-    """Raise ConfigError for Wan 2.2, whose residual down blocks and patches are not folded here."""
-    if config.is_residual or config.patch_size is not None:
-        found = f"is_residual {config.is_residual}, patch_size {config.patch_size}"
-        raise ConfigError(f"encoder.fold covers Wan 2.1 only, and this model has {found}; set encoder.fold: false")

@@ -28,19 +28,23 @@ class Family:
 
 
 def wan() -> Family:
-    """Import late: diffusers takes seconds, and a wrong config or source is reported before that."""
+    """Import late; and the decoder later, as diffusers takes seconds, which no build of folded encoders needs."""
     from precompute.encoders.vae import VaeEncoder
     from precompute.encoders.wan import load_wan
-    from precompute.encoders.wan_decoder import load_wan_decoder
 
     def encoder(files: ModelFiles, config: EncoderConfig, pixel_range: PixelRange) -> Encoder:
         return VaeEncoder(load_wan(files, config), config, pixel_range)
 
-    return Family(encoder, load_wan_decoder, meaningless=("pool",))
+    def decoder(files: ModelFiles, device: torch.device) -> tuple[Callable[[Tensor], Tensor], str]:
+        from precompute.encoders.wan_diffusers import load_wan_decoder
+
+        return load_wan_decoder(files, device)
+
+    return Family(encoder, decoder, meaningless=("pool",))
 
 
 def siglip() -> Family:
-    """Import late: transformers takes seconds too."""
+    """Import late: transformers takes seconds, and a wrong config or source is reported before that."""
     from precompute.encoders.siglip import load_siglip
     from precompute.encoders.tower import TowerEncoder
 

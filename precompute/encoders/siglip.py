@@ -7,17 +7,15 @@ transformers only warns of weights that a checkpoint lacks and leaves them rando
 
 # Axes: N images, Y X pixels, T tokens, F features.
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from math import isqrt
-from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import SiglipVisionConfig, SiglipVisionModel
 from transformers.utils import logging
@@ -25,8 +23,9 @@ from transformers.utils import logging
 from cache_store.errors import ModelError
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.identity import weights_sha256
-from precompute.encoders.model_files import ModelFiles, model_file, one_line, quiet, refuse_partial
+from precompute.encoders.model_files import ModelFiles, one_line, quiet, refuse_partial
 from precompute.encoders.tower import FrozenTower
+from precompute.encoders.weight_files import UNREADABLE, read_weights
 
 ENCODE_CONFIG = (
     "hidden_size",
@@ -42,10 +41,8 @@ ENCODE_CONFIG = (
 
 HEAD = "head."
 
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-
-UNREADABLE = (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError, SafetensorError)
-"""What json, safetensors and transformers raise for absent or cut weights and for configs that they cannot build."""
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+"""As transformers looks for them."""
 
 
 @dataclass(frozen=True)
@@ -125,24 +122,9 @@ def read_whole_tower(files: ModelFiles, config: Any) -> Any:
 
 def tower_weights(files: ModelFiles) -> Iterator[tuple[str, Tensor]]:
     """Every weight of the tower that the checkpoint holds, under the name that it has within the tower."""
-    for path in weight_files(files):
-        with safe_open(path, "pt") as weights:
-            for name in weights.keys():  # noqa: SIM118 (it is no mapping)
-                within = name_within(files, name)
-                if within and not within.startswith(HEAD):
-                    yield within, weights.get_tensor(name)
-
-
-def weight_files(files: ModelFiles) -> list[Path]:
-    """The files that hold weights of the tower, downloaded if need be."""
-    first = model_file(files.model, WEIGHTS, INDEX)
-    if first is None:
-        raise ModelError(f"encoder.model {files.model} has neither {WEIGHTS} nor {INDEX}, and nothing else is read")
-    if first.name != INDEX:
-        return [first]
-    shards: dict[str, str] = json.loads(first.read_text(encoding="utf-8"))["weight_map"]
-    needed = sorted({shard for name, shard in shards.items() if name_within(files, name)})
-    return [model_file(files.model, shard) or Path(files.model, shard) for shard in needed]
+    for name, weight in read_weights(files, WEIGHTS, partial(name_within, files)):
+        if not name.startswith(HEAD):
+            yield name, weight
 
 
 def name_within(files: ModelFiles, name: str) -> str | None:

@@ -1,41 +1,26 @@
-"""The VAE of Wan 2.1 and Cosmos-Predict2: load diffusers' `AutoencoderKLWan` and keep its encode path, whole.
-
-diffusers only warns of weights that a checkpoint lacks and leaves them unset; here a missing or unknown encode-path
-weight is an error. Weights are read from safetensors alone, never from pickles.
-"""
+"""The encoder of Wan 2.1 and Cosmos-Predict2, an `AutoencoderKLWan`: folded, or as diffusers runs it."""
 
 # Axes: N images, Y X pixels.
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
-from diffusers import AutoencoderKLWan
-from diffusers.utils import logging
-from safetensors import SafetensorError
 from torch import Tensor
 
 from cache_store.errors import ConfigError, ModelError
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.folded_wan import FoldedWanEncoder
-from precompute.encoders.identity import weights_sha256
 from precompute.encoders.image_size import wan_spatial_factor
-from precompute.encoders.model_files import ModelFiles, one_line, quiet, refuse_partial
+from precompute.encoders.model_files import ModelFiles, one_line
 from precompute.encoders.vae import FrozenVae
-
-ENCODE_CONFIG = (
-    "base_dim",
-    "z_dim",
-    "dim_mult",
-    "num_res_blocks",
-    "attn_scales",
-    "temperal_downsample",
-    "is_residual",
-    "in_channels",
-    "patch_size",
+from precompute.encoders.wan_files import (
+    ENCODE_PATH,
+    WanConfig,
+    encode_path_sha256,
+    read_encode_path,
+    wan_config,
 )
-ENCODE_WEIGHTS = ("encoder.", "quant_conv.")
-ENCODE_PATH = {"encode path": ENCODE_WEIGHTS}
+from precompute.encoders.weight_files import UNREADABLE
 
 CPU_PIXELS = 2**15
 """Of the images that a CPU encodes at once: 8 of 64x64, 2 of 128x128, 1 of 160x160 or more.
@@ -47,62 +32,58 @@ of one at a time in float32 with a narrow model (1.4 with the full-size one) and
 """
 
 
+Moments = Callable[[Tensor], Tensor]
+
+
 def load_wan(files: ModelFiles, config: EncoderConfig) -> FrozenVae:
     """The frozen encode path of the `AutoencoderKLWan` in `files`."""
-    vae = read_whole_vae(files, ENCODE_PATH)
-    vae.decoder = vae.post_quant_conv = None
-    digest = encode_path_sha256(files, vae)  # of the float32 weights: the native path rounds them in place
+    try:
+        held = wan_config(files)
+        moments, digest = (load_folded if config.fold else load_native)(files, held, config)
+    except UNREADABLE as error:
+        raise ModelError(f"encoder.model {files.model} cannot be loaded: {one_line(error)}") from error
     return FrozenVae(
-        moments=folded_moments(vae, config) if config.fold else native_moments(vae, config),
+        moments=moments,
         class_name=files.class_name,
         weights_sha256=digest,
-        spatial_factor=wan_spatial_factor(vae.config),
-        latents_mean=tuple(map(float, vae.config.latents_mean)),
-        latents_std=tuple(map(float, vae.config.latents_std)),
+        spatial_factor=wan_spatial_factor(files.config),
+        latents_mean=held.latents_mean,
+        latents_std=held.latents_std,
     )
 
 
-def encode_path_sha256(files: ModelFiles, vae: Any) -> str:
-    weights = ((name, weight) for name, weight in vae.state_dict().items() if name.startswith(ENCODE_WEIGHTS))
-    return weights_sha256(files.class_name, vae.config, ENCODE_CONFIG, weights)
+def load_folded(files: ModelFiles, held: WanConfig, config: EncoderConfig) -> tuple[Moments, str]:
+    """The folded path, and the hash of the weights that it was made of."""
+    refuse_unfoldable(held)
+    weights = read_encode_path(files, held)
+    return folded_moments(weights, config), encode_path_sha256(files, held, weights)
 
 
-def read_whole_vae(files: ModelFiles, needed: Mapping[str, tuple[str, ...]]) -> Any:
-    """The model in float32, frozen; ModelError when anything of the paths needed is wrong."""
-    try:
-        with quiet(logging):
-            vae, report = AutoencoderKLWan.from_pretrained(
-                files.model,
-                subfolder=files.subfolder or None,
-                torch_dtype=torch.float32,
-                use_safetensors=True,
-                output_loading_info=True,
-            )
-    except (OSError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
-        # What diffusers raises for absent, cut or pickled weights, for wrong shapes and for configs it cannot build.
-        raise ModelError(f"encoder.model {files.model} cannot be loaded: {one_line(error)}") from error
-    for path, prefixes in needed.items():
-        refuse_partial(files, report, path, prefixes)
-    refuse_unscaled(files, vae.config)
-    return vae.requires_grad_(False).eval()
+def load_native(files: ModelFiles, held: WanConfig, config: EncoderConfig) -> tuple[Moments, str]:
+    """The path of diffusers, which is imported here alone: it takes seconds, of each worker's start too."""
+    from precompute.encoders.wan_diffusers import native_moments, read_whole_vae
+
+    vae = read_whole_vae(files, ENCODE_PATH)
+    vae.decoder = vae.post_quant_conv = None
+    digest = encode_path_sha256(
+        files, held, vae.state_dict()
+    )  # of the float32 weights, which are rounded in place next
+    return native_moments(vae, config), digest
 
 
-def refuse_unscaled(files: ModelFiles, config: Any) -> None:
-    """Raise ModelError unless there is a mean and a deviation for every latent channel."""
-    for key in ("latents_mean", "latents_std"):
-        if len(config[key]) != config.z_dim:
-            raise ModelError(
-                f"encoder.model {files.model} has {len(config[key])} values of {key} for {config.z_dim} latent"
-                f" channels; write {config.z_dim} into its config.json"
-            )
+def refuse_unfoldable(held: WanConfig) -> None:
+    """Raise ConfigError for Wan 2.2, whose residual down blocks and patches are not folded here."""
+    if held.is_residual or held.patch_size is not None:
+        found = f"is_residual {held.is_residual}, patch_size {held.patch_size}"
+        raise ConfigError(f"encoder.fold covers Wan 2.1 only, and this model has {found}; set encoder.fold: false")
 
 
-def folded_moments(vae: Any, config: EncoderConfig) -> Callable[[Tensor], Tensor]:
+def folded_moments(weights: Mapping[str, Tensor], config: EncoderConfig) -> Moments:
     """The folded path; on a CPU a few images of a batch at a time."""
     if config.compile:
         refuse_without_compiler(config.torch_device)
-    folded = FoldedWanEncoder(vae, config.torch_dtype).to(config.torch_device).eval()
-    network: Callable[[Tensor], Tensor] = torch.compile(folded, dynamic=False) if config.compile else folded
+    folded = FoldedWanEncoder(weights, config.torch_dtype).to(config.torch_device).eval()
+    network: Moments = torch.compile(folded, dynamic=False) if config.compile else folded
     if config.torch_device.type != "cpu":
         return network
     return lambda image_N3YX: torch.cat([network(some_N3YX) for some_N3YX in cpu_chunks(image_N3YX)])
@@ -127,17 +108,3 @@ def refuse_without_compiler(device: torch.device) -> None:
             f"encoder.compile: torch.compile does not work here ({problem}); "
             f"install {needed}, or set encoder.compile: false"
         ) from error
-
-
-def native_moments(vae: Any, config: EncoderConfig) -> Callable[[Tensor], Tensor]:
-    """The path of diffusers itself, each image a video of one frame."""
-    if vae.config.attn_scales:
-        raise ConfigError("encoder.fold: false cannot run a model with attn_scales, diffusers' encode fails on them")
-    with quiet(logging):
-        vae = vae.to(config.torch_device, config.torch_dtype)
-
-    def moments(image_N3YX: Tensor) -> Tensor:
-        posterior = vae.encode(image_N3YX.contiguous().unsqueeze(2)).latent_dist
-        return posterior.parameters.squeeze(2)  # type: ignore[no-any-return]
-
-    return moments

@@ -72,7 +72,7 @@ class WorkerPool:
         """To those that have been given a shard, which a kill would leave half written."""
 
     def _start(self) -> None:
-        # Not forked: importing diffusers asks CUDA for its devices, after which no fork can use them.
+        # Not forked: loading an encoder may ask CUDA for its devices, after which no fork can use them.
         context = multiprocessing.get_context("spawn")
         for index in range(self._workers):
             ours, theirs = context.Pipe()

@@ -2,12 +2,15 @@
 
 import json
 from contextlib import nullcontext
+from dataclasses import asdict
+from inspect import signature
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from diffusers import AutoencoderKLWan
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -19,6 +22,7 @@ from precompute.encoders.folded_wan import FoldedWanEncoder, normalize_in_blocks
 from precompute.encoders.identity import weights_sha256
 from precompute.encoders.image_size import refuse_unfit_for
 from precompute.encoders.registry import load_encoder
+from precompute.encoders.wan_files import ENCODE_WEIGHTS, WanConfig, encode_path
 from tests.precompute.encoders.conftest import narrow_vae
 
 
@@ -51,7 +55,7 @@ def posterior(vae: Any, image_N3YX: Tensor) -> Any:
 
 def folded(vae: Any, image_N3YX: Tensor) -> Tensor:
     with torch.inference_mode():
-        return FoldedWanEncoder(vae, image_N3YX.dtype)(image_N3YX)
+        return FoldedWanEncoder(vae.state_dict(), image_N3YX.dtype)(image_N3YX)
 
 
 def root_mean_square(values: Tensor) -> float:
@@ -68,6 +72,12 @@ def test_folded_equals_diffusers_on_the_full_size_architecture(full_size_vae, he
     torch.testing.assert_close(folded(full_size_vae, image), expected, rtol=0, atol=1e-5)
 
 
+def test_what_a_config_leaves_out_is_what_diffusers_takes():
+    defaults = {name: parameter.default for name, parameter in signature(AutoencoderKLWan.__init__).parameters.items()}
+    for name, value in asdict(WanConfig()).items():
+        assert value == (tuple(defaults[name]) if isinstance(value, tuple) else defaults[name]), name
+
+
 SHAPES: list[dict[str, Any]] = [
     {"base_dim": 12, "num_res_blocks": 1},
     {"num_res_blocks": 3},
@@ -80,9 +90,11 @@ SHAPES += [{"dim_mult": [1, 2], "temperal_downsample": [True]}, {"dim_mult": [2,
 def test_every_shape_of_wan_2_1_folds(config):
     """Without the frame cache that diffusers' `encode` hands to blocks; on frame one it changes nothing."""
     vae, image = narrow_vae(**config), pixels(2, 3, 40, 24)
+    weights = {name: weight.shape for name, weight in vae.state_dict().items() if name.startswith(ENCODE_WEIGHTS)}
+    assert dict(encode_path(WanConfig(**{"base_dim": 8, **config}))) == weights
     with torch.inference_mode():
         expected = vae.quant_conv(vae.encoder(image.unsqueeze(2))).squeeze(2)
-    mine = FoldedWanEncoder(vae, torch.float32)
+    mine = FoldedWanEncoder(vae.state_dict(), torch.float32)
     for weights in vae.parameters():
         weights.data.zero_()  # it has a copy of its own
     with torch.inference_mode():

@@ -1,0 +1,141 @@
+"""What the files of an `AutoencoderKLWan` say of its encode path: its config, and every weight, by diffusers' names.
+
+They are read without diffusers, whose import takes several seconds of each process, and without the decoder, which is
+more than half of a checkpoint.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import pairwise
+
+import msgspec
+import torch
+from torch import Tensor
+
+from cache_store.errors import ModelError
+from precompute.encoders.identity import weights_sha256
+from precompute.encoders.image_size import WAN_LEVELS
+from precompute.encoders.model_files import ModelFiles, refuse_partial
+from precompute.encoders.weight_files import read_weights
+
+WEIGHTS = ("diffusion_pytorch_model.safetensors.index.json", "diffusion_pytorch_model.safetensors")
+"""As diffusers looks for them."""
+ENCODE_WEIGHTS = ("encoder.", "quant_conv.")
+ENCODE_PATH = {"encode path": ENCODE_WEIGHTS}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WanConfig:
+    """What an encode path depends on, and its latents' scale; for what config.json lacks, diffusers' defaults."""
+
+    base_dim: int = 96
+    z_dim: int = 16
+    dim_mult: tuple[int, ...] = WAN_LEVELS
+    num_res_blocks: int = 2
+    attn_scales: tuple[int | float, ...] = ()
+    temperal_downsample: tuple[bool, ...] = (False, True, True)
+    is_residual: bool = False
+    in_channels: int = 3
+    patch_size: int | None = None
+    latents_mean: tuple[float, ...] = (
+        *(-0.7571, -0.7089, -0.9113, 0.1075, -0.1745, 0.9653, -0.1517, 1.5508),
+        *(0.4134, -0.0715, 0.5517, -0.3632, -0.1922, -0.9497, 0.2503, -0.2921),
+    )
+    latents_std: tuple[float, ...] = (
+        *(2.8184, 1.4541, 2.3275, 2.6558, 1.2196, 1.7708, 2.6052, 2.0743),
+        *(3.2687, 2.1526, 2.8652, 1.5579, 1.6382, 1.1253, 2.8251, 1.9160),
+    )
+
+
+SCALE = ("latents_mean", "latents_std")
+"""Fields that the caches of an encoder state beside the hash of its weights."""
+
+
+def wan_config(files: ModelFiles) -> WanConfig:
+    """Read config.json; ModelError unless there are a mean and a deviation for every latent channel."""
+    config = msgspec.convert(files.config, WanConfig)
+    for name in SCALE:
+        if len(values := getattr(config, name)) != config.z_dim:
+            raise ModelError(
+                f"encoder.model {files.model} has {len(values)} values of {name} for {config.z_dim} latent"
+                f" channels; write {config.z_dim} into its config.json"
+            )
+    return config
+
+
+def encode_path_sha256(files: ModelFiles, config: WanConfig, weights: Mapping[str, Tensor]) -> str:
+    """The hash of the encode path; `weights` may have others beside it."""
+    values = asdict(config)
+    chosen = ((name, weight) for name, weight in weights.items() if name.startswith(ENCODE_WEIGHTS))
+    return weights_sha256(files.class_name, values, [name for name in values if name not in SCALE], chosen)
+
+
+def read_encode_path(files: ModelFiles, config: WanConfig) -> dict[str, Tensor]:
+    """Every weight of the encode path, in float32; ModelError when one is missing, unknown or of another shape."""
+    held = dict(read_weights(files, WEIGHTS, lambda name: name if name.startswith(ENCODE_WEIGHTS) else None))
+    shapes = dict(encode_path(config))
+    report = {
+        "missing_keys": shapes.keys() - held.keys(),
+        "unexpected_keys": held.keys() - shapes.keys(),
+        "mismatched_keys": [name for name in shapes.keys() & held.keys() if held[name].shape != shapes[name]],
+    }
+    for path, prefixes in ENCODE_PATH.items():
+        refuse_partial(files, report, path, prefixes)
+    return {name: weight.to(torch.float32) for name, weight in held.items()}
+
+
+Shapes = Iterator[tuple[str, tuple[int, ...]]]
+"""Names and shapes of weights, in the layout of diffusers' `WanEncoder3d`."""
+
+
+def encode_path(config: WanConfig) -> Shapes:
+    """The shape of every weight of a Wan 2.1 encode path."""
+    widths, moments = [config.base_dim * multiple for multiple in (1, *config.dim_mult)], 2 * config.z_dim
+    last = widths[-1]
+    yield from conv("encoder.conv_in", config.in_channels, widths[0], 3, 3, 3)
+    for number, block in enumerate(down_blocks(config, widths)):
+        yield from block(f"encoder.down_blocks.{number}")
+    yield from residual_block("encoder.mid_block.resnets.0", last, last)
+    yield from attention_block("encoder.mid_block.attentions.0", last)
+    yield from residual_block("encoder.mid_block.resnets.1", last, last)
+    yield "encoder.norm_out.gamma", (last, 1, 1, 1)
+    yield from conv("encoder.conv_out", last, moments, 3, 3, 3)
+    yield from conv("quant_conv", moments, moments, 1, 1, 1)
+
+
+def down_blocks(config: WanConfig, widths: list[int]) -> Iterator[partial[Shapes]]:
+    """Of each level residual blocks, some with attention behind them, then what halves height and width."""
+    for level, (inputs, outputs) in enumerate(pairwise(widths)):
+        for block in range(config.num_res_blocks):
+            yield partial(residual_block, inputs=outputs if block else inputs, outputs=outputs)
+            if 0.5**level in config.attn_scales:
+                yield partial(attention_block, channels=outputs)
+        if level < len(config.dim_mult) - 1:
+            yield partial(resample_block, channels=outputs, in_time=config.temperal_downsample[level])
+
+
+def residual_block(name: str, inputs: int, outputs: int) -> Shapes:
+    yield f"{name}.norm1.gamma", (inputs, 1, 1, 1)
+    yield from conv(f"{name}.conv1", inputs, outputs, 3, 3, 3)
+    yield f"{name}.norm2.gamma", (outputs, 1, 1, 1)
+    yield from conv(f"{name}.conv2", outputs, outputs, 3, 3, 3)
+    if inputs != outputs:
+        yield from conv(f"{name}.conv_shortcut", inputs, outputs, 1, 1, 1)
+
+
+def attention_block(name: str, channels: int) -> Shapes:
+    yield f"{name}.norm.gamma", (channels, 1, 1)
+    yield from conv(f"{name}.to_qkv", channels, 3 * channels, 1, 1)
+    yield from conv(f"{name}.proj", channels, channels, 1, 1)
+
+
+def resample_block(name: str, channels: int, in_time: bool) -> Shapes:
+    yield from conv(f"{name}.resample.1", channels, channels, 3, 3)
+    if in_time:
+        yield from conv(f"{name}.time_conv", channels, channels, 3, 1, 1)
+
+
+def conv(name: str, inputs: int, outputs: int, *kernel: int) -> Shapes:
+    yield f"{name}.weight", (outputs, inputs, *kernel)
+    yield f"{name}.bias", (outputs,)

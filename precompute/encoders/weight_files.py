@@ -1,0 +1,43 @@
+"""Weights of a part of a model, read from safetensors alone: of the files of a checkpoint, only those that hold any."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from cache_store.errors import ModelError
+from precompute.encoders.model_files import ModelFiles, model_file
+
+Naming = Callable[[str], str | None]
+"""From the name of a weight in the checkpoint to that within the part; None for one that is not the part's."""
+
+
+UNREADABLE = (OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, SafetensorError)
+"""What json, safetensors and the builders of models raise for absent or cut weights and for senseless configs."""
+
+INDEX = ".index.json"
+"""How the name of the file ends that says which file holds which weight."""
+
+
+def read_weights(files: ModelFiles, names: tuple[str, str], name_within: Naming) -> Iterator[tuple[str, Tensor]]:
+    """Every weight of the part, by its name within that; one of `names` is an index, the other the file of all."""
+    for path in weight_files(files, names, name_within):
+        with safe_open(path, "pt") as weights:
+            for name in weights.keys():  # noqa: SIM118 (it is no mapping)
+                if within := name_within(name):
+                    yield within, weights.get_tensor(name)
+
+
+def weight_files(files: ModelFiles, names: tuple[str, str], name_within: Naming) -> list[Path]:
+    """The files that hold weights of the part, downloaded if need be; the first of `names` that is there says which."""
+    folder = PurePosixPath(files.subfolder)
+    first = model_file(files.model, *(str(folder / name) for name in names))
+    if first is None:
+        raise ModelError(f"encoder.model {files.model} has neither {' nor '.join(names)}, and nothing else is read")
+    if not first.name.endswith(INDEX):
+        return [first]
+    shards: dict[str, str] = json.loads(first.read_text(encoding="utf-8"))["weight_map"]
+    needed = (str(folder / shard) for shard in sorted({shard for name, shard in shards.items() if name_within(name)}))
+    return [model_file(files.model, shard) or Path(files.model, shard) for shard in needed]
