@@ -7,32 +7,25 @@ plan lie in one tar.
 
 import codecs
 import re
-import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
-from itertools import islice
 
 import msgspec
 
 from cache_store.errors import SourceError
+from cache_store.storage.store import is_url
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.archive import MISSING
 from precompute.sources.archives.image_store import open_archive
 from precompute.sources.archives.image_tar import ImageTar
 from precompute.sources.archives.listing import Samples, counted_suffix, is_utf8
+from precompute.sources.archives.open_tars import OpenTars
 from precompute.sources.fields import FieldNames
 from precompute.sources.folder import is_image
 from precompute.sources.source_files import SourceFiles
 from precompute.sources.turns import Conversation, Turn, captioned
 
 SUFFIX = ".tar"
-
-TARS_HELD = 4
-"""Indexes in memory; of 10,000 samples with a text and a JSON each, one takes about 15 MB."""
-
-TEXTS_AT_ONCE = 1_000
-"""Samples whose texts are in memory."""
 
 MAX_TEXT_BYTES = 16 * 2**20
 """Of a `.txt` or `.json`; img2dataset's take a kilobyte."""
@@ -56,8 +49,8 @@ class WebDatasetSource:
     def __init__(self, files: SourceFiles, fields: FieldNames) -> None:
         self._files, self._names = files, frozenset(files.names)
         self._extension = fields.image and fields.image.lstrip(".").lower()
-        self._open, self._opening = lru_cache(TARS_HELD)(self._open_tar), threading.Lock()
-        self._tar(files.names[0])  # what is no tar is said before a model is loaded
+        self._tars = OpenTars(files.names, self._open_tar, are_far=is_url(files.root))
+        self._tars.get(files.names[0])  # what is no tar is said before a model is loaded
 
     def samples(self) -> Samples:
         """In the order of the tars."""
@@ -66,10 +59,9 @@ class WebDatasetSource:
         return Samples(self._samples(others, not_utf8), listing, others, in_rows=True)
 
     def _samples(self, others: Counter[str], not_utf8: list[str]) -> Iterator[dict[str, object]]:
-        for name in self._files.names:
-            tar = self._tar(name)
+        for name, tar in self._tars.in_order():
             not_utf8 += [f"{name}/{member}" for member in tar.names if not is_utf8(member)]
-            for key, members in with_texts(tar, groups_of(filter(is_utf8, tar.names), others)):
+            for key, members in groups_of(filter(is_utf8, tar.names), others).items():
                 image = self._image(f"{name}/{key}", members)
                 if image is None:
                     others.update(map(counted_suffix, members.values()))
@@ -82,6 +74,7 @@ class WebDatasetSource:
                     "conversations": conversations(name, tar, members),
                     "fingerprint": tar.fingerprint(members[image]),
                 }
+            tar.drop_texts()
 
     def _image(self, sample: str, extensions: Iterable[str]) -> str | None:
         """The image's extension; SourceError where it is not clear which."""
@@ -102,17 +95,15 @@ class WebDatasetSource:
     def read(self, uri: str) -> bytes:
         if (found := self._find(uri)) is None:
             raise Rejected(MISSING, f"{uri} is in no tar of the source")
-        return found[0].read(found[1])
+        tar, member = found
+        tar.drop_texts()
+        return tar.read(member)
 
     def _find(self, uri: str) -> tuple[ImageTar, str] | None:
         """The tar of a uri, and the member's name in it."""
         slashes = (place for place, letter in enumerate(uri) if letter == "/")
         found = next((place for place in slashes if uri[:place] in self._names), None)
-        return None if found is None else (self._tar(uri[:found]), uri[found + 1 :])
-
-    def _tar(self, name: str) -> ImageTar:
-        with self._opening:  # threads that read neighbours wait for one index, and do not make one each
-            return self._open(name)
+        return None if found is None else (self._tars.get(uri[:found]), uri[found + 1 :])
 
     def _open_tar(self, name: str) -> ImageTar:
         try:
@@ -134,15 +125,6 @@ def groups_of(members: Iterable[str], others: Counter[str]) -> dict[str, dict[st
         else:
             others[counted_suffix(member)] += 1
     return groups
-
-
-def with_texts(tar: ImageTar, groups: dict[str, dict[str, str]]) -> Iterator[tuple[str, dict[str, str]]]:
-    """The same, the texts of many read together before they are needed."""
-    rest = iter(groups.items())
-    for some in iter(lambda: [*islice(rest, TEXTS_AT_ONCE)], []):
-        tar.keep(members[each] for _, members in some for each in (CAPTION, RECORD) if each in members)
-        yield from some
-    tar.keep(())
 
 
 def conversations(tar_name: str, tar: ImageTar, members: dict[str, str]) -> Conversation:

@@ -3,6 +3,7 @@
 import json
 import re
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -197,6 +198,18 @@ def test_a_plan_of_tars_costs_a_few_requests_and_no_images(bucket, proxy, tmp_pa
     assert len([*source.samples()]) == len(samples)
     assert sum(request.sent for request in proxy.requests if request.method == "GET") < 20 * 400_000
     assert sum(request.method == "GET" for request in proxy.requests) < 50
+
+
+def test_neighbours_in_a_tar_come_together(bucket, proxy, tmp_path):
+    """Read by threads, in about their order."""
+    samples = {f"{number:03d}": {"jpg": bytes([number]) * 50_000, "txt": "A picture."} for number in range(100)}
+    upload(write_tar(tmp_path / "tars/a.tar", samples).parent, bucket)
+    source = open_source(SourceConfig(kind="webdataset", path=f"{bucket}/a.tar"))
+    uris = [sample["uri"] for sample in source.samples()]
+    proxy.mend()
+    with ThreadPoolExecutor(4) as pool:
+        assert [*pool.map(source.read, uris)] == [parts["jpg"] for parts in samples.values()]
+    assert sum(request.method == "GET" for request in proxy.requests) < 20
 
 
 def test_a_tar_that_changes_while_it_is_read_stops_the_build(bucket, pictures):

@@ -8,7 +8,7 @@ be trusted is refused whole. An index takes about a kilobyte for each member.
 import io
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import PurePosixPath
 from typing import Generic, TypeVar
 
@@ -80,8 +80,8 @@ def common_top(names: Iterable[str]) -> str:
 class BoundedReader(io.BufferedReader):
     """A file whose single reads are bounded, for a library that trusts the lengths in it."""
 
-    def __init__(self, file: SourceFile, max_read_bytes: int) -> None:
-        super().__init__(file.raw())
+    def __init__(self, file: SourceFile, open_raw: Callable[[], io.RawIOBase], max_read_bytes: int) -> None:
+        super().__init__(open_raw())
         self.size = self.seek(0, os.SEEK_END)
         self.seek(0)
         self._file, self._bound = file, max_read_bytes

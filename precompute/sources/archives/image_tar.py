@@ -1,12 +1,12 @@
 """Images in an uncompressed tar, read in place by offset.
 
-tarfile makes the index and nothing else: names, offsets and sizes. It trusts headers, so its reads are
-bounded and its results checked.
+tarfile makes the index and nothing else: names, offsets and sizes. It trusts headers, so its reads are bounded and its
+results checked. Texts are read on the way, since they lie between headers.
 """
 
 import re
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
@@ -25,8 +25,10 @@ from precompute.sources.files.file import SourceFile
 MAX_EXTENDED_HEADER_BYTES = 16 * 2**10
 """Twice the longest path."""
 
-KEPT_BYTES = 64 * 2**10
-"""Of one member; a sample's texts take a kilobyte."""
+TEXT_SUFFIXES = (".txt", ".json")
+
+KEPT_TEXT_BYTES, MOST_KEPT_BYTES = 64 * 2**10, 64 * 2**20
+"""Of one text and of all of a tar, which are in memory until they are dropped; a sample's take a kilobyte."""
 
 MAX_GLOBAL_HEADERS = 100
 """Keys that apply to all members; tarfile copies them for each."""
@@ -49,13 +51,18 @@ class TarMember(NamedTuple):
     linked_to: str | None = None
     """Of a hard link, the name of the member that holds the file's bytes."""
 
+    def is_small_text(self, name: str) -> bool:
+        is_here = self.problem is None and self.linked_to is None
+        return is_here and self.size <= KEPT_TEXT_BYTES and name.lower().endswith(TEXT_SUFFIXES)
+
 
 class ImageTar(Archive[TarMember]):
     """Images in a tar."""
 
     def __init__(self, file: SourceFile) -> None:
-        super().__init__(file, read_index(file))
-        self._kept: dict[str, bytes] = {}
+        self._texts: dict[int, bytes] = {}
+        """By offset."""
+        super().__init__(file, read_index(file, self._texts))
 
     def fingerprint(self, name: str) -> str:
         """With the time of the tar itself: unlike a zip, it has no checksum of its members."""
@@ -64,21 +71,16 @@ class ImageTar(Archive[TarMember]):
         member = self._followed(found)
         return f"{member.size}:{member.mtime}:{self._file.version.mark}"
 
-    def keep(self, names: Iterable[str]) -> None:
-        """Read small members together, in a few requests where the tar is not here, and keep them until the next."""
-        found = ((name, self.find(name)) for name in names)
-        plain = {name: each for name, each in found if each and not each.problem and each.linked_to is None}
-        small = {name: each for name, each in plain.items() if each.size <= KEPT_BYTES}
-        parts = self._file.parts([each.offset for each in small.values()], [each.size for each in small.values()])
-        self._kept = dict(zip(small, parts, strict=True))
+    def drop_texts(self) -> None:
+        self._texts.clear()
 
     def read(self, name: str, max_bytes: int = MAX_FILE_BYTES) -> bytes:
-        if (kept := self._kept.get(name)) is not None:
-            return kept
         member = self._followed(self.get(name))
         if member.problem:
             raise Rejected(DAMAGED, f"{name}: {member.problem}")
         refuse_large(name, member.size, max_bytes)
+        if (text := self._texts.get(member.offset)) is not None:
+            return text
         return self._file.part(member.offset, member.size)
 
     def _followed(self, member: TarMember) -> TarMember:
@@ -102,10 +104,18 @@ class TarHeaders(BoundedReader):
             raise tarfile.ReadError("an extended header that is not text")
         return data
 
+    def text(self, member: TarMember) -> bytes:
+        self.seek(member.offset)
+        return super().read(member.size)
 
-def read_index(file: SourceFile) -> Iterator[tuple[str, TarMember]]:
-    """Every member but folders, by name; SourceError where the tar cannot be followed to its end."""
-    with TarHeaders(file, MAX_EXTENDED_HEADER_BYTES) as stream:
+
+def read_index(file: SourceFile, texts: dict[int, bytes]) -> Iterator[tuple[str, TarMember]]:
+    """Every member but folders, by name; SourceError where the tar cannot be followed to its end.
+
+    Small texts are put into `texts`, by their offset.
+    """
+    left = MOST_KEPT_BYTES
+    with TarHeaders(file, file.skimmed, MAX_EXTENDED_HEADER_BYTES) as stream:
         try:
             archive = tarfile.open(fileobj=stream, mode="r:")  # noqa: SIM115 (there is nothing in it to close)
             position = -1
@@ -115,7 +125,10 @@ def read_index(file: SourceFile) -> Iterator[tuple[str, TarMember]]:
                     raise tarfile.ReadError(f"headers out of order at byte {member.offset:,}")
                 position = member.offset
                 if not member.isdir():
-                    yield as_posix(member.name), read_member(member, stream.size)
+                    found = read_member(member, stream.size)
+                    if found.is_small_text(member.name) and (left := left - found.size) >= 0:
+                        texts[found.offset] = stream.text(found)
+                    yield as_posix(member.name), found
             stream.seek(archive.offset)
             end = stream.read(tarfile.BLOCKSIZE)
         except INDEX_ERRORS as error:
@@ -124,6 +137,7 @@ def read_index(file: SourceFile) -> Iterator[tuple[str, TarMember]]:
             raise SourceError(f"{file} is not a tar that can be read: {error}") from None
     if end != bytes(tarfile.BLOCKSIZE):
         raise SourceError(f"{file} is damaged or cut short at byte {archive.offset:,}: neither a member nor an end")
+    file.refuse_changed()
 
 
 def as_posix(name: str) -> str:

@@ -54,7 +54,7 @@ class ImageZip(Archive[zipfile.ZipInfo]):
 
     def __init__(self, file: SourceFile) -> None:
         try:
-            self._zip = ZipReader(file, MAX_INDEX_BYTES).open_zip()
+            self._zip = ZipReader(file, file.raw, MAX_INDEX_BYTES).open_zip()
         except OPEN_ERRORS as error:
             if isinstance(error, OSError) and error.filename is not None:  # a network's, which is no fault of the zip
                 raise

@@ -36,14 +36,14 @@ class SourceFile(Protocol):
     def raw(self) -> io.RawIOBase:
         """To read it here and there; by one thread."""
 
+    def skimmed(self) -> io.RawIOBase:
+        """To read it from the beginning to the end, with gaps; by one thread."""
+
     def open(self) -> io.BufferedReader:
         """To read it; SourceError where it has changed since."""
 
     def part(self, start: int, length: int) -> bytes:
         """Bytes of it; fewer at its end, SourceError where it has changed since."""
-
-    def parts(self, starts: list[int], lengths: list[int]) -> list[bytes]:
-        """Several at a time."""
 
     def refuse_changed(self) -> None:
         """SourceError where it has changed since."""
@@ -62,6 +62,8 @@ class LocalFile:
     def raw(self) -> io.RawIOBase:
         return io.FileIO(self._path)
 
+    skimmed = raw
+
     def open(self) -> io.BufferedReader:
         self.refuse_changed()
         return self._path.open("rb")
@@ -73,9 +75,6 @@ class LocalFile:
             if version_of(os.fstat(stream.fileno())) != self.version:
                 refuse_changed(self)
         return data
-
-    def parts(self, starts: list[int], lengths: list[int]) -> list[bytes]:
-        return [self.part(start, length) for start, length in zip(starts, lengths, strict=True)]
 
     def refuse_changed(self) -> None:
         if version_of(self._path.stat()) != self.version:

@@ -6,13 +6,11 @@ from typing import Protocol
 
 from cache_store.storage.object_client import pool
 from cache_store.storage.range_reader import RangeReader
+from precompute.sources.files.ahead import AheadReader, NeighbourParts, PartsReader
 from precompute.sources.files.file import Version, refuse_changed
 
 PART_BYTES = 8 << 20
 """Larger ranges are fetched as several, at the same time."""
-
-COALESCED_BYTES = 64 << 10
-"""Parts of a file that are no further apart are fetched as one."""
 
 
 class RemoteFolder(Protocol):
@@ -43,17 +41,27 @@ class RemoteFile:
     def __init__(self, folder: RemoteFolder, path: str, version: Version | None = None) -> None:
         self._folder, self._path, self.name = folder, path, path.rpartition("/")[2]
         self.version = version or folder.head(path)
+        self._neighbours = NeighbourParts(self.version.size, self._fetch)
 
     def __str__(self) -> str:
         return self._folder.where(self._path)
 
     def raw(self) -> io.RawIOBase:
-        return RangeReader(self.version.size, lambda start, length: memoryview(self.part(start, length)))
+        return PartsReader(self.version.size, lambda start, stop: self.part(start, stop - start))
+
+    def skimmed(self) -> io.RawIOBase:
+        return AheadReader(self.version.size, self._fetch)
 
     def open(self) -> io.BufferedReader:
-        return io.BufferedReader(self.raw())
+        return io.BufferedReader(RangeReader(self.version.size, lambda *span: memoryview(self._range(*span))))
 
     def part(self, start: int, length: int) -> bytes:
+        stop = min(start + length, self.version.size)
+        if stop - start > PART_BYTES:
+            return self._range(start, length)
+        return self._neighbours.part(start, stop) if start < stop else b""
+
+    def _range(self, start: int, length: int) -> bytes:
         stop = min(start + length, self.version.size)
         if stop - start <= PART_BYTES:
             return self._fetch(start, stop) if start < stop else b""
@@ -66,30 +74,5 @@ class RemoteFile:
             refuse_changed(self)
         return data
 
-    def parts(self, starts: list[int], lengths: list[int]) -> list[bytes]:
-        """In any order; many are fetched at the same time, and neighbours as one."""
-        parts = [(start, start + length) for start, length in zip(starts, lengths, strict=True)]
-        spans = spans_of(sorted(part for part in parts if part[0] < part[1]))
-        fetched = pool().map(lambda span: self._fetch(*span), spans)
-        found = {(0, 0): b""}
-        for (first, _), data in zip(spans, fetched, strict=True):
-            found |= {part: data[part[0] - first : part[1] - first] for part in spans[first, _]}
-        return [found.get(part, b"") for part in parts]
-
     def refuse_changed(self) -> None:
         """Nothing to do: every range that was read has been checked."""
-
-
-Span = tuple[int, int]
-
-
-def spans_of(parts: list[Span]) -> dict[Span, list[Span]]:
-    """Rising parts that lie near to each other, by the range that holds them."""
-    groups: list[list[Span]] = []
-    for part in parts:
-        first = groups[-1][0][0] if groups else 0
-        if groups and part[0] - groups[-1][-1][1] <= COALESCED_BYTES and part[1] - first <= PART_BYTES:
-            groups[-1].append(part)
-        else:
-            groups.append([part])
-    return {(group[0][0], max(end for _, end in group)): group for group in groups}

@@ -108,7 +108,7 @@ def test_neighbours_in_a_tar_cost_one_index(tmp_path, monkeypatch):
     indexed = Counter[str]()
     monkeypatch.setattr(
         "precompute.sources.archives.image_tar.read_index",
-        lambda path: (indexed.update([path.name]), read_index(path))[1],
+        lambda file, texts: (indexed.update([file.name]), read_index(file, texts))[1],
     )
     for number in range(8):
         write_tar(tmp_path / f"{number}.tar", numbered(*range(3 * number, 3 * number + 3)))

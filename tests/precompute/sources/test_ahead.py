@@ -1,0 +1,81 @@
+"""Files at URLs that are read in order: the same bytes, in few requests, and none that nobody needs."""
+
+import io
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from precompute.sources.files.ahead import BLOCK_BYTES, SKIPPED_BYTES, AheadReader, NeighbourParts
+
+FILE = random.Random(0).randbytes(12 * 2**20 + 345)
+
+
+class Requests:
+    """Answers them, and remembers how many bytes each had."""
+
+    def __init__(self, failing: range = range(0)) -> None:
+        self.sizes: list[int] = []
+        self._failing = failing
+
+    def fetch(self, start: int, stop: int) -> bytes:
+        assert 0 <= start < stop <= len(FILE)
+        self.sizes.append(stop - start)
+        if len(self.sizes) in self._failing:
+            raise OSError(5, "made by the test", "a file")
+        return FILE[start:stop]
+
+
+GAPS = {"none": 0, "texts": 3_000, "images": 100_000, "large images": 300_000, "as long as a block": BLOCK_BYTES}
+
+
+@pytest.mark.parametrize("name", GAPS)
+def test_a_file_is_skimmed_in_few_requests(name):
+    requests = Requests()
+    with io.BufferedReader(AheadReader(len(FILE), requests.fetch)) as stream:
+        starts = range(0, len(FILE), 512 + GAPS[name])
+        for start in starts:
+            stream.seek(start)
+            assert stream.read(512) == FILE[start : start + 512]
+    if GAPS[name] > SKIPPED_BYTES:
+        assert sum(requests.sizes) < len(FILE) / 3
+        assert len(requests.sizes) <= 2 * len(starts)
+    else:
+        assert sum(requests.sizes) <= len(FILE)
+        assert len(requests.sizes) < 20
+
+
+def test_what_is_read_back_and_forth_is_the_same():
+    stream, choose = io.BufferedReader(AheadReader(len(FILE), Requests().fetch)), random.Random(1)
+    for _ in range(200):
+        start, length = choose.randrange(len(FILE) + 10), choose.randrange(1, 50_000)
+        stream.seek(start)
+        assert stream.read(length) == FILE[start : start + length]
+
+
+def test_neighbours_share_blocks_and_others_cost_themselves():
+    size = 40_000
+    parts = [(start, min(start + size, len(FILE))) for start in range(0, len(FILE), size + 2_000)]
+    for order, most_requests, most_bytes in (("near", 15, 1.1 * len(FILE)), ("far", 20, 20 * size)):
+        requests = Requests()
+        file = NeighbourParts(len(FILE), requests.fetch)
+        asked = parts if order == "near" else [parts[number * 37 % len(parts)] for number in range(20)]
+        with ThreadPoolExecutor(4) as pool:
+            assert [*pool.map(lambda part, file=file: file.part(*part), asked)] == [
+                FILE[slice(*part)] for part in asked
+            ]
+        assert len(requests.sizes) <= most_requests
+        assert sum(requests.sizes) <= most_bytes
+
+
+def test_a_block_that_failed_is_asked_for_again():
+    requests = Requests(failing=range(6, 12))
+    file, asked = NeighbourParts(len(FILE), requests.fetch), [*range(0, len(FILE), 100_000)]
+    failed = 0
+    while asked:
+        try:
+            assert file.part(asked[0], asked[0] + 50_000) == FILE[asked[0] : asked[0] + 50_000]
+            asked.pop(0)
+        except OSError:
+            failed += 1
+    assert 1 <= failed <= 6
