@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.decode import jpegs_of
+from benchmarks.options import parser_with
 from benchmarks.record import print_record
 from benchmarks.timing import interleaved_seconds, rates, speedups, spread
 from cache_store.cores import usable_cores
-from cache_store.program.command_line import Parser, parse_config
+from cache_store.program.command_line import parse_config
 from cache_store.program.run_program import run_program
 
 if TYPE_CHECKING:
@@ -67,18 +68,10 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def option_parser() -> argparse.ArgumentParser:
-    parser = Parser(description=__doc__)
-    parser.add_argument("--vae", choices=("demo", "full"), default="demo", help="the demo's narrow one, or full size")
-    parser.add_argument("--images", help="a folder of JPEGs, taken again and again; smooth noise without it")
-    parser.add_argument("--count", type=int, default=196, help="images of a build")
-    parser.add_argument("--mosaic", type=int, default=1, help="photographs along each side of an image")
-    parser.add_argument("--height", type=int, default=224)
-    parser.add_argument("--width", type=int, default=224)
-    parser.add_argument("--batch-size", type=int, default=8)
+def option_parser(description: str | None = __doc__, *more: str) -> argparse.ArgumentParser:
+    names = ("vae", "images", "mosaic", "height", "width", "repeats", "folder")
+    parser = parser_with(description, *names, *more, count=196, batch_size=8)
     parser.add_argument("--compute-dtype", default="bfloat16")
-    parser.add_argument("--repeats", type=int, default=5, help="rounds measured after the first, which warms up")
-    parser.add_argument("--folder", help="where caches are written; default a temporary folder")
     return parser
 
 

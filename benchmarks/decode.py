@@ -20,10 +20,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from benchmarks.options import parser_with
 from benchmarks.record import print_record
 from benchmarks.timing import interleaved_seconds, rates, speedups, spread
 from cache_store.format.schema import ImageRecipe
-from cache_store.program.command_line import Parser
 from cache_store.program.run_program import run_program
 from precompute.images.decode import ImageConfig, decode_image
 from precompute.images.fit import RESAMPLING, fit_image, to_pixels
@@ -76,13 +76,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def option_parser() -> argparse.ArgumentParser:
-    parser = Parser(description=__doc__)
-    parser.add_argument("--images", help="a folder of JPEGs; smooth noise without it")
-    parser.add_argument("--count", type=int, default=196, help="as many as are taken of them, at most")
-    parser.add_argument("--mosaic", type=int, default=1, help="photographs along each side of an image")
-    parser.add_argument("--height", type=int, default=224)
-    parser.add_argument("--width", type=int, default=224)
-    parser.add_argument("--repeats", type=int, default=5, help="rounds measured after the first, which warms up")
+    parser = parser_with(__doc__, "images", "mosaic", "height", "width", "repeats", count=196)
     parser.add_argument("--model", help="a VAE's hub id or folder, to compare latents too")
     parser.add_argument("--latents", type=int, default=32, help="images whose latents are compared")
     return parser

@@ -12,9 +12,9 @@ from functools import partial
 from statistics import median
 from typing import get_args
 
+from benchmarks.options import parser_with
 from benchmarks.record import print_record
 from benchmarks.timing import interleaved_seconds, rates, speedups, spread
-from cache_store.program.command_line import Parser
 from cache_store.program.run_program import run_program
 from precompute.encoders.config import ComputeDtype
 
@@ -71,13 +71,9 @@ def run(argv: Sequence[str]) -> int:
 
 
 def option_parser() -> argparse.ArgumentParser:
-    parser = Parser(description=__doc__)
-    parser.add_argument("--height", type=int, default=224)
-    parser.add_argument("--width", type=int, default=224)
-    parser.add_argument("--batch-size", type=int, default=4)
-    parser.add_argument("--repeats", type=int, default=5, help="rounds measured after the first, which warms up")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    parser = parser_with(__doc__, "height", "width", "repeats", batch_size=4)
     parser.add_argument("--model", help="hub id or folder; random weights without it")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--base-dim", type=int, default=96, help="width of the random model; 96 is the full size")
     return parser
 

@@ -25,6 +25,7 @@ import webdataset
 from datasets.arrow_writer import ArrowWriter
 from numpy.typing import NDArray
 
+from benchmarks.options import parser_with
 from benchmarks.record import print_record
 from benchmarks.timing import interleaved_seconds, rates, speedups, spread
 from cache_store import open_cache
@@ -32,7 +33,6 @@ from cache_store.cache.gather import WAYS, move_rows
 from cache_store.errors import ConfigError
 from cache_store.format.names import ZARR_ARRAY
 from cache_store.format.schema import CodecName
-from cache_store.program.command_line import Parser
 from cache_store.program.run_program import run_program
 from tests.make_cache import make_cache
 
@@ -105,15 +105,8 @@ def run(argv: Sequence[str]) -> int:
 
 
 def option_parser() -> argparse.ArgumentParser:
-    parser = Parser(description=__doc__)
-    parser.add_argument("--samples", type=int, default=20_000, help="20,000 are 0.5 GB in each format")
-    parser.add_argument("--batch-size", type=int, default=256)
-    parser.add_argument(
-        "--samples-per-shard", type=int, default=4_096, help="128 spreads batches as 640,000 samples do"
-    )
-    parser.add_argument("--repeats", type=int, default=5, help="passes of each side, after one that warms up")
+    parser = parser_with(__doc__, "samples_per_shard", "repeats", "folder", samples=20_000, batch_size=256)
     parser.add_argument("--latents", help=".npy of real latents [N, C, y, x] to cut samples from; else noise")
-    parser.add_argument("--folder", help="where the data sets are written; default a temporary folder")
     return parser
 
 

@@ -36,10 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(argv: Sequence[str]) -> int:
-    parser = option_parser()
-    parser.description = __doc__
-    parser.add_argument("--model", help="a folder with a VAE, in place of --vae's of random weights")
-    options = parser.parse_args(argv)
+    options = option_parser(__doc__, "model").parse_args(argv)
     os.environ.update(ALONE)
     ray: Any = importlib.import_module("ray")
     from precompute.build.build import build

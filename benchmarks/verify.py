@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.options import parser_with
 from benchmarks.record import print_record
 from benchmarks.timing import interleaved_seconds, rates, speedups, spread
 from cache_store.format.schema import CodecName, StoreFormat
-from cache_store.program.command_line import Parser
 from cache_store.program.run_program import run_program
 from cache_store.verify.verify import Level, verify
 from tests.make_cache import make_cache
@@ -68,12 +68,8 @@ def run(argv: Sequence[str]) -> int:
 
 
 def option_parser() -> argparse.ArgumentParser:
-    parser = Parser(description=__doc__)
-    parser.add_argument("--samples", type=int, default=40_960, help="40,960 are 1 GB in each form")
-    parser.add_argument("--samples-per-shard", type=int, default=4_096)
+    parser = parser_with(__doc__, "samples_per_shard", "repeats", "folder", samples=40_960)
     parser.add_argument("--quick-shards", type=int, default=2_000, help="tiny shards of the cache for level quick")
-    parser.add_argument("--repeats", type=int, default=5, help="rounds measured after the first, which warms up")
-    parser.add_argument("--folder", help="where the caches are written; default a temporary folder")
     return parser
 
 

@@ -1,0 +1,29 @@
+"""Options that several benchmarks have, each written once; a benchmark names those that it takes, with its defaults."""
+
+from typing import Any
+
+from cache_store.program.command_line import Parser
+
+SHARED: dict[str, dict[str, Any]] = {
+    "samples": {"type": int, "help": "in each form; 20,000 are 0.5 GB"},
+    "samples_per_shard": {"type": int, "default": 4_096},
+    "images": {"help": "a folder of JPEGs, taken again and again; smooth noise without it"},
+    "count": {"type": int, "help": "images"},
+    "mosaic": {"type": int, "default": 1, "help": "photographs along each side of an image"},
+    "height": {"type": int, "default": 224},
+    "width": {"type": int, "default": 224},
+    "batch_size": {"type": int},
+    "model": {"help": "a folder with a VAE, in place of one of random weights"},
+    "vae": {"choices": ("demo", "full"), "default": "demo", "help": "the demo's narrow one, or full size"},
+    "repeats": {"type": int, "default": 5, "help": "rounds measured after the first, which warms up"},
+    "folder": {"help": "where caches are written; default a temporary folder"},
+}
+
+
+def parser_with(description: str | None, *names: str, **defaults: Any) -> Parser:
+    """Of a benchmark's options: those of SHARED by these names, and those with a default of its own."""
+    parser = Parser(description=description)
+    for name in (each for each in SHARED if each in (*names, *defaults)):
+        given = {"default": defaults[name]} if name in defaults else {}
+        parser.add_argument(f"--{name.replace('_', '-')}", **SHARED[name] | given)
+    return parser
