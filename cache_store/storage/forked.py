@@ -10,14 +10,17 @@ import os
 import subprocess
 import sys
 import threading
-from functools import lru_cache
-from typing import IO, Any
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from typing import IO, Any, TypeVar, cast
 
 import msgspec
 
 from cache_store.storage.object_client import FIRST_USE
 
 LENGTH_BYTES = 8
+
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class Request(msgspec.Struct, array_like=True):
@@ -39,8 +42,18 @@ def is_forked() -> bool:
     return bool(FIRST_USE) and FIRST_USE[0] != os.getpid()
 
 
+def also_forked(method: Method) -> Method:
+    """Of a store with a `url`: a method that the helper runs in place of a forked process."""
+
+    @wraps(method)
+    def run(store: Any, *arguments: Any) -> Any:
+        return ask_helper(store.url, method.__name__, *arguments) if is_forked() else method(store, *arguments)
+
+    return cast("Method", run)
+
+
 def ask_helper(url: str, method: str, *arguments: Any) -> Any:
-    """In place of the method itself, in a forked process; its OSErrors are raised here."""
+    """Its OSErrors are raised here."""
     answer = helper(os.getpid()).ask(Request(url, method, list(arguments)))
     if answer.error is not None:
         raise OSError(*answer.error)

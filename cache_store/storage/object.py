@@ -10,28 +10,21 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO, ClassVar, Self, TypeVar
+from typing import Any, BinaryIO, ClassVar, TypeVar
 
 from cache_store.errors import ConfigError
 from cache_store.storage.files import SCRATCH_SUFFIX, naming
-from cache_store.storage.forked import ask_helper, is_forked
+from cache_store.storage.forked import also_forked
 from cache_store.storage.kept_blocks import KeptBlocks, Ranges
-from cache_store.storage.listing import entries_by_folder
+from cache_store.storage.listing import UrlFolder, entries_by_folder
 from cache_store.storage.local import WRITE_BYTES, map_file
-from cache_store.storage.object_client import (
-    ATTEMPTS,
-    client,
-    cut_short,
-    missing,
-    pool,
-    telling,
-    was_answered_or_retried,
-)
-from cache_store.storage.range_reader import RangeReader
+from cache_store.storage.object_client import ATTEMPTS, all_objects, ask, client, pool
+from cache_store.storage.object_errors import CutShortError, missing
+from cache_store.storage.range_reader import RangeReader, Span, read_parts
 
 MULTIPART_BYTES, PART_BYTES = 64 << 20, 16 << 20
 """Files from this size on are uploaded in parts, where a file of the name may be replaced."""
@@ -48,26 +41,12 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True)
-class ObjectStore:
-    """A `Store` at a URL, without a slash at its end; it connects at its first use, in each process anew."""
+class ObjectStore(UrlFolder):
+    """A `Store` below a URL; it connects at its first use, in each process anew."""
 
-    url: str
     kept: KeptBlocks | None = None
     """Where parts of files are kept on this machine."""
     keeps_others_out: ClassVar[bool] = False
-
-    @classmethod
-    def at(cls, scheme: str, place: str) -> Self:
-        """ConfigError where the URL names no bucket."""
-        if not place.strip("/") or place.startswith("/"):
-            raise ConfigError(f"{scheme}://{place} names no bucket; a cache's URL is {scheme}://BUCKET/FOLDER")
-        return cls(f"{scheme}://{place.rstrip('/')}")
-
-    def __str__(self) -> str:
-        return self.url
-
-    def where(self, name: str) -> str:
-        return f"{self.url}/{name}" if name else self.url
 
     def has(self, name: str) -> bool:
         try:
@@ -76,29 +55,20 @@ class ObjectStore:
             return bool(self.list(name))
         return True
 
+    @also_forked
     def size(self, name: str) -> int:
-        if is_forked():
-            return int(ask_helper(self.url, "size", name))
-        with telling(self.where(name)):
-            return int(client(self.url).head(name)["size"])
+        return ask(self.where(name), lambda: int(client(self.url).head(name)["size"]))
 
+    @also_forked
     def read(self, name: str) -> bytes:
-        if is_forked():
-            return bytes(ask_helper(self.url, "read", name))
-        for attempt in range(ATTEMPTS):
-            with telling(self.where(name)):
-                from obstore.exceptions import GenericError
+        def whole() -> bytes:
+            answer = client(self.url).get(name)
+            data = bytes(answer.bytes())
+            if len(data) != answer.meta["size"]:
+                raise CutShortError
+            return data
 
-                try:
-                    answer = client(self.url).get(name)
-                    data, size = bytes(answer.bytes()), int(answer.meta["size"])
-                except GenericError as error:  # obstore asks no more once an answer has begun
-                    if was_answered_or_retried(error) or attempt == ATTEMPTS - 1:
-                        raise
-                    continue
-            if len(data) == size:
-                return data
-        raise cut_short(self.where(name))
+        return ask(self.where(name), whole)
 
     def open(self, name: str) -> BufferedReader:
         def fetch(start: int, length: int) -> memoryview:
@@ -113,23 +83,28 @@ class ObjectStore:
         """Parts of several files, of which many are fetched at the same time."""
         if self.kept and all(each.sha256 for each in wanted):
             return self.kept.fetch(wanted, replace(self, kept=None).fetch)
-        if is_forked():
-            return [[memoryview(part) for part in each] for each in ask_helper(self.url, "fetch", wanted)]
+        return [[memoryview(part) for part in each] for each in self.fetch_now(wanted)]
+
+    @also_forked
+    def fetch_now(self, wanted: Sequence[Ranges]) -> Sequence[Sequence[memoryview]]:
         return self.side_by_side(self._fetch, wanted)
 
     def side_by_side(self, call: Callable[[T], R], each: Sequence[T]) -> Sequence[R]:
-        return [*(pool().map(call, each) if len(each) > 1 and not is_forked() else map(call, each))]
+        return [*(pool().map if len(each) > 1 else map)(call, each)]
 
     def _fetch(self, wanted: Ranges) -> list[memoryview]:
-        """An answer that was cut short is asked for again."""
+        """Neighbours as one; not by obstore, which dies of an answer that ends before one of them begins."""
         name, starts, lengths, *_ = wanted
-        for _ in range(ATTEMPTS):
-            with telling(self.where(name)):
-                parts = client(self.url).get_ranges(name, starts=starts, lengths=lengths, coalesce=COALESCED_BYTES)
-            views = [memoryview(part) for part in parts]
-            if [*map(len, views)] == [*lengths]:
-                return views
-        raise cut_short(self.where(name))
+
+        def fetch(spans: Sequence[Span]) -> Sequence[Any]:
+            begin, sizes = [first for first, _ in spans], [end - first for first, end in spans]
+            found = client(self.url).get_ranges(name, starts=begin, lengths=sizes, coalesce=0)
+            if [*map(len, found)] != sizes:
+                raise CutShortError
+            return found
+
+        parts = [(start, start + length) for start, length in zip(starts, lengths, strict=True)]
+        return ask(self.where(name), lambda: read_parts(parts, fetch, COALESCED_BYTES))
 
     @contextmanager
     def local(self, name: str) -> Iterator[memoryview]:
@@ -139,45 +114,41 @@ class ObjectStore:
                 shutil.copyfileobj(stream, copy, PART_BYTES)
             yield map_file(path)
 
+    @also_forked
     def list(self, folder: str = "") -> list[str]:
-        if is_forked():
-            return [*ask_helper(self.url, "list", folder)]
-        with telling(self.where(folder)):
-            found = client(self.url).list_with_delimiter(folder or None)
+        found = ask(self.where(folder), lambda: client(self.url).list_with_delimiter(folder or None))
         names = [each["path"] for each in found["objects"]]
         folders = [f"{path}/" for path in found["common_prefixes"]]
         prefix = f"{folder}/" if folder else ""
         return sorted(name.removeprefix(prefix) for name in (*names, *folders) if name not in ("", folder))
 
     def listed(self) -> "ListedObjects":
-        with telling(self.url):
-            sizes = {each["path"]: int(each["size"]) for page in client(self.url).list() for each in page}
+        sizes = {each["path"]: int(each["size"]) for each in all_objects(self.url)}
         return ListedObjects(self.url, self.kept, sizes, entries_by_folder(sizes))
 
     def put_whole(self, name: str, data: bytes) -> None:
-        with telling(self.where(name)):
-            client(self.url, len(data)).put(name, data, use_multipart=False)
+        ask(self.where(name), lambda: client(self.url, len(data)).put(name, data, use_multipart=False))
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
-        return self._create(name, data) or self.read(name) == data  # a retried put may meet its own first success
+        return self._create(name, data) or self.read(name) == data  # a repeated put may meet its own first success
 
     def _create(self, name: str, data: bytes | memoryview) -> bool:
-        """Whether the file was not there and now is; it may also have been this call's, retried, that was first."""
-        from obstore.exceptions import AlreadyExistsError, GenericError
-
+        """Whether the file was not there and now is; it may also have been this call's, repeated, that was first."""
         if len(data) > MOST_CREATED_BYTES:
             limit = f"{len(data):,} bytes are more than an object store takes at once; lower samples_per_shard"
             raise OSError(errno.EFBIG, limit, self.where(name))
+
+        def is_first() -> bool:
+            from obstore.exceptions import AlreadyExistsError
+
+            with suppress(AlreadyExistsError):  # or S3's 409: another put of this name is under way
+                client(self.url, len(data)).put(name, data, mode="create")
+                return True
+            return False
+
         for attempt in range(ATTEMPTS):
-            with telling(self.where(name)):
-                try:
-                    client(self.url, len(data)).put(name, data, mode="create")
-                    return True
-                except AlreadyExistsError:  # or S3's 409: another put of this name is under way
-                    pass
-                except GenericError as error:  # obstore tries no create again whose answer it did not get
-                    if was_answered_or_retried(error) or attempt == ATTEMPTS - 1:
-                        raise
+            if ask(self.where(name), is_first):
+                return True
             if self.has(name):
                 return False
             time.sleep(2**attempt / 10)
@@ -192,8 +163,7 @@ class ObjectStore:
         return 1
 
     def delete(self, name: str) -> None:
-        with telling(self.where(name)):
-            client(self.url).delete(name)
+        ask(self.where(name), lambda: client(self.url).delete(name))
 
     def refuse_others(self, ours: Collection[str], option: str, kind: str) -> None:
         if foreign := sorted({name.rstrip("/") for name in self.list()} - set(ours)):
@@ -245,10 +215,12 @@ class ObjectDraft:
     def publish(self) -> None:
         size = self.scratch.stat().st_size
         in_parts = size >= MULTIPART_BYTES
-        with telling(self.store.where(self.name)):
-            client(self.store.url, PART_BYTES if in_parts else size).put(
-                self.name, self.scratch, use_multipart=in_parts, chunk_size=PART_BYTES
-            )
+
+        def put() -> None:
+            to = client(self.store.url, PART_BYTES if in_parts else size)
+            to.put(self.name, self.scratch, use_multipart=in_parts, chunk_size=PART_BYTES)
+
+        ask(self.store.where(self.name), put)
 
     def publish_if_absent(self) -> bool:
         return self.store._create(self.name, self.map())

@@ -1,21 +1,36 @@
-"""Speaking to an object store: clients that give up in time, and errors that say in one line what to check."""
+"""Speaking to an object store: clients that give up in time, and what is asked again, with pauses where it is busy."""
 
-import errno
 import os
-import re
-from collections.abc import Callable, Iterator
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from datetime import timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from itertools import count
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from cache_store.errors import ConfigError
+from cache_store.storage.object_errors import (
+    ALLOW_HTTP,
+    CutShortError,
+    cut_short,
+    first_line,
+    is_busy,
+    is_cut,
+    refusal,
+    said_by,
+)
 
 if TYPE_CHECKING:
+    from obstore import ObjectMeta
     from obstore.store import ObjectStore as AnyStore
 
 Client: TypeAlias = "AnyStore"
+
+T = TypeVar("T")
 
 SCHEMES = ("s3", "gs", "az")
 
@@ -27,9 +42,19 @@ SLOWEST_BYTES_A_S = 1 << 20
 """An upload that is slower than this is tried again, and then an error."""
 
 MAX_RETRIES = 10
+"""By obstore, which are over in 2 to 8 s where the store answers at once that it is busy."""
+
+BUSY_S, FIRST_PAUSE_S, LONGEST_PAUSE_S = 60.0, 1.0, 10.0
+"""How long in all, and at a time, an operation pauses that a store was too busy for, each time for ten requests."""
+
+TOLD_EACH_S = 30.0
+"""Between two lines that say so: many operations wait at the same time."""
 
 ATTEMPTS = 4
 """For an answer that was cut short, and for a name that others contend for."""
+
+PAGE = 1_000
+"""Names in a listing at a time, as S3 gives them."""
 
 IN_FLIGHT = 32
 """Requests of one process at the same time: each waits some 20 ms for its first byte."""
@@ -46,20 +71,6 @@ FORKED = (
 FIRST_USE: list[int] = []
 """The process that made the first client."""
 
-ALLOW_HTTP = {"s3": "AWS_ALLOW_HTTP", "gs": "GOOGLE_ALLOW_HTTP", "az": "AZURE_ALLOW_HTTP"}
-
-CREDENTIALS = {
-    "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN",
-    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
-    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN",
-}
-
-REGION = {"s3": "AWS_REGION (and AWS_ENDPOINT_URL)", "gs": "the bucket's location", "az": "the account's name"}
-
-CODE = re.compile(r"<Code>(\w+)</Code>")
-STATUS = re.compile(r"status code: (\d{3} [A-Z][A-Za-z -]*)")
-METADATA_SERVICES = ("169.254.169.254", "metadata.google.internal", "no credentials")
-
 
 def timeout_s(num_bytes: int) -> int:
     """For a request that carries so many bytes, by steps, so that few clients are made."""
@@ -70,7 +81,7 @@ def timeout_s(num_bytes: int) -> int:
 
 
 def client(url: str, num_bytes: int = 0) -> Client:
-    """To be asked at each use, within `telling`; `num_bytes` are those that it is to carry.
+    """To be called at each use, within `ask`; `num_bytes` are those that it is to carry.
 
     ConfigError where the URL or the environment make no sense to obstore.
     """
@@ -102,74 +113,87 @@ def make_client(url: str, seconds: int) -> Client:
         raise ConfigError(f"{url}: {first_line(error)}") from None
 
 
-@lru_cache(maxsize=1)
-def pool() -> ThreadPoolExecutor:
-    """Threads that wait for answers."""
-    return ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="fetch")
+def ask(where: str, call: Callable[[], T]) -> T:
+    """What a call of a client gives, asked again where a store is too busy, or, a few times, where answers are cut.
 
-
-@contextmanager
-def telling(where: str) -> Iterator[None]:
-    """What the store refuses, as an OSError that names the address and what to check."""
+    It may take effect twice. What the store refuses is an OSError that names the address and what to check.
+    """
     try:
         from obstore.exceptions import BaseError
     except ImportError:
         raise ConfigError(MISSING_EXTRA) from None
-    try:
-        yield
-    except FileNotFoundError as error:
-        if (code := code_of(error)) not in (None, "NoSuchKey", "BlobNotFound"):
-            raise refusal(error, where, code) from None
-        raise missing(where) from None
-    except BaseError as error:
-        raise refusal(error, where, code_of(error)) from None
+    left_s, cuts = pauses(), count(1)
+    while True:
+        try:
+            return call()
+        except CutShortError:
+            if next(cuts) == ATTEMPTS:
+                raise cut_short(where) from None
+        except (FileNotFoundError, BaseError) as error:
+            if is_busy(error) and (pause_s := next(left_s, 0.0)):
+                tell_of_waiting(where, error)
+                time.sleep(pause_s)
+            elif not is_cut(error) or next(cuts) == ATTEMPTS:
+                raise refusal(error, where) from None
 
 
-def missing(where: str) -> FileNotFoundError:
-    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), where)
+def pauses() -> Iterator[float]:
+    """Growing, and of chance, so that those who were refused together do not come back together."""
+    left_s, pause_s = BUSY_S, FIRST_PAUSE_S
+    while left_s > 0:
+        taken_s = min(left_s, pause_s * CHANCE.uniform(0.5, 1.5))
+        yield taken_s
+        left_s, pause_s = left_s - taken_s, min(2 * pause_s, LONGEST_PAUSE_S)
 
 
-def cut_short(where: str) -> OSError:
-    return OSError(errno.EIO, "answers are cut short, also when asked again", where)
+CHANCE = random.Random()
+"""Not the one that a training run may have seeded."""
 
 
-def was_answered_or_retried(error: Exception) -> bool:
-    """Whether there is no point in trying again what failed."""
-    return STATUS.search(str(error)) is not None or " retries, " in str(error)
+class Told:
+    """When a person was last told that the store is busy."""
+
+    lock = threading.Lock()
+    at_s = -TOLD_EACH_S
 
 
-def code_of(error: Exception) -> str | None:
-    """What S3, GCS and Azure call the matter in the body of an answer."""
-    found = CODE.search(str(error))
-    return found and found[1]
+def tell_of_waiting(where: str, error: Exception) -> None:
+    with Told.lock:
+        if time.monotonic() - Told.at_s < TOLD_EACH_S:
+            return
+        Told.at_s = time.monotonic()
+    print(f"the store answers {said_by(error)}: waiting, for up to {BUSY_S:.0f} s: {where}", file=sys.stderr)
 
 
-def refusal(error: Exception, where: str, code: str | None) -> OSError:
-    """Say what a person can check."""
-    text, scheme = str(error), where.partition("://")[0]
-    bucket = where.partition("://")[2].partition("/")[0]
-    if code in ("NoSuchBucket", "ContainerNotFound", "InvalidBucketName"):
-        return OSError(errno.ENXIO, f"there is no bucket {bucket!r}: check its name, {REGION[scheme]}", where)
-    if any(name in text for name in METADATA_SERVICES):
-        return PermissionError(errno.EACCES, f"no credentials were found: set {CREDENTIALS[scheme]}", where)
-    if code in ("ExpiredToken", "TokenRefreshRequired", "RequestExpired"):
-        return PermissionError(errno.EACCES, f"the token has expired ({code}): renew {CREDENTIALS[scheme]}", where)
-    if code in ("PermanentRedirect", "AuthorizationHeaderMalformed") or "redirect" in text:
-        return OSError(errno.EIO, f"the bucket lies in another region: set {REGION[scheme]}", where)
-    if "builder error" in text:
-        return OSError(errno.EIO, f"an endpoint of plain HTTP is spoken to only with {ALLOW_HTTP[scheme]}=true", where)
-    status = STATUS.search(text)
-    said = " ".join(filter(None, (status and status[1].strip(), code)))
-    if code in ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch") or said.startswith(("401", "403")):
-        why = f"the store refuses these credentials ({said}): check {CREDENTIALS[scheme]} and the bucket's policy"
-        return PermissionError(errno.EACCES, why, where)
-    if said == "400 Bad Request":  # to a HEAD, whose answer has no code
-        why = f"the store answers {said}, as where a token has expired: check {CREDENTIALS[scheme]}"
-        return PermissionError(errno.EACCES, why, where)
-    if status:
-        return OSError(errno.EIO, f"the store answers {said}, also when asked again: {first_line(error)}", where)
-    return OSError(errno.EIO, f"no whole answer: check the network and the endpoint ({first_line(error)})", where)
+def all_objects(url: str) -> "Iterator[ObjectMeta]":
+    """Everything below a URL, in order; a listing that broke off goes on where it was."""
+    last: str | None = None
+    pages: Any = None
+
+    def start() -> Any:
+        return client(url).list(offset=last, chunk_size=PAGE)
+
+    def following() -> "Sequence[ObjectMeta] | None":
+        from obstore.exceptions import BaseError
+
+        nonlocal pages
+        try:
+            return next(pages, None)
+        except BaseError:
+            pages = start()  # the old one has ended
+            raise
+
+    pages = ask(url, start)
+    while page := ask(url, following):
+        yield from page
+        last = page[-1]["path"]
 
 
-def first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0].strip()
+def pool() -> ThreadPoolExecutor:
+    """Threads of this process that wait for answers."""
+    return make_pool(os.getpid())
+
+
+@lru_cache(maxsize=1)
+def make_pool(process: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="fetch")

@@ -1,16 +1,43 @@
-"""A file that is read by ranges, as one that is open: small ones here and there, larger ones where it is in order."""
+"""Reading by ranges: neighbouring parts of a file as one; a file as one that is open."""
 
 import io
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 SMALLEST_BYTES, LARGEST_BYTES = 256 << 10, 16 << 20
 """Of a range: at first and after a jump; after as many doublings as it takes, where the file is read in order."""
 
+Span = tuple[int, int]
+"""The first byte, and the one behind the last."""
+
+
+def read_parts(parts: Sequence[Span], fetch: Callable[[Sequence[Span]], Iterable[Any]], gap: int) -> list[memoryview]:
+    """Parts of a file, in any order; those that are no more than `gap` apart are fetched as one."""
+    groups = neighbours(sorted(part for part in parts if part[0] < part[1]), gap)
+    spans = [(group[0][0], max(end for _, end in group)) for group in groups]
+    found = dict.fromkeys(parts, memoryview(b""))
+    for (first, _), group, data in zip(spans, groups, fetch(spans), strict=True):
+        view = memoryview(data)
+        found |= {(start, end): view[start - first : end - first] for start, end in group}
+    return [found[part] for part in parts]
+
+
+def neighbours(parts: Sequence[Span], gap: int) -> list[list[Span]]:
+    """Rising parts, those that lie near to each other together."""
+    groups: list[list[Span]] = []
+    reached = 0
+    for part in parts:
+        if groups and part[0] - reached <= gap:
+            groups[-1].append(part)
+        else:
+            groups.append([part])
+        reached = max(reached, part[1])
+    return groups
+
 
 class RangeReader(io.RawIOBase):
-    """Bytes of a file of known size, through `fetch(start, length)`."""
+    """Bytes of a file of known size, through `fetch(start, length)`: few here and there, more where it is in order."""
 
     def __init__(self, size: int, fetch: Callable[[int, int], memoryview]) -> None:
         self._size, self._fetch = size, fetch

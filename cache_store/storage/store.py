@@ -124,7 +124,7 @@ class FetchedStore(Store, Protocol):
 Address = str | Path | Store
 """A cache as a person names it, or its store."""
 
-STORES: dict[str, Callable[[str], Store]] = {scheme: partial(ObjectStore.at, scheme) for scheme in SCHEMES}
+STORES: dict[str, Callable[[str], Store]] = {scheme: partial(ObjectStore.in_bucket, scheme) for scheme in SCHEMES}
 """What opens an address `scheme://rest`, by its scheme; an address without one is a folder."""
 
 

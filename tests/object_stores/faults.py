@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal, NamedTuple
 
-Kind = Literal["500", "503", "409", "403", "400", "reset", "lost", "hang", "cut", "short", "flip", "flip upload"]
+Kind = Literal["500", "503", "429", "409", "403", "400", "reset", "lost", "hang", "cut", "short", "flip", "flip upload"]
 
 REFUSALS = {
     "500": "InternalError",
     "503": "SlowDown",
+    "429": "TooManyRequests",
     "409": "ConditionalRequestConflict",
     "403": "InvalidAccessKeyId",
     "400": "ExpiredToken",

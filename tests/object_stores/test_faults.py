@@ -9,13 +9,19 @@ import pytest
 from cache_store import open_cache
 from cache_store.errors import CacheError
 from cache_store.storage import object_client
+from cache_store.storage.store import open_store
 from precompute.cli import main
 from tests.precompute.conftest import timeless_files
 from tests.slurm import free_port
 
-EACH_ONCE = [(kind, "GET|HEAD|PUT|POST", "/some/cache/") for kind in ("500", "503", "reset", "lost")]
-EACH_ONCE += [("409", "PUT", "/commits/"), ("cut", "GET", "/some/cache/")]
-EACH_ONCE += [("flip upload", "PUT", "/some/cache/")]
+EVERY = "GET|HEAD|PUT|POST"
+LONGER_THAN_OBSTORE_ASKS = 3
+"""Of two requests each."""
+
+FAILS = [(kind, EVERY, "/some/cache/", 1) for kind in ("500", "reset", "lost")]
+FAILS += [(kind, EVERY, "/some/cache/", LONGER_THAN_OBSTORE_ASKS) for kind in ("503", "429")]
+FAILS += [("409", "PUT", "/commits/", 1), ("cut", "GET", "/some/cache/", 1), ("short", "GET", "/latents/", 1)]
+FAILS += [("flip upload", "PUT", "/some/cache/", 1)]
 """Only conditional requests are answered 409."""
 
 
@@ -29,19 +35,20 @@ def assert_one_line(said, program, *parts):
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize(("kind", "method", "part"), EACH_ONCE)
-def test_a_request_that_fails_once_is_tried_again(scene, url, objects, run, proxy, kind, method, part):
+@pytest.mark.parametrize(("kind", "method", "part", "times"), FAILS)
+def test_what_fails_and_then_works_is_tried_again(scene, url, objects, run, proxy, kind, method, part, times):
     """The first to each address, in a build and in what reads it; but for a damaged upload, which ends the build."""
     whole = timeless_files(scene / "cache")
-    proxy.fail(kind, method, part, each=True)
+    proxy.fail(kind, method, part, each=True, times=times)
     while kind == "flip upload" and objects.timeless() != whole:
         ended = main(build(scene, url).split()[1:])
         assert all(whole[name] == data for name, data in objects.timeless().items())
         assert (ended == 0) == (objects.timeless() == whole)
-    run(build(scene, url))
+    said = run(build(scene, url))
+    assert ("waiting, for up to" in said) == (times > 1)
     assert objects.timeless() == whole
     proxy.mend()
-    proxy.fail(kind, method, part, each=True)
+    proxy.fail(kind, method, part, each=True, times=times)
     numbers = np.arange(4)
     np.testing.assert_array_equal(open_cache(url).read(numbers), open_cache(scene / "cache").read(numbers))
     proxy.mend()
@@ -56,7 +63,9 @@ def test_a_request_that_fails_once_is_tried_again(scene, url, objects, run, prox
 def test_a_request_that_always_fails_ends_in_one_line(scene, url, objects, run, proxy, kind, part):
     whole = timeless_files(scene / "cache")
     proxy.fail(kind, "PUT|POST", part, times=10**6)
-    assert_one_line(run(build(scene, url), code=1), "precompute", url)
+    said = run(build(scene, url), code=1)
+    assert_one_line(said, "precompute", url, "503 Service Unavailable SlowDown" if kind == "503" else "no whole answer")
+    assert ("waiting" in said) == (kind == "503")
     assert all(whole[name] == data for name, data in objects.timeless().items())
     proxy.mend()
     run(build(scene, url))
@@ -67,13 +76,21 @@ def test_a_request_that_always_fails_ends_in_one_line(scene, url, objects, run, 
 def test_reading_refuses_what_is_wrong_and_gives_up_in_time(scene, url, run, proxy):
     run(build(scene, url))
     numbers = np.arange(4)
-    for kind, error in (("flip", CacheError), ("cut", (OSError, CacheError)), ("hang", (OSError, CacheError))):
+    for kind, error in {"flip": CacheError, "cut": OSError, "short": OSError, "hang": OSError}.items():
         cache = open_cache(url)
         proxy.fail(kind, "GET", "/latents/c/", times=10**6)
         with pytest.raises(error, match="latents/c/"):
             cache.read(numbers)
         proxy.mend()
         np.testing.assert_array_equal(cache.read(numbers), open_cache(scene / "cache").read(numbers))
+
+
+def test_a_listing_that_breaks_off_goes_on_where_it_was(bucket, proxy, impatient):
+    """Behind the first thousand names, which come together."""
+    names, store = [f"{number:04d}" for number in range(1_001)], open_store(f"{bucket}/a")
+    store.side_by_side(lambda name: store.put_whole(name, b""), names)
+    proxy.fail("503", "GET", "list-type", first=2, times=LONGER_THAN_OBSTORE_ASKS)
+    assert store.listed().list() == names
 
 
 WRONG = {

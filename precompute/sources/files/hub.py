@@ -6,7 +6,8 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
-from cache_store.storage.object_client import missing
+from cache_store.storage.listing import UrlFolder
+from cache_store.storage.object_errors import missing
 from precompute.sources.files.file import Version
 
 HUB = "hf"
@@ -20,18 +21,11 @@ def file_system() -> Any:
     return HfFileSystem()
 
 
-class HubFolder:
+class HubFolder(UrlFolder):
     """Files below `hf://datasets/OWNER/NAME`, of its main branch or of a revision: NAME@REVISION."""
 
-    def __init__(self, url: str) -> None:
-        self._url = url.rstrip("/")
+    def __post_init__(self) -> None:
         file_system().invalidate_cache()  # what was listed for another source may be old
-
-    def __str__(self) -> str:
-        return self._url
-
-    def where(self, name: str) -> str:
-        return f"{self._url}/{name}" if name else self._url
 
     def head(self, name: str) -> Version:
         with telling(self.where(name)):
@@ -53,9 +47,9 @@ class HubFolder:
         return self.fetch(name, 0, length) if length else (b"", version)
 
     def files(self) -> Iterator[tuple[str, Version]]:
-        with telling(self._url):
-            found = file_system().find(self._url, detail=True)
-        top = file_system()._strip_protocol(self._url)
+        with telling(self.url):
+            found = file_system().find(self.url, detail=True)
+        top = file_system()._strip_protocol(self.url)
         for path, info in found.items():
             yield path.removeprefix(top).lstrip("/"), version_of(info)
 

@@ -8,17 +8,20 @@ from precompute.sources.files.hub import HUB, HubFolder
 from precompute.sources.files.objects import ObjectFolder
 from precompute.sources.files.remote import RemoteFile, RemoteFolder
 
-FOLDERS: dict[str, Callable[[str], RemoteFolder]] = {**dict.fromkeys(SCHEMES, ObjectFolder), HUB: HubFolder}
-"""By the scheme of a URL."""
+FOLDERS: dict[str, Callable[[str, str], RemoteFolder]] = {
+    **dict.fromkeys(SCHEMES, ObjectFolder.in_bucket),
+    HUB: HubFolder.in_bucket,
+}
+"""By the scheme of a URL, for it and the rest."""
 
 
 def open_folder(url: str) -> RemoteFolder:
     """The names below a URL, whether there are any or not; ConfigError for a URL of another kind."""
-    scheme = url.partition("://")[0]
+    scheme, _, place = url.partition("://")
     if scheme not in FOLDERS:
         known = ", ".join(f"{each}://" for each in FOLDERS)
         raise ConfigError(f"{url} is a URL of a kind that is not read; name a file or a folder, or one of {known}")
-    return FOLDERS[scheme](url)
+    return FOLDERS[scheme](scheme, place)
 
 
 def split_url(url: str) -> tuple[str, str]:

@@ -15,8 +15,8 @@ from cache_store.storage.store import open_store
     ("address", "error"),
     [
         ("ftp://host/cache", "is a URL of a kind that holds no caches; name a folder, or one of s3://, gs://, az://"),
-        ("s3://", "names no bucket; a cache's URL is s3://BUCKET/FOLDER"),
-        ("gs:///folder", "names no bucket; a cache's URL is gs://BUCKET/FOLDER"),
+        ("s3://", "names no bucket; a URL is s3://BUCKET/FOLDER"),
+        ("gs:///folder", "names no bucket; a URL is gs://BUCKET/FOLDER"),
     ],
 )
 def test_an_address_that_can_hold_no_cache_is_refused(address, error):
