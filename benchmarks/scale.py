@@ -21,8 +21,8 @@ from benchmarks.record import print_record
 from benchmarks.scale_cache import PER_SHARD, RECIPE, drop_half, write_lines, write_parquet, write_records
 from cache_store import Cache, open_cache
 from cache_store.cache.files import file_record, open_plan, write_plan
-from cache_store.cache.seal import make_seal, refuse_other_form, write_seal
 from cache_store.cache.survey import survey, survey_records
+from cache_store.cache.writing.seal import make_seal, refuse_other_form, write_seal
 from cache_store.format.names import PLAN_FILE
 from cache_store.format.schema import FileRecord
 from cache_store.program.command_line import Parser

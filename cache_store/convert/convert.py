@@ -16,8 +16,8 @@ import msgspec
 from cache_store.cache.files import stored_sha256
 from cache_store.cache.metadata import has_cache, metadata_of, read_build, read_spec, refuse_others
 from cache_store.cache.reader import open_cache
-from cache_store.cache.seal import make_seal
 from cache_store.cache.survey import ShardOnDisk, survey_records
+from cache_store.cache.writing.seal import make_seal
 from cache_store.convert.shard import CacheAt, ShardConverter
 from cache_store.errors import ConfigError
 from cache_store.format.formats import FORMATS

@@ -9,8 +9,8 @@ import msgspec
 
 from cache_store.cache.files import open_plan
 from cache_store.cache.metadata import metadata_of
-from cache_store.cache.seal import cache_identity, make_seal
 from cache_store.cache.survey import Survey, held_recipe
+from cache_store.cache.writing.seal import cache_identity, make_seal
 from cache_store.errors import CacheError, StaleError
 from cache_store.format.names import BUILD_FILE, PLAN_FILE, SEAL_FILE, commit_file
 from cache_store.format.plan import DIGESTED, plan_digest

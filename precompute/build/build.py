@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from cache_store.cache.files import file_record
 from cache_store.cache.metadata import refuse_others
-from cache_store.cache.seal import make_seal, refuse_other_form, write_seal
+from cache_store.cache.writing.seal import make_seal, refuse_other_form, write_seal
 from cache_store.cache.survey import Survey, survey
 from cache_store.errors import Interrupted
 from cache_store.format.names import PLAN_FILE, SEAL_FILE

@@ -12,7 +12,7 @@ from functools import cache
 import numpy as np
 import torch
 
-from cache_store.cache.writer import MismatchedShardError, ShardBuilder
+from cache_store.cache.writing.writer import MismatchedShardError, ShardBuilder
 from cache_store.errors import Interrupted
 from precompute.encode.batches import Batch, decoded_batches, planned_batches, refuse_vanished
 from precompute.encode.job import EncodeJob, MismatchedShard, Progress

@@ -29,14 +29,14 @@ class Family:
 
 def wan() -> Family:
     """Import late; and the decoder later, as diffusers takes seconds, which no build of folded encoders needs."""
-    from precompute.encoders.vae import VaeEncoder
-    from precompute.encoders.wan import load_wan
+    from precompute.encoders.vaes.vae import VaeEncoder
+    from precompute.encoders.vaes.wan import load_wan
 
     def encoder(files: ModelFiles, config: EncoderConfig, pixel_range: PixelRange) -> Encoder:
         return VaeEncoder(load_wan(files, config), config, pixel_range)
 
     def decoder(files: ModelFiles, device: torch.device) -> tuple[Callable[[Tensor], Tensor], str]:
-        from precompute.encoders.wan_diffusers import load_wan_decoder
+        from precompute.encoders.vaes.wan_diffusers import load_wan_decoder
 
         return load_wan_decoder(files, device)
 
@@ -45,8 +45,8 @@ def wan() -> Family:
 
 def siglip() -> Family:
     """Import late: transformers takes seconds, and a wrong config or source is reported before that."""
-    from precompute.encoders.siglip import load_siglip
-    from precompute.encoders.tower import TowerEncoder
+    from precompute.encoders.towers.siglip import load_siglip
+    from precompute.encoders.towers.tower import TowerEncoder
 
     def encoder(files: ModelFiles, config: EncoderConfig, pixel_range: PixelRange) -> Encoder:
         return TowerEncoder(load_siglip(files, config), config, pixel_range)

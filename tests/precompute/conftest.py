@@ -24,7 +24,7 @@ from cache_store.cache.metadata import read_build, write_build
 from cache_store.cli import main as cache_store
 from cache_store.verify.verify import verify
 from precompute.cli import main
-from precompute.encoders.vae import VaeEncoder
+from precompute.encoders.vaes.vae import VaeEncoder
 from precompute.plan.make import make_plan
 from precompute.sources.archives.listing import Samples
 

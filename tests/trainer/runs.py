@@ -22,7 +22,7 @@ from trainer.cli import main
 from trainer.config import DataConfig, OptimConfig, TrainConfig, TrainRunConfig
 from trainer.log.captions import Captioner
 from trainer.model.config import ModelConfig
-from trainer.model.projector_file import PROJECTOR_FILE
+from trainer.model.projectors.file import PROJECTOR_FILE
 from trainer.run.folder import checkpoints_of
 from trainer.run.inputs import open_inputs
 from trainer.run.loop import TrainingLoop

@@ -12,8 +12,8 @@ from cache_store.storage.claim import refuse_foreign_names
 from trainer.config import views_of_run
 from trainer.export.card import CURVE_FILE, is_hub_id, model_card
 from trainer.export.figures import draw_curve, read_figures
-from trainer.model.projector_file import CONFIG_FILE, PROJECTOR_FILE, ProjectorConfig, Tower, projector_bytes
-from trainer.model.trained_projector import TrainedProjector
+from trainer.model.projectors.file import CONFIG_FILE, PROJECTOR_FILE, ProjectorConfig, Tower, projector_bytes
+from trainer.model.projectors.trained import TrainedProjector
 from trainer.published import publish_folder
 from trainer.run.trained import config_of_run, load_projector, run_folder
 

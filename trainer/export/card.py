@@ -6,7 +6,7 @@ import yaml
 
 from trainer.export.code import use_alone
 from trainer.export.figures import LAST_STEPS, Figures
-from trainer.model.projector_file import PROJECTOR_FILE, ProjectorConfig, Tower
+from trainer.model.projectors.file import PROJECTOR_FILE, ProjectorConfig, Tower
 
 CURVE_FILE = "curve.png"
 

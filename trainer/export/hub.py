@@ -7,7 +7,7 @@ from huggingface_hub.errors import HFValidationError, HTTPError  # type: ignore[
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from cache_store.errors import ConfigError, EncodeOnceError
-from trainer.model.pretrained import first_line
+from trainer.model.language.pretrained import first_line
 
 
 def refuse_unpushable(repo: str) -> None:

@@ -21,12 +21,12 @@ from cache_store.refusal import Difference, refuse
 from trainer.generate.config import GenerateConfig
 from trainer.generate.stopping import WhenTold, WordsSaid
 from trainer.model.attention import Masks, image_masks
-from trainer.model.language_model import LanguageModel
-from trainer.model.load import load_with_whole, refuse_no_image_masks
+from trainer.model.language.language_model import LanguageModel
+from trainer.model.language.load import load_with_whole, refuse_no_image_masks
+from trainer.model.language.pretrained import UNREADABLE_MODEL, first_line
 from trainer.model.model import WorldModel
-from trainer.model.pretrained import UNREADABLE_MODEL, first_line
-from trainer.model.projector_file import ProjectorConfig
-from trainer.model.trained_projector import TrainedProjector
+from trainer.model.projectors.file import ProjectorConfig
+from trainer.model.projectors.trained import TrainedProjector
 from trainer.run.inputs import PRECISIONS
 from trainer.text.chat import ChatTokenizer, Message, prompt_tokenizer
 

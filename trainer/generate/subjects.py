@@ -19,9 +19,9 @@ from trainer.data.stream import as_tensor
 from trainer.generate.config import GenerateConfig
 from trainer.generate.rows import chosen_samples
 from trainer.model.config import each_with
-from trainer.model.projector_file import Tower
+from trainer.model.projectors.file import Tower
+from trainer.model.projectors.trained import TrainedProjector
 from trainer.model.towers import what_samples_mean
-from trainer.model.trained_projector import TrainedProjector
 from trainer.run.trained import config_of_run
 from trainer.text.chat import Message
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from trainer.model.attention import CAUSAL
-from trainer.model.language_model import LanguageModel
-from trainer.model.projectors import Projectors
+from trainer.model.language.language_model import LanguageModel
+from trainer.model.projectors.joined import Projectors
 
 
 @dataclass(frozen=True)

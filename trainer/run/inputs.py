@@ -16,10 +16,10 @@ from cache_store.verify.verify import verify
 from trainer.config import DataConfig, TrainConfig
 from trainer.data.posterior import sampled_towers
 from trainer.data.views import open_views
-from trainer.model.language_model import LanguageModel
-from trainer.model.load import load_with_whole
-from trainer.model.pretrained import pretrained_name
-from trainer.model.projector_file import (
+from trainer.model.language.language_model import LanguageModel
+from trainer.model.language.load import load_with_whole
+from trainer.model.language.pretrained import pretrained_name
+from trainer.model.projectors.file import (
     PROJECTOR_VERSION,
     ProjectorConfig,
     ReadBy,
@@ -27,7 +27,7 @@ from trainer.model.projector_file import (
     Training,
     library_versions,
 )
-from trainer.model.projectors import Projectors
+from trainer.model.projectors.joined import Projectors
 from trainer.model.towers import describe_tower, make_projectors, refuse_unread, what_towers_are
 from trainer.run.checkpoint import CACHE_IDENTITY, POSTERIOR, VAL_FRACTION
 from trainer.run.parallel import World

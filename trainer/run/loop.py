@@ -21,7 +21,7 @@ from trainer.data.prefetch import prefetched
 from trainer.log.captions import Caption, Captioner
 from trainer.log.metrics import Metrics, MetricsLog, read_metrics
 from trainer.log.trackers import open_trackers
-from trainer.model.projector_file import CONFIG_FILE, PROJECTOR_FILE, ProjectorConfig, projector_bytes
+from trainer.model.projectors.file import CONFIG_FILE, PROJECTOR_FILE, ProjectorConfig, projector_bytes
 from trainer.run.checkpoint import CheckpointFolder, CheckpointState, load_optimizer, restore_projectors
 from trainer.run.folder import has_run, write_changed, write_config
 from trainer.run.optim import learning_rate, make_optimizer

@@ -13,7 +13,7 @@ from trainer.data.batches import LatentSource, StepLoader
 from trainer.data.order import SampleOrder
 from trainer.data.stream import as_tensor
 from trainer.model.model import WorldModel
-from trainer.model.trained_projector import TrainedProjector
+from trainer.model.projectors.trained import TrainedProjector
 from trainer.run.checkpoint import restore_projectors
 from trainer.run.inputs import Inputs
 from trainer.run.parallel import World

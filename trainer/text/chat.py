@@ -19,7 +19,13 @@ from transformers import AutoTokenizer
 
 from cache_store.errors import ConfigError, ModelError, SourceError
 from trainer.config import MAX_TOKENS
-from trainer.model.pretrained import UNREADABLE_MODEL, first_line, pretrained_name, refuse_unreachable, why_unreadable
+from trainer.model.language.pretrained import (
+    UNREADABLE_MODEL,
+    first_line,
+    pretrained_name,
+    refuse_unreachable,
+    why_unreadable,
+)
 from trainer.text.special_text import MASK, Span, SpecialText, masked
 
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}

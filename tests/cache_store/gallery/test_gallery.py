@@ -19,7 +19,7 @@ from PIL import Image
 
 from cache_store.cache.metadata import write_build
 from cache_store.cache.reader import Cache, open_cache
-from cache_store.cache.writer import Outcome
+from cache_store.cache.writing.writer import Outcome
 from cache_store.cli import main
 from cache_store.errors import SourceError
 from cache_store.format.names import samples_file

@@ -186,7 +186,7 @@ def test_a_killed_build_resumes_to_identical_bytes(scene, tmp_path, name):
     not written yet.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["precompute.build.build", "precompute.encoders.wan", __name__])
+    context.set_forkserver_preload(["precompute.build.build", "precompute.encoders.vaes.wan", __name__])
     run, undone, kept = Run(scene, tmp_path, name), 0, 0
     for step in itertools.count(1):
         if name != "build":
@@ -229,12 +229,12 @@ SIGNALS = [signal.SIGTERM, signal.SIGINT]
 PHASES = [
     ("build", "precompute.build.build:make_plan", 1),
     ("build", "precompute.resume.act:write_build", 1),
-    ("build", "precompute.encoders.vae:VaeEncoder.encode", 3),
-    ("build", "cache_store.cache.shard_files:write_rows", 2),
+    ("build", "precompute.encoders.vaes.vae:VaeEncoder.encode", 3),
+    ("build", "cache_store.cache.writing.shard_files:write_rows", 2),
     ("build", "precompute.build.build:make_seal", 1),
     ("build", "precompute.build.build:write_seal", 1),
     ("repair", "precompute.build.build:examine_images", 1),
-    ("repair", "precompute.encoders.vae:VaeEncoder.encode", 1),
+    ("repair", "precompute.encoders.vaes.vae:VaeEncoder.encode", 1),
     ("repair", "precompute.build.build:make_seal", 1),
 ]
 """Commands, and before which call of which function, named in the module that calls it, they are sent a signal."""
@@ -319,7 +319,7 @@ def test_images_that_change_while_they_are_read_stop_the_build(project, name, ch
     make_tar(project.source)
     kept = shutil.copytree(project.source, project.folder / "kept")
     project.images, allowed = project.source / name, {"run__max_reject_fraction": 1.0}
-    with before_call("precompute.encoders.vae:VaeEncoder.encode", 2, lambda: change(project.images)):
+    with before_call("precompute.encoders.vaes.vae:VaeEncoder.encode", 2, lambda: change(project.images)):
         message = project.build(code=1 if said else 0, **allowed)
     assert said is None or said in message
     assert ("sample-0" if said == GONE else f"{project.images} {said}" if said else "sealed") in message

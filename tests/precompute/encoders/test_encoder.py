@@ -15,14 +15,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from cache_store.errors import ConfigError
-from precompute.encoders import folded_wan
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import Encoder, PixelRange
-from precompute.encoders.folded_wan import FoldedWanEncoder, normalize_in_blocks, normalize_whole
 from precompute.encoders.identity import weights_sha256
 from precompute.encoders.image_size import refuse_unfit_for
 from precompute.encoders.registry import load_encoder
-from precompute.encoders.wan_files import ENCODE_WEIGHTS, WanConfig, encode_path
+from precompute.encoders.vaes import folded_wan
+from precompute.encoders.vaes.folded_wan import FoldedWanEncoder, normalize_in_blocks, normalize_whole
+from precompute.encoders.vaes.wan_files import ENCODE_WEIGHTS, WanConfig, encode_path
 from tests.precompute.encoders.conftest import narrow_vae
 
 

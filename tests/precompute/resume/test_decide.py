@@ -10,8 +10,8 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from cache_store.cache.seal import make_seal
 from cache_store.cache.survey import PlanOnDisk, Reading, ShardOnDisk, Survey
+from cache_store.cache.writing.seal import make_seal
 from cache_store.errors import CacheError, ConfigError, StaleError
 from cache_store.format import schema
 from cache_store.format.formats import shard_format

@@ -25,7 +25,7 @@ from trainer.cli import main
 from trainer.commands.train import train
 from trainer.config import TrainConfig
 from trainer.data.stream import as_tensor
-from trainer.model.projector_file import CONFIG_FILE, PROJECTOR_FILE
+from trainer.model.projectors.file import CONFIG_FILE, PROJECTOR_FILE
 from trainer.run.folder import checkpoints_of
 
 FILES = ["README.md", CONFIG_FILE, "curve.png", PROJECTOR_FILE]

@@ -15,7 +15,7 @@ from tests.trainer.runs import ALONE
 from trainer.cli import main
 from trainer.commands.train import train
 from trainer.config import TrainConfig
-from trainer.model.projector_file import PROJECTOR_FILE
+from trainer.model.projectors.file import PROJECTOR_FILE
 from trainer.run.folder import checkpoints_of
 from trainer.text.chat import to_messages
 

@@ -24,7 +24,7 @@ from trainer.data.stream import as_tensor
 from trainer.generate.config import GenerateConfig
 from trainer.generate.generator import Generator, TurnEnd
 from trainer.model.config import TowerConfig
-from trainer.model.load import load_with_whole
+from trainer.model.language.load import load_with_whole
 from trainer.model.model import WorldModel
 from trainer.text.chat import ChatTokenizer
 

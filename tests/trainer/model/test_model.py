@@ -17,12 +17,12 @@ from cache_store import CacheError
 from cache_store.errors import ModelError
 from tests.trainer.conftest import MEAN, STD, TINY, save_language_model
 from trainer.data.batches import model_input
-from trainer.model.language_model import LanguageModel
-from trainer.model.load import load_language_model
+from trainer.model.language.language_model import LanguageModel
+from trainer.model.language.load import load_language_model
+from trainer.model.language.pretrained import loading_bar_hidden
 from trainer.model.model import ModelInput, WorldModel
-from trainer.model.pretrained import loading_bar_hidden
-from trainer.model.projector import SHAPES, Projector, rms
-from trainer.model.projectors import Projectors
+from trainer.model.projectors.joined import Projectors
+from trainer.model.projectors.projector import SHAPES, Projector, rms
 from trainer.text.store import TextBatch
 
 FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16

@@ -28,7 +28,7 @@ from trainer.commands.train import train
 from trainer.config import DataConfig, OptimConfig, TrainConfig
 from trainer.data.batches import StepLoader
 from trainer.data.stream import as_tensor
-from trainer.model.projector import rms
+from trainer.model.projectors.projector import rms
 from trainer.run.folder import checkpoints_of
 from trainer.run.optim import learning_rate, make_optimizer
 from trainer.run.session import Session

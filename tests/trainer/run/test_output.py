@@ -23,7 +23,7 @@ from trainer.commands.train import train
 from trainer.config import OptimConfig, TrainConfig
 from trainer.log.event_file import EventFile
 from trainer.log.metrics import MetricsLog
-from trainer.model.projector_file import PROJECTOR_FILE
+from trainer.model.projectors.file import PROJECTOR_FILE
 from trainer.run.checkpoint import (
     STATE_FILE,
     TENSOR_FILES,

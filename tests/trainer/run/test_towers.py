@@ -34,8 +34,8 @@ from trainer.commands.train import train
 from trainer.config import TrainConfig
 from trainer.data.stream import as_tensor
 from trainer.model.config import TowerConfig
-from trainer.model.projector import rms
-from trainer.model.projector_file import CONFIG_FILE
+from trainer.model.projectors.file import CONFIG_FILE
+from trainer.model.projectors.projector import rms
 from trainer.run.checkpoint import read_state
 from trainer.run.folder import checkpoints_of
 

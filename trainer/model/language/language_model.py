@@ -18,8 +18,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from cache_store.errors import ConfigError, ModelError
 from trainer.model.attention import image_masks
-from trainer.model.pretrained import first_line
-from trainer.model.pretrained_projector import ImageParts
+from trainer.model.language.pretrained import first_line
+from trainer.model.projectors.pretrained import ImageParts
 
 VOCABULARY_CHUNK = 8_192
 FINGERPRINT_VALUES = 4_096

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.model.attention import CAUSAL
-from trainer.model.projector import TowerProjector
+from trainer.model.projectors.projector import TowerProjector
 
 
 class Projectors(nn.Module):

@@ -27,8 +27,8 @@ from cache_store.errors import CacheError, ConfigError, NewerFormatError
 from cache_store.format.record import Record, canonical_json, parse_record
 from cache_store.format.schema import ArraySpec, Count
 from trainer.model.config import PRETRAINED, Attention
-from trainer.model.projector import LAYOUTS, SHAPES
-from trainer.model.projectors import Projectors
+from trainer.model.projectors.joined import Projectors
+from trainer.model.projectors.projector import LAYOUTS, SHAPES
 
 PROJECTOR_FILE, CONFIG_FILE = "projector.safetensors", "config.json"
 METADATA_KEY = "encode_once.projector"

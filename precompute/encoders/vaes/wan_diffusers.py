@@ -17,7 +17,7 @@ from torch import Tensor
 from cache_store.errors import ConfigError, ModelError
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.model_files import ModelFiles, one_line, quiet, refuse_partial
-from precompute.encoders.wan_files import ENCODE_PATH, encode_path_sha256, wan_config
+from precompute.encoders.vaes.wan_files import ENCODE_PATH, encode_path_sha256, wan_config
 from precompute.encoders.weight_files import UNREADABLE
 
 DECODE_PATH = {"decode path": ("decoder.", "post_quant_conv.")}

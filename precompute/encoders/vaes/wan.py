@@ -9,11 +9,11 @@ from torch import Tensor
 
 from cache_store.errors import ConfigError, ModelError
 from precompute.encoders.config import EncoderConfig
-from precompute.encoders.folded_wan import FoldedWanEncoder
 from precompute.encoders.image_size import wan_spatial_factor
 from precompute.encoders.model_files import ModelFiles, one_line
-from precompute.encoders.vae import FrozenVae
-from precompute.encoders.wan_files import (
+from precompute.encoders.vaes.folded_wan import FoldedWanEncoder
+from precompute.encoders.vaes.vae import FrozenVae
+from precompute.encoders.vaes.wan_files import (
     ENCODE_PATH,
     WanConfig,
     encode_path_sha256,
@@ -61,7 +61,7 @@ def load_folded(files: ModelFiles, held: WanConfig, config: EncoderConfig) -> tu
 
 def load_native(files: ModelFiles, held: WanConfig, config: EncoderConfig) -> tuple[Moments, str]:
     """The path of diffusers, which is imported here alone: it takes seconds, of each worker's start too."""
-    from precompute.encoders.wan_diffusers import native_moments, read_whole_vae
+    from precompute.encoders.vaes.wan_diffusers import native_moments, read_whole_vae
 
     vae = read_whole_vae(files, ENCODE_PATH)
     vae.decoder = vae.post_quant_conv = None

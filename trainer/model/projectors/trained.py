@@ -9,10 +9,10 @@ from torch import Tensor
 from cache_store.errors import CacheError
 from cache_store.storage.files import file_sha256
 from trainer.model.config import PRETRAINED
-from trainer.model.pretrained_projector import PretrainedProjector
-from trainer.model.projector import Projector, TowerProjector
-from trainer.model.projector_file import Tower, read_projector_file
-from trainer.model.projectors import Projectors
+from trainer.model.projectors.file import Tower, read_projector_file
+from trainer.model.projectors.joined import Projectors
+from trainer.model.projectors.pretrained import PretrainedProjector
+from trainer.model.projectors.projector import Projector, TowerProjector
 
 
 def load_tensors(projectors: Projectors, tensors: Mapping[str, Tensor], where: str) -> None:

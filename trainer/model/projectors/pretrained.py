@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d
 
 from cache_store.errors import ModelError
-from trainer.model.projector import TowerProjector
+from trainer.model.projectors.projector import TowerProjector
 
 
 @dataclass(frozen=True, kw_only=True)

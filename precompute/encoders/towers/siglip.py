@@ -24,7 +24,7 @@ from cache_store.errors import ModelError
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.identity import weights_sha256
 from precompute.encoders.model_files import ModelFiles, one_line, quiet, refuse_partial
-from precompute.encoders.tower import FrozenTower
+from precompute.encoders.towers.tower import FrozenTower
 from precompute.encoders.weight_files import UNREADABLE, read_weights
 
 ENCODE_CONFIG = (

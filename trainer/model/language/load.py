@@ -9,9 +9,15 @@ from transformers import AutoModelForCausalLM
 
 from cache_store.errors import ConfigError, ModelError
 from trainer.model.attention import CAUSAL
-from trainer.model.language_model import LanguageModel
-from trainer.model.pretrained import UNREADABLE_MODEL, first_line, loading_bar_hidden, pretrained_name, why_unreadable
-from trainer.model.pretrained_projector import find_image_parts
+from trainer.model.language.language_model import LanguageModel
+from trainer.model.language.pretrained import (
+    UNREADABLE_MODEL,
+    first_line,
+    loading_bar_hidden,
+    pretrained_name,
+    why_unreadable,
+)
+from trainer.model.projectors.pretrained import find_image_parts
 
 REFUSED_MASKS = "model.language_model {!r} takes no masks for attention: full; set causal for each of model.towers"
 
