@@ -1,18 +1,20 @@
 """Blocks of files of an object store, kept in a folder of this machine: bounded, checked, shared by its processes.
 
-A block is kept under the SHA-256 of the whole file that it is of, as the file's record says it: a cache that was
-replaced, or lies in two places, is never mixed up. Each is behind its crc32; one that does not match is fetched again.
+A block is kept under the SHA-256 of the whole file that it is of, as the file's record says it, and its place in it: a
+cache that was replaced, or lies in two places, is never mixed up. Each is behind its crc32; one that does not match is
+fetched again. Where the folder cannot be used, a line says so and the store is read all the same.
 """
 
 import os
+import sys
 import zlib
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from cache_store.storage.files import SCRATCH_SUFFIX, naming, unused_attempt
+from cache_store.storage.files import SCRATCH_SUFFIX, unused_attempt
 
 BLOCK_BYTES = 128 << 10
 """Some samples; each that is read costs so much reading and hashing here, and at first so much of the network."""
@@ -49,36 +51,53 @@ class KeptBlocks:
     max_bytes: int
     unseen: dict[int, int] = field(default_factory=dict, compare=False)
     """By process, whose first look is at its first miss: bytes that it has added since it last looked."""
+    told: set[int] = field(default_factory=set, compare=False)
+    """Processes that have said that nothing can be kept."""
 
     def fetch(self, wanted: Sequence[Ranges], fetch: Fetch) -> list[list[memoryview]]:
         """Parts of files, from blocks that are kept, or are fetched and then kept."""
         files = {each.sha256: each for each in wanted}
         needed = sorted({(each.sha256, number) for each in wanted for number in blocks_of(each)})
-        held = {key: block for key in needed if (block := self._read(key)) is not None}
+        sizes = {key: block_range(files[key[0]], key[1]).lengths[0] for key in needed}
+        held = {key: block for key in needed if (block := self._read(key, sizes[key])) is not None}
         missing = [key for key in needed if key not in held]
         asked = [block_range(files[sha256], number) for sha256, number in missing]
         for key, (block,) in zip(missing, fetch(asked), strict=True):
             held[key] = block
-            self._keep(key, block)
         if missing:
-            self._make_room(sum(len(held[key]) for key in missing))
+            with self._telling():
+                for key in missing:
+                    self._keep(key, held[key])
+                self._make_room(sum(len(held[key]) for key in missing))
         return [
             [part(held, each.sha256, *place) for place in zip(each.starts, each.lengths, strict=True)]
             for each in wanted
         ]
 
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Say, once in each process, that nothing more is kept: the disk is full, or not ours to write to."""
+        try:
+            yield
+        except OSError as error:
+            if os.getpid() not in self.told:
+                self.told.add(os.getpid())
+                why = error.strerror or error
+                print(f"nothing more is kept, the store is read instead: {why}: {self.folder}", file=sys.stderr)
+
     def _path(self, key: Key) -> Path:
         sha256, number = key
-        return self.folder / sha256[:2] / f"{sha256}.{number}"
+        return self.folder / sha256[:2] / f"{sha256}.{number}x{BLOCK_BYTES}"
 
-    def _read(self, key: Key) -> memoryview | None:
+    def _read(self, key: Key, length: int) -> memoryview | None:
         """None where it is not kept, or is damaged."""
         path = self._path(key)
-        with suppress(FileNotFoundError), naming(path):
+        with suppress(OSError):
             data = memoryview(path.read_bytes())
             block, checksum = data[:-CRC_BYTES], data[-CRC_BYTES:]
-            if bytes(checksum) == crc_bytes(block):
-                os.utime(path)
+            if len(block) == length and bytes(checksum) == crc_bytes(block):
+                with suppress(OSError):  # of a folder that may only be read
+                    os.utime(path)
                 return block
         return None
 
@@ -87,12 +106,14 @@ class KeptBlocks:
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch = path.with_name(f".{path.name}.{unused_attempt()}{SCRATCH_SUFFIX}")
         try:
-            with naming(path), scratch.open("wb") as stream:
+            with scratch.open("wb") as stream:
                 stream.write(block)
                 stream.write(crc_bytes(block))
-            scratch.replace(path)
+            with suppress(FileNotFoundError):  # another process has made room
+                scratch.replace(path)
         finally:
-            scratch.unlink(missing_ok=True)
+            with suppress(OSError):
+                scratch.unlink()
 
     def _make_room(self, added: int) -> None:
         """Look through the folder once so much was added that it matters; other processes may be doing so too."""
@@ -103,8 +124,8 @@ class KeptBlocks:
             return
         self.unseen[process] = 0
         used = []
-        for folder in os.scandir(self.folder):
-            for entry in os.scandir(folder) if folder.is_dir() else ():
+        for folder in [*os.scandir(self.folder)]:
+            for entry in [*os.scandir(folder)] if folder.is_dir() else ():
                 with suppress(FileNotFoundError):
                     status = entry.stat()
                     used.append((status.st_mtime_ns, status.st_size, entry.path))

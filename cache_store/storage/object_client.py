@@ -63,6 +63,11 @@ MISSING_EXTRA = (
     "object stores need obstore, which is not installed; run `pip install '.[object-stores]'` in a clone of encode-once"
 )
 
+REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT")
+"""One of these says where S3 is; obstore would guess us-east-1, and fail with what looks like a wrong bucket."""
+
+NO_REGION = "no region is set: set AWS_REGION to the bucket's, or AWS_ENDPOINT_URL where the store is not Amazon's"
+
 FORKED = (
     "this process was forked from one that had used the object store, and obstore's threads do not survive that: "
     'start it by "spawn" or "forkserver" (of a DataLoader, multiprocessing_context="spawn")'
@@ -83,7 +88,7 @@ def timeout_s(num_bytes: int) -> int:
 def client(url: str, num_bytes: int = 0) -> Client:
     """To be called at each use, within `ask`; `num_bytes` are those that it is to carry.
 
-    ConfigError where the URL or the environment make no sense to obstore.
+    ConfigError where the URL or the environment make no sense to obstore, or no region is set.
     """
     if FIRST_USE and FIRST_USE[0] != os.getpid():
         raise RuntimeError(FORKED)
@@ -95,8 +100,10 @@ def make_client(url: str, seconds: int) -> Client:
     from obstore.exceptions import BaseError
     from obstore.store import from_url
 
-    FIRST_USE.append(os.getpid())
     scheme = url.partition("://")[0]
+    if scheme == "s3" and not any(os.environ.get(name) for name in REGIONS):
+        raise ConfigError(f"{url}: {NO_REGION}")
+    FIRST_USE.append(os.getpid())
     options: dict[str, Any] = {
         "connect_timeout": timedelta(seconds=CONNECT_S),
         "timeout": timedelta(seconds=seconds),

@@ -96,6 +96,7 @@ def test_a_listing_that_breaks_off_goes_on_where_it_was(bucket, proxy, impatient
 WRONG = {
     "bucket": ({}, "s3://no-such-bucket/cache", "there is no bucket 'no-such-bucket'"),
     "endpoint": ({"AWS_ENDPOINT_URL": "http://127.0.0.1:{port}"}, None, "check the network and the endpoint"),
+    "region": ({"AWS_REGION": "", "AWS_ENDPOINT_URL": ""}, None, "no region is set: set AWS_REGION"),
     "plain HTTP": ({"AWS_ALLOW_HTTP": "false"}, None, "AWS_ALLOW_HTTP"),
     "no name": ({}, "s3://", "names no bucket"),
     "scheme": ({}, "ftp://host/cache", "is a URL of a kind that holds no caches"),

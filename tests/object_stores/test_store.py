@@ -3,6 +3,13 @@
 import copy
 import errno
 import multiprocessing
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -187,6 +194,82 @@ def test_what_is_kept_is_bounded_and_fetched_again_if_damaged(copied, proxy, tmp
     blocks[0].unlink(missing_ok=True)
     requests()
     assert sum(path.stat().st_size for path in kept.rglob("*") if path.is_file()) <= 3_000
+
+
+@contextmanager
+def full_disk():
+    """No file may have more than so many bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@contextmanager
+def read_only(folder):
+    """To others than root."""
+    for path in (folder, *folder.iterdir()):
+        path.chmod(0o555)
+    try:
+        yield
+    finally:
+        for path in (folder, *folder.iterdir()):
+            path.chmod(0o755)
+
+
+def flip(data):
+    return data[:9] + bytes([data[9] ^ 1]) + data[10:]
+
+
+HARM = {"flipped": flip, "cut": lambda data: data[:-5], "emptied": lambda data: b"", "zeros": lambda data: bytes(4)}
+
+
+@pytest.mark.parametrize("harm", [*HARM, "a folder", "gone", "read-only", "full disk", "no folder"])
+def test_what_happens_to_kept_blocks_changes_nothing_read(copied, tmp_path, capsys, harm):
+    expected, kept = open_cache(copied[0]).read(np.arange(27)), tmp_path / "kept"
+
+    def read() -> str:
+        assert np.array_equal(open_cache(copied[1], cache_dir=kept).read(np.arange(27)), expected)
+        return capsys.readouterr().err
+
+    assert read() == ""
+    blocks = [path for path in kept.rglob("*") if path.is_file()]
+    assert blocks
+    for block in blocks if harm != "read-only" else ():
+        data = block.read_bytes()
+        block.unlink()
+        if harm in HARM:
+            block.write_bytes(HARM[harm](data))
+        if harm == "a folder":
+            block.mkdir()
+    if harm == "no folder":
+        shutil.rmtree(kept)
+        kept.write_bytes(b"")
+    with {"read-only": lambda: read_only(kept), "full disk": full_disk}.get(harm, nullcontext)():
+        said = read()
+    assert said.startswith("nothing more is kept, ") == (harm in ("a folder", "full disk", "no folder"))
+    assert not [*tmp_path.rglob("*.partial")]
+
+
+def test_readers_at_once_share_what_is_kept_and_may_be_killed(copied, tmp_path):
+    """Of less room than all of it takes, so that each deletes what another needs."""
+    cache, kept = open_cache(copied[0]), tmp_path / "kept"
+    code = "import sys; from cache_store import open_cache; cache = open_cache(sys.argv[1], cache_dir=sys.argv[2], "
+    code += "cache_bytes=3000)\nwhile True: cache.read(range(27))"
+    other = subprocess.Popen([sys.executable, "-c", code, copied[1], str(kept)])
+    there, numbers = open_cache(copied[1], cache_dir=kept, cache_bytes=3_000), np.arange(27)
+    while not [*kept.rglob("*x131072")]:
+        assert other.poll() is None
+        time.sleep(0.01)
+    for _ in range(20):
+        assert np.array_equal(there.read(numbers), cache.read(numbers))
+    other.kill()
+    assert other.wait() == -signal.SIGKILL
+    for block in [*kept.rglob("*x131072")]:
+        block.with_name(f".{block.name}.7.partial").write_bytes(block.read_bytes()[:500])  # as a kill may leave
+    assert np.array_equal(there.read(numbers), cache.read(numbers))
 
 
 SHARDS = 40
