@@ -16,12 +16,12 @@ from trainer import load_projector
 from trainer.log.metrics import read_records
 
 
-def test_the_whole_demo_runs_at_toy_size(tmp_path):
+def test_the_whole_demo_runs_at_toy_size(tmp_path, capfd):
+    """The programs that a user would type are processes, as ever."""
     root = tmp_path / "run"
     sizes = ["--scenes", "120", "--text_steps", "2", "--train_steps", "2"]
-    command = [sys.executable, "-m", "demo", "--output", str(root), *sizes]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
+    assert main(["--output", str(root), *sizes]) == 0
+    said = capfd.readouterr().out
     seal = open_cache(root / "cache").seal
     assert (seal.planned, seal.rejected) == (120 + len(BROKEN) + len(UNUSUAL), len(BROKEN))
     assert "data:image/png" in (root / "gallery.html").read_text(encoding="utf-8")
@@ -38,7 +38,12 @@ def test_the_whole_demo_runs_at_toy_size(tmp_path):
         "encoder.model: nvidia/Cosmos-Predict2-2B-Video2World",
         "model.language_model: google/gemma-3-4b-it",
     ):
-        assert told in ended.stdout
+        assert told in said
+
+
+def test_the_demo_is_started_as_a_module():
+    command = [sys.executable, "-m", "demo", "--help"]
+    assert "usage: python -m demo" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def test_a_failing_command_stops_the_demo_with_its_exit_code(tmp_path):
