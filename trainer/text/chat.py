@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 from jinja2 import TemplateError, TemplateSyntaxError
-from transformers import AutoTokenizer
 
 from cache_store.errors import ConfigError, ModelError, SourceError
 from trainer.config import MAX_TOKENS
@@ -232,6 +231,8 @@ def load_tokenizer(model: str) -> Any:
     if Path(name).is_dir() and not any(any(Path(name).glob(files)) for files in TOKENIZER_FILES):
         raise ModelError(f"no tokenizer can be loaded from {model!r}: no file there is a tokenizer's")
     refuse_unreachable(name)
+    from transformers import AutoTokenizer  # it takes seconds, and a projector is read without it
+
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except UNREADABLE_MODEL as error:

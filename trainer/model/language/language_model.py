@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from cache_store.errors import ConfigError, ModelError
 from trainer.model.attention import image_masks
@@ -113,6 +112,8 @@ class LanguageModel(nn.Module):
 
         transformers' own switch acts only in training mode, which would also turn on the model's dropout.
         """
+        from transformers.modeling_layers import GradientCheckpointingLayer  # seconds, as in trainer/model/load.py
+
         layers = [module for module in self.decoder.modules() if isinstance(module, GradientCheckpointingLayer)]
         if not layers:
             raise ModelError("this language model has no layers to recompute; set run.gradient_checkpointing: false")

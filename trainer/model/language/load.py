@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
 
 from cache_store.errors import ConfigError, ModelError
 from trainer.model.attention import CAUSAL
@@ -63,6 +62,8 @@ def drop_other_parts(full: nn.Module, model: LanguageModel) -> None:
 
 def load_every_weight(path: str, dtype: torch.dtype) -> Any:
     """Load transformers' model; ModelError for weights that the checkpoint lacks: transformers makes them random."""
+    from transformers import AutoModelForCausalLM  # it takes seconds, and a projector is read without it
+
     try:
         with loading_bar_hidden():
             full, report = AutoModelForCausalLM.from_pretrained(

@@ -18,7 +18,6 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]
     enable_progress_bars,
 )
 from safetensors import SafetensorError
-from transformers.utils import logging
 
 from cache_store.errors import ConfigError, ModelError
 
@@ -72,6 +71,8 @@ def refuse_unreachable(name: str) -> None:
 @contextmanager
 def loading_bar_hidden() -> Iterator[None]:
     """Hide transformers' progress bar over a model's weights in the block; the Hub's, over a download, stays."""
+    from transformers.utils import logging  # seconds, as in trainer/model/load.py
+
     shown, hub_shown = logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
     logging.disable_progress_bar()  # the Hub's too
     if hub_shown:
