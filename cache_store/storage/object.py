@@ -32,7 +32,7 @@ MULTIPART_BYTES, PART_BYTES = 64 << 20, 16 << 20
 MOST_CREATED_BYTES = 5 * 2**30
 """S3 takes no more in one request, and only one request can be conditional."""
 
-COALESCED_BYTES = 256 << 10
+COALESCED_BYTES = 64 << 10
 """Ranges that are no further apart are fetched as one."""
 
 

@@ -56,8 +56,8 @@ ATTEMPTS = 4
 PAGE = 1_000
 """Names in a listing at a time, as S3 gives them."""
 
-IN_FLIGHT = 32
-"""Requests of one process at the same time: each waits some 20 ms for its first byte."""
+IN_FLIGHT = 128
+"""Calls of one process at the same time: each waits some 20 ms for its first byte."""
 
 MISSING_EXTRA = (
     "object stores need obstore, which is not installed; run `pip install '.[object-stores]'` in a clone of encode-once"
