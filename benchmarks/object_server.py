@@ -2,9 +2,10 @@
 
 Test servers in Python that know all of S3 answer some 2,000 requests a second, and readers would be measured by that.
 This one knows little and answers several times as many: `python -m benchmarks.object_server FOLDER`. It checks no
-credentials, and listens on 127.0.0.1 alone.
+credentials, and listens on 127.0.0.1 alone. `--latency-ms` and `--connection-mb-per-s` make it as slow as a network.
 """
 
+import argparse
 import asyncio
 import json
 import mmap
@@ -12,7 +13,7 @@ import re
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -27,8 +28,23 @@ COUNTS = "/-/counts"
 WRITTEN_BYTES = 256 << 10
 """At a time: asyncio keeps a copy of what the connection does not take."""
 
+MOST_WAITING = 1_024
+"""Connections that are not yet taken: readers open hundreds at once."""
+
 RANGE = re.compile(rb"\r\nrange: *bytes=(\d*)-(\d*)", re.IGNORECASE)
 LONG_AGO = "Thu, 01 Jan 1970 00:00:00 GMT"
+
+
+class Network(NamedTuple):
+    """Which is imitated."""
+
+    latency_ms: float = 0
+    """Until an answer begins."""
+    connection_mb_per_s: float = 0
+    """Of one connection; 0: as fast as it goes."""
+
+    def wait_s(self, num_bytes: int) -> float:
+        return num_bytes / 1e6 / self.connection_mb_per_s if self.connection_mb_per_s else 0
 
 
 class Counts(NamedTuple):
@@ -38,9 +54,10 @@ class Counts(NamedTuple):
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[str]:
+def serving(folder: Path, network: Network) -> Iterator[str]:
     """Serve in a process of its own; gives its endpoint."""
-    command = [sys.executable, "-m", "benchmarks.object_server", str(folder)]
+    slowly = [f"--latency-ms={network.latency_ms}", f"--connection-mb-per-s={network.connection_mb_per_s}"]
+    command = [sys.executable, "-m", "benchmarks.object_server", str(folder), *slowly]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout
@@ -60,8 +77,8 @@ class Server(asyncio.Protocol):
     requests = 0
     sent_bytes = 0
 
-    def __init__(self, root: Path) -> None:
-        self.root, self._received = root, b""
+    def __init__(self, root: Path, network: Network) -> None:
+        self.root, self.network, self._received = root, network, b""
         self._left, self._is_full = memoryview(b""), False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -73,7 +90,7 @@ class Server(asyncio.Protocol):
         self._received += data
         while (end := self._received.find(b"\r\n\r\n")) >= 0:
             head, self._received = self._received[:end], self._received[end + 4 :]
-            self._answer(head)
+            after(self.network.latency_ms / 1_000, self._answer, head)
 
     def _answer(self, head: bytes) -> None:
         method, target, _ = head.split(b"\r\n", 1)[0].decode().split(" ", 2)
@@ -87,7 +104,7 @@ class Server(asyncio.Protocol):
             body = listing(self.root, parse_qs(query))
             return self._send("200 OK", memoryview(body), len(body))
         try:
-            data = mapped(self.root / unquote(path).removeprefix(f"/{BUCKET}/"))
+            data = mapped(self.root, path)
         except OSError:
             body = b"<Error><Code>NoSuchKey</Code></Error>"
             return self._send("404 Not Found", memoryview(body), len(body))
@@ -101,21 +118,36 @@ class Server(asyncio.Protocol):
 
     def _send(self, status: str, body: memoryview, length: int, content_range: str = "") -> None:
         Server.sent_bytes += length
-        self.transport.write(head_of(status, length, content_range) + body[:WRITTEN_BYTES])
+        after(self.network.wait_s(len(body[:WRITTEN_BYTES])), self._begin, head_of(status, length, content_range), body)
+
+    def _begin(self, head: bytes, body: memoryview) -> None:
+        self.transport.write(head + body[:WRITTEN_BYTES])
         self._left = body[WRITTEN_BYTES:]
-        self._write()
+        self._write_later()
+
+    def _write_later(self) -> None:
+        if self._left and not self._is_full:
+            wait_s = self.network.wait_s(len(self._left[:WRITTEN_BYTES]))
+            asyncio.get_running_loop().call_later(wait_s, self._write)
 
     def _write(self) -> None:
-        while self._left and not self._is_full:
-            self.transport.write(self._left[:WRITTEN_BYTES])
-            self._left = self._left[WRITTEN_BYTES:]
+        self.transport.write(self._left[:WRITTEN_BYTES])
+        self._left = self._left[WRITTEN_BYTES:]
+        self._write_later()
 
     def pause_writing(self) -> None:
         self._is_full = True
 
     def resume_writing(self) -> None:
         self._is_full = False
-        self._write()
+        self._write_later()
+
+
+def after(seconds: float, call: Callable[..., None], *arguments: object) -> None:
+    if seconds:
+        asyncio.get_running_loop().call_later(seconds, call, *arguments)
+    else:
+        call(*arguments)
 
 
 def head_of(status: str, length: int, content_range: str = "") -> bytes:
@@ -132,7 +164,8 @@ def range_of(first: bytes, last: bytes, size: int) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=4_096)
-def mapped(path: Path) -> memoryview:
+def mapped(root: Path, target: str) -> memoryview:
+    path = root / unquote(target).removeprefix(f"/{BUCKET}/")
     with path.open("rb") as stream:
         if not path.stat().st_size:
             return memoryview(b"")
@@ -159,11 +192,25 @@ def listing(root: Path, query: dict[str, list[str]]) -> bytes:
     return f'<?xml version="1.0"?><ListBucketResult>{about}{entries}</ListBucketResult>'.encode()
 
 
-async def serve(root: Path) -> None:
-    server = await asyncio.get_running_loop().create_server(lambda: Server(root), "127.0.0.1", 0)
+async def serve(root: Path, network: Network) -> None:
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Server(root, network), "127.0.0.1", 0, backlog=MOST_WAITING)
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
     await server.serve_forever()
 
 
+def add_network_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--latency-ms", type=float, default=0, help="before each answer")
+    parser.add_argument("--connection-mb-per-s", type=float, default=0, help="of each connection; default: no limit")
+
+
+def network_of(options: argparse.Namespace) -> Network:
+    return Network(options.latency_ms, options.connection_mb_per_s)
+
+
 if __name__ == "__main__":
-    asyncio.run(serve(Path(sys.argv[1])))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    add_network_options(parser)
+    options = parser.parse_args()
+    asyncio.run(serve(options.folder, network_of(options)))

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.object_server import BUCKET, Counts, serving, take_counts
+from benchmarks.object_server import BUCKET, Counts, add_network_options, network_of, serving, take_counts
 from benchmarks.record import print_record
 from benchmarks.remote_peers import PEERS, Batches, Latents, installed_peers
 from benchmarks.timing import interleaved_seconds, rates, speedups, spread
@@ -65,7 +65,7 @@ def run(argv: Sequence[str]) -> int:
         raise ConfigError(f"--batch-size must be in [1, {options.samples}], the number of samples")
     with tempfile.TemporaryDirectory(prefix="remote-", dir=options.folder) as name:
         folder = Path(name)
-        with serving(folder) as endpoint:
+        with serving(folder, network_of(options)) as endpoint:
             os.environ |= environment(endpoint)
             passes = prepare(folder, endpoint, options)
             traffic = {name: measured_traffic(each, endpoint) for name, each in passes.items()}
@@ -98,6 +98,7 @@ def option_parser() -> argparse.ArgumentParser:
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--samples-per-shard", type=int, default=4_096)
     parser.add_argument("--repeats", type=int, default=3, help="passes of each side, after two that warm up")
+    add_network_options(parser)
     parser.add_argument("--folder", help="where the data sets are written; default a temporary folder")
     return parser
 
