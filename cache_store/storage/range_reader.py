@@ -1,7 +1,8 @@
-"""Reading by ranges: neighbouring parts of a file as one; a file as one that is open."""
+"""Reading by ranges: neighbouring parts of a file as one; a file as one that is open, of which a piece is in memory."""
 
 import io
 import os
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -36,14 +37,12 @@ def neighbours(parts: Sequence[Span], gap: int) -> list[list[Span]]:
     return groups
 
 
-class RangeReader(io.RawIOBase):
-    """Bytes of a file of known size, through `fetch(start, length)`: few here and there, more where it is in order."""
+class PositionedReader(io.RawIOBase):
+    """Bytes of a file of known size, out of the piece of it that is in memory."""
 
-    def __init__(self, size: int, fetch: Callable[[int, int], memoryview]) -> None:
-        self._size, self._fetch = size, fetch
-        self._position = self._start = 0
-        self._held = memoryview(b"")
-        self._window = SMALLEST_BYTES
+    def __init__(self, size: int) -> None:
+        self._size, self._position = size, 0
+        self._start, self._held = 0, memoryview(b"")
 
     def readable(self) -> bool:
         return True
@@ -63,15 +62,28 @@ class RangeReader(io.RawIOBase):
         if self._position >= self._size or not len(target):
             return 0
         if not self._start <= self._position < self._start + len(self._held):
-            self._fill(len(target))
+            self._start, data = self._piece(len(target))
+            self._held = memoryview(data)
         first = self._position - self._start
         part = self._held[first : first + len(target)]
         target[: len(part)] = part
         self._position += len(part)
         return len(part)
 
-    def _fill(self, wanted: int) -> None:
+    @abstractmethod
+    def _piece(self, wanted: int) -> tuple[int, bytes | memoryview]:
+        """One that holds the byte at the position, and where it starts."""
+
+
+class RangeReader(PositionedReader):
+    """Through `fetch(start, length)`: few bytes here and there, more where they are read in order."""
+
+    def __init__(self, size: int, fetch: Callable[[int, int], memoryview]) -> None:
+        super().__init__(size)
+        self._fetch, self._window = fetch, SMALLEST_BYTES
+
+    def _piece(self, wanted: int) -> tuple[int, memoryview]:
         is_next = self._position == self._start + len(self._held)
         self._window = min(2 * self._window, LARGEST_BYTES) if is_next else SMALLEST_BYTES
         length = min(max(wanted, self._window), self._size - self._position)
-        self._start, self._held = self._position, self._fetch(self._position, length)
+        return self._position, self._fetch(self._position, length)

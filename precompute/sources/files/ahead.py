@@ -5,10 +5,7 @@ their beginning to their end are read through, gaps too; and parts that several 
 which they lie, come out of shared blocks. Parts asked for here and there are fetched as they are.
 """
 
-import io
-import os
 import threading
-from abc import abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -16,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from cache_store.storage.object_client import pool
+from cache_store.storage.range_reader import PositionedReader
 
 BLOCK_BYTES = 2 << 20
 """Of a request, where a file is read in order: larger ones wait longer for each other, smaller ones for the store."""
@@ -43,44 +41,6 @@ SPARSE = 4
 
 Fetch = Callable[[int, int], bytes]
 """Bytes from a start to a stop."""
-
-
-class PositionedReader(io.RawIOBase):
-    """Bytes of a file of known size, out of the piece of it that is in memory."""
-
-    def __init__(self, size: int) -> None:
-        self._size, self._position = size, 0
-        self._start, self._held = 0, memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._position = max(0, offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence])
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        target = memoryview(buffer).cast("B")
-        if self._position >= self._size or not len(target):
-            return 0
-        if not self._start <= self._position < self._start + len(self._held):
-            self._start, data = self._piece(len(target))
-            self._held = memoryview(data)
-        first = self._position - self._start
-        part = self._held[first : first + len(target)]
-        target[: len(part)] = part
-        self._position += len(part)
-        return len(part)
-
-    @abstractmethod
-    def _piece(self, wanted: int) -> tuple[int, bytes]:
-        """One that holds the byte at the position, and where it starts."""
 
 
 class PartsReader(PositionedReader):
