@@ -11,6 +11,7 @@ from datetime import timedelta
 from functools import lru_cache
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from urllib.parse import quote
 
 from cache_store.errors import ConfigError
 from cache_store.storage.object_errors import (
@@ -100,7 +101,7 @@ def make_client(url: str, seconds: int) -> Client:
     from obstore.exceptions import BaseError
     from obstore.store import from_url
 
-    scheme = url.partition("://")[0]
+    scheme, _, place = url.partition("://")
     if scheme == "s3" and not any(os.environ.get(name) for name in REGIONS):
         raise ConfigError(f"{url}: {NO_REGION}")
     FIRST_USE.append(os.getpid())
@@ -115,7 +116,8 @@ def make_client(url: str, seconds: int) -> Client:
     retries = {"max_retries": MAX_RETRIES, "retry_timeout": timedelta(seconds=RETRIED_S)}
     connect: Callable[..., Client] = from_url  # whose options have a type for each scheme
     try:
-        return connect(url, client_options=options, retry_config=retries, **config)
+        literal = f"{scheme}://{quote(place, safe='/@:')}"  # a `#`, `?` or `%20` of a name is one of its letters
+        return connect(literal, client_options=options, retry_config=retries, **config)
     except (BaseError, ValueError) as error:
         raise ConfigError(f"{url}: {first_line(error)}") from None
 

@@ -2,22 +2,26 @@
 
 import json
 import re
+import signal
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from cache_store.cache.files import open_plan
 from cache_store.cache.metadata import read_seal
 from cache_store.errors import SourceError
 from cache_store.storage.local import LocalStore
 from cache_store.storage.object_client import make_client
 from cache_store.storage.store import open_store
 from precompute.cli import main
+from precompute.gallery.source_images import open_source_images
 from precompute.images.rejected import Rejected
 from precompute.sources import SourceConfig, open_source
 from precompute.sources.archives.archive import MISSING
 from precompute.sources.archives.remote_images import open_images
+from tests.object_stores.test_guarantees import start
 from tests.precompute.conftest import GOOD, Project, image_bytes, make_vae, sample_name, timeless_files
 from tests.precompute.sources.test_archives import make_tar
 from tests.precompute.sources.test_parquet import write_dataset
@@ -109,6 +113,7 @@ WRONG = {
     "a pattern of nothing": ("parquet", "BUCKET/in/data/test-*.parquet", 2, r"test-\*.parquet does not exist"),
     "a list that is not there": ("llava", "BUCKET/in/list.json", 2, "source.path: .*in/list.json does not exist"),
     "a tree that is not there": ("folder", "BUCKET/in/photos", 2, "source.path: .*in/photos does not exist"),
+    "nothing": ("webdataset", "s3://", 2, "s3:// names no bucket"),
     "no bucket": ("parquet", "s3:///a.parquet", 2, "names no bucket"),
     "another kind of URL": ("webdataset", "http://host/a.tar", 2, "not read; .*one of s3://, gs://, az://, hf://"),
     "no tar": ("webdataset", "BUCKET/in/images.zip", 1, "images.zip is no tar"),
@@ -171,6 +176,45 @@ def test_what_changes_at_a_url_is_found_as_on_disk(project, pictures, bucket):
     assert "1 rejected (1 missing)" in project.build(name="tree", source=tree)
     store.put_whole(gone, data)
     assert "recovered 1 of 1" in project.build("--retry-rejected", name="tree", source=tree)
+
+
+def test_a_killed_build_of_images_at_a_url_ends_in_the_same_bytes(project, bucket, proxy):
+    source = source_of("lines, images in a folder", f"{bucket}/in")
+    project.build(name="whole", source=source)
+    process = start(f"precompute build --config {project.config(source=source)}")
+    proxy.fail("reset", "GET", "/in/images/", first=6, also=process.kill)
+    assert process.wait() == -signal.SIGKILL
+    assert not (project.cache / "seal.json").exists()
+    proxy.mend()
+    project.build(source=source)
+    whole = project.folder / "whole"
+    assert images_of(project.cache) == images_of(whole)
+    assert sealed(project.cache) == sealed(whole)
+
+
+def test_a_cache_at_a_url_is_built_on_audited_and_shown(project, bucket):
+    """Its images are at a URL too, and those of the second cache are those that the first one remembers."""
+    first, second = (f"{bucket}/caches/{name}" for name in ("first", "second"))
+    config = project.config(source=source_of("tars by number", f"{bucket}/in"))
+    project.run(main, "build", "--config", config, "--cache", first)
+    config = project.config(source={"kind": "cache", "path": first}, image__height=16)
+    project.run(main, "build", "--config", config, "--cache", second)
+    assert open_plan(open_store(second)).digests() == open_plan(open_store(first)).digests()
+    assert "equal bits  8 of 8" in project.run(main, "audit", second, "--samples", 8)
+    picture, _ = open_source_images(second)("00001.tar/000000005.png")
+    assert picture.size == (40, 16)
+
+
+def test_what_a_name_is_made_of_is_no_part_of_a_url(bucket, server, pictures):
+    """A `#` or a `%20` in it, as they are in the bucket."""
+    from tests.object_stores.objects import Objects
+
+    folder = "my #1 photos 100%20 é"
+    Objects(bucket, server.endpoint).put(f"{folder}/00000.tar", (pictures / "tars/00000.tar").read_bytes())
+    for path in (folder, f"{folder}/00000.tar", f"{folder}/0000?.tar"):
+        source = open_source(SourceConfig(kind="webdataset", path=f"{bucket}/{path}"))
+        assert len([*source.samples()]) == 3
+    assert open_images(f"{bucket}/{folder}", "images").listing().names == ["00000.tar"]
 
 
 def test_empty_and_large_images_are_read_whole(bucket, monkeypatch):

@@ -26,8 +26,9 @@ def open_folder(url: str) -> RemoteFolder:
 
 def split_url(url: str) -> tuple[str, str]:
     """The URL of the folder that a file lies in, and its name; no name where the URL is that of a bucket."""
-    folder, _, name = url.rstrip("/").rpartition("/")
-    return (url, "") if folder.endswith("/") else (folder, name)
+    scheme, _, place = url.partition("://")
+    folder, _, name = place.rstrip("/").rpartition("/")
+    return (f"{scheme}://{folder}", name) if folder else (url, "")
 
 
 def find_file(url: str) -> RemoteFile | None:
