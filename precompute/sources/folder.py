@@ -36,7 +36,7 @@ class FolderSource:
         try:
             return captioned(self.read(text).decode("utf-8-sig"))  # without the mark of some editors
         except (Rejected, UnicodeDecodeError) as error:
-            raise SourceError(f"caption {text} cannot be read as UTF-8 text: {error}") from None
+            raise SourceError(f"caption {text} cannot be read as UTF-8 text: {error}; mend or remove it") from None
 
 
 def is_image(name: str) -> bool:

@@ -150,4 +150,4 @@ def read_text(tar_name: str, tar: ImageTar, member: str) -> str:
         data = tar.read(member, MAX_TEXT_BYTES)
         return data.removeprefix(codecs.BOM_UTF8).decode()  # the mark of some editors
     except (Rejected, UnicodeDecodeError) as error:
-        raise SourceError(f"{tar_name}/{member} cannot be read as UTF-8 text: {error}") from None
+        raise SourceError(f"{tar_name}/{member} cannot be read as UTF-8 text: {error}; mend or remove it") from None

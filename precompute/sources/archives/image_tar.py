@@ -30,6 +30,9 @@ TEXT_SUFFIXES = (".txt", ".json")
 KEPT_TEXT_BYTES, MOST_KEPT_BYTES = 64 * 2**10, 64 * 2**20
 """Of one text and of all of a tar, which are in memory until they are dropped; a sample's take a kilobyte."""
 
+MAX_LINKS = 40
+"""From one name of a file to the next, as Linux follows symbolic links; tar itself links to the first."""
+
 MAX_GLOBAL_HEADERS = 100
 """Keys that apply to all members; tarfile copies them for each."""
 
@@ -84,13 +87,16 @@ class ImageTar(Archive[TarMember]):
         return self._file.part(member.offset, member.size)
 
     def _followed(self, member: TarMember) -> TarMember:
-        """The member itself or, of a hard link, the earlier member that tar wrote for the first name of the file."""
-        if member.linked_to is None:
-            return member
-        target = self.exact(member.linked_to)
-        if target is None or target.problem or target.linked_to is not None or target.offset >= member.offset:
-            return member._replace(problem="is a link, and not to a file that comes before it in the tar")
-        return target
+        """The member itself or, of a hard link, the earlier member that holds the file, as links before it may say."""
+        found = member
+        for _ in range(MAX_LINKS):
+            if found.linked_to is None:
+                return found
+            target = self.exact(found.linked_to)
+            if target is None or target.problem or target.offset >= found.offset:
+                break
+            found = target
+        return member._replace(problem="is a link, and not to a file that comes before it in the tar")
 
 
 class TarHeaders(BoundedReader):
