@@ -1,10 +1,13 @@
 """What lies in a bucket, seen and changed past the product and past the proxy."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import obstore
 from obstore.store import S3Store
+
+from tests.cache_store.conftest import contents
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,14 @@ class Objects:
 
     def put(self, name: str, data: bytes) -> None:
         obstore.put(self.store, name, data)
+
+    def mirror(self, folder: Path) -> None:
+        """Make what lies here what lies in a folder."""
+        wanted, there = contents(folder), self.all()
+        for name in there.keys() - wanted.keys():
+            self.lose(name)
+        for name, data in wanted.items() - there.items():
+            self.put(name, data)
 
     def lose(self, name: str) -> None:
         obstore.delete(self.store, name)

@@ -20,7 +20,8 @@ from cache_store.errors import NewerFormatError
 from cache_store.format.codec import crc32c
 from cache_store.format.layout import Location
 from cache_store.format.names import commit_file, samples_file
-from cache_store.verify.findings import Finding
+from cache_store.format.schema import StoreFormat
+from cache_store.verify.findings import Finding, Level
 from cache_store.verify.scan import scan_shard
 from cache_store.verify.verify import verify
 from tests.cache_store import signing
@@ -30,13 +31,18 @@ from tests.make_cache import make_array, make_cache, make_encoder, seal_cache
 ROWS, ROWS_PER_SHARD, SHARDS = 13, 6, range(3)
 SHARD, SHARD_1 = ("data", "table", "record"), ("data 1", "table 1", "record 1")
 """What a shard's files are."""
-LEVELS = ("quick", "full", "deep")
+LEVELS: tuple[Level, ...] = ("quick", "full", "deep")
+Look = Callable[[], Sequence[Finding]]
 
 
 @pytest.fixture(scope="module")
 def sound(form: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache of three shards, the last of one row, and another of the same shape beside it; nothing changes them."""
-    folder, store_format, codec = tmp_path_factory.mktemp("sound"), *form
+    """Nothing changes it."""
+    return make_sound(tmp_path_factory.mktemp("sound"), *form)
+
+
+def make_sound(folder: Path, store_format: StoreFormat, codec: str) -> Path:
+    """A cache of three shards, the last of one row, and another of the same shape beside it."""
     options: dict[str, Any] = {"samples_per_shard": ROWS_PER_SHARD, "store_format": store_format, "codec": codec}
     for name, seed in (("cache", 7), ("other", 1)):
         ids = [f"{name}-{row}" for row in range(ROWS)]
@@ -94,21 +100,26 @@ def rows_at(cache: Path, shard: int) -> list[tuple[range, int]]:
 
 
 def test_any_flipped_bit_is_named_by_its_file_and_row_alone(cache):
+    assert_flipped_bits_are_named(cache, lambda: verify(cache, "full").findings, 500)
+
+
+def assert_flipped_bits_are_named(cache: Path, look: Look, flips: int) -> None:
+    """One at a time, in each file; `look` verifies the cache in full, wherever it puts it."""
     rng, files = np.random.default_rng(1), files_in(cache)
     spans = {shard_name(cache, shard): rows_at(cache, shard) for shard in SHARDS}
-    for name in [*files] * (500 // len(files)):
+    for name in [*files] * (flips // len(files)):
         data = (cache / name).read_bytes()
         position, bit = int(rng.integers(len(data))), int(rng.integers(8))
         (cache / name).write_bytes(data[:position] + bytes([data[position] ^ 1 << bit]) + data[position + 1 :])
         try:
-            findings = verify(cache, "full").findings
+            findings = look()
         except NewerFormatError as error:  # the whole cache is refused in one line
-            findings = (Finding(file=str(error).removeprefix(f"{cache}/").partition(" ")[0], problem=str(error)),)
+            findings = (Finding(file=str(error).partition(" ")[0].rpartition("/")[2], problem=str(error)),)
         (cache / name).write_bytes(data)
         where = f"{name}: bit {bit} of byte {position}: {findings}"
         assert {(finding.file, finding.shard) for finding in findings} == {(name, files[name])}, where
         assert {row for span, row in spans.get(name, ()) if position in span} <= named(findings)[name], where
-    assert not verify(cache, "full").findings
+    assert not look()
 
 
 WRONG: dict[str, Callable[[Path, bytes], object]] = {
@@ -316,11 +327,16 @@ SCENES = {
 }
 
 
+def harm(cache: Path, name: str) -> None:
+    names = shard_files(cache)
+    for damage in SCENES[name].damage:
+        damage(lambda name: cache / names.get(name, name))
+
+
 @pytest.mark.parametrize("name", SCENES)
 def test_damage_is_named_by_file_and_row_and_nothing_else_is(cache, name):
     scene, names, shards = SCENES[name], shard_files(cache), files_in(cache)
-    for damage in scene.damage:
-        damage(lambda name: cache / names.get(name, name))
+    harm(cache, name)
     full = scene.deep if scene.full is None else scene.full
     for level, expected in zip(LEVELS, (scene.quick, full, scene.deep), strict=True):
         findings = verify(cache, level).findings
