@@ -1,11 +1,12 @@
 """LLaVA's `chat.json` (LLaVA-CC3M-Pretrain-595K and its relatives): a list of id, image and conversations.
 
-Or JSON Lines, a record a line, of which one line at a time is in memory: a file that begins with `{`.
+Or JSON Lines, a record a line: a file that begins with `{`. Of either, a few records at a time are in memory.
 """
 
 import codecs
+import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import msgspec
@@ -22,6 +23,13 @@ T = TypeVar("T")
 
 MAX_LINE_BYTES = 64 * 2**20
 """Of a record in JSON Lines; a conversation takes a few kilobytes."""
+
+BLOCK_BYTES = 4 * 2**20
+"""Of a list, read at a time."""
+
+SPACE = "[ \\t\\n\\r]*"
+BEFORE_FIRST, BEFORE_NEXT = (re.compile(rf"{SPACE}{mark}{SPACE}(?={{)") for mark in (r"\[", ","))
+END, NO_RECORDS = re.compile(rf"{SPACE}\]{SPACE}"), re.compile(rf"{SPACE}\[{SPACE}\]{SPACE}")
 
 EXPECTED = "expected LLaVA's list of records, or a record a line"
 
@@ -42,8 +50,9 @@ class LlavaSource:
         self.fingerprint = self._images.fingerprint
 
     def samples(self) -> Samples:
-        records = read_records(self._open_list())
-        return Samples(map(self._sample, records), in_rows=not isinstance(records, list))
+        file = self._open_list()
+        is_lines = begins_with_record(file)
+        return Samples(map(self._sample, read_lines(file) if is_lines else read_list(file)), in_rows=is_lines)
 
     def _sample(self, record: ChatRecord) -> dict[str, object]:
         uri = record.image or ""
@@ -56,19 +65,52 @@ class LlavaSource:
         return self._images.read(uri)
 
 
-def read_records(file: SourceFile) -> Iterable[ChatRecord]:
-    """Every record; SourceError naming the record or line, or the byte where the file is no JSON.
+def begins_with_record(file: SourceFile) -> bool:
+    return file_part(file, HEAD_BYTES).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{")
+
+
+def file_part(file: SourceFile, size: int) -> bytes:
+    try:
+        return file.part(0, size)
+    except OSError as error:
+        raise SourceError(f"source.path: {file}: {error.strerror}") from None
+
+
+def read_list(file: SourceFile) -> Iterator[ChatRecord]:
+    """Every record of a list; SourceError naming the record, or the byte where the file is no JSON.
 
     Where a record names a field twice, the last one counts, as in any reader of JSON.
     """
+    count = 0
     try:
-        head = file.part(0, HEAD_BYTES).removeprefix(codecs.BOM_UTF8)
-        if head.lstrip().startswith(b"{"):
-            return read_lines(file)
-        data = file.part(0, file.version.size)
-    except OSError as error:
-        raise SourceError(f"source.path: {file}: {error.strerror}") from None
-    return decoded(data.removeprefix(codecs.BOM_UTF8), list[ChatRecord], f"source.path: {file}")
+        for text in record_texts(file):
+            yield msgspec.json.decode(text, type=ChatRecord)
+            count += 1
+    except (msgspec.DecodeError, ValueError, RecursionError):  # all of it in memory tells what is wrong, and where
+        data = file_part(file, file.version.size)
+        yield from decoded(data.removeprefix(codecs.BOM_UTF8), list[ChatRecord], f"source.path: {file}")[count:]
+
+
+def record_texts(file: SourceFile) -> Iterator[str]:
+    """The JSON of each record; ValueError where the file is no list of objects, or one is very large."""
+    find_end, text, before = json.JSONDecoder().raw_decode, "", BEFORE_FIRST
+    with file.open() as stream:
+        blocks = iter(lambda: stream.read(BLOCK_BYTES), b"")
+        for block in codecs.iterdecode(blocks, "utf-8-sig"):
+            text, place = text + block, 0
+            while found := before.match(text, place):
+                try:
+                    _, end = find_end(text, found.end())
+                except json.JSONDecodeError:  # most often for want of the next block
+                    break
+                yield text[found.end() : end]
+                place, before = end, BEFORE_NEXT
+            text = text[place:]
+            if len(text) > MAX_LINE_BYTES:
+                raise ValueError("a record is too large to be looked for its end")
+        file.refuse_changed()
+    if not (END if before is BEFORE_NEXT else NO_RECORDS).fullmatch(text):
+        raise ValueError("the end is missing, or not the end")
 
 
 def read_lines(file: SourceFile) -> Iterator[ChatRecord]:

@@ -18,8 +18,9 @@ from precompute.cli import main
 from precompute.images.rejected import Rejected
 from precompute.plan.differences import compare_plans
 from precompute.plan.make import make_plan
-from precompute.sources import Source, SourceConfig, open_source
+from precompute.sources import Source, SourceConfig, llava, open_source
 from precompute.sources.archives.image_store import MISSING
+from precompute.sources.files.file import LocalFile
 from tests.make_cache import make_cache
 from tests.precompute.conftest import Project, image_bytes, plan_table
 
@@ -47,6 +48,29 @@ def tree(folder: Path, files: dict[str, bytes], form: str = "folder") -> Source:
 
 def plan_of(source: Source) -> pa.Table:
     return plan_table(source.samples())
+
+
+LISTS = {
+    " [ ] ": [],
+    '[{"a": "]},\\"{"}, {}\n,{"b": "ü€😀"}]\n': ['{"a": "]},\\"{"}', "{}", '{"b": "ü€😀"}'],
+    '[{"a": 1}, {"a": 2}': None,
+    '[{"a": 1}, {"a": 2}]]': None,
+    '[{"a": 1}, 2]': None,
+    '[{"a": 1} {"a": 2}]': None,
+}
+"""Records of a list, or None where it is none of objects."""
+
+
+@pytest.mark.parametrize("text", LISTS)
+def test_a_list_cut_into_blocks_anywhere_has_its_records(tmp_path, monkeypatch, text):
+    (path := tmp_path / "chat.json").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    for size in range(1, 9):
+        monkeypatch.setattr(llava, "BLOCK_BYTES", size)
+        if (expected := LISTS[text]) is not None:
+            assert list(llava.record_texts(LocalFile(path))) == expected
+            continue
+        with pytest.raises(ValueError, match="the end is missing"):
+            list(llava.record_texts(LocalFile(path)))
 
 
 @pytest.mark.parametrize(("mark", "step"), [(b"", 1), (b"\xef\xbb\xbf", -1)])
