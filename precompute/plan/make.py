@@ -1,7 +1,7 @@
 """Making the plan from a source's samples, in the memory of one shard and 8 bytes a sample.
 
 A new cache's rows are in the source's own order: that of tars, of Parquet files, of lines of JSON, of another cache.
-Samples that lie in no order, in folders and archives or a JSON list, are sorted by id, in memory.
+Samples that lie in no order, in folders and archives or a JSON list, are sorted by id.
 """
 
 from collections import Counter
@@ -13,16 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cache_store.errors import SourceError
-from cache_store.format.tables import PLAN_SCHEMA
 from precompute.plan.ids import SHOWN_IDS, Hashes, SomeIds, hashes_of
-from precompute.plan.rows import Rows, rows_in_scratch
+from precompute.plan.rows import LISTED, Rows, numbered, rows_in_scratch, table_of
+from precompute.plan.sort import sorted_by_id
 from precompute.sources.archives.listing import Samples
-
-CHUNK = 8_192
-"""Samples held as Python objects at a time."""
-
-LISTED = pa.schema([field for field in PLAN_SCHEMA if field.name != "row"])
-"""What a source says of a sample."""
 
 
 def make_plan(samples: Samples, samples_per_shard: int) -> Rows:
@@ -31,30 +25,18 @@ def make_plan(samples: Samples, samples_per_shard: int) -> Rows:
     if samples.in_rows:
         shards = iter(lambda: table_of(islice(rows, samples_per_shard)), LISTED.empty_table())
     else:
-        shards = slices_of(table_of(rows).sort_by("id").combine_chunks(), samples_per_shard)
+        shards = sorted_by_id(rows, samples_per_shard)
 
-    def numbered() -> Iterator[pa.Table]:
-        first = 0
+    def hashed() -> Iterator[pa.Table]:
         for shard in shards:
             hashes.append(hashes_of(shard["id"].to_pylist()))
-            yield shard.add_column(0, PLAN_SCHEMA.field("row"), pa.array(np.arange(first, first + shard.num_rows)))
-            first += shard.num_rows
+            yield shard
 
-    plan = rows_in_scratch(numbered(), samples_per_shard)
+    plan = rows_in_scratch(numbered(hashed()), samples_per_shard)
     if not len(plan):
         raise SourceError("; ".join(filter(None, ["the source holds no samples", samples.passed_over])))
     refuse_duplicates(plan, np.concatenate(hashes))
     return plan
-
-
-def table_of(samples: Iterator[dict[str, object]]) -> pa.Table:
-    chunks = iter(lambda: list(islice(samples, CHUNK)), [])
-    batches = [pa.RecordBatch.from_pylist(chunk, schema=LISTED) for chunk in chunks]
-    return pa.Table.from_batches(batches, schema=LISTED).combine_chunks()
-
-
-def slices_of(table: pa.Table, size: int) -> Iterator[pa.Table]:
-    return (table.slice(first, size) for first in range(0, table.num_rows, size))
 
 
 def refuse_duplicates(plan: Rows, hashes: Hashes) -> None:

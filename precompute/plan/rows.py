@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import nsmallest
 from io import BufferedRandom
+from itertools import islice
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +19,12 @@ from cache_store.format.schema import Recipe, Spec
 from cache_store.format.tables import PLAN_SCHEMA, TableFile
 from cache_store.storage.files import naming
 from precompute.plan.ids import SHOWN_IDS, Hashes, SomeIds, hashes_of
+
+CHUNK = 8_192
+"""Samples held as Python objects at a time."""
+
+LISTED = pa.schema([field for field in PLAN_SCHEMA if field.name != "row"])
+"""What a source says of a sample."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,21 +105,46 @@ def rows_on_disk(plan: PlanFile, samples_per_shard: int, count: int, digests: Pl
 
 
 def rows_in_scratch(shards: Iterable[pa.Table], samples_per_shard: int) -> Rows:
-    """Write samples, shard after shard, to a temporary file; it takes its name from none and goes with the rows."""
-    plan_hash, file = PlanHash(), ScratchFile()
+    """Write samples, shard after shard, to a temporary file."""
+    plan_hash = PlanHash()
 
     def hashed() -> Iterator[pa.Table]:
         for shard in shards:
             plan_hash.add(shard)
             yield shard
 
-    with file.stream() as stream, naming(f"{tempfile.gettempdir()} (TMPDIR names another folder)"):
-        encode_plan(stream, hashed())
-    plan, digests = PlanFile(TableFile(file.stream, "the list of samples")), plan_hash.digests()
+    plan, file = plan_in_scratch(hashed())
     with file.stream() as stream:
         sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
-    rows = Rows(plan=plan, count=plan.num_rows, samples_per_shard=samples_per_shard, digests=digests)
+    rows = Rows(plan=plan, count=plan.num_rows, samples_per_shard=samples_per_shard, digests=plan_hash.digests())
     return replace(rows, file_sha256=sha256)
+
+
+def plan_in_scratch(tables: Iterable[pa.Table]) -> "tuple[PlanFile, ScratchFile]":
+    """Write samples, a row group a table, to a temporary file, which goes with the plan."""
+    file = ScratchFile()
+    with file.stream() as stream, naming(f"{tempfile.gettempdir()} (TMPDIR names another folder)"):
+        encode_plan(stream, tables)
+    return PlanFile(TableFile(file.stream, "the list of samples")), file
+
+
+def numbered(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Samples with their rows, from 0."""
+    first = 0
+    for table in tables:
+        row = pa.array(np.arange(first, first + table.num_rows))
+        yield table.select(LISTED.names).add_column(0, PLAN_SCHEMA.field("row"), row)
+        first += table.num_rows
+
+
+def table_of(samples: Iterator[dict[str, object]]) -> pa.Table:
+    chunks = iter(lambda: list(islice(samples, CHUNK)), [])
+    batches = [pa.RecordBatch.from_pylist(chunk, schema=LISTED) for chunk in chunks]
+    return pa.Table.from_batches(batches, schema=LISTED).combine_chunks()
+
+
+def slices_of(table: pa.Table, size: int) -> Iterator[pa.Table]:
+    return (table.slice(first, size) for first in range(0, table.num_rows, size))
 
 
 class ScratchFile:

@@ -16,7 +16,7 @@ from cache_store.errors import SourceError
 from cache_store.format.names import PLAN_FILE
 from cache_store.format.schema import Recipe
 from cache_store.storage.local import LocalStore
-from precompute.plan import order
+from precompute.plan import order, sort
 from precompute.plan.differences import compare_plans
 from precompute.plan.make import make_plan, refuse_duplicates
 from precompute.plan.order import in_order_of
@@ -83,6 +83,17 @@ def test_ids_of_one_hash_are_no_duplicates():
     twice = pytest.raises(SourceError, match="2 occur more than once: sample-000003, sample-000009$")
     with twice:
         plan_of([*range(10), 9, 3], per_shard=4)
+
+
+@pytest.mark.parametrize("count", [1, 32, 33, 100])
+def test_samples_in_no_order_are_sorted_a_run_at_a_time(monkeypatch, count):
+    """By id, as in memory."""
+    monkeypatch.setattr(sort, "RUN_ROWS", 32)
+    monkeypatch.setattr(sort, "PAGE_ROWS", 8)
+    numbers = random.Random(0).sample(range(count), count)
+    found = make_plan(Samples(map(sample, numbers)), 20)
+    assert found.digests == (expected := plan_of(range(count), per_shard=20)).digests
+    assert pa.concat_tables(found.shards()) == pa.concat_tables(expected.shards())
 
 
 @pytest.mark.parametrize("held", [8, order.ROWS_HELD])

@@ -19,8 +19,7 @@ from cache_store.format.names import PLAN_FILE, SPEC_FILE, samples_file
 from cache_store.format.record import signed
 from cache_store.storage.local import LocalStore
 from cache_store.verify.findings import Report
-from precompute.plan.make import slices_of
-from precompute.plan.rows import Rows, rows_in_scratch
+from precompute.plan.rows import Rows, rows_in_scratch, slices_of
 from precompute.resume.decide import Wanted, Work, decide
 from precompute.resume.request import BuildRequest
 from tests.make_cache import caption, make_array, make_encoder, make_plan
@@ -139,7 +138,7 @@ DONE: dict[str, tuple[Case, list[int], list[int], str]] = {
     "a shard of other text": (Case(shard_1(surveyed(plan=samples(s09="x")).shards[1])), [1], [], "for other samples"),
     "a repair": (Case(request=BuildRequest(rebuild=[0])), [0], [], ""),
     "a repair by report": (Case(request=reported(WHOLE)), [1], [], ""),
-    "a repair where the list grew": (Case(source=LONGER, request=LEAVE_OUT), [], [], "8 samples are new"),
+    "a repair where the list grew": (Case(source=LONGER, request=LEAVE_OUT), [], [], "new in the source: 8 samples"),
     "a retry": (Case(recovered={1: 2}), [1], [1], ""),
     "a retry beside damage": (Case(shard_1(NO_FILE), recovered={0: 1}), [0, 1], [0], AGAIN),
     "a lost spec": (Case(without("spec")), [], [], "zarr.json: is missing"),
