@@ -6,9 +6,9 @@ ask for their ranges; litdata and MDS fetch whole files of 64 MB and shuffle amo
 every sample's crc32c; the others check nothing.
 
 The store is a server on loopback that knows only what readers ask for (`benchmarks/object_server.py`) and counts it. So
-the speeds are those of programs, not of networks; requests and bytes a sample are the same anywhere. Two bounds stand
-beside the sides: the same ranges fetched by obstore, whose bytes nobody looks at, one by one in as many requests, and
-the files of the cache, whole.
+the speeds are those of programs, not of networks, unless `--latency-ms` and `--connection-mb-per-s` imitate one;
+requests and bytes a sample are the same anywhere. Two bounds stand beside the sides: the same ranges fetched by
+obstore, whose bytes nobody looks at, one by one in as many requests, and the files of the cache, whole.
 """
 
 import argparse
@@ -40,8 +40,8 @@ SHAPE = (16, 28, 28)
 SAMPLE_BYTES = 2 * int(np.prod(SHAPE))
 OURS = "cache.read"
 BOUND_RANGES, BOUND_FILES = "obstore, a range a sample", "obstore, whole files"
-IN_FLIGHT = 4
-"""Threads of the first bound, a batch each; more gained nothing."""
+IN_FLIGHT = 20
+"""Threads of the first bound, a batch each, of which obstore fetches ten ranges at a time."""
 PACKAGES = ("numpy", "obstore", "pylance", "litdata", "mosaicml-streaming", "torch", "encode-once")
 
 Pass = Callable[[int], int]

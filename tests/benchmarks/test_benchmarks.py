@@ -121,7 +121,8 @@ def test_reading_from_a_store_is_measured_with_what_it_asks_for(capsys, monkeypa
     pytest.importorskip("obstore", reason="needs obstore, of the extra object-stores")
     for name in remote.environment(""):
         monkeypatch.setenv(name, "")  # which is undone
-    assert remote.main(["--samples=24", "--batch-size=8", "--samples-per-shard=10", "--repeats=1"]) == 0
+    toy = ["--samples=24", "--batch-size=8", "--samples-per-shard=10", "--repeats=1"]
+    assert remote.main([*toy, "--latency-ms=1", "--connection-mb-per-s=1000"]) == 0
     record = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert record["samples_per_s"].keys() == {remote.OURS, remote.BOUND_RANGES, remote.BOUND_FILES, *installed_peers()}
     assert all(figures["median"] > 0 for figures in record["samples_per_s"].values())
