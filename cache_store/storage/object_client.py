@@ -128,7 +128,7 @@ def ask(where: str, call: Callable[[], T]) -> T:
     It may take effect twice. What the store refuses is an OSError that names the address and what to check.
     """
     try:
-        from obstore.exceptions import BaseError
+        from obstore.exceptions import BaseError, GenericError
     except ImportError:
         raise ConfigError(MISSING_EXTRA) from None
     left_s, cuts = pauses(), count(1)
@@ -142,7 +142,7 @@ def ask(where: str, call: Callable[[], T]) -> T:
             if is_busy(error) and (pause_s := next(left_s, 0.0)):
                 tell_of_waiting(where, error)
                 time.sleep(pause_s)
-            elif not is_cut(error) or next(cuts) == ATTEMPTS:
+            elif not (isinstance(error, GenericError) and is_cut(error)) or next(cuts) == ATTEMPTS:
                 raise refusal(error, where) from None
 
 

@@ -117,13 +117,15 @@ def test_a_wrong_address_is_one_line(scene, bucket, run, monkeypatch, what):
         except AssertionError:
             said = run(line, code=2)
         assert_one_line(said, line.split()[0], message)
+        assert "waiting" not in said
 
 
 @pytest.mark.parametrize(("kind", "message"), [("403", "refuses these credentials"), ("400", "a token has expired")])
 def test_credentials_that_are_refused_are_one_line(scene, url, run, proxy, kind, message):
     proxy.fail(kind, "GET|HEAD|PUT", times=10**6)
     for line in (f"cache-store info {url}", build(scene, url)):
-        assert_one_line(run(line, code=1), line.split()[0], message, "AWS_ACCESS_KEY_ID")
+        assert_one_line(said := run(line, code=1), line.split()[0], message, "AWS_ACCESS_KEY_ID")
+        assert "waiting" not in said
 
 
 def test_without_obstore_its_extra_is_named():

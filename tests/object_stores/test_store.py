@@ -36,7 +36,7 @@ def store(bucket):
     return open_store(f"{bucket}/a/cache")
 
 
-def test_files_lie_below_the_url_and_drafts_appear_whole(store, monkeypatch, tmp_path):
+def test_files_lie_below_the_url_and_drafts_appear_whole(store, proxy, monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     store.put_whole("zarr.json", b"spec")
     with store.draft("latents/c/0/0/0/0") as draft:
@@ -54,8 +54,10 @@ def test_files_lie_below_the_url_and_drafts_appear_whole(store, monkeypatch, tmp
     assert [bytes(part) for part in found] == [b"les", b"sa"]
     store.delete("zarr.json")
     store.delete("zarr.json")
+    proxy.mend()
     with pytest.raises(FileNotFoundError):
         store.read("zarr.json")
+    assert len(proxy.requests) == 1
     with pytest.raises(ConfigError, match="holds 'latents' but no cache"):
         store.refuse_others({"plan.parquet"}, "cache", "cache")
     assert not [*tmp_path.iterdir()]
@@ -72,10 +74,11 @@ def test_the_first_writer_wins_and_equal_bytes_count_as_first(store):
     assert store.read("file") == b"first"
 
 
-def test_large_files_are_put_in_parts(store, monkeypatch):
+def test_large_files_are_put_in_parts_also_by_a_busy_store(store, proxy, impatient, monkeypatch):
     monkeypatch.setattr("cache_store.storage.object.MULTIPART_BYTES", 6 << 20)
     monkeypatch.setattr("cache_store.storage.object.PART_BYTES", 5 << 20)
     data = np.random.default_rng(0).bytes(11 << 20)
+    proxy.fail("503", "PUT", "partNumber", times=4)
     with store.draft("large") as draft:
         draft.stream.write(data)
         draft.finish()
