@@ -113,7 +113,7 @@ def open_remote_list(folder: RemoteFolder, name: str) -> SourceFile:
 
 
 def open_tree(config: SourceConfig) -> Source:
-    return FolderSource(open_images(config.path, "path"))
+    return FolderSource(open_images(config.path, "path"), are_far=is_url(config.path))
 
 
 def open_webdataset(config: SourceConfig) -> Source:

@@ -1,9 +1,13 @@
 """A tree of images in a folder, a zip or a tar; `name.txt` beside `name.jpg` is its caption."""
 
 from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import PurePosixPath
 
 from cache_store.errors import SourceError
+from cache_store.storage.object_client import IN_FLIGHT
 from precompute.images.decode import SUFFIXES
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.image_store import ImageStore
@@ -12,12 +16,15 @@ from precompute.sources.turns import Conversation, captioned
 
 CAPTION = ".txt"
 
+CAPTIONS_AT_ONCE = 1_024
+"""In memory, and as many requests at the same time as a process has, where the tree is at a URL."""
+
 
 class FolderSource:
     """Samples are the images found; a sample's id is its name in the tree."""
 
-    def __init__(self, images: ImageStore) -> None:
-        self._images = images
+    def __init__(self, images: ImageStore, *, are_far: bool = False) -> None:
+        self._images, self._are_far = images, are_far
         self.fingerprint, self.read = self._images.fingerprint, self._images.read
 
     def samples(self) -> Samples:
@@ -25,14 +32,24 @@ class FolderSource:
         images = [name for name in listing.names if is_image(name)]
         captions = {name for name in listing.names if name.endswith(CAPTION)}.intersection(map(caption_of, images))
         others = (name for name in listing.names if not is_image(name) and name not in captions)
-        return Samples((self._sample(name, captions) for name in images), listing, Counter(map(counted_suffix, others)))
+        return Samples(self._samples(images, captions), listing, Counter(map(counted_suffix, others)))
 
-    def _sample(self, name: str, captions: set[str]) -> dict[str, object]:
-        text = caption_of(name)
-        conversations = self._conversations(text) if text in captions else []
-        return {"id": name, "uri": name, "conversations": conversations, "fingerprint": self.fingerprint(name)}
+    def _samples(self, images: list[str], captions: set[str]) -> Iterator[dict[str, object]]:
+        texts = (text if (text := caption_of(name)) in captions else None for name in images)
+        for name, said in zip(images, self._said(texts), strict=True):
+            yield {"id": name, "uri": name, "conversations": said, "fingerprint": self.fingerprint(name)}
 
-    def _conversations(self, text: str) -> Conversation:
+    def _said(self, texts: Iterator[str | None]) -> Iterator[Conversation]:
+        if not self._are_far:
+            yield from map(self._conversations, texts)
+            return
+        with ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="captions") as pool:
+            for some in iter(lambda: [*islice(texts, CAPTIONS_AT_ONCE)], []):
+                yield from pool.map(self._conversations, some)
+
+    def _conversations(self, text: str | None) -> Conversation:
+        if text is None:
+            return []
         try:
             return captioned(self.read(text).decode("utf-8-sig"))  # without the mark of some editors
         except (Rejected, UnicodeDecodeError) as error:
