@@ -178,7 +178,7 @@ def test_what_changes_at_a_url_is_found_as_on_disk(project, pictures, bucket):
     assert "recovered 1 of 1" in project.build("--retry-rejected", name="tree", source=tree)
 
 
-def test_a_killed_build_of_images_at_a_url_ends_in_the_same_bytes(project, bucket, proxy):
+def test_killed_builds_of_images_at_a_url_end_in_the_same_bytes(project, bucket, proxy):
     source = source_of("lines, images in a folder", f"{bucket}/in")
     project.build(name="whole", source=source)
     process = start(f"precompute build --config {project.config(source=source)}")
