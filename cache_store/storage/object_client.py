@@ -74,6 +74,10 @@ FORKED = (
     'start it by "spawn" or "forkserver" (of a DataLoader, multiprocessing_context="spawn")'
 )
 
+OVER = threading.Event()
+"""The program ends: it waits for the threads of `pool`, so none goes on waiting; a public hook comes after that."""
+threading._register_atexit(OVER.set)  # type: ignore[attr-defined]
+
 FIRST_USE: list[int] = []
 """The process that made the first client."""
 
@@ -141,7 +145,8 @@ def ask(where: str, call: Callable[[], T]) -> T:
         except (FileNotFoundError, BaseError) as error:
             if is_busy(error) and (pause_s := next(left_s, 0.0)):
                 tell_of_waiting(where, error)
-                time.sleep(pause_s)
+                if OVER.wait(pause_s):
+                    raise refusal(error, where) from None
             elif not (isinstance(error, GenericError) and is_cut(error)) or next(cuts) == ATTEMPTS:
                 raise refusal(error, where) from None
 
