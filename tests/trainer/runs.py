@@ -131,8 +131,9 @@ def meeting_of_two() -> dict[str, str]:
     return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
 
 
+LOADED_BY_TRANSFORMERS = ("transformers.models.auto.tokenization_auto", "transformers.models.gemma3.modeling_gemma3")
 FORKED = multiprocessing.get_context("forkserver")
-FORKED.set_forkserver_preload(["pytest", "trainer.run.loop", "transformers.models.gemma3.modeling_gemma3"])
+FORKED.set_forkserver_preload(["pytest", "trainer.commands.train", *LOADED_BY_TRANSFORMERS])
 """Processes forked from one that has loaded the libraries: loading them takes far longer than a small run."""
 
 Prepare = Callable[[], None] | None
