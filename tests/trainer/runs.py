@@ -1,7 +1,6 @@
 """Small training runs: their configs, their losses, and runs in processes of their own."""
 
 import json
-import multiprocessing
 import os
 import socket
 import sys
@@ -18,6 +17,7 @@ import numpy as np
 import torch
 
 from cache_store import open_joined
+from tests.forked import FORKED
 from trainer.cli import main
 from trainer.config import DataConfig, OptimConfig, TrainConfig, TrainRunConfig
 from trainer.log.captions import Captioner
@@ -130,11 +130,6 @@ def meeting_of_two() -> dict[str, str]:
         port = probe.getsockname()[1]
     return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
 
-
-LOADED_BY_TRANSFORMERS = ("transformers.models.auto.tokenization_auto", "transformers.models.gemma3.modeling_gemma3")
-FORKED = multiprocessing.get_context("forkserver")
-FORKED.set_forkserver_preload(["pytest", "trainer.commands.train", *LOADED_BY_TRANSFORMERS])
-"""Processes forked from one that has loaded the libraries: loading them takes far longer than a small run."""
 
 Prepare = Callable[[], None] | None
 

@@ -5,7 +5,6 @@ Nothing is left half-written, and the same command again ends in the bytes of a 
 
 import io
 import itertools
-import multiprocessing
 import os
 import pkgutil
 import shutil
@@ -32,6 +31,7 @@ from cache_store.verify.verify import verify
 from precompute.cli import main
 from precompute.encoders.registry import load_encoder
 from tests.faulty_store import DeadlyStore, FaultyDisk, FaultyStore
+from tests.forked import FORKED
 from tests.full_disk import make_room, mounted_disk
 from tests.precompute.conftest import config_values, image_bytes, timeless_files, write_config, write_source
 
@@ -185,13 +185,11 @@ def test_a_killed_build_resumes_to_identical_bytes(scene, tmp_path, name):
     their flags goes on with what has begun, or refuses it; that of the earlier source undoes an extension whose spec is
     not written yet.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["precompute.build.build", "precompute.encoders.vaes.wan", __name__])
     run, undone, kept = Run(scene, tmp_path, name), 0, 0
     for step in itertools.count(1):
         if name != "build":
             run.start()
-        process = context.Process(target=run_until_killed, args=(run.arguments("deadly://"), step))
+        process = FORKED.Process(target=run_until_killed, args=(run.arguments("deadly://"), step))
         process.start()
         process.join()
         if process.exitcode == 0:

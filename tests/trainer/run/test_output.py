@@ -14,10 +14,11 @@ from safetensors.torch import save
 
 from cache_store.errors import CacheError, ConfigError, NewerFormatError
 from cache_store.format.record import canonical_json, signed
+from tests.forked import FORKED
 from tests.full_disk import largest_file, make_room, mounted_disk
 from tests.trainer.conftest import MakeConfig
 from tests.trainer.model.test_model import make_latents, make_projector
-from tests.trainer.runs import ALONE, FORKED, ForkedTrainer, assert_same_run, command, damages
+from tests.trainer.runs import ALONE, ForkedTrainer, assert_same_run, command, damages
 from trainer.cli import main
 from trainer.commands.train import train
 from trainer.config import OptimConfig, TrainConfig
