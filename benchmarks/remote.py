@@ -1,9 +1,10 @@
 """Shuffled samples per second out of an object store, nothing cached: `cache.read` against Lance, litdata and MDS.
 
 Every side opens its data set at a URL and delivers one epoch of it in batches of float16 latents [256, 16, 28, 28], in
-one process, with no file of it on this machine yet. `cache.read` and Lance take samples of the whole set at random and
-ask for their ranges; litdata and MDS fetch whole files of 64 MB and shuffle among a few of them. `cache.read` checks
-every sample's crc32c; the others check nothing.
+one process, with no file of it on this machine yet. `cache.read`, of three batches at the same time as in the trainer,
+and Lance take samples of the whole set at random and ask for their ranges; litdata and MDS fetch whole files of 64 MB
+and shuffle among a few of them. `cache.read` checks every sample's crc32c; the others check nothing. Lance runs twice:
+as it comes, and "hurried", without its own limit of requests and with three batches at the same time.
 
 The store is a server on loopback that knows only what readers ask for (`benchmarks/object_server.py`) and counts it. So
 the speeds are those of programs, not of networks, unless `--latency-ms` and `--connection-mb-per-s` imitate one;
@@ -26,7 +27,7 @@ import numpy as np
 
 from benchmarks.object_server import BUCKET, Counts, add_network_options, network_of, serving, take_counts
 from benchmarks.record import print_record
-from benchmarks.remote_peers import PEERS, Batches, Latents, installed_peers
+from benchmarks.remote_peers import PEERS, Batches, Latents, installed_peers, read_at_random
 from benchmarks.timing import interleaved_seconds, rates, speedups, spread
 from cache_store import open_cache
 from cache_store.errors import ConfigError
@@ -115,7 +116,7 @@ def prepare(folder: Path, endpoint: str, options: argparse.Namespace) -> dict[st
     size, rng = options.batch_size, np.random.default_rng(0)
     latents = rng.standard_normal((options.samples, *SHAPE), np.float32).astype(np.float16)
     make_cache(folder / "cache", latents, samples_per_shard=options.samples_per_shard)
-    sides = {OURS: partial(cache_batches, f"s3://{BUCKET}/cache", size)}
+    sides: dict[str, Batches] = {OURS: partial(cache_batches, f"s3://{BUCKET}/cache", size)}
     for name, make in installed_peers().items():
         sides[name] = make(folder / name, f"s3://{BUCKET}/{name}", latents, size, endpoint)
     passes: dict[str, Pass] = {name: partial(delivered, each, size) for name, each in sides.items()}
@@ -127,9 +128,7 @@ def prepare(folder: Path, endpoint: str, options: argparse.Namespace) -> dict[st
 
 def cache_batches(url: str, batch_size: int, seed: int) -> Iterator[Latents]:
     cache = open_cache(url)
-    order, out = np.random.default_rng(seed).permutation(len(cache)), np.empty((batch_size, *SHAPE), np.float16)
-    for start in range(0, len(order) - batch_size + 1, batch_size):
-        yield cache.read(order[start : start + batch_size], out=out)
+    yield from read_at_random(cache.read, len(cache), batch_size, seed)
 
 
 def delivered(batches: Batches, batch_size: int, seed: int) -> int:

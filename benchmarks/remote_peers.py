@@ -3,12 +3,17 @@
 import os
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from trainer.data.prefetch import prefetched
+from trainer.run.session import FETCHING_THREADS
 
 # Axes: N samples, C channels, H W latent cells.
 
@@ -19,7 +24,7 @@ Batches = Callable[[int], Iterator[Latents]]
 PART_BYTES = 64 << 20
 """Of a chunk or shard: the size that litdata and MDS take by default."""
 
-LANCE_UNLIMITED = {
+UNLIMITED = {
     "lance_aimd_initial_rate": "1000000",
     "lance_aimd_max_rate": "0",
     "lance_aimd_burst_capacity": "10000",
@@ -27,23 +32,39 @@ LANCE_UNLIMITED = {
 """By itself Lance begins with 2,000 requests a second, which clouds bear; none of the other sides holds itself back."""
 
 
-def lance_batches(folder: Path, url: str, latents: Latents, batch_size: int, endpoint: str) -> Batches:
-    """Rows at random from its own format, a column of fixed-size lists; nothing is kept."""
+def read_at_random(
+    read: Callable[[NDArray[np.int64]], Latents], count: int, size: int, seed: int, threads: int = FETCHING_THREADS
+) -> Iterator[Latents]:
+    """Batches of `size` out of `count` samples, several read at the same time, as the trainer does."""
+    order = np.random.default_rng(seed).permutation(count)
+    parts = (order[start : start + size] for start in range(0, count - size + 1, size))
+    with closing(prefetched(read, parts, threads)) as batches:
+        yield from batches
+
+
+def lance_batches(hurried: bool, folder: Path, url: str, latents: Latents, batch_size: int, endpoint: str) -> Batches:
+    """Rows at random from its own format, a column of fixed-size lists; nothing is kept.
+
+    As it comes, batch after batch; hurried, without its limit and several batches at a time, as ours.
+    """
     import lance
     import pyarrow as pa
 
     flat = pa.array(latents.reshape(-1))
     column = pa.FixedSizeListArray.from_arrays(flat, latents[0].size)
     lance.write_dataset(pa.table({"latent": column}), str(folder))
-    options = {"aws_endpoint": endpoint, "allow_http": "true", "aws_region": "us-east-1"} | LANCE_UNLIMITED
+    options = {"aws_endpoint": endpoint, "allow_http": "true", "aws_region": "us-east-1"}
+    options, threads = (options | UNLIMITED, FETCHING_THREADS) if hurried else (options, 1)
 
     def batches(seed: int) -> Iterator[Latents]:
         stored = lance.dataset(url, storage_options=options)
-        order = np.random.default_rng(seed).permutation(len(latents))
-        for start in range(0, len(order) - batch_size + 1, batch_size):
-            table = stored.take(order[start : start + batch_size].tolist(), columns=["latent"])
+
+        def read(numbers: NDArray[np.int64]) -> Latents:
+            table = stored.take(numbers.tolist(), columns=["latent"])
             flat = table["latent"].combine_chunks().values.to_numpy(zero_copy_only=True)
-            yield flat.reshape(-1, *latents.shape[1:])
+            return np.asarray(flat.reshape(-1, *latents.shape[1:]), np.float16)
+
+        yield from read_at_random(read, len(latents), batch_size, seed, threads)
 
     return batches
 
@@ -94,7 +115,8 @@ def mds_batches(folder: Path, url: str, latents: Latents, batch_size: int, endpo
 
 
 PEERS: dict[str, tuple[str, Callable[..., Batches]]] = {
-    "Lance": ("lance", lance_batches),
+    "Lance": ("lance", partial(lance_batches, False)),
+    "Lance-hurried": ("lance", partial(lance_batches, True)),
     "litdata": ("litdata", litdata_batches),
     "MDS": ("streaming", mds_batches),
 }

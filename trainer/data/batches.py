@@ -50,6 +50,8 @@ class StepLoader:
     world_size: int
     sampled: Collection[str]
     """Towers whose latents are drawn from their posteriors when training shows them."""
+    threads: int
+    """By which batches are read at the same time."""
     pin: bool
     """Whether batches go to a GPU, from page-locked memory."""
 

@@ -109,7 +109,7 @@ class TrainingLoop:
             if owed:
                 self.catch_up(log, bar)
             steps = range(self.completed, self.total_steps)
-            with closing(prefetched(self.session.loader, steps)) as batches:
+            with closing(prefetched(self.session.loader, steps, self.session.loader.threads)) as batches:
                 for _ in steps:
                     self.one_step(batches, log, bar)
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from cache_store import CacheError
 from cache_store.errors import ModelError
+from cache_store.storage.store import is_url
 from trainer.config import TrainConfig
 from trainer.data.batches import LatentSource, StepLoader
 from trainer.data.order import SampleOrder
@@ -21,6 +22,11 @@ from trainer.text.store import Split, TextStore
 from trainer.text.writer import make_text
 
 CALIBRATION_SAMPLES = 64
+
+FETCHING_THREADS = 3
+"""Batches of an object store that are read at the same time: with answers that begin after 20 ms, one at a time left
+processor and network idle for more than half of it.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +115,7 @@ def make_loader(inputs: Inputs, source: LatentSource, text: TextStore, train: np
         rank=world.rank,
         world_size=world.size,
         sampled=inputs.sampled,
+        threads=FETCHING_THREADS if any(map(is_url, inputs.config.all_caches)) else 1,
         pin=world.device.type == "cuda",
     )
 

@@ -145,7 +145,7 @@ def sample_scores(session: Session, latents_of: np.ndarray, stopped: Callable[[]
     # The last column counts the ranks that were stopped.
     sums = torch.zeros(2, len(numbers) + 1, dtype=torch.float64, device=world.device)
     parts = rank_parts(len(numbers), session.config.run.eval_batch_size, world)
-    loads = prefetched(lambda part: session.loader.load(numbers[part], latents_of[part]), parts)
+    loads = prefetched(lambda part: session.loader.load(numbers[part], latents_of[part]), parts, session.loader.threads)
     with closing(loads) as batches:
         for part, batch in zip(parts, batches, strict=True):
             if stopped():

@@ -213,7 +213,7 @@ def test_a_few_items_are_loaded_ahead_and_errors_come_in_turn():
         made.append(key)
         return key
 
-    with closing(prefetched(load, range(100), ahead=2)) as items:
+    with closing(prefetched(load, range(100))) as items:
         assert [next(items) for _ in range(3)] == [0, 1, 2]
     assert made == list(range(len(made)))
     assert len(made) <= 5
@@ -222,6 +222,17 @@ def test_a_few_items_are_loaded_ahead_and_errors_come_in_turn():
     assert [next(items) for _ in range(8)] == list(range(8))
     with pytest.raises(OSError, match="disk gone"):
         next(items)
+
+
+def test_several_threads_load_at_once_and_items_come_in_turn():
+    both = threading.Barrier(2)
+
+    def load(key: int) -> int:
+        both.wait(timeout=60)  # for an item that is loaded at the same time
+        return key
+
+    with closing(prefetched(load, range(20), threads=2)) as items:
+        assert list(items) == list(range(20))
 
 
 LEFT_OPEN = """
