@@ -13,13 +13,7 @@ from precompute.encoders.image_size import wan_spatial_factor
 from precompute.encoders.model_files import ModelFiles, one_line
 from precompute.encoders.vaes.folded_wan import FoldedWanEncoder
 from precompute.encoders.vaes.vae import FrozenVae
-from precompute.encoders.vaes.wan_files import (
-    ENCODE_PATH,
-    WanConfig,
-    encode_path_sha256,
-    read_encode_path,
-    wan_config,
-)
+from precompute.encoders.vaes.wan_files import ENCODE_PATH, WanConfig, encode_path_sha256, read_encode_path, wan_config
 from precompute.encoders.weight_files import UNREADABLE
 
 CPU_PIXELS = 2**15
@@ -30,7 +24,6 @@ of one at a time in float32 with a narrow model (1.4 with the full-size one) and
 128x128 1.3 times (1.1). At 160x160 two give 1.35 times with the narrow model and nothing with the full-size one, and at
 224x224 two are slower than one.
 """
-
 
 Moments = Callable[[Tensor], Tensor]
 
@@ -65,9 +58,7 @@ def load_native(files: ModelFiles, held: WanConfig, config: EncoderConfig) -> tu
 
     vae = read_whole_vae(files, ENCODE_PATH)
     vae.decoder = vae.post_quant_conv = None
-    digest = encode_path_sha256(
-        files, held, vae.state_dict()
-    )  # of the float32 weights, which are rounded in place next
+    digest = encode_path_sha256(files, held, vae.state_dict())  # before these weights are rounded in place
     return native_moments(vae, config), digest
 
 
