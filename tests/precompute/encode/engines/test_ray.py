@@ -33,7 +33,7 @@ SLOW = {"store__samples_per_shard": 2, "encoder__batch_size": 1, "image__height"
 """Eleven shards, so that there is time to do something in the middle of one."""
 RAY = {"run__engine": "ray", **SLOW}
 
-LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
+LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 NODE = {"object_store_memory": 80 * 2**20, "include_dashboard": False}
 
 
