@@ -22,6 +22,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError:
 )
 
 from cache_store.errors import MissingPathError, ModelError
+from cache_store.refusal import counted
 
 CONFIGS = {"vae": "vae/config.json", "": "config.json"}
 """Subfolder to config file, in the order looked for: a pipeline may have a config of its own at its root."""
@@ -127,11 +128,11 @@ def read_config(config: Path) -> tuple[str, dict[str, Any]]:
 
 def refuse_partial(files: ModelFiles, report: Mapping[str, Any], path: str, prefixes: tuple[str, ...]) -> None:
     """Raise ModelError when, by a library's loading report, a checkpoint lacks weights of a path or has others."""
-    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        found = (key if isinstance(key, str) else key[0] for key in report[kind])
+    for kind in ("missing", "unexpected", "mismatched"):
+        found = (key if isinstance(key, str) else key[0] for key in report[f"{kind}_keys"])
         if names := sorted(name for name in found if name.startswith(prefixes)):
             raise ModelError(
-                f"encoder.model {files.model} has {len(names)} {kind.replace('_', ' ')} in its {path},"
+                f"encoder.model {files.model} has {counted(len(names), f'{kind} key')} in its {path},"
                 f" {names[0]} first; nothing may be left random, so take a whole {files.class_name} checkpoint"
             )
 

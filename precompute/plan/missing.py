@@ -33,13 +33,22 @@ def why_missing(missing: pa.Table, source: SourceConfig) -> Iterator[tuple[str, 
     unnamed, named = missing.filter(is_unnamed)["id"], missing.filter(pc.invert(is_unnamed))["uri"]
     if len(named):
         where = source.images or (folder_of(source.path) if source.kind == "llava" else source.path)
-        mend = "Set source.images, or mend it" if source.kind == "llava" else f"Mend {where}"
+        mend = f"Mend {where}"
+        if source.kind == "llava":
+            below = folder_below(where, named[0].as_py())
+            mend = f"Set source.images to {below}, where they are" if below else "Set source.images, or mend it"
         yield f"{abridged(named.to_pylist())}; looked in {where}", mend
     if len(unnamed):
         yield (
             f"the records of {len(unnamed)} samples name none: {abridged(unnamed.to_pylist())}",
             f"Give these records an `image`, or leave them out of {source.path}",
         )
+
+
+def folder_below(where: str, uri: str) -> Path | None:
+    """The folder within `where` that holds such an image, as where an archive with one top folder was unpacked."""
+    folders = Path(where).expanduser().glob("*/") if not is_url(where) else ()
+    return next((folder for folder in sorted(folders) if (folder / uri).is_file()), None)
 
 
 def folder_of(path: str) -> str:

@@ -92,5 +92,8 @@ def advice(kinds: Iterable[str], request: BuildRequest) -> list[str]:
             f"mend the images, or where the source says they are, then: {request.with_options('--retry-rejected')}"
         )
     if any(kind.startswith(OF_THE_LATENT) for kind in kinds):
-        lines.append("latents need more range: set encoder.compute_dtype and store.dtype to float32, in another cache")
+        lines.append(
+            "latents need more range: set encoder.compute_dtype and store.dtype to float32, in another cache; where "
+            "both are, check the model's weights"
+        )
     return lines

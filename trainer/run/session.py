@@ -99,7 +99,8 @@ def refuse_none_to_train_on(split: Split, config: TrainConfig) -> None:
 def announce_split(split: Split, world: World, *, to_train: bool) -> None:
     trained_on = f"{len(split.train):,} to train on, " if to_train else ""
     left_out = f", {split.unlabelled:,} skipped: no assistant's words" if split.unlabelled else ""
-    world.say(f"samples: {trained_on}{len(split.validation):,} held out{left_out}")
+    too_few = ": too few to compare with another's image" if to_train and len(split.validation) == 1 else ""
+    world.say(f"samples: {trained_on}{len(split.validation):,} held out{too_few}{left_out}")
 
 
 def make_loader(inputs: Inputs, source: LatentSource, text: TextStore, train: np.ndarray) -> StepLoader:

@@ -148,6 +148,9 @@ def test_missing_images_end_a_build_before_it_begins(project):
         message = project.build("--cache", str(project.folder / name), source__images=str(archive), code=1)
         assert "20 of 22 samples have no image: " in message
         assert f"looked in {archive}" in message
+    project.unpack()
+    message = project.build(source__images=str(project.source), code=1)
+    assert f"Set source.images to {project.images}, where they are" in message
     assert not list(project.cache.iterdir())
     assert not (project.folder / "new").exists()
 

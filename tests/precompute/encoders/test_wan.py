@@ -137,9 +137,9 @@ def pickled(folder: Path) -> None:
 NO_CLASS = "config.json is not an encoder's config: it names no class in _class_name or architectures"
 
 LOST = "encoder.conv_out.bias"
-ONE_MISSING = f"1 missing keys in its encode path, {LOST} first"
-ONE_UNEXPECTED = "1 unexpected keys in its encode path, encoder.x first"
-MISMATCHED = "1 mismatched keys in its encode path, quant_conv.bias first"
+ONE_MISSING = f"1 missing key in its encode path, {LOST} first"
+ONE_UNEXPECTED = "1 unexpected key in its encode path, encoder.x first"
+MISMATCHED = "1 mismatched key in its encode path, quant_conv.bias first"
 NO_WEIGHTS = f"has neither {WEIGHTS}.index.json nor {WEIGHTS}, and nothing else is read"
 SPOILT: list[tuple[Callable[[Path], object], int, str]] = [
     (weights(lambda held: {name: held[name] for name in {*held} - {LOST}}), 1, ONE_MISSING),
