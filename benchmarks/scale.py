@@ -23,6 +23,7 @@ from cache_store import Cache, open_cache
 from cache_store.cache.files import file_record, open_plan, write_plan
 from cache_store.cache.survey import survey, survey_records
 from cache_store.cache.writing.seal import make_seal, refuse_other_form, write_seal
+from cache_store.errors import ConfigError
 from cache_store.format.names import PLAN_FILE
 from cache_store.format.schema import FileRecord
 from cache_store.program.command_line import Parser
@@ -51,6 +52,8 @@ def run(argv: Sequence[str]) -> int:
         print(json.dumps(measured(options.step, Path(options.folder))))
         return 0
     results = {}
+    if min(options.samples) < 1:
+        raise ConfigError("--samples must be at least 1 each")
     for samples in options.samples:
         with tempfile.TemporaryDirectory(prefix="scale-", dir=options.folder) as folder:
             results[samples] = steps_of(Path(folder), samples, planned=samples <= options.planned)

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import sys
 import threading
 import time
@@ -64,7 +65,8 @@ MISSING_EXTRA = (
     "object stores need obstore, which is not installed; run `pip install '.[object-stores]'` in a clone of encode-once"
 )
 
-REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT")
+ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
+REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION", *ENDPOINTS[:3])
 """One of these says where S3 is; obstore would guess us-east-1, and fail with what looks like a wrong bucket."""
 
 NO_REGION = "no region is set: set AWS_REGION to the bucket's, or AWS_ENDPOINT_URL where the store is not Amazon's"
@@ -108,6 +110,7 @@ def make_client(url: str, seconds: int) -> Client:
     scheme, _, place = url.partition("://")
     if scheme == "s3" and not any(os.environ.get(name) for name in REGIONS):
         raise ConfigError(f"{url}: {NO_REGION}")
+    refuse_senseless_endpoint()
     FIRST_USE.append(os.getpid())
     options: dict[str, Any] = {
         "connect_timeout": timedelta(seconds=CONNECT_S),
@@ -124,6 +127,14 @@ def make_client(url: str, seconds: int) -> Client:
         return connect(literal, client_options=options, retry_config=retries, **config)
     except (BaseError, ValueError) as error:
         raise ConfigError(f"{url}: {first_line(error)}") from None
+
+
+def refuse_senseless_endpoint() -> None:
+    """ConfigError in place of the panic in which obstore ends."""
+    for name in ENDPOINTS:
+        value = os.environ.get(name)
+        if value is not None and re.fullmatch(r"https?://[^/\s].*", value) is None:
+            raise ConfigError(f"{name} is {value!r}; an endpoint is https://HOST or http://HOST:PORT, else unset it")
 
 
 def ask(where: str, call: Callable[[], T]) -> T:

@@ -149,6 +149,8 @@ def open_store(address: Address) -> Store:
         return address
     scheme, is_url, rest = str(address).partition("://")
     if not is_url:
+        if scheme.startswith(tuple(f"{each}:/" for each in SCHEMES)):
+            raise ConfigError(f"{address} has one slash too few; a URL is {scheme.partition(':')[0]}://BUCKET/FOLDER")
         return LocalStore(Path(address).expanduser())
     if scheme not in STORES:
         known = ", ".join(f"{each}://" for each in SCHEMES)

@@ -33,14 +33,14 @@ def report_lines(estimate: Estimate) -> Iterator[str]:
 def rate_lines(probe: Probe) -> Iterator[str]:
     threads = counted(probe.decode_threads, "thread")
     bound = "the decoding" if probe.is_decode_bound else "the encoder"
-    waits = f"the encoder waits for images {probe.waiting_share:.0%} of the time"
+    waits = f"; the encoder waits for images {probe.waiting_share:.0%} of the time"
     rows = [
         ("decode alone", rate(probe.decode_per_s), threads),
         ("encode alone", rate(probe.encode_per_s), probe.device),
         (
             "a worker",
             rate(probe.both_per_s),
-            f"bound by {bound}; {waits}",
+            f"bound by {bound}{', on cores that both share' if probe.shares_cores else waits}",
         ),
     ]
     yield from aligned(rows)

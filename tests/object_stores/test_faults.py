@@ -97,6 +97,7 @@ WRONG = {
     "bucket": ({}, "s3://no-such-bucket/cache", "there is no bucket 'no-such-bucket'"),
     "endpoint": ({"AWS_ENDPOINT_URL": "http://127.0.0.1:{port}"}, None, "check the network and the endpoint"),
     "region": ({"AWS_REGION": "", "AWS_ENDPOINT_URL": ""}, None, "no region is set: set AWS_REGION"),
+    "no URL": ({"AWS_ENDPOINT_URL": "localhost:{port}"}, None, "an endpoint is https://HOST or http://HOST:PORT"),
     "plain HTTP": ({"AWS_ALLOW_HTTP": "false"}, None, "AWS_ALLOW_HTTP"),
     "no name": ({}, "s3://", "names no bucket"),
     "scheme": ({}, "ftp://host/cache", "is a URL of a kind that holds no caches"),

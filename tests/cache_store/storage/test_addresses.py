@@ -16,6 +16,7 @@ from cache_store.storage.store import open_store
     [
         ("ftp://host/cache", "is a URL of a kind that holds no caches; name a folder, or one of s3://, gs://, az://"),
         ("s3://", "names no bucket; a URL is s3://BUCKET/FOLDER"),
+        ("s3:/bucket/cache", "has one slash too few; a URL is s3://BUCKET/FOLDER"),
         ("gs:///folder", "names no bucket; a URL is gs://BUCKET/FOLDER"),
     ],
 )
@@ -27,7 +28,7 @@ def test_an_address_that_can_hold_no_cache_is_refused(address, error):
 
 def test_an_object_store_is_named_by_its_url_without_a_slash():
     assert open_store("s3://bucket/a/cache/") == ObjectStore("s3://bucket/a/cache")
-    assert open_store("az://account/container/cache").where("seal.json") == "az://account/container/cache/seal.json"
+    assert open_store("az://container/cache").where("seal.json") == "az://container/cache/seal.json"
 
 
 def test_without_obstore_its_extra_is_named(monkeypatch):
