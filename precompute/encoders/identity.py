@@ -6,10 +6,10 @@ checkpoint is split into shards, and when diffusers adds a config key with a def
 """
 
 import hashlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import rfc8785
 import torch
 from torch import Tensor
 
@@ -17,7 +17,7 @@ from torch import Tensor
 def weights_sha256(
     class_name: str, config: Mapping[str, Any], config_keys: Sequence[str], weights: Iterable[tuple[str, Tensor]]
 ) -> str:
-    """Hash the chosen config values and every tensor: a line of JSON that announces it, then its bytes."""
+    """Hash the chosen config values and every tensor: a line of canonical JSON that announces it, then its bytes."""
     chosen = {key: config[key] for key in sorted(config_keys)}
     digest = hashlib.sha256(json_line({"class_name": class_name, "config": chosen}))
     for name, tensor in sorted(weights, key=lambda weight: weight[0]):
@@ -28,4 +28,4 @@ def weights_sha256(
 
 
 def json_line(value: Any) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode() + b"\n"
+    return rfc8785.dumps(value) + b"\n"

@@ -159,12 +159,12 @@ def config(**changes: Any) -> Callable[[Path], object]:
 
 LOST = "vision_tower.encoder.layers.1.mlp.fc1.bias"
 LAST = "vision_tower.post_layernorm.bias"
-KEYS = "keys in its vision tower"
+KEY = "key in its vision tower"
 SPOILT: list[tuple[Callable[[Path], object], str]] = [
-    (weights(lambda held: {name: held[name] for name in {*held} - {LOST}}), f"1 missing {KEYS}, encoder.layers.1.mlp"),
-    (weights(lambda held: {name: held[name] for name in held if "tower" not in name}), f"37 missing {KEYS}, "),
-    (weights(lambda held: held | {"vision_tower.x": held[LOST].clone()}), f"1 unexpected {KEYS}, x first"),
-    (weights(lambda held: held | {LAST: held[LOST].clone()}), f"1 mismatched {KEYS}, post_layernorm.bias first"),
+    (weights(lambda held: {name: held[name] for name in {*held} - {LOST}}), f"1 missing {KEY}, encoder.layers.1.mlp"),
+    (weights(lambda held: {name: held[name] for name in held if "tower" not in name}), "37 missing keys in its "),
+    (weights(lambda held: held | {"vision_tower.x": held[LOST].clone()}), f"1 unexpected {KEY}, x first"),
+    (weights(lambda held: held | {LAST: held[LOST].clone()}), f"1 mismatched {KEY}, post_layernorm.bias first"),
     (config(vision_config=None), "has no vision_config in its config.json: it has no vision tower"),
     (config(vision_config={"model_type": "clip_vision_model"}), "has a vision tower of type clip_vision_model"),
     (config(vision_config={"hidden_size": "wide"}), "cannot be loaded"),
