@@ -12,6 +12,7 @@ from precompute.plan.ids import abridged
 from precompute.plan.rows import Rows
 from precompute.sources import SourceConfig
 from precompute.sources.archives.archive import MISSING
+from precompute.sources.archives.image_store import folder_below
 from precompute.sources.files.urls import split_url
 
 
@@ -35,7 +36,7 @@ def why_missing(missing: pa.Table, source: SourceConfig) -> Iterator[tuple[str, 
         where = source.images or (folder_of(source.path) if source.kind == "llava" else source.path)
         mend = f"Mend {where}"
         if source.kind == "llava":
-            below = folder_below(where, named[0].as_py())
+            below = None if is_url(where) else folder_below(Path(where), named[0].as_py())
             mend = f"Set source.images to {below}, where they are" if below else "Set source.images, or mend it"
         yield f"{abridged(named.to_pylist())}; looked in {where}", mend
     if len(unnamed):
@@ -43,12 +44,6 @@ def why_missing(missing: pa.Table, source: SourceConfig) -> Iterator[tuple[str, 
             f"the records of {len(unnamed)} samples name none: {abridged(unnamed.to_pylist())}",
             f"Give these records an `image`, or leave them out of {source.path}",
         )
-
-
-def folder_below(where: str, uri: str) -> Path | None:
-    """The folder within `where` that holds such an image, as where an archive with one top folder was unpacked."""
-    folders = Path(where).expanduser().glob("*/") if not is_url(where) else ()
-    return next((folder for folder in sorted(folders) if (folder / uri).is_file()), None)
 
 
 def folder_of(path: str) -> str:

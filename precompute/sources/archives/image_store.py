@@ -137,3 +137,8 @@ def open_archive(file: SourceFile) -> ImageTar | ImageZip:
     if compressed := by_magic(head, COMPRESSED):
         raise SourceError(f"images: {file} {compressed}, so it cannot be read in place; unpack it")
     return ImageTar(file) if is_tar(file.name, head) else ImageZip(file)
+
+
+def folder_below(folder: Path, name: str) -> Path | None:
+    """The folder within another that holds such a file, as where an archive with one top folder was unpacked."""
+    return next((each for each in sorted(folder.expanduser().glob("*/")) if (each / name).is_file()), None)
