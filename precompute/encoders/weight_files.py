@@ -2,23 +2,37 @@
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from cache_store.errors import ModelError
-from precompute.encoders.model_files import ModelFiles, model_file
+from precompute.encoders.model_files import ModelFiles, model_file, one_line
 
 Naming = Callable[[str], str | None]
 """From the name of a weight in the checkpoint to that within the part; None for one that is not the part's."""
 
 
-UNREADABLE = (OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, SafetensorError)
+UNREADABLE = (
+    *(OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, ArithmeticError),
+    *(SafetensorError, StrictDataclassError),
+)
 """What json, safetensors and the builders of models raise for absent or cut weights and for senseless configs."""
 
 INDEX = ".index.json"
 """How the name of the file ends that says which file holds which weight."""
+
+
+@contextmanager
+def loading(files: ModelFiles) -> Iterator[None]:
+    """Around the reading of a model: what libraries raise becomes a ModelError that names it."""
+    try:
+        yield
+    except UNREADABLE as error:
+        raise ModelError(f"encoder.model {files.model} cannot be loaded: {one_line(error)}") from error
 
 
 def read_weights(files: ModelFiles, names: tuple[str, str], name_within: Naming) -> Iterator[tuple[str, Tensor]]:

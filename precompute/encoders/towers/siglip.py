@@ -15,7 +15,6 @@ from math import isqrt
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import SiglipVisionConfig, SiglipVisionModel
 from transformers.utils import logging
@@ -23,9 +22,9 @@ from transformers.utils import logging
 from cache_store.errors import ModelError
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.identity import weights_sha256
-from precompute.encoders.model_files import ModelFiles, one_line, quiet, refuse_partial
+from precompute.encoders.model_files import ModelFiles, quiet, refuse_partial
 from precompute.encoders.towers.tower import FrozenTower
-from precompute.encoders.weight_files import UNREADABLE, read_weights
+from precompute.encoders.weight_files import loading, read_weights
 
 ENCODE_CONFIG = (
     "hidden_size",
@@ -68,12 +67,10 @@ PLACES = {
 
 def load_siglip(files: ModelFiles, config: EncoderConfig) -> FrozenTower:
     """The frozen vision tower of the checkpoint in `files`; ModelError when anything of it is wrong."""
-    try:
+    with loading(files):
         tower = read_whole_tower(files, tower_config(files))
         patches = tower.config.image_size // tower.config.patch_size
         pool = patches // isqrt(files.config.get("mm_tokens_per_image", patches**2))
-    except (*UNREADABLE, StrictDataclassError, ArithmeticError) as error:
-        raise ModelError(f"encoder.model {files.model} cannot be loaded: {one_line(error)}") from error
     values = tower.config.to_dict()
     digest = weights_sha256("SiglipVisionModel", values, ENCODE_CONFIG, tower.state_dict().items())
     tower = tower.to(config.torch_device, config.torch_dtype)

@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from cache_store.errors import ConfigError, ModelError
+from cache_store.errors import ConfigError
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.image_size import wan_spatial_factor
-from precompute.encoders.model_files import ModelFiles, one_line
+from precompute.encoders.model_files import ModelFiles
 from precompute.encoders.vaes.folded_wan import FoldedWanEncoder
 from precompute.encoders.vaes.vae import FrozenVae
 from precompute.encoders.vaes.wan_files import ENCODE_PATH, WanConfig, encode_path_sha256, read_encode_path, wan_config
-from precompute.encoders.weight_files import UNREADABLE
+from precompute.encoders.weight_files import loading
 
 CPU_PIXELS = 2**15
 """Of the images that a CPU encodes at once: 8 of 64x64, 2 of 128x128, 1 of 160x160 or more.
@@ -30,11 +30,9 @@ Moments = Callable[[Tensor], Tensor]
 
 def load_wan(files: ModelFiles, config: EncoderConfig) -> FrozenVae:
     """The frozen encode path of the `AutoencoderKLWan` in `files`."""
-    try:
+    with loading(files):
         held = wan_config(files)
         moments, digest = (load_folded if config.fold else load_native)(files, held, config)
-    except UNREADABLE as error:
-        raise ModelError(f"encoder.model {files.model} cannot be loaded: {one_line(error)}") from error
     return FrozenVae(
         moments=moments,
         class_name=files.class_name,

@@ -14,28 +14,25 @@ from diffusers import AutoencoderKLWan
 from diffusers.utils import logging
 from torch import Tensor
 
-from cache_store.errors import ConfigError, ModelError
+from cache_store.errors import ConfigError
 from precompute.encoders.config import EncoderConfig
-from precompute.encoders.model_files import ModelFiles, one_line, quiet, refuse_partial
+from precompute.encoders.model_files import ModelFiles, quiet, refuse_partial
 from precompute.encoders.vaes.wan_files import ENCODE_PATH, encode_path_sha256, wan_config
-from precompute.encoders.weight_files import UNREADABLE
+from precompute.encoders.weight_files import loading
 
 DECODE_PATH = {"decode path": ("decoder.", "post_quant_conv.")}
 
 
 def read_whole_vae(files: ModelFiles, needed: Mapping[str, tuple[str, ...]]) -> Any:
     """The model in float32, frozen; ModelError when anything of the paths needed is wrong."""
-    try:
-        with quiet(logging):
-            vae, report = AutoencoderKLWan.from_pretrained(
-                files.model,
-                subfolder=files.subfolder or None,
-                torch_dtype=torch.float32,
-                use_safetensors=True,
-                output_loading_info=True,
-            )
-    except UNREADABLE as error:
-        raise ModelError(f"encoder.model {files.model} cannot be loaded: {one_line(error)}") from error
+    with quiet(logging), loading(files):
+        vae, report = AutoencoderKLWan.from_pretrained(
+            files.model,
+            subfolder=files.subfolder or None,
+            torch_dtype=torch.float32,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
     for path, prefixes in needed.items():
         refuse_partial(files, report, path, prefixes)
     return vae.requires_grad_(False).eval()
@@ -62,7 +59,9 @@ def load_wan_decoder(files: ModelFiles, device: torch.device) -> tuple[Callable[
     [N, 3, Y, X]; in float32, one image at a time, since on a CPU a decoder's activations are large.
     """
     vae = read_whole_vae(files, ENCODE_PATH | DECODE_PATH)
-    digest = encode_path_sha256(files, wan_config(files), vae.state_dict())
+    with loading(files):
+        held = wan_config(files)
+    digest = encode_path_sha256(files, held, vae.state_dict())
     vae.encoder = vae.quant_conv = None
     with quiet(logging):
         vae = vae.to(device)
