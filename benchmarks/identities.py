@@ -81,11 +81,11 @@ def build_values(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 def missing(way: str, options: argparse.Namespace) -> str:
     """Why this machine cannot do it; empty if it can."""
-    if "Ray" in way and find_spec("ray") is None:
+    if "ray" in way.split("-") and find_spec("ray") is None:
         return "ray is not installed; run `pip install '.[ray]'`"
     if "store" in way and not options.url:
         return "no --url names an object store"
-    if "Slurm" in way:
+    if way == "slurm":
         if shutil.which("sinfo") is None:
             return "Slurm is not installed"
         if subprocess.run(["sinfo"], capture_output=True, check=False).returncode:

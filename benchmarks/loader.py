@@ -74,8 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(argv: Sequence[str]) -> int:
     options = option_parser().parse_args(argv)
-    if not 1 <= options.batch_size <= options.samples:
-        raise ConfigError(f"--batch-size must be in [1, {options.samples}], the number of samples")
+    if options.batch_size > options.samples:
+        raise ConfigError(f"--batch-size must be at most {options.samples}, the number of samples")
     datasets.disable_progress_bars()
     with tempfile.TemporaryDirectory(prefix="loader-", dir=options.folder) as name:
         folder = Path(name)

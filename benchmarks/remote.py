@@ -26,12 +26,12 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.object_server import BUCKET, Counts, add_network_options, network_of, serving, take_counts
+from benchmarks.options import parser_with
 from benchmarks.record import print_record
 from benchmarks.remote_peers import PEERS, Batches, Latents, installed_peers, read_at_random
 from benchmarks.timing import interleaved_seconds, rates, speedups, spread
 from cache_store import open_cache
 from cache_store.errors import ConfigError
-from cache_store.program.command_line import Parser
 from cache_store.program.run_program import run_program
 from tests.make_cache import make_cache
 
@@ -62,8 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(argv: Sequence[str]) -> int:
     options = option_parser().parse_args(argv)
-    if not 1 <= options.batch_size <= options.samples:
-        raise ConfigError(f"--batch-size must be in [1, {options.samples}], the number of samples")
+    if options.batch_size > options.samples:
+        raise ConfigError(f"--batch-size must be at most {options.samples}, the number of samples")
     with tempfile.TemporaryDirectory(prefix="remote-", dir=options.folder) as name:
         folder = Path(name)
         with serving(folder, network_of(options)) as endpoint:
@@ -94,13 +94,8 @@ def run(argv: Sequence[str]) -> int:
 
 
 def option_parser() -> argparse.ArgumentParser:
-    parser = Parser(description=__doc__)
-    parser.add_argument("--samples", type=int, default=20_000, help="20,000 are 0.5 GB in each format")
-    parser.add_argument("--batch-size", type=int, default=256)
-    parser.add_argument("--samples-per-shard", type=int, default=4_096)
-    parser.add_argument("--repeats", type=int, default=3, help="passes of each side, after two that warm up")
+    parser = parser_with(__doc__, "samples_per_shard", "folder", samples=20_000, batch_size=256, repeats=3)
     add_network_options(parser)
-    parser.add_argument("--folder", help="where the data sets are written; default a temporary folder")
     return parser
 
 

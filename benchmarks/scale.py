@@ -17,16 +17,15 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.options import parser_with, positive
 from benchmarks.record import print_record
 from benchmarks.scale_cache import PER_SHARD, RECIPE, drop_half, write_lines, write_parquet, write_records
 from cache_store import Cache, open_cache
 from cache_store.cache.files import file_record, open_plan, write_plan
 from cache_store.cache.survey import survey, survey_records
 from cache_store.cache.writing.seal import make_seal, refuse_other_form, write_seal
-from cache_store.errors import ConfigError
 from cache_store.format.names import PLAN_FILE
 from cache_store.format.schema import FileRecord
-from cache_store.program.command_line import Parser
 from cache_store.program.run_program import run_program
 from cache_store.storage.local import LocalStore
 from cache_store.verify.verify import verify
@@ -52,8 +51,6 @@ def run(argv: Sequence[str]) -> int:
         print(json.dumps(measured(options.step, Path(options.folder))))
         return 0
     results = {}
-    if min(options.samples) < 1:
-        raise ConfigError("--samples must be at least 1 each")
     for samples in options.samples:
         with tempfile.TemporaryDirectory(prefix="scale-", dir=options.folder) as folder:
             results[samples] = steps_of(Path(folder), samples, planned=samples <= options.planned)
@@ -63,10 +60,9 @@ def run(argv: Sequence[str]) -> int:
 
 
 def option_parser() -> argparse.ArgumentParser:
-    parser = Parser(description=__doc__)
-    parser.add_argument("--samples", type=int, nargs="+", default=[10**5, 10**6], help="one cache of each size")
+    parser = parser_with(__doc__, "folder")
+    parser.add_argument("--samples", type=positive, nargs="+", default=[10**5, 10**6], help="one cache of each size")
     parser.add_argument("--planned", type=int, default=10**7, help="larger caches have no plan: only the other steps")
-    parser.add_argument("--folder", help="where the caches are written; default a temporary folder")
     parser.add_argument("--step", choices=STEPS, help="measure one step of a cache that lies in the folder")
     return parser
 
@@ -76,10 +72,10 @@ def steps_of(folder: Path, samples: int, *, planned: bool) -> dict[str, dict[str
     results, cache = {}, folder / "cache"
     if planned:
         write_parquet(folder / "list.parquet", samples)
-        results["plan, parquet"] = in_process("plan, parquet", folder)
+        results["plan-parquet"] = in_process("plan-parquet", folder)
         (folder / "list.parquet").unlink()
         write_lines(folder / "list.jsonl", samples)
-        results["plan, lines"] = in_process("plan, lines", folder)
+        results["plan-lines"] = in_process("plan-lines", folder)
         (folder / "list.jsonl").unlink()
     cache.mkdir(exist_ok=True)
     write_records(cache, samples)
@@ -87,7 +83,7 @@ def steps_of(folder: Path, samples: int, *, planned: bool) -> dict[str, dict[str
     if planned:
         results["rerun"] = in_process("rerun", folder)
         drop_half(cache)
-        results["rerun, half"] = in_process("rerun, half", folder)
+        results["rerun-half"] = in_process("rerun-half", folder)
     return results
 
 
@@ -189,15 +185,15 @@ def listed(store: LocalStore) -> Rows:
 
 
 STEPS: dict[str, Callable[[Path], Callable[[], object]]] = {
-    "plan, parquet": planning("parquet", "list.parquet"),
-    "plan, lines": planning("llava", "list.jsonl"),
+    "plan-parquet": planning("parquet", "list.parquet"),
+    "plan-lines": planning("llava", "list.jsonl"),
     "seal": sealing,
     "open": opening,
     "map": mapping,
     "read": reading,
     "quick": verifying,
     "rerun": rerunning,
-    "rerun, half": rerunning,
+    "rerun-half": rerunning,
 }
 """What prepares each step, outside its time, and returns it."""
 

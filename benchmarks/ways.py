@@ -15,6 +15,7 @@ from pathlib import Path
 from signal import SIGKILL
 
 from cache_store.cache.metadata import read_seal
+from cache_store.errors import EncodeOnceError
 from cache_store.storage.store import Store, open_store
 
 ROOT = Path(__file__).parent.parent
@@ -34,15 +35,15 @@ Steps = tuple[tuple[str, ...], ...]
 """Command lines one after another; those of a step run at the same time."""
 
 WAYS: dict[str, Steps] = {
-    "one process": ((BUILD,),),
-    "two workers": ((f"{BUILD} --run.workers 2",),),
-    "two ranks": RANKS,
+    "one-process": ((BUILD,),),
+    "two-workers": ((f"{BUILD} --run.workers 2",),),
+    "two-ranks": RANKS,
     "torchrun": ((PLAN,), (f"torchrun --nproc-per-node 2 -m {BUILD}",), (SEAL,)),
-    "Slurm array": ((PLAN,), (f"{SBATCH} --config {CONFIG} --cache CACHE",), (SEAL,)),
-    "Ray": RAY,
-    "store, one process": ((BUILD,),),
-    "store, two ranks": RANKS,
-    "store, Ray": RAY,
+    "slurm": ((PLAN,), (f"{SBATCH} --config {CONFIG} --cache CACHE",), (SEAL,)),
+    "ray": RAY,
+    "store-one-process": ((BUILD,),),
+    "store-two-ranks": RANKS,
+    "store-ray": RAY,
 }
 
 
@@ -81,7 +82,7 @@ class Trial:
                 waited[0] = time.monotonic() - start
             return False
 
-        self._run(self._commands("undisturbed", WAYS["one process"]), is_over)
+        self._run(self._commands("undisturbed", WAYS["one-process"]), is_over)
         self.seconds, self._first_s = time.monotonic() - start, waited[0]
         self._shard_s = (self.seconds - self._first_s) / self._shards
         self.identity, self.files = found_in(store)
@@ -94,8 +95,8 @@ class Trial:
 
     def outcome_of(self, way: str) -> Outcome:
         """Build it, killed and run again."""
-        name, start = way.replace(",", "").replace(" ", "-"), time.monotonic()
-        cache = f"{self._options.url}/{JOB}/{name}" if way.startswith("store") else name
+        start = time.monotonic()
+        cache = f"{self._options.url}/{JOB}/{way}" if way.startswith("store") else way
         self._caches.append(cache)
         steps = self._commands(cache, WAYS[way])
         store = open_store(cache if "://" in cache else self._folder / cache)
@@ -136,7 +137,7 @@ class Trial:
         return "ended first" if ended else f"{len(store.list('commits'))} of {self._shards} shards"
 
     def _run(self, steps: Steps, is_over: Callable[[], bool] = lambda: False) -> bool:
-        """Run the steps, or kill them once it is over; whether they ended. CalledProcessError where one fails."""
+        """Run the steps, or kill them once it is over; whether they ended. EncodeOnceError where one fails."""
         for step in steps:
             with self._log.open("ab") as log:
                 processes = [
@@ -155,7 +156,7 @@ class Trial:
             for command, process in zip(step, processes, strict=True):
                 if process.returncode:
                     print(self._log.read_text()[-4_000:], file=sys.stderr)
-                    raise subprocess.CalledProcessError(process.returncode, command)
+                    raise EncodeOnceError(f"`{command}` exited with {process.returncode}; its last words are above")
         return True
 
 

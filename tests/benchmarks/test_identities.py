@@ -20,7 +20,7 @@ def test_torchrun_and_ray_in_a_store_are_killed_and_end_alike(capsys, tmp_path, 
     for extra in ("ray", "obstore"):
         pytest.importorskip(extra, reason="needs the extras ray and object-stores")
     toy = ["--count=4", "--batch-size=2", "--height=16", "--width=24", f"--folder={tmp_path}", f"--url={url}"]
-    assert identities.main([*toy, "--ways", "torchrun", "store, Ray"]) == 0
+    assert identities.main([*toy, "--ways", "torchrun", "store-ray"]) == 0
     *_, last = capsys.readouterr().out.splitlines()
     record = json.loads(last)
     assert record["skipped"] == {}
