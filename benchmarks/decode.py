@@ -23,10 +23,14 @@ from PIL import Image
 from benchmarks.options import parser_with
 from benchmarks.record import print_record
 from benchmarks.timing import interleaved_seconds, rates, speedups, spread
+from cache_store.errors import ConfigError
 from cache_store.format.schema import ImageRecipe
 from cache_store.program.run_program import run_program
+from cache_store.refusal import counted
 from precompute.images.decode import ImageConfig, decode_image
 from precompute.images.fit import RESAMPLING, fit_image, to_pixels
+from precompute.sources.archives.image_store import open_image_store
+from precompute.sources.folder import is_image
 
 # Axes: N images, Y X pixels, 3 RGB.
 
@@ -83,16 +87,29 @@ def option_parser() -> argparse.ArgumentParser:
 
 
 def jpegs_of(options: argparse.Namespace) -> list[bytes]:
-    """The bytes of the photographs, or of mosaics of them."""
+    """The bytes of the photographs, or of mosaics of them; ConfigError where there are too few."""
+    side = options.mosaic
     if options.images is None:
         photographs = [jpeg(smooth_noise(number)) for number in range(options.count)]
     else:
-        photographs = [path.read_bytes() for path in sorted(Path(options.images).iterdir())]
-    if options.mosaic == 1:
-        return photographs[: options.count]
-    tiles, side = iter(photographs), options.mosaic
+        photographs = photographs_in(Path(options.images), options.count * side**2)
+    if len(photographs) < side**2:
+        found = f"{options.images or '--count'}: {counted(len(photographs), 'image')}"
+        raise ConfigError(f"{found}, expected at least {side**2}, for one image of --mosaic {side}")
+    if side == 1:
+        return photographs
+    tiles = iter(photographs)
     groups = (list(islice(tiles, side**2)) for _ in range(len(photographs) // side**2))
-    return [mosaic(group, side) for group in islice(groups, options.count)]
+    return [mosaic(group, side) for group in groups]
+
+
+def photographs_in(path: Path, most: int) -> list[bytes]:
+    """The first images, by name, of what kind folder takes; ConfigError where there is none."""
+    images = open_image_store(path)
+    names = [name for name in images.listing().names if is_image(name)]
+    if not names:
+        raise ConfigError(f"--images {path} holds no image: no file with a suffix such as .jpg or .png")
+    return [images.read(name) for name in names[:most]]
 
 
 def smooth_noise(number: int) -> Image.Image:

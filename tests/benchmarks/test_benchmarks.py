@@ -14,7 +14,7 @@ from tests.precompute.conftest import make_vae
 
 def test_encode_measures_both_paths_in_both_dtypes(capsys):
     assert encode.main(["--height", "tall"]) == 2
-    assert "argument --height: invalid int value: 'tall'" in capsys.readouterr().err
+    assert "argument --height: must be a whole number of at least 1, got tall" in capsys.readouterr().err
     toy = ["--height=16", "--width=24", "--batch-size=2", "--repeats=2", "--base-dim=8", "--device=cpu"]
     assert encode.main(toy) == 0
     *table, last = capsys.readouterr().out.splitlines()
@@ -59,6 +59,24 @@ def test_decode_measures_speed_over_pillow_and_differences(capsys, tmp_path):
     files = decode.jpegs_of(decode.option_parser().parse_args(toy))
     recipe = ImageConfig(height=32, width=40).recipe
     assert np.array_equal(decode.by_pillow(files, recipe), decode.fitted(files, recipe)), "the same work"
+
+
+def test_photographs_are_the_images_of_a_folder_alone(capsys, tmp_path):
+    """As a build of the folder takes them, in folders below it too."""
+    (tmp_path / "one").mkdir()
+    for name in ("b.jpg", "b.txt", "b.json", "one/a.PNG", "._b.jpg"):
+        (tmp_path / name).write_bytes(name.encode())
+    options = decode.option_parser().parse_args([f"--images={tmp_path}"])
+    assert decode.jpegs_of(options) == [b"b.jpg", b"one/a.PNG"]
+    (tmp_path / "empty").mkdir()
+    for more, said in (
+        ([f"--images={tmp_path}/empty"], "empty holds no image: no file with a suffix such as .jpg or .png"),
+        ([f"--images={tmp_path}", "--mosaic=2"], f"{tmp_path}: 2 images, expected at least 4, for one image of --mosa"),
+        ([f"--images={tmp_path}/none"], "none is neither a folder nor a file; expected a folder, a zip or a tar"),
+        (["--count=0"], "argument --count: must be a whole number of at least 1, got 0"),
+    ):
+        assert decode.main(more) in (1, 2)
+        assert said in capsys.readouterr().err
 
 
 # webdataset leaves its tars open for the garbage collector
@@ -110,7 +128,7 @@ def test_scale_measures_every_step_in_a_process_of_its_own(capsys, tmp_path, mon
     *table, last = capsys.readouterr().out.splitlines()
     planned, unplanned = json.loads(last)["results"].values()
     assert list(planned) == list(scale.STEPS)
-    assert planned.keys() - unplanned.keys() == {"plan, parquet", "plan, lines", "rerun", "rerun, half"}
+    assert planned.keys() - unplanned.keys() == {"plan-parquet", "plan-lines", "rerun", "rerun-half"}
     assert all(step["peak_mib"] > 0 for step in planned.values())
     assert len(table) == 1 + len(scale.STEPS)
     assert list(tmp_path.iterdir()) == [], "what was written for the run is removed"
