@@ -6,6 +6,7 @@ A *sample number* is dense over the cached samples, in row order; rows of reject
 import shlex
 from collections.abc import Iterator
 from functools import lru_cache
+from numbers import Real
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +18,12 @@ from cache_store.cache.fetch import fetch_samples
 from cache_store.cache.gather import FASTEST
 from cache_store.cache.metadata import read_seal, read_spec
 from cache_store.cache.sealed_shards import SealedShards
-from cache_store.errors import CacheError
+from cache_store.errors import CacheError, ConfigError
 from cache_store.format.codec import crc32c, decode_sample
 from cache_store.format.formats import shard_format
 from cache_store.format.schema import Seal, Spec
 from cache_store.format.tables import REJECTED, SAMPLES_SCHEMA, TEXT_COLUMNS
-from cache_store.refusal import refuse_other_seal, refuse_unsealed
+from cache_store.refusal import printable, refuse_other_seal, refuse_unsealed
 from cache_store.storage.store import Address, FetchedStore, Store, is_url, open_store, wait_together
 
 COPIED_BYTES = 8 << 20
@@ -44,6 +45,7 @@ def open_cache(path: Address, *, cache_dir: str | Path | None = None, cache_byte
     What is read of a cache at a URL is kept in the folder `cache_dir`, if one is named, up to `cache_bytes`; all
     processes of a machine may share it, for any number of caches.
     """
+    refuse_cache_bytes(cache_bytes)
     store = open_store(path)
     if cache_dir is not None and isinstance(store, FetchedStore):
         store = store.keeping(Path(cache_dir).expanduser().absolute(), cache_bytes)
@@ -54,6 +56,11 @@ def open_cache(path: Address, *, cache_dir: str | Path | None = None, cache_byte
     if problem := seal_problem(spec, seal):
         raise CacheError(f"{store}: {problem}; run `cache-store verify {shlex.quote(str(store))}`")
     return Cache(store, spec, seal)
+
+
+def refuse_cache_bytes(given: object) -> None:
+    if not (isinstance(given, Real) and float(given) >= 1):
+        raise ConfigError(f"cache_bytes must be a number of at least 1, got {printable(repr(given))[:40]}")
 
 
 def seal_problem(spec: Spec, seal: Seal) -> str | None:

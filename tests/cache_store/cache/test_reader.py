@@ -39,6 +39,12 @@ def test_samples_come_by_dense_numbers_in_the_order_asked(cache, latents):
             opened.read(np.array([number]))
 
 
+@pytest.mark.parametrize("wrong", [0, -1, "x", None, float("nan")])
+def test_what_is_kept_of_caches_is_a_number_of_bytes(cache, wrong):
+    with pytest.raises(ConfigError, match="^cache_bytes must be a number of at least 1, got "):
+        open_cache(cache, cache_bytes=wrong)
+
+
 def test_tables_are_read_in_the_calling_thread(cache):
     """One of Arrow's own might free a buffer of ours while the interpreter ends, which aborts."""
     code = "from os import listdir; from cache_store import open_cache; threads = lambda: listdir('/proc/self/task');"
