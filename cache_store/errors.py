@@ -43,6 +43,10 @@ class NewerFormatError(CacheError):
     """A cache of a format version that this program does not know."""
 
 
+class OlderFormatError(CacheError):
+    """A cache whose spec lacks a field that every cache of this program has."""
+
+
 class StaleError(CacheError):
     """A cache, or a run, made from other inputs than those given now."""
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from cache_store.errors import CacheError, NoCacheError
+from cache_store.errors import CacheError, NoCacheError, OlderFormatError
 from cache_store.format.formats import shard_format
 from cache_store.format.names import (
     BUILD_FILE,
@@ -19,9 +19,11 @@ from cache_store.format.names import (
 )
 from cache_store.format.record import (
     FORMAT_VERSION,
+    LACKS,
     NO_JSON,
     RecordT,
     canonical_json,
+    misfit,
     no_json,
     parse_signed,
     refuse_version,
@@ -85,7 +87,13 @@ def parse_spec(data: bytes, where: str) -> Spec:
     try:
         return msgspec.convert(raw, Spec, strict=True)
     except msgspec.ValidationError as error:
-        raise CacheError(f"{where} holds no valid spec: {error}") from None
+        problem = misfit(error)
+        if not problem.startswith(LACKS):
+            raise CacheError(f"{where} holds no valid spec: {problem}") from None
+        raise OlderFormatError(
+            f"{where} holds no valid spec: {problem}, as if an earlier version had made the cache; no command makes it "
+            "current: build it anew, as with `precompute build … --cache NEW`"
+        ) from None
 
 
 def spec_problems(spec: Spec) -> list[str]:
@@ -93,7 +101,7 @@ def spec_problems(spec: Spec) -> list[str]:
     try:
         msgspec.convert(msgspec.to_builtins(spec), Spec, strict=True)
     except msgspec.ValidationError as error:
-        return [str(error)]
+        return [misfit(error)]
     problems = []
     if spec.num_shards > MAX_SHARDS:
         problems.append(f"{spec.num_shards:,} shards, more than {MAX_SHARDS:,}; take more samples per shard")

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from cache_store.cache.files import file_record, open_plan, open_table
 from cache_store.cache.metadata import has_cache, parse_checked_spec, read_record
-from cache_store.errors import CacheError, NewerFormatError
+from cache_store.errors import CacheError, NewerFormatError, OlderFormatError
 from cache_store.format.formats import shard_format
 from cache_store.format.names import BUILD_FILE, COMMITS, PLAN_FILE, SAMPLES, SEAL_FILE, SPEC_FILE, commit_file
 from cache_store.format.plan import PlanDigests, PlanFile
@@ -84,7 +84,8 @@ class Survey:
 
 
 def survey(cache: Address, known_plans: Mapping[str, PlanDigests] | None = None) -> Survey:
-    """Read what there is; NewerFormatError where the spec is of a version that this program does not know.
+    """Read what there is; NewerFormatError where the spec is of a version that this program does not know, and
+    OlderFormatError where it lacks a field and no record makes good for it.
 
     `known_plans` has digests of rows by the SHA-256 of the plan file that holds them.
     """
@@ -107,7 +108,7 @@ def survey_records(cache: Address) -> Survey:
         spec = read(partial(parse_checked_spec, group.value, store.where(SPEC_FILE)))
     if isinstance(spec.problem, NewerFormatError):
         raise spec.problem
-    return Survey(
+    found = Survey(
         store=store,
         has_cache=True,
         spec=spec,
@@ -116,6 +117,9 @@ def survey_records(cache: Address) -> Survey:
         shards=dict(read_shards(listed_once(store))),
         metadata={SPEC_FILE: group.value, **metadata_beside(store, spec.value)},
     )
+    if isinstance(spec.problem, OlderFormatError) and not found.records and found.seal.value is None:
+        raise spec.problem
+    return found
 
 
 def held_recipe(survey: Survey) -> Recipe | None:

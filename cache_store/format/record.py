@@ -5,6 +5,7 @@ msgspec parses: an unknown field, a missing field or a wrong type is an error wi
 """
 
 import hashlib
+import re
 from functools import cached_property
 from typing import TypeVar
 
@@ -17,6 +18,15 @@ FORMAT_VERSION = 1
 
 NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What msgspec raises for bytes that are no JSON; a ValidationError, of JSON that is something else, is one of them."""
+
+MISFIT = re.compile(
+    r"(?:Object (?P<kind>missing required|contains unknown) field `(?P<name>.*?)`|(?P<expected>.*?))"
+    r"(?: - at `\$\.?(?P<path>.*)`)?",
+    re.DOTALL,
+)
+"""What a ValidationError says, and where: names of unknown fields are another's text."""
+
+LACKS = "it lacks a field"
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
@@ -59,9 +69,21 @@ def parse_record(record_class: type[RecordT], data: bytes, where: str) -> Record
     try:
         return msgspec.json.decode(data, type=record_class, strict=True)
     except msgspec.ValidationError as error:
-        raise CacheError(f"{where} does not hold what it should: {error}") from None
+        raise CacheError(f"{where} does not hold what it should: {misfit(error)}") from None
     except NO_JSON:
         raise no_json(data, where) from None
+
+
+def misfit(error: msgspec.ValidationError) -> str:
+    """What msgspec found wrong in a record, the field by its whole name first."""
+    found = MISFIT.fullmatch(str(error))
+    assert found, error
+    path, name = found["path"] or "", found["name"]
+    if name is None:
+        expected = str(found["expected"]).replace("Expected `", "expected `", 1)
+        return f"{path}: {expected}" if path else expected
+    kind = LACKS if found["kind"] == "missing required" else "it has an unknown field"
+    return f"{kind}, {ascii(f'{path}.{name}'.lstrip('.'))[1:-1]}"
 
 
 def no_json(data: bytes, where: str) -> CacheError:

@@ -202,7 +202,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "features along no axis": (TOWER | {"feature_axis": "channel"}, "feature_axis channel is none of the axes"),
     "a preview of two axes": (TOWER | {"has_preview": True}, "a preview needs three axes, features first"),
     "a preview of features last": (VAE | {"feature_axis": "x"}, "a preview needs three axes, features first"),
-    "no word on previews": (TOWER | {"has_preview": None}, "Expected `bool`"),
+    "no word on previews": (TOWER | {"has_preview": None}, "array.has_preview: expected `bool`, got `null`"),
     "bfloat16 in a tar": ({"dtype": "bfloat16"}, "tars hold dtype float16 or float32"),
     "zstd in a tar": ({"codec": "zstd"}, "tars hold latents as they are"),
 }

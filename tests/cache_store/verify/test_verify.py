@@ -118,13 +118,22 @@ def test_exit_code_and_report_say_what_was_found_and_what_to_run(cache, tmp_path
     assert shlex.split(step) == ["precompute", "repair", str(folder), "--report", str(path)]
 
 
-def test_no_cache_and_one_of_a_newer_format_are_refused_by_name(cache, tmp_path, capsys):
+def test_no_cache_and_one_of_another_format_are_refused_by_name(cache, tmp_path, capsys):
     assert main(["verify", str(tmp_path / "nowhere")]) == 2
     assert "holds no cache" in capsys.readouterr().err
     with edited_spec(cache) as spec:
         spec["format_version"] = 2
     assert main(["verify", str(cache)]) == 1
     assert "format version 2; this program reads version 1" in capsys.readouterr().err
+    with edited_spec(cache) as spec:
+        spec["format_version"] = 1
+        del spec["array"]["image"]["flip"]
+    assert main(["verify", str(cache)]) == 1, "the records make good for it"
+    assert "it lacks a field, array.image.flip, as if an earlier version" in " ".join(capsys.readouterr().out.split())
+    for record in (cache / "seal.json", *(cache / "commits").iterdir()):
+        record.unlink()
+    assert main(["verify", str(cache)]) == 1
+    assert "no command makes it current: build it anew" in capsys.readouterr().err
 
 
 def lose(*names: str) -> Callable[[Path], object]:
