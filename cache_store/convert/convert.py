@@ -9,7 +9,6 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 
@@ -26,6 +25,7 @@ from cache_store.format.record import canonical_json, signed
 from cache_store.format.schema import BuildRecord, CodecName, CommitContent, CommitRecord, Seal, Spec, StoreFormat
 from cache_store.program.progress_bar import progress_bar
 from cache_store.refusal import counted, differing, refuse
+from cache_store.storage.local import LocalStore
 from cache_store.storage.store import Address, Store, open_store
 from cache_store.verify.leftovers import clear_leftovers
 from cache_store.verify.record import usable_record
@@ -77,7 +77,7 @@ def convert(root: Address, out: Address, config: ConvertConfig, progress: Callab
     StaleError where `out` holds another cache.
     """
     from_store, to_store = open_store(root), open_store(out)
-    refuse_overlap(Path(str(from_store)), Path(str(to_store)))
+    refuse_overlap(from_store, to_store)
     seal = open_cache(from_store).seal
     verify(from_store, "quick").raise_if_damaged()
     source = CacheAt(from_store, read_spec(from_store))
@@ -92,11 +92,18 @@ def convert(root: Address, out: Address, config: ConvertConfig, progress: Callab
         return Conversion(seal=sealed, shards=len(converted), kept=len(kept))
 
 
-def refuse_overlap(root: Path, out: Path) -> None:
-    if out.resolve().is_relative_to(root.resolve()):
+def refuse_overlap(root: Store, out: Store) -> None:
+    if is_within(out, root):
         raise ConfigError(f"OUT: {out} lies in the cache {root}, which is never written to; name another folder")
-    if root.resolve().is_relative_to(out.resolve()):
+    if is_within(root, out):
         raise ConfigError(f"OUT: {out} holds the cache {root}; name another folder")
+
+
+def is_within(inner: Store, outer: Store) -> bool:
+    """Whether a place is another, or lies below it; a folder and a URL have nothing to do with each other."""
+    if isinstance(inner, LocalStore) and isinstance(outer, LocalStore):
+        return inner.root.resolve().is_relative_to(outer.root.resolve())
+    return f"{inner}/".startswith(f"{outer}/")
 
 
 def converted_spec(spec: Spec, config: ConvertConfig) -> Spec:

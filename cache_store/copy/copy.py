@@ -9,7 +9,6 @@ import shlex
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 
@@ -62,7 +61,7 @@ def copy(root: Address, out: Address, progress: Callable[[int], object] = lambda
     read back as it was written, StaleError where `out` holds another cache.
     """
     source, target = open_store(root), open_store(out)
-    refuse_overlap(Path(str(source)), Path(str(target)))
+    refuse_overlap(source, target)
     seal, spec = open_cache(source).seal, read_spec(source)
     verify(source, "quick").raise_if_damaged()
     refuse_others(target, "OUT")

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,10 @@ import pytest
 from cache_store import open_cache
 from cache_store.cache.metadata import write_build
 from cache_store.cli import main
+from cache_store.convert.convert import refuse_overlap
+from cache_store.errors import ConfigError
 from cache_store.storage.claim import claim
+from cache_store.storage.store import open_store
 from tests.cache_store.conftest import REJECTED, ROWS, SHAPES, contents, flip, samples_of, shard_name
 from tests.make_cache import caption, make_cache
 
@@ -125,6 +129,21 @@ def test_damage_is_never_copied_and_is_named(cache, tmp_path, store_format, caps
     assert convert(cache, tmp_path / "out", OTHER[store_format]) == 1
     assert re.search(message, capsys.readouterr().err)
     assert not list((tmp_path / "out").rglob(withdrawn))
+
+
+@pytest.mark.parametrize(
+    ("cache", "out", "message"),
+    [
+        ("s3://b/cache", "s3://b/cache/tars", "OUT: s3://b/cache/tars lies in the cache s3://b/cache, which"),
+        ("s3://b/a/cache", "s3://b/a", "OUT: s3://b/a holds the cache s3://b/a/cache; name"),
+        ("s3://b/cache", "s3://b/cache-tars", None),
+        ("s3://b/cache", "gs://b/cache", None),
+        ("/", "s3://b/cache", None),
+    ],
+)
+def test_places_that_overlap_are_named_as_typed(cache, out, message):
+    with pytest.raises(ConfigError, match=message) if message else nullcontext():
+        refuse_overlap(open_store(cache), open_store(out))
 
 
 def test_what_cannot_be_is_refused_and_touches_nothing(tmp_path, latents, monkeypatch, capsys):
