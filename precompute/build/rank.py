@@ -7,6 +7,11 @@ from dataclasses import dataclass
 
 from cache_store.errors import ConfigError
 
+OF_TORCHRUN = ("RANK", "WORLD_SIZE")
+OF_SRUN = ("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS")
+OF_ARRAY = ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT")
+"""Variables that each sets, all of them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rank:
@@ -46,20 +51,25 @@ def several(rank: Rank) -> Rank | None:
 
 def of_launcher(environment: Mapping[str, str]) -> Rank:
     """What torchrun says, or else srun, which tells its steps alone that they are steps."""
-    if {"RANK", "WORLD_SIZE"} <= environment.keys():
+    if environment.keys() >= {*OF_TORCHRUN}:
         several_here = number("LOCAL_WORLD_SIZE", environment, 1) > 1
         local = number("LOCAL_RANK", environment, 0) if several_here else None
         return checked(number("RANK", environment), number("WORLD_SIZE", environment), "RANK", "WORLD_SIZE", local)
-    if {"SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS"} <= environment.keys():
+    if environment.keys() >= {*OF_SRUN}:
         tasks, nodes = number("SLURM_NTASKS", environment), number("SLURM_STEP_NUM_NODES", environment, 1)
         local = number("SLURM_LOCALID", environment, 0) if tasks > nodes else None
         return checked(number("SLURM_PROCID", environment), tasks, "SLURM_PROCID", "SLURM_NTASKS", local)
+    if environment.get("WORLD_SIZE") != "1":
+        refuse_half_said(environment, "torchrun", OF_TORCHRUN)
+    if "SLURM_STEP_ID" in environment or environment.get("SLURM_PROCID", "0") != "0":  # a batch script has number 0
+        refuse_half_said(environment, "srun", OF_SRUN)
     return Rank(index=0, world_size=1)
 
 
 def of_array(environment: Mapping[str, str]) -> Rank:
     """The place of a task in its array, whose ids may begin anywhere."""
-    if not {"SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT"} <= environment.keys():
+    if not environment.keys() >= {*OF_ARRAY}:
+        refuse_half_said(environment, "a Slurm array", OF_ARRAY)
         return Rank(index=0, world_size=1)
     task, count = number("SLURM_ARRAY_TASK_ID", environment), number("SLURM_ARRAY_TASK_COUNT", environment)
     place, between = divmod(
@@ -71,6 +81,17 @@ def of_array(environment: Mapping[str, str]) -> Rank:
             "or name --rank and --world-size"
         )
     return Rank(index=place, world_size=count)
+
+
+def refuse_half_said(environment: Mapping[str, str], launcher: str, names: Iterable[str]) -> None:
+    """ConfigError where some of the variables are set: each of many processes would build everything, alone."""
+    held = [f"{name}={environment[name]}" for name in names if name in environment]
+    missing = [name for name in names if name not in environment]
+    if held:
+        raise ConfigError(
+            f"{' and '.join(held)} without {' and '.join(missing)}, which {launcher} sets too: is this one of several? "
+            "Name it by --rank R --world-size N; --rank 0 --world-size 1 is a build alone"
+        )
 
 
 def number(name: str, values: Mapping[str, str | None], default: int | None = None) -> int:
