@@ -43,6 +43,7 @@ class Progress:
     """What one step of the pipeline did."""
 
     samples: int = 0
+    """Encoded; negative where the shard of so many was lost before it was committed."""
     waited_s: float = 0.0
     """Time that the encoder had nothing to do but wait for images."""
     elapsed_s: float = 0.0

@@ -29,7 +29,8 @@ class BuildProgress:
         contents = [record.content for record in committed]
         done = sum(content.cached + content.rejected for content in contents)
         total = planned if to_build is None else done + to_build
-        self._bar = progress_bar(total=total, initial=done, desc="encode", unit="image", smoothing=0.1)
+        idle = to_build == 0  # as where a cache is only sealed
+        self._bar = progress_bar(total=total, initial=done, desc="encode", unit="image", smoothing=0.1, disable=idle)
         self.close = self._bar.close
         self._elapsed_s = self._waited_s = 0.0
         self._started = time.monotonic()

@@ -98,6 +98,8 @@ class Worker:
     placed: bool = False
     shards: set[int] = field(default_factory=set)
     """In its hands."""
+    unfinished: int = 0
+    """Samples that it has told of, beyond those of its finished shards."""
 
 
 class RayPool:
@@ -158,7 +160,7 @@ class RayPool:
         self._ray.wait(lines, timeout=POLL_S)
         ready, _ = self._ray.wait(lines, num_returns=len(lines), timeout=0)
         for worker in [each for each in self._workers if each.said in ready]:
-            for event in self._message(worker):
+            for event in self._message(worker, on_progress):
                 if event is None:
                     self._give(worker)
                 elif isinstance(event, EncodeOnceError | OSError):
@@ -167,7 +169,7 @@ class RayPool:
                     self._take_back(worker, event)
                     on_progress(event)
 
-    def _message(self, worker: Worker) -> list[Event]:
+    def _message(self, worker: Worker, on_progress: Callable[[Progress], None]) -> list[Event]:
         try:
             said: list[Event] = self._ray.get(next(worker.said))
             worker.placed = True
@@ -176,6 +178,7 @@ class RayPool:
             self._dismiss(worker)
         except self._ray.exceptions.RayActorError as error:
             self._dismiss(worker)
+            on_progress(Progress(samples=-worker.unfinished))  # others encode them again
             self._refuse_repeated_losses(worker, error)
         return []
 
@@ -187,10 +190,14 @@ class RayPool:
             worker.shards.add(shard)
 
     def _take_back(self, worker: Worker, done: Progress) -> None:
+        worker.unfinished += done.samples
         if done.committed is not None:
-            worker.shards.discard(done.committed.content.shard)
+            content = done.committed.content
+            worker.shards.discard(content.shard)
+            worker.unfinished -= content.cached + content.rejected
         if done.mismatched is not None:
             worker.shards.discard(done.mismatched.shard)
+            worker.unfinished -= done.mismatched.samples.num_rows
 
     def _dismiss(self, worker: Worker) -> None:
         """End it; others get what it had in hand."""

@@ -24,7 +24,7 @@ from precompute.encode.engines.ray_cluster import connected
 from precompute.encode.job import EncodeJob
 from precompute.encoders.registry import load_encoder
 from precompute.sources import open_source
-from tests.precompute.conftest import timeless_files
+from tests.precompute.conftest import SAMPLES, timeless_files
 from tests.precompute.encode.engines.test_local import processes_of, wait_for
 
 pytest.importorskip("ray", reason="needs the extra ray")
@@ -122,6 +122,7 @@ def test_a_killed_worker_and_a_new_node_change_no_byte(project, cluster):
     _, error = build.communicate(timeout=300)
     assert build.returncode == 0, error
     assert "a worker on Ray was lost with shard" in error
+    assert f"{SAMPLES}/{SAMPLES} " in error, "images of the lost shard count once"
     project.build(name="local", **SLOW)
     assert project.files() == timeless_files(project.folder / "local")
 
