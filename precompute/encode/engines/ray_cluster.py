@@ -23,6 +23,9 @@ ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 OBJECT_STORE_BYTES = 100 * 2**20
 """Of a Ray of our own: no pixels pass through it."""
 
+TOKEN = "; where the cluster asks for a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN (or RAY_AUTH_TOKEN_PATH)"
+"""Ray names no reason where something answers, but not to us."""
+
 PROBE_S = 5.0
 """For a cluster to answer: Ray itself would wait for two minutes, deaf to signals."""
 
@@ -97,7 +100,8 @@ def begin(ray: Any, options: Mapping[str, Any]) -> None:
         try:
             ray.init(**options)
         except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
-            raise EncodeOnceError(f"Ray at {options['address']}: {first_line(error)}") from None
+            remedy = TOKEN if isinstance(error, ConnectionError) else ""
+            raise EncodeOnceError(f"Ray at {options['address']}: {first_line(error)}{remedy}") from None
         finally:
             signal.signal(signal.SIGTERM, before)
 
