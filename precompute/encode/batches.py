@@ -23,8 +23,8 @@ from cache_store.storage.store import Store
 from precompute.images.decode import content_sha256, decode_image
 from precompute.images.fit import MID_GREY, fit_image, to_pixels
 from precompute.images.rejected import Rejected
-from precompute.sources import Source
 from precompute.sources.archives.archive import MISSING
+from precompute.sources.archives.image_store import Images
 
 BATCHES_AHEAD = 3
 """Decoded batches that wait for the encoder: with those being encoded and written, memory's bound."""
@@ -53,7 +53,7 @@ class Batch:
     def samples(self) -> pa.Table:
         return self.planned.slice(self.start, self.stop - self.start)
 
-    def decode(self, pool: ThreadPoolExecutor, source: Source) -> Self:
+    def decode(self, pool: ThreadPoolExecutor, source: Images) -> Self:
         """Start decoding; `wait` until it is done."""
         uris = list(enumerate(self.samples["uri"].to_pylist()))
         size = max(1, min(PIECE_IMAGES, len(uris) // PIECES))
@@ -61,22 +61,23 @@ class Batch:
             self._pieces.append(pool.submit(self._decode_piece, source, uris[start : start + size]))
         return self
 
-    def _decode_piece(self, source: Source, uris: Iterable[tuple[int, str]]) -> list[Outcome]:
+    def _decode_piece(self, source: Images, uris: Iterable[tuple[int, str]]) -> list[Outcome]:
         return [self._decode_one(place, source, uri) for place, uri in uris]
 
-    def _decode_one(self, place: int, source: Source, uri: str) -> Outcome:
+    def _decode_one(self, place: int, source: Images, uri: str) -> Outcome:
         digest = width = height = reason = None
         try:
             data = source.read(uri)
             digest = content_sha256(data)
             image = decode_image(data, self.recipe)
             width, height = image.size
-            self._place(place, fit_image(image, self.recipe))
+            self.put(place, fit_image(image, self.recipe))
         except Rejected as rejected:
             reason = rejected.reason
         return Outcome(content_sha256=digest, width=width, height=height, reason=reason)
 
-    def _place(self, place: int, fitted: Image) -> None:
+    def put(self, place: int, fitted: Image) -> None:
+        """Fill an image's place in the batch, and among the previews."""
         self.pixels_NYX3[place] = to_pixels(fitted)
         if self.rgb_Nhw3 is not None:
             height, width = self.rgb_Nhw3.shape[1:3]
@@ -101,7 +102,7 @@ def planned_batches(store: Store, spec: Spec, shards: Iterable[int]) -> Iterator
             yield Batch(spec, planned, shard, start)
 
 
-def decoded_batches(batches: Iterator[Batch], pool: ThreadPoolExecutor, source: Source) -> Iterator[Batch]:
+def decoded_batches(batches: Iterator[Batch], pool: ThreadPoolExecutor, source: Images) -> Iterator[Batch]:
     """The same batches, decoded, a few ahead of whoever asks."""
     ahead: deque[Batch] = deque()
     for batch in batches:
@@ -111,7 +112,7 @@ def decoded_batches(batches: Iterator[Batch], pool: ThreadPoolExecutor, source: 
     yield from ahead
 
 
-def refuse_vanished(batch: Batch, source: Source) -> None:
+def refuse_vanished(batch: Batch, source: Images) -> None:
     """SourceError for an image that is gone since it was planned: a mount that went is no fault of the sample."""
     columns = (batch.samples[name].to_pylist() for name in ("id", "uri", "fingerprint"))
     for outcome, name, uri, fingerprint in zip(batch.wait(), *columns, strict=True):

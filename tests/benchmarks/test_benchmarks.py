@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import build, decode, encode, loader, ray_data, remote, scale, verify
+from benchmarks import build, decode, decode_parts, encode, loader, ray_data, remote, scale, verify
 from benchmarks.remote_peers import installed_peers
 from precompute.images.decode import ImageConfig
 from tests.precompute.conftest import make_vae
@@ -77,6 +77,16 @@ def test_photographs_are_the_images_of_a_folder_alone(capsys, tmp_path):
     ):
         assert decode.main(more) in (1, 2)
         assert said in capsys.readouterr().err
+
+
+def test_what_a_build_adds_to_decoding_is_measured_by_part(capsys):
+    assert decode_parts.main(["--count=4", "--height=32", "--width=40", "--batch-size=3", "--repeats=1"]) == 0
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    bare, *parts, total = record["us_an_image"].values()
+    assert bare > 0
+    assert sum(parts) == pytest.approx(total, abs=1)
+    ways = {name.partition(",")[0] for name in record["over_pillow"]}
+    assert ways == {decode_parts.WHOLE, decode_parts.NO_PREVIEWS}
 
 
 # webdataset leaves its tars open for the garbage collector
