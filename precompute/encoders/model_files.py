@@ -105,9 +105,9 @@ def model_file(model: str, *names: str) -> Path | None:
 
 @contextmanager
 def quiet(log: Any) -> Iterator[None]:
-    """Silence the warnings of a library of Hugging Face by its `logging` module; our own errors report problems."""
+    """Silence a library of Hugging Face by its `logging` module; our own errors report problems."""
     before = log.get_verbosity()
-    log.set_verbosity(logging.ERROR)
+    log.set_verbosity(logging.CRITICAL)
     try:
         yield
     finally:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
@@ -38,10 +39,28 @@ def loading(files: ModelFiles) -> Iterator[None]:
 def read_weights(files: ModelFiles, names: tuple[str, str], name_within: Naming) -> Iterator[tuple[str, Tensor]]:
     """Every weight of the part, by its name within that; one of `names` is an index, the other the file of all."""
     for path in weight_files(files, names, name_within):
-        with safe_open(path, "pt") as weights:
+        with opened(path) as weights:
             for name in weights.keys():  # noqa: SIM118 (it is no mapping)
                 if within := name_within(name):
                     yield within, weights.get_tensor(name)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """A file of weights; ModelError where its header does not say where they lie in it."""
+    try:
+        file = safe_open(path, "pt")
+    except SafetensorError as error:
+        raise ModelError(f"{path} is damaged or cut short; fetch it again (safetensors: {one_line(error)})") from error
+    with file:
+        yield file
+
+
+def refuse_damaged(files: ModelFiles, names: tuple[str, str]) -> None:
+    """ModelError where a library that reads the whole model would find a file damaged, or none."""
+    for path in weight_files(files, names, lambda name: name):
+        with opened(path):
+            pass
 
 
 def weight_files(files: ModelFiles, names: tuple[str, str], name_within: Naming) -> list[Path]:

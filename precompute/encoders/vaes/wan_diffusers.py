@@ -17,8 +17,8 @@ from torch import Tensor
 from cache_store.errors import ConfigError
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.model_files import ModelFiles, quiet, refuse_partial
-from precompute.encoders.vaes.wan_files import ENCODE_PATH, encode_path_sha256, wan_config
-from precompute.encoders.weight_files import loading
+from precompute.encoders.vaes.wan_files import ENCODE_PATH, WEIGHTS, encode_path_sha256, wan_config
+from precompute.encoders.weight_files import loading, refuse_damaged
 
 DECODE_PATH = {"decode path": ("decoder.", "post_quant_conv.")}
 
@@ -26,12 +26,15 @@ DECODE_PATH = {"decode path": ("decoder.", "post_quant_conv.")}
 def read_whole_vae(files: ModelFiles, needed: Mapping[str, tuple[str, ...]]) -> Any:
     """The model in float32, frozen; ModelError when anything of the paths needed is wrong."""
     with quiet(logging), loading(files):
+        refuse_damaged(files, WEIGHTS)
         vae, report = AutoencoderKLWan.from_pretrained(
             files.model,
             subfolder=files.subfolder or None,
             torch_dtype=torch.float32,
             use_safetensors=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are reported, too
+            low_cpu_mem_usage=False,  # else diffusers raises for them, and advises to leave them random
         )
     for path, prefixes in needed.items():
         refuse_partial(files, report, path, prefixes)

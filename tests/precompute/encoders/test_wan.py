@@ -27,10 +27,10 @@ def load(model: str | Path, **config: Any) -> Encoder:
     return load_encoder(EncoderConfig(model=str(model), device="cpu", **config), "signed")
 
 
-def refusal(model: str | Path) -> tuple[int, str]:
+def refusal(model: str | Path, **config: Any) -> tuple[int, str]:
     """A program's exit code, and the line that it says."""
     with pytest.raises(EncodeOnceError) as caught:
-        load(model)
+        load(model, **config)
     assert "\n" not in str(caught.value)
     return caught.value.exit_code, str(caught.value)
 
@@ -140,6 +140,7 @@ LOST = "encoder.conv_out.bias"
 ONE_MISSING = f"1 missing key in its encode path, {LOST} first"
 ONE_UNEXPECTED = "1 unexpected key in its encode path, encoder.x first"
 MISMATCHED = "1 mismatched key in its encode path, quant_conv.bias first"
+DAMAGED = f"vae/{WEIGHTS} is damaged or cut short; fetch it again"
 NO_WEIGHTS = f"has neither {WEIGHTS}.index.json nor {WEIGHTS}, and nothing else is read"
 SPOILT: list[tuple[Callable[[Path], object], int, str]] = [
     (weights(lambda held: {name: held[name] for name in {*held} - {LOST}}), 1, ONE_MISSING),
@@ -155,19 +156,20 @@ SPOILT: list[tuple[Callable[[Path], object], int, str]] = [
         2,
         "holds no model: it has none of vae/config.json, con",
     ),
-    *((lambda folder, size=size: os.truncate(folder / WEIGHTS, size), 1, "cannot be loaded") for size in (0, 7, 5_000)),
+    *((lambda folder, size=size: os.truncate(folder / WEIGHTS, size), 1, DAMAGED) for size in (0, 7, 5_000)),
     (pickled, 1, NO_WEIGHTS),
-    (lambda folder: (pickled(folder), (folder / "model.pt").rename(folder / WEIGHTS)), 1, "cannot be loaded"),
+    (lambda folder: (pickled(folder), (folder / "model.pt").rename(folder / WEIGHTS)), 1, DAMAGED),
 ]
 
 
 @pytest.mark.parametrize(("spoil", "code", "message"), SPOILT)
 def test_a_model_that_is_not_whole_and_known_is_refused(vae_folder, spoil, code, message):
-    """And no pickle in its place is loaded."""
+    """Folded or run by diffusers, in the same words; and no pickle in its place is loaded."""
     spoil(vae_folder / "vae")
-    said = refusal(vae_folder)
-    assert said[0] == code
-    assert message in said[1]
+    for fold in (True, False):
+        said = refusal(vae_folder, fold=fold)
+        assert said[0] == code
+        assert message in said[1]
     assert not (vae_folder / "vae" / "loaded").exists()
 
 
