@@ -119,7 +119,7 @@ def open_inputs(config: BuildConfig, request: BuildRequest) -> Inputs:
 def list_samples(inputs: Inputs) -> tuple[Wanted, str | None]:
     """What is wanted of the cache, and what the source passed over."""
     samples = inputs.source.samples()
-    found = make_plan(samples, inputs.config.store.samples_per_shard)
+    found = make_plan(samples, inputs.config.store.samples_per_shard, f"source.path: {inputs.config.source.path}")
     refuse_missing_images(found, inputs.config.source, inputs.config.run.max_reject_fraction)
     return Wanted(samples=found, recipe=recipe_of(inputs.config, inputs.encoder)), samples.passed_over
 

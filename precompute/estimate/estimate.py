@@ -61,7 +61,7 @@ def estimate(config: EstimateConfig) -> Estimate:
     step = read_step(config.training_run) if config.training_run is not None else None
     source = open_source(config.source)
     encoder = load_encoder(config.encoder, config.image.range)
-    drawn = draw_samples(source, config.encoder.batch_size)
+    drawn = draw_samples(source, config)
     spec = possible_spec(recipe_of(config, encoder), drawn.count, NO_PLAN)
     planned = [as_plan(batch) for batch in drawn.batches(config.encoder.batch_size)]
     with encoder_threads():
@@ -80,7 +80,7 @@ def estimate(config: EstimateConfig) -> Estimate:
     )
 
 
-def draw_samples(source: Source, batch_size: int) -> Drawn:
+def draw_samples(source: Source, config: EstimateConfig) -> Drawn:
     samples = source.samples()
     with progress_bar(desc="list", unit="sample", delay=0.5) as bar:
 
@@ -89,9 +89,11 @@ def draw_samples(source: Source, batch_size: int) -> Drawn:
                 bar.update()
                 yield sample
 
-        drawn = draw(counted(), batch_size)
+        drawn = draw(counted(), config.encoder.batch_size)
     if not drawn.count:
-        raise SourceError("; ".join(filter(None, ["the source holds no samples", samples.passed_over])))
+        raise SourceError(
+            "; ".join(filter(None, [f"source.path: {config.source.path} holds no samples", samples.passed_over]))
+        )
     return drawn
 
 

@@ -19,8 +19,8 @@ from precompute.plan.sort import sorted_by_id
 from precompute.sources.archives.listing import Samples
 
 
-def make_plan(samples: Samples, samples_per_shard: int) -> Rows:
-    """Samples as a plan, sorted by id where they are in no rows yet; duplicate ids are a SourceError."""
+def make_plan(samples: Samples, samples_per_shard: int, source: str = "the source") -> Rows:
+    """Samples as a plan, sorted by id where they are in no rows yet; SourceError for duplicate ids, or no sample."""
     rows, hashes = iter(samples), list[Hashes]()
     if samples.in_rows:
         shards = iter(lambda: table_of(islice(rows, samples_per_shard)), LISTED.empty_table())
@@ -34,7 +34,7 @@ def make_plan(samples: Samples, samples_per_shard: int) -> Rows:
 
     plan = rows_in_scratch(numbered(hashed()), samples_per_shard)
     if not len(plan):
-        raise SourceError("; ".join(filter(None, ["the source holds no samples", samples.passed_over])))
+        raise SourceError("; ".join(filter(None, [f"{source} holds no samples", samples.passed_over])))
     refuse_duplicates(plan, np.concatenate(hashes))
     return plan
 

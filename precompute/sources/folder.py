@@ -3,16 +3,15 @@
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 from pathlib import PurePosixPath
 
-from cache_store.errors import SourceError
 from cache_store.storage.object_client import IN_FLIGHT
 from precompute.images.decode import SUFFIXES
-from precompute.images.rejected import Rejected
 from precompute.sources.archives.image_store import ImageStore
 from precompute.sources.archives.listing import Samples, counted_suffix
-from precompute.sources.turns import Conversation, captioned
+from precompute.sources.turns import Conversation, captioned, text_of
 
 CAPTION = ".txt"
 
@@ -48,12 +47,7 @@ class FolderSource:
                 yield from pool.map(self._conversations, some)
 
     def _conversations(self, text: str | None) -> Conversation:
-        if text is None:
-            return []
-        try:
-            return captioned(self.read(text).decode("utf-8-sig"))  # without the mark of some editors
-        except (Rejected, UnicodeDecodeError) as error:
-            raise SourceError(f"caption {text} cannot be read as UTF-8 text: {error}; mend or remove it") from None
+        return [] if text is None else captioned(text_of(f"caption {text}", partial(self.read, text)))
 
 
 def is_image(name: str) -> bool:

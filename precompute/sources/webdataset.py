@@ -5,10 +5,10 @@ and texts are read to plan, in the order of the tars, and the index of a few tar
 plan lie in one tar.
 """
 
-import codecs
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 import msgspec
 
@@ -18,12 +18,12 @@ from precompute.images.rejected import Rejected
 from precompute.sources.archives.archive import MISSING
 from precompute.sources.archives.image_store import open_archive
 from precompute.sources.archives.image_tar import ImageTar
-from precompute.sources.archives.listing import Samples, counted_suffix, is_utf8
+from precompute.sources.archives.listing import HIDDEN, OTHER_IMAGE, Samples, counted_suffix, is_utf8
 from precompute.sources.archives.open_tars import OpenTars
 from precompute.sources.fields import FieldNames
 from precompute.sources.folder import is_image
 from precompute.sources.source_files import SourceFiles
-from precompute.sources.turns import Conversation, Turn, captioned
+from precompute.sources.turns import Conversation, Turn, captioned, text_of
 
 SUFFIX = ".tar"
 
@@ -64,7 +64,7 @@ class WebDatasetSource:
             for key, members in groups_of(filter(is_utf8, tar.names), others).items():
                 image = self._image(f"{name}/{key}", members)
                 if image is None:
-                    others.update(map(counted_suffix, members.values()))
+                    others.update(map(self._unused, members.values()))
                     continue
                 unused = {*members} - {image, CAPTION, RECORD}
                 others.update(counted_suffix(members[each]) for each in unused if not is_image(members[each]))
@@ -87,6 +87,10 @@ class WebDatasetSource:
                 f"as with --source.fields.image {images[0]}"
             )
         return images[0] if images else None
+
+    def _unused(self, member: str) -> str:
+        """As it is counted, of a sample without the image to encode."""
+        return OTHER_IMAGE if self._extension is not None and is_image(member) else counted_suffix(member)
 
     def fingerprint(self, uri: str) -> str:
         found = self._find(uri)
@@ -117,13 +121,13 @@ class WebDatasetSource:
 
 
 def groups_of(members: Iterable[str], others: Counter[str]) -> dict[str, dict[str, str]]:
-    """Members by key and extension, in their order; those without a key are counted."""
+    """Members by key and extension, in their order; those without a key, as `.a.jpg` and `README`, are counted."""
     groups: dict[str, dict[str, str]] = {}
     for member in members:
         if found := KEY.fullmatch(member):
             groups.setdefault(found[1], {})[found[2].lower()] = member
         else:
-            others[counted_suffix(member)] += 1
+            others[HIDDEN if member.rpartition("/")[2].startswith(".") else counted_suffix(member)] += 1
     return groups
 
 
@@ -145,9 +149,4 @@ def conversations(tar_name: str, tar: ImageTar, members: dict[str, str]) -> Conv
 
 
 def read_text(tar_name: str, tar: ImageTar, member: str) -> str:
-    """A text member; SourceError where it is too large, or not UTF-8."""
-    try:
-        data = tar.read(member, MAX_TEXT_BYTES)
-        return data.removeprefix(codecs.BOM_UTF8).decode()  # the mark of some editors
-    except (Rejected, UnicodeDecodeError) as error:
-        raise SourceError(f"{tar_name}/{member} cannot be read as UTF-8 text: {error}; mend or remove it") from None
+    return text_of(f"{tar_name}/{member}", partial(tar.read, member, MAX_TEXT_BYTES))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
-from cache_store.refusal import printable
+from cache_store.refusal import counted, printable
 
 COMMONEST = 5
 """Suffixes shown with their number of files."""
@@ -16,6 +16,9 @@ MAX_SUFFIX = 12
 """Characters of a suffix that is counted by name."""
 
 NO_SUFFIX, OTHER_SUFFIX = "without a suffix", "of other suffixes"
+
+HIDDEN, OTHER_IMAGE = "hidden", "other image"
+"""Kinds of files that are counted beside the suffixes."""
 
 HEIC = (".heic", ".heif", ".hif")
 
@@ -47,7 +50,7 @@ class Samples:
     listing: Listing = field(default_factory=no_listing)
     """What was listed to find them."""
     others: Counter[str] = field(default_factory=Counter)
-    """Files that are no samples, by their counted suffix."""
+    """Files that are no samples, by their counted suffix, or by their kind."""
     in_rows: bool = False
     """Whether their order is that of the planned rows; otherwise it has no meaning."""
 
@@ -63,8 +66,11 @@ class Samples:
 
 
 def passed_over(listing: Listing, suffixes: Counter[str]) -> str:
+    hidden, images = suffixes[HIDDEN], suffixes[OTHER_IMAGE]
     parts = [
-        suffixes_line(suffixes),
+        suffixes_line(suffixes - Counter({HIDDEN: hidden, OTHER_IMAGE: images})),
+        f"{counted(hidden, 'hidden file')} (names that begin with a dot)" if hidden else "",
+        f"{counted(images, 'image')} of another extension than source.fields.image" if images else "",
         names_line(listing.not_utf8, "file whose name is not UTF-8", "files whose names are not UTF-8"),
         names_line(listing.linked_folders, "linked folder", "linked folders"),
         names_line(listing.caches, "folder that is a cache", "folders that are caches"),

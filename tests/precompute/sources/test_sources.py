@@ -114,7 +114,7 @@ def test_differences_between_sample_lists_are_named_by_id(tmp_path):
 A = json.dumps(record("a"))
 
 REFUSED: dict[str, tuple[bytes | Callable[[Path], object], str]] = {
-    "an empty list": (b"[]", "the source holds no samples"),
+    "an empty list": (b"[]", "source.path: .*/chat.json holds no samples"),
     "a missing field": (f'[{A}, {{"id": "b"}}]'.encode(), r"record 1 \(counted from 0\): .*`conversations`"),
     "an image that is a number": (f'[{A[:-1]}, "image": 7}}]'.encode(), "record 0 .*image"),
     "a number without a value": (b'[{"id": NaN, "conversations": []}]', "malformed"),
@@ -225,7 +225,7 @@ def test_a_source_without_images_says_what_it_holds_instead(tmp_path):
 
 
 def test_a_caption_that_is_not_utf8_is_named(tmp_path):
-    with pytest.raises(SourceError, match="caption a.txt cannot be read as UTF-8 text"):
+    with pytest.raises(SourceError, match="caption a.txt is not UTF-8 text: byte 3 is 0xe9; mend or remove it"):
         plan_of(tree(tmp_path, {"a.jpg": b"x", "a.txt": b"caf\xe9"}))
 
 

@@ -57,7 +57,11 @@ def test_members_of_one_key_are_a_sample_with_its_text(tmp_path):
         tmp_path / "00001.tar", {"2": {"png": image, "txt": " B \n", "json": {"caption": "no"}}, "1": {"PNG": image}}
     )
     first = {"jpg": image, "txt": "no", "json": {"conversations": TURNS, "width": 3}, "cls": 7}
-    more = {"in/3": {"webp": image, "json": {"caption": "C", "url": None}}, "4": {"txt": "without an image"}}
+    more = {
+        "in/3": {"webp": image, "json": {"caption": "C", "url": None}},
+        "4": {"txt": "without an image"},
+        ".hidden": {"jpg": image},
+    }
     write_tar(tmp_path / "00000.tar", {"9": first, **more, "5": {"jpg": image, "json": {"caption": None}}})
     (tmp_path / "00000_stats.json").write_text("{}")
     source = opened(tmp_path)
@@ -66,7 +70,10 @@ def test_members_of_one_key_are_a_sample_with_its_text(tmp_path):
     assert [row["id"] for row in rows] == ["9", "in/3", "5", "2", "1"]
     assert [row["uri"] for row in rows][::3] == ["00000.tar/9.jpg", "00001.tar/2.png"]
     assert [row["conversations"] for row in rows] == [TURNS, captioned("C"), [], captioned("B"), []]
-    assert samples.passed_over == "passed over: 2 files that are no images by their names (.cls 1, .txt 1)"
+    assert samples.passed_over == (
+        "passed over: 2 files that are no images by their names (.cls 1, .txt 1); "
+        "1 hidden file (names that begin with a dot)"
+    )
     assert all(source.read(row["uri"]) == image and source.fingerprint(row["uri"]) != MISSING for row in rows)
 
 
@@ -125,8 +132,10 @@ def test_neighbours_in_a_tar_cost_one_index(tmp_path, monkeypatch):
 def test_the_image_of_several_is_named_by_its_extension(tmp_path):
     write_tar(tmp_path / "a.tar", {"1": {"jpg": b"photo", "seg.png": b"mask"}, "2": {"jpg": b"photo"}})
     source = opened(tmp_path, image=".SEG.png")
-    (row,) = rows_of(source)
-    assert source.read(row["uri"]) == b"mask"
+    samples = source.samples()
+    (row,) = samples
+    assert source.read(str(row["uri"])) == b"mask"
+    assert samples.passed_over == "passed over: 1 image of another extension than source.fields.image"
     with pytest.raises(SourceError, match=r"a.tar/1 has 2 images \(jpg, seg.png\).* --source.fields.image jpg$"):
         rows_of(opened(tmp_path))
 
@@ -170,13 +179,16 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "a.tar is not a tar that can be read"),
     "compressed": (b"\x1f\x8b\x08" + bytes(600), "is compressed by gzip, so it cannot be read in place"),
     "without images": (member("a.txt", b"A") + NOTHING, r"holds no samples; passed over: 1 file .*\(.txt 1\)"),
-    "a caption in latin-1": (A + member("a.txt", b"caf\xe9") + NOTHING, "a.tar/a.txt cannot be read as UTF-8"),
+    "a caption in latin-1": (
+        A + member("a.txt", b"caf\xe9") + NOTHING,
+        "a.txt is not UTF-8 text: byte 3 is 0xe9; mend",
+    ),
     "a caption that is a link": (
         A + member("a.txt", kind=b"2", linked_to="/etc/passwd") + NOTHING,
-        "a.txt cannot be read as UTF-8 text: .* is a link",
+        "a.tar/a.txt cannot be read: .* is a link",
     ),
-    "a caption of 17 MB": (A + member("a.txt", b"x" * 17 * 2**20) + NOTHING, "too large: a.txt is 17,825,792 bytes"),
-    "a caption that comes twice": (A + member("a.txt", b"x") * 2 + NOTHING, "ambiguous archive member: a.txt occurs 2"),
+    "a caption of 17 MB": (A + member("a.txt", b"x" * 17 * 2**20) + NOTHING, "be read: a.txt is 17,825,792 bytes"),
+    "a caption that comes twice": (A + member("a.txt", b"x") * 2 + NOTHING, "be read: a.txt occurs 2 times in .*a.tar"),
     "a list": (A + member("a.json", b"[]") + NOTHING, "a.tar/a.json: Expected `object`, got `array`"),
     "a caption that is a number": (A + member("a.json", b'{"caption": 7}') + NOTHING, "a.json: Expected `str"),
     "a cut object": (A + member("a.json", b'{"caption": "') + NOTHING, "a.json: .*truncated; expected an object"),
