@@ -1,16 +1,16 @@
 """A tree of images in a folder, a zip or a tar; `name.txt` beside `name.jpg` is its caption."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
-from pathlib import PurePosixPath
 
 from cache_store.storage.object_client import IN_FLIGHT
 from precompute.images.decode import SUFFIXES
 from precompute.sources.archives.image_store import ImageStore
-from precompute.sources.archives.listing import Samples, counted_suffix
+from precompute.sources.archives.listing import Samples, counted_suffix, suffix_of
+from precompute.sources.archives.names import Names
 from precompute.sources.turns import Conversation, captioned, text_of
 
 CAPTION = ".txt"
@@ -27,15 +27,14 @@ class FolderSource:
         self.fingerprint, self.read = self._images.fingerprint, self._images.read
 
     def samples(self) -> Samples:
-        listing = self._images.listing()
-        images = [name for name in listing.names if is_image(name)]
-        captions = {name for name in listing.names if name.endswith(CAPTION)}.intersection(map(caption_of, images))
-        others = (name for name in listing.names if not is_image(name) and name not in captions)
-        return Samples(self._samples(images, captions), listing, Counter(map(counted_suffix, others)))
+        names = (listing := self._images.listing()).names
+        captions = Names(text for name in names if is_image(name) and (text := caption_of(name)) in names)
+        others = (name for name in names if not is_image(name) and name not in captions)
+        return Samples(self._samples(names), listing, Counter(map(counted_suffix, others)))
 
-    def _samples(self, images: list[str], captions: set[str]) -> Iterator[dict[str, object]]:
-        texts = (text if (text := caption_of(name)) in captions else None for name in images)
-        for name, said in zip(images, self._said(texts), strict=True):
+    def _samples(self, names: Collection[str]) -> Iterator[dict[str, object]]:
+        texts = (text if (text := caption_of(name)) in names else None for name in filter(is_image, names))
+        for name, said in zip(filter(is_image, names), self._said(texts), strict=True):
             yield {"id": name, "uri": name, "conversations": said, "fingerprint": self.fingerprint(name)}
 
     def _said(self, texts: Iterator[str | None]) -> Iterator[Conversation]:
@@ -52,8 +51,8 @@ class FolderSource:
 
 def is_image(name: str) -> bool:
     """Whether the name has an image's suffix; the content decides how the file is read."""
-    return PurePosixPath(name).suffix.lower() in SUFFIXES
+    return suffix_of(name).lower() in SUFFIXES
 
 
-def caption_of(name: str) -> str:
-    return str(PurePosixPath(name).with_suffix(CAPTION))
+def caption_of(image: str) -> str:
+    return image.removesuffix(suffix_of(image)) + CAPTION

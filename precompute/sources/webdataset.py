@@ -6,11 +6,14 @@ plan lie in one tar.
 """
 
 import re
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import partial
+from itertools import groupby
 
 import msgspec
+import numpy as np
 
 from cache_store.errors import SourceError
 from cache_store.storage.store import is_url
@@ -18,7 +21,8 @@ from precompute.images.rejected import Rejected
 from precompute.sources.archives.archive import MISSING
 from precompute.sources.archives.image_store import open_archive
 from precompute.sources.archives.image_tar import ImageTar
-from precompute.sources.archives.listing import HIDDEN, OTHER_IMAGE, Samples, counted_suffix, is_utf8
+from precompute.sources.archives.listing import HIDDEN, OTHER_IMAGE, Samples, counted_suffix
+from precompute.sources.archives.names import ChosenNames, Names
 from precompute.sources.archives.open_tars import OpenTars
 from precompute.sources.fields import FieldNames
 from precompute.sources.folder import is_image
@@ -60,8 +64,8 @@ class WebDatasetSource:
 
     def _samples(self, others: Counter[str], not_utf8: list[str]) -> Iterator[dict[str, object]]:
         for name, tar in self._tars.in_order():
-            not_utf8 += [f"{name}/{member}" for member in tar.names if not is_utf8(member)]
-            for key, members in groups_of(filter(is_utf8, tar.names), others).items():
+            not_utf8 += [f"{name}/{member}" for member in tar.not_utf8]
+            for key, members in groups_of(tar.names, others):
                 image = self._image(f"{name}/{key}", members)
                 if image is None:
                     others.update(map(self._unused, members.values()))
@@ -120,15 +124,28 @@ class WebDatasetSource:
         return tar
 
 
-def groups_of(members: Iterable[str], others: Counter[str]) -> dict[str, dict[str, str]]:
-    """Members by key and extension, in their order; those without a key, as `.a.jpg` and `README`, are counted."""
-    groups: dict[str, dict[str, str]] = {}
-    for member in members:
-        if found := KEY.fullmatch(member):
-            groups.setdefault(found[1], {})[found[2].lower()] = member
-        else:
-            others[HIDDEN if member.rpartition("/")[2].startswith(".") else counted_suffix(member)] += 1
-    return groups
+def groups_of(members: ChosenNames, others: Counter[str]) -> Iterator[tuple[str, dict[str, str]]]:
+    """Each key, in the order of first members, with its members by extension; others, as `.a.jpg`, are counted."""
+    with_key = array("I")
+
+    def each_key() -> Iterator[str]:
+        for place, member in enumerate(members):
+            if found := KEY.fullmatch(member):
+                with_key.append(place)
+                yield found[1]
+            else:
+                others[HIDDEN if member.rpartition("/")[2].startswith(".") else counted_suffix(member)] += 1
+
+    keys = Names(each_key())
+    order = np.argsort(keys.firsts, kind="stable").data
+    for first, group in groupby(order, key=keys.firsts.data.__getitem__):
+        yield keys[first], {extension_of(member): member for member in (members[with_key[each]] for each in group)}
+
+
+def extension_of(member: str) -> str:
+    found = KEY.fullmatch(member)
+    assert found
+    return found[2].lower()
 
 
 def conversations(tar_name: str, tar: ImageTar, members: dict[str, str]) -> Conversation:

@@ -2,19 +2,21 @@
 
 Archives are untrusted. They are read in place and never extracted, so links and names with `..` lead nowhere. A member
 that is a symbolic link, occurs twice, or has a wrong size is rejected alone; an archive whose table of contents cannot
-be trusted is refused whole. An index takes about a kilobyte for each member.
+be trusted is refused whole. An index takes some 90 bytes for each
+member.
 """
 
-import io
-import os
-from collections import Counter
-from collections.abc import Callable, Iterable
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
 from pathlib import PurePosixPath
 from typing import Generic, TypeVar
 
-from cache_store.errors import SourceError
+import numpy as np
+from numpy.typing import NDArray
+
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.listing import Listing, is_utf8
+from precompute.sources.archives.names import ChosenNames, Names
 from precompute.sources.files.file import SourceFile
 
 MAX_FILE_BYTES = 256 * 2**20
@@ -31,70 +33,74 @@ MemberT = TypeVar("MemberT")
 class Archive(Generic[MemberT]):
     """An archive's members by name; names may omit a top folder that all share; macOS metadata does not count."""
 
-    def __init__(self, file: SourceFile, members: Iterable[tuple[str, MemberT]]) -> None:
-        self._file = file
-        self._members: dict[str, MemberT] = {}
-        self._repeated: Counter[str] = Counter()
-        for name, member in members:
-            if name in self._members:
-                self._repeated[name] += 1
-            self._members[name] = member
-        self.names = [name for name in self._members if not is_mac_metadata(name)]
-        """In the archive's own order."""
-        self._prefix = common_top(self.names)
+    def __init__(self, file: SourceFile, members: Iterable[tuple[str, bytes]]) -> None:
+        """Of names, and what is known of each member in a row of bytes."""
+        self._file, self._rows = file, bytearray()
+        metadata, not_utf8 = list[int](), list[int]()
+
+        def kept() -> Iterator[str]:
+            for number, (name, row) in enumerate(members):
+                self._rows += row
+                if is_mac_metadata(name):
+                    metadata.append(number)
+                elif not is_utf8(name):
+                    not_utf8.append(number)
+                yield name
+
+        self._names = Names(kept())
+        is_listed = self._names.times > 0
+        is_listed[metadata] = False
+        self._prefix = common_top(self._chosen(is_listed))
+        is_listed[not_utf8] = False
+        self.not_utf8 = [self._names[number] for number in not_utf8 if self._names.times[number]]
+        """Names that can enter no table, in the archive's own order, as the others are:"""
+        self.names = self._chosen(is_listed)
+        self._is_listed = is_listed
+
+    def _chosen(self, is_chosen: NDArray[np.bool_]) -> ChosenNames:
+        return ChosenNames(self._names, np.flatnonzero(is_chosen))
 
     def listing(self) -> Listing:
-        not_utf8 = sorted(name for name in self.names if not is_utf8(name))
-        names = sorted(set(self.names).difference(not_utf8)) if not_utf8 else sorted(self.names)
-        return Listing(names=names, not_utf8=not_utf8, linked_folders=[], caches=[])
+        names = ChosenNames(self._names, self._names.in_order(self._is_listed))
+        return Listing(names=names, not_utf8=sorted(self.not_utf8), linked_folders=[], caches=[])
+
+    @abstractmethod
+    def _member(self, number: int) -> MemberT:
+        """By the number of its name."""
 
     def exact(self, name: str) -> MemberT | None:
         """The member of this full name; None where there is none, or several."""
-        return None if name in self._repeated else self._members.get(name)
+        number = self._names.find(name)
+        return None if number is None or self._names.times[number] > 1 else self._member(number)
 
     def find(self, name: str) -> MemberT | None:
         """The member, or None where there is none, or several: a fingerprint then says that nothing can be read."""
-        full = self._full_name(name)
-        return None if full is None else self.exact(full)
+        number = self._found(name)
+        return None if number is None or self._names.times[number] > 1 else self._member(number)
 
-    def get(self, name: str) -> MemberT:
-        """The member; Rejected where there is none, or where it is not clear which."""
-        full = self._full_name(name)
-        if full is None:
+    def _number(self, name: str) -> int:
+        """The number of a member; Rejected where there is none, or where it is not clear which."""
+        if (number := self._found(name)) is None:
             raise Rejected(MISSING, f"{name} is not in {self._file.name}")
-        if times := self._repeated[full]:
-            raise Rejected("ambiguous archive member", f"{name} occurs {times + 1} times in {self._file.name}")
-        return self._members[full]
+        if (times := self._names.times[number]) > 1:
+            raise Rejected("ambiguous archive member", f"{name} occurs {times} times in {self._file.name}")
+        return number
 
-    def _full_name(self, name: str) -> str | None:
-        return next((full for full in (name, self._prefix + name) if full in self._members), None)
+    def _found(self, name: str) -> int | None:
+        numbers = (self._names.find(full) for full in (name, self._prefix + name))
+        return next((number for number in numbers if number is not None), None)
 
 
 def common_top(names: Iterable[str]) -> str:
     """Return the folder that all names begin with, and its slash; empty where there is none."""
-    tops = {PurePosixPath(name).parts[0] if "/" in name else "" for name in names}
-    (top,) = tops if len(tops) == 1 else ("",)
-    return f"{top}/" if top else ""
-
-
-class BoundedReader(io.BufferedReader):
-    """A file whose single reads are bounded, for a library that trusts the lengths in it."""
-
-    def __init__(self, file: SourceFile, open_raw: Callable[[], io.RawIOBase], max_read_bytes: int) -> None:
-        super().__init__(open_raw())
-        self.size = self.seek(0, os.SEEK_END)
-        self.seek(0)
-        self._file, self._bound = file, max_read_bytes
-
-    def __del__(self) -> None:
-        if "_bound" in vars(self):  # else it was never opened
-            self.close()  # with the archive that it belongs to
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        wanted = self.size - self.tell() if size is None or size < 0 else size
-        if wanted > self._bound:
-            raise SourceError(f"{self._file}: its table of contents needs {wanted:,} bytes, more than {self._bound:,}")
-        return super().read(max(wanted, 0))
+    top = ""
+    for name in names:
+        if not (top and name.startswith(top)):
+            found = f"{PurePosixPath(name).parts[0]}/" if "/" in name else ""
+            if not found or top not in ("", found):
+                return ""
+            top = found
+    return top
 
 
 def is_mac_metadata(name: str) -> bool:
@@ -102,6 +108,8 @@ def is_mac_metadata(name: str) -> bool:
 
     `._a.jpg` (AppleDouble) holds attributes of `a.jpg`, in zips below `__MACOSX`; `.DS_Store` holds a folder's view.
     """
+    if "._" not in name and "__MACOSX" not in name and ".DS_Store" not in name:  # nearly all: a tenth of the time
+        return False
     *folders, last = PurePosixPath(name).parts or ("",)
     return last.startswith("._") or last == ".DS_Store" or "__MACOSX" in folders
 

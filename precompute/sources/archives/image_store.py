@@ -6,6 +6,7 @@ One file at most is in memory for each thread that reads, of MAX_FILE_BYTES at m
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
@@ -17,6 +18,7 @@ from precompute.sources.archives.archive import MAX_FILE_BYTES, MISSING, is_mac_
 from precompute.sources.archives.image_tar import ImageTar, is_tar
 from precompute.sources.archives.image_zip import ImageZip
 from precompute.sources.archives.listing import Listing, is_utf8
+from precompute.sources.archives.names import Names
 from precompute.sources.files.file import LocalFile, SourceFile
 
 HEAD_BYTES = 512
@@ -58,6 +60,11 @@ class ImageFolder:
 
     def listing(self) -> Listing:
         """List all files except those of caches, which may lie in the very folder of their images."""
+        others = Listing(names=(), not_utf8=[], linked_folders=[], caches=[])
+        return others._replace(names=Names(self._walked(others)))
+
+    def _walked(self, others: Listing) -> Iterator[str]:
+        """Names, while all that is none is put into `others`."""
 
         def refuse(error: OSError) -> None:
             raise SourceError(f"{error.filename} cannot be listed: {error.strerror}")
@@ -65,18 +72,19 @@ class ImageFolder:
         def within(name: str) -> str:
             return Path(folder, name).relative_to(self._root).as_posix()
 
-        found = Listing(names=[], not_utf8=[], linked_folders=[], caches=[])
         for folder, subfolders, files in os.walk(self._root, onerror=refuse):
             if CACHE_FILES.issubset(files):
-                found.caches.append(within(""))
+                others.caches.append(within(""))
                 subfolders.clear()
                 continue
             subfolders.sort()
-            found.linked_folders.extend(within(name) for name in subfolders if Path(folder, name).is_symlink())
+            others.linked_folders.extend(within(name) for name in subfolders if Path(folder, name).is_symlink())
             for path in (within(name) for name in sorted(files)):
                 if not is_mac_metadata(path):
-                    (found.names if is_utf8(path) else found.not_utf8).append(path)
-        return found
+                    if is_utf8(path):
+                        yield path
+                    else:
+                        others.not_utf8.append(path)
 
     def fingerprint(self, name: str) -> str:
         try:

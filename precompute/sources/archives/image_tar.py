@@ -4,9 +4,11 @@ tarfile makes the index and nothing else: names, offsets and sizes. It trusts he
 results checked. Texts are read on the way, since they lie between headers.
 """
 
+import io
 import re
+import struct
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
@@ -17,7 +19,6 @@ from precompute.sources.archives.archive import (
     MAX_FILE_BYTES,
     MISSING,
     Archive,
-    BoundedReader,
     refuse_large,
 )
 from precompute.sources.files.file import SourceFile
@@ -29,6 +30,9 @@ TEXT_SUFFIXES = (".txt", ".json")
 
 KEPT_TEXT_BYTES, MOST_KEPT_BYTES = 64 * 2**10, 64 * 2**20
 """Of one text and of all of a tar, which are in memory until they are dropped; a sample's take a kilobyte."""
+
+KEPT_COSTS = 160
+"""Bytes that Python takes beside each."""
 
 MAX_LINKS = 40
 """From one name of a file to the next, as Linux follows symbolic links; tar itself links to the first."""
@@ -45,6 +49,13 @@ INDEX_ERRORS = (tarfile.TarError, OSError, ValueError, LookupError, OverflowErro
 """What tarfile raises for headers that are cut, damaged, or lie."""
 
 
+ROW = struct.Struct("<qqd?")
+"""Of a plain file: place, bytes, time, whether that is a whole number. All bits of the others are 0."""
+
+LAST_EXACT = 2**53
+"""Integers up to here are exact as floating-point numbers."""
+
+
 class TarMember(NamedTuple):
     offset: int
     size: int
@@ -54,9 +65,13 @@ class TarMember(NamedTuple):
     linked_to: str | None = None
     """Of a hard link, the name of the member that holds the file's bytes."""
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether a ROW holds all of it."""
+        return self.problem is None and self.linked_to is None and -LAST_EXACT <= self.mtime <= LAST_EXACT
+
     def is_small_text(self, name: str) -> bool:
-        is_here = self.problem is None and self.linked_to is None
-        return is_here and self.size <= KEPT_TEXT_BYTES and name.lower().endswith(TEXT_SUFFIXES)
+        return self.is_plain and self.size <= KEPT_TEXT_BYTES and name.lower().endswith(TEXT_SUFFIXES)
 
 
 class ImageTar(Archive[TarMember]):
@@ -65,7 +80,23 @@ class ImageTar(Archive[TarMember]):
     def __init__(self, file: SourceFile) -> None:
         self._texts: dict[int, bytes] = {}
         """By offset."""
-        super().__init__(file, read_index(file, self._texts))
+        self._others: dict[int, TarMember] = {}
+        """Links, and what cannot be read, by number."""
+        super().__init__(file, self._packed(read_index(file, self._texts)))
+
+    def _packed(self, members: Iterable[tuple[str, TarMember]]) -> Iterator[tuple[str, bytes]]:
+        for number, (name, member) in enumerate(members):
+            if member.is_plain:
+                yield name, ROW.pack(member.offset, member.size, member.mtime, isinstance(member.mtime, int))
+            else:
+                self._others[number] = member
+                yield name, bytes(ROW.size)
+
+    def _member(self, number: int) -> TarMember:
+        if found := self._others.get(number):
+            return found
+        offset, size, mtime, is_whole = ROW.unpack_from(self._rows, number * ROW.size)
+        return TarMember(offset, size, int(mtime) if is_whole else mtime, None)
 
     def fingerprint(self, name: str) -> str:
         """With the time of the tar itself: unlike a zip, it has no checksum of its members."""
@@ -78,7 +109,7 @@ class ImageTar(Archive[TarMember]):
         self._texts.clear()
 
     def read(self, name: str, max_bytes: int = MAX_FILE_BYTES) -> bytes:
-        member = self._followed(self.get(name))
+        member = self._followed(self._member(self._number(name)))
         if member.problem:
             raise Rejected(DAMAGED, f"{name}: {member.problem}")
         refuse_large(name, member.size, max_bytes)
@@ -99,12 +130,23 @@ class ImageTar(Archive[TarMember]):
         return member._replace(problem="is a link, and not to a file that comes before it in the tar")
 
 
-class TarHeaders(BoundedReader):
-    """The tar as tarfile sees it."""
+class TarHeaders(io.BufferedReader):
+    """The tar as tarfile sees it: single reads are bounded, since it trusts the lengths in headers."""
+
+    def __init__(self, file: SourceFile) -> None:
+        super().__init__(file.skimmed())
+        self._file, self.size = file, file.version.size
+
+    def __del__(self) -> None:
+        if "_file" in vars(self):  # else it was never opened
+            self.close()
 
     def read(self, size: int | None = -1, /) -> bytes:
         if size is None or size < 0:
             raise tarfile.ReadError("a header of negative size")
+        if size > MAX_EXTENDED_HEADER_BYTES:
+            most = f"{MAX_EXTENDED_HEADER_BYTES:,}"
+            raise SourceError(f"{self._file}: its table of contents needs {size:,} bytes, more than {most}")
         data = super().read(size)
         if size > tarfile.BLOCKSIZE and LONG_NUMBER.search(data):
             raise tarfile.ReadError("an extended header that is not text")
@@ -121,7 +163,7 @@ def read_index(file: SourceFile, texts: dict[int, bytes]) -> Iterator[tuple[str,
     Small texts are put into `texts`, by their offset.
     """
     left = MOST_KEPT_BYTES
-    with TarHeaders(file, file.skimmed, MAX_EXTENDED_HEADER_BYTES) as stream:
+    with TarHeaders(file) as stream:
         try:
             archive = tarfile.open(fileobj=stream, mode="r:")  # noqa: SIM115 (there is nothing in it to close)
             position = -1
@@ -132,7 +174,7 @@ def read_index(file: SourceFile, texts: dict[int, bytes]) -> Iterator[tuple[str,
                 position = member.offset
                 if not member.isdir():
                     found = read_member(member, stream.size)
-                    if found.is_small_text(member.name) and (left := left - found.size) >= 0:
+                    if found.is_small_text(member.name) and (left := left - found.size - KEPT_COSTS) >= 0:
                         texts[found.offset] = stream.text(found)
                     yield as_posix(member.name), found
             stream.seek(archive.offset)

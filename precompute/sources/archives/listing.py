@@ -2,12 +2,12 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from cache_store.refusal import counted, printable
+from precompute.sources.archives.names import Names
 
 COMMONEST = 5
 """Suffixes shown with their number of files."""
@@ -28,8 +28,8 @@ SHOWN_CHARACTERS = 100
 class Listing(NamedTuple):
     """The names in a folder or an archive, each sorted; macOS metadata is ignored."""
 
-    names: list[str]
-    """Files that can enter a table."""
+    names: Collection[str]
+    """Files that can enter a table; whether a name is one of them is quickly told."""
     not_utf8: list[str]
     """Files that cannot, with surrogates for the bytes that are no text."""
     linked_folders: list[str]
@@ -39,7 +39,7 @@ class Listing(NamedTuple):
 
 
 def no_listing() -> Listing:
-    return Listing(names=[], not_utf8=[], linked_folders=[], caches=[])
+    return Listing(names=Names([]), not_utf8=[], linked_folders=[], caches=[])
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,15 @@ def passed_over(listing: Listing, suffixes: Counter[str]) -> str:
     return f"passed over: {line}" if (line := "; ".join(filter(None, parts))) else ""
 
 
+def suffix_of(name: str) -> str:
+    """As `PurePosixPath(name).suffix`, in a fifth of the time."""
+    stem, dot, suffix = name.rpartition("/")[2].rpartition(".")
+    return dot + suffix if stem and suffix else ""
+
+
 def counted_suffix(name: str) -> str:
     """In lower case, or the kind under which others are counted."""
-    suffix = PurePosixPath(name).suffix.lower()
+    suffix = suffix_of(name).lower()
     if not suffix:
         return NO_SUFFIX
     return suffix if suffix[1:].isalnum() and suffix.isprintable() and len(suffix) <= MAX_SUFFIX else OTHER_SUFFIX

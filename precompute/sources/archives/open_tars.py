@@ -9,8 +9,8 @@ from cache_store.errors import EncodeOnceError
 from precompute.sources.archives.image_tar import ImageTar
 
 TARS_HELD = 4
-"""Indexes in memory; of 10,000 samples with a text and a JSON each, one takes about 15 MB, and their texts as much
-while they are planned. So many are read at the same time."""
+"""Indexes in memory; of 10,000 samples with a text and a JSON each, one takes about 2 MB, and their texts some 15 while
+they are planned. So many are read at the same time."""
 
 
 class OpenTars:

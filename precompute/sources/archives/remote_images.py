@@ -9,6 +9,7 @@ from precompute.images.rejected import Rejected
 from precompute.sources.archives.archive import MISSING, is_mac_metadata, refuse_large
 from precompute.sources.archives.image_store import CACHE_FILES, ImageStore, is_unsafe, open_archive, open_image_store
 from precompute.sources.archives.listing import Listing
+from precompute.sources.archives.names import Names
 from precompute.sources.files.file import Version
 from precompute.sources.files.remote import PART_BYTES, RemoteFile, RemoteFolder
 from precompute.sources.files.urls import find_file, open_folder
@@ -34,7 +35,7 @@ class RemoteImages:
         caches = sorted(folder for folder, found in inside.items() if found == CACHE_FILES)
         if caches:
             names = [name for name in names if not any(PurePosixPath(name).is_relative_to(each) for each in caches)]
-        return Listing(names=names, not_utf8=[], linked_folders=[], caches=caches)
+        return Listing(names=Names(names), not_utf8=[], linked_folders=[], caches=caches)
 
     def _listed(self) -> dict[str, Version]:
         with self._listing:

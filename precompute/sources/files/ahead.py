@@ -43,18 +43,6 @@ Fetch = Callable[[int, int], bytes]
 """Bytes from a start to a stop."""
 
 
-class PartsReader(PositionedReader):
-    """Read here and there by one thread, through what fetches parts for all threads."""
-
-    def __init__(self, size: int, part: Fetch) -> None:
-        super().__init__(size)
-        self._part = part
-
-    def _piece(self, wanted: int) -> tuple[int, bytes]:
-        stop = min(self._position + max(wanted, SKIPPED_BYTES), self._size)
-        return self._position, self._part(self._position, stop)
-
-
 class Block(NamedTuple):
     start: int
     stop: int

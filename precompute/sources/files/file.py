@@ -33,9 +33,6 @@ class SourceFile(Protocol):
     def __str__(self) -> str:
         """Its address."""
 
-    def raw(self) -> io.RawIOBase:
-        """To read it here and there; by one thread."""
-
     def skimmed(self) -> io.RawIOBase:
         """To read it from the beginning to the end, with gaps; by one thread."""
 
@@ -59,10 +56,8 @@ class LocalFile:
     def __str__(self) -> str:
         return str(self._path)
 
-    def raw(self) -> io.RawIOBase:
+    def skimmed(self) -> io.RawIOBase:
         return io.FileIO(self._path)
-
-    skimmed = raw
 
     def open(self) -> io.BufferedReader:
         self.refuse_changed()

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from cache_store.storage.object_client import pool
 from cache_store.storage.range_reader import RangeReader
-from precompute.sources.files.ahead import AheadReader, NeighbourParts, PartsReader
+from precompute.sources.files.ahead import AheadReader, NeighbourParts
 from precompute.sources.files.file import Version, refuse_changed
 
 PART_BYTES = 8 << 20
@@ -45,9 +45,6 @@ class RemoteFile:
 
     def __str__(self) -> str:
         return self._folder.where(self._path)
-
-    def raw(self) -> io.RawIOBase:
-        return PartsReader(self.version.size, lambda start, stop: self.part(start, stop - start))
 
     def skimmed(self) -> io.RawIOBase:
         return AheadReader(self.version.size, self._fetch)
