@@ -19,7 +19,7 @@ from precompute.sources.archives.listing import Listing, no_listing
 from precompute.sources.archives.remote_images import RemoteImages
 from precompute.sources.files.file import LocalFile, SourceFile
 from precompute.sources.files.remote import RemoteFile, RemoteFolder
-from precompute.sources.files.urls import find_file, open_folder, split_url
+from precompute.sources.files.urls import find_file, is_folder, open_folder, split_url
 
 BRACES = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{},]*(?:,[^{},]*)+))\}")
 """`{00..12}` or `{a,b}`, with no other braces in it."""
@@ -60,7 +60,7 @@ def local_files(path: Path, suffix: str) -> SourceFiles:
     elif path.exists():
         root, names = path.parent, [path.name]
     else:
-        first, rest = split_pattern(path.parts)
+        first, rest = split_pattern(path.parts, lambda parts: Path(*parts).exists())
         root = Path(*first)
         names = matching("/".join(rest), str(path), partial(map, partial(names_in, root)))
     return SourceFiles(str(root), names, lambda name: LocalFile(root / name), listing)
@@ -75,16 +75,21 @@ def names_in(root: Path, name: str) -> list[str]:
 def url_files(url: str, suffix: str) -> SourceFiles:
     listing = no_listing()
     scheme, _, place = url.partition("://")
-    first, rest = split_pattern(place.rstrip("/").split("/"))
+
+    def is_there(parts: list[str]) -> bool:
+        return is_folder(f"{scheme}://{'/'.join(parts)}")
+
+    parts = place.rstrip("/").split("/")
     if find_file(url):
         (root, name), names = split_url(url), []
         names = [name]
-    elif is_pattern(place):
-        root = f"{scheme}://{'/'.join(first)}"
-        names = matching("/".join(rest), url, RemoteNames(open_folder(root)).of)
-    else:
+    elif not any(map(is_pattern, parts)) or is_there(parts):
         root, listing = url.rstrip("/"), RemoteImages(open_folder(url)).listing()
         names = with_suffix(listing.names, suffix)
+    else:
+        first, rest = split_pattern(parts, is_there)
+        root = f"{scheme}://{'/'.join(first)}"
+        names = matching("/".join(rest), url, RemoteNames(open_folder(root)).of)
     folder = open_folder(root)
     return SourceFiles(root, names, lambda name: RemoteFile(folder, name), listing)
 
@@ -135,11 +140,13 @@ def is_pattern(part: str) -> bool:
     return has_magic(part) or "{" in part
 
 
-def split_pattern(parts: Iterable[str]) -> tuple[list[str], list[str]]:
-    """The parts before the first that is a pattern, or before the last; and the rest."""
+def split_pattern(parts: Iterable[str], is_there: Callable[[list[str]], bool]) -> tuple[list[str], list[str]]:
+    """The parts before the first that is a pattern, or before the last; and the rest. What is there is no pattern."""
     each = [*parts]
-    place = next((place for place, part in enumerate(each) if is_pattern(part)), len(each) - 1)
-    return each[:place], each[place:]
+    for place, part in enumerate(each[:-1]):
+        if is_pattern(part) and not is_there(each[: place + 1]):
+            return each[:place], each[place:]
+    return each[:-1], each[-1:]
 
 
 def matching(pattern: str, shown: str, names_of: Callable[[Iterable[str]], Iterable[list[str]]]) -> list[str]:

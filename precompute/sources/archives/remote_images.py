@@ -12,7 +12,7 @@ from precompute.sources.archives.listing import Listing
 from precompute.sources.archives.names import Names
 from precompute.sources.files.file import Version
 from precompute.sources.files.remote import PART_BYTES, RemoteFile, RemoteFolder
-from precompute.sources.files.urls import find_file, open_folder
+from precompute.sources.files.urls import find_file, is_folder, open_folder
 
 
 class RemoteImages:
@@ -67,6 +67,6 @@ def open_images(address: str, field: str) -> ImageStore:
         return open_image_store(path)
     if file := find_file(address):
         return open_archive(file)
-    if next((folder := open_folder(address)).files(), None) is None:
+    if not is_folder(address):
         raise MissingPathError(f"source.{field}: {address} does not exist")
-    return RemoteImages(folder)
+    return RemoteImages(open_folder(address))

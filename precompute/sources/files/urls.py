@@ -38,3 +38,11 @@ def find_file(url: str) -> RemoteFile | None:
         return RemoteFile(open_folder(folder), name) if name else None
     except FileNotFoundError:
         return None
+
+
+def is_folder(url: str) -> bool:
+    """Whether there is any file below a URL."""
+    try:
+        return next(open_folder(url).files(), None) is not None
+    except FileNotFoundError:
+        return False

@@ -150,6 +150,9 @@ PATTERNS = {
     "a/{0..2}.tar": "a/2.tar does not exist",
     "a/{0..1}.t?": "does not exist",
     "a/none*": "does not exist",
+    "d[1]{2}": ["3.tar"],
+    "d[1]{2}/{0..3}.tar": "0.tar does not exist",
+    "d[1]{2}/*.tar": ["3.tar"],
     "nowhere": "nowhere does not exist",
     "c": "c holds no .tar file",
     "{0..999999}{0..9}": "0 does not exist",
@@ -161,7 +164,7 @@ PATTERNS = {
 def test_a_path_is_a_tar_a_folder_or_a_pattern(tmp_path, monkeypatch, pattern):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "c").mkdir()
-    for number, name in enumerate(("a/0.tar", "a/1.tar", "a/deep/2.tar", "b/1.tar", "b/tar")):
+    for number, name in enumerate(("a/0.tar", "a/1.tar", "a/deep/2.tar", "b/1.tar", "d[1]{2}/3.tar", "b/tar")):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         write_tar(tmp_path / name, numbered(number))
     expected = PATTERNS[pattern]
