@@ -7,6 +7,7 @@ from importlib import import_module
 
 from cache_store.errors import ConfigError, EncodeOnceError, Interrupted
 from cache_store.program.stop_signals import stop_signals_held, unwound_by_signals
+from cache_store.storage.callers import giving_up
 
 OUR_PACKAGES = ("cache_store", "precompute", "trainer")
 """A missing module of these is a bug of ours, not an extra that was not installed."""
@@ -30,7 +31,7 @@ def run_program(program: str, run: Callable[[Sequence[str]], int], argv: Sequenc
     # threads that decode images: one tenth of the speed was measured on a busy machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     given = sys.argv[1:] if argv is None else argv
-    with unwound_by_signals() as asked_to_stop:
+    with unwound_by_signals() as asked_to_stop, giving_up(asked_to_stop):
         return exit_code_of(program, lambda: interruptible(run, given, asked_to_stop))
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, TypeVar
 
 from cache_store.errors import ConfigError
+from cache_store.storage.callers import GRACE_S, UPLOAD_GRACE_S
 from cache_store.storage.files import SCRATCH_SUFFIX, naming
 from cache_store.storage.forked import also_forked
 from cache_store.storage.kept_blocks import KeptBlocks, Ranges
@@ -132,7 +133,7 @@ class ObjectStore(UrlFolder):
     def put_if_absent(self, name: str, data: bytes) -> bool:
         return self._create(name, data) or self.read(name) == data  # a repeated put may meet its own first success
 
-    def _create(self, name: str, data: bytes | memoryview) -> bool:
+    def _create(self, name: str, data: bytes | memoryview, grace_s: float = GRACE_S) -> bool:
         """Whether the file was not there and now is; it may also have been this call's, repeated, that was first."""
         if len(data) > MOST_CREATED_BYTES:
             limit = f"{len(data):,} bytes are more than an object store takes at once; lower samples_per_shard"
@@ -147,7 +148,7 @@ class ObjectStore(UrlFolder):
             return False
 
         for attempt in range(ATTEMPTS):
-            if ask(self.where(name), is_first):
+            if ask(self.where(name), is_first, grace_s):
                 return True
             if self.has(name):
                 return False
@@ -220,10 +221,10 @@ class ObjectDraft:
             to = client(self.store.url, PART_BYTES if in_parts else size)
             to.put(self.name, self.scratch, use_multipart=in_parts, chunk_size=PART_BYTES)
 
-        ask(self.store.where(self.name), put)
+        ask(self.store.where(self.name), put, UPLOAD_GRACE_S)
 
     def publish_if_absent(self) -> bool:
-        return self.store._create(self.name, self.map())
+        return self.store._create(self.name, self.map(), UPLOAD_GRACE_S)
 
 
 @contextmanager

@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import lru_cache
 from itertools import count
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from urllib.parse import quote
 
 from cache_store.errors import ConfigError
+from cache_store.storage.callers import GRACE_S, Callers
 from cache_store.storage.object_errors import (
     ALLOW_HTTP,
     CutShortError,
@@ -46,8 +46,8 @@ SLOWEST_BYTES_A_S = 1 << 20
 MAX_RETRIES = 10
 """By obstore, which are over in 2 to 8 s where the store answers at once that it is busy."""
 
-BUSY_S, FIRST_PAUSE_S, LONGEST_PAUSE_S = 60.0, 1.0, 10.0
-"""How long in all, and at a time, an operation pauses that a store was too busy for, each time for ten requests."""
+BUSY_S, FIRST_PAUSE_S, LONGEST_PAUSE_S = 90.0, 1.0, 10.0
+"""How long a store may stay too busy for an operation, by the clock; how long it pauses, after each ten requests."""
 
 TOLD_EACH_S = 30.0
 """Between two lines that say so: many operations wait at the same time."""
@@ -75,10 +75,6 @@ FORKED = (
     "this process was forked from one that had used the object store, and obstore's threads do not survive that: "
     'start it by "spawn" or "forkserver" (of a DataLoader, multiprocessing_context="spawn")'
 )
-
-OVER = threading.Event()
-"""The program ends: it waits for the threads of `pool`, so none goes on waiting; a public hook comes after that."""
-threading._register_atexit(OVER.set)  # type: ignore[attr-defined]
 
 FIRST_USE: list[int] = []
 """The process that made the first client."""
@@ -137,16 +133,21 @@ def refuse_senseless_endpoint() -> None:
             raise ConfigError(f"{name} is {value!r}; an endpoint is https://HOST or http://HOST:PORT, else unset it")
 
 
-def ask(where: str, call: Callable[[], T]) -> T:
+def ask(where: str, call: Callable[[], T], grace_s: float = GRACE_S) -> T:
     """What a call of a client gives, asked again where a store is too busy, or, a few times, where answers are cut.
 
-    It may take effect twice. What the store refuses is an OSError that names the address and what to check.
+    It may take effect twice. What the store refuses is an OSError that names the address and what to check. It is made
+    in a thread of `pool`: a signal is heard while this one waits.
     """
+    return pool().run(lambda: ask_here(where, call), grace_s)
+
+
+def ask_here(where: str, call: Callable[[], T]) -> T:
     try:
         from obstore.exceptions import BaseError, GenericError
     except ImportError:
         raise ConfigError(MISSING_EXTRA) from None
-    left_s, cuts = pauses(), count(1)
+    left, cuts = pauses(), count(1)
     while True:
         try:
             return call()
@@ -154,21 +155,22 @@ def ask(where: str, call: Callable[[], T]) -> T:
             if next(cuts) == ATTEMPTS:
                 raise cut_short(where) from None
         except (FileNotFoundError, BaseError) as error:
-            if is_busy(error) and (pause_s := next(left_s, 0.0)):
-                tell_of_waiting(where, error)
-                if OVER.wait(pause_s):
-                    raise refusal(error, where) from None
+            if is_busy(error) and (waiting := next(left, None)):
+                left_s, pause_s = waiting
+                tell_of_waiting(where, error, left_s)
+                time.sleep(pause_s)
             elif not (isinstance(error, GenericError) and is_cut(error)) or next(cuts) == ATTEMPTS:
                 raise refusal(error, where) from None
 
 
-def pauses() -> Iterator[float]:
-    """Growing, and of chance, so that those who were refused together do not come back together."""
-    left_s, pause_s = BUSY_S, FIRST_PAUSE_S
-    while left_s > 0:
-        taken_s = min(left_s, pause_s * CHANCE.uniform(0.5, 1.5))
-        yield taken_s
-        left_s, pause_s = left_s - taken_s, min(2 * pause_s, LONGEST_PAUSE_S)
+def pauses() -> Iterator[tuple[float, float]]:
+    """How long is left, from the first of them on, and each pause: growing, and of chance, so that those who were
+    refused together do not come back together.
+    """
+    until_s, pause_s = time.monotonic() + BUSY_S, FIRST_PAUSE_S
+    while (left_s := until_s - time.monotonic()) > 0:
+        yield left_s, min(left_s, pause_s * CHANCE.uniform(0.5, 1.5))
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
 CHANCE = random.Random()
@@ -182,12 +184,12 @@ class Told:
     at_s = -TOLD_EACH_S
 
 
-def tell_of_waiting(where: str, error: Exception) -> None:
+def tell_of_waiting(where: str, error: Exception, left_s: float) -> None:
     with Told.lock:
         if time.monotonic() - Told.at_s < TOLD_EACH_S:
             return
         Told.at_s = time.monotonic()
-    print(f"the store answers {said_by(error)}: waiting, for up to {BUSY_S:.0f} s: {where}", file=sys.stderr)
+    print(f"the store answers {said_by(error)}: waiting, for up to {left_s:.0f} s more: {where}", file=sys.stderr)
 
 
 def all_objects(url: str) -> "Iterator[ObjectMeta]":
@@ -214,11 +216,11 @@ def all_objects(url: str) -> "Iterator[ObjectMeta]":
         last = page[-1]["path"]
 
 
-def pool() -> ThreadPoolExecutor:
+def pool() -> Callers:
     """Threads of this process that wait for answers."""
     return make_pool(os.getpid())
 
 
 @lru_cache(maxsize=1)
-def make_pool(process: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="fetch")
+def make_pool(process: int) -> Callers:
+    return Callers(IN_FLIGHT)

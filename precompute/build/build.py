@@ -16,6 +16,7 @@ from cache_store.errors import Interrupted
 from cache_store.format.names import PLAN_FILE, SEAL_FILE
 from cache_store.format.schema import FileRecord, Seal
 from cache_store.program.stop_signals import stop_on_signals
+from cache_store.storage.callers import giving_up
 from cache_store.storage.store import Store, open_store
 from cache_store.verify.leftovers import clear_leftovers
 from precompute.config import BuildConfig
@@ -185,7 +186,8 @@ def build_missing(
 def encode(job: EncodeJob, inputs: Inputs, progress: BuildProgress) -> None:
     """Build the job's shards; StaleError where one does not come out as it has to, Interrupted after a signal."""
     stop = threading.Event()
-    with stop_on_signals(stop.set):  # threads and processes have to be told; elsewhere, a signal unwinds us
+    # Threads and processes have to be told; elsewhere, a signal unwinds us.
+    with stop_on_signals(stop.set), giving_up(stop.is_set):
         ENGINES[job.config.run.engine](job, inputs.source, inputs.encoder, stop, progress)
     mismatched = progress.mismatched
     changes = {shard: list(sample_changes(job.store, each)) for shard, each in mismatched.items()}

@@ -3,6 +3,9 @@
 import json
 import re
 import signal
+import subprocess
+import sys
+import threading
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -192,6 +195,33 @@ def test_killed_builds_of_images_at_a_url_end_in_the_same_bytes(project, bucket,
     assert sealed(project.cache) == sealed(whole)
 
 
+PATIENT = """
+import sys
+from cache_store.storage import object_client
+from precompute.cli import main
+object_client.ANSWER_S = 3_600
+sys.exit(main(sys.argv[1:]))
+"""
+"""A program that waits for an answer for an hour."""
+
+
+@pytest.mark.parametrize("part", ["list-type", ".png"])
+def test_a_stop_does_not_wait_for_a_store_that_is_silent(project, bucket, proxy, part):
+    """While images are listed; while they are encoded."""
+    config = project.config(source=source_of("a tree", f"{bucket}/in"), run__workers=1)
+    asked = threading.Event()
+    proxy.fail("hang", "GET", part, times=10**6, also=asked.set)
+    command = [sys.executable, "-c", PATIENT, "build", "--config", str(config)]
+    build = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert asked.wait(60)
+    build.send_signal(signal.SIGINT)
+    _, error = build.communicate(timeout=300)
+    assert build.returncode == 3, error
+    assert "Traceback" not in error
+    proxy.mend()
+    project.build(source=source_of("a tree", f"{bucket}/in"))
+
+
 def test_a_cache_at_a_url_is_built_on_audited_and_shown(project, bucket):
     """Its images are at a URL too, and those of the second cache are those that the first one remembers."""
     first, second = (f"{bucket}/caches/{name}" for name in ("first", "second"))
@@ -206,10 +236,10 @@ def test_a_cache_at_a_url_is_built_on_audited_and_shown(project, bucket):
 
 
 def test_what_a_name_is_made_of_is_no_part_of_a_url(bucket, server, pictures):
-    """A `#` or a `%20` in it, as they are in the bucket."""
+    """A `#` or a `%20` in it, as they are in the bucket; and a folder of its very name is no pattern."""
     from tests.object_stores.objects import Objects
 
-    folder = "my #1 photos 100%20 é"
+    folder = "my #1 photos 100%20 é [x]{a,b}*?"
     Objects(bucket, server.endpoint).put(f"{folder}/00000.tar", (pictures / "tars/00000.tar").read_bytes())
     for path in (folder, f"{folder}/00000.tar", f"{folder}/0000?.tar"):
         source = open_source(SourceConfig(kind="webdataset", path=f"{bucket}/{path}"))

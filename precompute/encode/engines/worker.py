@@ -10,6 +10,7 @@ import torch
 from cache_store.errors import EncodeOnceError, Interrupted
 from cache_store.format.schema import Spec
 from cache_store.refusal import differing, refuse
+from cache_store.storage.callers import giving_up
 from precompute.encode.job import EncodeJob, Progress
 from precompute.encode.pipeline import encode_shards
 from precompute.encoders.config import EncoderConfig
@@ -53,15 +54,16 @@ def obey(job: EncodeJob, config: EncoderConfig, decode_threads: int, orders: Ord
     try:
         encoder = load_encoder(config, job.config.image.range)
         refuse_other_encoder(encoder, job.spec)
-        encode_shards(
-            job,
-            open_source(job.config.source),
-            encoder,
-            orders.shards(),
-            decode_threads=decode_threads,
-            stop=orders.stop,
-            on_progress=orders.report,
-        )
+        with giving_up(orders.stop.is_set):
+            encode_shards(
+                job,
+                open_source(job.config.source),
+                encoder,
+                orders.shards(),
+                decode_threads=decode_threads,
+                stop=orders.stop,
+                on_progress=orders.report,
+            )
     except Interrupted:
         pass  # whoever hands out shards knows: it told us to stop
     except (EncodeOnceError, OSError) as error:
