@@ -1,31 +1,41 @@
-"""How large a cache would be, by codec: its shards in bytes, of probed samples laid out as a build lays them out."""
+"""How large a cache would be, by codec: probed samples laid out as a build lays them out, in memory."""
 
+# Axes: N samples, H W latent cells, 3 RGB.
+
+import hashlib
 import io
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import get_args
+from typing import BinaryIO, get_args
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
+from cache_store.cache.writing.shard_files import write_rows
+from cache_store.cache.writing.writer import Outcome, samples_table
 from cache_store.format.codec import encode_sample
 from cache_store.format.formats import FORMATS, shard_format
+from cache_store.format.plan import encode_plan
+from cache_store.format.record import canonical_json
 from cache_store.format.schema import CodecName, Spec
-
-UNREAD = "0" * 64
-"""In place of an image's digest, which is as long."""
+from cache_store.format.statistics import RunningStatistics
 
 
 @dataclass(frozen=True)
 class CacheSize:
-    """Of all shards of a cache, without its tables, which are small."""
+    """Of a whole cache, to a kilobyte or two for each shard."""
 
     sample_bytes: float
+    """Of a sample in its shard's file."""
     total: float
+    """Of all files: shards, tables, plan and records."""
 
 
 def sizes_by_codec(spec: Spec, planned: pa.Table, samples: np.ndarray) -> dict[CodecName, CacheSize]:
     """Of the cache of that spec with each codec that its form knows; `samples`, float32, are those of `planned`."""
+    samples = samples[: spec.samples_per_shard]
+    planned = planned.slice(0, len(samples))
     codecs = (
         name for name in get_args(CodecName) if not FORMATS[spec.store_format].unsupported(spec.array.dtype, name)
     )
@@ -37,13 +47,44 @@ def with_codec(spec: Spec, codec: CodecName) -> Spec:
 
 
 def measured(spec: Spec, planned: pa.Table, samples: np.ndarray) -> CacheSize:
-    stream, samples = io.BytesIO(), samples[: spec.samples_per_shard]
+    stream, outcomes = io.BytesIO(), [*map(outcome, planned["id"].to_pylist())]
     writer = shard_format(spec).writer(stream, planned)
     with np.errstate(over="ignore"):
         stored = np.ascontiguousarray(samples.astype(spec.array.numpy_dtype))
-    for values in stored:
-        writer.append(encode_sample(values, spec.array.codec), UNREAD)
+    payloads = (encode_sample(values, spec.array.codec) for values in stored)
+    locations = [writer.append(each, of.content_sha256) for each, of in zip(payloads, outcomes, strict=True)]
     sample_bytes = stream.tell() / len(samples)
     writer.finish()
     end_bytes = stream.tell() - sample_bytes * len(samples)
-    return CacheSize(sample_bytes, sample_bytes * spec.rows + end_bytes * spec.num_shards)
+    table_row, table_end = row_and_end(write_rows, samples_table(planned, outcomes, locations))
+    plan_row, plan_end = row_and_end(write_plan, planned)
+    by_row, by_shard = sample_bytes + table_row + plan_row, end_bytes + table_end + record_bytes(spec, stored)
+    return CacheSize(sample_bytes, by_row * spec.rows + by_shard * spec.num_shards + plan_end)
+
+
+def outcome(sample_id: str) -> Outcome:
+    """Of an image whose digest and size compress as little as those of real ones."""
+    digest = hashlib.sha256(sample_id.encode()).hexdigest()
+    return Outcome(content_sha256=digest, width=int(digest[:3], 16), height=int(digest[3:6], 16), reason=None)
+
+
+def row_and_end(write: Callable[[BinaryIO, pa.Table], None], table: pa.Table) -> tuple[float, float]:
+    """Bytes of a row in a table's file, and of all that is there without rows."""
+    whole, end = (written_bytes(write, each) for each in (table, table.slice(0, 0)))
+    return (whole - end) / table.num_rows, end
+
+
+def write_plan(file: BinaryIO, planned: pa.Table) -> None:
+    encode_plan(file, [planned] if planned.num_rows else [])
+
+
+def written_bytes(write: Callable[[BinaryIO, pa.Table], None], table: pa.Table) -> int:
+    write(stream := io.BytesIO(), table)
+    return stream.tell()
+
+
+def record_bytes(spec: Spec, stored: np.ndarray) -> int:
+    """Of a commit record: its recipe and its sums over the samples, which are nearly all of it."""
+    sums = RunningStatistics(spec.array)
+    sums.add(stored, np.full((len(stored), *spec.array.shape[1:], 3), 1 / 3) if spec.array.has_preview else None)
+    return len(canonical_json([spec.recipe, sums.statistics(), sums.preview()]))

@@ -127,7 +127,7 @@ class ShardBuilder:
         )
         with self._files.writing():
             self._writer.finish()
-        samples = self._samples()
+        samples = samples_table(self._planned, self._outcomes, self._locations)
         content = self._content(self._files.finish(samples))
         if self._allowed_digests and content.digest not in self._allowed_digests:
             raise MismatchedShardError(self._shard, content.digest, samples)
@@ -152,17 +152,18 @@ class ShardBuilder:
             preview=self._statistics.preview(),
         )
 
-    def _samples(self) -> pa.Table:
-        planned, outcomes = self._planned, self._outcomes
-        columns: dict[str, Any] = {
-            "row": planned["row"],
-            "id": planned["id"],
-            "status": [CACHED if outcome.reason is None else REJECTED for outcome in outcomes],
-            "reason": [outcome.reason for outcome in outcomes],
-            "content_sha256": [outcome.content_sha256 for outcome in outcomes],
-            "width": [outcome.width for outcome in outcomes],
-            "height": [outcome.height for outcome in outcomes],
-        }
-        for field in Location._fields:
-            columns[field] = [location and getattr(location, field) for location in self._locations]
-        return pa.table(columns, schema=SAMPLES_SCHEMA)
+
+def samples_table(planned: pa.Table, outcomes: Sequence[Outcome], locations: Sequence[Location | None]) -> pa.Table:
+    """What became of each planned sample, and where its bytes lie."""
+    columns: dict[str, Any] = {
+        "row": planned["row"],
+        "id": planned["id"],
+        "status": [CACHED if outcome.reason is None else REJECTED for outcome in outcomes],
+        "reason": [outcome.reason for outcome in outcomes],
+        "content_sha256": [outcome.content_sha256 for outcome in outcomes],
+        "width": [outcome.width for outcome in outcomes],
+        "height": [outcome.height for outcome in outcomes],
+    }
+    for field in Location._fields:
+        columns[field] = [location and getattr(location, field) for location in locations]
+    return pa.table(columns, schema=SAMPLES_SCHEMA)

@@ -9,7 +9,7 @@ import yaml
 from precompute.cli import main
 from precompute.estimate.draw import RUN, RUNS, draw
 from precompute.estimate.training_run import CONFIG_FILE, METRICS_FILE, WARM_UP_STEPS, read_step
-from tests.precompute.conftest import SAMPLES
+from tests.precompute.conftest import GOOD, SAMPLES
 from trainer.log.metrics import MetricsLog
 from trainer.run import folder as trainer_run
 
@@ -44,6 +44,18 @@ def test_an_estimate_says_what_a_build_takes_and_writes_nothing(project):
     assert sizes["none"] == str(16 * 4 * 5 * 2 + 4)
     assert said.count(": caching pays, ") + said.count(": caching does not pay, ") == 3
     assert "training, batches of 64: " in said
+
+
+@pytest.mark.parametrize("store_format", ["zarr", "webdataset"])
+def test_the_whole_cache_is_estimated_with_tables_and_records(project, store_format):
+    project.has(GOOD)
+    project.settings = {"store__format": store_format, "store__samples_per_shard": 10}
+    said = project.run(main, "estimate", "--config", project.config(), "--seconds", 0.01)
+    estimated = float(re.search(r"^none \(chosen\) .* ([\d.]+) KB$", said, re.MULTILINE)[1]) * 1e3
+    project.build()
+    built = sum(path.stat().st_size for path in project.cache.rglob("*") if path.is_file())
+    outside = sum((project.cache / name).stat().st_size for name in ("seal.json", "build.json"))
+    assert estimated == pytest.approx(built - outside, rel=0.1)
 
 
 def test_a_measured_run_says_what_a_step_takes(project):
