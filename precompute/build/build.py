@@ -12,6 +12,7 @@ from cache_store.cache.files import file_record
 from cache_store.cache.metadata import refuse_others
 from cache_store.cache.writing.seal import make_seal, refuse_other_form, write_seal
 from cache_store.cache.survey import Survey, survey
+from cache_store.cache.writing.withdrawn import withdrawn_shards
 from cache_store.errors import Interrupted
 from cache_store.format.names import PLAN_FILE, SEAL_FILE
 from cache_store.format.schema import FileRecord, Seal
@@ -157,11 +158,12 @@ def build_missing(
 ) -> BuildProgress:
     """Build these shards of the work, perhaps beside others; what was done, and how fast.
 
-    A build alone replaces files; of a store that keeps nobody else out, those of `replaced` shards only.
+    A build alone replaces files; of a store that keeps nobody else out, those of shards only that are `replaced`, or
+    were when an earlier build died.
     """
     spec, store, config, request = work.spec, inputs.store, inputs.config, inputs.request
     allowed, rows = work.allowed_digests, sum(len(spec.shard_rows(shard)) for shard in shards)
-    new = set() if store.keeps_others_out else {*shards} - {*replaced}
+    new = set() if store.keeps_others_out else {*shards} - {*replaced, *withdrawn_shards(store)}
     job = EncodeJob(
         config=config, store=store, spec=spec, shards=shards, allowed_digests=allowed, shared=shared, new=new
     )

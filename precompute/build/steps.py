@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from cache_store.cache.writing.withdrawn import withdraw
 from cache_store.errors import CacheError, NoCacheError
 from cache_store.format.formats import files_of_shard
-from cache_store.format.names import SEAL_FILE, SPEC_FILE, commit_file
+from cache_store.format.names import SEAL_FILE, SPEC_FILE
 from cache_store.format.schema import Spec
 from cache_store.storage.store import Store, listed_once, open_store
 from cache_store.verify.leftovers import clear_leftovers
@@ -60,7 +61,7 @@ def plan(config: BuildConfig, request: BuildRequest) -> Spec:
         if decision.work.recovered:
             inputs.store.delete(SEAL_FILE)  # before anything that it vouches for is changed
             for shard in decision.work.recovered:
-                inputs.store.delete(commit_file(shard))
+                withdraw(inputs.store, shard)
         write_planned(inputs, decision, passed_over)
         clear_unfinished(inputs.store, decision.work)
         return decision.work.spec

@@ -7,7 +7,8 @@ last: once it is there, the folder is a cache, or one of more rows. Every step c
 from cache_store.cache.files import write_plan
 from cache_store.cache.metadata import metadata_of, write_build
 from cache_store.cache.survey import Survey
-from cache_store.format.names import SEAL_FILE, commit_file
+from cache_store.cache.writing.withdrawn import withdraw
+from cache_store.format.names import SEAL_FILE
 from precompute.config import BuildConfig
 from precompute.encode.progress import say
 from precompute.resume.decide import Work
@@ -23,7 +24,7 @@ def write_metadata(survey: Survey, work: Work, config: BuildConfig) -> None:
     if work.grows:
         store.delete(SEAL_FILE)  # before anything that it vouches for is changed
         if work.open_shard is not None:
-            store.delete(commit_file(work.open_shard))
+            withdraw(store, work.open_shard)
     if survey.build.value is None or survey.build.value.config != config.recorded():
         write_build(store, config.recorded())
     for name, data in metadata_of(work.spec):

@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 
 from cache_store.cache.files import record_of, stored_sha256
 from cache_store.cache.metadata import read_commit
+from cache_store.cache.writing.withdrawn import clear_mark, withdraw
 from cache_store.errors import CacheError
 from cache_store.format.formats import files_of_shard
 from cache_store.format.names import commit_file
@@ -76,10 +77,12 @@ class ShardFiles:
                 return self._equal(other, record)
             self._publish_beside_others(record)
         else:
-            self._store.delete(name)  # it vouches for the files that are replaced now
+            withdraw(self._store, self._shard)
             for draft in self._drafts:
                 draft.publish()
         if self._store.put_if_absent(name, canonical_json(record)):
+            if not self._shared:
+                clear_mark(self._store, self._shard)
             return record
         if (other := read_commit(self._store, self._shard)) is None:
             raise CacheError(

@@ -1,0 +1,35 @@
+"""Records that are withdrawn while a shard's files are replaced.
+
+Where no claim keeps other programs out, a shard without a record may be in another's hands, so that its files are not
+replaced. A mark says of one whose record was withdrawn that they may be, also to the rerun of a build that died.
+"""
+
+from cache_store.format.names import COMMITS, commit_file
+from cache_store.storage.files import SCRATCH_SUFFIX, scratch_of
+from cache_store.storage.store import Store
+
+
+def withdraw(store: Store, shard: int) -> None:
+    """Delete a shard's record, which vouches for files that are replaced from now on."""
+    if not store.keeps_others_out:
+        store.put_whole(mark_of(shard), b"")
+    store.delete(commit_file(shard))
+
+
+def clear_mark(store: Store, shard: int) -> None:
+    """For a shard that has its new record."""
+    if not store.keeps_others_out:
+        store.delete(mark_of(shard))
+
+
+def withdrawn_shards(store: Store) -> set[int]:
+    """Those that have a mark."""
+    names = (scratch_of(name) for name in store.list(COMMITS))
+    stems = (name.removesuffix(".json") for name in names if name)
+    return {int(stem) for stem in stems if stem.isdecimal()}
+
+
+def mark_of(shard: int) -> str:
+    """The name of a scratch file, which `clear_leftovers` deletes."""
+    folder, _, name = commit_file(shard).rpartition("/")
+    return f"{folder}/.{name}.1{SCRATCH_SUFFIX}"
