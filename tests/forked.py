@@ -9,7 +9,7 @@ FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(
     [
         "pytest",
-        "tests.precompute.encode.test_faults",
+        "tests.guarantees.programs",
         "precompute.encoders.vaes.wan",
         "trainer.commands.train",
         "transformers.models.auto.tokenization_auto",

@@ -24,7 +24,8 @@ from precompute.images.rejected import Rejected
 from precompute.sources import SourceConfig, open_source
 from precompute.sources.archives.archive import MISSING
 from precompute.sources.archives.remote_images import open_images
-from tests.object_stores.test_guarantees import start
+from tests.guarantees.programs import Program
+from tests.object_stores.server import environment
 from tests.precompute.conftest import GOOD, Project, image_bytes, make_vae, sample_name, timeless_files
 from tests.precompute.sources.test_archives import make_tar
 from tests.precompute.sources.test_parquet import write_dataset
@@ -184,9 +185,10 @@ def test_what_changes_at_a_url_is_found_as_on_disk(project, pictures, bucket):
 def test_killed_builds_of_images_at_a_url_end_in_the_same_bytes(project, bucket, proxy):
     source = source_of("lines, images in a folder", f"{bucket}/in")
     project.build(name="whole", source=source)
-    process = start(f"precompute build --config {project.config(source=source)}")
-    proxy.fail("reset", "GET", "/in/images/", first=6, also=process.kill)
-    assert process.wait() == -signal.SIGKILL
+    line = ["precompute", "build", "--config", str(project.config(source=source))]
+    program = Program(line, project.folder, environment(proxy.endpoint))
+    proxy.fail("reset", "GET", "/in/images/", first=6, also=program.kill)
+    assert program.end()[0] == -signal.SIGKILL
     assert not (project.cache / "seal.json").exists()
     proxy.mend()
     project.build(source=source)

@@ -3,10 +3,9 @@
 import io
 import json
 import shlex
-import shutil
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from precompute.cli import main
 from precompute.encoders.vaes.vae import VaeEncoder
 from precompute.plan.make import make_plan
 from precompute.sources.archives.listing import Samples
+from tests.places import Folder, Place
 
 SAMPLES = 22
 BROKEN = (4, 13)
@@ -81,7 +81,7 @@ def write_source(folder: Path, numbers: range | list[int] = range(SAMPLES), **re
     return folder
 
 
-def config_values(cache: Path, source: Path, vae: Path, **overrides: Any) -> dict[str, Any]:
+def config_values(cache: Path | str, source: Path, vae: Path, **overrides: Any) -> dict[str, Any]:
     """A build's YAML as a dict; overrides by dotted name with __ for the dot."""
     values: dict[str, Any] = {
         "cache": str(cache),
@@ -115,35 +115,35 @@ def run_build(folder: Path, source: Path, vae: Path, *flags: str, code: int = 0,
 
 def flip(path: Path) -> None:
     """One bit in the middle of a file."""
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
+    Folder(path.parent).flip(path.name)
 
 
 def timeless_files(cache: Path) -> dict[str, bytes]:
-    """Every file that has no clock in it: all but the commit records and the claim."""
-    return {
-        path.relative_to(cache).as_posix(): path.read_bytes()
-        for path in sorted(cache.rglob("*"))
-        if path.is_file() and path.parts[len(cache.parts)] not in ("commits", ".claim")
-    }
+    """Every file that has no clock in it."""
+    return Folder(cache).timeless()
 
 
-def places(cache: Path) -> dict[str, tuple[int, int]]:
+def places(cache: Path) -> dict[str, object]:
     """Inode and modification time of every file."""
-    files = (path for path in cache.rglob("*") if path.is_file())
-    return {path.relative_to(cache).as_posix(): (path.stat().st_ino, path.stat().st_mtime_ns) for path in files}
+    return Folder(cache).marks()
 
 
 class Project:
-    """A source, a VAE and caches built of them, in a user's folder."""
+    """A source, a VAE and caches built of them, in a user's folder; the caches may lie elsewhere."""
 
-    def __init__(self, folder: Path, vae: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self.folder, self.vae, self._capsys = folder, vae, capsys
+    def __init__(
+        self, folder: Path, vae: Path, capsys: pytest.CaptureFixture[str], caches: Place | None = None
+    ) -> None:
+        self.folder, self.vae, self._capsys, self.caches = folder, vae, capsys, caches or Folder(folder)
         self.source, self.cache = folder / "source", folder / "cache"
         self.images = self.source / "images.zip"
         self.settings: dict[str, Any] = {}
         """Of every build, by dotted name with __ for the dot."""
+
+    @property
+    def place(self) -> Place:
+        """Of the cache."""
+        return self.caches.at(self.cache.relative_to(self.folder).as_posix())
 
     def has(self, numbers: range | list[int] = range(SAMPLES), **replaced: bytes) -> None:
         """What the source holds from now on."""
@@ -158,7 +158,7 @@ class Project:
     def config(self, name: str | None = None, **overrides: Any) -> Path:
         """The build of a cache of that name, as YAML."""
         name = name or self.cache.name
-        values = config_values(self.folder / name, self.source, self.vae)
+        values = config_values(self.caches.at(name).address, self.source, self.vae)
         values["source"]["images"] = str(self.images)
         return write_config(self.folder / f"{name}.yaml", override(values, {**self.settings, **overrides}))
 
@@ -175,7 +175,7 @@ class Project:
         return self.run(main, "build", "--config", self.config(name, **overrides), *flags, code=code)
 
     def repair(self, *options: object, code: int = 0) -> str:
-        return self.run(main, "repair", self.cache, *options, code=code)
+        return self.run(main, "repair", self.place.address, *options, code=code)
 
     def do(self, command: str, code: int = 0) -> str:
         """A `build` or `repair` of the cache, with options as one types them."""
@@ -185,30 +185,26 @@ class Project:
     def report(self) -> Path:
         """Of a full verification that finds damage."""
         path = self.folder / "my report.json"
-        self.run(cache_store, "verify", self.cache, "--level", "full", "--report", path, code=1)
+        self.run(cache_store, "verify", self.place.address, "--level", "full", "--report", path, code=1)
         return path
 
     def files(self) -> dict[str, bytes]:
-        return timeless_files(self.cache)
+        return self.place.timeless()
 
     def lose(self, *names: str) -> None:
-        for name in names:
-            (self.cache / name).unlink()
+        self.place.lose(*names)
 
-    @contextmanager
-    def untouched(self) -> Iterator[None]:
+    def untouched(self) -> AbstractContextManager[None]:
         """Nothing in the cache is written, renamed or deleted meanwhile."""
-        before = places(self.cache)
-        yield
-        assert places(self.cache) == before
+        return self.place.untouched()
 
     @contextmanager
     def same_in_the_end(self) -> Iterator[None]:
         """Whatever happens to the cache, it ends sound and with the bytes that it has now."""
-        before = timeless_files(self.cache)
+        before = self.files()
         yield
-        assert timeless_files(self.cache) == before
-        assert not verify(self.cache, "full").findings
+        assert self.files() == before
+        assert not verify(self.place.address, "full").findings
 
 
 @pytest.fixture
@@ -227,10 +223,10 @@ def built_once(tmp_path_factory: pytest.TempPathFactory, vae_path: Path) -> Path
 @pytest.fixture
 def built(project: Project, built_once: Path) -> Project:
     """With its cache, as a build in this place would have left it."""
-    shutil.copytree(built_once, project.cache)
+    project.place.mirror(Folder(built_once))
     config = read_build(built_once).config
     config["source"] |= {"path": str(project.source / "chat.json"), "images": str(project.images)}
-    write_build(project.cache, config)
+    write_build(project.place.address, config)
     return project
 
 

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from cache_store import open_cache
-from cache_store.cache.metadata import read_build
 from cache_store.cli import main as cache_store
 from cache_store.verify.verify import verify
 from precompute.cli import main
@@ -44,21 +43,6 @@ def test_cached_latents_equal_a_direct_encode(project, dtype, tolerance, flip):
     np.testing.assert_allclose(cached, direct, rtol=tolerance, atol=2**-24 if tolerance else 0.0)
 
 
-def test_planned_samples_are_cached_or_rejected_with_reasons(project):
-    """The cache holds that, and what it was built from."""
-    assert "22 planned = 20 cached + 2 rejected (2 cannot decode)" in project.build()
-    cache = open_cache(project.cache)
-    assert (cache.seal.planned, cache.seal.cached, cache.seal.rejected) == (22, 20, 2)
-    ids = cache.samples(np.arange(len(cache)), ["id"])["id"].to_pylist()
-    assert ids == [sample_name(number) for number in GOOD]
-    assert not verify(project.cache, "full").findings
-    expected = {"build.json", "commits", "latents", "plan.parquet", "samples", "seal.json", "zarr.json"}
-    assert {path.name for path in project.cache.iterdir()} == expected
-    config = read_build(project.cache).config
-    assert config["encoder"]["model"] == str(project.vae)
-    assert "run" not in config
-
-
 MENDED = {sample_name(number).replace("-", "_"): image_bytes(number) for number in BROKEN}
 
 
@@ -81,12 +65,6 @@ def test_the_threads_that_torch_was_given_change_no_byte(built, threads):
     finally:
         torch.set_num_threads(before)
     assert timeless_files(built.folder / "again") == built.files()
-
-
-def test_one_and_three_workers_write_the_same_bytes(built):
-    built.build(name="three", run__workers=3)
-    assert timeless_files(built.folder / "three") == built.files()
-    assert not verify(built.folder / "three", "full").findings
 
 
 def test_tars_hold_the_latents_of_a_zarr_build(built):

@@ -16,11 +16,6 @@ from cache_store.cache.metadata import read_seal
 from cache_store.storage.local import LocalStore
 from precompute.cli import main
 from tests.precompute.conftest import BROKEN, GOOD, SAMPLES, image_bytes, places, sample_name, timeless_files
-from tests.precompute.encode.engines.test_local import wait_for
-
-MANY = {"store__samples_per_shard": 1}
-"""Shards, so that there is time to do something to a rank."""
-
 
 def step(project, command, *flags, code=0, **overrides):
     return project.run(main, command, "--config", project.config(**overrides), *flags, code=code)
@@ -28,24 +23,6 @@ def step(project, command, *flags, code=0, **overrides):
 
 def rank(index, world_size):
     return ["--rank", str(index), "--world-size", str(world_size)]
-
-
-def start(project, index, world_size, **overrides):
-    config = str(project.config(run__workers=1, **overrides))
-    command = [sys.executable, "-m", "precompute", "build", "--config", config, *rank(index, world_size)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def ended(process):
-    said, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors
-    return said
-
-
-def records(project, index=0, world_size=1):
-    """Shards of a rank that are committed."""
-    shards = (int(path.stem) for path in project.cache.glob("commits/*.json"))
-    return {shard for shard in shards if shard % world_size == index}
 
 
 @contextmanager
@@ -59,42 +36,6 @@ def unchanged(project):
 def assert_as_built(project, **overrides):
     project.build(name="alone", **overrides)
     assert project.files() == timeless_files(project.folder / "alone")
-
-
-def test_two_ranks_at_once_write_the_bytes_of_one_build(project):
-    """Also those that both take."""
-    assert "22 samples in 22 shards" in step(project, "plan", **MANY)
-    first, twin, second = (start(project, index, 2, **MANY) for index in (0, 0, 1))
-    said = ended(second)
-    assert "rank 1 of 2 encoded 11 images in 11 shards" in said
-    assert f"next, once every rank has ended: precompute seal --config {project.folder / 'cache.yaml'}" in said
-    assert ended(first).startswith("rank 0 of 2")
-    assert ended(twin).startswith("rank 0 of 2")
-    assert "22 planned = 20 cached + 2 rejected (2 cannot decode)" in step(project, "seal", **MANY)
-    with unchanged(project):
-        assert "encode: 100%" not in step(project, "seal", **MANY)
-        step(project, "plan", **MANY)
-        assert "rank 0 of 2: nothing to encode" in step(project, "build", *rank(0, 2), **MANY)
-        project.build(**MANY)
-    assert_as_built(project, **MANY)
-
-
-def test_a_killed_rank_is_run_again_as_one_of_three(project):
-    step(project, "plan", **MANY)
-    first, second = (start(project, index, 2, **MANY) for index in (0, 1))
-    wait_for(lambda: records(project, 1, 2))
-    second.kill()
-    second.communicate()
-    ended(first)
-    assert records(project, 0, 2) == {*range(0, SAMPLES, 2)}
-    missing = sorted({*range(SAMPLES)} - records(project))
-    assert missing, "it was killed too late"
-    said = step(project, "seal", code=1, **MANY)
-    assert f"is not sealed: {len(missing)} of 22 shards are not committed: {missing[0]}" in said
-    for process in [start(project, index, 3, **MANY) for index in range(3)]:
-        ended(process)
-    step(project, "seal", **MANY)
-    assert_as_built(project, **MANY)
 
 
 def test_a_build_alone_ends_what_ranks_began(built):

@@ -9,7 +9,6 @@ import os
 import pkgutil
 import shutil
 import signal
-import sys
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
@@ -21,31 +20,15 @@ from typing import Any, get_args
 import pytest
 
 import precompute.build.build
-from cache_store.cache.metadata import read_commit, read_spec
 from cache_store.cli import main as cache_store
-from cache_store.format.formats import shard_format
-from cache_store.format.names import SEAL_FILE
 from cache_store.format.schema import StoreFormat
 from cache_store.storage.store import STORES
-from cache_store.verify.verify import verify
-from precompute.cli import main
 from precompute.encoders.registry import load_encoder
-from tests.faulty_store import DeadlyStore, FaultyDisk, FaultyStore
-from tests.forked import FORKED
+from tests.command_runs import COMMANDS, Run, make_scene
+from tests.faulty_store import FaultyDisk, FaultyStore
 from tests.full_disk import make_room, mounted_disk
-from tests.precompute.conftest import config_values, image_bytes, timeless_files, write_config, write_source
-
-COMMANDS = {
-    "build": "build --config {scene}/short.yaml --cache {cache}",
-    "extend": "build --config {scene}/grown.yaml --cache {cache} --extend",
-    "retry": "build --config {scene}/mended.yaml --cache {cache} --retry-rejected",
-    "repair": "repair {cache} --shards 0",
-    "convert": "convert {scene}/before {cache} --format {other}",
-}
-BEFORE = {"extend": "before", "retry": "before", "repair": "damaged"}
-"""The cache that a command starts from."""
-PLAIN = {"extend": "grown", "retry": "mended", "repair": "short"}
-"""The config by which its cache is built again without its flag."""
+from tests.places import Folder
+from tests.precompute.conftest import timeless_files
 
 load_once = cache(load_encoder)
 
@@ -57,84 +40,12 @@ def quick_loading(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module", params=get_args(StoreFormat))
 def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, vae_path: Path) -> Path:
-    """A folder of configs and of caches to start from: two shards, of three rows and two, of which one is rejected.
-
-    The grown source adds a row to the second shard, and a third.
-    """
-    folder = tmp_path_factory.mktemp("scene")
-    small: dict[str, Any] = {"store__format": request.param, "store__samples_per_shard": 3, "encoder__batch_size": 2}
-    small |= {"image__height": 16, "image__width": 16, "run__max_reject_fraction": 0.5}
-    sources: dict[str, tuple[int, dict[str, bytes]]] = {
-        "short": (5, {}),
-        "grown": (7, {}),
-        "mended": (5, {"sample_004": image_bytes(4)}),
-    }
-    for name, (count, replaced) in sources.items():
-        source = write_source(folder / f"source-{name}", range(count), **replaced)
-        write_config(folder / f"{name}.yaml", config_values(folder / "before", source, vae_path, **small))
-    assert main(["build", "--config", f"{folder}/short.yaml"]) == 0
-    damaged = shutil.copytree(folder / "before", folder / "damaged")
-    shard = damaged / shard_format(read_spec(damaged)).shard_file(0)
-    shard.write_bytes(bytes(reversed(shard.read_bytes())))
-    return folder
+    return make_scene(tmp_path_factory.mktemp("scene"), vae_path, request.param)
 
 
-class Run:
-    """A command that is run from the same start again and again, and what it ends in undisturbed."""
-
-    def __init__(self, scene: Path, folder: Path, name: str) -> None:
-        self.scene, self.name, self.cache = scene, name, folder / "cache"
-        self.before = scene / BEFORE[name] if name in BEFORE else None
-        self.start()
-        assert self() == 0
-        self.whole = self.cache.rename(folder / "whole")
-        self.start()
-
-    def start(self) -> None:
-        shutil.rmtree(self.cache, ignore_errors=True)
-        if self.before:
-            shutil.copytree(self.before, self.cache)
-
-    def arguments(self, scheme: str = "") -> list[str]:
-        (other,) = set(get_args(StoreFormat)) - {read_spec(self.scene / "before").store_format}
-        return COMMANDS[self.name].format(scene=self.scene, cache=f"{scheme}{self.cache}", other=other).split()
-
-    def __call__(self, scheme: str = "") -> int:
-        return (cache_store if self.name == "convert" else main)(self.arguments(scheme))
-
-    def assert_whole(self) -> None:
-        """Every file is whole, as it was or as it is to be, or absent; but for the scratch of what was killed.
-
-        Where there is a seal, shards and samples tables are all there, and those that it was made of; records too, but
-        for a repair, which forgets nothing of what was sealed.
-        """
-        wholes = [self.whole, self.before] if self.before else [self.whole]
-        allowed, found = [timeless_files(each) for each in wholes], timeless_files(self.cache)
-        found = {name: data for name, data in found.items() if not name.endswith(".partial")}
-        for name, data in found.items():
-            assert any(data == each.get(name) for each in allowed), name
-        if SEAL_FILE in found:
-            assert sealed_files(found) in map(sealed_files, allowed)
-            assert self.name == "repair" or records(self.cache) in map(records, wholes)
-        assert self.name != "repair" or found[SEAL_FILE] == allowed[0][SEAL_FILE]
-        for path in self.cache.glob("commits/*.json") if (self.cache / "zarr.json").exists() else ():
-            held = read_commit(self.cache, int(path.stem))
-            assert any(held.content == getattr(read_commit(each, int(path.stem)), "content", None) for each in wholes)
-
-    def finish(self, scheme: str = "") -> None:
-        assert self(scheme) == 0
-        assert timeless_files(self.cache) == timeless_files(self.whole)
-        assert not verify(self.cache, "full").findings
-
-
-def sealed_files(files: dict[str, bytes]) -> dict[str, bytes]:
-    """The seal, the shards, and their samples tables."""
-    folders = ("latents/c/", "shards/", "samples/")
-    return {name: data for name, data in files.items() if name == SEAL_FILE or name.startswith(folders)}
-
-
-def records(cache: Path) -> list[str]:
-    return sorted(path.name for path in cache.glob("commits/*.json"))
+def begin(scene: Path, folder: Path, name: str) -> Run:
+    """In a folder."""
+    return Run(scene, folder, name, Folder(folder / "cache"))
 
 
 def assert_said_in_one_line(capsys: pytest.CaptureFixture[str], *parts: str) -> None:
@@ -149,7 +60,7 @@ def assert_said_in_one_line(capsys: pytest.CaptureFixture[str], *parts: str) -> 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_no_half_file_is_left_by_a_disk_failing_at_any_step(scene, tmp_path, monkeypatch, capsys, name):
     """Every write, sync and rename in turn; a disk that is full stays so until there is room."""
-    run, disk = Run(scene, tmp_path, name), FaultyDisk()
+    run, disk = begin(scene, tmp_path, name), FaultyDisk()
     monkeypatch.setitem(STORES, "faulty", lambda path: FaultyStore(Path(path), disk))
     assert run("faulty://") == 0
     steps = [(kind, number) for kind, total in dict(disk.count).items() for number in range(1, total + 1)]
@@ -161,65 +72,10 @@ def test_no_half_file_is_left_by_a_disk_failing_at_any_step(scene, tmp_path, mon
         assert run("faulty://") == 1, (kind, number)
         problem = "No space left on device" if kind == "write" else "Input/output error"
         assert_said_in_one_line(capsys, f"error: {problem}: {tmp_path}")
-        assert not list(run.cache.rglob("*.partial"))
+        assert not list(run.place.path.rglob("*.partial"))
         run.assert_whole()
         disk.mend()
         run.finish("faulty://")
-
-
-def run_until_killed(arguments: list[str], dies_at: int) -> None:
-    """In a child: a cache at `deadly://PATH` kills it at that sync."""
-    syncs = itertools.count(1)
-    STORES["deadly"] = lambda path: DeadlyStore(Path(path), dies_at, syncs)
-    with Path(os.devnull).open("w") as silence:
-        os.dup2(silence.fileno(), 1)
-        os.dup2(silence.fileno(), 2)
-    sys.exit(main(arguments))
-
-
-@pytest.mark.parametrize("name", ["build", *PLAIN])
-def test_a_killed_build_resumes_to_identical_bytes(scene, tmp_path, name):
-    """At any sync: of a file that has not got its name yet, or of a folder whose names have just changed.
-
-    No shard is damaged then. A new build is killed again and again in one cache. After the others, a build without
-    their flags goes on with what has begun, or refuses it; that of the earlier source undoes an extension whose spec is
-    not written yet.
-    """
-    run, undone, kept = Run(scene, tmp_path, name), 0, 0
-    for step in itertools.count(1):
-        if name != "build":
-            run.start()
-        process = FORKED.Process(target=run_until_killed, args=(run.arguments("deadly://"), step))
-        process.start()
-        process.join()
-        if process.exitcode == 0:
-            break
-        assert process.exitcode == -signal.SIGKILL
-        run.assert_whole()
-        if name != "repair" and (run.cache / "zarr.json").exists():
-            findings = verify(run.cache, "full").findings
-            assert all(each.shard is None or "not committed" in each.problem for each in findings), findings
-        if name == "build":
-            continue
-        if name == "extend" and read_spec(run.cache).rows == 5:
-            earlier = shutil.copytree(run.cache, tmp_path / f"undone-{step}")
-            assert main(["build", "--config", f"{scene}/short.yaml", "--cache", str(earlier)]) == 0
-            assert timeless_files(earlier) == timeless_files(run.before)
-            undone += 1
-        if step % 2:
-            refused = main(["build", "--config", f"{scene}/{PLAIN[name]}.yaml", "--cache", str(run.cache)])
-            now, before = timeless_files(run.cache), timeless_files(run.before)
-            if refused:
-                assert (name, now.items() >= before.items()) == ("extend", True), "refused, though it had begun"
-            else:
-                assert name == "repair" or not verify(run.cache, "full").findings
-                assert not list(run.cache.rglob("*.partial"))
-            kept += sealed_files(now) == sealed_files(before)
-        run.finish()
-    assert timeless_files(run.cache) == timeless_files(run.whole)
-    assert step > 7, "two for each file that is written, one for each that is withdrawn"
-    assert (undone >= 5) is (name == "extend")
-    assert kept >= 2 or name != "retry", "until a shard is put in place, the earlier one stands"
 
 
 SIGNALS = [signal.SIGTERM, signal.SIGINT]
@@ -260,11 +116,11 @@ def sent(number: signal.Signals, place: str, call: int) -> AbstractContextManage
 @pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize(("name", "place", "call"), PHASES)
 def test_a_signal_in_any_phase_ends_a_command_with_code_3(scene, tmp_path, capsys, number, name, place, call):
-    run = Run(scene, tmp_path, name)
+    run = begin(scene, tmp_path, name)
     with sent(number, place, call):
         assert run() == 3
     assert_said_in_one_line(capsys, "precompute: stopped: ", "run the same command")
-    assert not list(run.cache.rglob("*.partial"))
+    assert not list(run.place.path.rglob("*.partial"))
     run.assert_whole()
     run.finish()
 

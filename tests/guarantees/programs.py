@@ -1,0 +1,52 @@
+"""Programs in processes of their own: at once, or killed at any step of writing."""
+
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from itertools import count
+from pathlib import Path
+
+from cache_store.storage.store import STORES
+from tests.command_runs import PROGRAMS
+from tests.faulty_store import DeadlyStore
+from tests.forked import FORKED
+
+PATIENCE_S = 300
+
+
+class Program:
+    """A command line that runs; what it says goes to a file in `folder`, and its scratch files too."""
+
+    def __init__(
+        self, line: Sequence[str], folder: Path, environment: Mapping[str, str], dies_at: int | None = None
+    ) -> None:
+        """`dies_at`: killed at that sync of a cache at `deadly://PATH`."""
+        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as stream:
+            self.said = Path(stream.name)
+        self.process = FORKED.Process(target=run, args=([*line], self.said, {**environment}, dies_at), daemon=True)
+        self.process.start()
+
+    def kill(self) -> None:
+        self.process.kill()
+
+    def end(self) -> tuple[int | None, str]:
+        """Its exit code and what it said; one that hangs is killed."""
+        self.process.join(PATIENCE_S)
+        self.process.kill()
+        self.process.join()
+        return self.process.exitcode, self.said.read_text()
+
+
+def run(line: Sequence[str], said: Path, environment: Mapping[str, str], dies_at: int | None) -> None:
+    """The process."""
+    os.environ |= environment
+    tempfile.tempdir = str(said.parent)
+    if dies_at is not None:
+        syncs = count(1)
+        STORES["deadly"] = lambda path: DeadlyStore(Path(path), dies_at, syncs)
+    with said.open("w") as stream:
+        os.dup2(stream.fileno(), 1)
+        os.dup2(stream.fileno(), 2)
+    program, *arguments = line
+    sys.exit(PROGRAMS[program](arguments))

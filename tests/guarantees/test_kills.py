@@ -1,0 +1,61 @@
+"""Killed at any step of writing, a command leaves nothing half; run again, it ends in the bytes of one undisturbed."""
+
+import itertools
+import signal
+
+import pytest
+
+from cache_store.cache.metadata import read_spec
+from cache_store.verify.verify import verify
+from precompute.cli import main
+from tests.command_runs import BEFORE, COMMANDS, PLAIN, Run, sealed_files
+
+KILLED = [("folder", "zarr", 1), ("folder", "webdataset", 1), ("bucket", "zarr", 3)]
+"""Where, in which form, and at every how-many-th step: each takes a hundred requests."""
+
+
+@pytest.mark.parametrize(("caches", "form", "stride"), KILLED, indirect=["caches"])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_killed_build_resumes_to_identical_bytes(scenes, tmp_path, caches, dying, name, form, stride):
+    """No shard is damaged then. What begins a cache is killed again and again in that one.
+
+    After the others, a build without their flags goes on with what has begun, or refuses it; that of the earlier source
+    undoes an extension whose spec is not written yet.
+    """
+    run, undone, kept = Run(scenes(form), tmp_path, name, caches.at("cache")), 0, 0
+    address, whole = run.place.address, run.whole.timeless()
+    for step in itertools.count(1, stride):
+        if name in BEFORE:
+            run.start()
+        code, said = dying(*run.line(), at=step).end()
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL, said
+        run.assert_whole()
+        now = run.place.timeless()
+        if name != "repair" and "zarr.json" in now:
+            findings = verify(address, "full").findings
+            assert all(each.shard is None or "not committed" in each.problem for each in findings), findings
+        if name not in BEFORE:
+            continue
+        before = run.before.timeless()
+        if name == "extend" and read_spec(address).rows == 5:
+            earlier = caches.at(f"undone-{step}")
+            earlier.mirror(run.place)
+            assert main(["build", "--config", f"{run.scene}/short.yaml", "--cache", earlier.address]) == 0
+            assert earlier.timeless() == before
+            undone += 1
+        if step % 2:
+            refused = main(["build", "--config", f"{run.scene}/{PLAIN[name]}.yaml", "--cache", address])
+            now = run.place.timeless()
+            if refused:
+                assert (name, now.items() >= before.items()) == ("extend", True), "refused, though it had begun"
+            else:
+                assert name == "repair" or not verify(address, "full").findings
+                assert not [each for each in now if each.endswith(".partial")]
+            kept += sealed_files(now) == sealed_files(before)
+        run.finish()
+    assert run.place.timeless() == whole
+    assert step > 7, "two for each file that is written, one for each that is withdrawn"
+    assert (undone * stride >= 5) is (name == "extend")
+    assert kept * stride >= 2 or name != "retry", "until a shard is put in place, the earlier one stands"

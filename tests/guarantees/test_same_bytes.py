@@ -1,0 +1,172 @@
+"""Same inputs, same bytes: whoever builds, wherever the cache lies, and in whatever form it has been since."""
+
+import itertools
+import shlex
+import signal
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader
+
+from cache_store import open_cache
+from cache_store.cache.metadata import read_build
+from cache_store.cli import main as cache_store
+from cache_store.verify.verify import verify
+from precompute.cli import main
+from tests.command_runs import records
+from tests.places import Folder
+from tests.precompute.conftest import GOOD, SAMPLES, sample_name
+from trainer import LatentStream
+
+MANY = {"store__samples_per_shard": 1, "run__workers": 1}
+"""Shards, so that there is time for ranks to meet, or to be killed."""
+
+
+def test_planned_samples_are_cached_or_rejected_with_reasons(project):
+    """The cache holds that, and what it was built from; a rerun finds nothing to do."""
+    assert "22 planned = 20 cached + 2 rejected (2 cannot decode)" in project.build()
+    cache = open_cache(project.place.address)
+    assert (cache.seal.planned, cache.seal.cached, cache.seal.rejected) == (22, 20, 2)
+    ids = cache.samples(np.arange(len(cache)), ["id"])["id"].to_pylist()
+    assert ids == [sample_name(number) for number in GOOD]
+    assert not verify(project.place.address, "deep").findings
+    expected = {"build.json", "commits", "latents", "plan.parquet", "samples", "seal.json", "zarr.json"}
+    assert {name.split("/")[0] for name in project.place.files()} == expected
+    config = read_build(project.place.address).config
+    assert config["encoder"]["model"] == str(project.vae)
+    assert "run" not in config
+    with project.untouched():
+        assert "nothing to encode" in project.build()
+        assert f"cache           {project.place.address}\n" in project.run(cache_store, "info", project.place.address)
+
+
+def test_one_and_two_workers_write_the_same_bytes(built):
+    """In processes of their own, and in the build's."""
+    two = built.caches.at("two")
+    said = built.build(name="two", run__workers=2)
+    assert f"next: cache-store verify {shlex.quote(two.address)} --level full" in said
+    assert two.timeless() == built.files()
+    assert not verify(two.address, "full").findings
+
+
+# Ranks.
+
+
+def step(project, command, *flags, code=0):
+    return project.run(main, command, "--config", project.config(**MANY), *flags, code=code)
+
+
+def rank(project, index, world_size):
+    """Its command line."""
+    config = str(project.config(**MANY))
+    return ["precompute", "build", "--config", config, "--rank", str(index), "--world-size", str(world_size)]
+
+
+def ended(program):
+    code, said = program.end()
+    assert code == 0, said
+    return said
+
+
+@contextmanager
+def unchanged(project):
+    """But for the claim that ranks share, which stays until the seal."""
+    before = project.place.marks()
+    yield
+    assert {name: mark for name, mark in project.place.marks().items() if name != ".claim"} == before
+
+
+def assert_as_built(project):
+    project.build(name="alone", **MANY)
+    assert project.files() == project.caches.at("alone").timeless()
+
+
+def test_two_ranks_at_once_write_the_bytes_of_one_build(project, start):
+    """Also those that both take."""
+    assert "22 samples in 22 shards" in step(project, "plan")
+    first, twin, second = (start(*rank(project, index, 2)) for index in (0, 0, 1))
+    said = ended(second)
+    assert "rank 1 of 2 encoded 11 images in 11 shards" in said
+    assert f"next, once every rank has ended: precompute seal --config {project.folder / 'cache.yaml'}" in said
+    assert "\nrank 0 of 2" in ended(first)
+    assert "\nrank 0 of 2" in ended(twin)
+    assert "22 planned = 20 cached + 2 rejected (2 cannot decode)" in step(project, "seal")
+    with unchanged(project):
+        assert "encode: 100%" not in step(project, "seal")
+        step(project, "plan")
+        assert "rank 0 of 2: nothing to encode" in step(project, "build", *rank(project, 0, 2)[4:])
+        project.build(**MANY)
+    assert_as_built(project)
+
+
+def test_a_killed_rank_is_run_again_as_one_of_three(project, start, dying):
+    step(project, "plan")
+    second = dying(*rank(project, 1, 2), "--cache", project.place.address, at=20)
+    first = start(*rank(project, 0, 2))
+    assert second.end()[0] == -signal.SIGKILL
+    ended(first)
+    committed = records(project.place)
+    assert {*committed} >= {*range(0, SAMPLES, 2)}
+    missing = sorted({*range(SAMPLES)} - {*committed})
+    said = step(project, "seal", code=1)
+    assert f"is not sealed: {len(missing)} of 22 shards are not committed: {missing[0]}" in said
+    for program in [start(*rank(project, index, 3)) for index in range(3)]:
+        ended(program)
+    step(project, "seal")
+    assert_as_built(project)
+
+
+# Other forms, other places, and what is read of them.
+
+FORMS = ["zarr", "webdataset"]
+ELSEWHERE = ["another of its kind", "a folder"]
+
+
+@pytest.fixture(params=ELSEWHERE)
+def elsewhere(request, caches, tmp_path):
+    """Where a cache is taken to or from."""
+    return caches.at("elsewhere") if request.param == ELSEWHERE[0] else Folder(tmp_path / "elsewhere")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_converted_caches_have_the_bytes_of_built_ones(scenes, caches, elsewhere, run, form):
+    """Wherever they come from; and back to the bytes that they had."""
+    here, (other,) = caches.at("cache"), {*FORMS} - {form}
+    here.mirror(Folder(scenes(form) / "before"))
+    built = Folder(scenes(other) / "before").timeless() | {"build.json": b""}
+    run("cache-store", "convert", here.address, elsewhere.address, "--format", other)
+    assert elsewhere.timeless() | {"build.json": b""} == built
+    run("cache-store", "convert", elsewhere.address, caches.at("back").address, "--format", form)
+    assert caches.at("back").timeless() == here.timeless()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_copy_is_what_was_copied_and_goes_on_where_it_was(scenes, caches, elsewhere, run, form):
+    """Into this place, and out of it."""
+    cache = Folder(scenes(form) / "before")
+    elsewhere.mirror(cache)
+    assert "copied 2 shards" in run("cache-store", "copy", elsewhere.address, caches.at("in").address)
+    assert "copied 2 shards" in run("cache-store", "copy", caches.at("in").address, caches.at("out").address)
+    assert "copied 2 shards" in run("cache-store", "copy", caches.at("out").address, elsewhere.at("back").address)
+    for copy in (caches.at("in"), caches.at("out"), elsewhere.at("back")):
+        assert copy.files() == cache.files()
+    caches.at("in").lose("seal.json", "commits/000001.json")
+    caches.at("in").put("samples/000000.parquet", b"damage")
+    assert "copied 2 shards" in run("cache-store", "copy", elsewhere.address, caches.at("in").address)
+    assert caches.at("in").files() == cache.files()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_samples_and_batches_are_the_same_wherever_they_lie(scenes, caches, workers):
+    """Also in a worker that is forked from a process that has read."""
+    caches.mirror(Folder(scenes("zarr") / "before"))
+    here, there = open_cache(scenes("zarr") / "before"), open_cache(caches.address)
+    numbers = np.array([3, 0, 1, 1])
+    assert here.identity == there.identity
+    np.testing.assert_array_equal(here.read(numbers), there.read(numbers))
+    assert here.samples(numbers) == there.samples(numbers)
+    expected, found = (LatentStream(cache, batch_size=3, seed=1, epochs=2) for cache in (here, there))
+    batches = itertools.zip_longest(expected, DataLoader(found, batch_size=None, num_workers=workers))
+    for one, other in batches:
+        assert all((one[name] == other[name]).all() for name in ("latents", "numbers"))
