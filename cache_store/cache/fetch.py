@@ -1,19 +1,23 @@
 """Reading samples of a cache that lies in an object store: their ranges, and no more, many at a time."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cache_store.cache.sealed_shards import SealedShards
 from cache_store.storage.kept_blocks import Ranges
+from cache_store.storage.range_reader import COALESCED_BYTES
 from cache_store.storage.store import FetchedStore
 
 RANGES_A_CALL = 10
 """Of samples of one file: obstore fetches so many side by side, and more of them one after the other."""
 
-RANGES_AT_ONCE = 256
-"""In flight: each waits some 20 ms for its first byte, on a connection of its own, of which a process has hundreds."""
+CALL_BYTES = 4 << 20
+"""Samples that follow each other are one range, of about so much at most: several connections carry more than one."""
+
+CALLS_AT_ONCE = 32
+"""In flight: each waits some 20 ms for its first byte, on connections of its own, of which a process has hundreds."""
 
 
 def fetch_samples(
@@ -26,20 +30,32 @@ def fetch_samples(
     offsets = places["offset"][numbers]
     lengths = places["length"][numbers] if "length" in places else np.full(len(numbers), fixed)
     order = np.lexsort((offsets, by_shard))
-    for first in range(0, len(order), RANGES_AT_ONCE):
-        at_once = order[first : first + RANGES_AT_ONCE]
-        parts = [*cut(at_once, by_shard[at_once])]
-        files = [shards.located[int(by_shard[part[0]])] for part in parts]
+    parts = [*cut(order, *(each[order].tolist() for each in (by_shard, offsets, lengths)))]
+    for first in range(0, len(parts), CALLS_AT_ONCE):
+        at_once = parts[first : first + CALLS_AT_ONCE]
+        files = [shards.located[int(by_shard[part[0]])] for part in at_once]
         wanted = [
             Ranges(file.path, offsets[part].tolist(), lengths[part].tolist(), file.bytes, file.sha256)
-            for part, file in zip(parts, files, strict=True)
+            for part, file in zip(at_once, files, strict=True)
         ]
-        for part, found in zip(parts, store.fetch(wanted), strict=True):
+        for part, found in zip(at_once, store.fetch(wanted), strict=True):
             yield from zip(part.tolist(), found, strict=True)
 
 
-def cut(order: NDArray[np.int64], shards: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Into parts of one shard, of a call each."""
-    for part in np.split(order, np.flatnonzero(np.diff(shards)) + 1):
-        for first in range(0, len(part), RANGES_A_CALL):
-            yield part[first : first + RANGES_A_CALL]
+def cut(
+    order: NDArray[np.int64], shards: Sequence[int], offsets: Sequence[int], lengths: Sequence[int]
+) -> Iterator[NDArray[np.int64]]:
+    """Cut samples in the order of their places into parts of one shard, of a call each."""
+    first = ranges = 0
+    for place in range(1, len(order)):
+        is_near = offsets[place] - offsets[place - 1] - lengths[place - 1] <= COALESCED_BYTES
+        ranges += not is_near
+        if (
+            shards[place] != shards[first]
+            or ranges == RANGES_A_CALL
+            or (offsets[place] + lengths[place] - offsets[first] > CALL_BYTES and is_near)
+        ):
+            yield order[first:place]
+            first, ranges = place, 0
+    if len(order):
+        yield order[first:]

@@ -25,17 +25,13 @@ from cache_store.storage.listing import UrlFolder, entries_by_folder
 from cache_store.storage.local import WRITE_BYTES, map_file
 from cache_store.storage.object_client import ATTEMPTS, all_objects, ask, client, pool
 from cache_store.storage.object_errors import CutShortError, missing
-from cache_store.storage.range_reader import RangeReader, Span, read_parts
+from cache_store.storage.range_reader import COALESCED_BYTES, RangeReader, Span, read_parts
 
 MULTIPART_BYTES, PART_BYTES = 64 << 20, 16 << 20
 """Files from this size on are uploaded in parts, where a file of the name may be replaced."""
 
 MOST_CREATED_BYTES = 5 * 2**30
 """S3 takes no more in one request, and only one request can be conditional."""
-
-COALESCED_BYTES = 64 << 10
-"""Ranges that are no further apart are fetched as one."""
-
 
 T = TypeVar("T")
 R = TypeVar("R")

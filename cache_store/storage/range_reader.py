@@ -6,6 +6,9 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+COALESCED_BYTES = 64 << 10
+"""Ranges that are no further apart are fetched as one."""
+
 SMALLEST_BYTES, LARGEST_BYTES = 256 << 10, 16 << 20
 """Of a range: at first and after a jump; after as many doublings as it takes, where the file is read in order."""
 
