@@ -16,6 +16,9 @@ from trainer.model.config import WORLD, ModelConfig, refuse_other_towers, refuse
 MAX_BATCH_SIZE = 1_000_000
 """A larger one is a typing error, refused before memory runs out."""
 
+MAX_SHUFFLE_BLOCK = 65_536
+"""128 such blocks are 8 million samples, which are held in memory."""
+
 MAX_LR = 1e3
 """Far above any that trains, far below those that overflow float32; the weight decay's limit too."""
 
@@ -56,6 +59,10 @@ class DataConfig:
     """Share of samples held out, by hash of the sample id; 1 holds out all, to evaluate on another cache."""
     seed: int = 0
     """Seed of the order of samples and of the projector's initial weights."""
+    shuffle_block: int = 1
+    """Neighbours in the cache that are read as one, of a shuffle in blocks, for caches far away; 1: none, each sample
+    may come from anywhere. With 32, a URL is asked 30 times less often. Ranks share in holding two windows of 128
+    blocks, or of as many as the batch has samples, in memory."""
     posterior: Literal["sample", "mean"] | None = None
     """Of caches of posterior moments, what training shows: `sample` draws a latent anew each time; null: sample where
     there are moments. Validation, captions and generation read the mean."""
@@ -77,6 +84,8 @@ class DataConfig:
         tokens = self.max_text_tokens
         require(2 <= tokens <= MAX_TOKENS, "data.max_text_tokens", f"in [2, {MAX_TOKENS:,}]", tokens)
         require(0 <= self.val_fraction <= 1, "data.val_fraction", "in [0, 1]", self.val_fraction)
+        block = self.shuffle_block
+        require(1 <= block <= MAX_SHUFFLE_BLOCK, "data.shuffle_block", f"in [1, {MAX_SHUFFLE_BLOCK:,}]", block)
         require(0 <= self.seed < 2**63, "data.seed", "in [0, 2^63)", self.seed)
         require(self.views is None or len(self.views) > 1, "data.views", "null, or two caches or more", self.views)
 

@@ -149,11 +149,12 @@ def test_reading_from_a_store_is_measured_with_what_it_asks_for(capsys, monkeypa
     pytest.importorskip("obstore", reason="needs obstore, of the extra object-stores")
     for name in remote.environment(""):
         monkeypatch.setenv(name, "")  # which is undone
-    toy = ["--samples=24", "--batch-size=8", "--samples-per-shard=10", "--repeats=1"]
+    toy = ["--samples=200", "--batch-size=8", "--samples-per-shard=100", "--repeats=1"]
     assert remote.main([*toy, "--latency-ms=1", "--connection-mb-per-s=1000"]) == 0
     record = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert record["samples_per_s"].keys() == {remote.OURS, remote.BOUND_RANGES, remote.BOUND_FILES, *installed_peers()}
+    bounds = {remote.BOUND_RANGES, remote.BOUND_FILES}
+    assert record["samples_per_s"].keys() == {remote.OURS, remote.OURS_IN_BLOCKS, *bounds, *installed_peers()}
     assert all(figures["median"] > 0 for figures in record["samples_per_s"].values())
-    ours = record["traffic"][remote.OURS]
-    assert ours["requests_a_sample"] > 0
-    assert ours["bytes_a_sample"] > remote.SAMPLE_BYTES
+    anywhere, in_blocks = (record["traffic"][name] for name in (remote.OURS, remote.OURS_IN_BLOCKS))
+    assert 0 < in_blocks["requests_a_sample"] < anywhere["requests_a_sample"]
+    assert min(each["bytes_a_sample"] for each in (anywhere, in_blocks)) > remote.SAMPLE_BYTES

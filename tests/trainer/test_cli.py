@@ -181,6 +181,7 @@ WRONG_VALUES = {
     "data.val_fraction": ([1.5, ".nan"], "must be in [0, 1]"),
     "data.seed": ([10**20], "must be in [0, 2^63)"),
     "data.batch_size": ([10**20], "must be in [1, 1,000,000]"),
+    "data.shuffle_block": ([0, 10**20], "must be in [1, 65,536]"),
     "optim.lr": ([1e300, 1e38, ".nan"], "must be above 0 and at most 1000"),
     "optim.weight_decay": ([1e300, ".inf"], "must be in [0, 1000]"),
     "optim.warmup_steps": ([-1], "must be at least 0 or null"),
@@ -214,13 +215,14 @@ def named_fields(error: str) -> set[str]:
 MUST_MATCH = {
     "data.batch_size": {"batch_size": 4},
     "data.seed": {"seed": 5},
+    "data.shuffle_block": {"shuffle_block": 4},
     "data.val_fraction": {"val_fraction": 0.3},
     "model.layout": {"layout": "channel"},
     "model.projector": {"projector": "linear"},
     "tokenised text": {"max_text_tokens": 48},
     "language model": {},
 }
-"""What decides the batches or the projector, and a change of it; the first two decide training alone."""
+"""What decides the batches or the projector, and a change of it; the first three decide training alone."""
 
 
 @pytest.mark.parametrize("field", MUST_MATCH)
@@ -234,7 +236,7 @@ def test_a_run_of_other_batches_or_another_projector_is_refused(field, configure
     assert "to train anew: the same command with --run.output NEW" in error
     assert "to go on from here, restore what it was trained with" in error
     evaluation = configured(one_step, accumulate=3, **changes)
-    if field in ("data.batch_size", "data.seed"):
+    if field in ("data.batch_size", "data.seed", "data.shuffle_block"):
         assert main(command(evaluation, "eval")) == 0
         return
     error = refusal(1, evaluation, "eval")

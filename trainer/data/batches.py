@@ -1,7 +1,8 @@
 """The batch of an optimizer step: computed from the step's number alone, on any rank."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Protocol
 
 import numpy as np
@@ -9,8 +10,9 @@ import torch
 
 from trainer.data.order import SampleOrder
 from trainer.data.posterior import sample_posterior
-from trainer.data.stream import as_tensor, batch_positions, rank_slice
+from trainer.data.stream import as_tensor, batch_positions, positions_of_rank, rank_slice
 from trainer.data.views import Views
+from trainer.data.windows import Samples, WindowReader
 from trainer.model.model import ModelInput
 from trainer.text.store import TextBatch, TextStore
 
@@ -18,8 +20,8 @@ from trainer.text.store import TextBatch, TextStore
 class LatentSource(Protocol):
     """Anything that gives each tower's samples by sample number: joined caches, or the encoders themselves."""
 
-    def read(self, numbers: np.ndarray) -> Mapping[str, np.ndarray]:
-        """Read samples by the tower's name, [N, *shape] each, in the order asked for."""
+    def read(self, numbers: np.ndarray) -> Samples:
+        """Read samples in the order asked for."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ class StepLoader:
     world_size: int
     sampled: Collection[str]
     """Towers whose latents are drawn from their posteriors when training shows them."""
+    end: int
+    """Position at which the run ends."""
     threads: int
     """By which batches are read at the same time."""
     pin: bool
@@ -66,14 +70,21 @@ class StepLoader:
 
     def show(self, numbers: np.ndarray, positions: np.ndarray) -> ModelInput:
         """Load samples as training shows them at these positions of the run."""
-        batch = model_input(self._shown(numbers, positions), self.text.collate(numbers))
+        samples = self.windows(positions) if self.order.block > 1 else self._shown(numbers, positions)
+        batch = model_input(samples, self.text.collate(numbers))
         latents = dict(batch.latents)
         for tower, name in enumerate(latents):
             if name in self.sampled:
                 latents[name] = sample_posterior(latents[name], self.order.seed, positions, tower)
         return self._ready(replace(batch, latents=latents))
 
-    def _shown(self, numbers: np.ndarray, positions: np.ndarray) -> Mapping[str, np.ndarray]:
+    @cached_property
+    def windows(self) -> WindowReader:
+        """Of a shuffle in blocks."""
+        mine = partial(positions_of_rank, batch_size=self.batch_size, rank=self.rank, world_size=self.world_size)
+        return WindowReader(self.order, mine, lambda at: self._shown(self.train[self.order.at(at)], at), self.end)
+
+    def _shown(self, numbers: np.ndarray, positions: np.ndarray) -> Samples:
         if isinstance(self.source, Views):
             return self.source.show(numbers, self.order.views_at(positions, len(self.source.views)))
         return self.source.read(numbers)
@@ -86,7 +97,7 @@ class StepLoader:
         return batch.pin_memory() if self.pin else batch
 
 
-def model_input(latents: Mapping[str, np.ndarray], text: TextBatch) -> ModelInput:
+def model_input(latents: Samples, text: TextBatch) -> ModelInput:
     return ModelInput(
         latents={name: as_tensor(each) for name, each in latents.items()},
         **{name: torch.from_numpy(array) for name, array in vars(text).items()},

@@ -11,7 +11,9 @@ pass to pass; so it lies in memory that all of them share, and moves on when the
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +25,10 @@ from torch.utils.data import IterableDataset, get_worker_info
 from cache_store import Cache, JoinedCache, open_cache, open_joined
 from cache_store.errors import ConfigError
 from cache_store.refusal import differing, refuse
-from trainer.config import MAX_EPOCHS
-from trainer.data.order import Int64Array, SampleOrder
+from trainer.config import MAX_EPOCHS, MAX_SHUFFLE_BLOCK
+from trainer.data.order import Int64Array, SampleOrder, lanes_of
 from trainer.data.views import View, Views, open_views
+from trainer.data.windows import Samples, WindowReader
 from trainer.model.config import WORLD
 
 MAX_WORKERS = 1_024
@@ -39,6 +42,13 @@ def rank_slice(batch_size: int, rank: int, world_size: int) -> slice:
     """Cut out the part of a global batch that belongs to `rank`."""
     part = batch_size // world_size
     return slice(rank * part, (rank + 1) * part)
+
+
+def positions_of_rank(positions: Int64Array, batch_size: int, rank: int, world_size: int) -> Int64Array:
+    """Pick the positions that belong to `rank`, in any number of batches."""
+    mine, slots = rank_slice(batch_size, rank, world_size), positions % batch_size
+    is_mine = (mine.start <= slots) & (slots < mine.stop)
+    return np.extract(is_mine, positions)
 
 
 def batch_positions(batch: int, batch_size: int) -> Int64Array:
@@ -75,6 +85,8 @@ class LatentStream(IterableDataset[dict[str, Any]]):
     the cursor of the last batch first.
     With workers, pass it to `DataLoader(stream, batch_size=None, num_workers=W)` and keep the cursor of the last
     batch, since `state_dict` of this object then stands still: the workers hold copies.
+    A `shuffle_block` above 1 is a shuffle in blocks (`trainer/data/order.py`): so many neighbours are read as one,
+    ahead of their batches, and held while they are shown. Without workers a thread reads; of workers there can be one.
     """
 
     def __init__(
@@ -86,6 +98,7 @@ class LatentStream(IterableDataset[dict[str, Any]]):
         epochs: float | None = 1,
         rank: int = 0,
         world_size: int = 1,
+        shuffle_block: int = 1,
     ) -> None:
         """`cache`: open, or its path; a mapping of names to paths is joined (`cache_store.open_joined`).
 
@@ -99,10 +112,14 @@ class LatentStream(IterableDataset[dict[str, Any]]):
             raise ConfigError(
                 f"epochs must be above 0 and at most {MAX_EPOCHS:,}, or None for a pass that never ends, got {epochs}"
             )
+        if not 1 <= shuffle_block <= MAX_SHUFFLE_BLOCK:
+            raise ConfigError(f"shuffle_block must be in [1, {MAX_SHUFFLE_BLOCK:,}], got {shuffle_block}")
         self.cache = as_cache(cache)
-        self._is_alone = isinstance(cache, Sequence) and not any(isinstance(each, Mapping) for each in cache)
+        are_named = isinstance(cache, Sequence) and any(isinstance(each, Mapping) for each in cache)
+        self._is_alone = isinstance(self.cache, Cache) or (isinstance(cache, Sequence) and not are_named)
         self.batch_size, self.rank, self.world_size = batch_size, rank, world_size
-        self.order = SampleOrder(self.cache.identity, seed, len(self.cache))
+        lanes = lanes_of(batch_size)
+        self.order = SampleOrder(self.cache.identity, seed, len(self.cache), block=shuffle_block, lanes=lanes)
         # A decimal as it was written: a tenth of 40 samples is 4, and not a little more.
         self.pass_samples = None if epochs is None else Fraction(str(epochs)) * len(self.cache)
         self._cursor, self._end = 0, self.pass_end(0)
@@ -125,12 +142,25 @@ class LatentStream(IterableDataset[dict[str, Any]]):
         self._own_pass = None
         self._cursor, self._end = start, end
         batch = start // self.batch_size + offset
-        while batch * self.batch_size < end:
-            # A worker's cursor is where its next batch lies, less its offset, so that it too can resume alone.
-            self._cursor = (batch + stride - offset) * self.batch_size
-            yield self.read_batch(batch)
-            batch += stride
+        with self._windows(stride, end) as windows:
+            while batch * self.batch_size < end:
+                # A worker's cursor is where its next batch lies, less its offset, so that it too can resume alone.
+                self._cursor = (batch + stride - offset) * self.batch_size
+                yield self.read_batch(batch, windows)
+                batch += stride
         self._finish_pass(offset, stride, end)
+
+    @contextmanager
+    def _windows(self, workers: int, end: int) -> Iterator[WindowReader | None]:
+        """What reads ahead in a pass up to `end`, of a shuffle in blocks."""
+        if self.order.block == 1:
+            yield None
+            return
+        if workers > 1:
+            raise ConfigError(f"shuffle_block: each of {workers} workers would read every block; take one, or none")
+        mine = partial(positions_of_rank, batch_size=self.batch_size, rank=self.rank, world_size=self.world_size)
+        with closing(WindowReader(self.order, mine, lambda at: self._shown(self.order.at(at), at), end)) as windows:
+            yield windows
 
     def _finish_pass(self, worker: int, workers: int, end: int) -> None:
         following = torch.tensor([end, self.pass_end(end)])
@@ -138,19 +168,22 @@ class LatentStream(IterableDataset[dict[str, Any]]):
         if int(self._passes_2W[0, :workers].min()) == end:
             self._passes_2W[:] = following[:, None]  # the last of them: for any number of workers after these
 
-    def read_batch(self, batch: int) -> dict[str, Any]:
+    def read_batch(self, batch: int, windows: WindowReader | None = None) -> dict[str, Any]:
+        """Read the batch that has `batch` batches before it, where it is stored or out of what was read ahead."""
         positions = batch_positions(batch, self.batch_size)[rank_slice(self.batch_size, self.rank, self.world_size)]
         numbers = self.order.at(positions)
-        read = self._shown(numbers, positions)
-        latents = {name: as_tensor(each) for name, each in read.items()} if isinstance(read, dict) else as_tensor(read)
+        read = windows(positions) if windows else self._shown(numbers, positions)
+        latents = {name: as_tensor(each) for name, each in read.items()}
         shown = {"numbers": torch.from_numpy(numbers), "positions": torch.from_numpy(positions)}
-        return {"latents": latents, **shown, "cursor": (batch + 1) * self.batch_size}
+        cursor = (batch + 1) * self.batch_size
+        return {"latents": latents[WORLD] if self._is_alone else latents, **shown, "cursor": cursor}
 
-    def _shown(self, numbers: Int64Array, positions: Int64Array) -> np.ndarray | dict[str, np.ndarray]:
-        if not isinstance(self.cache, Views):
-            return self.cache.read(numbers)
-        shown = self.cache.show(numbers, self.order.views_at(positions, len(self.cache.views)))
-        return shown[WORLD] if self._is_alone else shown
+    def _shown(self, numbers: Int64Array, positions: Int64Array) -> Samples:
+        if isinstance(self.cache, Cache):
+            return {WORLD: self.cache.read(numbers)}
+        if isinstance(self.cache, Views):
+            return self.cache.show(numbers, self.order.views_at(positions, len(self.cache.views)))
+        return self.cache.read(numbers)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the stream's position; the batch last yielded counts as consumed."""
@@ -174,4 +207,6 @@ class LatentStream(IterableDataset[dict[str, Any]]):
             self._passes_2W[:] = torch.tensor([[cursor], [end]])
 
     def _must_match(self) -> dict[str, Any]:
-        return {"cache": self.order.identity, "seed": self.order.seed, "batch_size": self.batch_size}
+        order = self.order
+        fields = {"cache": order.identity, "seed": order.seed, "batch_size": self.batch_size}
+        return {**fields, "shuffle_block": order.block}

@@ -47,7 +47,13 @@ OF_THE_CACHE = re.compile(rf"(\w+\.)?(latents|image|encoder)\.|{TOWERS}$")
 POSTERIOR = "data.posterior"
 """Key of `must_match` where training draws latents from their posteriors."""
 
-SHOWN = ("data.batch_size", "data.seed", POSTERIOR)
+SHUFFLE_BLOCK = "data.shuffle_block"
+"""Key of `must_match` of a shuffle in blocks."""
+
+UNSAID = {POSTERIOR: "mean", SHUFFLE_BLOCK: "1"}
+"""What is so where `must_match` does not say it."""
+
+SHOWN = ("data.batch_size", "data.seed", *UNSAID)
 """Keys of `must_match` that decide only what training shows, and in which order."""
 
 
@@ -167,7 +173,7 @@ def damaged_checkpoint(path: Path, problem: str) -> CacheError:
 
 def refuse_other_run(path: Path, state: CheckpointState, must_match: Mapping[str, str], config: TrainConfig) -> None:
     """Raise StaleError that lists what differs from this run's `must_match`."""
-    trained, here = ({POSTERIOR: "mean", **each} for each in (state.must_match, must_match))
+    trained, here = (UNSAID | dict(each) for each in (state.must_match, must_match))
     if differences := differing(trained, here):
         if any(each.field == TOWERS for each in differences):  # of which every field would be another
             differences = [each for each in differences if not OF_A_TOWER.match(each.field)]

@@ -3,6 +3,7 @@
 Tokenising a new data set takes minutes, so everything that can be refused before it is refused here.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from trainer.model.projectors.file import (
 )
 from trainer.model.projectors.joined import Projectors
 from trainer.model.towers import describe_tower, make_projectors, refuse_unread, what_towers_are
-from trainer.run.checkpoint import CACHE_IDENTITY, POSTERIOR, VAL_FRACTION
+from trainer.run.checkpoint import CACHE_IDENTITY, POSTERIOR, SHUFFLE_BLOCK, UNSAID, VAL_FRACTION
 from trainer.run.parallel import World
 from trainer.text.chat import ChatTokenizer, load_chat_tokenizer
 from trainer.text.store import TEXT_VERSION, text_folder
@@ -76,7 +77,7 @@ def open_inputs(config: TrainConfig, world: World) -> Inputs:
     projectors = make_projectors(config.model, joined.caches, language, config.data.seed)
     refuse_too_long(config, language, projectors)
     said = describe_projectors(config, joined, chat, projectors, language)
-    must_match = what_must_match(config, joined, chat, said) | ({POSTERIOR: "sample"} if sampled else {})
+    must_match = what_must_match(config, joined, chat, said, sampled)
     if config.run.gradient_checkpointing:
         language.checkpoint_layers()
     if config.run.compile:
@@ -142,15 +143,18 @@ def refuse_too_long(config: TrainConfig, language: LanguageModel, projectors: Pr
 
 
 def what_must_match(
-    config: TrainConfig, joined: JoinedCache, chat: ChatTokenizer, said: ProjectorConfig
+    config: TrainConfig, joined: JoinedCache, chat: ChatTokenizer, said: ProjectorConfig, sampled: Collection[str]
 ) -> dict[str, str]:
     """Collect what decides the global batches and the shape and meaning of the projectors."""
+    data = config.data
+    shown = {POSTERIOR: "sample" if sampled else "mean", SHUFFLE_BLOCK: str(data.shuffle_block)}
     return {
         CACHE_IDENTITY: joined.identity,
         **what_towers_are(said.towers),
         "tokenised text": f"{chat.digest}, version {TEXT_VERSION}",
-        "data.batch_size": str(config.data.batch_size),
-        "data.seed": str(config.data.seed),
-        VAL_FRACTION: str(config.data.val_fraction),
+        "data.batch_size": str(data.batch_size),
+        "data.seed": str(data.seed),
+        **dict(shown.items() - UNSAID.items()),
+        VAL_FRACTION: str(data.val_fraction),
         LANGUAGE_MODEL: said.language_model.identity,
     }

@@ -11,7 +11,7 @@ from cache_store.errors import ModelError
 from cache_store.storage.store import is_url
 from trainer.config import TrainConfig
 from trainer.data.batches import LatentSource, StepLoader
-from trainer.data.order import SampleOrder
+from trainer.data.order import SampleOrder, lanes_of
 from trainer.data.stream import as_tensor
 from trainer.model.model import WorldModel
 from trainer.model.projectors.trained import TrainedProjector
@@ -106,16 +106,18 @@ def announce_split(split: Split, world: World, *, to_train: bool) -> None:
 def make_loader(inputs: Inputs, source: LatentSource, text: TextStore, train: np.ndarray) -> StepLoader:
     """Make this rank's loader; the cache's identity is part of the order."""
     data, world = inputs.config.data, inputs.world
+    lanes = lanes_of(data.batch_size)
     return StepLoader(
         source=source,
         text=text,
-        order=SampleOrder(inputs.cache.identity, data.seed, len(train)),
+        order=SampleOrder(inputs.cache.identity, data.seed, len(train), block=data.shuffle_block, lanes=lanes),
         train=train,
         batch_size=data.batch_size,
         accumulate=data.accumulate,
         rank=world.rank,
         world_size=world.size,
         sampled=inputs.sampled,
+        end=data.batch_size * inputs.config.run.total_steps(len(train), data.batch_size),
         threads=FETCHING_THREADS if any(map(is_url, inputs.config.all_caches)) else 1,
         pin=world.device.type == "cuda",
     )

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -21,8 +22,10 @@ from cache_store.errors import ConfigError, StaleError
 from tests.make_cache import make_cache
 from tests.trainer import runs  # noqa: F401  # which tells the fork server what to load
 from trainer import LatentStream
-from trainer.data.order import SampleOrder, epoch_key, permute
+from trainer.data.order import SampleOrder, epoch_key, lanes_of, permute
 from trainer.data.prefetch import prefetched
+from trainer.data.stream import positions_of_rank
+from trainer.data.windows import WindowReader
 
 COUNT, BATCH = 21, 4
 load = partial(DataLoader, batch_size=None)
@@ -55,6 +58,80 @@ def numbers_of(batches: Any) -> list[list[int]]:
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 16, 17, 64, 97, 256, 257, 1_000, 65_537])
 def test_every_sample_stands_at_exactly_one_position(count):
     assert np.array_equal(np.sort(permute(np.arange(count), count, epoch_key("cache", 0, 0))), np.arange(count))
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 31, 32, 33, 300, 4_095, 4_097])
+@pytest.mark.parametrize(("block", "batch_size"), [(2, 1), (8, 4), (32, 256)])
+def test_a_shuffle_in_blocks_shows_every_sample_once_an_epoch(count, block, batch_size):
+    order = SampleOrder("cache", 0, count, block=block, lanes=lanes_of(batch_size))
+    epochs = order.at(np.arange(3 * count)).reshape(3, count)
+    np.testing.assert_array_equal(np.sort(epochs), np.tile(np.arange(count), (3, 1)))
+    bounds = [order.window(0)]
+    while bounds[-1][1] < 3 * count:
+        bounds.append(order.window(bounds[-1][1]))
+    assert [first for first, _ in bounds] == [0, *(end for _, end in bounds[:-1])]
+    assert {count, 2 * count, 3 * count} <= {end for _, end in bounds}
+
+
+def runs_of(numbers: np.ndarray) -> int:
+    return 1 + np.count_nonzero(np.diff(np.sort(numbers)) != 1)
+
+
+def test_each_rank_reads_whole_blocks_of_its_own_in_a_window():
+    """Blocks of neighbours by chance are one, and the one that the end of the cache cuts is two."""
+    count, block, batch_size, ranks = 60_000, 16, 64, 8
+    order = SampleOrder("cache", 0, count, block=block, lanes=lanes_of(batch_size))
+    first, end = order.window(2 * count + 5_000)
+    assert end - first == 128 * block
+    parts = [positions_of_rank(np.arange(first, end), batch_size, rank, ranks) for rank in range(ranks)]
+    assert sorted(np.concatenate(parts)) == list(range(first, end))
+    for part in parts:
+        assert 14 <= runs_of(order.at(part)) <= 17 == 1 + 128 / ranks
+    batches = order.at(np.arange(first, end)).reshape(-1, batch_size)
+    assert all(runs_of(batch) > 0.9 * batch_size for batch in batches)
+
+
+def test_a_stream_in_blocks_reads_each_sample_once_and_ahead(tmp_path):
+    """Windows of 512 samples, the second of them cut by the epoch's end; a pass is whole batches."""
+    cache = open_cache(save_cache(tmp_path / "cache", count=700))
+    asked: list[int] = []
+    read = cache.read
+    cache.read = lambda numbers: (asked.append(len(numbers)), read(numbers))[1]  # type: ignore[assignment]
+    batches = list(LatentStream(cache, BATCH, epochs=2, shuffle_block=4))
+    assert asked == [512, 188, 512, 188]
+    seen = np.concatenate(numbers_of(batches))
+    assert sorted(seen[:700]) == sorted(seen[700:]) == list(range(700))
+    for batch in batches:
+        np.testing.assert_array_equal(batch["latents"].numpy(), read(batch["numbers"].numpy()))
+
+
+def test_windows_are_let_go_when_they_were_shown():
+    """One at hand and one ahead; after a beginning in the middle of one, for a while also that."""
+    order = SampleOrder("cache", 0, 1_000, block=4, lanes=lanes_of(8))
+    held: list[weakref.ref[np.ndarray]] = []
+
+    def read(positions: np.ndarray) -> dict[str, np.ndarray]:
+        samples = order.at(positions)
+        held.append(weakref.ref(samples))
+        return {"world": samples}
+
+    for start, most in ((0, 2), (80, 3)):
+        with closing(WindowReader(order, lambda positions: positions, read, 6_000)) as windows:
+            for positions in np.arange(start, 6_000).reshape(-1, 8):
+                assert (windows(positions)["world"] == order.at(positions)).all()
+                assert sum(each() is not None for each in held) <= most
+
+
+def test_a_stream_in_blocks_is_the_same_for_ranks_a_worker_and_a_resume(cache):
+    in_blocks = partial(LatentStream, cache, BATCH, epochs=3, shuffle_block=4)
+    whole = numbers_of(in_blocks())
+    halves = [numbers_of(in_blocks(rank=rank, world_size=2)) for rank in (0, 1)]
+    assert [left + right for left, right in zip(*halves, strict=True)] == whole
+    assert numbers_of(load(in_blocks(), num_workers=1)) == whole
+    assert numbers_of(resume(cache, {"cursor": 7 * BATCH}, epochs=3, shuffle_block=4)) == whole[7:]
+    assert in_blocks().read_batch(5)["numbers"].tolist() == whole[5]
+    with pytest.raises(ConfigError, match="each of 2 workers would read every block"):
+        list(load(in_blocks(), num_workers=2))
 
 
 def test_epoch_seed_and_cache_decide_the_order_in_every_version():
@@ -169,7 +246,9 @@ def test_a_cursor_or_a_state_is_enough_to_go_on_after_its_batch(cache):
     assert numbers_of(load(stream, num_workers=2)) == whole[5:]
 
 
-@pytest.mark.parametrize(("field", "before", "now"), [("seed", 1, 0), ("batch_size", 2, BATCH), ("cache", "ab", "")])
+@pytest.mark.parametrize(
+    ("field", "before", "now"), [("seed", 1, 0), ("batch_size", 2, BATCH), ("cache", "ab", ""), ("shuffle_block", 4, 1)]
+)
 def test_a_state_of_another_seed_batch_or_cache_is_refused(cache, field, before, now):
     stream = LatentStream(cache, BATCH)
     with pytest.raises(StaleError, match=rf"{field} +{before} +{now}"):
@@ -178,6 +257,7 @@ def test_a_state_of_another_seed_batch_or_cache_is_refused(cache, field, before,
 
 UNUSABLE = {
     "epochs must be above 0": [{"epochs": epochs} for epochs in (0, -1, 1e300, math.nan, math.inf)],
+    "shuffle_block must be in": [{"shuffle_block": 0}, {"shuffle_block": 10**9}],
     "must divide among ranks": [{"world_size": 3}, {"world_size": 0}, {"rank": 2, "world_size": 2}, {"rank": -1}],
 }
 

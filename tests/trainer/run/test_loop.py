@@ -26,7 +26,6 @@ from tests.trainer.model.test_model import make_projector
 from tests.trainer.runs import ALONE, assert_same_run, end_well, fork_ranks, make_loop, metrics, open_alone, watched
 from trainer.commands.train import train
 from trainer.config import DataConfig, OptimConfig, TrainConfig
-from trainer.data.batches import StepLoader
 from trainer.data.stream import as_tensor
 from trainer.model.projectors.projector import rms
 from trainer.run.folder import checkpoints_of
@@ -63,6 +62,16 @@ def test_a_run_stopped_twice_is_the_run_never_stopped(configured_here, uninterru
             train(config, ALONE, source)
     train(config, ALONE)
     assert_same_run(config, uninterrupted)
+
+
+def test_a_run_in_blocks_that_is_stopped_is_the_run_never_stopped(configured_here):
+    """All of an epoch's samples are one window here, read after those that calibrate."""
+    whole, stopped = (configured_here(name, shuffle_block=4) for name in ("blocks", "blocks-stopped"))
+    train(whole, ALONE)
+    with pytest.raises(Interrupted):
+        train(stopped, ALONE, watched(stopped, lambda read, _: read == 3 and os.kill(os.getpid(), signal.SIGTERM)))
+    train(stopped, ALONE)
+    assert_same_run(stopped, whole)
 
 
 def test_a_step_whose_loss_is_not_finite_is_named_and_redone(configured_here, uninterrupted):
@@ -103,12 +112,14 @@ def test_a_signal_to_any_rank_stops_all_after_the_same_step(configured_here):
     assert checkpoints_of(config.run).steps()[-1] == max(metrics(config.run.folder))
 
 
-def test_any_world_size_and_accumulation_sees_the_same_batches(uninterrupted):
-    session = open_alone(uninterrupted)
+@pytest.mark.parametrize("shuffle_block", [1, 4])
+def test_any_world_size_and_accumulation_sees_the_same_batches(uninterrupted, shuffle_block):
+    data = replace(uninterrupted.data, shuffle_block=shuffle_block)
+    session = open_alone(replace(uninterrupted, data=data))
     whole = session.loader(7)
     for world_size, accumulate in [(1, 1), (1, 2), (2, 1), (2, 2), (4, 1), (4, 2)]:
-        options = {**vars(session.loader), "world_size": world_size, "accumulate": accumulate}
-        batches = [StepLoader(**{**options, "rank": rank})(7) for rank in range(world_size)]
+        shared = replace(session.loader, world_size=world_size, accumulate=accumulate)
+        batches = [replace(shared, rank=rank)(7) for rank in range(world_size)]
         parts = [part.latents["world"] for batch in batches for part in batch.micro_batches]
         assert torch.equal(torch.cat(parts), whole.micro_batches[0].latents["world"])
         assert {batch.label_tokens for batch in batches} == {whole.label_tokens}
