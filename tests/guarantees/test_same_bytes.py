@@ -166,7 +166,9 @@ def test_samples_and_batches_are_the_same_wherever_they_lie(scenes, caches, work
     assert here.identity == there.identity
     np.testing.assert_array_equal(here.read(numbers), there.read(numbers))
     assert here.samples(numbers) == there.samples(numbers)
-    expected, found = (LatentStream(cache, batch_size=3, seed=1, epochs=2) for cache in (here, there))
-    batches = itertools.zip_longest(expected, DataLoader(found, batch_size=None, num_workers=workers))
-    for one, other in batches:
-        assert all((one[name] == other[name]).all() for name in ("latents", "numbers"))
+    for block in (1, 2):
+        options = {"batch_size": 3, "seed": 1, "epochs": 2, "shuffle_block": block}
+        expected, found = (LatentStream(cache, **options) for cache in (here, there))
+        batches = itertools.zip_longest(expected, DataLoader(found, batch_size=None, num_workers=workers))
+        for one, other in batches:
+            assert all((one[name] == other[name]).all() for name in ("latents", "numbers"))
