@@ -50,9 +50,9 @@ ONCE = {
 """Flags of one run of `build` or `plan`, which no config holds."""
 
 RANKS = {
-    "--rank R": "Of several builds of this cache at the same time, be the one of this number, from 0: build its shards "
-    "of a planned cache and seal nothing. Without it, torchrun, srun or a Slurm array says which.",
-    "--world-size N": "How many there are; 1 is a build alone, whatever started it.",
+    "--rank R": "Be number R, from 0, of N processes that build one planned cache: build its shards alone, and do not "
+    "seal. By default as torchrun, srun or a Slurm array says.",
+    "--world-size N": "How many these are, N; 1 is a build alone, also under torchrun or Slurm.",
 }
 
 
@@ -88,7 +88,7 @@ def plan_command(arguments: Any) -> int:
 
 
 def seal_command(arguments: Any) -> int:
-    """Seal a cache that ranks have built; refuses, and names them, while shards are missing."""
+    """Seal a cache that ranks have built; exits 1, and names them, while shards are missing."""
     config = arguments.config
     from precompute.build.steps import seal
 

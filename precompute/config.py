@@ -50,17 +50,18 @@ class RunConfig:
     """How the work is done; nothing here changes a cache's bytes."""
 
     engine: Literal["local", "ray"] = "local"
-    """local: worker processes on this machine. ray: workers all over a Ray cluster, that of RAY_ADDRESS or one that
-    runs on this machine; without either, a Ray of this machine's own."""
+    """local: worker processes on this machine. ray: workers on every node of a Ray cluster, that of RAY_ADDRESS or one
+    that runs here; without either, a Ray of this machine alone is started."""
     workers: int | Literal["auto"] = "auto"
-    """Processes, each with its own encoder; auto is one per GPU, or one for every two cores of a CPU. On Ray it is the
-    most that there will ever be; auto takes whatever the cluster has, and what it gains meanwhile."""
+    """Processes, each with its own encoder; auto is one per GPU, or one for every two cores of a CPU. On Ray a
+    number is the most that there will be, and auto takes all that the cluster has or gains."""
     decode_threads: int | Literal["auto"] = "auto"
     """Threads that decode images in each worker; auto shares the machine's cores among the workers."""
     max_reject_fraction: float = 0.01
-    """More rejected samples than this fraction of all is a failed build: often a wrong folder or a broken mount."""
+    """The build fails when more than this fraction of all samples is rejected: often of a wrong folder or a lost mount.
+    """
     check_space: bool = True
-    """Refuse a new cache, of codec none, that is larger than what is free where it is to lie."""
+    """Refuse a new cache of codec none that is larger than the free space at its place."""
 
     def __post_init__(self) -> None:
         for name in ("workers", "decode_threads"):
@@ -88,7 +89,7 @@ class BuildConfig:
     """Encode every image of a source once, into a sealed cache; run again to resume."""
 
     cache: str
-    """The cache's folder, made if it does not exist, or s3://, gs:// or az:// and its place there."""
+    """Where the cache lies: a folder, made if need be, or a URL: s3://BUCKET/FOLDER, gs://…, az://…"""
     source: SourceConfig
     encoder: EncoderConfig
     image: ImageConfig = field(default_factory=ImageConfig)
@@ -193,11 +194,10 @@ class AuditConfig:
     """Encode a random draw of a cache's samples again and compare; exits 1 if any differs or its image changed."""
 
     samples: int | None = None
-    """How many to draw; 300 where no time is given either, which without a fault bound the faulty share below 1 %.
-    Each takes its whole planned batch."""
+    """Samples to draw, each with its whole planned batch. By default 300, unless a time is given: where none of them
+    differs, less than 1 % of all do."""
     seconds: float | None = None
-    """Draw for so long, or until all samples are drawn, and state what those allow; with samples, whichever is first.
-    """
+    """Draw for so long, or until all samples are drawn; with a number of samples too, whichever ends first."""
     seed: int | None = None
     """Repeats a draw; chosen at random, and shown, when not given."""
     device: str | None = None

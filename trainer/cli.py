@@ -68,8 +68,8 @@ def eval_command(arguments: Any) -> int:
 def generate_command(arguments: Any) -> int:
     """Show what the language model says of images, by the projector that a run has trained.
 
-    Of rows of the run's cache, or of image files, which go through the very recipe and encoder of that cache. Without
-    --prompt each row's own first question is asked, and the words that the cache has for it stand below the answer.
+    Of rows of the run's cache, or of image files, which go through the recipe and the encoder of that cache. Without
+    --prompt each row's own first question is asked, and the cache's own answer is shown below the model's.
     """
     from trainer.commands.generate import generate
 

@@ -42,9 +42,9 @@ class ConvertConfig:
     """The form that a cache is converted to."""
 
     format: StoreFormat | None = None
-    """zarr: one Zarr v3 shard file per shard. webdataset: one uncompressed tar. As in the cache if not given."""
+    """zarr: one Zarr v3 shard file per shard. webdataset: one uncompressed tar. By default as in the cache."""
     codec: CodecName | None = None
-    """Of the new cache's latents; as in the cache if not given, but none in tars, which hold no other."""
+    """Of the new cache's latents; by default as in the cache, or none for tars, which know no other."""
 
 
 @dataclass(frozen=True, kw_only=True)

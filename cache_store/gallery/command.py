@@ -20,7 +20,7 @@ class GalleryConfig:
     output: str = field(default="gallery.html", metadata={"typed": "-o,--output OUTPUT"})
     """The page; an older one is replaced whole, its folder must exist."""
     rows: int = 24
-    """Random rows to show; of the most unusual and of the rejected rows at most as many."""
+    """Random rows to show, and at most as many of the most unusual and of the rejected rows."""
     seed: int = 0
     """Equal seeds draw equal rows."""
     sheets: str | None = None

@@ -19,7 +19,7 @@ from cache_store.program.run_program import run_program
 
 ConfigT = TypeVar("ConfigT")
 
-CACHE = {"cache": "The cache's folder."}
+CACHE = {"cache": "The cache: its folder, or its URL."}
 """The operand of most commands."""
 
 

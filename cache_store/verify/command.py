@@ -43,12 +43,11 @@ class VerifyConfig:
 
     level: Level | None = None
     """quick: records, sizes, coverage, seal. full: every file's sha256; where one is wrong, which rows. deep: also
-    every sample's crc32c, values and id, and the statistics, for what was written wrong with a right sha256. Without
-    it quick, or full where a subset is named."""
+    every sample's crc32c, values and id, and the statistics: it finds what was wrong before it was hashed. By default
+    quick, or full with a subset."""
     subset: str | None = None
-    """Which shards to read; the rest is checked as by quick. 3/20: the third of twenty slices, which together
-    are the whole cache, each shard once; of few shards some slices have none. 5%: that share, the same one every time,
-    as 1/20."""
+    """Read only these shards; the others are checked as by quick. 3/20: the third of twenty slices, which together
+    hold every shard once; some are empty where shards are few. 5%: the same share every time, as 1/20."""
     jobs: int | Literal["auto"] = "auto"
     """Threads that read; auto: one per core, of a URL at least eight."""
     report: str | None = None

@@ -89,7 +89,7 @@ class ImageConfig:
     height: int = 224
     """Pixels; a multiple of a VAE's spatial factor (8 for Cosmos), a vision tower's own size."""
     width: int = 224
-    """Pixels; as the height."""
+    """Pixels; of the same multiples as the height."""
     fit: Literal["squash", "crop", "pad"] = "squash"
     """squash: scale both sides, ignoring the aspect; crop: fill and cut the middle out; pad: fit and border in grey."""
     resample: Literal["bilinear", "bicubic", "lanczos", "box"] = "bilinear"
