@@ -1,4 +1,4 @@
-"""What setup.cfg has no words for: an optional extension in C; all else is there."""
+"""What setup.cfg has no words for: optional extensions in C; all else is there."""
 
 import sysconfig
 
@@ -7,16 +7,19 @@ from setuptools import Extension, setup
 # One binary for all versions of Python from 3.11 on; builds of it without a GIL know no such thing yet.
 STABLE = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
+
+def extension(name: str, *link_args: str) -> Extension:
+    return Extension(
+        name,
+        [f"{name.replace('.', '/')}.c"],
+        define_macros=[("Py_LIMITED_API", "0x030B0000")] if STABLE else [],
+        py_limited_api=STABLE,
+        extra_link_args=list(link_args),
+        optional=True,  # a machine without a compiler does it as right, and slower
+    )
+
+
 setup(
-    ext_modules=[
-        Extension(
-            "cache_store.cache._gather",
-            ["cache_store/cache/_gather.c"],
-            define_macros=[("Py_LIMITED_API", "0x030B0000")] if STABLE else [],
-            py_limited_api=STABLE,
-            extra_link_args=["-pthread"],
-            optional=True,  # a machine without a compiler reads as right, and slower
-        )
-    ],
+    ext_modules=[extension("cache_store.cache._gather", "-pthread"), extension("precompute.images._pixels")],
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if STABLE else {},
 )

@@ -1,7 +1,6 @@
 """What `benchmarks.build` times: a whole build, and its decoding and encoding alone."""
 
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from cache_store.storage.store import open_store
 from demo.vae import random_vae
 from precompute.build.build import Summary, build
 from precompute.config import BuildConfig
-from precompute.encode.batches import decoded_batches, planned_batches
+from precompute.encode.batches import Decoders, decoded_batches, planned_batches
 from precompute.encode.engines.worker import ENCODER_THREADS
 from precompute.encoders.registry import load_encoder
 from precompute.sources import open_source
@@ -49,7 +48,7 @@ class Parts:
     def decode(self, threads: int) -> list[np.ndarray]:
         """Read, hash, decode and fit, batch by batch."""
         batches = planned_batches(self._store, self._spec, range(self._spec.num_shards))
-        with ThreadPoolExecutor(threads) as pool:
+        with Decoders(threads) as pool:
             return [batch.pixels_NYX3 for batch in decoded_batches(batches, pool, self._source) if batch.wait()]
 
     def decode_by_pillow(self) -> None:

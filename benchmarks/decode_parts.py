@@ -26,7 +26,7 @@ from benchmarks.timing import interleaved_seconds, speedups, spread
 from cache_store.cores import usable_cores
 from cache_store.format.schema import ArraySpec, ImageRecipe, Recipe, Spec
 from cache_store.program.run_program import run_program
-from precompute.encode.batches import Batch, decoded_batches
+from precompute.encode.batches import Batch, Decoders, decoded_batches
 from precompute.images.decode import ImageConfig, content_sha256, decode_image
 from precompute.images.fit import RESAMPLING, fit_image
 from precompute.images.parts import refuse_costly
@@ -111,7 +111,7 @@ class Bench:
         }
 
     def _decode(self, threads: int, spec: Spec) -> None:
-        with ThreadPoolExecutor(threads) as pool:
+        with Decoders(threads) as pool:
             for batch in decoded_batches(self._batches(spec), pool, InMemory(self._files)):
                 batch.wait()
 

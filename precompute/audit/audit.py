@@ -10,7 +10,6 @@ import shlex
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import lru_cache
 from itertools import islice, tee
@@ -33,7 +32,7 @@ from precompute.audit.comparison import ComparedSample, differences, source_prob
 from precompute.audit.report import AuditReport
 from precompute.audit.tolerance import RELATIVE_TOLERANCE, device_class, feature_scale, root_mean_square
 from precompute.config import AuditConfig, BuildConfig, where_remembered
-from precompute.encode.batches import Batch, decoded_batches
+from precompute.encode.batches import Batch, Decoders, decoded_batches
 from precompute.encode.engines.worker import ENCODER_THREADS
 from precompute.encode.pipeline import library_versions
 from precompute.encoders.encoder import Encoder
@@ -67,7 +66,7 @@ def audit(address: Address, config: AuditConfig, stop: threading.Event, on_drawn
         encoder = load_encoder(replace(built.encoder, device=config.device or built.encoder.device), built.image.range)
     refuse_changed_encoder(cache, built, encoder)
     torch.set_num_threads(ENCODER_THREADS)
-    with ThreadPoolExecutor(built.run.threads(1), thread_name_prefix="decode") as pool:
+    with Decoders(built.run.threads(1)) as pool:
         return Auditor(cache, source, encoder, pool).run(config, stop, on_drawn)
 
 
@@ -98,7 +97,7 @@ def random_order(total: int, seed: int) -> Iterator[int]:
 class Auditor:
     """Encodes planned batches of a sealed cache again and compares them with what it holds."""
 
-    def __init__(self, cache: Cache, source: Source, encoder: Encoder, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, cache: Cache, source: Source, encoder: Encoder, pool: Decoders) -> None:
         self._cache, self._source, self._encoder, self._pool = cache, source, encoder, pool
         self._array = cache.spec.array
         self._rms = root_mean_square(cache.seal.array)

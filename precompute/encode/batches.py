@@ -21,7 +21,8 @@ from cache_store.errors import SourceError
 from cache_store.format.schema import Spec
 from cache_store.storage.store import Store
 from precompute.images.decode import content_sha256, decode_image
-from precompute.images.fit import MID_GREY, fit_image, to_pixels
+from precompute.images.fit import MID_GREY, fit_image
+from precompute.images.pixels import write_pixels
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.archive import MISSING
 from precompute.sources.archives.image_store import Images
@@ -29,10 +30,22 @@ from precompute.sources.archives.image_store import Images
 BATCHES_AHEAD = 3
 """Decoded batches that wait for the encoder: with those being encoded and written, memory's bound."""
 
-PIECES, PIECE_IMAGES = 8, 4
-"""A batch is handed to the threads in so many pieces at least, or in single images, and in pieces of so many images at
-most: handing an image over and waiting for it takes as long as a twentieth of a small photograph's decoding.
+PIECE_IMAGES = 4
+"""Images that a thread gets at a time, at most: handing one over takes as long as a fortieth of a small photograph's
+decoding, and an interrupted build ends once those in hand are decoded.
 """
+
+
+class Decoders(ThreadPoolExecutor):
+    """Threads that decode."""
+
+    def __init__(self, threads: int) -> None:
+        super().__init__(threads, thread_name_prefix="decode")
+        self.num_threads = threads
+
+    def piece_images(self, batch_images: int) -> int:
+        """How many images of a batch to hand over at a time: of the batches ahead, each thread gets two pieces."""
+        return max(1, min(PIECE_IMAGES, BATCHES_AHEAD * batch_images // (2 * self.num_threads)))
 
 
 class Batch:
@@ -43,8 +56,8 @@ class Batch:
         self.shard, self.planned, self.start, self.recipe = shard, planned, start, recipe
         self.stop = min(start + array.encoder.batch_size, planned.num_rows)
         count = self.stop - start
-        self.pixels_NYX3 = np.full((count, recipe.height, recipe.width, 3), MID_GREY, np.uint8)
-        self.rgb_Nhw3 = np.full((count, *array.shape[1:], 3), MID_GREY, np.uint8) if array.has_preview else None
+        self.pixels_NYX3 = np.empty((count, recipe.height, recipe.width, 3), np.uint8)
+        self.rgb_Nhw3 = np.empty((count, *array.shape[1:], 3), np.uint8) if array.has_preview else None
         self._pieces: list[Future[list[Outcome]]] = []
         self.encoding_since = 0.0
         """When the encoder got it, by the monotonic clock."""
@@ -53,10 +66,10 @@ class Batch:
     def samples(self) -> pa.Table:
         return self.planned.slice(self.start, self.stop - self.start)
 
-    def decode(self, pool: ThreadPoolExecutor, source: Images) -> Self:
+    def decode(self, pool: Decoders, source: Images) -> Self:
         """Start decoding; `wait` until it is done."""
         uris = list(enumerate(self.samples["uri"].to_pylist()))
-        size = max(1, min(PIECE_IMAGES, len(uris) // PIECES))
+        size = pool.piece_images(len(uris))
         for start in range(0, len(uris), size):
             self._pieces.append(pool.submit(self._decode_piece, source, uris[start : start + size]))
         return self
@@ -74,14 +87,14 @@ class Batch:
             self.put(place, fit_image(image, self.recipe))
         except Rejected as rejected:
             reason = rejected.reason
+            self.pixels_NYX3[place] = MID_GREY
+            if self.rgb_Nhw3 is not None:
+                self.rgb_Nhw3[place] = MID_GREY
         return Outcome(content_sha256=digest, width=width, height=height, reason=reason)
 
     def put(self, place: int, fitted: Image) -> None:
         """Fill an image's place in the batch, and among the previews."""
-        self.pixels_NYX3[place] = to_pixels(fitted)
-        if self.rgb_Nhw3 is not None:
-            height, width = self.rgb_Nhw3.shape[1:3]
-            self.rgb_Nhw3[place] = to_pixels(fitted.reduce((fitted.width // width, fitted.height // height)))
+        write_pixels(fitted, self.pixels_NYX3[place], None if self.rgb_Nhw3 is None else self.rgb_Nhw3[place])
 
     @property
     def is_ready(self) -> bool:
@@ -102,7 +115,7 @@ def planned_batches(store: Store, spec: Spec, shards: Iterable[int]) -> Iterator
             yield Batch(spec, planned, shard, start)
 
 
-def decoded_batches(batches: Iterator[Batch], pool: ThreadPoolExecutor, source: Images) -> Iterator[Batch]:
+def decoded_batches(batches: Iterator[Batch], pool: Decoders, source: Images) -> Iterator[Batch]:
     """The same batches, decoded, a few ahead of whoever asks."""
     ahead: deque[Batch] = deque()
     for batch in batches:

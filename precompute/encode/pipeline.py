@@ -14,7 +14,7 @@ import torch
 
 from cache_store.cache.writing.writer import MismatchedShardError, ShardBuilder
 from cache_store.errors import Interrupted
-from precompute.encode.batches import Batch, decoded_batches, planned_batches, refuse_vanished
+from precompute.encode.batches import Batch, Decoders, decoded_batches, planned_batches, refuse_vanished
 from precompute.encode.job import EncodeJob, MismatchedShard, Progress
 from precompute.encoders.encoder import Encoder
 from precompute.sources import Source
@@ -92,7 +92,7 @@ def encode_shards(
     """
     sink = ShardSink(job, str(encoder.device), on_progress)
     writes: deque[Future[None]] = deque()
-    decoders = ThreadPoolExecutor(decode_threads, thread_name_prefix="decode")
+    decoders = Decoders(decode_threads)
     writer = ThreadPoolExecutor(1, thread_name_prefix="write")
     try:
         batches = decoded_batches(planned_batches(job.store, job.spec, shards), decoders, source)

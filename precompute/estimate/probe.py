@@ -9,7 +9,6 @@ and fills the queues.
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import cycle
@@ -22,7 +21,7 @@ from cache_store.errors import SourceError
 from cache_store.format.schema import Spec
 from cache_store.format.tables import reason_kind
 from cache_store.program.progress_bar import progress_bar
-from precompute.encode.batches import BATCHES_AHEAD, Batch, decoded_batches
+from precompute.encode.batches import BATCHES_AHEAD, Batch, Decoders, decoded_batches
 from precompute.encode.pipeline import timed
 from precompute.encoders.encoder import Encoder
 from precompute.sources import Source
@@ -109,7 +108,7 @@ class Prober:
     @contextmanager
     def _decoded(self) -> Iterator[Iterator[Batch]]:
         """All batches again and again, decoded a few ahead."""
-        pool = ThreadPoolExecutor(self._threads, thread_name_prefix="decode")
+        pool = Decoders(self._threads)
         try:
             numbers = cycle(range(len(self._planned)))
             batches = (Batch(self._spec, self._planned[number], number, 0) for number in numbers)

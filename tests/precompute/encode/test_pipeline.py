@@ -23,7 +23,7 @@ from cache_store.cache.writing.writer import ShardBuilder
 from cache_store.format.schema import CommitRecord
 from cache_store.storage.local import LocalStore
 from precompute.config import BuildConfig
-from precompute.encode.batches import BATCHES_AHEAD, Batch, decoded_batches, planned_batches
+from precompute.encode.batches import BATCHES_AHEAD, Batch, Decoders, decoded_batches, planned_batches
 from precompute.encode.job import EncodeJob, Progress
 from precompute.encode.pipeline import WRITES_BEHIND, ShardSink, encode_shards
 from precompute.encode.progress import BuildProgress
@@ -42,7 +42,7 @@ class Planned(NamedTuple):
         return planned_batches(self.job.store, self.job.spec, shards)
 
     def decoded(self, shards: Sequence[int] = range(3)) -> list[Batch]:
-        with ThreadPoolExecutor(2) as pool:
+        with Decoders(2) as pool:
             return [batch.decode(pool, self.source) for batch in self.batches(shards)]
 
     def encode(self, work: Callable[[], object], on_progress: Callable[[Progress], object]) -> None:
@@ -125,11 +125,16 @@ def test_decoding_runs_a_few_batches_ahead_and_no_further(planned):
             started.append(batch.shard)
             yield batch
 
-    with ThreadPoolExecutor(2) as pool:
+    with Decoders(2) as pool:
         batches = decoded_batches(counted(), pool, planned.source)
         for taken in range(1, 10):
             next(batches).wait()
             assert len(started) == taken + BATCHES_AHEAD
+
+
+def test_images_are_handed_over_in_pieces_that_leave_no_thread_idle():
+    for batch_images, threads, piece in ((32, 2, 4), (8, 2, 4), (8, 4, 3), (8, 16, 1), (32, 16, 3), (1, 2, 1)):
+        assert Decoders(threads).piece_images(batch_images) == piece
 
 
 class LazyDisk:
