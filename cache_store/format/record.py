@@ -74,8 +74,8 @@ def parse_record(record_class: type[RecordT], data: bytes, where: str) -> Record
         raise no_json(data, where) from None
 
 
-def misfit(error: msgspec.ValidationError) -> str:
-    """What msgspec found wrong in a record, the field by its whole name first."""
+def misfit(error: msgspec.DecodeError) -> str:
+    """What msgspec found wrong in a record, the field by its whole name first; as it is of what is no JSON."""
     found = MISFIT.fullmatch(str(error))
     assert found, error
     path, name = found["path"] or "", found["name"]

@@ -12,6 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from cache_store.errors import SourceError
+from cache_store.format.record import misfit
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.archive import MISSING
 from precompute.sources.archives.image_store import HEAD_BYTES, Images
@@ -30,6 +31,9 @@ BLOCK_BYTES = 4 * 2**20
 SPACE = "[ \\t\\n\\r]*"
 BEFORE_FIRST, BEFORE_NEXT = (re.compile(rf"{SPACE}{mark}{SPACE}(?={{)") for mark in (r"\[", ","))
 END, NO_RECORDS = re.compile(rf"{SPACE}\]{SPACE}"), re.compile(rf"{SPACE}\[{SPACE}\]{SPACE}")
+
+RECORD = re.compile(r"^(it [a-z ]+, )?\[(\d+)\](?:\.|: )?")
+"""Of a misfit in a list: which record."""
 
 EXPECTED = "expected LLaVA's list of records, or a record a line"
 
@@ -134,8 +138,7 @@ def decoded(data: bytes, kind: type[T], where: str) -> T:
     except UnicodeDecodeError:
         problem = not_utf8(data)
     except msgspec.DecodeError as error:
-        record = re.search(r"`\$\[(\d+)\]", str(error))
-        problem = f"record {record[1]} (counted from 0): {error}" if record else str(error)
+        problem = RECORD.sub(r"record \2 (counted from 0): \1", misfit(error))
     raise SourceError(f"{where}: {problem}; {EXPECTED}")
 
 

@@ -155,7 +155,7 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "turns that are text": ({"image": [b"a"], "conversations": ["a"]}, "expected lists of structs of from and value"),
     "a turn without a speaker": (
         {"image": [b"a"], "conversations": pa.array([[{"value": "a"}]], TURN)},
-        r"a.parquet: row 0: Expected `str`, got `null` - at `\$\[0\].from`",
+        r"a.parquet: row 0: conversations: \[0\].from: expected `str`, got `null`",
     ),
 }
 """A file's columns, and what is said of it."""

@@ -115,8 +115,14 @@ A = json.dumps(record("a"))
 
 REFUSED: dict[str, tuple[bytes | Callable[[Path], object], str]] = {
     "an empty list": (b"[]", "source.path: .*/chat.json holds no samples"),
-    "a missing field": (f'[{A}, {{"id": "b"}}]'.encode(), r"record 1 \(counted from 0\): .*`conversations`"),
-    "an image that is a number": (f'[{A[:-1]}, "image": 7}}]'.encode(), "record 0 .*image"),
+    "a missing field": (
+        f'[{A}, {{"id": "b"}}]'.encode(),
+        r"record 1 \(counted from 0\): it lacks a field, conversations; expected",
+    ),
+    "an image that is a number": (
+        f'[{A[:-1]}, "image": 7}}]'.encode(),
+        "record 0 .counted from 0.: image: expected `str",
+    ),
     "a number without a value": (b'[{"id": NaN, "conversations": []}]', "malformed"),
     "a number of 5,000 digits": (b'[{"id": %s, "conversations": []}]' % (b"9" * 5_000), "record 0 .*out of range"),
     "half a character": (b'[{"id": "\\ud800", "conversations": []}]', "malformed.*surrogate"),
@@ -129,7 +135,7 @@ REFUSED: dict[str, tuple[bytes | Callable[[Path], object], str]] = {
     "an id as a number and as text": (json.dumps([{**record("a"), "id": n} for n in (1, "1")]).encode(), "once: 1$"),
     "a pickle": (pickle.dumps([{"id": "a"}]), "malformed"),
     "a line that is cut": (f"{A}\n{A[:30]}\n".encode(), "chat.json: line 2: .*truncated; expected .* a record a line"),
-    "a line without a field": (f'{A}\n\n{{"id": "b"}}'.encode(), "chat.json: line 3: .*`conversations`"),
+    "a line without a field": (f'{A}\n\n{{"id": "b"}}'.encode(), "chat.json: line 3: it lacks a field, conversations;"),
     "a line with two records": (f"{A} {A}\n".encode(), "chat.json: line 1: .*trailing"),
     "a line that is no text": (A.encode() + b'\n{"id": "\xff"}', "chat.json: line 2: byte 8 is not UTF-8"),
     "an object over several lines": (json.dumps(record("a"), indent=1).encode(), "chat.json: line 1: .*truncated"),
