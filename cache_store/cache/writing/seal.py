@@ -27,7 +27,7 @@ def cache_identity(contents: Iterable[CommitContent]) -> str:
 def refuse_other_form(store: Store, contents: Iterable[CommitContent]) -> None:
     """CacheError for a record in other bytes than a build writes: its digest is then none of its meaning."""
     for content in contents:
-        if content.digest != content.canonical_digest():
+        if not content.is_canonical:
             name = store.where(commit_file(content.shard))
             raise CacheError(f"{name} is no canonical JSON (RFC 8785): delete it and run the same command again")
 
