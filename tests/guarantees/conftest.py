@@ -14,6 +14,7 @@ from tests.guarantees.programs import Program
 from tests.object_stores.faults import Proxy
 from tests.object_stores.server import environment
 from tests.places import Folder, Place
+from tests.precompute.acts import make_foreign
 from tests.precompute.conftest import Project, built, built_once, vae_path, write_source
 
 __all__ = ["built", "built_once", "vae_path"]  # fixtures
@@ -75,6 +76,11 @@ def dying(caches: Place, start: Start, request: pytest.FixtureRequest) -> Start:
 def scenes(tmp_path_factory: pytest.TempPathFactory, vae_path: Path) -> Callable[[StoreFormat], Path]:
     """Configs of small builds, and caches in a folder, in either form."""
     return cache(lambda form: make_scene(tmp_path_factory.mktemp(form), vae_path, form))
+
+
+@pytest.fixture(scope="session")
+def foreign(tmp_path_factory: pytest.TempPathFactory, vae_path: Path) -> Path:
+    return make_foreign(tmp_path_factory.mktemp("foreign"), vae_path)
 
 
 @pytest.fixture

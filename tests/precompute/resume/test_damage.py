@@ -1,123 +1,19 @@
 """Damage, mended by the next build or by a repair: to the same bytes, or not at all."""
 
 import hashlib
-import json
 import re
 import shlex
 import shutil
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from cache_store.verify.verify import verify
 from precompute.cli import main
+from tests.precompute.acts import RECORD, SHARD, TABLE, copied, other_image
 from tests.precompute.conftest import Project, flip, image_bytes, places
-from tests.precompute.resume.conftest import RECORD, SHARD, TABLE, Act, copied, flipped, lost, other_image, together
 
-
-def swapped_plan(project: Project) -> None:
-    """Two samples of the plan have each other's image; nothing was built by it."""
-    project.lose("seal.json", "commits/000000.json", RECORD)
-    plan = pq.read_table(project.cache / "plan.parquet")
-    uris = plan["uri"].to_pylist()
-    uris[0], uris[1] = uris[1], uris[0]
-    pq.write_table(plan.set_column(2, "uri", pa.array(uris)), project.cache / "plan.parquet", row_group_size=8)
-
-
-AGAIN, PLAN = "shard 1 is built again: ", "plan.parquet is written again from the source"
-SPEC_LOST, OTHER_SEAL = "zarr.json: is missing", copied("recipe", "seal.json")
 OTHER_SHARD = [SHARD.replace("/1/", "/2/"), "samples/000002.parquet", "commits/000002.json"]
-
-MENDED: dict[str, tuple[Act, list[int], list[str]]] = {
-    "a shard": (lost(SHARD), [1], [AGAIN]),
-    "a shard, no seal": (lost(SHARD, "seal.json"), [1], [AGAIN]),
-    "a samples table": (lost(TABLE), [1], [AGAIN]),
-    "a record": (lost(RECORD), [1], []),
-    "a record, no seal": (lost(RECORD, "seal.json"), [1], []),
-    "a record, damaged": (flipped(RECORD), [1], [AGAIN]),
-    "a foreign shard": (copied("images", *OTHER_SHARD), [2], ["is not the record that the cache was sealed with"]),
-    "the plan": (lost("plan.parquet"), [], [PLAN]),
-    "the plan, damaged": (flipped("plan.parquet"), [], [PLAN]),
-    "the plan of another cache": (copied("texts", "plan.parquet"), [], [PLAN]),
-    "a swapped plan": (swapped_plan, [0, 1], [PLAN]),
-    "the seal": (lost("seal.json"), [], []),
-    "the seal, damaged": (flipped("seal.json"), [], ["the seal is made again from the records"]),
-    "a foreign seal": (copied("images", "seal.json"), [], [PLAN]),
-    "the build record": (lost("build.json"), [], ["build.json: is missing"]),
-    "the array's metadata": (lost("latents/zarr.json"), [], ["latents/zarr.json: is missing"]),
-    "the spec": (lost("zarr.json"), [], [SPEC_LOST]),
-    "the spec, damaged": (flipped("zarr.json"), [], ["zarr.json"]),
-    "the spec of another recipe": (copied("recipe", "zarr.json", "latents/zarr.json"), [], ["zarr.json", "zarr.json"]),
-    "spec, seal and plan": (lost("zarr.json", "seal.json", "plan.parquet"), [], [SPEC_LOST, PLAN]),
-    "spec, beside a foreign seal": (together(OTHER_SEAL, lost("zarr.json")), [], [SPEC_LOST]),
-    "spec and plan, beside it": (together(OTHER_SEAL, lost("zarr.json", "plan.parquet")), [], [SPEC_LOST, PLAN]),
-    "spec and samples, beside it": (together(OTHER_SEAL, lost("zarr.json", TABLE)), [1], [AGAIN, SPEC_LOST]),
-    "all metadata but the plan": (lost("zarr.json", "latents/zarr.json", "build.json"), [], ["zarr", "build.json"]),
-}
-
-
-@pytest.mark.parametrize("what", MENDED)
-def test_the_next_build_mends_damage_to_the_same_bytes(built, what):
-    """It says what it found, and builds no other shard again."""
-    damage, rebuilt, said = MENDED[what]
-    with built.same_in_the_end():
-        damage(built)
-        before = places(built.cache)
-        message = built.build()
-        after = places(built.cache)
-    shards = [f"latents/c/{shard}/0/0/0" for shard in range(3)]
-    assert [number for number, name in enumerate(shards) if after[name] != before.get(name)] == rebuilt
-    notes = [line for line in message.splitlines() if "damage found" in line]
-    assert len(notes) == len(said), notes
-    for note, words in zip(notes, said, strict=True):
-        assert words in note
-    assert ("the seal was not that of these shards" in message) is ("foreign seal" in what or "beside it" in what)
-
-
-RERUN, REPAIR = "rerun the", "precompute repair"
-UNFINISHED = lost("seal.json", *OTHER_SHARD)
-"""As a build that was killed leaves a cache: nothing of the last shard, no seal."""
-
-FILES = {SHARD: 1, "samples/000002.parquet": 2, "commits/000000.json": 0, "plan.parquet": None, "seal.json": None}
-FILES |= {"latents/zarr.json": None}
-NAMED: dict[str, tuple[Act, int | None, list[str]]] = {
-    **{f"{name}, lost": (lost(name), shard, [REPAIR]) for name, shard in FILES.items()},
-    **{f"{name}, flipped": (flipped(name), shard, [REPAIR]) for name, shard in FILES.items()},
-    "the spec, lost": (lost("zarr.json"), None, [REPAIR, "verify again:"]),
-    "the spec, flipped": (flipped("zarr.json"), None, [REPAIR, "verify again:"]),
-    "half built, a flipped shard": (together(UNFINISHED, flipped(SHARD)), 1, [RERUN, REPAIR]),
-    "half built, a flipped samples table": (together(UNFINISHED, flipped(TABLE)), 1, [RERUN, REPAIR]),
-    "half built, a flipped record": (together(UNFINISHED, flipped(RECORD)), 1, [RERUN, REPAIR]),
-    "no build record": (lost("build.json"), None, [RERUN]),
-    "neither build record nor seal": (lost("build.json", "seal.json"), None, [RERUN]),
-    "no build record, no samples table": (lost("build.json", TABLE), 1, [RERUN, REPAIR]),
-    "a foreign seal and no spec": (together(OTHER_SEAL, lost("zarr.json")), None, [REPAIR, "verify again:"]),
-}
-"""Damage, the shard that it concerns, and the steps that a verification names."""
-
-
-@pytest.mark.parametrize("what", NAMED)
-def test_what_verify_names_is_repaired_to_the_same_bytes(built, what):
-    """By the steps that it names, to the letter, where names need quotes; no sound shard is built again."""
-    built.cache = built.cache.rename(built.folder / "my cache")
-    damage, damaged, expected = NAMED[what]
-    with built.same_in_the_end():
-        damage(built)
-        steps, before = json.loads(built.report().read_text())["next"], places(built.cache)
-        for step in steps:
-            if step.startswith("rerun the `precompute build`"):
-                built.build()
-                before = places(built.cache)
-            elif step.startswith("precompute "):
-                built.run(main, *shlex.split(step)[1:])
-    assert [" ".join(step.split()[:2]) for step in steps] == expected
-    after = places(built.cache)
-    for name in (f"latents/c/{shard}/0/0/0" for shard in range(3) if shard != damaged):
-        assert after[name] == before[name]
-
-
 RECORDS = [f"commits/{shard:06d}.json" for shard in range(3)]
 
 

@@ -1,0 +1,156 @@
+"""Inputs that are no longer those of the cache: refused by name and untouched, or taken in by the flag for that."""
+
+import re
+
+import pytest
+
+from cache_store.cache.metadata import read_seal
+from cache_store.verify.verify import verify
+from tests.precompute.acts import (
+    MISSING,
+    NOT_ENCODED,
+    RECORD,
+    SHARD,
+    TABLE,
+    Act,
+    build_with_a_missing_image,
+    image,
+    lost,
+    mend,
+    other_image,
+    rewrite,
+    source,
+    together,
+)
+from tests.precompute.conftest import BROKEN, SAMPLES, Project, image_bytes, make_vae, sample_name
+
+
+def other_weights(project: Project) -> None:
+    project.vae = make_vae(project.folder / "other-vae", seed=1)
+
+
+def without_an_image(project: Project) -> None:
+    project.unpack()
+    image(project, 2).unlink()
+
+
+def another_caption(project: Project) -> None:
+    rewrite(project.source / "chat.json", "Picture 9.", "Picture nine.")
+
+
+NEW, HEIGHT, TALLER = "--cache NEW", "array.image.height  32            40", "build --image.height 40"
+SOME_ADDED = ["  samples     22            24\n  new sample                sample-022\n", "/cache.yaml --extend"]
+SOME_GONE = "3 gone (sample-000, sample-001, sample-002)"
+CAPTION = ["image name or text  sample-009", NEW]
+
+REFUSED: dict[str, tuple[str, Act, list[str]]] = {
+    "other weights": ("build", other_weights, ["array.encoder.weights_sha256", NEW]),
+    "another size": (TALLER, source(), [HEIGHT, NEW]),
+    "another list": ("build", source([*range(3, SAMPLES), 40]), [f"1 new (sample-040); {SOME_GONE}", NEW]),
+    "a list that has grown": ("build", source(range(24)), SOME_ADDED),
+    "another caption": ("build", another_caption, CAPTION),
+    "another image": ("build", other_image(6), [f"{NOT_ENCODED}sample-006", "image of sample-006", NEW]),
+    "another image, extending": ("build --extend", other_image(9, range(24)), [f"{NOT_ENCODED}sample-009"]),
+    "another image, no shard": (
+        "build",
+        together(other_image(6), lost("latents/c/0/0/0/0")),
+        [f"{NOT_ENCODED}sample-006"],
+    ),
+    "another image, repairing": ("repair --shards [1]", other_image(9), [f"{NOT_ENCODED}sample-009"]),
+    "an image that is gone": ("build", without_an_image, [f"{NOT_ENCODED}sample-002"]),
+    "a mended reject, repairing": (
+        "repair --shards [0]",
+        source(sample_004=image_bytes(4)),
+        ["have changed: sample-004", "--retry-rejected"],
+    ),
+}
+
+
+@pytest.mark.parametrize("change", REFUSED)
+def test_other_inputs_are_refused_by_name(built, change):
+    command, make, said = REFUSED[change]
+    make(built)
+    with built.untouched():
+        message = built.do(command, code=1)
+    assert all(each in message for each in said), message
+    assert "weights" not in message or make is other_weights
+    assert "rows" not in message
+
+
+OTHER_FIELDS = {
+    "samples_per_shard": "--store.samples_per_shard 4",
+    "store_format": "--store.format webdataset",
+    "array.codec": "--store.codec zstd",
+    "array.dtype": "--store.dtype float32",
+    "array.image.height": "--image.height 40",
+    "array.image.width": "--image.width 48",
+    "array.image.fit": "--image.fit crop",
+    "array.image.resample": "--image.resample lanczos",
+    "array.image.range": "--image.range theworld",
+    "array.image.decode": "--image.decode reduced",
+    "array.image.flip": "--image.flip true",
+    "array.image.max_pixels": "--image.max_pixels 9999",
+    "array.encoder.path": "--encoder.fold false",
+    "array.encoder.posterior": "--encoder.posterior moments",
+    "array.encoder.compute_dtype": "--encoder.compute_dtype bfloat16",
+    "array.encoder.batch_size": "--encoder.batch_size 4",
+}
+
+
+@pytest.mark.parametrize("field", OTHER_FIELDS)
+def test_every_field_of_the_recipe_is_refused_by_name(built, field):
+    with built.untouched():
+        assert re.search(rf"^  {re.escape(field)}  ", built.do(f"build {OTHER_FIELDS[field]}", code=1), re.MULTILINE)
+
+
+SHORT, LONG = range(12), range(SAMPLES)
+"""Samples, in shards of 8: the short list fills one and a half."""
+OPEN = "from 12 to 22 samples; shards [0, 1) are full and kept; shard 1, partly filled so far, is written again\n"
+
+
+@pytest.mark.parametrize(
+    ("store_format", "lists", "losses", "said"),
+    [
+        ("zarr", [SHORT, LONG], [], OPEN),
+        ("webdataset", [SHORT, LONG], [], OPEN),
+        ("zarr", [SHORT, range(16), LONG], [], "from 16 to 22 samples; shards [0, 2) are full and kept\n"),
+        ("zarr", [SHORT, LONG], ["seal.json", RECORD], OPEN),
+    ],
+)
+def test_an_extended_cache_is_the_cache_of_the_long_list(project, store_format, lists, losses, said):
+    """New ids that sort last: the bytes, seal and identity of a build of the long list; full shards are kept."""
+    form = {"store__format": store_format}
+    for numbers in lists:
+        project.has(numbers)
+        if before := project.place.marks():
+            project.lose(*losses)
+        message = project.build("--extend", **form)
+    assert said in message
+    assert "damage" not in message
+    after = project.place.marks()
+    full = [mark for shard in range(len(lists[-2]) // 8) for mark in (f"c/{shard}/", f"{shard:06d}.")]
+    kept = {name for name in before if after[name] == before[name]}
+    assert kept == {name for name in before if name == "build.json" or any(mark in name for mark in full)}
+    project.build(name="whole", **form)
+    assert project.caches.at("whole").timeless() == project.files()
+    assert not verify(project.place.address, "full").findings
+
+
+def test_a_retry_ends_in_the_cache_of_the_mended_images(project):
+    """But for the plan's fingerprints and the order of events, which enter no identity."""
+    build_with_a_missing_image(project)
+    with project.untouched():
+        assert "recovered 0 of 3 rejected samples tried again" in project.build("--retry-rejected")
+        mend(project, MISSING, BROKEN[0])
+        message = project.build()
+    assert f"images that were missing and are there now: 1 ({sample_name(MISSING)})" in message
+    assert f"images that were rejected and have changed: 1 ({sample_name(BROKEN[0])})" in message
+    assert message.count("--retry-rejected") == 2
+    before = project.place.marks()
+    assert "recovered 2 of 3 rejected samples tried again" in project.build("--retry-rejected")
+    after = project.place.marks()
+    assert [after[name] for name in (SHARD, TABLE, RECORD)] == [before[name] for name in (SHARD, TABLE, RECORD)]
+    assert not verify(project.place.address, "full").findings
+    project.build(name="fresh")
+    assert read_seal(project.place.address).identity == read_seal(project.caches.at("fresh").address).identity
+    assert "there now" not in project.build()
