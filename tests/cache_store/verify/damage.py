@@ -1,0 +1,253 @@
+"""Caches to damage, what may be done to one, and the files and rows that are to be named for it."""
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from cache_store.cache.metadata import read_spec
+from cache_store.format.codec import crc32c
+from cache_store.format.names import commit_file, samples_file
+from cache_store.format.schema import StoreFormat
+from cache_store.verify.findings import Finding, Level
+from tests.cache_store import signing
+from tests.cache_store.conftest import contents, flip, samples_of, shard_name, swap
+from tests.make_cache import make_cache, seal_cache
+
+ROWS, ROWS_PER_SHARD, SHARDS = 13, 6, range(3)
+SHARD, SHARD_1 = ("data", "table", "record"), ("data 1", "table 1", "record 1")
+"""What a shard's files are."""
+LEVELS: tuple[Level, ...] = ("quick", "full", "deep")
+
+
+def make_sound(folder: Path, store_format: StoreFormat, codec: str) -> Path:
+    """A cache of three shards, the last of one row, and another of the same shape beside it."""
+    options: dict[str, Any] = {"samples_per_shard": ROWS_PER_SHARD, "store_format": store_format, "codec": codec}
+    for name, seed in (("cache", 7), ("other", 1)):
+        ids = [f"{name}-{row}" for row in range(ROWS)]
+        make_cache(folder / name, samples_of((4, 6, 5), ROWS, seed), ids, rejected=(2, 8), **options)
+    return folder / "cache"
+
+
+def shard_files(cache: Path) -> dict[str, str]:
+    """Names of the shards' files by what they are, as `data 1`."""
+    names = ((shard_name(cache, shard), samples_file(shard), commit_file(shard)) for shard in SHARDS)
+    return {f"{what} {shard}": name for shard, each in enumerate(names) for what, name in zip(SHARD, each, strict=True)}
+
+
+def files_in(cache: Path) -> dict[str, int | None]:
+    """The shard of every file; None of those of the whole cache."""
+    shards = {name: int(what[-1]) for what, name in shard_files(cache).items()}
+    return {name: shards.get(name) for name in sorted(contents(cache))}
+
+
+def named(findings: Sequence[Finding]) -> dict[str, set[int]]:
+    """The rows by the files that are named."""
+    rows: dict[str, set[int]] = {finding.file: set() for finding in findings}
+    for finding in findings:
+        rows[finding.file] |= set() if finding.row is None else {finding.row}
+    return rows
+
+
+def samples_in(cache: Path, shard: int) -> list[dict[str, Any]]:
+    """The cached rows of its samples table."""
+    rows = pq.read_table(cache / samples_file(shard), partitioning=None).to_pylist()
+    return [row for row in rows if row["status"] == "cached"]
+
+
+def rows_at(cache: Path, shard: int) -> list[tuple[range, int]]:
+    """Bytes of a shard file that belong to a row: headers, checksums, index entries, a tar's JSON."""
+    data, samples = (cache / shard_name(cache, shard)).read_bytes(), samples_in(cache, shard)
+    if not (cache / "latents").is_dir():
+        starts = [each["offset"] - 512 - 128 for each in samples]
+        ends = [*starts[1:], data.rindex(b"}") + 1]
+        return [(range(start, end), each["row"]) for each, start, end in zip(samples, starts, ends, strict=True)]
+    index = len(data) - 4 - 16 * ROWS_PER_SHARD
+    entries = [(index + 16 * (each["row"] % ROWS_PER_SHARD), each["row"]) for each in samples]
+    spans = [(range(each["offset"], each["offset"] + each["length"] + 4), each["row"]) for each in samples]
+    return spans + [(range(entry, entry + 16), row) for entry, row in entries]
+
+
+# What is done to shard 1, of rows [6, 12), and what is named.
+
+At = Callable[[str], Path]
+"""The path of a file by its name or, of a shard's, by what it is."""
+Damage = Callable[[At], object]
+Named = dict[str, set[int]]
+
+
+class Scene(NamedTuple):
+    damage: Sequence[Damage]
+    deep: Named
+    """The files that level deep names, and their rows; nothing else."""
+    full: Named | None = None
+    """None: as level deep."""
+    quick: Named | None = None
+    """None: whatever the files' sizes tell."""
+    says: str = ""
+
+
+def lose(*names: str) -> Damage:
+    return lambda at: [at(name).unlink() for name in names]
+
+
+def cut_in_half(*names: str) -> Damage:
+    return lambda at: [os.truncate(at(name), at(name).stat().st_size // 2) for name in names]
+
+
+def swap_with_shard_0(*kinds: str) -> Damage:
+    return lambda at: [swap(at(f"{kind} 0"), at(f"{kind} 1")) for kind in kinds]
+
+
+def copy_from_other(*names: str) -> Damage:
+    return lambda at: [shutil.copy(at("../other") / at(name).relative_to(at(".")), at(name)) for name in names]
+
+
+def span_of(at: At, row: int) -> slice:
+    """A sample's bytes in shard 1, with the crc32c behind them where the form has one there."""
+    sample = next(each for each in samples_in(at("."), 1) if each["row"] == row)
+    return slice(sample["offset"], sample["offset"] + sample["length"] + (4 if at("latents").is_dir() else 0))
+
+
+def flip_row_7(at: At) -> None:
+    flip(at("data 1"), span_of(at, 7).start)
+
+
+def append_a_byte(at: At) -> None:
+    at("data 1").write_bytes(at("data 1").read_bytes() + b"x")
+
+
+def swap_rows(at: At) -> None:
+    data, first, second = bytearray(at("data 1").read_bytes()), span_of(at, 6), span_of(at, 7)
+    data[first], data[second] = data[second], data[first]
+    at("data 1").write_bytes(data)
+
+
+def edit_table(name: str, edit: Callable[[list[dict[str, Any]]], object]) -> Damage:
+    def damage(at: At) -> None:
+        with signing.edited_rows(at(name)) as rows:
+            edit(rows)
+
+    return damage
+
+
+def swap_columns(*names: str) -> Damage:
+    """Of rows 6 and 7 in the samples table."""
+
+    def swap_in(rows: list[dict[str, Any]]) -> None:
+        for name in names:
+            rows[0][name], rows[1][name] = rows[1][name], rows[0][name]
+
+    return edit_table("table 1", swap_in)
+
+
+def fit_record(at: At) -> None:
+    """Make the record one of the files as they are."""
+    record = signing.load(at("record 1"))
+    for file in record["content"]["files"]:
+        signing.refile(at("."), file)
+    signing.save_signed(at("record 1"), record)
+
+
+def put_nan_into_row_7(at: At) -> None:
+    """As an encoder with a fault would have written it: every checksum and hash is right."""
+    data, span = bytearray(at("data 1").read_bytes()), span_of(at, 7)
+    end = span.stop - 4 if at("latents").is_dir() else span.stop
+    data[end - 2 : end] = np.float16(np.nan).tobytes()  # blosc has only copied such short samples
+    checksum = crc32c(bytes(data[span.start : end]))
+    data[end : span.stop] = checksum.to_bytes(4, "little")[: span.stop - end]
+    at("data 1").write_bytes(data)
+    edit_table("table 1", lambda rows: rows[1].update(crc32c=checksum))(at)
+    signing.resign(at("."))
+
+
+def edit_sums(field: str) -> Damage:
+    """Signed, and sealed."""
+
+    def damage(at: At) -> None:
+        record = signing.load(at("record 1"))
+        record["content"]["statistics"][field][0] += 1e-5
+        signing.save_signed(at("record 1"), record)
+        seal_cache(at("."), read_spec(at(".")))
+
+    return damage
+
+
+def edit_spec(at: At) -> None:
+    with signing.edited_spec(at(".")) as spec:
+        spec["array"]["image"]["fit"] = "other"
+
+
+NOTHING: Named = {}
+DATA, TABLE, RECORD = ({f"{kind} 1": set[int]()} for kind in ("data", "table", "record"))
+RECORD_0, SEAL, SPEC, PLAN = ({name: set[int]()} for name in ("record 0", "seal.json", "zarr.json", "plan.parquet"))
+ROW_7, ROWS_6_7, CACHED = ({"data 1": rows} for rows in ({7}, {6, 7}, {6, 7, 9, 10, 11}))
+SCENES = {
+    "data of two shards swapped": Scene(
+        [swap_with_shard_0("data")], {"data 0": {0, 1, 3, 4, 5}} | CACHED, quick=NOTHING
+    ),
+    "two shards wholly swapped": Scene(
+        [swap_with_shard_0(*SHARD)], RECORD_0 | RECORD | {"table 0": set()} | TABLE, quick=RECORD_0 | RECORD
+    ),
+    "a shard lost with its record": Scene([lose(*SHARD_1)], DATA | TABLE | RECORD, quick=DATA | TABLE | RECORD),
+    **{
+        f"all {what}s lost": Scene(
+            [lambda at, what=what: shutil.rmtree(at(f"{what} 0").parent)],
+            {f"{what} {shard}": set() for shard in SHARDS},
+        )
+        for what in ("table", "record")
+    },
+    "another cache's shard": Scene([copy_from_other(*SHARD_1)], RECORD, quick=RECORD),
+    "another cache's shard, no seal": Scene([copy_from_other(*SHARD_1), lose("seal.json")], RECORD | SEAL),
+    "another cache's data": Scene([copy_from_other("data 1")], CACHED),
+    "another cache's table": Scene([copy_from_other("table 1")], {"table 1": CACHED["data 1"]}),
+    "another cache's plan, no seal": Scene([copy_from_other("plan.parquet"), lose("seal.json")], PLAN | SEAL),
+    "a flipped bit, half a plan, no seal": Scene(
+        [flip_row_7, cut_in_half("plan.parquet"), lose("seal.json")], ROW_7 | PLAN | SEAL
+    ),
+    "another spec than the records have": Scene([edit_spec, lose("seal.json")], SPEC, quick=SPEC),
+    "bytes behind a shard": Scene([append_a_byte], DATA, quick=DATA),
+    "bytes behind one without a record": Scene([append_a_byte, lose("record 1")], DATA | RECORD, quick=RECORD),
+    "a shard cut in row 9": Scene(
+        [lambda at: os.truncate(at("data 1"), span_of(at, 9).stop - 5)], {"data 1": {9, 10, 11}}, quick=DATA
+    ),
+    "a flipped bit, half a record": Scene([flip_row_7, cut_in_half("record 1")], ROW_7 | RECORD, quick=RECORD),
+    "a flipped bit, another shard's record": Scene(
+        [flip_row_7, lambda at: shutil.copy(at("record 0"), at("record 1"))], ROW_7 | RECORD, quick=RECORD
+    ),
+    "a flipped bit, half a record, half a table": Scene(
+        [flip_row_7, cut_in_half("record 1", "table 1")], TABLE | RECORD, quick=RECORD, says="was not looked at"
+    ),
+    "two rows swapped in the shard": Scene([swap_rows], ROWS_6_7, quick=NOTHING),
+    "their crc32c swapped as well": Scene([swap_rows, swap_columns("crc32c")], DATA | TABLE),
+    "a record made for that": Scene([swap_rows, swap_columns("crc32c"), fit_record], RECORD, quick=RECORD),
+    "a record made for swapped rows, no seal": Scene(
+        [swap_rows, fit_record, lose("seal.json")], ROWS_6_7 | SEAL, full=SEAL, quick=SEAL
+    ),
+    "two places swapped in the table": Scene([swap_columns("offset", "crc32c")], {"table 1": {6, 7}}),
+    "two ids swapped in the table": Scene([swap_columns("id")], {"table 1": {6, 7}}),
+    "another crc32c in the table": Scene(
+        [edit_table("table 1", lambda rows: rows[0].update(crc32c=7))], {"table 1": {6}}
+    ),
+    "a cached row said to be rejected": Scene(
+        [edit_table("table 1", lambda rows: rows[0].update(status="rejected"))], {"table 1": {6}}
+    ),
+    "another id in a shard of one row": Scene(
+        [edit_table("table 2", lambda rows: rows[0].update(id="x"))], {"table 2": {12}}
+    ),
+    "a nan under right hashes": Scene([put_nan_into_row_7], ROW_7, NOTHING, NOTHING, "holds 1 non-finite values"),
+    **{
+        f"another {field} under right hashes": Scene([edit_sums(field)], RECORD, NOTHING, NOTHING, "do not follow from")
+        for field in ("sum", "sum_of_squares", "minimum", "maximum")
+    },
+}
+
+
+def harm(cache: Path, name: str) -> None:
+    names = shard_files(cache)
+    for damage in SCENES[name].damage:
+        damage(lambda name: cache / names.get(name, name))
