@@ -25,6 +25,7 @@ from precompute.images.fit import MID_GREY, fit_image
 from precompute.images.pixels import write_pixels
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.archive import MISSING
+from precompute.sources.archives.expected import expecting
 from precompute.sources.archives.image_store import Images
 
 BATCHES_AHEAD = 3
@@ -68,7 +69,8 @@ class Batch:
 
     def decode(self, pool: Decoders, source: Images) -> Self:
         """Start decoding; `wait` until it is done."""
-        uris = list(enumerate(self.samples["uri"].to_pylist()))
+        expecting(source)(names := self.samples["uri"].to_pylist())
+        uris = list(enumerate(names))
         size = pool.piece_images(len(uris))
         for start in range(0, len(uris), size):
             self._pieces.append(pool.submit(self._decode_piece, source, uris[start : start + size]))

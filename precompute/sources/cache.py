@@ -8,6 +8,7 @@ from cache_store.cache.metadata import read_spec
 from cache_store.errors import SourceError
 from cache_store.format.names import PLAN_FILE
 from cache_store.storage.store import Store
+from precompute.sources.archives.expected import expecting
 from precompute.sources.archives.image_store import Images
 from precompute.sources.archives.listing import Samples
 
@@ -20,7 +21,7 @@ class CacheSource:
 
     def __init__(self, store: Store, images: Images) -> None:
         self._store = store
-        self.fingerprint, self.read = images.fingerprint, images.read
+        self.fingerprint, self.read, self.expect = images.fingerprint, images.read, expecting(images)
 
     def samples(self) -> Samples:
         """In the rows of the plan; SourceError where the plan is not the one that the cache was made for."""

@@ -8,6 +8,7 @@ from itertools import islice
 
 from cache_store.storage.object_client import IN_FLIGHT
 from precompute.images.decode import SUFFIXES
+from precompute.sources.archives.expected import expecting
 from precompute.sources.archives.image_store import ImageStore
 from precompute.sources.archives.listing import Samples, counted_suffix, suffix_of
 from precompute.sources.archives.names import Names
@@ -24,7 +25,7 @@ class FolderSource:
 
     def __init__(self, images: ImageStore, *, are_far: bool = False) -> None:
         self._images, self._are_far = images, are_far
-        self.fingerprint, self.read = self._images.fingerprint, self._images.read
+        self.fingerprint, self.read, self.expect = images.fingerprint, images.read, expecting(images)
 
     def samples(self) -> Samples:
         names = (listing := self._images.listing()).names

@@ -6,7 +6,7 @@ Or JSON Lines, a record a line: a file that begins with `{`. Of either, a few re
 import codecs
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 import msgspec
@@ -15,6 +15,7 @@ from cache_store.errors import SourceError
 from cache_store.format.record import misfit
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.archive import MISSING
+from precompute.sources.archives.expected import expecting
 from precompute.sources.archives.image_store import HEAD_BYTES, Images
 from precompute.sources.archives.listing import Samples
 from precompute.sources.files.file import SourceFile
@@ -51,7 +52,7 @@ class LlavaSource:
 
     def __init__(self, open_list: Callable[[], SourceFile], images: Images) -> None:
         self._open_list, self._images = open_list, images
-        self.fingerprint = self._images.fingerprint
+        self.fingerprint, self._expect = self._images.fingerprint, expecting(images)
 
     def samples(self) -> Samples:
         file = self._open_list()
@@ -62,6 +63,9 @@ class LlavaSource:
         uri = record.image or ""
         turns = msgspec.to_builtins(record.conversations)
         return {"id": str(record.id), "uri": uri, "conversations": turns, "fingerprint": self.fingerprint(uri)}
+
+    def expect(self, uris: Iterable[str]) -> None:
+        self._expect(filter(None, uris))
 
     def read(self, uri: str) -> bytes:
         if not uri:

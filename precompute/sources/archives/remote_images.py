@@ -7,6 +7,7 @@ from cache_store.errors import MissingPathError
 from cache_store.storage.store import is_url
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.archive import MISSING, is_mac_metadata, refuse_large
+from precompute.sources.archives.expected import ExpectedReads
 from precompute.sources.archives.image_store import CACHE_FILES, ImageStore, is_unsafe, open_archive, open_image_store
 from precompute.sources.archives.listing import Listing
 from precompute.sources.archives.names import Names
@@ -16,7 +17,7 @@ from precompute.sources.files.urls import find_file, is_folder, open_folder
 
 
 class RemoteImages:
-    """Images below a URL. To plan them, all are listed, once; to read one, it alone is asked for."""
+    """Images below a URL. To plan them, all are listed, once; each is a request, made ahead for those expected."""
 
     def __init__(self, folder: RemoteFolder) -> None:
         self._folder = folder
@@ -24,6 +25,8 @@ class RemoteImages:
         self._listing = threading.Lock()
         self._gone = set[str]()
         """Names that were not there when they were to be read, whatever the list says."""
+        reads = ExpectedReads(self._read)
+        self.expect, self.read = reads.expect, reads.read
 
     def listing(self) -> Listing:
         """All files except those of caches."""
@@ -47,7 +50,7 @@ class RemoteImages:
         version = None if name in self._gone else self._listed().get(PurePosixPath(name).as_posix())
         return MISSING if version is None else str(version)
 
-    def read(self, name: str) -> bytes:
+    def _read(self, name: str) -> bytes:
         if is_unsafe(name):
             raise Rejected(MISSING, f"{name!r} is not a name inside the image folder")
         try:

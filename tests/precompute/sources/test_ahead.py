@@ -1,11 +1,14 @@
-"""Files at URLs that are read in order: the same bytes, in few requests, and none that nobody needs."""
+"""Files at URLs that are read in order: the same bytes, in few requests, ahead, and none that nobody needs."""
 
 import io
+import queue
 import random
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from precompute.images.rejected import Rejected
+from precompute.sources.archives.expected import AHEAD, ExpectedReads
 from precompute.sources.files.ahead import BLOCK_BYTES, SKIPPED_BYTES, AheadReader, NeighbourParts
 
 FILE = random.Random(0).randbytes(12 * 2**20 + 345)
@@ -79,3 +82,28 @@ def test_a_block_that_failed_is_asked_for_again():
         except OSError:
             failed += 1
     assert 1 <= failed <= 6
+
+
+def test_expected_files_are_read_ahead_a_few_and_each_once():
+    """By several threads; those that nobody expected are read when they are asked for, and errors are raised there."""
+    names = [f"{number}.jpg" for number in range(5 * AHEAD)]
+    asked = queue.SimpleQueue[str]()
+
+    def read(name: str) -> bytes:
+        asked.put(name)
+        if name == names[7]:
+            raise Rejected("missing", name)
+        return name.encode()
+
+    reads = ExpectedReads(read)
+    for start in range(0, len(names), 40):
+        reads.expect([*names[start : start + 40], names[start]])
+    assert {asked.get(timeout=60) for _ in range(AHEAD)} == {*names[:AHEAD]}
+    assert asked.empty()
+    with pytest.raises(Rejected):
+        reads.read(names[7])
+    with ThreadPoolExecutor(4) as pool:
+        others = [name for name in names if name != names[7]]
+        assert [*pool.map(reads.read, reversed(others))] == [name.encode() for name in reversed(others)]
+    assert reads.read("other.jpg") == b"other.jpg"
+    assert asked.qsize() <= len(names) - AHEAD + 1 + 4, "but for a name that a list has twice"
