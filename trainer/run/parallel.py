@@ -6,6 +6,7 @@ is said by that rank alone; the others end with one line that points to it.
 """
 
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -42,6 +43,9 @@ START_UP_TIMEOUT = timedelta(minutes=10)
 UNREPORTED_WAIT_S = 15.0
 """A longer wait for the other ranks is reported."""
 
+SOURCE_LINE = re.compile(r"\[\S*/\S+:\d+\] ?")
+"""Of a library, as `[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553]`."""
+
 TORCHRUN = "torchrun sets what the ranks need; to train in one process, unset WORLD_SIZE"
 
 
@@ -59,12 +63,17 @@ def collective() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # gloo raises just that; torch's own DistError is one too
-        detail = str(error).partition("\n")[0]
-        if "imed out" in detail:
+        line = str(error).partition("\n")[0]
+        if "imed out" in line:
             raise EncodeOnceError(
                 f"another rank has not answered for {COLLECTIVE_TIMEOUT}: it hangs, or its machine does"
             ) from error
-        raise OtherRankError(detail=detail) from error
+        raise OtherRankError(detail=without_advice(line)) from error
+
+
+def without_advice(line: str) -> str:
+    """What happened, as `Connection closed by peer [10.0.0.7]:7777`, without gloo's source line and its advice."""
+    return SOURCE_LINE.sub("", line).partition(". ")[0].rstrip(".")
 
 
 @dataclass(frozen=True)

@@ -95,6 +95,18 @@ def test_a_rank_that_hangs_ends_the_others(configured):
     assert "trainer: error: another rank has not answered for 0:00:08: it hangs, or its machine does" in error
 
 
+GLOO = """\
+[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:19343. This is \
+typically caused by a remote worker crashing. Check the logs of the remote worker before reporting an error. GLHF!"""
+"""In a rank that was halted until the others had given it up."""
+
+
+def test_of_what_gloo_says_one_sentence_is_told():
+    with pytest.raises(parallel.OtherRankError) as told, parallel.collective():
+        raise RuntimeError(GLOO)
+    assert str(told.value) == "another rank ended: its message says why (Connection closed by peer [::1]:19343)"
+
+
 def test_who_waits_for_rank_0_learns_that_it_ended(configured):
     """As under torchrun, the store is another process's; rank 0 ends before it has anything to do for the others."""
     config, store = configured(), TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
