@@ -24,7 +24,7 @@ MISFIT = re.compile(
     r"(?: - at `\$\.?(?P<path>.*)`)?",
     re.DOTALL,
 )
-"""What a ValidationError says, and where: names of unknown fields are another's text."""
+"""What a ValidationError says, and where."""
 
 LACKS = "it lacks a field"
 
@@ -92,14 +92,16 @@ def parse_record(record_class: type[RecordT], data: bytes, where: str) -> Record
 
 def misfit(error: msgspec.DecodeError) -> str:
     """What msgspec found wrong in a record, the field by its whole name first; as it is of what is no JSON."""
-    found = MISFIT.fullmatch(str(error))
+    said = str(error)
+    found = MISFIT.fullmatch(said if said.isprintable() else repr(said)[1:-1])  # names and values are another's text
     assert found, error
     path, name = found["path"] or "", found["name"]
     if name is None:
         expected = str(found["expected"]).replace("Expected `", "expected `", 1)
         return f"{path}: {expected}" if path else expected
     kind = LACKS if found["kind"] == "missing required" else "it has an unknown field"
-    return f"{kind}, {ascii(f'{path}.{name}'.lstrip('.'))[1:-1]}"
+    whole = f"{path}.{name}".lstrip(".")
+    return f"{kind}, {whole}"
 
 
 def no_json(data: bytes, where: str) -> CacheError:

@@ -1,10 +1,15 @@
-"""Records as they lie in files: one form, and whether bytes that were read are in it is told without writing it."""
+"""Records as they lie in files: one form, and whether bytes that were read are in it is told without writing it.
+
+And what is said of one that does not fit.
+"""
 
 import hashlib
+from typing import Any, Literal
 
+import msgspec
 import pytest
 
-from cache_store.format.record import Record, canonical_json, parse_record
+from cache_store.format.record import Record, canonical_json, misfit, parse_record
 
 
 class Numbers(Record, frozen=True, kw_only=True):
@@ -32,3 +37,40 @@ def test_bytes_that_are_not_the_canonical_form_are_told(data):
     record = parse_record(Numbers, data, "a record")
     vars(record)["digest"] = hashlib.sha256(data).hexdigest()
     assert record.is_canonical == (canonical_json(record) == data) == (data in CANONICAL)
+
+
+class Inner(Record, frozen=True, kw_only=True):
+    size: int
+    kind: Literal["a", "b"] = "a"
+
+
+class Outer(Record, frozen=True, kw_only=True):
+    one: Inner
+    each: tuple[Inner, ...] = ()
+    by_name: dict[str, Inner] | None = None
+
+
+SOUND = {"size": 1}
+MISFITS: list[tuple[Any, str]] = [
+    ({}, "it lacks a field, one"),
+    ({"one": {}}, "it lacks a field, one.size"),
+    ({"one": SOUND, "two": 2}, "it has an unknown field, two"),
+    ({"one": SOUND, "each": [SOUND, {"size": 1, "é`\n": 2}]}, "it has an unknown field, each[1].é`\\n"),
+    ({"one": {"size": "large"}}, "one.size: expected `int`, got `str`"),
+    ({"one": SOUND, "by_name": {"x": {"size": None}}}, "by_name[...].size: expected `int`, got `null`"),
+    ({"one": {"size": 1, "kind": "c\nd"}}, "one.kind: Invalid enum value 'c\\nd'"),
+    ([], "expected `object`, got `array`"),
+]
+
+
+@pytest.mark.parametrize(("value", "said"), MISFITS, ids=[said for _, said in MISFITS])
+def test_a_misfit_is_named_by_its_whole_name_on_one_line(value, said):
+    with pytest.raises(msgspec.ValidationError) as caught:
+        msgspec.json.decode(msgspec.json.encode(value), type=Outer)
+    assert misfit(caught.value) == said
+
+
+def test_what_is_no_json_keeps_the_words_of_its_parser():
+    with pytest.raises(msgspec.DecodeError) as caught:
+        msgspec.json.decode(b"{", type=Outer)
+    assert misfit(caught.value) == "Input data was truncated"
