@@ -1,10 +1,8 @@
-"""Images per second of a whole `precompute build` against its parts alone: decoding, encoding, and Pillow's bare work.
+"""Images per second of a whole `precompute build` against its parts alone: decoding and encoding.
 
 On a GPU a build should reach the slower of decoding and encoding; on a CPU the two share the cores, so that doing both
-in turn is the measure. What our own checks and bookkeeping take of Pillow's bare open, load and resize is in the
-processor's seconds, which other load on the machine lengthens least. A build's rate begins when its encoder is loaded;
-the rest of its time is told apart. Memory is the peak of a process of its own, for `--count` images and ten times as
-many.
+in turn is the measure. A build's rate begins when its encoder is loaded; the rest of its time is told apart. Memory is
+the peak of a process of its own, for `--count` images and ten times as many.
 """
 
 import argparse
@@ -12,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -104,13 +101,8 @@ def rates_of_parts(parts: "Parts", options: argparse.Namespace) -> dict[str, obj
         "decode only": partial(parts.decode, usable_cores()),
         "encode only": parts.encode,
     }
-    decoders: dict[str, Callable[[], object]] = {
-        "Pillow alone": parts.decode_by_pillow,
-        "decode only": partial(parts.decode, 1),
-    }
     seconds = interleaved_seconds(works, options.repeats)
     summaries = parts.summaries[-options.repeats :]
-    processor_s = interleaved_seconds(decoders, options.repeats, time.process_time)
     encoding = [options.count / summary.images_per_s for summary in summaries]
     both = list(zip(seconds["decode only"], seconds["encode only"], strict=True))
     return {
@@ -123,7 +115,6 @@ def rates_of_parts(parts: "Parts", options: argparse.Namespace) -> dict[str, obj
             [whole - part for whole, part in zip(seconds["build"], encoding, strict=True)]
         ),
         "encoder_waits": spread([summary.waiting_share for summary in summaries]),
-        "decode_over_pillow_alone": spread(speedups(processor_s["decode only"], processor_s["Pillow alone"])),
     }
 
 

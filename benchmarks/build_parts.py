@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from diffusers import AutoencoderKLWan
 
-from benchmarks.decode import by_pillow
 from cache_store.cache.metadata import read_spec
 from cache_store.storage.store import open_store
 from demo.vae import random_vae
@@ -50,10 +49,6 @@ class Parts:
         batches = planned_batches(self._store, self._spec, range(self._spec.num_shards))
         with Decoders(threads) as pool:
             return [batch.pixels_NYX3 for batch in decoded_batches(batches, pool, self._source) if batch.wait()]
-
-    def decode_by_pillow(self) -> None:
-        for path in sorted(Path(self._config.source.path).iterdir()):
-            by_pillow([path.read_bytes()], self._spec.array.image)
 
     def encode(self) -> None:
         torch.set_num_threads(ENCODER_THREADS)

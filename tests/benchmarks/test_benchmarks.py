@@ -40,7 +40,6 @@ def test_a_build_is_measured_against_its_parts(capsys, tmp_path):
     assert {"build", "decode only", "encode only"} == record["images_per_s"].keys()
     over_slower, over_both = record["build_over_the_slower"]["median"], record["build_over_both_in_turn"]["median"]
     assert 0 < over_slower <= over_both
-    assert record["decode_over_pillow_alone"]["median"] > 0
     assert {"4", "40"} == record["peak_mib"].keys()
     assert list(tmp_path.iterdir()) == [], "what was written for the run is removed"
 
