@@ -267,6 +267,7 @@ def test_readers_at_once_share_what_is_kept_and_may_be_killed(copied, tmp_path):
 
 def test_another_server_takes_a_build(scene, witness, run, monkeypatch):
     """Moto's idea of S3."""
+    pytest.importorskip("obstore", reason="needs obstore, of the extra object-stores")
     from tests.object_stores.objects import Objects
 
     for name, value in environment(witness.endpoint).items():

@@ -71,17 +71,17 @@ class ShardFiles:
 
         StaleError where the other's content differs.
         """
-        name = commit_file(self._shard)
+        name, marked = commit_file(self._shard), False
         if self._shared:
             if other := read_commit(self._store, self._shard):
                 return self._equal(other, record)
             self._publish_beside_others(record)
         else:
-            withdraw(self._store, self._shard)
+            marked = withdraw(self._store, self._shard)
             for draft in self._drafts:
                 draft.publish()
         if self._store.put_if_absent(name, canonical_json(record)):
-            if not self._shared:
+            if marked:
                 clear_mark(self._store, self._shard)
             return record
         if (other := read_commit(self._store, self._shard)) is None:

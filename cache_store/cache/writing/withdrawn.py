@@ -9,17 +9,19 @@ from cache_store.storage.files import SCRATCH_SUFFIX, scratch_of
 from cache_store.storage.store import Store
 
 
-def withdraw(store: Store, shard: int) -> None:
-    """Delete a shard's record, which vouches for files that are replaced from now on."""
-    if not store.keeps_others_out:
+def withdraw(store: Store, shard: int) -> bool:
+    """Delete a shard's record, which vouches for files that are replaced from now on; whether that left a mark."""
+    leaves_mark = not store.keeps_others_out and store.has(commit_file(shard))
+    if leaves_mark:
         store.put_whole(mark_of(shard), b"")
-    store.delete(commit_file(shard))
+    if leaves_mark or store.keeps_others_out:
+        store.delete(commit_file(shard))
+    return leaves_mark
 
 
 def clear_mark(store: Store, shard: int) -> None:
-    """For a shard that has its new record."""
-    if not store.keeps_others_out:
-        store.delete(mark_of(shard))
+    """For a shard that has its new record; the seal clears those of builds that died."""
+    store.delete(mark_of(shard))
 
 
 def withdrawn_shards(store: Store) -> set[int]:
