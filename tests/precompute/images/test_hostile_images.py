@@ -23,7 +23,7 @@ from precompute.images.fit import fit_image, whole
 from precompute.images.netpbm import LONG_VALUE
 from precompute.images.parts import JPEG_MARKER, PARTS, refuse_costly
 from precompute.images.rejected import Rejected
-from precompute.sources.archives.image_tar import LONG_NUMBER
+from precompute.sources.archives.tar_index import LONG_NUMBER
 from tests.precompute.images import hostile_images as hostile
 from trainer.text.chat import IMAGE_MARKER
 

@@ -18,7 +18,7 @@ from cache_store.errors import EncodeOnceError, MissingPathError, SourceError
 from precompute.images.rejected import Rejected
 from precompute.sources import Source, SourceConfig, open_source
 from precompute.sources.archives.archive import MISSING
-from precompute.sources.archives.image_tar import read_index
+from precompute.sources.archives.tar_index import read_index
 from precompute.sources.fields import FieldNames
 from precompute.sources.turns import captioned
 from tests.precompute.conftest import Project, image_bytes, plan_table
