@@ -28,6 +28,7 @@ from benchmarks.options import parser_with
 from benchmarks.record import print_record
 from benchmarks.timing import interleaved_seconds, speedups, spread
 from cache_store.cores import usable_cores
+from cache_store.errors import ConfigError
 from cache_store.format.schema import ArraySpec, ImageRecipe, Recipe, Spec
 from cache_store.program.run_program import run_program
 from precompute.encode.batches import Batch, Decoders, decoded_batches
@@ -55,6 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(argv: Sequence[str]) -> int:
     parser = parser_with(__doc__, "images", "mosaic", "height", "width", count=196, batch_size=8, repeats=15)
     options = parser.parse_args(argv)
+    if options.height % VAE_FACTOR or options.width % VAE_FACTOR:
+        raise ConfigError(f"--height and --width must be multiples of {VAE_FACTOR}, as of a VAE's images")
     bench = Bench(jpegs_of(options), ImageConfig(height=options.height, width=options.width).recipe, options.batch_size)
     whole = {threads: bench.measure(bench.whole(threads), options.repeats) for threads in sorted({1, usable_cores()})}
     us_an_image = added(whole[1], bench.measure(bench.parts(), options.repeats))
@@ -98,6 +101,7 @@ class Bench:
         self._files, self._recipe, self._batch_size = files, recipe, batch_size
         shape = CHANNELS, recipe.height // VAE_FACTOR, recipe.width // VAE_FACTOR
         array = make_array(shape, "float16", "none", make_encoder(batch_size, [0.0] * CHANNELS, [1.0] * CHANNELS))
+        array = msgspec.structs.replace(array, image=recipe)
         kinds = {WHOLE: array, NO_PREVIEWS: msgspec.structs.replace(array, has_preview=False)}
         self._specs = {name: spec_of(kind, len(files)) for name, kind in kinds.items()}
 

@@ -79,6 +79,8 @@ def test_photographs_are_the_images_of_a_folder_alone(capsys, tmp_path):
 
 
 def test_what_a_build_adds_to_decoding_is_measured_by_part(capsys):
+    assert decode_parts.main(["--height=30"]) == 2
+    assert "--height and --width must be multiples of 8" in capsys.readouterr().err
     assert decode_parts.main(["--count=4", "--height=32", "--width=40", "--batch-size=3", "--repeats=1"]) == 0
     record = json.loads(capsys.readouterr().out.splitlines()[-1])
     bare, by_script, *parts, total = record["us_an_image"].values()
