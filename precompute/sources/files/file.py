@@ -2,10 +2,12 @@
 
 import io
 import os
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, NoReturn, Protocol
 
 from cache_store.errors import SourceError
+from cache_store.storage.files import naming
 
 
 class Version(NamedTuple):
@@ -63,12 +65,20 @@ class LocalFile:
         self.refuse_changed()
         return self._path.open("rb")
 
+    @cached_property
+    def _descriptor(self) -> int:
+        """Of the file, also once it is deleted: opened once, for which a network's file system is asked, too."""
+        return os.open(self._path, os.O_RDONLY)
+
+    def __del__(self) -> None:
+        if "_descriptor" in vars(self):
+            os.close(self._descriptor)
+
     def part(self, start: int, length: int) -> bytes:
-        with self._path.open("rb") as stream:
-            stream.seek(start)
-            data = stream.read(length)
-            if version_of(os.fstat(stream.fileno())) != self.version:
-                refuse_changed(self)
+        with naming(self._path):
+            data = os.pread(self._descriptor, length, start)
+        if version_of(os.fstat(self._descriptor)) != self.version:
+            refuse_changed(self)
         return data
 
     def refuse_changed(self) -> None:
