@@ -7,7 +7,7 @@ from importlib import import_module
 
 from cache_store.errors import ConfigError, EncodeOnceError, Interrupted
 from cache_store.program.stop_signals import stop_signals_held, unwound_by_signals
-from cache_store.storage.callers import giving_up
+from cache_store.storage.objects.callers import giving_up
 
 OUR_PACKAGES = ("cache_store", "precompute", "trainer")
 """A missing module of these is a bug of ours, not an extra that was not installed."""

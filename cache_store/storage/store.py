@@ -10,8 +10,8 @@ from typing import BinaryIO, ClassVar, Protocol, TypeVar, runtime_checkable
 from cache_store.errors import ConfigError
 from cache_store.storage.kept_blocks import Ranges
 from cache_store.storage.local import LocalStore
-from cache_store.storage.object import ObjectStore
-from cache_store.storage.object_client import SCHEMES
+from cache_store.storage.objects.client import SCHEMES
+from cache_store.storage.objects.object_store import ObjectStore
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -17,7 +17,7 @@ from cache_store.errors import Interrupted
 from cache_store.format.names import PLAN_FILE, SEAL_FILE
 from cache_store.format.schema import FileRecord, Seal
 from cache_store.program.stop_signals import stop_on_signals
-from cache_store.storage.callers import giving_up
+from cache_store.storage.objects.callers import giving_up
 from cache_store.storage.store import Store, open_store
 from cache_store.verify.leftovers import clear_leftovers
 from precompute.config import BuildConfig

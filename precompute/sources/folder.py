@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
 
-from cache_store.storage.object_client import IN_FLIGHT
+from cache_store.storage.objects.client import IN_FLIGHT
 from precompute.images.decode import SUFFIXES
 from precompute.sources.archives.expected import expecting
 from precompute.sources.archives.image_store import ImageStore

@@ -11,7 +11,7 @@ from itertools import islice, tee
 from pathlib import Path
 
 from cache_store.errors import ConfigError, MissingPathError
-from cache_store.storage.object_client import pool
+from cache_store.storage.objects.client import pool
 from cache_store.storage.store import is_url
 from precompute.sources.archives.archive import is_mac_metadata
 from precompute.sources.archives.image_store import ImageFolder

@@ -9,7 +9,7 @@ import pytest
 
 import precompute.build.build as build_module
 from cache_store.cli import main as cache_store
-from cache_store.storage import object_client
+from cache_store.storage.objects import client
 from precompute.cli import main as precompute
 from precompute.encoders.registry import load_encoder
 from tests.object_stores.server import Server, running_server
@@ -46,7 +46,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = {"CONNECT_S": 1, "ANSWER_S": 1, "RETRIED_S": 2, "MAX_RETRIES": 1}
     pauses = {"BUSY_S": 1.0, "FIRST_PAUSE_S": 0.05, "TOLD_EACH_S": 0}
     for name, value in (limits | pauses).items():
-        monkeypatch.setattr(object_client, name, value)
+        monkeypatch.setattr(client, name, value)
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import pytest
 
 from cache_store import open_cache
 from cache_store.errors import CacheError
-from cache_store.storage import object_client
+from cache_store.storage.objects import client
 from cache_store.storage.store import open_store
 from precompute.cli import main
 from tests.precompute.conftest import timeless_files
@@ -111,7 +111,7 @@ def test_a_wrong_address_is_one_line(scene, bucket, run, monkeypatch, what):
     for name, value in variables.items():
         monkeypatch.setenv(name, value.format(port=free_port()))
     address = address or f"{bucket}/cache"
-    object_client.make_client.cache_clear()
+    client.make_client.cache_clear()
     for line in (f"cache-store info {address}", f"cache-store verify {address}", build(scene, address)):
         try:
             said = run(line, code=1)

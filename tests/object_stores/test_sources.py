@@ -16,7 +16,7 @@ from cache_store.cache.files import open_plan
 from cache_store.cache.metadata import read_seal
 from cache_store.errors import SourceError
 from cache_store.storage.local import LocalStore
-from cache_store.storage.object_client import make_client
+from cache_store.storage.objects.client import make_client
 from cache_store.storage.store import open_store
 from precompute.cli import main
 from precompute.gallery.source_images import open_source_images
@@ -140,8 +140,8 @@ def test_a_store_that_fails_stops_the_build_and_a_rerun_goes_on(project, bucket,
     source = source_of(name, f"{bucket}/in")
     project.build(name="other", source=source)
     reads = sum(request.method == "GET" and "/in/" in request.path for request in proxy.requests)
-    monkeypatch.setattr("cache_store.storage.object_client.MAX_RETRIES", 0)
-    monkeypatch.setattr("cache_store.storage.object_client.BUSY_S", 0)
+    monkeypatch.setattr("cache_store.storage.objects.client.MAX_RETRIES", 0)
+    monkeypatch.setattr("cache_store.storage.objects.client.BUSY_S", 0)
     make_client.cache_clear()
     for first in sorted({1, 2, reads // 2, reads - 1}):
         proxy.fail("500", "GET", "/in/", first=first, times=10**6)
@@ -199,9 +199,9 @@ def test_killed_builds_of_images_at_a_url_end_in_the_same_bytes(project, bucket,
 
 PATIENT = """
 import sys
-from cache_store.storage import object_client
+from cache_store.storage.objects import client
 from precompute.cli import main
-object_client.ANSWER_S = 3_600
+client.ANSWER_S = 3_600
 sys.exit(main(sys.argv[1:]))
 """
 """A program that waits for an answer for an hour."""

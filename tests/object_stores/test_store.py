@@ -21,8 +21,8 @@ from cache_store.cli import main as cache_store
 from cache_store.errors import ConfigError
 from cache_store.storage.kept_blocks import Ranges
 from cache_store.storage.local import LocalStore
-from cache_store.storage.object import ObjectStore
-from cache_store.storage.object_errors import refusal
+from cache_store.storage.objects.errors import refusal
+from cache_store.storage.objects.object_store import ObjectStore
 from cache_store.storage.store import open_store
 from cache_store.verify.leftovers import clear_leftovers
 from cache_store.verify.verify import verify
@@ -77,8 +77,8 @@ def test_the_first_writer_wins_and_equal_bytes_count_as_first(store):
 
 
 def test_large_files_are_put_in_parts_also_by_a_busy_store(store, proxy, impatient, monkeypatch):
-    monkeypatch.setattr("cache_store.storage.object.MULTIPART_BYTES", 6 << 20)
-    monkeypatch.setattr("cache_store.storage.object.PART_BYTES", 5 << 20)
+    monkeypatch.setattr("cache_store.storage.objects.object_store.MULTIPART_BYTES", 6 << 20)
+    monkeypatch.setattr("cache_store.storage.objects.object_store.PART_BYTES", 5 << 20)
     data = np.random.default_rng(0).bytes(11 << 20)
     proxy.fail("503", "PUT", "partNumber", times=4)
     with store.draft("large") as draft:

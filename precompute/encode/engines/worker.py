@@ -10,7 +10,7 @@ import torch
 from cache_store.errors import EncodeOnceError, Interrupted
 from cache_store.format.schema import Spec
 from cache_store.refusal import differing, refuse
-from cache_store.storage.callers import giving_up
+from cache_store.storage.objects.callers import giving_up
 from precompute.encode.job import EncodeJob, Progress
 from precompute.encode.pipeline import encode_shards
 from precompute.encoders.config import EncoderConfig

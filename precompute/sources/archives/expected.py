@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Protocol, runtime_checkable
 
-from cache_store.storage.object_client import pool
+from cache_store.storage.objects.client import pool
 
 AHEAD = 32
 """Images in flight or in memory, of some 100 KB each: 1,600 a second from a store that takes 20 ms for an answer."""

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from cache_store.storage.object_client import pool
+from cache_store.storage.objects.client import pool
 from cache_store.storage.range_reader import PositionedReader
 
 BLOCK_BYTES = 2 << 20

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from cache_store.storage.listing import UrlFolder
-from cache_store.storage.object_errors import missing
+from cache_store.storage.objects.errors import missing
 from precompute.sources.files.file import Version
 
 HUB = "hf"

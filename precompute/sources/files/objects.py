@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cache_store.storage.listing import UrlFolder
-from cache_store.storage.object_client import all_objects, ask, client
-from cache_store.storage.object_errors import CutShortError
+from cache_store.storage.objects.client import all_objects, ask, client
+from cache_store.storage.objects.errors import CutShortError
 from precompute.sources.files.file import Version
 
 

@@ -4,7 +4,7 @@ import io
 from collections.abc import Iterator
 from typing import Protocol
 
-from cache_store.storage.object_client import pool
+from cache_store.storage.objects.client import pool
 from cache_store.storage.range_reader import RangeReader
 from precompute.sources.files.ahead import AheadReader, NeighbourParts
 from precompute.sources.files.file import Version, refuse_changed

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from cache_store.errors import ConfigError
-from cache_store.storage.object_client import SCHEMES
+from cache_store.storage.objects.client import SCHEMES
 from precompute.sources.files.hub import HUB, HubFolder
 from precompute.sources.files.objects import ObjectFolder
 from precompute.sources.files.remote import RemoteFile, RemoteFolder

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from cache_store.errors import ConfigError
-from cache_store.storage.object import ObjectStore
+from cache_store.storage.objects.object_store import ObjectStore
 from cache_store.storage.range_reader import LARGEST_BYTES, RangeReader
 from cache_store.storage.store import open_store
 

@@ -6,8 +6,8 @@ from typing import IO
 
 import msgspec
 
-from cache_store.storage.forked import Answer, Request, receive, send
-from cache_store.storage.object import ObjectStore
+from cache_store.storage.objects.forked import Answer, Request, receive, send
+from cache_store.storage.objects.object_store import ObjectStore
 
 
 def serve(asked: IO[bytes], answers: IO[bytes]) -> None:

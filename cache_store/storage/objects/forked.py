@@ -16,7 +16,7 @@ from typing import IO, Any, TypeVar, cast
 
 import msgspec
 
-from cache_store.storage.object_client import FIRST_USE
+from cache_store.storage.objects.client import FIRST_USE
 
 LENGTH_BYTES = 8
 
@@ -71,7 +71,7 @@ class Helper:
     def __init__(self) -> None:
         self._turn = threading.Lock()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "cache_store.storage.reading_helper"],
+            [sys.executable, "-m", "cache_store.storage.objects.reading_helper"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},

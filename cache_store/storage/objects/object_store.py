@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, TypeVar
 
 from cache_store.errors import ConfigError
-from cache_store.storage.callers import GRACE_S, UPLOAD_GRACE_S
 from cache_store.storage.files import SCRATCH_SUFFIX, naming
-from cache_store.storage.forked import also_forked
 from cache_store.storage.kept_blocks import KeptBlocks, Ranges
 from cache_store.storage.listing import UrlFolder, entries_by_folder
 from cache_store.storage.local import WRITE_BYTES, map_file
-from cache_store.storage.object_client import ATTEMPTS, all_objects, ask, client, pool
-from cache_store.storage.object_errors import CutShortError, missing
+from cache_store.storage.objects.callers import GRACE_S, UPLOAD_GRACE_S
+from cache_store.storage.objects.client import ATTEMPTS, all_objects, ask, client, pool
+from cache_store.storage.objects.errors import CutShortError, missing
+from cache_store.storage.objects.forked import also_forked
 from cache_store.storage.range_reader import COALESCED_BYTES, RangeReader, Span, read_parts
 
 MULTIPART_BYTES, PART_BYTES = 64 << 20, 16 << 20

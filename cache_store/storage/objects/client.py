@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from urllib.parse import quote
 
 from cache_store.errors import ConfigError
-from cache_store.storage.callers import GRACE_S, Callers
-from cache_store.storage.object_errors import (
+from cache_store.storage.objects.callers import GRACE_S, Callers
+from cache_store.storage.objects.errors import (
     ALLOW_HTTP,
     CutShortError,
     cut_short,
