@@ -77,6 +77,9 @@ ORIENTATIONS = {
 }
 """By EXIF's number."""
 
+ORIENTING = frozenset({"exif", "xmp"})
+"""Segments of a JPEG that may say its orientation."""
+
 DECODER_ERRORS = (ArithmeticError, EOFError, LookupError, OSError, RuntimeError, SyntaxError, TypeError, ValueError)
 """What decoders raise on broken input, beside struct.error; libavif's are RuntimeErrors. Anything else, such as a
 MemoryError, stops the build."""
@@ -131,7 +134,7 @@ def decode_image(data: bytes, recipe: ImageRecipe) -> Decoded:
             if recipe.decode == "reduced" and isinstance(image, JpegImageFile) and is_of_cosines(data):
                 return decode_reduced(image, recipe)
             image.load()
-            return whole(to_rgb(upright(with_true_levels(image, data))))
+            return whole(image if is_plain(image) else to_rgb(upright(with_true_levels(image, data))))
     except UnidentifiedImageError:
         raise Rejected("cannot decode", what_it_is(data)) from None
     except (*DECODER_ERRORS, struct.error) as error:
@@ -156,6 +159,11 @@ def turn_of(image: Image.Image) -> Turn:
     if len(image.info.get("exif", b"")) > MAX_EXIF_BYTES:
         raise Rejected("too many parts", f"more than {MAX_EXIF_BYTES:,} bytes of EXIF")
     return ORIENTATIONS.get(image.getexif().get(ExifTags.Base.Orientation, 1), Turn())
+
+
+def is_plain(image: Image.Image) -> bool:
+    """Whether an image is a JPEG in RGB that says nothing of its orientation, as most are: it is as it should be."""
+    return isinstance(image, JpegImageFile) and image.mode == "RGB" and ORIENTING.isdisjoint(image.info)
 
 
 def upright(image: Image.Image) -> Image.Image:

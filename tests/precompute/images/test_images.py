@@ -170,6 +170,8 @@ def images() -> Iterator[tuple[Any, ...]]:
         levels = levels * 255 // (2**bits - 1) if bits < 16 else levels >> 8
         levels[place] = 255
         yield f"a transparent level of {bits} bits, {place}, {high_bits}", data, grey(levels)
+    turned = saved(BLOCKS, "JPEG", xmp=b'<x tiff:Orientation="6"/>', **LOSSY["JPEG"])
+    yield "a JPEG that XMP turns", turned, upright(BLOCKS, 6), 4
     for each, number in product((*LOSSY, "PNG", "WEBP", "TIFF"), range(10)):
         exif, stored = Image.Exif(), BLOCKS if each in LOSSY else PIXELS
         exif[0x0112] = number
