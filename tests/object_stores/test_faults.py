@@ -65,7 +65,7 @@ def test_a_request_that_always_fails_ends_in_one_line(scene, url, objects, run, 
     proxy.fail(kind, "PUT|POST", part, times=10**6)
     said = run(build(scene, url), code=1)
     assert_one_line(said, "precompute", url, "503 Service Unavailable SlowDown" if kind == "503" else "no whole answer")
-    assert ("waiting" in said) == (kind == "503")
+    assert "waiting" in said
     assert all(whole[name] == data for name, data in objects.timeless().items())
     proxy.mend()
     run(build(scene, url))
@@ -112,6 +112,7 @@ def test_a_wrong_address_is_one_line(scene, bucket, run, monkeypatch, what):
         monkeypatch.setenv(name, value.format(port=free_port()))
     address = address or f"{bucket}/cache"
     client.make_client.cache_clear()
+    client.HEARD.clear()
     for line in (f"cache-store info {address}", f"cache-store verify {address}", build(scene, address)):
         try:
             said = run(line, code=1)

@@ -20,6 +20,7 @@ from cache_store.storage.objects.errors import (
     CutShortError,
     cut_short,
     first_line,
+    has_status,
     is_busy,
     is_cut,
     refusal,
@@ -75,6 +76,9 @@ FORKED = (
     "this process was forked from one that had used the object store, and obstore's threads do not survive that: "
     'start it by "spawn" or "forkserver" (of a DataLoader, multiprocessing_context="spawn")'
 )
+
+HEARD: set[str] = set()
+"""Buckets that have answered this process: a store that falls silent then is waited for, as a busy one is."""
 
 FIRST_USE: list[int] = []
 """The process that made the first client."""
@@ -147,20 +151,25 @@ def ask_here(where: str, call: Callable[[], T]) -> T:
         from obstore.exceptions import BaseError, GenericError
     except ImportError:
         raise ConfigError(MISSING_EXTRA) from None
-    left, cuts = pauses(), count(1)
+    left, cuts, bucket = pauses(), count(1), where.split("/")[2]
     while True:
         try:
-            return call()
+            answer = call()
+            HEARD.add(bucket)
+            return answer
         except CutShortError:
             if next(cuts) == ATTEMPTS:
                 raise cut_short(where) from None
         except (FileNotFoundError, BaseError) as error:
-            if is_busy(error) and (waiting := next(left, None)):
-                left_s, pause_s = waiting
-                tell_of_waiting(where, error, left_s)
-                time.sleep(pause_s)
-            elif not (isinstance(error, GenericError) and is_cut(error)) or next(cuts) == ATTEMPTS:
+            no_answer = isinstance(error, GenericError) and not has_status(error)
+            if no_answer and is_cut(error) and next(cuts) < ATTEMPTS:
+                continue
+            is_away = no_answer and bucket in HEARD
+            if not (is_busy(error) or is_away) or (waiting := next(left, None)) is None:
                 raise refusal(error, where) from None
+            left_s, pause_s = waiting
+            tell_of_waiting(where, error, left_s)
+            time.sleep(pause_s)
 
 
 def pauses() -> Iterator[tuple[float, float]]:
@@ -189,7 +198,8 @@ def tell_of_waiting(where: str, error: Exception, left_s: float) -> None:
         if time.monotonic() - Told.at_s < TOLD_EACH_S:
             return
         Told.at_s = time.monotonic()
-    print(f"the store answers {said_by(error)}: waiting, for up to {left_s:.0f} s more: {where}", file=sys.stderr)
+    said = f"answers {said_by(error)}" if is_busy(error) else "does not answer any more"
+    print(f"the store {said}: waiting, for up to {left_s:.0f} s more: {where}", file=sys.stderr)
 
 
 def all_objects(url: str) -> "Iterator[ObjectMeta]":

@@ -37,9 +37,14 @@ def is_busy(error: Exception) -> bool:
     return BUSY.search(str(error)) is not None and not any(name in str(error) for name in METADATA_SERVICES)
 
 
+def has_status(error: Exception) -> bool:
+    """Whether the store has answered."""
+    return STATUS.search(str(error)) is not None
+
+
 def is_cut(error: Exception) -> bool:
     """Whether an answer broke off, which obstore does not ask for again."""
-    return STATUS.search(str(error)) is None and " retries, " not in str(error)
+    return not has_status(error) and " retries, " not in str(error)
 
 
 def code_of(error: Exception) -> str | None:
