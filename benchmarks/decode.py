@@ -152,7 +152,7 @@ def levels_apart(one_NYX3: np.ndarray, other_NYX3: np.ndarray) -> dict[str, floa
 
 def latents_apart(pixels: dict[str, np.ndarray], options: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Root mean square of the difference over that of the latents; none without a model."""
-    if options.model is None:
+    if options.model is None or options.latents < 1:
         return {}
     import torch  # it takes seconds to import
 

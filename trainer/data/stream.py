@@ -112,8 +112,10 @@ class LatentStream(IterableDataset[dict[str, Any]]):
             raise ConfigError(
                 f"epochs must be above 0 and at most {MAX_EPOCHS:,}, or None for a pass that never ends, got {epochs}"
             )
-        if not 1 <= shuffle_block <= MAX_SHUFFLE_BLOCK:
-            raise ConfigError(f"shuffle_block must be in [1, {MAX_SHUFFLE_BLOCK:,}], got {shuffle_block}")
+        if not (isinstance(shuffle_block, int) and 1 <= shuffle_block <= MAX_SHUFFLE_BLOCK):
+            raise ConfigError(
+                f"shuffle_block must be a whole number in [1, {MAX_SHUFFLE_BLOCK:,}], got {shuffle_block!r}"
+            )
         self.cache = as_cache(cache)
         are_named = isinstance(cache, Sequence) and any(isinstance(each, Mapping) for each in cache)
         self._is_alone = isinstance(self.cache, Cache) or (isinstance(cache, Sequence) and not are_named)

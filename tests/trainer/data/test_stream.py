@@ -257,7 +257,7 @@ def test_a_state_of_another_seed_batch_or_cache_is_refused(cache, field, before,
 
 UNUSABLE = {
     "epochs must be above 0": [{"epochs": epochs} for epochs in (0, -1, 1e300, math.nan, math.inf)],
-    "shuffle_block must be in": [{"shuffle_block": 0}, {"shuffle_block": 10**9}],
+    "shuffle_block must be a whole number in": [{"shuffle_block": block} for block in (0, 10**9, 2.5, "32", None)],
     "must divide among ranks": [{"world_size": 3}, {"world_size": 0}, {"rank": 2, "world_size": 2}, {"rank": -1}],
 }
 
