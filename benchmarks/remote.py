@@ -3,7 +3,7 @@
 Every side opens its data set at a URL and delivers one epoch of it in batches of float16 latents [256, 16, 28, 28], in
 one process, with no file of it on this machine yet. `cache.read`, of three batches at the same time as in the trainer,
 and Lance take samples of the whole set at random and ask for their ranges. The others shuffle in larger parts:
-`LatentStream` in blocks of 32 samples, 256 of them at a time; litdata and MDS fetch whole files of 64 MB and shuffle
+`LatentStream` in blocks of 16 samples, 256 of them at a time; litdata and MDS fetch whole files of 64 MB and shuffle
 among a few of them. Ours check every sample's crc32c; the others check nothing. Lance runs twice: as it comes, and
 "hurried", without its own limit of requests and with three batches at the same time.
 
@@ -43,8 +43,8 @@ from trainer import LatentStream
 SHAPE = (16, 28, 28)
 SAMPLE_BYTES = 2 * int(np.prod(SHAPE))
 OURS, OURS_IN_BLOCKS = "cache.read", "LatentStream, in blocks"
-BLOCK = 32
-"""Neighbours that are shuffled together: 0.8 MB."""
+BLOCK = 16
+"""Neighbours that are shuffled together: 0.4 MB."""
 BOUND_RANGES, BOUND_FILES = "obstore, a range a sample", "obstore, whole files"
 IN_FLIGHT = 20
 """Threads of the first bound, a batch each, of which obstore fetches ten ranges at a time."""
