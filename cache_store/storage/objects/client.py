@@ -22,9 +22,9 @@ from cache_store.storage.objects.errors import (
     first_line,
     has_status,
     is_busy,
-    is_cut,
     refusal,
     said_by,
+    was_retried,
 )
 
 if TYPE_CHECKING:
@@ -48,7 +48,9 @@ MAX_RETRIES = 10
 """By obstore, which are over in 2 to 8 s where the store answers at once that it is busy."""
 
 BUSY_S, FIRST_PAUSE_S, LONGEST_PAUSE_S = 90.0, 1.0, 10.0
-"""How long a store may stay too busy for an operation, by the clock; how long it pauses, after each ten requests."""
+"""How long a store may stay too busy for an operation, or silent, by the clock; how long it pauses, after each ten
+requests.
+"""
 
 TOLD_EACH_S = 30.0
 """Between two lines that say so: many operations wait at the same time."""
@@ -162,7 +164,7 @@ def ask_here(where: str, call: Callable[[], T]) -> T:
                 raise cut_short(where) from None
         except (FileNotFoundError, BaseError) as error:
             no_answer = isinstance(error, GenericError) and not has_status(error)
-            if no_answer and is_cut(error) and next(cuts) < ATTEMPTS:
+            if no_answer and not was_retried(error) and next(cuts) < ATTEMPTS:
                 continue
             is_away = no_answer and bucket in HEARD
             if not (is_busy(error) or is_away) or (waiting := next(left, None)) is None:
@@ -187,7 +189,7 @@ CHANCE = random.Random()
 
 
 class Told:
-    """When a person was last told that the store is busy."""
+    """When a person was last told that a store is waited for."""
 
     lock = threading.Lock()
     at_s = -TOLD_EACH_S

@@ -42,9 +42,9 @@ def has_status(error: Exception) -> bool:
     return STATUS.search(str(error)) is not None
 
 
-def is_cut(error: Exception) -> bool:
-    """Whether an answer broke off, which obstore does not ask for again."""
-    return not has_status(error) and " retries, " not in str(error)
+def was_retried(error: Exception) -> bool:
+    """Whether obstore has asked again by itself, which it does not where an answer broke off."""
+    return " retries, " in str(error)
 
 
 def code_of(error: Exception) -> str | None:
