@@ -1,21 +1,21 @@
-"""Processor time that a build adds to Pillow's bare open, load and resize of a JPEG: in all, and part by part.
+"""Processor time that a build adds to Pillow's bare open, load and resize of a JPEG: its checks and its bookkeeping.
 
-The whole is what `precompute build` does from a file's bytes to a batch that is ready for the encoder: the file's parts
-are counted and its bytes hashed, the image is decoded, turned, fitted and put into the batch, a preview made of it, and
-all that handed to a thread and back. Pillow alone gives images that nobody looks at; beside it stands what any script
-has to do then, to put their pixels into an array of a batch. In several threads, both are, too.
+Measured are Pillow alone, whose images nobody looks at; Pillow in any script, which puts their pixels into an array of
+a batch; and what `precompute build` does from a file's bytes to that array, with and without previews: the file's parts
+are counted and its bytes hashed, the image is decoded, turned and fitted, and all that is handed to a thread and back.
 
-Each part is measured by itself, too. The rest is handing over, and that parts take longer after a decoder, which leaves
-nothing of them in the processor's caches.
+A part of 5 % is less than the speed of a shared processor changes from second to second. So sides take turns at every
+few images, and what counts of each such turn is its fastest round.
 """
 
+import ctypes
 import io
 import sys
 import time
+from argparse import Namespace
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from statistics import median
 from typing import Any
 
 import msgspec
@@ -26,27 +26,31 @@ from PIL import Image
 from benchmarks.decode import jpegs_of
 from benchmarks.options import parser_with
 from benchmarks.record import print_record
-from benchmarks.timing import interleaved_seconds, speedups, spread
+from benchmarks.timing import interleaved_seconds
 from cache_store.cores import usable_cores
 from cache_store.errors import ConfigError
 from cache_store.format.schema import ArraySpec, ImageRecipe, Recipe, Spec
 from cache_store.program.run_program import run_program
-from precompute.encode.batches import Batch, Decoders, decoded_batches
-from precompute.images.decode import ImageConfig, content_sha256, decode_image
-from precompute.images.fit import RESAMPLING, fit_image
+from precompute.encode.batches import BATCHES_AHEAD, Batch, Decoders, decoded_batches
+from precompute.images.decode import ImageConfig, content_sha256
+from precompute.images.fit import RESAMPLING
 from precompute.images.parts import refuse_costly
 from tests.make_cache import make_array, make_encoder
 
 # Axes: N images of a batch, Y X pixels, 3 RGB.
 
 CHANNELS, VAE_FACTOR = 16, 8
-BARE, SCRIPT, WHOLE, NO_PREVIEWS = "Pillow alone", "Pillow into arrays", "the whole", "without previews"
-FITTED, COUNTED, HASHED, PLACED, SHOWN = "fitted", "count parts", "SHA-256", "into the batch", "and the preview"
+PILLOW, SCRIPT, BUILD, WITH_PREVIEWS = "Pillow alone", "Pillow into arrays", "a build", "with previews"
+COUNTED, HASHED = "counting parts", "SHA-256"
 PACKAGES = ("pillow", "numpy", "encode-once")
+TURN_BATCHES = BATCHES_AHEAD + 1
+"""Batches of images in each turn: as many as a build decodes at once."""
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+KEPT_BYTES = 32 << 20
+"""The most that glibc takes for its second threshold."""
 
 Works = Mapping[str, Callable[[], object]]
-Rounds = dict[str, list[float]]
-"""Microseconds an image in every round, by work."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,96 +58,84 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(argv: Sequence[str]) -> int:
-    parser = parser_with(__doc__, "images", "mosaic", "height", "width", count=196, batch_size=8, repeats=15)
+    parser = parser_with(__doc__, "images", "mosaic", "height", "width", count=196, batch_size=8, repeats=30)
     options = parser.parse_args(argv)
     if options.height % VAE_FACTOR or options.width % VAE_FACTOR:
         raise ConfigError(f"--height and --width must be multiples of {VAE_FACTOR}, as of a VAE's images")
-    bench = Bench(jpegs_of(options), ImageConfig(height=options.height, width=options.width).recipe, options.batch_size)
-    whole = {threads: bench.measure(bench.whole(threads), options.repeats) for threads in sorted({1, usable_cores()})}
-    us_an_image = added(whole[1], bench.measure(bench.parts(), options.repeats))
-    ratios = {
-        f"{name} over {theirs}, threads: {threads}": spread(speedups(rounds[name], rounds[theirs]))
-        for theirs in (BARE, SCRIPT)
-        for name in (WHOLE, NO_PREVIEWS)
-        for threads, rounds in whole.items()
+    recipe = ImageConfig(height=options.height, width=options.width).recipe
+    keep_freed_memory()
+    us_an_image = {
+        f"threads: {threads}": fastest_us(jpegs_of(options), recipe, options, threads)
+        for threads in sorted({1, usable_cores()})
     }
-    for name, microseconds in us_an_image.items():
-        print(f"{name:<56}{microseconds:8.1f} us an image")
-    for name, ratio in ratios.items():
-        print(f"{name:<56}{ratio}")
-    print_record("decode_parts", PACKAGES, settings=vars(options), us_an_image=us_an_image, ratios=ratios)
+    added = {threads: shares(us) for threads, us in us_an_image.items()}
+    for threads, us in us_an_image.items():
+        print(f"{threads:<30}{'us an image':>12}")
+        for name, figure in us.items():
+            print(f"  {name:<28}{figure:>12}")
+        for name, share in added[threads].items():
+            print(f"  {name:<28}{share:>12.1%} of Pillow's")
+    print_record("decode_parts", PACKAGES, settings=vars(options), us_an_image=us_an_image, added=added)
     return 0
 
 
-def added(whole: Rounds, parts: Rounds) -> dict[str, float]:
-    """Microseconds an image, medians: Pillow's, what each part adds to them, and what the whole does."""
-    us = {name: median(rounds) for name, rounds in parts.items()}
-    each = {
-        COUNTED: us[COUNTED],
-        "turn and fit": us[FITTED] - us[BARE] - us[COUNTED],
-        HASHED: us[HASHED],
-        PLACED: us[PLACED],
-        "preview": us[SHOWN] - us[PLACED],
-    }
-    all_us = median(whole[WHOLE]) - median(whole[BARE])
-    figures = (
-        {name: median(whole[name]) for name in (BARE, SCRIPT)}
-        | each
-        | {"the rest": all_us - sum(each.values()), "added in all": all_us}
-    )
-    return {name: round(microseconds, 1) for name, microseconds in figures.items()}
+def keep_freed_memory() -> None:
+    """Let glibc keep what is freed: a build in full swing takes no new memory, and turns as short as these would."""
+    if hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        for option in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
+            libc.mallopt(option, KEPT_BYTES)
 
 
-class Bench:
-    """Ways to decode the same files, and the parts of that; each work does all files."""
+def shares(us: Mapping[str, float]) -> dict[str, float]:
+    """What a build adds to the work of any script, over Pillow's."""
+    builds = {"checks and bookkeeping": BUILD, "the same, and previews": WITH_PREVIEWS}
+    return {name: round((us[build] - us[SCRIPT]) / us[PILLOW], 4) for name, build in builds.items()}
 
-    def __init__(self, files: Sequence[bytes], recipe: ImageRecipe, batch_size: int) -> None:
-        self._files, self._recipe, self._batch_size = files, recipe, batch_size
+
+def fastest_us(files: Sequence[bytes], recipe: ImageRecipe, options: Namespace, threads: int) -> dict[str, float]:
+    """Processor's microseconds an image, of every work: of each turn the fastest round."""
+    size, fastest = TURN_BATCHES * options.batch_size, defaultdict[str, float](float)
+    with Decoders(threads) as pool:
+        for start in range(0, len(files), size):
+            works = Turn(files[start : start + size], recipe, options.batch_size, pool).works()
+            for name, rounds in interleaved_seconds(works, options.repeats, time.process_time).items():
+                fastest[name] += min(rounds)
+    return {name: round(seconds * 1e6 / len(files), 1) for name, seconds in fastest.items()}
+
+
+class Turn:
+    """What every side does with the same few files."""
+
+    def __init__(self, files: Sequence[bytes], recipe: ImageRecipe, batch_size: int, pool: Decoders) -> None:
+        self._files, self._recipe, self._batch_size, self._pool = files, recipe, batch_size, pool
         shape = CHANNELS, recipe.height // VAE_FACTOR, recipe.width // VAE_FACTOR
         array = make_array(shape, "float16", "none", make_encoder(batch_size, [0.0] * CHANNELS, [1.0] * CHANNELS))
-        array = msgspec.structs.replace(array, image=recipe)
-        kinds = {WHOLE: array, NO_PREVIEWS: msgspec.structs.replace(array, has_preview=False)}
-        self._specs = {name: spec_of(kind, len(files)) for name, kind in kinds.items()}
+        self._array = msgspec.structs.replace(array, image=recipe)
 
-    def measure(self, works: Works, repeats: int) -> Rounds:
-        seconds = interleaved_seconds(works, repeats, time.process_time)
-        return {name: [each * 1e6 / len(self._files) for each in rounds] for name, rounds in seconds.items()}
-
-    def whole(self, threads: int) -> Works:
-        works = {name: partial(self._decode, threads, spec) for name, spec in self._specs.items()}
-        by_pillow = {BARE: self._by_pillow, SCRIPT: self._into_arrays}
-        return {name: partial(self._in_shares, threads, work) for name, work in by_pillow.items()} | works
-
-    def parts(self) -> Works:
-        fitted = [self._fit(data) for data in self._files]
-        placed, shown = (next(self._batches(self._specs[name])).put for name in (NO_PREVIEWS, WHOLE))
+    def works(self) -> Works:
         return {
-            BARE: partial(self._by_pillow, self._files),
-            FITTED: partial(for_each, self._fit, self._files),
+            PILLOW: partial(self._in_shares, self._by_pillow),
+            SCRIPT: partial(self._in_shares, self._into_arrays),
+            BUILD: partial(self._by_a_build, msgspec.structs.replace(self._array, has_preview=False)),
+            WITH_PREVIEWS: partial(self._by_a_build, self._array),
             COUNTED: partial(for_each, partial(refuse_costly, max_pixels=self._recipe.max_pixels), self._files),
             HASHED: partial(for_each, content_sha256, self._files),
-            PLACED: partial(for_each, partial(placed, 0), fitted),
-            SHOWN: partial(for_each, partial(shown, 0), fitted),
         }
 
-    def _decode(self, threads: int, spec: Spec) -> None:
-        with Decoders(threads) as pool:
-            for batch in decoded_batches(self._batches(spec), pool, InMemory(self._files)):
-                batch.wait()
+    def _by_a_build(self, array: ArraySpec) -> None:
+        batches = self._batches(spec_of(array, len(self._files)))
+        for batch in decoded_batches(batches, self._pool, InMemory(self._files)):
+            batch.wait()
 
     def _batches(self, spec: Spec) -> Iterator[Batch]:
         planned = pa.table({"uri": [str(number) for number in range(len(self._files))]})
-        for start in range(0, len(self._files), spec.array.encoder.batch_size):
+        for start in range(0, len(self._files), self._batch_size):
             yield Batch(spec, planned, 0, start)
 
-    def _fit(self, data: bytes) -> Image.Image:
-        return fit_image(decode_image(data, self._recipe), self._recipe)
-
-    def _in_shares(self, threads: int, work: Callable[[Sequence[bytes]], None]) -> None:
-        shares = [self._files[first::threads] for first in range(threads)]
-        with ThreadPoolExecutor(threads) as pool:
-            for _ in pool.map(work, shares):
-                pass
+    def _in_shares(self, work: Callable[[Sequence[bytes]], None]) -> None:
+        threads = self._pool.num_threads
+        for _ in self._pool.map(work, [self._files[first::threads] for first in range(threads)]):
+            pass
 
     def _by_pillow(self, files: Sequence[bytes]) -> None:
         for data in files:
