@@ -27,6 +27,7 @@ JPEG_MAGIC = b"\xff\xd8"
 JPEG_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]", re.DOTALL)
 """What can end a scan's data: neither a stuffed byte nor a restart marker. Without a repeat, the search is linear."""
 SOI, EOI, SOS, APP1, APP13, TEM = 0xD8, 0xD9, 0xDA, 0xE1, 0xED, 0x01
+UNSIZED = frozenset({SOI, EOI, TEM})
 
 FRAMES = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
 FRAMES_OF_COSINES = frozenset({0xC0, 0xC1, 0xC2, 0xC9, 0xCA})
@@ -64,6 +65,7 @@ def refuse_costly(data: bytes, max_pixels: int) -> None:
                 count += found
                 if count > MAX_PARTS:
                     raise Rejected("too many parts", f"more than {MAX_PARTS:,} chunks, segments, blocks or tag values")
+            return
 
 
 def jpeg_parts(data: bytes, max_pixels: int) -> Iterator[int]:
@@ -75,22 +77,26 @@ def jpeg_parts(data: bytes, max_pixels: int) -> Iterator[int]:
     scans = exif_bytes = position = 0
     frames = list[bytes]()
     while match := JPEG_MARKER.search(data, position):
-        marker = data[match.end() - 1]
-        yield 1 if scans else match.end() - position - 1
-        position = match.end()
-        if marker == EOI:
-            return
-        if marker in (SOI, TEM):
+        end = match.end()
+        marker = data[end - 1]
+        yield 1 if scans else end - position - 1
+        position = end
+        if marker in UNSIZED:
+            if marker == EOI:
+                return
             continue
         if marker in FRAMES:
             is_sequential = marker in SEQUENTIAL_FRAMES
             frames.append(byte_at(data, position + FRAME_COMPONENTS) if is_sequential else b"")
-        if marker == SOS and frames == [byte_at(data, position + SCAN_COMPONENTS)]:
-            return
-        scans += marker == SOS
+        elif marker == SOS:
+            if frames == [byte_at(data, position + SCAN_COMPONENTS)]:
+                return
+            scans += 1
         length = int.from_bytes(data[position : position + 2], "big")
-        yield data.count(b"8BIM", position, position + length) if marker == APP13 else 0
-        exif_bytes += length if marker == APP1 and data.startswith(b"Exif", position + 2) else 0
+        if marker == APP13:
+            yield data.count(b"8BIM", position, position + length)
+        elif marker == APP1 and data.startswith(b"Exif", position + 2):
+            exif_bytes += length
         if scans > MAX_SCANS or exif_bytes > MAX_EXIF_BYTES:
             raise Rejected("too many parts", f"more than {MAX_SCANS} scans or {MAX_EXIF_BYTES:,} bytes of EXIF")
         position += max(length, 2)
