@@ -102,8 +102,8 @@ def rates_of_parts(parts: "Parts", options: argparse.Namespace) -> dict[str, obj
         "encode only": parts.encode,
     }
     seconds = interleaved_seconds(works, options.repeats)
-    summaries = parts.summaries[-options.repeats :]
-    encoding = [options.count / summary.images_per_s for summary in summaries]
+    encoded = parts.encoded[-options.repeats :]
+    encoding = [options.count / each.images_per_s for each in encoded]
     both = list(zip(seconds["decode only"], seconds["encode only"], strict=True))
     return {
         "images_per_s": {
@@ -114,7 +114,7 @@ def rates_of_parts(parts: "Parts", options: argparse.Namespace) -> dict[str, obj
         "before_and_after_encoding_s": spread(
             [whole - part for whole, part in zip(seconds["build"], encoding, strict=True)]
         ),
-        "encoder_waits": spread([summary.waiting_share for summary in summaries]),
+        "encoder_waits": spread([each.waiting_share for each in encoded]),
     }
 
 

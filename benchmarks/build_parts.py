@@ -10,10 +10,11 @@ from diffusers import AutoencoderKLWan
 from cache_store.cache.metadata import read_spec
 from cache_store.storage.store import open_store
 from demo.vae import random_vae
-from precompute.build.build import Summary, build
+from precompute.build.build import build
 from precompute.config import BuildConfig
 from precompute.encode.batches import Decoders, decoded_batches, planned_batches
 from precompute.encode.engines.worker import ENCODER_THREADS
+from precompute.encode.progress import Encoded
 from precompute.encoders.registry import load_encoder
 from precompute.sources import open_source
 
@@ -30,7 +31,7 @@ class Parts:
     """A build of a folder of images, already built once, and what it consists of."""
 
     def __init__(self, config: BuildConfig) -> None:
-        self.summaries: list[Summary] = []
+        self.encoded: list[Encoded] = []
         """Of every build, in order."""
         self._config, self._source = config, open_source(config.source)
         self.build()
@@ -42,7 +43,7 @@ class Parts:
     def build(self) -> None:
         """Plan, load the encoder, encode, seal."""
         shutil.rmtree(self._config.cache, ignore_errors=True)
-        self.summaries.append(build(self._config))
+        self.encoded.append(build(self._config).encoded)
 
     def decode(self, threads: int) -> list[np.ndarray]:
         """Read, hash, decode and fit, batch by batch."""

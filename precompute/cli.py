@@ -18,7 +18,7 @@ from cache_store.program.output_file import refuse_output, write_output
 from cache_store.program.stop_signals import stop_on_signals
 from cache_store.refusal import counted
 from precompute.audit.bar import AuditBar
-from precompute.build.rank import Rank, find_rank
+from precompute.build.rank import find_rank
 from precompute.config import AuditConfig, BuildConfig, DecodedGalleryConfig, RepairConfig
 from precompute.encoders.image_size import refuse_unfit_for
 from precompute.estimate.config import EstimateConfig
@@ -71,7 +71,9 @@ def build_command(arguments: Any) -> int:
     from precompute.build.steps import build_rank
 
     request = step_request(arguments)
-    show_rank(build_rank(config, request, rank), rank, request)
+    encoded = build_rank(config, request, rank)
+    print(f"{rank} {encoded}" if encoded.shards else f"{rank}: nothing to encode, its shards are committed and fit")
+    print(f"next, once every rank has ended: {request.of('seal')}")
     return 0
 
 
@@ -173,29 +175,11 @@ def gallery_command(arguments: Any) -> int:
     return 0
 
 
-def show_rank(summary: Any, rank: Rank, request: BuildRequest) -> None:
-    """A rank's last words."""
-    if summary.built_shards:
-        print(f"{rank} {encoded(summary)}")
-    else:
-        print(f"{rank}: nothing to encode, its shards are committed and fit")
-    print(f"next, once every rank has ended: {request.of('seal')}")
-
-
-def encoded(summary: Any) -> str:
-    return (
-        f"encoded {counted(summary.built_images, 'image')} in {counted(summary.built_shards, 'shard')}, "
-        f"{summary.images_per_s:.1f} images/s, encoder waited for images {summary.waiting_share:.0%} of the time"
-    )
-
-
 def show(summary: Any, cache: str) -> None:
     """The build's last words: what there is now and what to do with it."""
     seal, console = summary.seal, Console(highlight=False, soft_wrap=True)
-    if summary.built_shards:
-        console.print(encoded(summary))
-    else:
-        console.print("nothing to encode: every shard is committed and fits")
+    encoded = summary.encoded
+    console.print(str(encoded) if encoded.shards else "nothing to encode: every shard is committed and fits")
     if summary.tried_again:
         console.print(f"recovered {summary.recovered:,} of {summary.tried_again:,} rejected samples tried again")
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(seal.reasons.items()))

@@ -16,9 +16,9 @@ Span = tuple[int, int]
 """The first byte, and the one behind the last."""
 
 
-def read_parts(parts: Sequence[Span], fetch: Callable[[Sequence[Span]], Iterable[Any]], gap: int) -> list[memoryview]:
-    """Parts of a file, in any order; those that are no more than `gap` apart are fetched as one."""
-    groups = neighbours(sorted(part for part in parts if part[0] < part[1]), gap)
+def read_parts(parts: Sequence[Span], fetch: Callable[[Sequence[Span]], Iterable[Any]]) -> list[memoryview]:
+    """Parts of a file, in any order; neighbours are fetched as one."""
+    groups = neighbours(sorted(part for part in parts if part[0] < part[1]))
     spans = [(group[0][0], max(end for _, end in group)) for group in groups]
     found = dict.fromkeys(parts, memoryview(b""))
     for (first, _), group, data in zip(spans, groups, fetch(spans), strict=True):
@@ -27,12 +27,12 @@ def read_parts(parts: Sequence[Span], fetch: Callable[[Sequence[Span]], Iterable
     return [found[part] for part in parts]
 
 
-def neighbours(parts: Sequence[Span], gap: int) -> list[list[Span]]:
+def neighbours(parts: Sequence[Span]) -> list[list[Span]]:
     """Rising parts, those that lie near to each other together."""
     groups: list[list[Span]] = []
     reached = 0
     for part in parts:
-        if groups and part[0] - reached <= gap:
+        if groups and part[0] - reached <= COALESCED_BYTES:
             groups[-1].append(part)
         else:
             groups.append([part])

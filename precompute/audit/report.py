@@ -109,15 +109,15 @@ class AuditReport:
         }
 
 
-def upper_bound(bad: int, drawn: int, confidence: float = CONFIDENCE) -> float:
+def upper_bound(bad: int, drawn: int) -> float:
     """Return the one-sided Clopper-Pearson bound: the largest share of bad samples consistent with `bad` of `drawn`.
 
-    It is the share at which a binomial variable of `drawn` trials is `bad` or less with probability 1 - confidence,
-    that is the `confidence` quantile of Beta(bad + 1, drawn - bad) (Clopper and Pearson, Biometrika 26, 1934); for
-    bad = 0 it is 1 - (1 - confidence) ** (1 / drawn). Drawing without repetition from a finite cache makes so few
+    It is the share at which a binomial variable of `drawn` trials is `bad` or less with probability 1 - CONFIDENCE,
+    that is the CONFIDENCE quantile of Beta(bad + 1, drawn - bad) (Clopper and Pearson, Biometrika 26, 1934); for
+    bad = 0 it is 1 - (1 - CONFIDENCE) ** (1 / drawn). Drawing without repetition from a finite cache makes so few
     bad samples only less likely, so the bound errs to the safe side and needs no correction for that.
     """
-    return 1.0 if bad >= drawn else float(betaincinv(bad + 1, drawn - bad, confidence))
+    return 1.0 if bad >= drawn else float(betaincinv(bad + 1, drawn - bad, CONFIDENCE))
 
 
 def report_lines(report: AuditReport) -> list[str]:

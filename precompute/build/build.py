@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from cache_store.cache.files import file_record
 from cache_store.cache.metadata import refuse_others
-from cache_store.cache.writing.seal import make_seal, refuse_other_form, write_seal
 from cache_store.cache.survey import Survey, survey
+from cache_store.cache.writing.seal import make_seal, refuse_other_form, write_seal
 from cache_store.cache.writing.withdrawn import withdrawn_shards
 from cache_store.errors import Interrupted
 from cache_store.format.names import PLAN_FILE, SEAL_FILE
@@ -20,16 +20,18 @@ from cache_store.program.stop_signals import stop_on_signals
 from cache_store.storage.objects.callers import giving_up
 from cache_store.storage.store import Store, open_store
 from cache_store.verify.leftovers import clear_leftovers
+from precompute.build.space import refuse_little_space
 from precompute.config import BuildConfig
 from precompute.encode.engines import ENGINES
 from precompute.encode.job import EncodeJob
-from precompute.encode.progress import BuildProgress, say
+from precompute.encode.progress import BuildProgress, Encoded, say
 from precompute.encoders.encoder import Encoder
 from precompute.encoders.registry import load_encoder
 from precompute.images.decoder_messages import silence_decoders
 from precompute.images.rejected import TooManyRejectsError
 from precompute.plan.make import make_plan
 from precompute.plan.missing import refuse_missing_images
+from precompute.plan.spec import recipe_of
 from precompute.resume.act import write_metadata
 from precompute.resume.decide import Wanted, Work, decide
 from precompute.resume.images import examine_images, sample_changes
@@ -37,8 +39,6 @@ from precompute.resume.refusals import refuse_mismatched_shards
 from precompute.resume.rejected import refuse_rejected, try_rejected
 from precompute.resume.request import BuildRequest
 from precompute.sources import Source, open_source
-from precompute.build.space import refuse_little_space
-from precompute.plan.spec import recipe_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,11 +46,7 @@ class Summary:
     """What a build did, and the cache it leaves."""
 
     seal: Seal
-    built_shards: int
-    built_images: int
-    images_per_s: float
-    waiting_share: float
-    """Share of the encoder's time spent waiting for images."""
+    encoded: Encoded
     tried_again: int
     """Rejected samples that were tried again."""
     recovered: int
@@ -205,7 +201,9 @@ def seal_all(
     clear_leftovers(inputs.store, work.spec)
     seal = seal_of(inputs.store, work, progress, plan_file)
     announce_identity(work, seal)
-    return build_summary(work, progress, seal, tried)
+    left = {shard: progress.built[shard].content.rejected for shard in work.recovered}
+    recovered = sum(work.recovered.values()) - sum(left.values())
+    return Summary(seal=seal, encoded=progress.encoded, tried_again=tried, recovered=recovered)
 
 
 def seal_of(store: Store, work: Work, progress: BuildProgress, plan_file: FileRecord | None) -> Seal:
@@ -224,16 +222,3 @@ def announce_identity(work: Work, seal: Seal) -> None:
     others = "its samples are others, so that training begins anew"
     why = others if work.samples_differ else "the seal was not that of these shards"
     say(f"the cache's identity was {work.earlier_seal.identity} and is {seal.identity}: {why}")
-
-
-def build_summary(work: Work, progress: BuildProgress, seal: Seal, tried: int) -> Summary:
-    built = progress.built
-    return Summary(
-        seal=seal,
-        built_shards=len(built),
-        built_images=progress.images,
-        images_per_s=progress.images_per_s,
-        waiting_share=progress.waiting_share,
-        tried_again=tried,
-        recovered=sum(before - built[shard].content.rejected for shard, before in work.recovered.items()),
-    )

@@ -5,16 +5,14 @@ replace a file to `plan` or to a build alone. So ranks need not know of each oth
 same bytes, and a dead one is run again, as itself or as one of another number.
 """
 
-from cache_store.refusal import counted
-from dataclasses import dataclass, replace
-
-import torch
+from dataclasses import replace
 
 from cache_store.cache.writing.withdrawn import withdraw
 from cache_store.errors import CacheError, NoCacheError
 from cache_store.format.formats import files_of_shard
 from cache_store.format.names import SEAL_FILE, SPEC_FILE
 from cache_store.format.schema import Spec
+from cache_store.refusal import counted
 from cache_store.storage.store import Store, listed_once, open_store
 from cache_store.verify.leftovers import clear_leftovers
 from precompute.build.build import (
@@ -28,22 +26,14 @@ from precompute.build.build import (
     seal_all,
     write_planned,
 )
-from precompute.config import BuildConfig
-from precompute.plan.ids import abridged
 from precompute.build.rank import Rank
+from precompute.build.space import refuse_little_space
+from precompute.config import BuildConfig
+from precompute.encode.engines.local import worker_encoder
+from precompute.encode.progress import Encoded
+from precompute.plan.ids import abridged
 from precompute.resume.decide import Work, damaged_metadata
 from precompute.resume.request import BuildRequest
-from precompute.build.space import refuse_little_space
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankSummary:
-    """What a rank did."""
-
-    built_shards: int
-    built_images: int
-    images_per_s: float
-    waiting_share: float
 
 
 def plan(config: BuildConfig, request: BuildRequest) -> Spec:
@@ -67,7 +57,7 @@ def plan(config: BuildConfig, request: BuildRequest) -> Spec:
         return decision.work.spec
 
 
-def build_rank(config: BuildConfig, request: BuildRequest, rank: Rank) -> RankSummary:
+def build_rank(config: BuildConfig, request: BuildRequest, rank: Rank) -> Encoded:
     """Build those shards of a planned cache that are the rank's and not committed, while others build theirs."""
     refuse_unplanned(open_store(config.cache), request)
     inputs = open_inputs(on_its_gpu(config, rank), request)
@@ -77,13 +67,7 @@ def build_rank(config: BuildConfig, request: BuildRequest, rank: Rank) -> RankSu
         refuse_unready(decision, inputs)
         work = decision.work.without_plan()
         del wanted, decision
-        progress = build_missing(inputs, work, rank.shards_of(work.to_build), shared=True)
-    return RankSummary(
-        built_shards=len(progress.built),
-        built_images=progress.images,
-        images_per_s=progress.images_per_s,
-        waiting_share=progress.waiting_share,
-    )
+        return build_missing(inputs, work, rank.shards_of(work.to_build), shared=True).encoded
 
 
 def seal(config: BuildConfig, request: BuildRequest) -> Summary:
@@ -115,10 +99,7 @@ def clear_unfinished(store: Store, work: Work) -> None:
 
 def on_its_gpu(config: BuildConfig, rank: Rank) -> BuildConfig:
     """A rank that is one of several on its node takes one of the GPUs that it sees, its own; alone, it takes all."""
-    if rank.local is None or config.encoder.device not in ("auto", "cuda") or not torch.cuda.is_available():
-        return config
-    device = f"cuda:{rank.local % torch.cuda.device_count()}"
-    return replace(config, encoder=replace(config.encoder, device=device))
+    return config if rank.local is None else replace(config, encoder=worker_encoder(config.encoder, rank.local))
 
 
 def refuse_unplanned(store: Store, request: BuildRequest) -> None:
@@ -139,9 +120,10 @@ def refuse_unready(decision: Decision, inputs: Inputs) -> None:
 def refuse_mending(decision: Decision, inputs: Inputs) -> None:
     """CacheError where shards that were there have to come out as they were: that is work for one build."""
     if damaged := shards_to_mend(decision):
+        shards = f"{counted(len(damaged), 'shard')} ({abridged(list(map(str, damaged)))})"
         raise CacheError(
-            f"{inputs.store}: lost or damaged: {counted(len(damaged), 'shard')} ({abridged(list(map(str, damaged)))}), which "
-            f"only a build alone mends; first run: {inputs.request.alone}"
+            f"{inputs.store}: lost or damaged: {shards}, which only a build alone mends; first run: "
+            f"{inputs.request.alone}"
         )
 
 

@@ -4,12 +4,30 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from cache_store.format.schema import CommitRecord
 from cache_store.program.progress_bar import progress_bar
-from cache_store.refusal import printable
+from cache_store.refusal import counted, printable
 from precompute.encode.job import MismatchedShard, Progress
 from precompute.images.rejected import TooManyRejectsError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoded:
+    """What a process has built."""
+
+    shards: int
+    images: int
+    images_per_s: float
+    waiting_share: float
+    """Share of the encoder's time spent waiting for images."""
+
+    def __str__(self) -> str:
+        return (
+            f"encoded {counted(self.images, 'image')} in {counted(self.shards, 'shard')}, "
+            f"{self.images_per_s:.1f} images/s, encoder waited for images {self.waiting_share:.0%} of the time"
+        )
 
 
 def say(message: str) -> None:
@@ -62,8 +80,12 @@ class BuildProgress:
         return self._waited_s / self._elapsed_s if self._elapsed_s else 0.0
 
     @property
-    def images_per_s(self) -> float:
-        return self.images / max(time.monotonic() - self._started, 1e-9)
+    def encoded(self) -> Encoded:
+        """Up to now."""
+        images_per_s = self.images / max(time.monotonic() - self._started, 1e-9)
+        return Encoded(
+            shards=len(self.built), images=self.images, images_per_s=images_per_s, waiting_share=self.waiting_share
+        )
 
     @property
     def all_rejected(self) -> bool:

@@ -1,6 +1,7 @@
 """What lies in a bucket, seen and changed past the product and past the proxy."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Self
 
 import obstore
@@ -21,7 +22,7 @@ class Objects(Place):
     def address(self) -> str:
         return self.url
 
-    @property
+    @cached_property
     def store(self) -> Any:
         bucket, _, folder = self.url.removeprefix("s3://").partition("/")
         keys = {"access_key_id": "key", "secret_access_key": "secret", "region": "us-east-1"}

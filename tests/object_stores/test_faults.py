@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -85,12 +86,14 @@ def test_reading_refuses_what_is_wrong_and_gives_up_in_time(scene, url, run, pro
         np.testing.assert_array_equal(cache.read(numbers), open_cache(scene / "cache").read(numbers))
 
 
-def test_a_listing_that_breaks_off_goes_on_where_it_was(bucket, proxy, impatient):
+@pytest.mark.usefixtures("impatient")
+def test_a_listing_that_breaks_off_goes_on_where_it_was(url, objects, proxy):
     """Behind the first thousand names, which come together."""
-    names, store = [f"{number:04d}" for number in range(1_001)], open_store(f"{bucket}/a")
-    store.side_by_side(lambda name: store.put_whole(name, b""), names)
+    names = [f"{number:04d}" for number in range(1_001)]
+    for name in names:  # past the proxy: a busy machine may take its second
+        objects.put(name, b"")
     proxy.fail("503", "GET", "list-type", first=2, times=LONGER_THAN_OBSTORE_ASKS)
-    assert store.listed().list() == names
+    assert open_store(url).listed().list() == names
 
 
 WRONG = {
@@ -128,6 +131,27 @@ def test_credentials_that_are_refused_are_one_line(scene, url, run, proxy, kind,
     for line in (f"cache-store info {url}", build(scene, url)):
         assert_one_line(said := run(line, code=1), line.split()[0], message, "AWS_ACCESS_KEY_ID")
         assert "waiting" not in said
+
+
+WAITING = """
+import sys
+from cache_store.storage.objects import client
+from cache_store.storage.store import open_store
+from concurrent.futures import ThreadPoolExecutor
+client.ANSWER_S = 3_600
+ThreadPoolExecutor(1).submit(open_store(sys.argv[1]).read, "file")
+sys.stdin.read()
+"""
+"""A program that ends with its input, while a thread waits for an answer."""
+
+
+def test_a_program_that_ends_does_not_wait_for_a_store_that_is_silent(url, proxy):
+    asked = threading.Event()
+    proxy.fail("hang", "GET", times=10**6, also=asked.set)
+    program = subprocess.Popen([sys.executable, "-c", WAITING, url], stdin=subprocess.PIPE)
+    assert asked.wait(60)
+    program.communicate(timeout=60)
+    assert program.returncode == 0
 
 
 def test_without_obstore_its_extra_is_named():

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 
 from trainer.data.order import SampleOrder
 from trainer.data.posterior import sample_posterior
-from trainer.data.stream import as_tensor, batch_positions, positions_of_rank, rank_slice
+from trainer.data.stream import RankShare, as_tensor, batch_positions
 from trainer.data.views import Views
 from trainer.data.windows import Samples, WindowReader
 from trainer.model.model import ModelInput
@@ -45,11 +45,9 @@ class StepLoader:
     order: SampleOrder
     train: np.ndarray
     """Sample numbers of the training split; `order` permutes this array's indices."""
-    batch_size: int
+    share: RankShare
     accumulate: int
     """Forward and backward passes that a rank's share is cut into."""
-    rank: int
-    world_size: int
     sampled: Collection[str]
     """Towers whose latents are drawn from their posteriors when training shows them."""
     end: int
@@ -61,10 +59,9 @@ class StepLoader:
 
     def __call__(self, step: int) -> StepBatch:
         """Load the batch that has `step` batches before it."""
-        positions = batch_positions(step, self.batch_size)
-        numbers = self.train[self.order.at(positions)]
-        mine = rank_slice(self.batch_size, self.rank, self.world_size)
-        parts = [each[mine].reshape(self.accumulate, -1) for each in (numbers, positions)]
+        positions = batch_positions(step, self.share.batch_size)
+        numbers, mine = self.train[self.order.at(positions)], self.share.of(positions)
+        parts = [each.reshape(self.accumulate, -1) for each in (numbers[mine - positions[0]], mine)]
         micro_batches = [self.show(*part) for part in zip(*parts, strict=True)]
         return StepBatch(numbers, self.text.label_tokens(numbers), micro_batches)
 
@@ -81,7 +78,7 @@ class StepLoader:
     @cached_property
     def windows(self) -> WindowReader:
         """Of a shuffle in blocks."""
-        mine = partial(positions_of_rank, batch_size=self.batch_size, rank=self.rank, world_size=self.world_size)
+        mine = self.share.of
         return WindowReader(self.order, mine, lambda at: self._shown(self.train[self.order.at(at)], at), self.end)
 
     def _shown(self, numbers: np.ndarray, positions: np.ndarray) -> Samples:

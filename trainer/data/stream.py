@@ -11,9 +11,9 @@ pass to pass; so it lies in memory that all of them share, and moves on when the
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +38,19 @@ NEVER = 2**62
 """The end of a pass that has none."""
 
 
-def rank_slice(batch_size: int, rank: int, world_size: int) -> slice:
-    """Cut out the part of a global batch that belongs to `rank`."""
-    part = batch_size // world_size
-    return slice(rank * part, (rank + 1) * part)
+@dataclass(frozen=True)
+class RankShare:
+    """The part of each global batch that a rank shows."""
 
+    batch_size: int
+    """Of the global batch."""
+    rank: int
+    world_size: int
 
-def positions_of_rank(positions: Int64Array, batch_size: int, rank: int, world_size: int) -> Int64Array:
-    """Pick the positions that belong to `rank`, in any number of batches."""
-    mine, slots = rank_slice(batch_size, rank, world_size), positions % batch_size
-    is_mine = (mine.start <= slots) & (slots < mine.stop)
-    return np.extract(is_mine, positions)
+    def of(self, positions: Int64Array) -> Int64Array:
+        """Pick those that it holds, of positions in any number of batches."""
+        samples = self.batch_size // self.world_size
+        return np.extract(positions % self.batch_size // samples == self.rank, positions)
 
 
 def batch_positions(batch: int, batch_size: int) -> Int64Array:
@@ -119,7 +121,7 @@ class LatentStream(IterableDataset[dict[str, Any]]):
         self.cache = as_cache(cache)
         are_named = isinstance(cache, Sequence) and any(isinstance(each, Mapping) for each in cache)
         self._is_alone = isinstance(self.cache, Cache) or (isinstance(cache, Sequence) and not are_named)
-        self.batch_size, self.rank, self.world_size = batch_size, rank, world_size
+        self.batch_size, self.share = batch_size, RankShare(batch_size, rank, world_size)
         lanes = lanes_of(batch_size)
         self.order = SampleOrder(self.cache.identity, seed, len(self.cache), block=shuffle_block, lanes=lanes)
         # A decimal as it was written: a tenth of 40 samples is 4, and not a little more.
@@ -152,17 +154,13 @@ class LatentStream(IterableDataset[dict[str, Any]]):
                 batch += stride
         self._finish_pass(offset, stride, end)
 
-    @contextmanager
-    def _windows(self, workers: int, end: int) -> Iterator[WindowReader | None]:
+    def _windows(self, workers: int, end: int) -> AbstractContextManager[WindowReader | None]:
         """What reads ahead in a pass up to `end`, of a shuffle in blocks."""
         if self.order.block == 1:
-            yield None
-            return
+            return nullcontext()
         if workers > 1:
             raise ConfigError(f"shuffle_block: each of {workers} workers would read every block; take one, or none")
-        mine = partial(positions_of_rank, batch_size=self.batch_size, rank=self.rank, world_size=self.world_size)
-        with closing(WindowReader(self.order, mine, lambda at: self._shown(self.order.at(at), at), end)) as windows:
-            yield windows
+        return closing(WindowReader(self.order, self.share.of, lambda at: self._shown(self.order.at(at), at), end))
 
     def _finish_pass(self, worker: int, workers: int, end: int) -> None:
         following = torch.tensor([end, self.pass_end(end)])
@@ -172,7 +170,7 @@ class LatentStream(IterableDataset[dict[str, Any]]):
 
     def read_batch(self, batch: int, windows: WindowReader | None = None) -> dict[str, Any]:
         """Read the batch that has `batch` batches before it, where it is stored or out of what was read ahead."""
-        positions = batch_positions(batch, self.batch_size)[rank_slice(self.batch_size, self.rank, self.world_size)]
+        positions = self.share.of(batch_positions(batch, self.batch_size))
         numbers = self.order.at(positions)
         read = windows(positions) if windows else self._shown(numbers, positions)
         latents = {name: as_tensor(each) for name, each in read.items()}

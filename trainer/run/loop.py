@@ -172,8 +172,9 @@ class TrainingLoop:
         self.optimizer.zero_grad()
         self.completed += 1
         epoch = self.position / len(self.session.split.train)
+        param_norm = torch.nn.utils.get_total_norm([parameter.detach() for parameter in self.parameters]).item()
         return {
-            "step": self.completed, "loss": loss, "grad_norm": grad_norm, "param_norm": self.parameter_norm(), "lr": lr,
+            "step": self.completed, "loss": loss, "grad_norm": grad_norm, "param_norm": param_norm, "lr": lr,
             "epoch": epoch, "position": self.position,
         }  # fmt: skip
 
@@ -193,9 +194,6 @@ class TrainingLoop:
         total_loss, stops = sums.tolist()
         self.stopping = stops > 0
         return total_loss, norm.item()
-
-    def parameter_norm(self) -> float:
-        return torch.nn.utils.get_total_norm([parameter.detach() for parameter in self.parameters]).item()
 
     def nonfinite_error(self, batch: StepBatch, loss: float, grad_norm: float) -> EncodeOnceError:
         return EncodeOnceError(

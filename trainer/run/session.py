@@ -12,7 +12,7 @@ from cache_store.storage.store import is_url
 from trainer.config import TrainConfig
 from trainer.data.batches import LatentSource, StepLoader
 from trainer.data.order import SampleOrder, lanes_of
-from trainer.data.stream import as_tensor
+from trainer.data.stream import RankShare, as_tensor
 from trainer.model.model import WorldModel
 from trainer.model.projectors.trained import TrainedProjector
 from trainer.run.checkpoint import restore_projectors
@@ -112,10 +112,8 @@ def make_loader(inputs: Inputs, source: LatentSource, text: TextStore, train: np
         text=text,
         order=SampleOrder(inputs.cache.identity, data.seed, len(train), block=data.shuffle_block, lanes=lanes),
         train=train,
-        batch_size=data.batch_size,
+        share=RankShare(data.batch_size, world.rank, world.size),
         accumulate=data.accumulate,
-        rank=world.rank,
-        world_size=world.size,
         sampled=inputs.sampled,
         end=data.batch_size * inputs.config.run.total_steps(len(train), data.batch_size),
         threads=FETCHING_THREADS if any(map(is_url, inputs.config.all_caches)) else 1,

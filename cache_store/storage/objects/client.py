@@ -99,9 +99,14 @@ def client(url: str, num_bytes: int = 0) -> Client:
 
     ConfigError where the URL or the environment make no sense to obstore, or no region is set.
     """
-    if FIRST_USE and FIRST_USE[0] != os.getpid():
+    if is_forked():
         raise RuntimeError(FORKED)
     return make_client(url, timeout_s(num_bytes))
+
+
+def is_forked() -> bool:
+    """Whether this process was forked from one that has made a client."""
+    return bool(FIRST_USE) and FIRST_USE[0] != os.getpid()
 
 
 @lru_cache(maxsize=64)

@@ -16,7 +16,7 @@ from typing import IO, Any, TypeVar, cast
 
 import msgspec
 
-from cache_store.storage.objects.client import FIRST_USE
+from cache_store.storage.objects.client import is_forked
 
 LENGTH_BYTES = 8
 
@@ -36,10 +36,6 @@ class Answer(msgspec.Struct, array_like=True):
 
     value: Any = None
     error: tuple[int, str, str] | None = None
-
-
-def is_forked() -> bool:
-    return bool(FIRST_USE) and FIRST_USE[0] != os.getpid()
 
 
 def also_forked(method: Method) -> Method:

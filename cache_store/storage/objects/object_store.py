@@ -25,7 +25,7 @@ from cache_store.storage.objects.callers import GRACE_S, UPLOAD_GRACE_S
 from cache_store.storage.objects.client import ATTEMPTS, all_objects, ask, client, pool
 from cache_store.storage.objects.errors import CutShortError, missing
 from cache_store.storage.objects.forked import also_forked
-from cache_store.storage.range_reader import COALESCED_BYTES, RangeReader, Span, read_parts
+from cache_store.storage.range_reader import RangeReader, Span, read_parts
 
 MULTIPART_BYTES, PART_BYTES = 64 << 20, 16 << 20
 """Files from this size on are uploaded in parts, where a file of the name may be replaced."""
@@ -101,7 +101,7 @@ class ObjectStore(UrlFolder):
             return found
 
         parts = [(start, start + length) for start, length in zip(starts, lengths, strict=True)]
-        return ask(self.where(name), lambda: read_parts(parts, fetch, COALESCED_BYTES))
+        return ask(self.where(name), lambda: read_parts(parts, fetch))
 
     @contextmanager
     def local(self, name: str) -> Iterator[memoryview]:

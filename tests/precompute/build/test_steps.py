@@ -3,8 +3,6 @@
 import io
 import os
 import shutil
-import subprocess
-import sys
 import tarfile
 from contextlib import contextmanager
 
@@ -16,6 +14,7 @@ from cache_store.cache.metadata import read_seal
 from cache_store.storage.local import LocalStore
 from precompute.cli import main
 from tests.precompute.conftest import BROKEN, GOOD, SAMPLES, image_bytes, places, sample_name, timeless_files
+
 
 def step(project, command, *flags, code=0, **overrides):
     return project.run(main, command, "--config", project.config(**overrides), *flags, code=code)

@@ -24,7 +24,7 @@ from tests.trainer import runs  # noqa: F401  # which tells the fork server what
 from trainer import LatentStream
 from trainer.data.order import SampleOrder, epoch_key, lanes_of, permute
 from trainer.data.prefetch import prefetched
-from trainer.data.stream import positions_of_rank
+from trainer.data.stream import RankShare
 from trainer.data.windows import WindowReader
 
 COUNT, BATCH = 21, 4
@@ -83,7 +83,7 @@ def test_each_rank_reads_whole_blocks_of_its_own_in_a_window():
     order = SampleOrder("cache", 0, count, block=block, lanes=lanes_of(batch_size))
     first, end = order.window(2 * count + 5_000)
     assert end - first == 128 * block
-    parts = [positions_of_rank(np.arange(first, end), batch_size, rank, ranks) for rank in range(ranks)]
+    parts = [RankShare(batch_size, rank, ranks).of(np.arange(first, end)) for rank in range(ranks)]
     assert sorted(np.concatenate(parts)) == list(range(first, end))
     for part in parts:
         assert 14 <= runs_of(order.at(part)) <= 17 == 1 + 128 / ranks

@@ -18,7 +18,7 @@ from cache_store.errors import ModelError
 from tests.trainer.conftest import MEAN, STD, TINY, save_language_model
 from trainer.data.batches import model_input
 from trainer.model.language.language_model import LanguageModel
-from trainer.model.language.load import load_language_model
+from trainer.model.language.load import load_with_whole
 from trainer.model.language.pretrained import loading_bar_hidden
 from trainer.model.model import ModelInput, WorldModel
 from trainer.model.projectors.joined import Projectors
@@ -74,7 +74,7 @@ def test_latents_that_cannot_be_standardised_are_refused():
 
 
 def load(folder: Path, dtype: torch.dtype = FLOAT32) -> LanguageModel:
-    return load_language_model(str(folder), dtype, torch.device("cpu"))
+    return load_with_whole(str(folder), dtype, torch.device("cpu"))[0]
 
 
 def save_decoder(folder: Path, kind: type[hf.PreTrainedConfig], **settings: object) -> Path:

@@ -15,7 +15,7 @@ from tests.make_cache import make_cache
 from tests.trainer.model.test_model import SCALED, load, save_decoder
 from tests.trainer.multimodal import BOI, EOI, FEATURES, IMAGE, PATCHES, SIDE, TOKENS, save_multimodal
 from trainer.model.config import ModelConfig, TowerConfig
-from trainer.model.language.load import load_language_model, refuse_no_image_masks
+from trainer.model.language.load import load_with_whole, refuse_no_image_masks
 from trainer.model.model import WorldModel
 from trainer.model.towers import make_projectors
 
@@ -48,7 +48,7 @@ def states(whole: Any, pixels_N3YX: Tensor, *, pooled: bool) -> Tensor:
 
 
 def make_model(checkpoint: Path, cache: Path, **form: Any) -> WorldModel:
-    language = load_language_model(str(checkpoint), torch.float32, torch.device("cpu"))
+    language, _ = load_with_whole(str(checkpoint), torch.float32, torch.device("cpu"))
     towers = {"siglip": TowerConfig(**{"projector": "pretrained", **form})}
     config = ModelConfig(language_model=str(checkpoint), towers=towers)
     caches = open_joined({"siglip": cache}).caches

@@ -26,7 +26,7 @@ from tests.trainer.model.test_model import make_projector
 from tests.trainer.runs import ALONE, assert_same_run, end_well, fork_ranks, make_loop, metrics, open_alone, watched
 from trainer.commands.train import train
 from trainer.config import DataConfig, OptimConfig, TrainConfig
-from trainer.data.stream import as_tensor
+from trainer.data.stream import RankShare, as_tensor
 from trainer.model.projectors.projector import rms
 from trainer.run.folder import checkpoints_of
 from trainer.run.optim import learning_rate, make_optimizer
@@ -118,8 +118,8 @@ def test_any_world_size_and_accumulation_sees_the_same_batches(uninterrupted, sh
     session = open_alone(replace(uninterrupted, data=data))
     whole = session.loader(7)
     for world_size, accumulate in [(1, 1), (1, 2), (2, 1), (2, 2), (4, 1), (4, 2)]:
-        shared = replace(session.loader, world_size=world_size, accumulate=accumulate)
-        batches = [replace(shared, rank=rank)(7) for rank in range(world_size)]
+        shares = [RankShare(8, rank, world_size) for rank in range(world_size)]
+        batches = [replace(session.loader, share=share, accumulate=accumulate)(7) for share in shares]
         parts = [part.latents["world"] for batch in batches for part in batch.micro_batches]
         assert torch.equal(torch.cat(parts), whole.micro_batches[0].latents["world"])
         assert {batch.label_tokens for batch in batches} == {whole.label_tokens}

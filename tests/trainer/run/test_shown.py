@@ -1,6 +1,7 @@
 """What training shows of a sample: a pure function of its position, whoever asks, and validation shows none of it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from trainer import sample_posterior
 from trainer.cli import main
 from trainer.commands.train import train
 from trainer.config import DataConfig, TrainConfig
-from trainer.data.batches import StepLoader
+from trainer.data.stream import RankShare
 
 ROWS = 40
 REJECTS = ([3], [3, 11])
@@ -88,8 +89,8 @@ def test_a_batch_holds_each_samples_view_and_draw_on_any_ranks(whole):
         seen |= {*zip(rows.tolist(), chosen.tolist(), strict=True)}
     assert len(seen) > len(views) * 29  # of some 30 samples in two epochs
     for world_size, accumulate in [(1, 2), (2, 1), (2, 2), (4, 2)]:
-        options = {**vars(session.loader), "world_size": world_size, "accumulate": accumulate}
-        batches = [StepLoader(**{**options, "rank": rank})(7) for rank in range(world_size)]
+        shares = [RankShare(8, rank, world_size) for rank in range(world_size)]
+        batches = [replace(session.loader, share=share, accumulate=accumulate)(7) for share in shares]
         parts = [part.latents["world"] for each in batches for part in each.micro_batches]
         assert torch.equal(torch.cat(parts), batch.latents["world"])
 

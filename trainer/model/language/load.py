@@ -24,14 +24,8 @@ LOGIT_SCALES = ("logit_scale", "logits_scaling", "lm_head_multiplier")
 """Where configs keep a scale of the logits: Cohere, Falcon-H1 and HyperCLOVA X multiply by theirs, Granite divides."""
 
 
-def load_language_model(name: str, dtype: torch.dtype, device: torch.device) -> LanguageModel:
-    """Load the text model of a hub id or folder, frozen; a multimodal checkpoint's other parts are dropped."""
-    model, _ = load_with_whole(name, dtype, device)
-    return model
-
-
 def load_with_whole(name: str, dtype: torch.dtype, device: torch.device) -> tuple[LanguageModel, Any]:
-    """Load the text model, and transformers' model that it is a part of, which can generate.
+    """Load the text model of a hub id or folder, frozen, and the model that it is a part of, which can generate.
 
     What a multimodal checkpoint holds besides, such as a vision tower, is dropped from both.
     """
