@@ -12,7 +12,6 @@ from precompute.encoders.registry import load_encoder
 from tests.command_runs import PROGRAMS, make_scene
 from tests.guarantees.programs import Program
 from tests.object_stores.faults import Proxy
-from tests.object_stores.server import environment
 from tests.places import Folder, Place
 from tests.precompute.acts import make_foreign
 from tests.precompute.conftest import Project, built, built_once, vae_path, write_source
@@ -43,10 +42,9 @@ Start = Callable[..., Program]
 
 
 @pytest.fixture
-def start(tmp_path: Path, caches: Place, request: pytest.FixtureRequest) -> Start:
-    """Begins a command line in a process of its own."""
-    bucket = {} if isinstance(caches, Folder) else environment(request.getfixturevalue("proxy").endpoint)
-    return lambda *line, **options: Program([str(word) for word in line], tmp_path, bucket, **options)
+def start(tmp_path: Path, caches: Place) -> Start:
+    """Begins a command line in a process of its own, which the environment tells where `caches` are."""
+    return lambda *line, **options: Program([str(word) for word in line], tmp_path, **options)
 
 
 @pytest.fixture

@@ -3,14 +3,14 @@
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 
 from cache_store.storage.store import STORES
 from tests.command_runs import PROGRAMS
 from tests.faulty_store import DeadlyStore
-from tests.forked import FORKED
+from tests.forked import Forked
 
 PATIENCE_S = 300
 
@@ -18,13 +18,11 @@ PATIENCE_S = 300
 class Program:
     """A command line that runs; what it says goes to a file in `folder`, and its scratch files too."""
 
-    def __init__(
-        self, line: Sequence[str], folder: Path, environment: Mapping[str, str], dies_at: int | None = None
-    ) -> None:
+    def __init__(self, line: Sequence[str], folder: Path, dies_at: int | None = None) -> None:
         """`dies_at`: killed at that sync of a cache at `deadly://PATH`."""
         with tempfile.NamedTemporaryFile(dir=folder, delete=False) as stream:
             self.said = Path(stream.name)
-        self.process = FORKED.Process(target=run, args=([*line], self.said, {**environment}, dies_at), daemon=True)
+        self.process = Forked(target=run, args=([*line], self.said, dies_at), daemon=True)
         self.process.start()
 
     def kill(self) -> None:
@@ -38,9 +36,8 @@ class Program:
         return self.process.exitcode, self.said.read_text()
 
 
-def run(line: Sequence[str], said: Path, environment: Mapping[str, str], dies_at: int | None) -> None:
+def run(line: Sequence[str], said: Path, dies_at: int | None) -> None:
     """The process."""
-    os.environ |= environment
     tempfile.tempdir = str(said.parent)
     if dies_at is not None:
         syncs = count(1)

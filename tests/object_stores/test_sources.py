@@ -25,7 +25,6 @@ from precompute.sources import SourceConfig, open_source
 from precompute.sources.archives.archive import MISSING
 from precompute.sources.archives.remote_images import open_images
 from tests.guarantees.programs import Program
-from tests.object_stores.server import environment
 from tests.precompute.conftest import GOOD, Project, image_bytes, make_vae, sample_name, timeless_files
 from tests.precompute.sources.test_archives import make_tar
 from tests.precompute.sources.test_parquet import write_dataset
@@ -186,7 +185,7 @@ def test_killed_builds_of_images_at_a_url_end_in_the_same_bytes(project, bucket,
     source = source_of("lines, images in a folder", f"{bucket}/in")
     project.build(name="whole", source=source)
     line = ["precompute", "build", "--config", str(project.config(source=source))]
-    program = Program(line, project.folder, environment(proxy.endpoint))
+    program = Program(line, project.folder)
     proxy.fail("reset", "GET", "/in/images/", first=6, also=program.kill)
     assert program.end()[0] == -signal.SIGKILL
     assert not (project.cache / "seal.json").exists()
