@@ -298,7 +298,7 @@ def test_a_tar_that_changes_while_it_is_read_stops_the_build(bucket, pictures):
         source.read(uris[-1])
 
 
-def test_workers_ranks_and_a_rerun_read_urls(project, bucket):
+def test_workers_ranks_and_a_rerun_read_urls(project, bucket, forked_workers):
     source = source_of("tars by number", f"{bucket}/in")
     project.build(name="alone", source=source)
     project.build(name="two", source=source, run__workers=2)
