@@ -3,9 +3,12 @@
 Tests run side by side, and OpenMP threads that outnumber cores wait for each other.
 """
 
+import multiprocessing
 import os
 import signal
 from collections.abc import Iterator
+from multiprocessing import forkserver
+from types import SimpleNamespace
 
 import pytest
 
@@ -33,6 +36,16 @@ def threads_as_in_a_child() -> Iterator[None]:
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers of builds load no library anew; tests of the engines start them as users do."""
+    from tests.forked import FORKED, Forked
+
+    forkserver.ensure_running()  # now: a build that starts workers holds signals, which would be held for ever
+    forked = SimpleNamespace(Pipe=FORKED.Pipe, Process=Forked)
+    monkeypatch.setattr(multiprocessing, "get_context", lambda _: forked)
 
 
 @pytest.fixture(scope="session")

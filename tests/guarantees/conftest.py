@@ -1,7 +1,7 @@
 """Every test here runs once for each place where a cache may lie; a new place is a line in `caches`."""
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -10,9 +10,8 @@ import precompute.build.build as build_module
 from cache_store.format.schema import StoreFormat
 from precompute.encoders.registry import load_encoder
 from tests.command_runs import PROGRAMS, make_scene
-from tests.guarantees.programs import Program
+from tests.guarantees.programs import Program, die_at
 from tests.object_stores.faults import Proxy
-from tests.object_stores.server import environment
 from tests.places import Folder, Place
 from tests.precompute.acts import make_foreign
 from tests.precompute.conftest import Project, built, built_once, vae_path, write_source
@@ -43,10 +42,9 @@ Start = Callable[..., Program]
 
 
 @pytest.fixture
-def start(tmp_path: Path, caches: Place, request: pytest.FixtureRequest) -> Start:
-    """Begins a command line in a process of its own."""
-    bucket = {} if isinstance(caches, Folder) else environment(request.getfixturevalue("proxy").endpoint)
-    return lambda *line, **options: Program([str(word) for word in line], tmp_path, bucket, **options)
+def start(tmp_path: Path, caches: Place) -> Start:
+    """Begins a command line in a process of its own, which the environment tells where `caches` are."""
+    return lambda *line, **options: Program([str(word) for word in line], tmp_path, **options)
 
 
 @pytest.fixture
@@ -59,7 +57,7 @@ def dying(caches: Place, start: Start, request: pytest.FixtureRequest) -> Start:
 
     def at_a_sync(*line: str, at: int) -> Program:
         deadly = (word.replace(caches.address, f"deadly://{caches.address}") for word in line)
-        return start(*deadly, dies_at=at)
+        return start(*deadly, prepare=partial(die_at, at))
 
     def at_a_request(*line: str, at: int) -> Program:
         proxy: Proxy = request.getfixturevalue("proxy")

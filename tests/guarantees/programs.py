@@ -3,28 +3,27 @@
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 
 from cache_store.storage.store import STORES
 from tests.command_runs import PROGRAMS
 from tests.faulty_store import DeadlyStore
-from tests.forked import FORKED
+from tests.forked import Forked
 
 PATIENCE_S = 300
+Prepare = Callable[[], None] | None
 
 
 class Program:
     """A command line that runs; what it says goes to a file in `folder`, and its scratch files too."""
 
-    def __init__(
-        self, line: Sequence[str], folder: Path, environment: Mapping[str, str], dies_at: int | None = None
-    ) -> None:
-        """`dies_at`: killed at that sync of a cache at `deadly://PATH`."""
+    def __init__(self, line: Sequence[str], folder: Path, prepare: Prepare = None) -> None:
+        """`prepare` is called in it first."""
         with tempfile.NamedTemporaryFile(dir=folder, delete=False) as stream:
             self.said = Path(stream.name)
-        self.process = FORKED.Process(target=run, args=([*line], self.said, {**environment}, dies_at), daemon=True)
+        self.process = Forked(target=run, args=([*line], self.said, prepare), daemon=True)
         self.process.start()
 
     def kill(self) -> None:
@@ -38,15 +37,19 @@ class Program:
         return self.process.exitcode, self.said.read_text()
 
 
-def run(line: Sequence[str], said: Path, environment: Mapping[str, str], dies_at: int | None) -> None:
+def run(line: Sequence[str], said: Path, prepare: Prepare) -> None:
     """The process."""
-    os.environ |= environment
     tempfile.tempdir = str(said.parent)
-    if dies_at is not None:
-        syncs = count(1)
-        STORES["deadly"] = lambda path: DeadlyStore(Path(path), dies_at, syncs)
+    if prepare is not None:
+        prepare()
     with said.open("w") as stream:
         os.dup2(stream.fileno(), 1)
         os.dup2(stream.fileno(), 2)
     program, *arguments = line
     sys.exit(PROGRAMS[program](arguments))
+
+
+def die_at(sync: int) -> None:
+    """Be killed at that sync, from 1, of a cache at `deadly://PATH`."""
+    syncs = count(1)
+    STORES["deadly"] = lambda path: DeadlyStore(Path(path), sync, syncs)

@@ -41,7 +41,7 @@ def test_planned_samples_are_cached_or_rejected_with_reasons(project):
         assert f"cache           {project.place.address}\n" in project.run(cache_store, "info", project.place.address)
 
 
-def test_one_and_two_workers_write_the_same_bytes(built):
+def test_one_and_two_workers_write_the_same_bytes(built, forked_workers):
     """In processes of their own, and in the build's."""
     two = built.caches.at("two")
     said = built.build(name="two", run__workers=2)

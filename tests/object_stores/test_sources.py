@@ -1,10 +1,9 @@
 """Sources at URLs: the same tars, tables, lists and trees as on disk, of the same plan, identity and bytes."""
 
 import json
+import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ from cache_store.cache.files import open_plan
 from cache_store.cache.metadata import read_seal
 from cache_store.errors import SourceError
 from cache_store.storage.local import LocalStore
+from cache_store.storage.objects import client
 from cache_store.storage.objects.client import make_client
 from cache_store.storage.store import open_store
 from precompute.cli import main
@@ -25,7 +25,6 @@ from precompute.sources import SourceConfig, open_source
 from precompute.sources.archives.archive import MISSING
 from precompute.sources.archives.remote_images import open_images
 from tests.guarantees.programs import Program
-from tests.object_stores.server import environment
 from tests.precompute.conftest import GOOD, Project, image_bytes, make_vae, sample_name, timeless_files
 from tests.precompute.sources.test_archives import make_tar
 from tests.precompute.sources.test_parquet import write_dataset
@@ -186,7 +185,7 @@ def test_killed_builds_of_images_at_a_url_end_in_the_same_bytes(project, bucket,
     source = source_of("lines, images in a folder", f"{bucket}/in")
     project.build(name="whole", source=source)
     line = ["precompute", "build", "--config", str(project.config(source=source))]
-    program = Program(line, project.folder, environment(proxy.endpoint))
+    program = Program(line, project.folder)
     proxy.fail("reset", "GET", "/in/images/", first=6, also=program.kill)
     assert program.end()[0] == -signal.SIGKILL
     assert not (project.cache / "seal.json").exists()
@@ -197,14 +196,8 @@ def test_killed_builds_of_images_at_a_url_end_in_the_same_bytes(project, bucket,
     assert sealed(project.cache) == sealed(whole)
 
 
-PATIENT = """
-import sys
-from cache_store.storage.objects import client
-from precompute.cli import main
-client.ANSWER_S = 3_600
-sys.exit(main(sys.argv[1:]))
-"""
-"""A program that waits for an answer for an hour."""
+def wait_an_hour_for_an_answer() -> None:
+    client.ANSWER_S = 3_600
 
 
 @pytest.mark.parametrize("part", ["list-type", ".png"])
@@ -213,13 +206,12 @@ def test_a_stop_does_not_wait_for_a_store_that_is_silent(project, bucket, proxy,
     config = project.config(source=source_of("a tree", f"{bucket}/in"), run__workers=1)
     asked = threading.Event()
     proxy.fail("hang", "GET", part, times=10**6, also=asked.set)
-    command = [sys.executable, "-c", PATIENT, "build", "--config", str(config)]
-    build = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    build = Program(["precompute", "build", "--config", str(config)], project.folder, wait_an_hour_for_an_answer)
     assert asked.wait(60)
-    build.send_signal(signal.SIGINT)
-    _, error = build.communicate(timeout=300)
-    assert build.returncode == 3, error
-    assert "Traceback" not in error
+    os.kill(build.process.pid, signal.SIGINT)
+    code, said = build.end()
+    assert code == 3, said
+    assert "Traceback" not in said
     proxy.mend()
     project.build(source=source_of("a tree", f"{bucket}/in"))
 
@@ -299,7 +291,7 @@ def test_a_tar_that_changes_while_it_is_read_stops_the_build(bucket, pictures):
         source.read(uris[-1])
 
 
-def test_workers_ranks_and_a_rerun_read_urls(project, bucket):
+def test_workers_ranks_and_a_rerun_read_urls(project, bucket, forked_workers):
     source = source_of("tars by number", f"{bucket}/in")
     project.build(name="alone", source=source)
     project.build(name="two", source=source, run__workers=2)

@@ -62,10 +62,11 @@ def test_converted_is_as_built_and_back_as_it_was(tmp_path, latents, capsys, wri
 
 
 def test_a_stopped_conversion_goes_on_to_the_same_bytes(tmp_path):
+    """As one that is killed does, which tests/guarantees has."""
     rows = np.random.default_rng(0).standard_normal((300, 4, 6, 5)).astype(np.float32)
     cache = make_cache(tmp_path / "cache", rows, samples_per_shard=2)  # so that a signal comes in between
     assert convert(cache, tmp_path / "undisturbed", "webdataset") == 0
-    for number, code in ((signal.SIGKILL, -9), (signal.SIGTERM, 3), (signal.SIGINT, 3)):
+    for number in (signal.SIGTERM, signal.SIGINT):
         out = tmp_path / number.name
         arguments = ["convert", str(cache), str(out), "--format", "webdataset"]
         process = subprocess.Popen([sys.executable, "-m", "cache_store", *arguments], stderr=subprocess.PIPE, text=True)
@@ -75,9 +76,9 @@ def test_a_stopped_conversion_goes_on_to_the_same_bytes(tmp_path):
             time.sleep(0.002)
         process.send_signal(number)
         _, error = process.communicate(timeout=60)
-        assert process.returncode == code, error
+        assert process.returncode == 3, error
         assert "Traceback" not in error
-        assert number == signal.SIGKILL or not list(out.rglob("*.partial"))
+        assert not list(out.rglob("*.partial"))
         assert not (out / "seal.json").exists()
         assert main(arguments) == 0
         assert {name: times(out)[name] for name in done} == done, "committed shards are kept"

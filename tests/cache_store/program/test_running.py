@@ -29,26 +29,31 @@ def cache(tmp_path) -> Path:
     return make_cache(tmp_path / "cache", samples_of((4, 3, 2)))
 
 
-def verify(cache: Path, report: object, prefix: list[str] | None = None, **streams: object) -> tuple[int, str, str]:
+def verify(cache: Path, report: object, **streams: object) -> tuple[int, str, str]:
     """The exit code, and what was printed: standard output and error."""
-    command = [*(prefix or []), sys.executable, "-m", "cache_store", "verify", str(cache), "--report", str(report)]
+    command = [sys.executable, "-m", "cache_store", "verify", str(cache), "--report", str(report)]
     done = subprocess.run(command, text=True, timeout=120, **{"capture_output": True, **streams})
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize(
-    ("name", "problem"),
-    [
-        (".", "is a folder; name a file"),
-        *((f"{name}.json", "lies in the cache CACHE; name another place") for name in ("cache/new", "alias/seal")),
-        *((f"{name}.json", "cannot be written: Permission denied") for name in ("read-only/new", "protected", "link")),
-        ("r" * 250, "cannot be written: File name too long"),  # of its scratch file
-        ("loop", "cannot be written: File exists"),
-        ("nowhere", "cannot be written: No such file or directory"),
-        ("/proc/new", "cannot be written: No such file or directory"),  # where permissions would let root write
-    ],
-)
-def test_a_report_that_may_not_be_written_is_refused_at_once(cache, tmp_path, name, problem):
+REFUSED = {
+    ".": "is a folder; name a file",
+    **{f"{name}.json": "lies in the cache CACHE; name another place" for name in ("cache/new", "alias/seal")},
+    **{f"{name}.json": "cannot be written: Permission denied" for name in ("read-only/new", "protected", "link")},
+    "r" * 250: "cannot be written: File name too long",  # of its scratch file
+    "loop": "cannot be written: File exists",
+    "nowhere": "cannot be written: No such file or directory",
+    "/proc/new": "cannot be written: No such file or directory",  # where permissions would let root write
+}
+VERIFY_ALL = """
+import sys
+from cache_store.cli import main
+cache, *reports = sys.argv[1:]
+print([main(["verify", cache, "--report", report]) for report in reports])
+"""
+
+
+def test_a_report_that_may_not_be_written_is_refused_at_once(cache, tmp_path):
     if os.geteuid() == 0 and shutil.which(OBEYING[0]) is None:
         pytest.skip("root obeys no permissions and there is no setpriv to make it")
     (tmp_path / "read-only").mkdir(mode=0o555)
@@ -56,9 +61,13 @@ def test_a_report_that_may_not_be_written_is_refused_at_once(cache, tmp_path, na
     links = {"alias": "cache", "link.json": "read-only/new", "loop": "loop", "nowhere": "no/such/folder/report.json"}
     for link, target in links.items():
         (tmp_path / link).symlink_to(tmp_path / target)
-    before, path = contents(cache), tmp_path / name
-    refusal = f"cache-store: error: report: {path} {problem.replace('CACHE', str(cache))}\n"
-    assert verify(cache, path, OBEYING if os.geteuid() == 0 else None) == (2, "", refusal)
+    before, paths = contents(cache), [tmp_path / name for name in REFUSED]
+    command = [*(OBEYING if os.geteuid() == 0 else []), sys.executable, "-c", VERIFY_ALL, str(cache), *map(str, paths)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    problems = [problem.replace("CACHE", str(cache)) for problem in REFUSED.values()]
+    refusals = [f"cache-store: error: report: {each}" for each in map("{} {}".format, paths, problems)]
+    assert done.stderr.splitlines() == refusals
+    assert done.stdout == f"{[2] * len(paths)}\n", "codes, and nothing before them"
     assert contents(cache) == before
 
 

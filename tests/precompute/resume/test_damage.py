@@ -89,7 +89,7 @@ def test_a_shard_that_comes_out_otherwise_stays_as_it_was(built, command, name, 
         assert "identity was" not in built.do(command)
 
 
-def test_two_workers_leave_such_a_tar_and_build_the_others(project):
+def test_two_workers_leave_such_a_tar_and_build_the_others(project, forked_workers):
     tars = {"store__format": "webdataset"}
     project.build(**tars)
     with project.same_in_the_end():

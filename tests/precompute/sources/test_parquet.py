@@ -53,7 +53,7 @@ def write_table(path: Path, group: int = 100, **columns: Any) -> Path:
     return path
 
 
-def test_rows_give_the_latents_of_a_folder_and_grow(project):
+def test_rows_give_the_latents_of_a_folder_and_grow(project, forked_workers):
     """Rows stay when a file comes before the others, and one whose time alone has changed is still the same."""
     project.settings = {"source": {"kind": "parquet", "path": str(project.folder / "data/*.parquet")}}
     write_dataset(project.folder / "data/train-1.parquet", 9, 1, 2)

@@ -77,7 +77,7 @@ def test_members_of_one_key_are_a_sample_with_its_text(tmp_path):
     assert all(source.read(row["uri"]) == image and source.fingerprint(row["uri"]) != MISSING for row in rows)
 
 
-def test_tars_give_the_latents_of_a_folder_and_grow(project):
+def test_tars_give_the_latents_of_a_folder_and_grow(project, forked_workers):
     """Rows stay when a tar comes before the others, and one whose time alone has changed is still the same."""
     project.settings = {"source": {"kind": "webdataset", "path": str(project.folder / "tars")}}
     for number, numbers in enumerate(((9, 1, 2), (3, 4, 5, 6, 7))):

@@ -172,6 +172,20 @@ class Hub(BaseHTTPRequestHandler):
         pass
 
 
+PUSHES = """
+import contextlib, io, json, os, sys
+from trainer.cli import main
+
+def push(token, *arguments):
+    os.environ |= {"HF_TOKEN": token} if token else {}
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as error:
+        code = main(["export", *arguments, "--private"])
+    return code, out.getvalue(), error.getvalue()
+
+print(json.dumps([push(*each) for each in json.loads(sys.argv[1])]))
+"""
+
+
 def test_an_export_is_pushed_whole_or_the_folder_stays(trained, tmp_path):
     """By huggingface_hub's own client, to a hub on this machine; without a token it is not even written."""
     Hub.repositories = {}
@@ -179,19 +193,20 @@ def test_an_export_is_pushed_whole_or_the_folder_stays(trained, tmp_path):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         home = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path / "hf")}
 
-        def push(repo: str, owner: str = "me/", **environment: str) -> subprocess.CompletedProcess[str]:
-            command = ["-m", "trainer", "export", trained.run.folder, tmp_path / repo, f"--push-to-hub={owner}{repo}"]
-            given = os.environ | home | {"HF_HUB_OFFLINE": "0"} | environment
-            return subprocess.run([sys.executable, *command, "--private"], env=given, capture_output=True, text=True)
-
-        nobody, denied, done = push("mine"), push("denied", HF_TOKEN="hf_me"), push("mine", "", HF_TOKEN="hf_me")
+        pushes = [
+            (token, str(trained.run.folder), f"{tmp_path}/{name.split('/')[-1]}", f"--push-to-hub={name}")
+            for token, name in (("", "me/mine"), ("hf_me", "me/denied"), ("hf_me", "mine"))
+        ]
+        command, environment = [sys.executable, "-c", PUSHES, json.dumps(pushes)], home | {"HF_HUB_OFFLINE": "0"}
+        ended = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=True)
         server.shutdown()
-    assert (nobody.returncode, "run `hf auth login`, or set HF_TOKEN" in nobody.stderr) == (2, True)
-    assert denied.returncode == 1
-    assert "denied is whole, and was not pushed to me/denied: " in denied.stderr
-    assert denied.stderr.endswith(f"; run `hf upload me/denied {tmp_path}/denied`\n")
-    assert done.returncode == 0, done.stderr
-    assert f"pushed: {home['HF_ENDPOINT']}/me/mine" in done.stdout
+    (nobody, _, asked), (denied, _, told), (done, said, error) = json.loads(ended.stdout)
+    assert (nobody, "run `hf auth login`, or set HF_TOKEN" in asked) == (2, True)
+    assert denied == 1
+    assert "denied is whole, and was not pushed to me/denied: " in told
+    assert told.endswith(f"; run `hf upload me/denied {tmp_path}/denied`\n")
+    assert done == 0, error
+    assert f"pushed: {home['HF_ENDPOINT']}/me/mine" in said
     sent = Hub.repositories["me/mine"]
     assert (sent["private"], sent["token"], sent["summary"]) == (True, "Bearer hf_me", "Projector after 12 steps")
     for name in FILES:

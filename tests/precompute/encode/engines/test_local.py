@@ -133,7 +133,7 @@ def test_workers_end_with_their_build_and_a_rerun_goes_on(project, moment, deed,
     assert project.files() == timeless_files(project.folder / "undisturbed")
 
 
-def test_a_model_that_changes_as_workers_start_stops_the_build(built):
+def test_a_model_that_changes_as_workers_start_stops_the_build(built, forked_workers):
     config = BuildConfig.of_cache(built.cache)
     encoder, source = load_encoder(config.encoder, config.image.range), open_source(config.source)
     other = replace(config.encoder, model=str(make_vae(built.folder / "other", seed=1)))
