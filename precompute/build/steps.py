@@ -97,7 +97,7 @@ def seal(config: BuildConfig, request: BuildRequest) -> Summary:
         plan_file, work = decision.plan_file, decision.work.without_plan()
         if missing := work.to_build:
             raise CacheError(
-                f"{inputs.store} is not sealed: {len(missing):,} of {work.spec.num_shards:,} shards are not committed: "
+                f"{inputs.store} is not sealed: {len(missing):,} of {work.spec.num_shards:,} shards not committed: "
                 f"{abridged(list(map(str, missing)))}; run their ranks again, then seal"
             )
         progress = build_missing(inputs, work, [])

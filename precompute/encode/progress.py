@@ -74,6 +74,6 @@ class BuildProgress:
         if rejected > self._allowed * self._planned:
             why = ", ".join(f"{count} {reason}" for reason, count in self._reasons.most_common())
             raise TooManyRejectsError(
-                f"{rejected} of {self._planned} samples are rejected ({why}), more than run.max_reject_fraction "
+                f"{rejected} of {self._planned} samples rejected ({why}), more than run.max_reject_fraction "
                 f"{self._allowed:g} allows"
             )

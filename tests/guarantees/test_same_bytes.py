@@ -110,7 +110,7 @@ def test_a_killed_rank_is_run_again_as_one_of_three(project, start, dying):
     assert {*committed} >= {*range(0, SAMPLES, 2)}
     missing = sorted({*range(SAMPLES)} - {*committed})
     said = step(project, "seal", code=1)
-    assert f"is not sealed: {len(missing)} of 22 shards are not committed: {missing[0]}" in said
+    assert f"is not sealed: {len(missing)} of 22 shards not committed: {missing[0]}" in said
     for program in [start(*rank(project, index, 3)) for index in range(3)]:
         ended(program)
     step(project, "seal")

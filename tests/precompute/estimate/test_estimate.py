@@ -32,7 +32,7 @@ def test_an_estimate_says_what_a_build_takes_and_writes_nothing(project):
     said = project.run(main, "estimate", "--config", project.config(), "--seconds", 0.01, "--epochs", 3, *PRICES)
     assert sorted({*project.folder.rglob("*")} - {*files}) == [project.folder / "cache.yaml"]
     for line in (
-        rf"{SAMPLES} samples; \d+ drawn at random were probed for",
+        rf"{SAMPLES} samples; \d+ drawn at random, probed for",
         r"rejected of these: \d cannot decode",
         r"decode alone .* images/s",
         r"encode alone .* cpu",

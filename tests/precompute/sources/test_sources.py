@@ -115,6 +115,7 @@ A = json.dumps(record("a"))
 
 REFUSED: dict[str, tuple[bytes | Callable[[Path], object], str]] = {
     "an empty list": (b"[]", "source.path: .*/chat.json holds no samples"),
+    "an empty file": (b"\n", "source.path: .*/chat.json: is empty; expected"),
     "a missing field": (
         f'[{A}, {{"id": "b"}}]'.encode(),
         r"record 1 \(counted from 0\): it lacks a field, conversations; expected",
