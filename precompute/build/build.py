@@ -168,7 +168,7 @@ def build_missing(
         config=config, store=store, spec=spec, shards=shards, allowed_digests=allowed, shared=shared, new=new
     )
     limit = config.run.max_reject_fraction
-    with closing(BuildProgress(spec.rows, work.kept.values(), limit, to_build=rows)) as progress:
+    with closing(BuildProgress(spec.rows, work.kept.values(), limit, to_build=rows, shared=shared)) as progress:
         try:
             progress.refuse_too_many_rejects()
             if shards:

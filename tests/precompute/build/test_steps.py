@@ -41,7 +41,7 @@ def assert_as_built(project, **overrides):
 def test_a_build_alone_ends_what_ranks_began(built):
     """And ranks end what a build began that was stopped."""
     built.lose("seal.json", "commits/000000.json", "commits/000002.json")
-    step(built, "build", *rank(0, 3))
+    assert "| 8/8 [" in step(built, "build", *rank(0, 3)), "the images of others are not in its bar"
     (built.cache / ".claim").unlink()
     with unchanged(built):
         assert "nothing to encode" in step(built, "build", *rank(1, 3))
