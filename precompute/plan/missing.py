@@ -13,7 +13,7 @@ from precompute.plan.ids import abridged
 from precompute.plan.rows import Rows
 from precompute.sources import SourceConfig
 from precompute.sources.archives.archive import MISSING
-from precompute.sources.archives.image_store import folder_below
+from precompute.sources.archives.image_store import folder_below, is_unsafe
 from precompute.sources.files.urls import split_url
 
 
@@ -39,7 +39,9 @@ def why_missing(missing: pa.Table, source: SourceConfig) -> Iterator[tuple[str, 
         if source.kind == "llava":
             below = None if is_url(where) else folder_below(Path(where), named[0].as_py())
             mend = f"Set source.images to {below}, where they are" if below else "Set source.images, or mend it"
-        yield f"{abridged(named.to_pylist())}; looked in {where}", mend
+        outside = [name for name in named.to_pylist() if is_unsafe(name)]
+        why = f"; not a name inside it: {abridged(outside)}" if outside else ""
+        yield f"{abridged(named.to_pylist())}; looked in {where}{why}", mend
     if len(unnamed):
         yield (
             f"{counted(len(unnamed), 'record')} without the name of one: {abridged(unnamed.to_pylist())}",

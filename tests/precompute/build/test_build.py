@@ -133,6 +133,13 @@ def test_missing_images_end_a_build_before_it_begins(project):
     assert not (project.folder / "new").exists()
 
 
+def test_a_name_that_leaves_the_folder_of_images_is_said_to(project):
+    chat = project.source / "chat.json"
+    chat.write_text(chat.read_text().replace('"sample-001.png"', '"../x.png"'))
+    message = project.build(run__max_reject_fraction=0.01, code=1)
+    assert f"../x.png; looked in {project.images}; not a name inside it: ../x.png. " in message
+
+
 @pytest.mark.parametrize("count", [SAMPLES, 2])
 def test_records_that_name_no_image_are_named(project, count):
     chat = project.source / "chat.json"

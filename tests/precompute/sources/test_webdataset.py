@@ -201,7 +201,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
         "json: it lacks a field, conversations.*from;",
     ),
     "half a character": (A + member("a.json", b'{"caption": "\\ud800"}') + NOTHING, "a.json: .*truncated"),
-    "a key in two tars": (A + NOTHING, "sample ids must be unique; 1 occur more than once: a$"),
+    "a key in two tars": (A + NOTHING, r"1 sample id came more than once: a \(first with the images \S+, \S+\); give"),
 }
 """What a tar is, and what is said of it."""
 
