@@ -46,6 +46,13 @@ def test_an_estimate_says_what_a_build_takes_and_writes_nothing(project):
     assert "training, batches of 64: " in said
 
 
+def test_a_bucket_that_is_not_there_is_said(project, bucket):
+    said = project.run(
+        main, "estimate", "--config", project.config(), "--seconds", 0.01, "--cache", f"{bucket}-x/cache"
+    )
+    assert f"free at {bucket}-x/cache: there is no bucket '{bucket[5:]}-x': check its name, AWS_REGION" in said
+
+
 @pytest.mark.parametrize("store_format", ["zarr", "webdataset"])
 def test_the_whole_cache_is_estimated_with_tables_and_records(project, store_format):
     project.has(GOOD)
