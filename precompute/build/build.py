@@ -21,7 +21,7 @@ from cache_store.storage.objects.callers import giving_up
 from cache_store.storage.store import Store, open_store
 from cache_store.verify.leftovers import clear_leftovers
 from precompute.config import BuildConfig
-from precompute.encode.engines import ENGINES
+from precompute.encode.engines import ENGINES, refuse_no_engine
 from precompute.encode.job import EncodeJob
 from precompute.encode.progress import BuildProgress, say
 from precompute.encoders.encoder import Encoder
@@ -96,6 +96,7 @@ def build(config: BuildConfig, request: BuildRequest | None = None) -> Summary:
     Raises StaleError, with nothing touched, where the cache was made from other inputs; Interrupted where a signal
     came while encoding; EncodeOnceError where too many samples are rejected.
     """
+    refuse_no_engine(config)
     inputs = open_inputs(config, request or BuildRequest())
     wanted, passed_over = list_samples(inputs)
     with inputs.store.claim():

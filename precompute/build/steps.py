@@ -29,6 +29,7 @@ from precompute.build.build import (
     write_planned,
 )
 from precompute.config import BuildConfig
+from precompute.encode.engines import refuse_no_engine
 from precompute.plan.ids import abridged
 from precompute.build.rank import Rank
 from precompute.resume.decide import Work, damaged_metadata
@@ -70,6 +71,7 @@ def plan(config: BuildConfig, request: BuildRequest) -> Spec:
 def build_rank(config: BuildConfig, request: BuildRequest, rank: Rank) -> RankSummary:
     """Build those shards of a planned cache that are the rank's and not committed, while others build theirs."""
     refuse_unplanned(open_store(config.cache), request)
+    refuse_no_engine(config)
     inputs = open_inputs(on_its_gpu(config, rank), request)
     wanted, _ = list_samples(inputs)
     with inputs.store.claim(shared=True):

@@ -4,6 +4,7 @@ import importlib
 import os
 import signal
 import socket
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -76,17 +77,27 @@ def connected(cpus: int) -> Iterator[RayCluster]:
         ray.shutdown()
 
 
+def refuse_no_cluster() -> None:
+    """As `connected` does, but without loading Ray: before a plan is made, which may take an hour."""
+    address = os.environ.get("RAY_ADDRESS", "")
+    if address and not ("ray" in sys.modules and sys.modules["ray"].is_initialized()):
+        refuse_silent(address)
+
+
 def refuse_silent(address: str) -> None:
     """EncodeOnceError, soon, where nothing answers at the address; ConfigError for one that no build can use."""
     if "://" in address:
         remedy = "run the build in the cluster, by `ray job submit`, or name its HOST:PORT"
         raise ConfigError(f"RAY_ADDRESS is {address}, by which Ray lends no actors to a build; {remedy}")
+    if address in ("local", "auto"):
+        return
     host, _, port = address.rpartition(":")
-    if host and port.isdecimal():
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), PROBE_S).close()
-        except OSError as error:
-            raise EncodeOnceError(f"RAY_ADDRESS: no Ray cluster answers at {address} ({error})") from None
+    if not (host and port.isdecimal()):
+        raise ConfigError(f"RAY_ADDRESS is {address}; expected HOST:PORT, or auto")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), PROBE_S).close()
+    except (OSError, OverflowError) as error:
+        raise EncodeOnceError(f"RAY_ADDRESS: no Ray cluster answers at {address} ({error})") from None
 
 
 def begin(ray: Any, options: Mapping[str, Any]) -> None:

@@ -172,13 +172,19 @@ def test_files_without_a_record_make_way_and_others_stay(built):
     [
         ("127.0.0.1:1", r"RAY_ADDRESS: no Ray cluster answers at 127.0.0.1:1 \(.*refused\)"),
         ("http://127.0.0.1:8265", "by which Ray lends no actors to a build; run the build in the cluster, by `ray job"),
-        ("nowhere", "Ray at nowhere: Invalid address format: nowhere"),
+        ("nowhere", "RAY_ADDRESS is nowhere; expected HOST:PORT, or auto"),
     ],
 )
 def test_a_cluster_that_cannot_be_had_is_said_at_once(monkeypatch, address, message):
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(EncodeOnceError, match=message), connected(2):
         pass
+
+
+def test_a_build_looks_for_its_cluster_before_it_plans(project, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    assert "no Ray cluster answers at 127.0.0.1:1" in project.build(code=1, run__engine="ray")
+    assert not project.cache.exists()
 
 
 def test_without_ray_its_extra_is_named(monkeypatch):
