@@ -18,9 +18,10 @@ from typing import Any
 import yaml
 
 from benchmarks.build import write_images
-from benchmarks.options import parser_with
+from benchmarks.options import parser_with, positive
 from benchmarks.record import print_record
 from benchmarks.ways import CONFIG, ROOT, WAYS, Outcome, Trial
+from cache_store.errors import ConfigError
 from cache_store.program.run_program import run_program
 
 PACKAGES = ("torch", "diffusers", "ray", "obstore", "encode-once")
@@ -32,6 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(argv: Sequence[str]) -> int:
     options = option_parser().parse_args(argv)
+    skipped = {way: reason for way in options.ways if (reason := missing(way, options))}
+    if skipped.keys() >= {*options.ways}:
+        raise ConfigError(f"nothing to compare: {'; '.join(f'{way}: {reason}' for way, reason in skipped.items())}")
     from benchmarks.build_parts import save_vae  # torch takes seconds to import
 
     with tempfile.TemporaryDirectory(prefix="identities-", dir=options.folder) as name:
@@ -41,7 +45,6 @@ def run(argv: Sequence[str]) -> int:
             save_vae(folder / "model", options.vae)
         shutil.copy(ROOT / "configs/slurm/build.sbatch", folder)
         (folder / CONFIG).write_text(yaml.safe_dump(build_values(folder, options)))
-        skipped = {way: reason for way in options.ways if (reason := missing(way, options))}
         with Trial(folder, options) as trial:
             outcomes = {way: trial.outcome_of(way) for way in options.ways if way not in skipped}
     print(f"undisturbed, in {trial.seconds:.0f} s: {len(trial.files)} files besides commit records")
@@ -60,7 +63,7 @@ def option_parser() -> argparse.ArgumentParser:
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=[*WAYS], metavar="WAY", help=", ".join(WAYS))
     parser.add_argument("--url", help="an empty folder in an object store, as s3://bucket/folder; emptied in the end")
     parser.add_argument("--sbatch", default="", help="options of sbatch, as --sbatch='--gpus-per-node=0'")
-    parser.add_argument("--kills", type=int, default=1, help="times that each way is killed")
+    parser.add_argument("--kills", type=positive, default=1, help="times that each way is killed")
     parser.add_argument("--seed", type=int, help="of the moments; default another each time")
     parser.set_defaults(mosaic=1)
     return parser

@@ -1,6 +1,8 @@
 """Options that several benchmarks have, each written once; a benchmark names those that it takes, with its defaults."""
 
+import sys
 from argparse import ArgumentTypeError
+from pathlib import Path
 from typing import Any
 
 from cache_store.program.command_line import Parser
@@ -31,7 +33,7 @@ SHARED: dict[str, dict[str, Any]] = {
 
 def parser_with(description: str | None, *names: str, **defaults: Any) -> Parser:
     """Of a benchmark's options: those of SHARED by these names, and those with a default of its own."""
-    parser = Parser(description=description)
+    parser = Parser(prog=f"python -m benchmarks.{Path(sys.argv[0]).stem}", description=description)
     for name in (each for each in SHARED if each in (*names, *defaults)):
         given = {"default": defaults[name]} if name in defaults else {}
         parser.add_argument(f"--{name.replace('_', '-')}", **SHARED[name] | given)

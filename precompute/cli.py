@@ -3,7 +3,6 @@
 import os
 import shlex
 import threading
-from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from precompute.build.rank import find_rank
 from precompute.config import AuditConfig, BuildConfig, DecodedGalleryConfig, RepairConfig
 from precompute.encoders.image_size import refuse_unfit_for
 from precompute.estimate.config import EstimateConfig
-from precompute.resume.request import BuildRequest
+from precompute.resume.request import BuildRequest, without_options
 
 EXAMPLES = """\
   precompute estimate --config my.yaml                hours, bytes, does it pay?
@@ -110,17 +109,8 @@ def request_of(arguments: Any) -> BuildRequest:
 
 def step_request(arguments: Any) -> BuildRequest:
     """What is asked of a rank or a seal, whose messages name the `plan` of the same config: it decides the rest."""
-    return BuildRequest(command=("precompute", "plan", *without_flags(arguments.argv[1:])))
-
-
-def without_flags(typed: Sequence[str]) -> Iterator[str]:
-    """The words typed, but for flags of one run."""
-    words = iter(typed)
-    for word in words:
-        if word in ("--rank", "--world-size"):
-            next(words, None)
-        elif word not in ONCE and not word.startswith(("--rank=", "--world-size=")):
-            yield word
+    options = without_options(arguments.argv[1:], ("--rank", "--world-size"), ONCE)
+    return BuildRequest(command=("precompute", "plan", *options))
 
 
 def estimate_command(arguments: Any) -> int:
@@ -161,9 +151,7 @@ def audit_command(arguments: Any) -> int:
             text = msgspec.json.format(msgspec.json.encode(report.as_dict()), indent=1)
             write_output(Path(config.report).expanduser(), text)
     if stop.is_set() and len(report.drawn) < report.asked:
-        raise Interrupted(
-            f"{len(report.drawn)} of {report.asked} samples were drawn; --seed repeats them from the start"
-        )
+        raise Interrupted(f"{len(report.drawn)} of {report.asked} samples drawn; --seed repeats them from the start")
     return 1 if report.findings else 0
 
 

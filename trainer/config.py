@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cache_store.errors import ConfigError
+from cache_store.storage.kept_blocks import LEAST_BYTES
 from cache_store.storage.store import is_url
 from trainer.model.config import WORLD, ModelConfig, refuse_other_towers, refuse_tower_names
 
@@ -78,7 +79,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         size = self.batch_size
-        require(self.cache_bytes >= 1, "data.cache_bytes", "at least 1", self.cache_bytes)
+        require(self.cache_bytes >= LEAST_BYTES, "data.cache_bytes", f"at least {LEAST_BYTES:,}", self.cache_bytes)
         require(1 <= size <= MAX_BATCH_SIZE, "data.batch_size", f"in [1, {MAX_BATCH_SIZE:,}]", size)
         require(1 <= self.accumulate <= size, "data.accumulate", f"in [1, data.batch_size {size:,}]", self.accumulate)
         tokens = self.max_text_tokens

@@ -1,11 +1,13 @@
 """Reading and writing a cache's records: the spec, the commit records, the seal."""
 
 import contextlib
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from cache_store.errors import CacheError, NoCacheError, OlderFormatError
+from cache_store.errors import CacheError, ConfigError, NoCacheError, OlderFormatError
 from cache_store.format.formats import shard_format
 from cache_store.format.names import (
     BUILD_FILE,
@@ -31,7 +33,7 @@ from cache_store.format.record import (
 )
 from cache_store.format.schema import MAX_SAMPLE_BYTES, MAX_SHARDS, BuildRecord, CommitRecord, Seal, Spec
 from cache_store.refusal import MADE_BY
-from cache_store.storage.store import Address, Store, open_store
+from cache_store.storage.store import Address, Store, is_url, open_store
 
 BEFORE_THE_SPEC = {BUILD_FILE, PLAN_FILE, ZARR_ARRAY}
 """What a writer that died before the spec may leave, claim and scratch files aside."""
@@ -45,7 +47,20 @@ def has_cache(store: Store) -> bool:
 def refuse_others(store: Store, option: str) -> None:
     """ConfigError, naming the option, where no cache can lie, or something else than a cache does."""
     if not has_cache(store):
+        for outer in map(open_store, places_above(store)):
+            with contextlib.suppress(PermissionError):  # who may write to a folder may see nothing of those above it
+                if outer.has(PLAN_FILE) and outer.has(SPEC_FILE):
+                    raise ConfigError(f"{option}: {store} lies in the cache {outer}; name a place outside of it")
         store.refuse_others(BEFORE_THE_SPEC, option, "cache")
+
+
+def places_above(store: Store) -> Sequence[str | Path]:
+    """The folders that a store lies in."""
+    if not is_url(store):
+        return Path(str(store)).resolve().parents
+    scheme, _, place = str(store).partition("://")
+    parts = place.split("/")
+    return [f"{scheme}://{'/'.join(parts[:count])}" for count in range(len(parts) - 1, 0, -1)]
 
 
 def refuse_no_cache(store: Store) -> None:

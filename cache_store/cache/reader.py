@@ -23,7 +23,8 @@ from cache_store.format.codec import crc32c, decode_sample
 from cache_store.format.formats import shard_format
 from cache_store.format.schema import Seal, Spec
 from cache_store.format.tables import REJECTED, SAMPLES_SCHEMA, TEXT_COLUMNS
-from cache_store.refusal import printable, refuse_other_seal, refuse_unsealed
+from cache_store.refusal import counted, printable, refuse_other_seal, refuse_unsealed
+from cache_store.storage.kept_blocks import LEAST_BYTES
 from cache_store.storage.store import Address, FetchedStore, Store, is_url, open_store, wait_together
 
 COPIED_BYTES = 8 << 20
@@ -59,8 +60,10 @@ def open_cache(path: Address, *, cache_dir: str | Path | None = None, cache_byte
 
 
 def refuse_cache_bytes(given: object) -> None:
-    if not (isinstance(given, Real) and float(given) >= 1):
-        raise ConfigError(f"cache_bytes must be a number of at least 1, got {printable(repr(given))[:40]}")
+    if not (isinstance(given, Real) and float(given) >= LEAST_BYTES):
+        raise ConfigError(
+            f"cache_bytes must be a number of at least {LEAST_BYTES:,}, got {printable(repr(given))[:40]}"
+        )
 
 
 def seal_problem(spec: Spec, seal: Seal) -> str | None:
@@ -132,7 +135,7 @@ class Cache:
         return rows
 
     def __repr__(self) -> str:
-        return f"Cache({str(self.store)!r}, {len(self)} samples of [{self.spec.array.named_shape}])"
+        return f"Cache({str(self.store)!r}, {counted(len(self), 'sample')} of [{self.spec.array.named_shape}])"
 
     def __reduce__(self) -> tuple[object, tuple[Store]]:
         return open_cache, (self.store,)

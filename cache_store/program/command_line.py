@@ -155,7 +155,7 @@ class Parser(argparse.ArgumentParser):
         return msgspec.convert(nested(values), config_class)
 
     def error(self, message: str) -> NoReturn:
-        program = self.prog.partition(" ")[0]
+        program = self.prog.removeprefix("python -m ").partition(" ")[0]
         raise ConfigError(f"{message}\n{program}: run `{self.prog} --help` for usage")
 
 

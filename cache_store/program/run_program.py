@@ -54,7 +54,7 @@ def exit_code_of(program: str, run: Callable[[], int]) -> int:
         print(f"{program}: {kind}: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print(f"{program}: stopped: what is on disk is whole, run the same command to go on", file=sys.stderr)
+        print(f"{program}: stopped: what is on disk is whole; run the same command again", file=sys.stderr)
         return 3
     except BrokenPipeError:
         # The reader of our output (`| head`) has gone; point stdout away so that exit does not fail again.

@@ -27,6 +27,9 @@ UNSEEN_SHARE = 0.02
 FREED_SHARE = 0.1
 """Of the bound, each time it is passed: the blocks that were used the longest ago."""
 
+LEAST_BYTES = 10 * BLOCK_BYTES
+"""A bound of less would be passed with nearly every block, and all be deleted before it is read again."""
+
 
 class Ranges(NamedTuple):
     """Parts of one file, and, where it is known, the size and SHA-256 of the whole."""

@@ -16,13 +16,13 @@ from rich.table import Table
 from rich.text import Text
 from tqdm import tqdm
 
-from cache_store.cache.metadata import read_spec
+from cache_store.cache.metadata import read_spec, refuse_no_cache
 from cache_store.cores import usable_cores
 from cache_store.errors import CacheError, ConfigError, Interrupted
 from cache_store.program.output_file import refuse_output, write_output
 from cache_store.program.progress_bar import progress_bar
 from cache_store.refusal import counted, printable
-from cache_store.storage.store import is_url
+from cache_store.storage.store import is_url, open_store
 from cache_store.verify.findings import Finding, Level, Report
 from cache_store.verify.shard import CheckedShard
 from cache_store.verify.subset import Subset, parse_subset
@@ -116,6 +116,7 @@ class ReadingBar:
 @contextmanager
 def reading_bar(cache: str, config: VerifyConfig) -> Iterator[ReadingBar]:
     subset = config.shards
+    refuse_no_cache(open_store(cache))  # a store that does not answer is waited for once
     try:
         spec = read_spec(cache)
         total = sum(subset is None or shard in subset for shard in range(spec.num_shards))

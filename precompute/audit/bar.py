@@ -1,6 +1,7 @@
 """The progress bar of an audit: over samples, or over seconds where only time ends it."""
 
 from cache_store.program.progress_bar import progress_bar
+from cache_store.refusal import counted
 from precompute.config import AuditConfig
 
 
@@ -19,5 +20,5 @@ class AuditBar:
             self.bar.total = asked
             self.bar.update(drawn - self.bar.n)
         else:
-            self.bar.set_postfix_str(f"{drawn:,} samples", refresh=False)
+            self.bar.set_postfix_str(counted(drawn, "sample"), refresh=False)
             self.bar.update(min(round(seconds, 1), self._seconds) - self.bar.n)

@@ -9,7 +9,7 @@ from math import ceil
 from scipy.special import betaincinv
 
 from cache_store.format.names import SEAL_FILE, commit_file
-from cache_store.refusal import aligned
+from cache_store.refusal import aligned, counted
 from precompute.audit.comparison import ComparedSample
 from precompute.audit.tolerance import DeviceClass
 
@@ -136,7 +136,7 @@ def report_fields(report: AuditReport) -> Iterator[tuple[str, str]]:
     yield "seed", str(report.seed)
     yield "drawn", f"{len(report.drawn):,} of {report.samples:,} cached samples"
     where = f"on {report.device} in {report.seconds:.0f} s, built on {', '.join(report.built_on)}"
-    yield "compared", f"{len(report.compared):,} samples, the planned batches of those drawn, {where}"
+    yield "compared", f"{counted(len(report.compared), 'sample')}, the planned batches of those drawn, {where}"
     yield "equal bits", f"{report.equal_bits:,} of {len(report.compared):,}"
     if report.largest:
         difference, worst = report.largest[-1]

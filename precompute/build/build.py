@@ -22,7 +22,7 @@ from cache_store.storage.store import Store, open_store
 from cache_store.verify.leftovers import clear_leftovers
 from precompute.build.space import refuse_little_space
 from precompute.config import BuildConfig
-from precompute.encode.engines import ENGINES
+from precompute.encode.engines import ENGINES, refuse_no_engine
 from precompute.encode.job import EncodeJob
 from precompute.encode.progress import BuildProgress, Encoded, say
 from precompute.encoders.encoder import Encoder
@@ -92,6 +92,7 @@ def build(config: BuildConfig, request: BuildRequest | None = None) -> Summary:
     Raises StaleError, with nothing touched, where the cache was made from other inputs; Interrupted where a signal
     came while encoding; EncodeOnceError where too many samples are rejected.
     """
+    refuse_no_engine(config)
     inputs = open_inputs(config, request or BuildRequest())
     wanted, passed_over = list_samples(inputs)
     with inputs.store.claim():
@@ -164,7 +165,7 @@ def build_missing(
         config=config, store=store, spec=spec, shards=shards, allowed_digests=allowed, shared=shared, new=new
     )
     limit = config.run.max_reject_fraction
-    with closing(BuildProgress(spec.rows, work.kept.values(), limit, to_build=rows)) as progress:
+    with closing(BuildProgress(spec.rows, work.kept.values(), limit, to_build=rows, shared=shared)) as progress:
         try:
             progress.refuse_too_many_rejects()
             if shards:

@@ -29,6 +29,7 @@ from precompute.build.build import (
 from precompute.build.rank import Rank
 from precompute.build.space import refuse_little_space
 from precompute.config import BuildConfig
+from precompute.encode.engines import refuse_no_engine
 from precompute.encode.engines.local import worker_encoder
 from precompute.encode.progress import Encoded
 from precompute.plan.ids import abridged
@@ -60,6 +61,7 @@ def plan(config: BuildConfig, request: BuildRequest) -> Spec:
 def build_rank(config: BuildConfig, request: BuildRequest, rank: Rank) -> Encoded:
     """Build those shards of a planned cache that are the rank's and not committed, while others build theirs."""
     refuse_unplanned(open_store(config.cache), request)
+    refuse_no_engine(config)
     inputs = open_inputs(on_its_gpu(config, rank), request)
     wanted, _ = list_samples(inputs)
     with inputs.store.claim(shared=True):
@@ -81,7 +83,7 @@ def seal(config: BuildConfig, request: BuildRequest) -> Summary:
         plan_file, work = decision.plan_file, decision.work.without_plan()
         if missing := work.to_build:
             raise CacheError(
-                f"{inputs.store} is not sealed: {len(missing):,} of {work.spec.num_shards:,} shards are not committed: "
+                f"{inputs.store} is not sealed: {len(missing):,} of {work.spec.num_shards:,} shards not committed: "
                 f"{abridged(list(map(str, missing)))}; run their ranks again, then seal"
             )
         progress = build_missing(inputs, work, [])

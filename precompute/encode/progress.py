@@ -39,13 +39,19 @@ class BuildProgress:
     """A tqdm bar over images; close it. Raises TooManyRejectsError as soon as more are rejected than allowed."""
 
     def __init__(
-        self, planned: int, committed: Iterable[CommitRecord], max_reject_fraction: float, to_build: int | None = None
+        self,
+        planned: int,
+        committed: Iterable[CommitRecord],
+        max_reject_fraction: float,
+        *,
+        to_build: int | None = None,
+        shared: bool = False,
     ) -> None:
         self._planned = planned
         self._allowed = max_reject_fraction
         self._reasons: Counter[str] = Counter()
         contents = [record.content for record in committed]
-        done = sum(content.cached + content.rejected for content in contents)
+        done = 0 if shared else sum(content.cached + content.rejected for content in contents)  # not those of others
         total = planned if to_build is None else done + to_build
         idle = to_build == 0  # as where a cache is only sealed
         self._bar = progress_bar(total=total, initial=done, desc="encode", unit="image", smoothing=0.1, disable=idle)
@@ -96,6 +102,6 @@ class BuildProgress:
         if rejected > self._allowed * self._planned:
             why = ", ".join(f"{count} {reason}" for reason, count in self._reasons.most_common())
             raise TooManyRejectsError(
-                f"{rejected} of {self._planned} samples are rejected ({why}), more than run.max_reject_fraction "
+                f"{rejected} of {self._planned} samples rejected ({why}), more than run.max_reject_fraction "
                 f"{self._allowed:g} allows"
             )

@@ -14,7 +14,7 @@ WORKERS = (1, 4, 8, 64)
 
 def report_lines(estimate: Estimate) -> Iterator[str]:
     probe, config = estimate.probe, estimate.config
-    yield f"{estimate.spec.rows:,} samples; {probe.images:,} drawn at random were probed for {probe.seconds:.0f} s"
+    yield f"{counted(estimate.spec.rows, 'sample')}; {probe.images:,} drawn at random, probed for {probe.seconds:.0f} s"
     if probe.rejected:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(probe.rejected.items()))
         yield f"rejected of these: {reasons}"
@@ -83,7 +83,7 @@ def size_lines(estimate: Estimate) -> Iterator[str]:
         rows.append((codec + " (chosen)" * (codec == chosen), f"{size.sample_bytes:,.0f}", shown_bytes(size.total)))
     yield from aligned(rows)
     if estimate.free is None:
-        yield f"free at {estimate.config.cache}: unknown"
+        yield f"free at {estimate.config.cache}: {estimate.unreachable or 'unknown'}"
     else:
         fits = "" if estimate.fits else ": too little"
         yield f"free at {estimate.config.cache}: {shown_bytes(estimate.free)}{fits}"

@@ -4,7 +4,7 @@ A new cache's rows are in the source's own order: that of tars, of Parquet files
 Samples that lie in no order, in folders and archives or a JSON list, are sorted by id.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from itertools import islice
 
@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cache_store.errors import SourceError
-from precompute.plan.ids import SHOWN_IDS, Hashes, SomeIds, hashes_of
+from cache_store.refusal import counted
+from precompute.plan.ids import Hashes, abridged, hashes_of
 from precompute.plan.rows import LISTED, Rows, numbered, rows_in_scratch, table_of
 from precompute.plan.sort import sorted_by_id
 from precompute.sources.archives.listing import Samples
@@ -35,21 +36,25 @@ def make_plan(samples: Samples, samples_per_shard: int, source: str = "the sourc
     plan = rows_in_scratch(numbered(hashed()), samples_per_shard)
     if not len(plan):
         raise SourceError("; ".join(filter(None, [f"{source} holds no samples", samples.passed_over])))
-    refuse_duplicates(plan, np.concatenate(hashes))
+    refuse_duplicates(plan, np.concatenate(hashes), source)
     return plan
 
 
-def refuse_duplicates(plan: Rows, hashes: Hashes) -> None:
-    """Ids of equal hashes are looked up, since others may have them too."""
+def refuse_duplicates(plan: Rows, hashes: Hashes, source: str) -> None:
+    """SourceError naming them and images of one. Ids of equal hashes are looked up, since others may have them too."""
     ordered = np.sort(hashes)
     repeated = pa.array(np.unique(ordered[1:][ordered[1:] == ordered[:-1]]))
     if not len(repeated):
         return
-    counts: Counter[str] = Counter()
-    for shard, table in enumerate(plan.shards(["id"])):
+    uris = defaultdict[str, list[str]](list)
+    for shard, table in enumerate(plan.shards(["id", "uri"])):
         first = shard * plan.samples_per_shard
         is_suspect = pc.is_in(pa.array(hashes[first : first + table.num_rows]), value_set=repeated)
-        counts.update(table["id"].filter(is_suspect).to_pylist())
-    if names := sorted(name for name, count in counts.items() if count > 1):
-        some = SomeIds(len(names), names[:SHOWN_IDS])
-        raise SourceError(f"sample ids must be unique; {some.total} occur more than once: {some}")
+        for sample in table.filter(is_suspect).to_pylist():
+            if len(uris[sample["id"]]) < 2:
+                uris[sample["id"]].append(sample["uri"] or "none")
+    if names := sorted(name for name, images in uris.items() if len(images) > 1):
+        raise SourceError(
+            f"{source}: {counted(len(names), 'sample id')} came more than once: {abridged(names)} (first with "
+            f"the images {abridged(uris[names[0]])}); give each sample an id of its own, or leave out all but one"
+        )

@@ -7,12 +7,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cache_store.errors import SourceError
+from cache_store.refusal import counted
 from cache_store.storage.store import is_url
 from precompute.plan.ids import abridged
 from precompute.plan.rows import Rows
 from precompute.sources import SourceConfig
 from precompute.sources.archives.archive import MISSING
-from precompute.sources.archives.image_store import folder_below
+from precompute.sources.archives.image_store import folder_below, is_unsafe
 from precompute.sources.files.urls import split_url
 
 
@@ -23,7 +24,7 @@ def refuse_missing_images(found: Rows, source: SourceConfig, allowed: float) -> 
     if missing.num_rows > allowed * len(found):
         reasons, advice = zip(*why_missing(missing, source), strict=True)
         raise SourceError(
-            f"{missing.num_rows} of {len(found)} samples have no image: {'; '.join(reasons)}. That is more "
+            f"{missing.num_rows} of {len(found)} samples without an image: {'; '.join(reasons)}. That is more "
             f"than run.max_reject_fraction {allowed:g} allows; nothing was encoded. {'. '.join(advice)}"
         )
 
@@ -38,11 +39,13 @@ def why_missing(missing: pa.Table, source: SourceConfig) -> Iterator[tuple[str, 
         if source.kind == "llava":
             below = None if is_url(where) else folder_below(Path(where), named[0].as_py())
             mend = f"Set source.images to {below}, where they are" if below else "Set source.images, or mend it"
-        yield f"{abridged(named.to_pylist())}; looked in {where}", mend
+        outside = [name for name in named.to_pylist() if is_unsafe(name)]
+        why = f"; not a name inside it: {abridged(outside)}" if outside else ""
+        yield f"{abridged(named.to_pylist())}; looked in {where}{why}", mend
     if len(unnamed):
         yield (
-            f"the records of {len(unnamed)} samples name none: {abridged(unnamed.to_pylist())}",
-            f"Give these records an `image`, or leave them out of {source.path}",
+            f"{counted(len(unnamed), 'record')} without the name of one: {abridged(unnamed.to_pylist())}",
+            f"Give each such record an `image`, or leave it out of {source.path}",
         )
 
 

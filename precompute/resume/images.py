@@ -15,7 +15,7 @@ from cache_store.format.names import samples_file
 from cache_store.format.schema import CommitRecord
 from cache_store.format.tables import REJECTED, parse_table, reason_kind
 from cache_store.program.progress_bar import progress_bar
-from cache_store.refusal import ABSENT, Difference
+from cache_store.refusal import ABSENT, Difference, counted
 from cache_store.storage.store import Store
 from precompute.encode.job import MismatchedShard
 from precompute.encode.progress import say
@@ -69,7 +69,7 @@ def examine_images(survey: Survey, work: Work, source: Source, request: BuildReq
     refuse_changed_images(store, work.rows_before, [each.difference for each in changes if not each.rejected], request)
     if request.check_sources:
         refuse_unknown_images(store, unknown)
-        say(f"{compared:,} images were read again; all that are encoded have the bytes that were encoded")
+        say(f"{counted(compared, 'image')} read again; all that are encoded have the bytes that were encoded")
     if not request.retry_rejected:
         settle_rejected(store, [each for each in changes if each.rejected], work, request)
 

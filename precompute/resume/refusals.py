@@ -107,12 +107,12 @@ def refuse_changed_images(store: Store, rows: int, changes: Sequence[Difference]
         f"to encode the images as they are now, build another cache: {request.with_options('--cache', 'NEW')}",
         "to go on with this one, restore the files and run the same command again",
     ]
-    refuse_images(store, changes, f"{len(changes):,} of {rows:,} images are not the ones encoded", remedies)
+    refuse_images(store, changes, f"{len(changes):,} of {rows:,} images changed since they were encoded", remedies)
 
 
 def refuse_changed_rejects(store: Store, changes: Sequence[Difference], request: BuildRequest) -> None:
     """StaleError for rejected samples of shards that are to be built again: the shards would not come out the same."""
-    what = f"{len(changes):,} rejected images, in shards that are to be built again, have changed"
+    what = f"{counted(len(changes), 'rejected image')} changed, in shards that are to be built again"
     remedies = [
         f"to build the shards with the images as they are: {request.with_options('--retry-rejected')}",
         "to have the very same bytes again, restore the files as they were",

@@ -1,7 +1,7 @@
 """What one run of a build is asked to do besides going on; no property of the cache."""
 
 import shlex
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,8 +26,9 @@ class BuildRequest:
     """What was typed, so that messages can name the very command that fits."""
 
     def with_options(self, *options: str) -> str:
-        """The command that was typed, with further options."""
-        return shlex.join([*self.command, *options])
+        """The command that was typed, with a flag, or an option and its value, in place of its own."""
+        valued, flags = (options[:1], ()) if len(options) > 1 else ((), options)
+        return shlex.join([*without_options(self.command, valued, flags), *options])
 
     def of(self, command: str) -> str:
         """Another command of the same config."""
@@ -37,3 +38,13 @@ class BuildRequest:
     def alone(self) -> str:
         """The build of the same config by one process, wherever it is typed."""
         return f"{self.of('build')} --rank 0 --world-size 1"
+
+
+def without_options(typed: Sequence[str], valued: Collection[str], flags: Collection[str]) -> Iterator[str]:
+    """The words typed, but for these options, those of `valued` with their values."""
+    words = iter(typed)
+    for word in words:
+        if word in valued:
+            next(words, None)
+        elif word not in flags and word.partition("=")[0] not in valued:
+            yield word

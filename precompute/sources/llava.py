@@ -142,7 +142,7 @@ def decoded(data: bytes, kind: type[T], where: str) -> T:
     except UnicodeDecodeError:
         problem = not_utf8(data)
     except msgspec.DecodeError as error:
-        problem = RECORD.sub(r"record \2 (counted from 0): \1", misfit(error))
+        problem = RECORD.sub(r"record \2 (counted from 0): \1", misfit(error)) if data.strip() else "is empty"
     raise SourceError(f"{where}: {problem}; {EXPECTED}")
 
 

@@ -61,7 +61,7 @@ REFUSED: dict[str, tuple[str, Act, list[str]]] = {
     "a mended reject, repairing": (
         "repair --shards [0]",
         source(sample_004=image_bytes(4)),
-        ["have changed: sample-004", "--retry-rejected"],
+        ["built again: sample-004", "--retry-rejected"],
     ),
 }
 

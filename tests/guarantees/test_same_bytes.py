@@ -110,7 +110,7 @@ def test_a_killed_rank_is_run_again_as_one_of_three(project, start, dying):
     assert {*committed} >= {*range(0, SAMPLES, 2)}
     missing = sorted({*range(SAMPLES)} - {*committed})
     said = step(project, "seal", code=1)
-    assert f"is not sealed: {len(missing)} of 22 shards are not committed: {missing[0]}" in said
+    assert f"is not sealed: {len(missing)} of 22 shards not committed: {missing[0]}" in said
     for program in [start(*rank(project, index, 3)) for index in range(3)]:
         ended(program)
     step(project, "seal")
@@ -145,15 +145,16 @@ def test_converted_caches_have_the_bytes_of_built_ones(scenes, caches, elsewhere
 def test_a_copy_is_what_was_copied_and_goes_on_where_it_was(scenes, caches, elsewhere, run, form):
     """Into this place, and out of it."""
     cache = Folder(scenes(form) / "before")
-    elsewhere.mirror(cache)
-    assert "copied 2 shards" in run("cache-store", "copy", elsewhere.address, caches.at("in").address)
+    original, back = elsewhere.at("original"), elsewhere.at("back")
+    original.mirror(cache)
+    assert "copied 2 shards" in run("cache-store", "copy", original.address, caches.at("in").address)
     assert "copied 2 shards" in run("cache-store", "copy", caches.at("in").address, caches.at("out").address)
-    assert "copied 2 shards" in run("cache-store", "copy", caches.at("out").address, elsewhere.at("back").address)
-    for copy in (caches.at("in"), caches.at("out"), elsewhere.at("back")):
+    assert "copied 2 shards" in run("cache-store", "copy", caches.at("out").address, back.address)
+    for copy in (caches.at("in"), caches.at("out"), back):
         assert copy.files() == cache.files()
     caches.at("in").lose("seal.json", "commits/000001.json")
     caches.at("in").put("samples/000000.parquet", b"damage")
-    assert "copied 2 shards" in run("cache-store", "copy", elsewhere.address, caches.at("in").address)
+    assert "copied 2 shards" in run("cache-store", "copy", original.address, caches.at("in").address)
     assert caches.at("in").files() == cache.files()
 
 

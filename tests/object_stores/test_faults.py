@@ -10,6 +10,7 @@ import pytest
 from cache_store import open_cache
 from cache_store.errors import CacheError
 from cache_store.storage.objects import client
+from cache_store.storage.objects.errors import refusal
 from cache_store.storage.store import open_store
 from precompute.cli import main
 from tests.precompute.conftest import timeless_files
@@ -87,6 +88,14 @@ def test_reading_refuses_what_is_wrong_and_gives_up_in_time(scene, url, run, pro
 
 
 @pytest.mark.usefixtures("impatient")
+def test_a_store_that_never_answers_is_waited_for_once(url, run, proxy, monkeypatch):
+    given_up: list[str] = []
+    monkeypatch.setattr(client, "refusal", lambda error, where: given_up.append(where) or refusal(error, where))
+    proxy.fail("500", EVERY, times=10**6)
+    assert_one_line(run(f"cache-store verify {url}", code=1), "cache-store", "500 Internal Server Error")
+    assert given_up == [f"{url}/zarr.json"]
+
+
 def test_a_listing_that_breaks_off_goes_on_where_it_was(url, objects, proxy):
     """Behind the first thousand names, which come together."""
     names = [f"{number:04d}" for number in range(1_001)]
@@ -102,6 +111,7 @@ WRONG = {
     "region": ({"AWS_REGION": "", "AWS_ENDPOINT_URL": ""}, None, "no region is set: set AWS_REGION"),
     "no URL": ({"AWS_ENDPOINT_URL": "localhost:{port}"}, None, "an endpoint is https://HOST or http://HOST:PORT"),
     "plain HTTP": ({"AWS_ALLOW_HTTP": "false"}, None, "AWS_ALLOW_HTTP"),
+    "account": ({}, "az://container/cache", "Account must be specified: check AZURE_STORAGE_ACCOUNT_NAME and"),
     "no name": ({}, "s3://", "names no bucket"),
     "scheme": ({}, "ftp://host/cache", "is a URL of a kind that holds no caches"),
 }

@@ -139,6 +139,8 @@ def test_a_copy_refuses_another_cache_and_damage(copied, tmp_path, capsys):
     other = make_cache(tmp_path / "other", np.zeros((ROWS, 4, 6, 5), np.float32))
     assert cache_store(["copy", str(other), url]) == 1
     assert "holds another cache" in capsys.readouterr().err
+    assert cache_store(["copy", str(other), f"{url}/in/side"]) == 2
+    assert f"OUT: {url}/in/side lies in the cache {url}; name a place" in capsys.readouterr().err
     source = LocalStore(cache)
     source.put_whole("latents/c/1/0/0/0", bytes(source.size("latents/c/1/0/0/0")))
     assert cache_store(["copy", str(cache), f"{url}-of-damage"]) == 1
@@ -164,6 +166,7 @@ def test_a_forked_process_reads_as_its_parent_does(copied):
 
 
 def test_what_is_kept_is_bounded_and_fetched_again_if_damaged(copied, proxy, tmp_path, monkeypatch):
+    monkeypatch.setattr("cache_store.cache.reader.LEAST_BYTES", 1)
     monkeypatch.setattr("cache_store.storage.kept_blocks.BLOCK_BYTES", 1_000)  # samples of 240 bytes straddle two
     cache, kept = open_cache(copied[0]), tmp_path / "kept"
     numbers = np.arange(len(cache))
@@ -246,11 +249,13 @@ def test_what_happens_to_kept_blocks_changes_nothing_read(copied, tmp_path, caps
     assert not [*tmp_path.rglob("*.partial")]
 
 
-def test_readers_at_once_share_what_is_kept_and_may_be_killed(copied, tmp_path):
+def test_readers_at_once_share_what_is_kept_and_may_be_killed(copied, tmp_path, monkeypatch):
     """Of less room than all of it takes, so that each deletes what another needs."""
     cache, kept = open_cache(copied[0]), tmp_path / "kept"
-    code = "import sys; from cache_store import open_cache; cache = open_cache(sys.argv[1], cache_dir=sys.argv[2], "
-    code += "cache_bytes=3000)\nwhile True: cache.read(range(27))"
+    monkeypatch.setattr("cache_store.cache.reader.LEAST_BYTES", 1)
+    code = "import sys; from cache_store.cache import reader; reader.LEAST_BYTES = 1\n"
+    code += "cache = reader.open_cache(sys.argv[1], cache_dir=sys.argv[2], cache_bytes=3000)\n"
+    code += "while True: cache.read(range(27))"
     other = subprocess.Popen([sys.executable, "-c", code, copied[1], str(kept)])
     there, numbers = open_cache(copied[1], cache_dir=kept, cache_bytes=3_000), np.arange(27)
     while not [*kept.rglob("*x131072")]:

@@ -56,7 +56,7 @@ def together(*acts: Act) -> Act:
     return lambda project: [act(project) for act in acts]
 
 
-NOT_ENCODED = "1 of 22 images are not the ones encoded: "
+NOT_ENCODED = "1 of 22 images changed since they were encoded: "
 """Said of images that changed."""
 
 MISSING = 18

@@ -182,6 +182,7 @@ WRONG_VALUES = {
     "data.seed": ([10**20], "must be in [0, 2^63)"),
     "data.batch_size": ([10**20], "must be in [1, 1,000,000]"),
     "data.shuffle_block": ([0, 10**20], "must be in [1, 65,536]"),
+    "data.cache_bytes": ([0, 10], "must be at least 1,310,720"),
     "optim.lr": ([1e300, 1e38, ".nan"], "must be above 0 and at most 1000"),
     "optim.weight_decay": ([1e300, ".inf"], "must be in [0, 1000]"),
     "optim.warmup_steps": ([-1], "must be at least 0 or null"),

@@ -19,7 +19,7 @@ GRACE_S, UPLOAD_GRACE_S = 1.0, 10.0
 
 POLL_S = 0.2
 
-GIVEN_UP = "the object store had not answered yet; run the same command again to go on"
+GIVEN_UP = "the object store had not answered yet; run the same command again"
 
 P = ParamSpec("P")
 T = TypeVar("T")

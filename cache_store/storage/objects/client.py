@@ -17,6 +17,7 @@ from cache_store.errors import ConfigError
 from cache_store.storage.objects.callers import GRACE_S, Callers
 from cache_store.storage.objects.errors import (
     ALLOW_HTTP,
+    CREDENTIALS,
     CutShortError,
     cut_short,
     first_line,
@@ -133,7 +134,8 @@ def make_client(url: str, seconds: int) -> Client:
         literal = f"{scheme}://{quote(place, safe='/@:')}"  # a `#`, `?` or `%20` of a name is one of its letters
         return connect(literal, client_options=options, retry_config=retries, **config)
     except (BaseError, ValueError) as error:
-        raise ConfigError(f"{url}: {first_line(error)}") from None
+        problem = first_line(error).rpartition(" error: ")[2]
+        raise ConfigError(f"{url}: {problem}: check {CREDENTIALS[scheme]}") from None
 
 
 def refuse_senseless_endpoint() -> None:

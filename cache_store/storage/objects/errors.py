@@ -17,7 +17,7 @@ REGION = {"s3": "AWS_REGION (and AWS_ENDPOINT_URL)", "gs": "the bucket's locatio
 CODE = re.compile(r"<Code>(\w+)</Code>")
 BUSY = re.compile(r"status code: (429|50[0234]) ")
 STATUS = re.compile(r"status code: (\d{3} [A-Z][A-Za-z -]*)")
-METADATA_SERVICES = ("169.254.169.254", "metadata.google.internal", "no credentials")
+METADATA_SERVICES = ("//169.254.", "metadata.google.internal", "no credentials")
 
 
 class CutShortError(Exception):
@@ -62,13 +62,13 @@ def said_by(error: Exception) -> str:
 def refusal(error: Exception, where: str) -> OSError:
     """Say what a person can check."""
     text, scheme, code = str(error), where.partition("://")[0], code_of(error)
+    if any(name in text for name in METADATA_SERVICES):  # which may answer that it has none
+        return PermissionError(errno.EACCES, f"no credentials were found: set {CREDENTIALS[scheme]}", where)
     if isinstance(error, FileNotFoundError) and code in (None, "NoSuchKey", "BlobNotFound"):
         return missing(where)
     bucket = where.partition("://")[2].partition("/")[0]
     if code in ("NoSuchBucket", "ContainerNotFound", "InvalidBucketName"):
         return OSError(errno.ENXIO, f"there is no bucket {bucket!r}: check its name, {REGION[scheme]}", where)
-    if any(name in text for name in METADATA_SERVICES):
-        return PermissionError(errno.EACCES, f"no credentials were found: set {CREDENTIALS[scheme]}", where)
     if code in ("ExpiredToken", "TokenRefreshRequired", "RequestExpired"):
         return PermissionError(errno.EACCES, f"the token has expired ({code}): renew {CREDENTIALS[scheme]}", where)
     if code in ("PermanentRedirect", "AuthorizationHeaderMalformed") or "redirect" in text:

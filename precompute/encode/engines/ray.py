@@ -21,7 +21,14 @@ from cache_store.format.formats import files_of_shard
 from cache_store.format.names import COMMITS, commit_file
 from cache_store.storage.local import LocalStore
 from cache_store.storage.store import Store
-from precompute.encode.engines.ray_cluster import RayCluster, connected, first_line, place_of_worker, say_waiting
+from precompute.encode.engines.ray_cluster import (
+    ClusterHead,
+    RayCluster,
+    connected,
+    first_line,
+    place_of_worker,
+    say_waiting,
+)
 from precompute.encode.engines.ray_worker import RayWorker
 from precompute.encode.engines.worker import ENCODER_THREADS, GRACE_S, POLL_S, Event
 from precompute.encode.job import EncodeJob, Progress
@@ -116,9 +123,11 @@ class RayPool:
         self._lost = Counter[int | None]()
         """Workers that died, by the shards that they had; None for those that had not begun."""
         self._said_at = time.monotonic()
+        self._head = ClusterHead(str(self._ray.get_runtime_context().gcs_address))
 
     def run(self, stop: threading.Event, on_progress: Callable[[Progress], None]) -> None:
-        errors = self._ray.exceptions
+        errors, over = self._ray.exceptions, threading.Event()
+        threading.Thread(target=self._head.watch, args=[over], daemon=True).start()
         try:
             while self._shards or any(worker.shards for worker in self._workers):
                 if stop.is_set():
@@ -132,6 +141,7 @@ class RayPool:
                 raise Interrupted("Ray ended too; run the same command again to go on") from None
             raise EncodeOnceError(f"Ray: {first_line(error)}; run the same command again to go on") from None
         finally:
+            over.set()
             with suppress(errors.RayError):
                 self._end()
 
@@ -140,6 +150,8 @@ class RayPool:
 
         Those that have their place go when they are told that no shard is left.
         """
+        if not self._head.answers:
+            return
         if time.monotonic() - self._counted_at > COUNTED_S:
             self._slots, self._counted_at = self._cluster.slots(self._place), time.monotonic()
         placed = sum(worker.placed for worker in self._workers)

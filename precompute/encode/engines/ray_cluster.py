@@ -4,6 +4,8 @@ import importlib
 import os
 import signal
 import socket
+import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +28,9 @@ OBJECT_STORE_BYTES = 100 * 2**20
 TOKEN = "; where the cluster asks for a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN (or RAY_AUTH_TOKEN_PATH)"
 """Ray names no reason where something answers, but not to us."""
 
+LOOKED_S = 1.0
+"""Between two looks at whether the cluster's head is there."""
+
 PROBE_S = 5.0
 """For a cluster to answer: Ray itself would wait for two minutes, deaf to signals."""
 
@@ -47,6 +52,32 @@ class RayCluster:
         """Workers that it has room for now, at least one."""
         totals = self.totals()
         return max(1, totals["GPU"] if place["num_gpus"] else totals["CPU"] // place["num_cpus"])
+
+
+class ClusterHead:
+    """The head of a cluster, at HOST:PORT."""
+
+    def __init__(self, address: str) -> None:
+        self._address, self.answers = address, True
+
+    def watch(self, over: threading.Event) -> None:
+        """Look at it each second, in a thread: a call of Ray's may wait for it, until Ray ends us after a minute."""
+        while not over.wait(LOOKED_S):
+            self.look()
+
+    def look(self) -> None:
+        """Whether it answers; told once when it does not."""
+        before = self.answers
+        try:
+            refuse_silent(self._address)
+            self.answers = True
+        except EncodeOnceError:
+            self.answers = False
+        if before and not self.answers:
+            say(
+                f"the head of the Ray cluster, {self._address}, does not answer any more; if Ray ends this program, "
+                "committed shards are kept: run the same command again to go on"
+            )
 
 
 @contextmanager
@@ -76,17 +107,27 @@ def connected(cpus: int) -> Iterator[RayCluster]:
         ray.shutdown()
 
 
+def refuse_no_cluster() -> None:
+    """As `connected` does, but without loading Ray: before a plan is made, which may take an hour."""
+    address = os.environ.get("RAY_ADDRESS", "")
+    if address and not ("ray" in sys.modules and sys.modules["ray"].is_initialized()):
+        refuse_silent(address)
+
+
 def refuse_silent(address: str) -> None:
     """EncodeOnceError, soon, where nothing answers at the address; ConfigError for one that no build can use."""
     if "://" in address:
         remedy = "run the build in the cluster, by `ray job submit`, or name its HOST:PORT"
         raise ConfigError(f"RAY_ADDRESS is {address}, by which Ray lends no actors to a build; {remedy}")
+    if address in ("local", "auto"):
+        return
     host, _, port = address.rpartition(":")
-    if host and port.isdecimal():
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), PROBE_S).close()
-        except OSError as error:
-            raise EncodeOnceError(f"RAY_ADDRESS: no Ray cluster answers at {address} ({error})") from None
+    if not (host and port.isdecimal()):
+        raise ConfigError(f"RAY_ADDRESS is {address}; expected HOST:PORT, or auto")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), PROBE_S).close()
+    except (OSError, OverflowError) as error:
+        raise EncodeOnceError(f"RAY_ADDRESS: no Ray cluster answers at {address} ({error})") from None
 
 
 def begin(ray: Any, options: Mapping[str, Any]) -> None:

@@ -85,7 +85,7 @@ def test_tars_hold_the_latents_of_a_zarr_build(built):
 def test_too_many_rejects_end_the_build_and_say_why(project):
     few = {"run__max_reject_fraction": 0.01}
     message = project.build(code=1, **few)
-    assert "1 of 22 samples are rejected (1 cannot decode), more than run.max_reject_fraction 0.01" in message
+    assert "1 of 22 samples rejected (1 cannot decode), more than run.max_reject_fraction 0.01" in message
     assert "cannot decode  1        sample-004: cannot decode: " in message
     assert "mend the images, or where the source says they are, then: precompute build" in message
     assert "--run.max_reject_fraction" in message
@@ -124,7 +124,7 @@ def test_missing_images_end_a_build_before_it_begins(project):
     project.cache.mkdir()
     for name in ("cache", "new/folders/cache"):
         message = project.build("--cache", str(project.folder / name), source__images=str(archive), code=1)
-        assert "20 of 22 samples have no image: " in message
+        assert "20 of 22 samples without an image: " in message
         assert f"looked in {archive}" in message
     project.unpack()
     message = project.build(source__images=str(project.source), code=1)
@@ -133,15 +133,22 @@ def test_missing_images_end_a_build_before_it_begins(project):
     assert not (project.folder / "new").exists()
 
 
+def test_a_name_that_leaves_the_folder_of_images_is_said_to(project):
+    chat = project.source / "chat.json"
+    chat.write_text(chat.read_text().replace('"sample-001.png"', '"../x.png"'))
+    message = project.build(run__max_reject_fraction=0.01, code=1)
+    assert f"../x.png; looked in {project.images}; not a name inside it: ../x.png. " in message
+
+
 @pytest.mark.parametrize("count", [SAMPLES, 2])
 def test_records_that_name_no_image_are_named(project, count):
     chat = project.source / "chat.json"
     records = json.loads(chat.read_text())
     chat.write_text(json.dumps([{**each, "image": None} for each in records[:count]] + records[count:]))
     message = project.build(run__max_reject_fraction=0.01, code=1)
-    assert f"{count} of 22 samples have no image" in message
-    assert f"the records of {count} samples name none: sample-000, sample-001" in message
-    assert f"Give these records an `image`, or leave them out of {chat}" in message
+    assert f"{count} of 22 samples without an image" in message
+    assert f"{count} records without the name of one: sample-000, sample-001" in message
+    assert f"Give each such record an `image`, or leave it out of {chat}" in message
     assert "source.images" not in message
 
 

@@ -32,7 +32,7 @@ def test_an_estimate_says_what_a_build_takes_and_writes_nothing(project):
     said = project.run(main, "estimate", "--config", project.config(), "--seconds", 0.01, "--epochs", 3, *PRICES)
     assert sorted({*project.folder.rglob("*")} - {*files}) == [project.folder / "cache.yaml"]
     for line in (
-        rf"{SAMPLES} samples; \d+ drawn at random were probed for",
+        rf"{SAMPLES} samples; \d+ drawn at random, probed for",
         r"rejected of these: \d cannot decode",
         r"decode alone .* images/s",
         r"encode alone .* cpu",
@@ -44,6 +44,13 @@ def test_an_estimate_says_what_a_build_takes_and_writes_nothing(project):
     assert sizes["none"] == str(16 * 4 * 5 * 2 + 4)
     assert said.count(": caching pays, ") + said.count(": caching does not pay, ") == 3
     assert "training, batches of 64: " in said
+
+
+def test_a_bucket_that_is_not_there_is_said(project, bucket):
+    said = project.run(
+        main, "estimate", "--config", project.config(), "--seconds", 0.01, "--cache", f"{bucket}-x/cache"
+    )
+    assert f"free at {bucket}-x/cache: there is no bucket '{bucket[5:]}-x': check its name, AWS_REGION" in said
 
 
 @pytest.mark.parametrize("store_format", ["zarr", "webdataset"])

@@ -79,8 +79,8 @@ def test_no_row_of_a_plan_just_listed_is_read_in_a_cache(tmp_path):
 
 def test_ids_of_one_hash_are_no_duplicates():
     plan = plan_of(range(10), per_shard=4)
-    refuse_duplicates(plan, np.zeros(10, np.int64))
-    twice = pytest.raises(SourceError, match="2 occur more than once: sample-000003, sample-000009$")
+    refuse_duplicates(plan, np.zeros(10, np.int64), "")
+    twice = pytest.raises(SourceError, match="2 sample ids came more than once: sample-000003, sample-000009 ")
     with twice:
         plan_of([*range(10), 9, 3], per_shard=4)
 

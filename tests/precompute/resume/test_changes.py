@@ -113,7 +113,7 @@ def test_a_change_that_no_size_or_time_shows_is_found(folder, command):
 
 
 def test_a_check_reads_every_image_before_other_work(folder):
-    everything = f"{SAMPLES} images were read again; all that are encoded have the bytes"
+    everything = f"{SAMPLES} images read again; all that are encoded have the bytes"
     with folder.untouched():
         said = folder.build("--check-sources")
     assert everything in said
@@ -123,7 +123,7 @@ def test_a_check_reads_every_image_before_other_work(folder):
     folder.build("--check-sources", code=1)
     assert not (folder.cache / "commits/000002.json").exists()
     change_in_secret(image(folder, 7))
-    assert "16 images were read again" in folder.build("--check-sources")
+    assert "16 images read again" in folder.build("--check-sources")
     image(folder, 7).unlink()
     assert "missing" in folder.build("--check-sources", code=1)
 
@@ -138,4 +138,4 @@ def test_a_check_names_shards_whose_images_nothing_remembers(folder, name, losse
     assert "what the images of 1 shard were cannot be told" in message
     assert f"first run precompute repair {folder.cache} --shards '[1]'" in message
     folder.repair("--shards", "[1]")
-    assert "22 images were read again" in folder.build("--check-sources")
+    assert "22 images read again" in folder.build("--check-sources")

@@ -207,3 +207,11 @@ def test_what_is_refused_and_in_which_words(name):
     case, error, words = REFUSED[name]
     with pytest.raises(error, match=f"(?s){words}"):
         case.decided()
+
+
+@pytest.mark.parametrize("typed", [["--cache", "r1"], ["--cache=r1"], ["--extend"], []])
+def test_a_command_that_is_named_has_no_option_twice(typed):
+    request = BuildRequest(command=("precompute", "plan", *typed, "--run.workers", "2"))
+    kept = " --extend" if "--extend" in typed else ""
+    assert request.with_options("--cache", "NEW") == f"precompute plan{kept} --run.workers 2 --cache NEW"
+    assert request.with_options("--extend").count("--extend") == 1

@@ -115,6 +115,7 @@ A = json.dumps(record("a"))
 
 REFUSED: dict[str, tuple[bytes | Callable[[Path], object], str]] = {
     "an empty list": (b"[]", "source.path: .*/chat.json holds no samples"),
+    "an empty file": (b"\n", "source.path: .*/chat.json: is empty; expected"),
     "a missing field": (
         f'[{A}, {{"id": "b"}}]'.encode(),
         r"record 1 \(counted from 0\): it lacks a field, conversations; expected",
@@ -130,9 +131,12 @@ REFUSED: dict[str, tuple[bytes | Callable[[Path], object], str]] = {
     "a list that is cut": (f"[{A}, {A[:30]}".encode(), "truncated"),
     "something behind the list": (f"[{A}] [{A}]".encode(), "trailing"),
     "a million brackets": (b'[{"id": 1, "x": ' + b"[" * 10**6, "nested too deeply"),
-    "two ids twice": (json.dumps([record(name) for name in "abcab"]).encode(), "2 occur more than once: a, b$"),
-    "an id that a terminal would obey": (json.dumps([record("a\nb\x1b[2J")] * 2).encode(), r": 'a\\nb\\x1b\[2J'$"),
-    "an id as a number and as text": (json.dumps([{**record("a"), "id": n} for n in (1, "1")]).encode(), "once: 1$"),
+    "two ids twice": (
+        json.dumps([record(name) for name in "abcab"]).encode(),
+        r"chat.json: 2 sample ids came .*: a, b \(first with the images a.jpg, a.jpg\); give each",
+    ),
+    "an id that a terminal would obey": (json.dumps([record("a\nb\x1b[2J")] * 2).encode(), r": 'a\\nb\\x1b\[2J' "),
+    "an id as a number and as text": (json.dumps([{**record("a"), "id": n} for n in (1, "1")]).encode(), "once: 1 "),
     "a pickle": (pickle.dumps([{"id": "a"}]), "malformed"),
     "a line that is cut": (f"{A}\n{A[:30]}\n".encode(), "chat.json: line 2: .*truncated; expected .* a record a line"),
     "a line without a field": (f'{A}\n\n{{"id": "b"}}'.encode(), "chat.json: line 3: it lacks a field, conversations;"),

@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -20,7 +21,7 @@ from cache_store.format.formats import files_of_shard
 from cache_store.storage.local import LocalStore
 from precompute.config import BuildConfig, RunConfig
 from precompute.encode.engines.ray import job_of_actors, run_ray
-from precompute.encode.engines.ray_cluster import connected
+from precompute.encode.engines.ray_cluster import ClusterHead, connected
 from precompute.encode.job import EncodeJob
 from precompute.encoders.registry import load_encoder
 from precompute.sources import open_source
@@ -172,13 +173,32 @@ def test_files_without_a_record_make_way_and_others_stay(built):
     [
         ("127.0.0.1:1", r"RAY_ADDRESS: no Ray cluster answers at 127.0.0.1:1 \(.*refused\)"),
         ("http://127.0.0.1:8265", "by which Ray lends no actors to a build; run the build in the cluster, by `ray job"),
-        ("nowhere", "Ray at nowhere: Invalid address format: nowhere"),
+        ("nowhere", "RAY_ADDRESS is nowhere; expected HOST:PORT, or auto"),
     ],
 )
 def test_a_cluster_that_cannot_be_had_is_said_at_once(monkeypatch, address, message):
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(EncodeOnceError, match=message), connected(2):
         pass
+
+
+def test_a_build_looks_for_its_cluster_before_it_plans(project, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    assert "no Ray cluster answers at 127.0.0.1:1" in project.build(code=1, run__engine="ray")
+    assert not project.cache.exists()
+
+
+def test_a_head_that_is_lost_is_told_once(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        head = ClusterHead(f"127.0.0.1:{server.getsockname()[1]}")
+        head.look()
+        assert head.answers
+    head.look()
+    head.look()
+    assert not head.answers
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "does not answer any more" in line
+    assert "run the same command again" in line
 
 
 def test_without_ray_its_extra_is_named(monkeypatch):
