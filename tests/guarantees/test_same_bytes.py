@@ -63,6 +63,12 @@ def rank(project, index, world_size):
     return ["precompute", "build", "--config", config, "--rank", str(index), "--world-size", str(world_size)]
 
 
+def at_once(start, project, *ranks, world_size):
+    """Every command line writes the config: all of them before a rank reads it."""
+    commands = [rank(project, index, world_size) for index in ranks]
+    return [start(*command) for command in commands]
+
+
 def ended(program):
     code, said = program.end()
     assert code == 0, said
@@ -85,7 +91,7 @@ def assert_as_built(project):
 def test_two_ranks_at_once_write_the_bytes_of_one_build(project, start):
     """Also those that both take."""
     assert "22 samples in 22 shards" in step(project, "plan")
-    first, twin, second = (start(*rank(project, index, 2)) for index in (0, 0, 1))
+    first, twin, second = at_once(start, project, 0, 0, 1, world_size=2)
     said = ended(second)
     assert "rank 1 of 2 encoded 11 images in 11 shards" in said
     assert f"next, once every rank has ended: precompute seal --config {project.folder / 'cache.yaml'}" in said
@@ -111,7 +117,7 @@ def test_a_killed_rank_is_run_again_as_one_of_three(project, start, dying):
     missing = sorted({*range(SAMPLES)} - {*committed})
     said = step(project, "seal", code=1)
     assert f"is not sealed: {len(missing)} of 22 shards not committed: {missing[0]}" in said
-    for program in [start(*rank(project, index, 3)) for index in range(3)]:
+    for program in at_once(start, project, 0, 1, 2, world_size=3):
         ended(program)
     step(project, "seal")
     assert_as_built(project)
