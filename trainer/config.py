@@ -62,7 +62,7 @@ class DataConfig:
     """Seed of the order of samples and of the projector's initial weights."""
     shuffle_block: int = 1
     """Neighbours in the cache that are read as one, of a shuffle in blocks, for caches far away; 1: none, each sample
-    may come from anywhere. With 32, a URL is asked 30 times less often. Ranks share in holding two windows of 128
+    may come from anywhere. With 32, a URL is asked 30 times less often. Ranks share in holding three windows of 128
     blocks, or of as many as the batch has samples, in memory."""
     posterior: Literal["sample", "mean"] | None = None
     """Of caches of posterior moments, what training shows: `sample` draws a latent anew each time; null: sample where

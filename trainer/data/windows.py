@@ -14,8 +14,11 @@ from trainer.data.order import Int64Array, SampleOrder
 Samples = Mapping[str, np.ndarray]
 """By the tower's name, [N, *shape] each."""
 
-MOST_WINDOWS = 3
-"""The one at hand, the next one, and one before, of which another thread may still be making a batch."""
+AHEAD = 2
+"""Windows that are read while one is shown: one waits for answers while samples of the other are checked and copied."""
+
+MOST_WINDOWS = AHEAD + 2
+"""The one at hand, those ahead, and one before, of which another thread may still be making a batch."""
 
 
 @dataclass
@@ -32,7 +35,7 @@ class Window:
 class WindowReader:
     """One rank's samples by position, where positions rise slowly; any thread may ask.
 
-    It holds this rank's part of a window until all of it was shown, and the next one's, which is being read.
+    It holds this rank's part of a window until all of it was shown, and those of the next ones, which are being read.
     """
 
     def __init__(
@@ -44,7 +47,7 @@ class WindowReader:
     ) -> None:
         """`mine` gives those of some positions that this rank shows, `read` the samples at positions before `end`."""
         self._order, self._mine, self._read, self._end = order, mine, read, end
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="window")
+        self._pool = ThreadPoolExecutor(AHEAD, thread_name_prefix="window")
         self._lock = threading.Lock()
         self._windows: dict[int, Window] = {}
 
@@ -54,9 +57,11 @@ class WindowReader:
             window = self._window(first, end)
             rows = np.searchsorted(window.positions, positions_N[here])
             for name, each in window.samples.result().items():
-                if name not in shown:
-                    shown[name] = np.empty((len(positions_N), *each.shape[1:]), each.dtype)
-                shown[name][here] = each[rows]
+                if len(here) == len(positions_N):
+                    shown[name] = each[rows]
+                else:
+                    of_both = shown.setdefault(name, np.empty((len(positions_N), *each.shape[1:]), each.dtype))
+                    of_both[here] = each[rows]
             self._let_go(first, window, len(here))
         return shown
 
@@ -72,11 +77,13 @@ class WindowReader:
             position = end
 
     def _window(self, first: int, end: int) -> Window:
-        """The window, while reading the next one begins."""
+        """The window, while reading the next ones begins."""
         with self._lock:
             window = self._begin(first, end)
-            if end < self._end:
-                self._begin(*self._order.window(end))
+            for _ in range(AHEAD):
+                first, end = self._order.window(end)
+                if first < self._end:
+                    self._begin(first, end)
             return window
 
     def _begin(self, first: int, end: int) -> Window:

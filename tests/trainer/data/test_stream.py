@@ -98,7 +98,7 @@ def test_a_stream_in_blocks_reads_each_sample_once_and_ahead(tmp_path):
     read = cache.read
     cache.read = lambda numbers: (asked.append(len(numbers)), read(numbers))[1]  # type: ignore[assignment]
     batches = list(LatentStream(cache, BATCH, epochs=2, shuffle_block=4))
-    assert asked == [512, 188, 512, 188]
+    assert sorted(asked) == [188, 188, 512, 512], "two threads read, in either order"
     seen = np.concatenate(numbers_of(batches))
     assert sorted(seen[:700]) == sorted(seen[700:]) == list(range(700))
     for batch in batches:
@@ -106,7 +106,7 @@ def test_a_stream_in_blocks_reads_each_sample_once_and_ahead(tmp_path):
 
 
 def test_windows_are_let_go_when_they_were_shown():
-    """One at hand and one ahead; after a beginning in the middle of one, for a while also that."""
+    """One at hand and two ahead; after a beginning in the middle of one, for a while also that."""
     order = SampleOrder("cache", 0, 1_000, block=4, lanes=lanes_of(8))
     held: list[weakref.ref[np.ndarray]] = []
 
@@ -115,7 +115,7 @@ def test_windows_are_let_go_when_they_were_shown():
         held.append(weakref.ref(samples))
         return {"world": samples}
 
-    for start, most in ((0, 2), (80, 3)):
+    for start, most in ((0, 3), (80, 4)):
         with closing(WindowReader(order, lambda positions: positions, read, 6_000)) as windows:
             for positions in np.arange(start, 6_000).reshape(-1, 8):
                 assert (windows(positions)["world"] == order.at(positions)).all()
