@@ -63,10 +63,10 @@ def run(argv: Sequence[str]) -> int:
     if options.height % VAE_FACTOR or options.width % VAE_FACTOR:
         raise ConfigError(f"--height and --width must be multiples of {VAE_FACTOR}, as of a VAE's images")
     recipe = ImageConfig(height=options.height, width=options.width).recipe
+    files = jpegs_of(options)
     keep_freed_memory()
     us_an_image = {
-        f"threads: {threads}": fastest_us(jpegs_of(options), recipe, options, threads)
-        for threads in sorted({1, usable_cores()})
+        f"threads: {threads}": fastest_us(files, recipe, options, threads) for threads in sorted({1, usable_cores()})
     }
     added = {threads: shares(us) for threads, us in us_an_image.items()}
     for threads, us in us_an_image.items():
@@ -113,18 +113,19 @@ class Turn:
         self._array = msgspec.structs.replace(array, image=recipe)
 
     def works(self) -> Works:
+        kinds = self._array, msgspec.structs.replace(self._array, has_preview=False)
+        with_previews, without = (spec_of(kind, len(self._files)) for kind in kinds)
         return {
             PILLOW: partial(self._in_shares, self._by_pillow),
             SCRIPT: partial(self._in_shares, self._into_arrays),
-            BUILD: partial(self._by_a_build, msgspec.structs.replace(self._array, has_preview=False)),
-            WITH_PREVIEWS: partial(self._by_a_build, self._array),
+            BUILD: partial(self._by_a_build, without),
+            WITH_PREVIEWS: partial(self._by_a_build, with_previews),
             COUNTED: partial(for_each, partial(refuse_costly, max_pixels=self._recipe.max_pixels), self._files),
             HASHED: partial(for_each, content_sha256, self._files),
         }
 
-    def _by_a_build(self, array: ArraySpec) -> None:
-        batches = self._batches(spec_of(array, len(self._files)))
-        for batch in decoded_batches(batches, self._pool, InMemory(self._files)):
+    def _by_a_build(self, spec: Spec) -> None:
+        for batch in decoded_batches(self._batches(spec), self._pool, InMemory(self._files)):
             batch.wait()
 
     def _batches(self, spec: Spec) -> Iterator[Batch]:
