@@ -59,9 +59,10 @@ class WindowReader:
             for name, each in window.samples.result().items():
                 if len(here) == len(positions_N):
                     shown[name] = each[rows]
-                else:
-                    of_both = shown.setdefault(name, np.empty((len(positions_N), *each.shape[1:]), each.dtype))
-                    of_both[here] = each[rows]
+                    continue
+                if name not in shown:
+                    shown[name] = np.empty((len(positions_N), *each.shape[1:]), each.dtype)
+                shown[name][here] = each[rows]
             self._let_go(first, window, len(here))
         return shown
 
@@ -77,7 +78,7 @@ class WindowReader:
             position = end
 
     def _window(self, first: int, end: int) -> Window:
-        """The window, while reading the next ones begins."""
+        """The window, while reading of the next ones begins."""
         with self._lock:
             window = self._begin(first, end)
             for _ in range(AHEAD):
