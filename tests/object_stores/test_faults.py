@@ -93,7 +93,8 @@ def test_a_store_that_never_answers_is_waited_for_once(url, run, proxy, monkeypa
     monkeypatch.setattr(client, "refusal", lambda error, where: given_up.append(where) or refusal(error, where))
     proxy.fail("500", EVERY, times=10**6)
     assert_one_line(run(f"cache-store verify {url}", code=1), "cache-store", "500 Internal Server Error")
-    assert given_up == [f"{url}/zarr.json"]
+    of_this_cache = [where for where in given_up if where.startswith(url)]  # another test's prefetch may end meanwhile
+    assert of_this_cache == [f"{url}/zarr.json"]
 
 
 def test_a_listing_that_breaks_off_goes_on_where_it_was(url, objects, proxy):
