@@ -4,7 +4,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from typing import Protocol, runtime_checkable
 
 from cache_store.storage.objects.client import pool
 
@@ -12,17 +11,18 @@ AHEAD = 32
 """Images in flight or in memory, of some 100 KB each: 1,600 a second from a store that takes 20 ms for an answer."""
 
 
-@runtime_checkable
-class ReadsAhead(Protocol):
-    """Images that are read sooner where it is known which will be asked for."""
-
-    def expect(self, names: Iterable[str], /) -> None:
-        """These will be read, once each and about in this order."""
+Expect = Callable[[Iterable[str]], None]
+"""Is told the names that will be read, once each and about in this order."""
 
 
-def expecting(images: object) -> Callable[[Iterable[str]], None]:
+def expecting(images: object) -> Expect:
     """Their `expect`; of images that lie near, or come in blocks, nothing."""
-    return images.expect if isinstance(images, ReadsAhead) else lambda names: None
+    expect: Expect = getattr(images, "expect", begin_nothing)
+    return expect
+
+
+def begin_nothing(names: Iterable[str]) -> None:
+    pass
 
 
 class ExpectedReads:
