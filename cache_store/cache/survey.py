@@ -39,7 +39,7 @@ class Reading(Generic[T]):
 @dataclass(frozen=True, kw_only=True)
 class PlanOnDisk:
     plan: PlanFile
-    """It is the sealed one, one whose rows are known, or every row of it could be read."""
+    """It is the sealed one, one whose rows are known or stated, or every row of it could be read."""
     file: FileRecord
     digests: PlanDigests
     """Of the rows that the spec has, or of all where there is no spec."""
@@ -97,6 +97,15 @@ def survey(cache: Address, known_plans: Mapping[str, PlanDigests] | None = None)
     plan = read(partial(read_plan_file, found, known_plans or {}))
     is_planned = spec and plan.value and plan.value.digests.whole == spec.plan_digest
     return replace(found, plan=plan, ids={} if is_planned else dict(ids_by_row(store)))
+
+
+def survey_as_stated(cache: Address) -> Survey:
+    """All, but the plan's rows are taken for what spec and records say of them: none is read, however many there are.
+
+    For those that build from a plan which many share; whoever seals the cache reads every row.
+    """
+    found = survey_records(cache)
+    return replace(found, plan=read(partial(stated_plan, found, found.spec.value))) if found.spec.value else found
 
 
 def survey_records(cache: Address) -> Survey:
@@ -162,6 +171,13 @@ def read_plan_file(found: Survey, known_plans: Mapping[str, PlanDigests]) -> Pla
     if digests is None or (spec and digests.whole != spec.plan_digest):
         digests = plan.digests(spec.rows if spec else None)
     return PlanOnDisk(plan=plan, file=file, digests=digests)
+
+
+def stated_plan(found: Survey, spec: Spec) -> PlanOnDisk:
+    store, records = found.store, found.records
+    by_shard = (records[shard].content.plan_digest if shard in records else "" for shard in range(spec.num_shards))
+    digests = PlanDigests(spec.plan_digest, tuple(by_shard))
+    return PlanOnDisk(plan=open_plan(store), file=file_record(store, PLAN_FILE), digests=digests)
 
 
 def sealed_digests(found: Survey, file: FileRecord) -> PlanDigests | None:

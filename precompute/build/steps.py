@@ -6,18 +6,20 @@ same bytes, and a dead one is run again, as itself or as one of another number.
 """
 
 from dataclasses import replace
+from typing import NoReturn
 
+from cache_store.cache.survey import Survey, survey, survey_as_stated
 from cache_store.cache.writing.withdrawn import withdraw
 from cache_store.errors import CacheError, NoCacheError
 from cache_store.format.formats import files_of_shard
 from cache_store.format.names import SEAL_FILE, SPEC_FILE
-from cache_store.format.schema import Spec
+from cache_store.format.schema import Recipe, Spec
 from cache_store.refusal import counted
 from cache_store.storage.store import Store, listed_once, open_store
+from cache_store.verify.findings import Finding
 from cache_store.verify.leftovers import clear_leftovers
 from precompute.build.build import (
     Decision,
-    Inputs,
     Summary,
     build_missing,
     decide_work,
@@ -33,7 +35,9 @@ from precompute.encode.engines import refuse_no_engine
 from precompute.encode.engines.local import worker_encoder
 from precompute.encode.progress import Encoded
 from precompute.plan.ids import abridged
-from precompute.resume.decide import Work, damaged_metadata
+from precompute.plan.rows import rows_on_disk
+from precompute.plan.spec import recipe_of
+from precompute.resume.decide import Wanted, Work, damaged_metadata, decide
 from precompute.resume.request import BuildRequest
 
 
@@ -47,7 +51,7 @@ def plan(config: BuildConfig, request: BuildRequest) -> Spec:
     wanted, passed_over = list_samples(inputs)
     with inputs.store.claim():
         decision = decide_work(inputs, wanted)
-        refuse_mending(decision, inputs)
+        refuse_mending(decision, request)
         refuse_little_space(config, inputs.store, decision.work)
         if decision.work.recovered:
             inputs.store.delete(SEAL_FILE)  # before anything that it vouches for is changed
@@ -63,12 +67,9 @@ def build_rank(config: BuildConfig, request: BuildRequest, rank: Rank) -> Encode
     refuse_unplanned(open_store(config.cache), request)
     refuse_no_engine(config)
     inputs = open_inputs(on_its_gpu(config, rank), request)
-    wanted, _ = list_samples(inputs)
     with inputs.store.claim(shared=True):
-        decision = decide_work(inputs, wanted)
-        refuse_unready(decision, inputs)
-        work = decision.work.without_plan()
-        del wanted, decision
+        surveyed = survey_as_stated(inputs.store)
+        work = decide_planned(surveyed, recipe_of(config, inputs.encoder), request).work.without_plan()
         return build_missing(inputs, work, rank.shards_of(work.to_build), shared=True).encoded
 
 
@@ -76,10 +77,8 @@ def seal(config: BuildConfig, request: BuildRequest) -> Summary:
     """Seal a cache all of whose shards are committed; CacheError naming those that are not."""
     refuse_unplanned(open_store(config.cache), request)
     inputs = open_inputs(config, request)
-    wanted, _ = list_samples(inputs)
     with inputs.store.claim():
-        decision = decide_work(inputs, wanted)
-        refuse_unready(decision, inputs)
+        decision = decide_planned(survey(inputs.store), recipe_of(config, inputs.encoder), request)
         plan_file, work = decision.plan_file, decision.work.without_plan()
         if missing := work.to_build:
             raise CacheError(
@@ -110,22 +109,37 @@ def refuse_unplanned(store: Store, request: BuildRequest) -> None:
         raise NoCacheError(f"{store} has no plan; first run: {request.with_options()}")
 
 
-def refuse_unready(decision: Decision, inputs: Inputs) -> None:
-    """CacheError where planning has not come to its end, or something has to be mended."""
-    refuse_mending(decision, inputs)
-    work, damage = decision.work, next(damaged_metadata(decision.surveyed, decision.work.spec), None)
-    if work.grows or work.writes_plan or damage:
-        why = f" ({damage})" if damage else ""
-        raise CacheError(f"{inputs.store} is not planned to the end{why}; first run: {inputs.request.with_options()}")
+def decide_planned(surveyed: Survey, recipe: Recipe, request: BuildRequest) -> Decision:
+    """What is left of the plan on disk; the source is not listed again, nor are images looked at: `plan` did that.
+
+    CacheError where planning has not come to its end, or something has to be mended.
+    """
+    surveyed.raise_unreadable()
+    store, spec, plan = surveyed.store, surveyed.spec.value, surveyed.plan.value
+    if spec is None or plan is None or (plan.plan.num_rows, plan.digests.whole) != (spec.rows, spec.plan_digest):
+        refuse_unfinished(store, surveyed.spec.problem or surveyed.plan.problem, request)
+    planned = rows_on_disk(plan.plan, spec.samples_per_shard, spec.rows, plan.digests)
+    work = decide(surveyed, Wanted(samples=planned, recipe=recipe), request)
+    decision = Decision(surveyed=surveyed, work=work, tried=0)
+    refuse_mending(decision, request)
+    damage = next(damaged_metadata(surveyed, work.spec), None)
+    if damage or work.writes_plan:
+        refuse_unfinished(store, damage, request)
+    return decision
 
 
-def refuse_mending(decision: Decision, inputs: Inputs) -> None:
+def refuse_unfinished(store: Store, damage: Finding | Exception | None, request: BuildRequest) -> NoReturn:
+    why = f" ({damage})" if damage else ""
+    raise CacheError(f"{store} is not planned to the end{why}; first run: {request.with_options()}")
+
+
+def refuse_mending(decision: Decision, request: BuildRequest) -> None:
     """CacheError where shards that were there have to come out as they were: that is work for one build."""
     if damaged := shards_to_mend(decision):
         shards = f"{counted(len(damaged), 'shard')} ({abridged(list(map(str, damaged)))})"
         raise CacheError(
-            f"{inputs.store}: lost or damaged: {shards}, which only a build alone mends; first run: "
-            f"{inputs.request.alone}"
+            f"{decision.surveyed.store}: lost or damaged: {shards}, which only a build alone mends; first run: "
+            f"{request.alone}"
         )
 
 

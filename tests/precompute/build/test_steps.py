@@ -13,7 +13,7 @@ import pytest
 from cache_store.cache.metadata import read_seal
 from cache_store.storage.local import LocalStore
 from precompute.cli import main
-from tests.precompute.conftest import BROKEN, GOOD, SAMPLES, image_bytes, places, sample_name, timeless_files
+from tests.precompute.conftest import BROKEN, SAMPLES, image_bytes, places, sample_name, timeless_files
 
 
 def step(project, command, *flags, code=0, **overrides):
@@ -96,8 +96,36 @@ def test_other_inputs_are_refused_to_ranks_as_to_a_build(built):
     with unchanged(built):
         for command, flags in (("plan", []), ("build", rank(0, 2)), ("seal", [])):
             assert "image.height" in step(built, command, *flags, code=1, image__height=40)
-        built.has(GOOD)
-        assert "was planned from another sample list" in step(built, "build", *rank(0, 2), code=1)
+
+
+def test_the_list_is_read_for_the_plan_alone(project):
+    """What comes after it is for another plan: a hundred ranks do not list a hundred million samples each."""
+    step(project, "plan")
+    project.build(name="alone")
+    project.has(range(SAMPLES + 9))
+    with unchanged(project):
+        assert "was planned from fewer samples than the source has now" in step(project, "plan", code=1)
+    for index in range(2):
+        step(project, "build", *rank(index, 2))
+    step(project, "seal")
+    assert project.files() == timeless_files(project.folder / "alone")
+
+
+def test_a_damaged_plan_is_not_sealed(project):
+    """Ranks read the rows of their own shards alone; whoever seals reads them all."""
+    step(project, "plan")
+    plan = project.cache / "plan.parquet"
+    whole, rows = plan.read_bytes(), pq.read_table(plan)
+    for damage in (lambda: plan.write_bytes(whole[:-9]), plan.unlink):
+        damage()
+        for command, flags in (("build", rank(0, 2)), ("seal", [])):
+            assert "is not planned to the end" in step(project, command, *flags, code=1)
+        step(project, "plan")
+        assert plan.read_bytes() == whole
+    pq.write_table(rows.set_column(2, "uri", rows["uri"][::-1]), plan, 8)
+    for index in range(2):
+        step(project, "build", *rank(index, 2))
+    assert "is not planned to the end" in step(project, "seal", code=1)
 
 
 def test_too_many_rejected_of_all_ranks_are_not_sealed(project):
@@ -156,7 +184,6 @@ SOURCES = {
 
 @pytest.mark.parametrize("kind", SOURCES)
 def test_ranks_of_any_source_write_what_one_build_does(built, kind):
-    """Each rank lists the source itself."""
     built.settings = {"source": SOURCES[kind](built), "image__flip": True}
     built.cache = built.folder / "ranks"
     step(built, "plan")
