@@ -31,5 +31,5 @@ def prefetched(load: Callable[[KeyT], ItemT], keys: Iterable[KeyT], threads: int
         while pending:
             yield pending.popleft().result()
     finally:
-        if not finalizing():  # the interpreter's end has joined the thread already
-            pool.shutdown(cancel_futures=True)
+        if not finalizing():  # the interpreter's end has joined the thread already; nobody waits for a silent store
+            pool.shutdown(wait=False, cancel_futures=True)

@@ -67,7 +67,8 @@ class WindowReader:
         return shown
 
     def close(self) -> None:
-        self._pool.shutdown(cancel_futures=True)
+        """Without waiting for what is being read: a store may not answer, and Ctrl-C comes this way."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _bounds(self, positions_N: Int64Array) -> Iterator[tuple[int, int, np.ndarray]]:
         """Each window's first position, the one behind its last, and where those asked for of it stand."""

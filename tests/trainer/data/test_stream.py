@@ -297,11 +297,30 @@ def test_a_few_items_are_loaded_ahead_and_errors_come_in_turn():
         assert [next(items) for _ in range(3)] == [0, 1, 2]
     assert made == list(range(len(made)))
     assert len(made) <= 5
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("prefetch")]
     items = prefetched(load, range(9))
     assert [next(items) for _ in range(8)] == list(range(8))
     with pytest.raises(OSError, match="disk gone"):
         next(items)
+
+
+def test_nobody_waits_for_what_is_being_read_when_reading_ends():
+    """As of a store that does not answer, when Ctrl-C comes."""
+    answered = threading.Event()
+
+    def read(positions: np.ndarray) -> dict[str, np.ndarray]:
+        assert not positions.any() or answered.wait(60)
+        return {"world": positions}
+
+    order = SampleOrder("cache", 0, 1_000, block=1, lanes=lanes_of(1))
+    with closing(WindowReader(order, lambda positions: positions, read, 1_000)) as windows:
+        windows._window(0, order.window(0)[1])
+    with closing(prefetched(lambda key: key == 0 or answered.wait(60), range(9))) as items:
+        assert next(items)
+    reading = [thread for thread in threading.enumerate() if thread.name.startswith(("window", "prefetch"))]
+    assert {thread.name.partition("_")[0] for thread in reading} == {"window", "prefetch"}
+    answered.set()
+    for thread in reading:
+        thread.join(60)
 
 
 def test_several_threads_load_at_once_and_items_come_in_turn():
