@@ -138,7 +138,7 @@ def test_scale_measures_every_step_in_a_process_of_its_own(capsys, tmp_path, mon
     *table, last = capsys.readouterr().out.splitlines()
     planned, unplanned = json.loads(last)["results"].values()
     assert list(planned) == list(scale.STEPS)
-    assert planned.keys() - unplanned.keys() == {"plan-parquet", "plan-lines", "rerun", "rerun-half"}
+    assert planned.keys() - unplanned.keys() == {"plan-parquet", "plan-lines", "rerun", "rerun-half", "rank-half"}
     assert all(step["peak_mib"] > 0 for step in planned.values())
     assert len(table) == 1 + len(scale.STEPS)
     assert list(tmp_path.iterdir()) == [], "what was written for the run is removed"
