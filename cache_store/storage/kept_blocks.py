@@ -1,11 +1,14 @@
 """Blocks of files of an object store, kept in a folder of this machine: bounded, checked, shared by its processes.
 
+Whatever else lies in the folder is neither counted nor touched.
+
 A block is kept under the SHA-256 of the whole file that it is of, as the file's record says it, and its place in it: a
 cache that was replaced, or lies in two places, is never mixed up. Each is behind its crc32; one that does not match is
 fetched again. Where the folder cannot be used, a line says so and the store is read all the same.
 """
 
 import os
+import re
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from cache_store.storage.files import SCRATCH_SUFFIX, unused_attempt
+from cache_store.storage.files import SCRATCH_SUFFIX, scratch_of, unused_attempt
 
 BLOCK_BYTES = 128 << 10
 """Some samples; each that is read costs so much reading and hashing here, and at first so much of the network."""
@@ -26,6 +29,9 @@ UNSEEN_SHARE = 0.02
 
 FREED_SHARE = 0.1
 """Of the bound, each time it is passed: the blocks that were used the longest ago."""
+
+NAME = re.compile(r"[0-9a-f]{64}\.\d+x\d+")
+"""Of a block: its file's SHA-256, its number and the size of all; in a folder of the first two digits."""
 
 LEAST_BYTES = 10 * BLOCK_BYTES
 """A bound of less would be passed with nearly every block, and all be deleted before it is read again."""
@@ -71,7 +77,7 @@ class KeptBlocks:
             with self._telling():
                 for key in missing:
                     self._keep(key, held[key])
-                self._make_room(sum(len(held[key]) for key in missing))
+                    self._make_room(len(held[key]))
         return [
             [part(held, each.sha256, *place) for place in zip(each.starts, each.lengths, strict=True)]
             for each in wanted
@@ -126,20 +132,23 @@ class KeptBlocks:
             self.unseen[process] = unseen
             return
         self.unseen[process] = 0
-        used = []
-        for folder in [*os.scandir(self.folder)]:
-            for entry in [*os.scandir(folder)] if folder.is_dir() else ():
-                with suppress(FileNotFoundError):
-                    status = entry.stat()
-                    used.append((status.st_mtime_ns, status.st_size, entry.path))
+        used = [*self._by_time()]
         total = sum(size for _, size, _ in used)
         if total <= self.max_bytes:
             return
         for _, size, path in sorted(used):
-            Path(path).unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
             total -= size
             if total <= (1 - FREED_SHARE) * self.max_bytes:
                 return
+
+    def _by_time(self) -> Iterator[tuple[int, int, Path]]:
+        """When each block was used last, its bytes, and where it lies; scratch files of killed processes too."""
+        for path in self.folder.glob("[0-9a-f][0-9a-f]/*"):
+            if NAME.fullmatch(scratch_of(path.name) or path.name):
+                with suppress(FileNotFoundError):
+                    status = path.stat()
+                    yield status.st_mtime_ns, status.st_size, path
 
 
 def blocks_of(wanted: Ranges) -> set[int]:

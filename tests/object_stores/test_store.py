@@ -3,6 +3,7 @@
 import copy
 import errno
 import multiprocessing
+import os
 import resource
 import shutil
 import signal
@@ -11,6 +12,7 @@ import sys
 import time
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +21,8 @@ from cache_store import open_cache
 from cache_store.cache.survey import survey_records
 from cache_store.cli import main as cache_store
 from cache_store.errors import ConfigError
-from cache_store.storage.kept_blocks import Ranges
+from cache_store.storage import kept_blocks
+from cache_store.storage.kept_blocks import KeptBlocks, Ranges
 from cache_store.storage.local import LocalStore
 from cache_store.storage.objects.errors import refusal
 from cache_store.storage.objects.object_store import ObjectStore
@@ -190,6 +193,30 @@ def test_what_is_kept_is_bounded_and_fetched_again_if_damaged(copied, proxy, tmp
     blocks[0].unlink(missing_ok=True)
     requests()
     assert sum(path.stat().st_size for path in kept.rglob("*") if path.is_file()) <= 3_000
+
+
+def test_a_bound_holds_while_it_is_passed_and_for_blocks_alone(tmp_path, monkeypatch):
+    """In a folder that others use, and in one read of more than the bound."""
+    monkeypatch.setattr(kept_blocks, "BLOCK_BYTES", 1_000)
+    others = [tmp_path / name for name in ("ab/model.bin", "runs/old/weights.bin", f"{'a' * 64}.0x1000", "notes.txt")]
+    for path in others:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(9_000))
+        os.utime(path, (0, 0))
+    blocks, held = KeptBlocks(tmp_path, 20_000), list[int]()
+
+    def keep(self: KeptBlocks, *block: Any) -> None:
+        keep_one(self, *block)
+        held.append(sum(path.stat().st_size for path in tmp_path.glob("*/*.*x1000")))
+
+    keep_one = KeptBlocks._keep
+    monkeypatch.setattr(KeptBlocks, "_keep", keep)
+    wanted = [Ranges(name, [0], [30_000], 30_000, name * 64) for name in "ab"]
+    fetched = lambda asked: [[memoryview(bytes(each.lengths[0]))] for each in asked]  # noqa: E731
+    assert [bytes(part) for (part,) in blocks.fetch(wanted, fetched)] == [bytes(30_000)] * 2
+    assert len(held) == 60
+    assert max(held) <= 20_000 * 1.02 + 1_004
+    assert all(path.stat().st_size == 9_000 for path in others)
 
 
 @contextmanager
