@@ -57,7 +57,7 @@ def workers_of(node):
     raylet = node.all_processes["raylet"][0].process.pid
     found = []
     for threads_own in Path(f"/proc/{raylet}/task").glob("*/children"):
-        with suppress(FileNotFoundError):  # one has ended
+        with suppress(FileNotFoundError, ProcessLookupError):  # one has ended, or ends while it is read
             children = threads_own.read_text().split()
             found += [int(each) for each in children if "::RayWorker" in Path(f"/proc/{each}/cmdline").read_text()]
     return found
@@ -65,7 +65,7 @@ def workers_of(node):
 
 def is_writing(worker):
     """Whether it has a shard's scratch file open."""
-    with suppress(FileNotFoundError):  # closed meanwhile: a stop takes a moment
+    with suppress(FileNotFoundError, ProcessLookupError):  # closed meanwhile: a stop takes a moment
         return any(str(link.readlink()).endswith(".partial") for link in Path(f"/proc/{worker}/fd").iterdir())
     return False
 
