@@ -41,7 +41,7 @@ def use_alone(config: ProjectorConfig) -> str | None:
         dtype=DTYPES[language.precision],
         layer=f"{config.towers[0].name}.layers.{{n}}" if only else "{n}",
         imports="avg_pool2d, gelu, linear" if any("avg_pool2d" in each for each in functions) else "gelu, linear",
-        functions="\n".join(functions),
+        functions="\n\n".join(functions),
         before=1 if config.text.begins_with_bos else 0,
         bos="[tokenizer.bos_token_id]" if config.text.begins_with_bos else "[]",
         kinds=KINDS.format(kinds) if kinds else "",
@@ -127,10 +127,13 @@ model = AutoModelForCausalLM.from_pretrained("$model", dtype=torch.$dtype)
 tokenizer, embed = AutoTokenizer.from_pretrained("$model"), model.get_input_embeddings()
 stop = [tokenizer.eos_token_id, *tokenizer.encode(text["end_of_turn"], add_special_tokens=False)[:1]]
 
+
 def layer(x, n):
     return linear(x, weights[f"$layer.weight"], weights[f"$layer.bias"])
 
+
 $functions
+
 @torch.no_grad()
 def answer(latents, prompt, longest=128):
     chat, ours = [{"role": "user", "content": prompt}], {"chat_template": text["chat_template"]}

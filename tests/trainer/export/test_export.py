@@ -59,6 +59,8 @@ def test_the_code_on_the_card_says_what_generate_says(configured, tmp_path, monk
     (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     assert len(code.splitlines()) < 40
     assert not re.search("trainer|cache_store|encode_once", code)
+    style = Path(__file__).parents[3] / "ruff.toml"
+    subprocess.run([sys.executable, "-m", "ruff", "format", "--check", "--config", style, folder], check=True)
     names: dict[str, Any] = {}
     monkeypatch.chdir(folder)
     exec(code.replace("./" + Path(config.model.language_model).name, config.model.language_model), names)
