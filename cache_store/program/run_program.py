@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from cache_store.errors import ConfigError, EncodeOnceError, Interrupted
-from cache_store.program.stop_signals import stop_signals_held, unwound_by_signals
+from cache_store.program.stop_signals import unwound_by_signals
 from cache_store.storage.objects.callers import giving_up
 
 OUR_PACKAGES = ("cache_store", "precompute", "trainer")
@@ -17,10 +17,7 @@ def start(program: str, module: str) -> int:
     """Run the program whose `PROGRAM` is in `module`, with the words typed."""
 
     def run(words: Sequence[str]) -> int:
-        # An import that a signal interrupts may swallow it, or call it a failure of its own.
-        with stop_signals_held():
-            imported = import_module(module)
-        return imported.PROGRAM.run(words)  # type: ignore[no-any-return]
+        return import_module(module).PROGRAM.run(words)  # type: ignore[no-any-return]
 
     return run_program(program, run, None)
 
@@ -39,11 +36,14 @@ def interruptible(run: Callable[[Sequence[str]], int], given: Sequence[str], ask
     """Run the body; an error after a signal is the stop: libraries make their own of it, such as unreadable weights."""
     try:
         refuse_other_than_utf8(given)
-        return run(given)
+        code = run(given)
     except Exception as error:
         if asked_to_stop() and not isinstance(error, Interrupted):
             raise KeyboardInterrupt from error
         raise
+    if asked_to_stop():  # C++ code has swallowed it, or it came at the very end
+        raise KeyboardInterrupt
+    return code
 
 
 def exit_code_of(program: str, run: Callable[[], int]) -> int:

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 FORWARDED_S = 5.0
@@ -15,6 +16,9 @@ and torchrun then forwards its own to the ranks."""
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
+RETRY, RETRY_S = signal.SIGALRM, 0.05
+"""Our own timer's signal: a stop that had to wait, or was swallowed, is tried again after this."""
+
 
 @contextmanager
 def stop_signals_held() -> Iterator[None]:
@@ -22,7 +26,7 @@ def stop_signals_held() -> Iterator[None]:
 
     Signals go to the whole process group, and would kill a worker that is still importing.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*STOP_SIGNALS, RETRY))
     try:
         yield
     finally:
@@ -40,27 +44,57 @@ def obey_parent_alone() -> None:
 def unwound_by_signals() -> Iterator[Callable[[], bool]]:
     """Let SIGTERM end the block as Ctrl-C does, so that scratch files are removed and the exit code is 3.
 
-    Yields a function that says whether either came.
+    The first signal waits for the end of an import. Yields a function that says whether a signal came.
     """
     ours, asked = os.getpid(), -math.inf
 
-    def unwind(number: int, frame: object) -> None:
+    def unwind(number: int, frame: FrameType | None) -> None:
         nonlocal asked
         if os.getpid() != ours:
             signal.signal(number, signal.SIG_DFL)  # a forked child dies of it, as its parent expects
             os.kill(os.getpid(), number)
-        elif number == signal.SIGINT or time.monotonic() - asked > FORWARDED_S:
+        elif number != signal.SIGTERM or time.monotonic() - asked > FORWARDED_S:
+            waits = (number == RETRY or asked == -math.inf) and is_importing(frame)
             asked = time.monotonic()
-            raise KeyboardInterrupt
+            signal.setitimer(signal.ITIMER_REAL, RETRY_S if waits else 0)
+            if not waits:
+                raise KeyboardInterrupt
 
     # What ignores Ctrl-C, as a job in a shell's background does, goes on to.
     heard = [number for number in STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
-    previous = {number: signal.signal(number, unwind) for number in heard}
+    previous = {number: signal.signal(number, unwind) for number in (*heard, RETRY)}
+    with interrupts_kept():
+        try:
+            yield lambda: asked > -math.inf
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+
+def is_importing(frame: FrameType | None) -> bool:
+    """Whether `frame` runs within an import: an exception there can abort the program in C++ code, or be swallowed."""
+    while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
+        frame = frame.f_back
+    return frame is not None
+
+
+@contextmanager
+def interrupts_kept() -> Iterator[None]:
+    """Retry a KeyboardInterrupt that Python could only print: one raised in a `__del__` or in a weakref's callback."""
+    before = sys.unraisablehook
+
+    def retry(unraisable: Any) -> None:
+        if unraisable.exc_type is KeyboardInterrupt:
+            signal.setitimer(signal.ITIMER_REAL, RETRY_S)
+        else:
+            before(unraisable)
+
+    sys.unraisablehook = retry
     try:
-        yield lambda: asked > -math.inf
+        yield
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        sys.unraisablehook = before
 
 
 @contextmanager
