@@ -35,13 +35,14 @@ def why_missing(missing: pa.Table, source: SourceConfig) -> Iterator[tuple[str, 
     unnamed, named = missing.filter(is_unnamed)["id"], missing.filter(pc.invert(is_unnamed))["uri"]
     if len(named):
         where = source.images or (folder_of(source.path) if source.kind == "llava" else source.path)
-        mend = f"Mend {where}"
+        shown = where if is_url(where) else Path(where).expanduser().resolve()  # "." would read as a full stop
+        mend = f"Mend {shown}"
         if source.kind == "llava":
             below = None if is_url(where) else folder_below(Path(where), named[0].as_py())
             mend = f"Set source.images to {below}, where they are" if below else "Set source.images, or mend it"
         outside = [name for name in named.to_pylist() if is_unsafe(name)]
         why = f"; not a name inside it: {abridged(outside)}" if outside else ""
-        yield f"{abridged(named.to_pylist())}; looked in {where}{why}", mend
+        yield f"{abridged(named.to_pylist())}; looked in {shown}{why}", mend
     if len(unnamed):
         yield (
             f"{counted(len(unnamed), 'record')} without the name of one: {abridged(unnamed.to_pylist())}",

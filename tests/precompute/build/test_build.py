@@ -117,7 +117,7 @@ def test_a_build_that_caches_nothing_gives_an_example(project):
         assert "--retry-rejected" in message
 
 
-def test_missing_images_end_a_build_before_it_begins(project):
+def test_missing_images_end_a_build_before_it_begins(project, monkeypatch):
     project.has([0, 1])
     archive = project.images.rename(project.folder / "few.zip")
     project.has()
@@ -127,8 +127,10 @@ def test_missing_images_end_a_build_before_it_begins(project):
         assert "20 of 22 samples without an image: " in message
         assert f"looked in {archive}" in message
     project.unpack()
-    message = project.build(source__images=str(project.source), code=1)
-    assert f"Set source.images to {project.images}, where they are" in message
+    monkeypatch.chdir(project.source)
+    message = project.build(source__images=None, source__path="chat.json", code=1)
+    assert f"looked in {project.source}. That is more" in message
+    assert f"Set source.images to {project.images.name}, where they are" in message
     assert not list(project.cache.iterdir())
     assert not (project.folder / "new").exists()
 
