@@ -1,5 +1,6 @@
 """Running a program: every error that a user can cause becomes one message and an exit code."""
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -11,6 +12,12 @@ from cache_store.storage.objects.callers import giving_up
 
 OUR_PACKAGES = ("cache_store", "precompute", "trainer")
 """A missing module of these is a bug of ours, not an extra that was not installed."""
+
+REMEDIES = {
+    errno.ENOSPC: "free some space or name another place, and run the same command again",
+    errno.EROFS: "make it writable or name another place, and run the same command again",
+}
+"""What to do about a disk."""
 
 
 def start(program: str, module: str) -> int:
@@ -69,7 +76,9 @@ def exit_code_of(program: str, run: Callable[[], int]) -> int:
         print(f"{program}: error: {package} is not installed; run {remedy}", file=sys.stderr)
         return 2
     except OSError as error:  # a full disk, a lost mount, a missing permission: the user's to mend
-        print(f"{program}: error: {error.strerror or error}: {error.filename or 'no file named'}", file=sys.stderr)
+        remedy = f"; {REMEDIES[error.errno]}" if error.errno in REMEDIES else ""
+        where = error.filename or "no file named"
+        print(f"{program}: error: {error.strerror or error}: {where}{remedy}", file=sys.stderr)
         return 1
 
 

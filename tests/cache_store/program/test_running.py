@@ -1,5 +1,6 @@
 """What the programs share while they run: files for their user, progress, and signals to stop."""
 
+import errno
 import io
 import json
 import os
@@ -47,6 +48,8 @@ REFUSED = {
     "nowhere": "cannot be written: No such file or directory",
     "/proc/new": "cannot be written: No such file or directory",  # where permissions would let root write
 }
+FULL = "No space left on device: FILE; free some space or name another place, and run the same command again"
+READ_ONLY = "Read-only file system: FILE; make it writable or name another place, and run the same command again"
 VERIFY_ALL = """
 import sys
 from cache_store.cli import main
@@ -82,7 +85,7 @@ def test_what_was_found_is_printed_before_the_report_is_written(cache, tmp_path)
     assert json.loads(brace + report)["findings"] == []
     (cache / "samples/000001.parquet").unlink()
     code, shown, error = verify(cache, "/dev/full")
-    assert (code, error) == (1, "cache-store: error: No space left on device: /dev/full\n")
+    assert (code, error) == (1, f"cache-store: error: {FULL.replace('FILE', '/dev/full')}\n")
     assert "samples/000001.parquet" in shown
     assert f"next: precompute repair {cache} --report /dev/full" in shown
     read, write = os.pipe()
@@ -91,6 +94,15 @@ def test_what_was_found_is_printed_before_the_report_is_written(cache, tmp_path)
     assert verify(cache, tmp_path / "report.json", capture_output=False, stdout=write, env=unbuffered)[0] == 1
     os.close(write)
     assert json.loads((tmp_path / "report.json").read_text())["findings"]
+
+
+@pytest.mark.parametrize(("number", "said"), [(errno.ENOSPC, FULL), (errno.EROFS, READ_ONLY)])
+def test_a_disk_that_takes_no_more_says_what_to_run(capsys, number, said):
+    def run(argv):
+        raise OSError(number, os.strerror(number), "FILE")
+
+    assert run_program("program", run, []) == 1
+    assert capsys.readouterr().err == f"program: error: {said}\n"
 
 
 def test_an_output_replaces_a_file_and_passes_links_and_pipes(tmp_path):
