@@ -16,6 +16,7 @@ from cache_store.program.command_line import CACHE, Command, Program
 from cache_store.program.output_file import refuse_output, write_output
 from cache_store.program.stop_signals import stop_on_signals
 from cache_store.refusal import counted
+from cache_store.storage.store import local_path
 from precompute.audit.bar import AuditBar
 from precompute.build.rank import find_rank
 from precompute.config import AuditConfig, BuildConfig, DecodedGalleryConfig, RepairConfig
@@ -140,7 +141,7 @@ def audit_command(arguments: Any) -> int:
 
     config = arguments.config
     if config.report:
-        refuse_output("report", Path(config.report).expanduser(), arguments.cache)
+        refuse_output("report", local_path("report", config.report), arguments.cache)
     stop = threading.Event()
     with stop_on_signals(stop.set), closing(AuditBar(config)) as bar:
         report = audit(arguments.cache, config, stop, bar)

@@ -6,6 +6,7 @@ from typing import Any
 from cache_store.errors import ConfigError
 from cache_store.program.command_line import Command, Program
 from cache_store.program.output_file import refuse_output
+from cache_store.storage.store import local_path
 from trainer.config import TrainConfig
 from trainer.generate.config import GenerateConfig
 
@@ -55,7 +56,7 @@ def eval_command(arguments: Any) -> int:
     from trainer.run.parallel import join_world
 
     config: TrainConfig = arguments.config
-    report = Path(arguments.report).expanduser() if arguments.report else None
+    report = local_path("report", arguments.report) if arguments.report else None
     if report:
         for cache in config.all_caches:
             refuse_output("report", report, cache)
@@ -83,7 +84,7 @@ def export_command(arguments: Any) -> int:
 
     if arguments.private and not arguments.push_to_hub:
         raise ConfigError("--private is for --push-to-hub; name a repository or leave it out")
-    export(arguments.run, Path(arguments.dir).expanduser(), arguments.push_to_hub, private=arguments.private)
+    export(arguments.run, local_path("dir", arguments.dir), arguments.push_to_hub, private=arguments.private)
     return 0
 
 

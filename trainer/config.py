@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from cache_store.errors import ConfigError
 from cache_store.storage.kept_blocks import LEAST_BYTES
-from cache_store.storage.store import is_url
+from cache_store.storage.store import is_url, local_path
 from trainer.model.config import WORLD, ModelConfig, refuse_other_towers, refuse_tower_names
 
 MAX_BATCH_SIZE = 1_000_000
@@ -89,6 +89,8 @@ class DataConfig:
         require(1 <= block <= MAX_SHUFFLE_BLOCK, "data.shuffle_block", f"in [1, {MAX_SHUFFLE_BLOCK:,}]", block)
         require(0 <= self.seed < 2**63, "data.seed", "in [0, 2^63)", self.seed)
         require(self.views is None or len(self.views) > 1, "data.views", "null, or two caches or more", self.views)
+        for name in ("text_dir", "cache_dir"):
+            local_path(f"data.{name}", getattr(self, name) or "")
 
     def refuse_undivided(self, world_size: int) -> None:
         """Raise ConfigError where the global batch does not divide among the forward passes of all ranks."""
@@ -179,11 +181,12 @@ class TrainRunConfig:
         size, steps = self.eval_batch_size, self.max_steps
         require(1 <= size <= MAX_BATCH_SIZE, "run.eval_batch_size", f"in [1, {MAX_BATCH_SIZE:,}]", size)
         require(steps is None or 1 <= steps <= MAX_STEPS, "run.max_steps", f"in [1, {MAX_STEPS:,}] or null", steps)
+        self.folder  # noqa: B018 (a URL is an error here)
 
     @property
     def folder(self) -> Path:
         """`output` as a path, with `~` replaced by the user's home."""
-        return Path(self.output).expanduser()
+        return local_path("run.output", self.output)
 
     @property
     def trackers(self) -> list[str]:

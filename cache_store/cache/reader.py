@@ -25,7 +25,7 @@ from cache_store.format.schema import Seal, Spec
 from cache_store.format.tables import REJECTED, SAMPLES_SCHEMA, TEXT_COLUMNS
 from cache_store.refusal import counted, printable, refuse_other_seal, refuse_unsealed
 from cache_store.storage.kept_blocks import LEAST_BYTES
-from cache_store.storage.store import Address, FetchedStore, Store, is_url, open_store, wait_together
+from cache_store.storage.store import Address, FetchedStore, Store, is_url, local_path, open_store, wait_together
 
 COPIED_BYTES = 8 << 20
 """Copied at once: then checked, out of a cache and not out of memory, and then a Ctrl-C is heard."""
@@ -47,9 +47,10 @@ def open_cache(path: Address, *, cache_dir: str | Path | None = None, cache_byte
     processes of a machine may share it, for any number of caches.
     """
     refuse_cache_bytes(cache_bytes)
+    kept = None if cache_dir is None else local_path("cache_dir", cache_dir).absolute()
     store = open_store(path)
-    if cache_dir is not None and isinstance(store, FetchedStore):
-        store = store.keeping(Path(cache_dir).expanduser().absolute(), cache_bytes)
+    if kept is not None and isinstance(store, FetchedStore):
+        store = store.keeping(kept, cache_bytes)
     spec = read_spec(store)
     refuse_unsealed(store, spec)
     seal = read_seal(store)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cache_store.errors import ConfigError
+from cache_store.storage.store import local_path
 
 if TYPE_CHECKING:
     from cache_store.gallery.page import Gallery
@@ -38,11 +39,11 @@ class GalleryConfig:
 
     @property
     def page(self) -> Path:
-        return Path(self.output).expanduser()
+        return local_path("--output", self.output)
 
     @property
     def sheet_folder(self) -> Path:
-        return self.page.parent if self.sheets is None else Path(self.sheets).expanduser()
+        return self.page.parent if self.sheets is None else local_path("--sheets", self.sheets)
 
     def sheet(self, kind: str) -> Path:
         """The contact sheet of one kind of rows."""

@@ -1,5 +1,6 @@
 """Where the files of a cache lie. Whatever reads or writes one does it through a `Store`."""
 
+import re
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -12,6 +13,9 @@ from cache_store.storage.kept_blocks import Ranges
 from cache_store.storage.local import LocalStore
 from cache_store.storage.objects.client import SCHEMES
 from cache_store.storage.objects.object_store import ObjectStore
+
+URL = re.compile(r"[a-z][a-z0-9+.-]*:/", re.IGNORECASE)
+"""Its beginning; of two slashes a Path has kept one."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -141,6 +145,13 @@ def wait_together(store: Store, call: Callable[[T], R], each: Sequence[T]) -> Se
 def is_url(address: Address) -> bool:
     """Whether it is no path of a file or folder of this machine."""
     return "://" in str(address)
+
+
+def local_path(option: str, given: str | Path) -> Path:
+    """Where to write on this machine, `~` replaced; ConfigError, naming the option, for a URL."""
+    if URL.match(str(given)):
+        raise ConfigError(f"{option}: {given} is a URL; name a path on this machine")
+    return Path(given).expanduser()
 
 
 def open_store(address: Address) -> Store:

@@ -22,7 +22,7 @@ from cache_store.errors import CacheError, ConfigError, Interrupted
 from cache_store.program.output_file import refuse_output, write_output
 from cache_store.program.progress_bar import progress_bar
 from cache_store.refusal import counted, printable
-from cache_store.storage.store import is_url, open_store
+from cache_store.storage.store import is_url, local_path, open_store
 from cache_store.verify.findings import Finding, Level, Report
 from cache_store.verify.shard import CheckedShard
 from cache_store.verify.subset import Subset, parse_subset
@@ -80,7 +80,7 @@ class VerifyConfig:
 def run_verify(cache: str, config: VerifyConfig) -> int:
     """Verify, report, and return the exit code."""
     if config.report:
-        refuse_output("report", Path(config.report).expanduser(), cache)
+        refuse_output("report", local_path("report", config.report), cache)
     try:
         with reading_bar(cache, config) as progress:
             gc.freeze()  # else the collector looks through all loaded modules every few shards: a tenth of the time

@@ -199,6 +199,18 @@ def test_a_wrong_value_names_its_key(configured, refusal, key):
         assert f"{key} {message}".strip() in refusal(2, configured(), "train", f"--{key}={value}")
 
 
+OUTPUTS = [("train", "run.output"), ("train", "data.text_dir"), ("train", "data.cache_dir"), ("eval", "report")]
+
+
+@pytest.mark.parametrize(("program", "key"), OUTPUTS)
+def test_what_is_written_lies_on_this_machine(configured, refusal, tmp_path, monkeypatch, program, key):
+    monkeypatch.chdir(tmp_path)
+    config, url = configured(), "s3://bucket/it"
+    error = f"trainer: error: {key}: {url} is a URL; name a path on this machine\n"
+    assert refusal(2, config, program, f"--{key}={url}") == error
+    assert not (tmp_path / "s3:").exists()
+
+
 @pytest.fixture(scope="module")
 def one_step(configured_here: MakeConfig) -> Path:
     """The output of a run of one step."""

@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from cache_store.program.output_file import refuse_inside, refuse_output, write_output
+from cache_store.storage.store import local_path
 from trainer.generate.config import GenerateConfig
 from trainer.generate.generator import Answer, Generator, find_language_model, open_generator
 from trainer.generate.subjects import Subject, Subjects, find_subjects
@@ -19,7 +19,7 @@ from trainer.run.trained import load_projector
 def generate(run: str, config: GenerateConfig) -> None:
     """Print an answer for each image; with `report`, write them as JSON too."""
     projector = load_projector(run)
-    report = Path(config.report).expanduser() if config.report else None
+    report = local_path("report", config.report) if config.report else None
     if report:
         refuse_output("report", report, projector.path)
     language_model = find_language_model(projector, config.language_model)

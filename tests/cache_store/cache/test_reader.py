@@ -45,6 +45,12 @@ def test_what_is_kept_of_caches_is_a_number_of_bytes(cache, wrong):
         open_cache(cache, cache_bytes=wrong)
 
 
+@pytest.mark.parametrize("folder", ["s3://bucket/kept", Path("gs://bucket/kept")])
+def test_what_is_kept_of_caches_lies_on_this_machine(cache, folder):
+    with pytest.raises(ConfigError, match=f"^cache_dir: {folder} is a URL; name a path on this machine$"):
+        open_cache(cache, cache_dir=folder)
+
+
 def test_tables_are_read_in_the_calling_thread(cache):
     """One of Arrow's own might free a buffer of ours while the interpreter ends, which aborts."""
     code = "from os import listdir; from cache_store import open_cache; threads = lambda: listdir('/proc/self/task');"

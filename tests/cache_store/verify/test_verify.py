@@ -49,9 +49,10 @@ WRONG = ("0/20", "21/20", "3/0", "1.5/3", "x", "", "0%", "101%", "-5%", "5", "5 
         *(([f"--subset={text}"], "slice N/M") for text in WRONG),
         *(([f"--jobs={jobs}"], "jobs must be") for jobs in ("0", "-1", "1000000", "many")),
         (["--level=quick", "--subset=1/2"], "leave subset out"),
+        (["--report=s3://bucket/it"], "report: s3://bucket/it is a URL; name a path on this machine"),
     ],
 )
-def test_a_wrong_subset_or_number_of_jobs_is_refused_in_one_line(capsys, options, message):
+def test_a_wrong_subset_number_of_jobs_or_report_is_refused_in_one_line(capsys, options, message):
     assert main(["verify", "anywhere", *options]) == 2
     error = capsys.readouterr().err
     assert message in error

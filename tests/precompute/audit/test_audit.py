@@ -103,6 +103,7 @@ MISTAKES = {
     "--seconds=0": "seconds must be more than 0",
     "--seed=-1": "seed must be at least 0",
     "--report=/nowhere/a.json": "the folder of /nowhere/a.json does not exist",
+    "--report=az://box/a.json": "report: az://box/a.json is a URL; name a path on this machine",
     "--device=cuda:99": "encoder.device",
 }
 

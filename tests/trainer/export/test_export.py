@@ -122,6 +122,7 @@ def test_an_export_that_cannot_be_leaves_nothing(trained, tmp_path, capsys, monk
     said = f"dir: {tmp_path}/full is not empty; name an empty or a new folder"
     assert said in refused(capsys, 2, run, tmp_path / "full")
     assert "is not a folder" in refused(capsys, 2, run, tmp_path / "full" / "thesis.tex")
+    assert "dir: s3://bucket/new is a URL; name a path on this machine" in refused(capsys, 2, run, "s3://bucket/new")
     assert "lies in the cache" in refused(capsys, 2, run, Path(trained.cache) / "exported")
     assert "is no folder of a run" in refused(capsys, 2, tmp_path / "none", new)
     assert "--private is for --push-to-hub" in refused(capsys, 2, run, new, "--private")

@@ -94,6 +94,7 @@ REFUSED = [
     (2, ["--rows=1", "--max_tokens=250"], "knows 256 positions: set --max_tokens lower"),
     (2, ["--rows=1", "--language_model=HOME/none"], "model.language_model: no folder HOME/none"),
     (2, ["--rows=1", "--report=CACHE/seal.json"], "report: CACHE/seal.json lies in the cache CACHE"),
+    (2, ["--rows=1", "--report=s3://bucket/it"], "report: s3://bucket/it is a URL; name a path on this machine"),
     (1, ["--rows=1", "--prompt=<end_of_turn>"], "which this tokenizer has as a special token only"),
 ]
 
