@@ -21,7 +21,7 @@ from precompute.sources.cache import CacheSource
 from precompute.sources.fields import FieldNames
 from precompute.sources.files.file import LocalFile, SourceFile
 from precompute.sources.files.remote import RemoteFile, RemoteFolder
-from precompute.sources.files.urls import open_folder, split_url
+from precompute.sources.files.urls import is_folder, open_folder, split_url
 from precompute.sources.folder import FolderSource
 from precompute.sources.llava import LlavaSource
 from precompute.sources.parquet import SUFFIX as PARQUET
@@ -110,6 +110,7 @@ def open_remote_list(folder: RemoteFolder, name: str) -> SourceFile:
     try:
         return RemoteFile(folder, name)
     except FileNotFoundError:
+        is_folder(str(folder))  # a listing says that there is no bucket, which no answer of a file does
         raise MissingPathError(f"source.path: {folder.where(name)} does not exist") from None
 
 

@@ -111,6 +111,7 @@ WRONG = {
         1,
         "there is no bucket 'no-such-bucket'",
     ),
+    "a list in no bucket": ("llava", "s3://no-such-bucket/a.jsonl", 1, "there is no bucket 'no-such-bucket'"),
     "no such tar": ("webdataset", "BUCKET/in/tars/9.tar", 2, "source.path: .*/tars/9.tar holds no .tar file"),
     "a tar of a pattern": ("webdataset", "BUCKET/in/tars/{00000..00002}.tar", 2, "00002.tar does not exist"),
     "a pattern of nothing": ("parquet", "BUCKET/in/data/test-*.parquet", 2, r"test-\*.parquet does not exist"),
