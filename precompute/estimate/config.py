@@ -35,7 +35,7 @@ class EstimateConfig(BuildConfig):
     read_mb_per_s: float = option("--read-mb-per-s NUMBER", 200.0)
     """How fast the cache will be read, ahead of the training: 200 is a slow network disk."""
     dollars_per_gpu_hour: float | None = option("--dollars-per-gpu-hour NUMBER")
-    """Say what is saved in money, too."""
+    """With --epochs, say what is saved in money, too."""
     dollars_per_gb_month: float = option("--dollars-per-gb-month NUMBER", 0.0)
     """What storing the cache costs, of that money."""
     months: float = 1.0

@@ -28,6 +28,8 @@ def report_lines(estimate: Estimate) -> Iterator[str]:
     yield from training_lines(estimate)
     if config.epochs is not None:
         yield from (verdict(estimate, training, config.epochs) for training in estimate.trainings)
+    elif estimate.prices:
+        yield "what is saved in money depends on how often each sample is seen: give --epochs N"
 
 
 def rate_lines(probe: Probe) -> Iterator[str]:

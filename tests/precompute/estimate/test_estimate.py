@@ -68,12 +68,13 @@ def test_the_whole_cache_is_estimated_with_tables_and_records(project, store_for
 def test_a_measured_run_says_what_a_step_takes(project):
     run = write_run(project.folder / "run", [9.0] * WARM_UP_STEPS + [0.4, 0.5, 0.6], waited=0.2)
     assert (read_step(run).step_s, read_step(run).batch_size) == (pytest.approx(0.4), 32)
-    asked = ["--seconds", 0.01, "--run", run, "--store.format", "webdataset"]
+    asked = ["--seconds", 0.01, "--run", run, "--store.format", "webdataset", *PRICES]
     said = project.run(main, "estimate", "--config", project.config(), *asked)
     assert "training, batches of 32: " in said
     assert re.search(r"^0\.4 s ", said, re.MULTILINE)
     assert re.search(r"^none \(chosen\)", said, re.MULTILINE)
     assert "zstd" not in said, "tars know no codec"
+    assert said.endswith(": give --epochs N\n"), "for money"
 
 
 def test_the_names_of_a_runs_files_are_the_trainers():
