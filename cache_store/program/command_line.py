@@ -14,7 +14,7 @@ import yaml
 
 from cache_store.errors import ConfigError
 from cache_store.program.config_fields import ConfigField, config_fields, on_one_line
-from cache_store.program.config_file import closest, nested, read_config_file
+from cache_store.program.config_file import closest, nested, read_config_file, shown
 from cache_store.program.run_program import run_program
 
 ConfigT = TypeVar("ConfigT")
@@ -129,10 +129,12 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse does, for a command too; makes the config."""
         arguments, rest = super().parse_known_args(args, namespace)
-        if rest:
-            kind = "option" if rest[0].startswith("-") else "further operand"
+        if rest and rest[0].startswith("-"):
             known = [f"--{name}" for name in self.fields]
-            self.error(f"there is no {kind} {closest(rest[0].partition('=')[0], known)}")
+            self.error(f"there is no option {closest(rest[0].partition('=')[0], known)}")
+        if rest:  # of a pattern, a shell makes many words
+            quoted = "a pattern, or a name with spaces, has to be quoted"
+            self.error(f"there is no further operand {shown(rest[0])}; {quoted}")
         if self.config_class is not None:
             arguments.config = self.read_config(self.config_class, arguments)
         return arguments, rest

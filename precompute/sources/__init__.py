@@ -55,8 +55,8 @@ class SourceConfig:
     be read together."""
     path: str
     """llava: the chat.json. folder: the folder, or a zip or an uncompressed tar of one. webdataset, parquet: a file,
-    a folder of them, or a pattern: shards/{00000..00099}.tar, 'data/train-*.parquet'. cache: the other cache. Each may
-    be at a URL: s3://BUCKET/…, gs://…, az://…, hf://datasets/OWNER/NAME/…, and is read there in place."""
+    a folder of them, or a pattern: 'shards/{00000..00099}.tar', 'data/train-*.parquet'. cache: the other cache. Each
+    may be at a URL: s3://BUCKET/…, gs://…, az://…, hf://datasets/OWNER/NAME/…, and is read there in place."""
     images: str | None = None
     """llava: a folder, or a zip or uncompressed tar that is read in place, here or at such a URL; by default the folder
     of the chat.json."""

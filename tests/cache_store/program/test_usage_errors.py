@@ -44,6 +44,7 @@ NOT_UTF8 = r"'caf\udce9' is not UTF-8, as every path and option has to be; renam
         (["--store.shards", "0x" + "f" * 5_000], "store.shards must be a whole number, got 0xfff"),
         (["--store.share", "1" * 500], "store.share must be a number, got 111"),
         *(([f"--store.{n}=none"], f"no option --store.{n}; did you mean --store.codec?") for n in ("codek", "code")),
+        (["--cache", "0.tar", "1.tar"], "no further operand 1.tar; a pattern, or a name with spaces, has to be quoted"),
         (["--config=nowhere.yaml"], "program: error: config: nowhere.yaml: No such file or directory\n"),
         (["--config=/"], "program: error: config: /: Is a directory\n"),
         (["--cache", os.fsdecode(b"caf\xe9")], f"program: error: {NOT_UTF8}\n"),
