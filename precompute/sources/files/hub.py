@@ -4,8 +4,9 @@ import errno
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any
+from typing import Any, Self
 
+from cache_store.errors import ConfigError
 from cache_store.storage.listing import UrlFolder
 from cache_store.storage.objects.errors import missing
 from precompute.sources.files.file import Version
@@ -23,6 +24,15 @@ def file_system() -> Any:
 
 class HubFolder(UrlFolder):
     """Files below `hf://datasets/OWNER/NAME`, of its main branch or of a revision: NAME@REVISION."""
+
+    @classmethod
+    def in_bucket(cls, scheme: str, place: str) -> Self:
+        """ConfigError for a model's files, or any but a data set's."""
+        if place.partition("/")[0] != "datasets":
+            raise ConfigError(
+                f"{scheme}://{place}: of the Hub only data sets are read; name {HUB}://datasets/OWNER/NAME/…"
+            )
+        return super().in_bucket(scheme, place)
 
     def __post_init__(self) -> None:
         file_system().invalidate_cache()  # what was listed for another source may be old

@@ -110,6 +110,12 @@ def test_what_the_hub_refuses_is_one_line(hub):
     for url, environment, code, said in (
         ("hf://datasets/me/others/a.parquet", online, 1, "no such data set .* check its name and HF_TOKEN"),
         ("hf://datasets/me/pictures/data/9.parquet", online, 2, "9.parquet holds no .parquet file"),
+        (
+            "hf://models/me/pictures/a.parquet",
+            online,
+            2,
+            "of the Hub only data sets are read; name hf://datasets/OWNER/NAME/",
+        ),
         ("hf://datasets/me/pictures/a.parquet", {"HF_HUB_OFFLINE": "1"}, 1, "the Hub cannot be read: check"),
     ):
         done = read_all(url, **environment)
