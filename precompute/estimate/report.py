@@ -72,10 +72,12 @@ def hour_row(name: str, images: int, images_per_s: float) -> tuple[str, ...]:
 
 
 def shown_hours(hours: float) -> str:
-    """As `1,234 h`, `33.8 h`, `12 min` or `40 s`."""
+    """As `1,234 h`, `33.8 h`, `12 min`, `40 s` or `under 1 s`."""
     if hours >= 1.0:
         return f"{hours:,.{1 if hours < 100.0 else 0}f} h"
-    return f"{hours * 60:.0f} min" if hours >= 1 / 60 else f"{hours * HOUR_S:.0f} s"
+    if hours >= 1 / 60:
+        return f"{hours * 60:.0f} min"
+    return f"{hours * HOUR_S:.0f} s" if hours * HOUR_S >= 1.0 else "under 1 s"
 
 
 def size_lines(estimate: Estimate) -> Iterator[str]:
@@ -117,13 +119,17 @@ def shown_s(seconds: float) -> str:
 
 
 def shown_epochs(epochs: float) -> str:
-    return "never" if epochs == inf else f"{epochs:.1f} epochs"
+    return "never" if epochs == inf else in_epochs(f"{epochs:.1f}")
+
+
+def in_epochs(number: str) -> str:
+    return f"{number} epoch{'' if float(number) == 1 else 's'}"
 
 
 def verdict(estimate: Estimate, training: Training, epochs: float) -> str:
     """Whether caching pays in so many epochs, in money where prices are known."""
     hours, prices = training.saved_gpu_hours(epochs), estimate.prices
-    what = f"{epochs:g} epochs at {shown_s(training.step_s)} a step"
+    what = f"{in_epochs(f'{epochs:g}')} at {shown_s(training.step_s)} a step"
     counted, gain = f"{shown_hours(abs(hours))} of a GPU {'saved' if hours > 0 else 'lost'}", hours
     if prices:
         stored = prices.storage(estimate.size.total, estimate.config.months)

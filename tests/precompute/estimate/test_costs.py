@@ -4,7 +4,8 @@ from math import inf
 
 import pytest
 
-from precompute.estimate.costs import Prices, Training, build_hours, cores_to_feed
+from precompute.estimate.costs import HOUR_S, Prices, Training, build_hours, cores_to_feed
+from precompute.estimate.report import in_epochs, shown_epochs, shown_hours
 
 FAST = {"encode_per_s": 1_000.0, "decode_per_s": 10_000.0, "build_per_s": 1_000.0}
 """Images a second where decoding holds nothing up."""
@@ -52,3 +53,8 @@ def test_storage_is_paid_by_further_epochs(gpu_hour, gb_month, epochs):
     assert prices.break_even_epochs(found, 100e9, 1.0) == pytest.approx(epochs)
     if epochs < inf:
         assert prices.saved(found.saved_gpu_hours(epochs), 100e9, 1.0) == pytest.approx(0.0)
+
+
+def test_one_epoch_is_singular_and_no_time_is_none():
+    assert [in_epochs("1"), *map(shown_epochs, (1.0, 1.3, inf))] == ["1 epoch", "1.0 epoch", "1.3 epochs", "never"]
+    assert [shown_hours(seconds / HOUR_S) for seconds in (0.0, 0.4, 2.0)] == ["under 1 s", "under 1 s", "2 s"]
