@@ -222,7 +222,7 @@ class RayPool:
         if error.actor_init_failed:
             raise EncodeOnceError(f"Ray: a worker cannot start: {why}")
         shards = ", ".join(map(str, sorted(worker.shards)))
-        had = f"with shards {shards} in hand" if shards else "before it began"
+        had = f"with shard{'s' * (len(worker.shards) > 1)} {shards} in hand" if shards else "before it began"
         if not error.preempted:
             self._lost.update(worker.shards or [None])
         if self._lost and max(self._lost.values()) >= LOSSES:
