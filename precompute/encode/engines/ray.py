@@ -9,7 +9,7 @@ import math
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from posixpath import commonpath, dirname
@@ -221,8 +221,7 @@ class RayPool:
         why = reason_of(error)
         if error.actor_init_failed:
             raise EncodeOnceError(f"Ray: a worker cannot start: {why}")
-        shards = ", ".join(map(str, sorted(worker.shards)))
-        had = f"with shard{'s' * (len(worker.shards) > 1)} {shards} in hand" if shards else "before it began"
+        had = in_hand(worker.shards)
         if not error.preempted:
             self._lost.update(worker.shards or [None])
         if self._lost and max(self._lost.values()) >= LOSSES:
@@ -241,6 +240,12 @@ class RayPool:
             self._ray.wait([each.said.completed() for each in encoding], num_returns=len(encoding), timeout=GRACE_S)
         for worker in self._workers:
             self._ray.kill(worker.actor)
+
+
+def in_hand(shards: Collection[int]) -> str:
+    """What a worker that was lost had: `with shard 4 in hand`."""
+    numbers = ", ".join(map(str, sorted(shards)))
+    return f"with shard{'s' * (len(shards) > 1)} {numbers} in hand" if shards else "before it began"
 
 
 def reason_of(error: Any) -> str:
