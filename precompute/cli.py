@@ -4,7 +4,6 @@ import os
 import shlex
 import threading
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -140,17 +139,17 @@ def audit_command(arguments: Any) -> int:
     from precompute.audit.report import report_lines
 
     config = arguments.config
-    if config.report:
-        refuse_output("report", local_path("report", config.report), arguments.cache)
+    out = local_path("report", config.report) if config.report else None
+    if out:
+        refuse_output("report", out, arguments.cache)
     stop = threading.Event()
     with stop_on_signals(stop.set), closing(AuditBar(config)) as bar:
         report = audit(arguments.cache, config, stop, bar)
     try:
         print(*report_lines(report), sep="\n")
     finally:  # also where the reader of our output has gone, as `| head` does
-        if config.report:
-            text = msgspec.json.format(msgspec.json.encode(report.as_dict()), indent=1)
-            write_output(Path(config.report).expanduser(), text)
+        if out:
+            write_output(out, msgspec.json.format(msgspec.json.encode(report.as_dict()), indent=1))
     if stop.is_set() and len(report.drawn) < report.asked:
         raise Interrupted(f"{len(report.drawn)} of {report.asked} samples drawn; --seed repeats them from the start")
     return 1 if report.findings else 0
