@@ -161,10 +161,16 @@ def map_all(cache: Cache) -> None:
 
 
 def reading(folder: Path) -> Callable[[], object]:
-    """Read random batches, once every shard has been looked up; the time is of twenty."""
+    """Read random batches; the time is of twenty, once all shards were looked up and twenty have shown how to read."""
     cache, rng = open_cache(folder / "cache"), np.random.default_rng(0)
     map_all(cache)
-    return lambda: [cache.read(rng.integers(len(cache), size=BATCH), check=False) for _ in range(BATCHES)]
+
+    def work() -> None:
+        for _ in range(BATCHES):
+            cache.read(rng.integers(len(cache), size=BATCH), check=False)
+
+    work()
+    return work
 
 
 def verifying(folder: Path) -> Callable[[], object]:

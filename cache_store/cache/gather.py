@@ -4,23 +4,29 @@ Every way to copy has the signature `(out, addresses, row_bytes)`: row i of `out
 the bytes at addresses[i], which are trusted. The C ways are there where the machine that installed the package had a
 compiler. Which of them is fast depends on the processor (prefetching takes 0.8 of memcpy's time on one, twice its time
 on another) and on the batch, so they are timed on real batches and the fastest is kept.
+
+One more asks the disk for the whole batch before it copies: nine times as fast where the rows are not in memory, slower
+where they are (`benchmarks/cold.py`).
 """
 
 import ctypes
 import math
+import mmap
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from numpy.typing import NDArray
 
 from cache_store.cores import usable_cores
 
-__all__ = ["FASTEST", "WAYS", "FastestCopy", "move_rows"]
+__all__ = ["ASK_OR_NOT", "FASTEST", "WAYS", "Fastest", "ask_disk", "move_rows"]
 
 Copy = Callable[[NDArray[Any], NDArray[Any], int], None]
+
+Way = TypeVar("Way")
 
 TRIALS = 8
 """Batches given to each way before the fastest is kept."""
@@ -30,6 +36,14 @@ ROUNDS = 128, 2_048
 files in, and later other work may come to the machine.
 """
 
+HOPELESS = 4
+"""Times the fastest one's: a way that twice took so long is not tried again in this round. Rows that are not in memory
+take all ways but one ten times as long.
+"""
+
+MADVISE = ctypes.CDLL(None).madvise
+MADVISE.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+
 
 def move_rows(out: NDArray[Any], addresses: NDArray[Any], row_bytes: int, /) -> None:
     """One memmove a row: as right as in C; a read takes 1.3 to 1.6 times as long."""
@@ -38,18 +52,41 @@ def move_rows(out: NDArray[Any], addresses: NDArray[Any], row_bytes: int, /) -> 
         ctypes.memmove(target + row * row_bytes, address, row_bytes)
 
 
-class FastestCopy:
-    """Gives each batch a way to copy: the one that was the fastest when all were tried, turn about, on batches like it.
+def ask_disk(addresses: NDArray[Any], lengths: NDArray[Any] | int) -> None:
+    """Have the system read what is not in memory of rows [N] in mapped files: all at once, no other pages, no waiting.
+
+    A row that is only touched is waited for before the next is asked for, and the system reads around it as much as it
+    reads ahead on that device: 128 KiB on most, 8 MiB on some. All of that is advice, so errors do not matter.
+    """
+    first = addresses - addresses % mmap.PAGESIZE
+    for start, length in zip(first.tolist(), (addresses + lengths - first).tolist(), strict=True):
+        MADVISE(start, length, mmap.MADV_WILLNEED)
+
+
+def leave_disk(addresses: NDArray[Any], lengths: NDArray[Any] | int) -> None:
+    """Read what is touched, as it is touched."""
+
+
+def asking(copy: Copy) -> Copy:
+    def way(out: NDArray[Any], addresses: NDArray[Any], row_bytes: int) -> None:
+        ask_disk(addresses, row_bytes)
+        copy(out, addresses, row_bytes)
+
+    return way
+
+
+class Fastest(Generic[Way]):
+    """Gives each batch a way: the one that was the fastest when all were tried, turn about, on batches like it.
 
     Threads may share one: whichever of them chooses, it is one of the ways.
     """
 
-    def __init__(self, ways: Sequence[Copy], clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, ways: Sequence[Way], clock: Callable[[], float] = time.perf_counter) -> None:
         self._ways, self._clock = ways, clock
         self._choices: dict[tuple[int, bool], Choice] = {}
 
     @contextmanager
-    def way(self, batch_bytes: int, is_checked: bool) -> Iterator[Copy]:
+    def way(self, batch_bytes: int, is_checked: bool) -> Iterator[Way]:
         """The way for a batch; what is done in the block is what is timed.
 
         A check belongs to it: rows that another core has copied take longer to read.
@@ -72,7 +109,8 @@ class Choice:
         """Batches of this round so far, and of the whole of it."""
         self._seconds: list[list[float]] = [[] for _ in range(ways)]
         """A byte, of each way's trials."""
-        self._fastest = 0
+        self._typical = [math.inf] * ways
+        """Their medians."""
 
     def next(self) -> tuple[int, bool]:
         """The way for the next batch, and whether its time is asked for."""
@@ -80,14 +118,15 @@ class Choice:
             self._batches, self._round = 0, min(4 * self._round, ROUNDS[1])
             self._seconds = [[] for _ in range(self._ways)]
         place, self._batches = self._batches, self._batches + 1
-        is_trial = self._ways > 1 and place < TRIALS * self._ways
-        return (place % self._ways if is_trial else self._fastest), is_trial
+        way, fastest = place % self._ways, min(self._typical)
+        is_hopeless = len(self._seconds[way]) > 1 and self._typical[way] > HOPELESS * fastest
+        is_trial = self._ways > 1 and place < TRIALS * self._ways and not is_hopeless
+        return (way if is_trial else self._typical.index(fastest)), is_trial
 
     def tell(self, way: int, seconds_a_byte: float) -> None:
         """By the median: a second thread has its good moments on a machine that is busy otherwise."""
         self._seconds[way].append(seconds_a_byte)
-        typical = [statistics.median(each) if each else math.inf for each in self._seconds]
-        self._fastest = typical.index(min(typical))
+        self._typical[way] = statistics.median(self._seconds[way])
 
 
 def compiled_ways() -> list[Copy]:
@@ -105,4 +144,5 @@ try:
 except ImportError:  # not built, or built for another machine
     WAYS = [move_rows]
 
-FASTEST = FastestCopy(WAYS)
+FASTEST = Fastest([*WAYS, asking(WAYS[0])])
+ASK_OR_NOT = Fastest([leave_disk, ask_disk])

@@ -15,9 +15,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from cache_store.cache.fetch import fetch_samples
-from cache_store.cache.gather import FASTEST
+from cache_store.cache.gather import ASK_OR_NOT, FASTEST
 from cache_store.cache.metadata import read_seal, read_spec
-from cache_store.cache.sealed_shards import SealedShards
+from cache_store.cache.sealed_shards import MappedShard, SealedShards
 from cache_store.errors import CacheError, ConfigError
 from cache_store.format.codec import crc32c, decode_sample
 from cache_store.format.formats import shard_format
@@ -27,7 +27,7 @@ from cache_store.refusal import counted, printable, refuse_other_seal, refuse_un
 from cache_store.storage.kept_blocks import LEAST_BYTES
 from cache_store.storage.store import Address, FetchedStore, Store, is_url, local_path, open_store, wait_together
 
-COPIED_BYTES = 8 << 20
+READ_BYTES = 8 << 20
 """Copied at once: then checked, out of a cache and not out of memory, and then a Ctrl-C is heard."""
 
 SAMPLE_COLUMNS = [*SAMPLES_SCHEMA.names, *TEXT_COLUMNS]
@@ -91,6 +91,12 @@ def valid_numbers(numbers: np.ndarray, count: int) -> NDArray[np.int64]:
     if numbers.size and (numbers.min() < 0 or numbers.max() >= count):
         raise IndexError(f"sample numbers must be in [0, {count}), got {numbers.min()}..{numbers.max()}")
     return numbers
+
+
+def slices_of(target: NDArray[np.uint8]) -> Iterator[slice]:
+    """Of rows [N, bytes]: some that are read at once, after others."""
+    step = max(1, READ_BYTES // target.shape[1])
+    return (slice(first, first + step) for first in range(0, len(target), step))
 
 
 class Cache:
@@ -165,11 +171,9 @@ class Cache:
             self._fetch(self._fetched, numbers, target, check)
             return out
         shards = self.shards.of(numbers).tolist()
-        mapped = {shard: self.shards.mapped(shard) for shard in set(shards)}
-        if spec.codec == "none":
-            self._copy(numbers, [mapped[shard].address for shard in shards], target, check)
-        else:
-            self._decode(numbers, [mapped[shard].data for shard in shards], target, check)
+        by_shard = {shard: self.shards.mapped(shard) for shard in set(shards)}
+        mapped = [by_shard[shard] for shard in shards]
+        (self._copy if spec.codec == "none" else self._decode)(numbers, mapped, target, check)
         return out
 
     def samples(self, numbers: np.ndarray, columns: list[str] | None = None) -> pa.Table:
@@ -197,16 +201,13 @@ class Cache:
             shard = int(shards[positions[0]])
             yield shard, positions, numbers[positions] - self.shards.starts[shard]
 
-    def _copy(self, numbers: np.ndarray, starts: list[int], target: NDArray[np.uint8], check: bool) -> None:
+    def _copy(self, numbers: np.ndarray, mapped: list[MappedShard], target: NDArray[np.uint8], check: bool) -> None:
         """The hot loop of the codec none."""
         places = self.shards.places
-        addresses = places["offset"][numbers] + np.array(starts, np.int64)
-        samples, size = target.shape
-        step = max(1, COPIED_BYTES // size)
-        for first in range(0, samples, step):
-            rows = slice(first, first + step)
+        addresses = places["offset"][numbers] + np.array([each.address for each in mapped], np.int64)
+        for rows in slices_of(target):
             with FASTEST.way(target[rows].nbytes, check) as copy:
-                copy(target[rows], addresses[rows], size)
+                copy(target[rows], addresses[rows], target.shape[1])
                 if check:
                     self._check(numbers[rows], target[rows], places["crc32c"])
 
@@ -217,11 +218,18 @@ class Cache:
             if crc32c(data[index * size : (index + 1) * size]) != expected:
                 raise self._damaged(numbers[index], "does not match its crc32c")
 
-    def _decode(self, numbers: np.ndarray, files: list[memoryview], target: NDArray[np.uint8], check: bool) -> None:
+    def _decode(self, numbers: np.ndarray, mapped: list[MappedShard], target: NDArray[np.uint8], check: bool) -> None:
         places = self.shards.places
-        columns = (places[name][numbers].tolist() for name in ("offset", "length", "crc32c"))
-        for number, file, row, offset, length, expected in zip(numbers, files, target, *columns, strict=True):
-            self._decode_one(number, file[offset : offset + length], row, expected if check else None)
+        offsets, lengths, checksums = (places[name][numbers] for name in ("offset", "length", "crc32c"))
+        addresses = offsets + np.array([each.address for each in mapped], np.int64)
+        for rows in slices_of(target):
+            with ASK_OR_NOT.way(target[rows].nbytes, check) as ask:
+                ask(addresses[rows], lengths[rows])
+                columns = (column[rows].tolist() for column in (offsets, lengths, checksums))
+                for number, shard, row, offset, length, expected in zip(
+                    numbers[rows], mapped[rows], target[rows], *columns, strict=True
+                ):
+                    self._decode_one(number, shard.data[offset : offset + length], row, expected if check else None)
 
     def _fetch(self, store: FetchedStore, numbers: np.ndarray, target: NDArray[np.uint8], check: bool) -> None:
         checksums = self.shards.places["crc32c"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import build, decode, decode_parts, encode, loader, ray_data, remote, scale, verify
+from benchmarks import build, cold, decode, decode_parts, encode, loader, ray_data, remote, scale, verify
 from benchmarks.remote_peers import installed_peers
 from precompute.images.decode import ImageConfig
 from tests.precompute.conftest import make_vae
@@ -104,6 +104,18 @@ def test_every_rival_of_the_loader_delivers_each_latent_once(capsys, tmp_path):
     for name, batches in loader.prepare(tmp_path, latents, batch_size=4, samples_per_shard=5).items():
         delivered = [sample.tobytes() for batch in batches(np.random.default_rng(1)) for sample in batch.copy()]
         assert sorted(delivered) == stored, name
+
+
+def test_both_ways_read_a_cache_that_is_not_in_memory(capsys, tmp_path):
+    toy = ["--samples=24", "--samples-per-shard=9", "--batch-size=4", "--batches=3", "--repeats=2"]
+    assert cold.main([*toy, f"--folder={tmp_path}"]) == 0
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    names = {f"{codec}, {side}" for codec in cold.CODECS for side in cold.SIDES}
+    assert record["samples_per_s"].keys() == record["disk_bytes_a_sample"].keys() == names
+    assert all(figures["min"] > 0 for figures in (*record["samples_per_s"].values(), *record["ratios"].values()))
+    assert cold.main([*toy, "--batches=7"]) == 2
+    assert "--batches times --batch-size must be at most 24" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [], "what was written for the run is removed"
 
 
 def test_verify_is_measured_against_hashes_of_its_files(capsys, tmp_path):

@@ -1,10 +1,13 @@
 """Rows out of mapped files: in C and without."""
 
+import ctypes
 import mmap
+import os
 import shutil
 import subprocess
 import sys
 import sysconfig
+import time
 from array import array
 from pathlib import Path
 
@@ -13,14 +16,15 @@ import pytest
 
 from cache_store import cores
 from cache_store.cache import gather
-from cache_store.cache.gather import ROUNDS, TRIALS, WAYS, FastestCopy, move_rows
+from cache_store.cache.gather import ROUNDS, TRIALS, WAYS, Fastest, ask_disk, asking, move_rows
 
 IN_C = [way for way in WAYS if way is not move_rows]
 """None where there was no compiler; those of two threads only where there are two cores."""
+ALL = [*IN_C, move_rows, asking(move_rows)]
 GUARD = 64
 
 
-@pytest.mark.parametrize("copy", [*IN_C, move_rows])
+@pytest.mark.parametrize("copy", ALL)
 @pytest.mark.parametrize("row_bytes", [1, 63, 64, 65, 4_096, 12_287, 12_288, 12_289, 12_353, 25_088, 131_072])
 def test_rows_from_any_addresses_lie_in_the_buffer_alone(copy, row_bytes):
     rng = np.random.default_rng(row_bytes)
@@ -36,7 +40,7 @@ def test_rows_from_any_addresses_lie_in_the_buffer_alone(copy, row_bytes):
         assert (around[GUARD + rows * row_bytes :] == 7).all()
 
 
-@pytest.mark.parametrize("copy", [*IN_C, move_rows])
+@pytest.mark.parametrize("copy", ALL)
 def test_nothing_behind_the_last_row_of_a_file_is_touched(copy, tmp_path):
     """A mapping of three pages with nothing mapped behind: a read of one byte more would kill the process."""
     size, row_bytes = 3 * mmap.PAGESIZE, 1_500
@@ -66,12 +70,37 @@ def test_wrong_buffers_are_refused_unwritten_and_all_let_go(copy):
     addresses.append(0)
 
 
+def pages_in_memory(mapped):
+    seen = (ctypes.c_ubyte * (len(mapped) // mmap.PAGESIZE))()
+    address = ctypes.c_void_p(np.frombuffer(mapped, np.uint8).ctypes.data)
+    assert ctypes.CDLL(None).mincore(address, ctypes.c_size_t(len(mapped)), seen) == 0
+    return {page for page, there in enumerate(seen) if there & 1}
+
+
+def test_the_disk_is_asked_for_the_pages_of_all_rows_and_for_no_others(tmp_path):
+    pages, page = 4_096, mmap.PAGESIZE
+    with (tmp_path / "file").open("wb") as stream:
+        stream.write(bytes(pages * page))
+        stream.flush()
+        os.fsync(stream.fileno())
+        os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    with (tmp_path / "file").open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        if pages_in_memory(mapped):
+            pytest.skip("needs a file system whose files leave memory")
+        ask_disk(np.frombuffer(mapped, np.uint8).ctypes.data + np.array([5, 1_000 * page - 1, 2_000 * page]), 2 * page)
+        wanted = {0, 1, 2, 999, 1_000, 1_001, 2_000, 2_001}
+        give_up = time.monotonic() + 60
+        while not wanted <= pages_in_memory(mapped) and time.monotonic() < give_up:
+            time.sleep(0.001)
+        assert pages_in_memory(mapped) == wanted
+
+
 class Timed:
     """Ways 0, 1, … that take the seconds given, by a clock of their own."""
 
     def __init__(self, *seconds):
         self.now, self.seconds = 0.0, seconds
-        self.fastest = FastestCopy(range(len(seconds)), lambda: self.now)
+        self.fastest = Fastest(range(len(seconds)), lambda: self.now)
 
     def batches(self, count, batch_bytes=100, is_checked=False):
         """The way that each of so many batches gets."""
@@ -92,6 +121,12 @@ def test_the_way_that_took_the_least_time_is_kept():
     assert [timed.batches(2 * TRIALS + 1, is_checked=each)[-1] for each in (True, False)] == [0, 1], "of checked ones"
     with pytest.raises(KeyError), timed.fastest.way(100, True):
         raise KeyError  # a failed check stays an error
+
+
+def test_a_way_that_takes_many_times_as_long_is_tried_twice():
+    """As those do that do not ask the disk, where the disk is what takes the time."""
+    ways = Timed(lambda *_: 9.0, lambda *_: 1.0, lambda *_: 2.0).batches(ROUNDS[0])
+    assert [ways.count(way) for way in (0, 2)] == [2, TRIALS]
 
 
 def test_the_ways_are_tried_again_soon_and_then_now_and_then():

@@ -14,7 +14,7 @@ import pytest
 
 from cache_store import CacheError, open_cache, open_joined
 from cache_store.cache import reader, sealed_shards
-from cache_store.cache.gather import WAYS, FastestCopy, move_rows
+from cache_store.cache.gather import WAYS, Fastest, asking, move_rows
 from cache_store.errors import ConfigError, NoCacheError, StaleError
 from tests.cache_store.conftest import CACHED_ROWS, REJECTED, flip, samples_of, shard_name
 from tests.make_cache import caption, make_cache
@@ -67,10 +67,10 @@ WRONG_BUFFERS = [
 ]
 
 
-@pytest.mark.parametrize("copy", [*WAYS, move_rows])
+@pytest.mark.parametrize("copy", [*WAYS, move_rows, asking(move_rows)])
 def test_any_way_to_copy_fills_a_buffer_or_refuses_it(cache, latents, copy, monkeypatch):
     """Those in C, and that of a machine without a compiler."""
-    monkeypatch.setattr(reader, "FASTEST", FastestCopy([copy]))
+    monkeypatch.setattr(reader, "FASTEST", Fastest([copy]))
     opened, numbers = open_cache(cache), np.random.default_rng(1).permutation(len(CACHED_ROWS))
     out = np.empty((len(numbers), 4, 6, 5), np.float16)
     assert opened.read(numbers, out=out) is out
@@ -97,7 +97,7 @@ def test_threads_and_processes_share_a_cache(cache, latents, open_shards, monkey
 @pytest.mark.parametrize("copied_at_once", [0, 1, 5, 27])
 def test_a_flipped_bit_is_never_read_and_names_its_row(tmp_path, latents, form, copied_at_once, monkeypatch):
     """Of any sample, however few are copied at once."""
-    monkeypatch.setattr(reader, "COPIED_BYTES", copied_at_once * 240 + 239)
+    monkeypatch.setattr(reader, "READ_BYTES", copied_at_once * 240 + 239)
     store_format, codec = form
     path = make_cache(tmp_path / "cache", latents, rejected=REJECTED, store_format=store_format, codec=codec)
     offsets = open_cache(path).samples(ALL, ["offset"])["offset"].to_pylist()

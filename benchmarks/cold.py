@@ -1,0 +1,126 @@
+"""Shuffled batches of a cache that is not in memory: samples a second, and what the disk reads for each.
+
+By the way that asks the disk for a whole batch, and by the one that touches a sample after the other; `cache.read`
+tries both and keeps the faster. Before each round the cache's pages are dropped from the page cache. So the disk under
+`--folder` is measured, with what it reads ahead (`/sys/block/*/queue/read_ahead_kb`), and few batches of a large cache,
+as where memory holds a small part of it.
+"""
+
+import argparse
+import gc
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from benchmarks.options import parser_with, positive
+from benchmarks.record import print_record
+from benchmarks.timing import rates, speedups, spread
+from cache_store import open_cache
+from cache_store.cache import reader
+from cache_store.cache.gather import WAYS, Fastest, ask_disk, asking, leave_disk
+from cache_store.errors import ConfigError
+from cache_store.format.schema import CodecName
+from cache_store.program.run_program import run_program
+from tests.make_cache import make_cache
+
+SHAPE = (16, 28, 28)
+CODECS: tuple[CodecName, CodecName] = ("none", "zstd")
+SIDES: dict[str, dict[str, Fastest[Any]]] = {
+    "asked": {"FASTEST": Fastest([asking(WAYS[0])]), "ASK_OR_NOT": Fastest([ask_disk])},
+    "touched": {"FASTEST": Fastest(WAYS[:1]), "ASK_OR_NOT": Fastest([leave_disk])},
+}
+PACKAGES = ("numpy", "pyarrow", "numcodecs", "encode-once")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run_program("benchmarks.cold", run, argv)
+
+
+def run(argv: Sequence[str]) -> int:
+    options = option_parser().parse_args(argv)
+    count = options.batches * options.batch_size
+    if count > options.samples:
+        raise ConfigError(f"--batches times --batch-size must be at most {options.samples:,}, the number of samples")
+    seconds: dict[str, list[float]] = {f"{codec}, {side}": [] for codec in CODECS for side in SIDES}
+    read_bytes: dict[str, list[float]] = {name: [] for name in seconds}
+    with tempfile.TemporaryDirectory(prefix="cold-", dir=options.folder) as folder:
+        latents = np.random.default_rng(0).standard_normal((options.samples, *SHAPE), np.float32).astype(np.float16)
+        size = {"samples_per_shard": options.samples_per_shard}
+        caches = {codec: make_cache(Path(folder, codec), latents, codec=codec, **size) for codec in CODECS}
+        for round_ in range(options.repeats):
+            order = np.random.default_rng(round_).permutation(options.samples)[:count]
+            for codec, cache in caches.items():
+                for side, ways in SIDES.items():
+                    taken, fetched = read_cold(cache, order.reshape(options.batches, -1), ways)
+                    seconds[f"{codec}, {side}"].append(taken)
+                    read_bytes[f"{codec}, {side}"].append(fetched / count)
+    report(options, count, seconds, read_bytes)
+    return 0
+
+
+def option_parser() -> argparse.ArgumentParser:
+    defaults = {"samples": 100_000, "batch_size": 256, "repeats": 5}
+    parser = parser_with(__doc__, "samples_per_shard", "folder", **defaults)
+    parser.add_argument("--batches", type=positive, default=8)
+    return parser
+
+
+def read_cold(cache: Path, batches: np.ndarray, ways: dict[str, Fastest[Any]]) -> tuple[float, int]:
+    """Seconds, and bytes that the disk read, for sample numbers [batches, batch size]."""
+    gc.collect()  # what is mapped is not dropped
+    drop_pages(cache)
+    with ExitStack() as patches:
+        for name, way in ways.items():
+            patches.enter_context(mock.patch.object(reader, name, way))
+        opened = open_cache(cache)
+        for shard in range(opened.spec.num_shards):
+            opened.shards.mapped(shard)
+        before, start = disk_bytes(), time.perf_counter()
+        for numbers in batches:
+            opened.read(numbers)
+        return time.perf_counter() - start, disk_bytes() - before
+
+
+def drop_pages(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as stream:
+                os.fsync(stream.fileno())
+                os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def disk_bytes() -> int:
+    """That this process has had read."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
+
+
+def report(
+    options: argparse.Namespace, count: int, seconds: dict[str, list[float]], read_bytes: dict[str, list[float]]
+) -> None:
+    speeds = {name: spread(rates(count, each), 0) for name, each in seconds.items()}
+    fetched = {name: spread(each, 0) for name, each in read_bytes.items()}
+    asked, touched = SIDES
+    pairs = {codec: (seconds[f"{codec}, {touched}"], seconds[f"{codec}, {asked}"]) for codec in CODECS}
+    ratios = {codec: spread(speedups(*both), 1) for codec, both in pairs.items()}
+    for name, speed in speeds.items():
+        print(
+            f"{name:<16}{speed['median']:>8,.0f} samples/s ({speed['min']:,.0f}-{speed['max']:,.0f})"
+            f"{fetched[name]['median']:>12,.0f} bytes read a sample"
+        )
+    for codec, ratio in ratios.items():
+        print(f"{codec}, asked over touched: {ratio['median']}x ({ratio['min']}-{ratio['max']})")
+    results = {"samples_per_s": speeds, "disk_bytes_a_sample": fetched, "ratios": ratios}
+    print_record("cold", PACKAGES, options=vars(options), **results)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
