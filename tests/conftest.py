@@ -1,4 +1,4 @@
-"""One thread a process, and S3 on loopback: a server for the session, a bucket for a test, and a proxy between.
+"""One thread a process, and object stores on loopback: servers for the session, a bucket for a test, a proxy between.
 
 Tests run side by side, and OpenMP threads that outnumber cores wait for each other.
 """
@@ -13,7 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 from tests.object_stores.faults import Proxy, running_proxy
-from tests.object_stores.server import Server, environment, running_server
+from tests.object_stores.google import Google
+from tests.object_stores.server import Server, environment, running_azurite, running_server
 
 # A shell ignores Ctrl-C in what it starts in the background, and so would all that tests start and then interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -49,34 +50,66 @@ def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def ministack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with running_server("ministack", tmp_path_factory.mktemp("ministack")) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
-def session_proxy(server: Server) -> Iterator[Proxy]:
-    with running_proxy(server.endpoint) as proxy:
+def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with running_azurite(tmp_path_factory.mktemp("azurite")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def s3_proxy(ministack: Server) -> Iterator[Proxy]:
+    with running_proxy(ministack.endpoint) as proxy:
+        yield proxy
+
+
+@pytest.fixture(scope="session")
+def gs_proxy(ministack: Server) -> Iterator[Proxy]:
+    with running_proxy(ministack.endpoint, Google) as proxy:
+        yield proxy
+
+
+@pytest.fixture(scope="session")
+def az_proxy(azurite: Server) -> Iterator[Proxy]:
+    with running_proxy(azurite.endpoint) as proxy:
         yield proxy
 
 
 @pytest.fixture
-def proxy(session_proxy: Proxy) -> Proxy:
+def scheme() -> str:
+    """Of `bucket`: a test that is parametrized by it runs with other stores, too."""
+    return "s3"
+
+
+@pytest.fixture
+def server(scheme: str, request: pytest.FixtureRequest) -> Server:
+    """Which holds `bucket`."""
+    server: Server = request.getfixturevalue("azurite" if scheme == "az" else "ministack")
+    return server
+
+
+@pytest.fixture
+def proxy(scheme: str, request: pytest.FixtureRequest) -> Proxy:
     """Lets everything through until it is told otherwise."""
-    session_proxy.mend()
-    return session_proxy
+    proxy: Proxy = request.getfixturevalue(f"{scheme}_proxy")
+    proxy.mend()
+    return proxy
 
 
 @pytest.fixture(autouse=True)
 def only_the_tests_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
+    for name in [name for name in os.environ if name.startswith(("AWS_", "AZURE_", "GOOGLE_"))]:
         monkeypatch.delenv(name)
 
 
 @pytest.fixture
-def bucket(server: Server, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> str:
+def bucket(scheme: str, server: Server, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> str:
     """URL of a new bucket, which the environment says how to reach: through the proxy."""
     pytest.importorskip("obstore", reason="needs obstore, of the extra object-stores")
-    for name, value in environment(proxy.endpoint).items():
+    for name, value in environment(proxy.endpoint, scheme).items():
         monkeypatch.setenv(name, value)
-    return f"s3://{server.new_bucket()}"
+    return f"{scheme}://{server.new_bucket()}"

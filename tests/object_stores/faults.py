@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal, NamedTuple
+from urllib.parse import unquote
 
 Kind = Literal["500", "503", "429", "409", "403", "400", "reset", "lost", "hang", "cut", "short", "flip", "flip upload"]
 
@@ -28,6 +29,10 @@ NOW = struct.pack("ii", 1, 0)
 """SO_LINGER: closing resets the connection."""
 
 HOP_BY_HOP = {"connection", "transfer-encoding", "content-length", "date", "server"}
+
+
+Answer = tuple[int, list[tuple[str, str]], bytes]
+"""Status, headers and body."""
 
 
 class Request(NamedTuple):
@@ -107,10 +112,10 @@ class Proxy:
 
 
 @contextmanager
-def running_proxy(server: str) -> Iterator[Proxy]:
+def running_proxy(server: str, handler: "type[Handler] | None" = None) -> Iterator[Proxy]:
     """Before a server at `http://HOST:PORT`."""
     proxy = Proxy(server.removeprefix("http://"))
-    handler = type("Handler", (Handler,), {"proxy": proxy})
+    handler = type("Handler", (handler or Handler,), {"proxy": proxy})
     with Listener(("127.0.0.1", 0), handler) as listener:
         proxy.endpoint = f"http://127.0.0.1:{listener.server_port}"
         thread = threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.05})
@@ -138,7 +143,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def forward(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        chosen = self.proxy.fault_of(self.command, self.path)
+        chosen = self.proxy.fault_of(self.command, unquote(self.path))
         fault = chosen.kind if chosen else ""
         if chosen and fault != "lost":
             chosen.also()
@@ -149,7 +154,7 @@ class Handler(BaseHTTPRequestHandler):
         if fault in REFUSALS:
             said = f"<Error><Code>{REFUSALS[fault]}</Code><Message>made by the test</Message></Error>".encode()
             return self.answer(int(fault), [("Content-Type", "application/xml")], said, len(body), len(said))
-        status, headers, data = self.ask(flipped(body) if fault == "flip upload" else body)
+        status, headers, data = self.ask(self.command, flipped(body) if fault == "flip upload" else body)
         if chosen and fault == "lost":
             chosen.also()
             return self.reset()
@@ -162,10 +167,10 @@ class Handler(BaseHTTPRequestHandler):
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = forward
 
-    def ask(self, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
+    def ask(self, method: str, body: bytes) -> Answer:
         connection = http.client.HTTPConnection(self.proxy.server)
         try:
-            connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+            connection.putrequest(method, self.path, skip_host=True, skip_accept_encoding=True)
             for name, value in self.headers.items():
                 connection.putheader(name, value)
             connection.endheaders(body)
@@ -175,7 +180,7 @@ class Handler(BaseHTTPRequestHandler):
             connection.close()
 
     def answer(self, status: int, headers: list[tuple[str, str]], data: bytes, received: int, promised: int) -> None:
-        self.proxy.requests.append(Request(self.command, self.path, received, len(data)))
+        self.proxy.requests.append(Request(self.command, unquote(self.path), received, len(data)))
         self.send_response_only(status)
         lengths = [value for name, value in headers if name.lower() == "content-length"]
         for name, value in headers:

@@ -5,8 +5,9 @@ from functools import cached_property
 from typing import Any, Self
 
 import obstore
-from obstore.store import S3Store
+from obstore.store import AzureStore, S3Store
 
+from tests.object_stores.server import ACCOUNT, ACCOUNT_KEY
 from tests.places import Place
 
 
@@ -24,10 +25,14 @@ class Objects(Place):
 
     @cached_property
     def store(self) -> Any:
-        bucket, _, folder = self.url.removeprefix("s3://").partition("/")
+        scheme, _, place = self.url.partition("://")
+        bucket, _, folder = place.partition("/")
+        options: Any = {"prefix": folder or None, "client_options": {"allow_http": True}}
+        if scheme == "az":
+            keys = {"account_name": ACCOUNT, "account_key": ACCOUNT_KEY}
+            return AzureStore(bucket, endpoint=f"{self.endpoint}/{ACCOUNT}", **keys, **options)
         keys = {"access_key_id": "key", "secret_access_key": "secret", "region": "us-east-1"}
-        options: Any = {"endpoint": self.endpoint, "client_options": {"allow_http": True}, **keys}
-        return S3Store(bucket, prefix=folder or None, **options)
+        return S3Store(bucket, endpoint=self.endpoint, **keys, **options)
 
     def at(self, name: str) -> Self:
         return type(self)(f"{self.url}/{name}", self.endpoint)

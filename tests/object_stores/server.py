@@ -1,17 +1,21 @@
-"""A real server of the S3 protocol on this machine's loopback, for as long as tests need it."""
+"""Real servers of the protocols of S3 and Azure on this machine's loopback, for as long as tests need them."""
 
+import base64
+import hmac
 import os
+import shutil
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from email.utils import formatdate
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
-from urllib.error import URLError
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -33,6 +37,21 @@ SERVERS = {
 }
 """The modules that each needs, and what starts it; none checks credentials."""
 
+AZURITE = "import os; os.execvp('azurite-blob', ['azurite-blob', '--blobPort', '{port}', '--inMemoryPersistence', "
+AZURITE += "'--silent', '--disableTelemetry'])"
+"""Microsoft's own server of Azure's protocol, which checks credentials: the same process goes on as node."""
+
+ACCOUNT = "devstoreaccount1"
+ACCOUNT_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+"""Of every Azurite, as its documentation gives them."""
+
+BEARER = "token"
+"""What the tests' GCS takes."""
+
+OTHERS = ("gs", "az")
+EVERY_STORE = pytest.mark.parametrize("scheme", ["s3", *OTHERS])
+"""Of a test that takes `bucket`: it runs once for each kind of store."""
+
 QUIET = {"LOG_LEVEL": "ERROR", "SFTP_ENABLED": "0", "IOT_MTLS_ENABLED": "0", "DOCKER_HOST": "unix:///nowhere"}
 """Of all that ministack imitates, S3 alone."""
 
@@ -46,8 +65,24 @@ class Server:
 
     def new_bucket(self) -> str:
         name = f"bucket-{next(self._buckets)}"
-        with urllib.request.urlopen(urllib.request.Request(f"{self.endpoint}/{name}", method="PUT")):
+        with urlopen(self._creating(name)):
             return name
+
+    def _creating(self, name: str) -> Request:
+        return Request(f"{self.endpoint}/{name}", method="PUT")
+
+
+class Azurite(Server):
+    """Buckets are containers of its one account."""
+
+    def _creating(self, name: str) -> Request:
+        """Signed with the account's key."""
+        known = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2023-11-03"}
+        lines = ["PUT", *[""] * 11, *(f"{key}:{value}" for key, value in known.items())]
+        lines += [f"/{ACCOUNT}/{ACCOUNT}/{name}", "restype:container"]
+        signed = hmac.digest(base64.b64decode(ACCOUNT_KEY), "\n".join(lines).encode(), "sha256")
+        headers = {**known, "Authorization": f"SharedKey {ACCOUNT}:{base64.b64encode(signed).decode()}"}
+        return Request(f"{self.endpoint}/{ACCOUNT}/{name}?restype=container", method="PUT", headers=headers)
 
 
 @contextmanager
@@ -56,6 +91,22 @@ def running_server(kind: str, folder: Path) -> Iterator[Server]:
     modules, start = SERVERS[kind]
     if missing := [name for name in modules if find_spec(name) is None]:
         pytest.skip(f"needs {kind}, a server of the S3 protocol: {', '.join(missing)} not installed")
+    with running(start, folder) as endpoint:
+        yield Server(endpoint)
+
+
+@contextmanager
+def running_azurite(folder: Path) -> Iterator[Azurite]:
+    """As `running_server`."""
+    if shutil.which("azurite-blob") is None:
+        pytest.skip("needs Azurite, a server of Azure's protocol: install it by `npm install -g azurite`")
+    with running(AZURITE, folder) as endpoint:
+        yield Azurite(endpoint)
+
+
+@contextmanager
+def running(start: str, folder: Path) -> Iterator[str]:
+    """Gives the endpoint."""
     port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-c", WITH_ITS_PARENT + start.format(port=port)],
@@ -66,7 +117,7 @@ def running_server(kind: str, folder: Path) -> Iterator[Server]:
     )
     try:
         wait_until_it_answers(process, f"http://127.0.0.1:{port}")
-        yield Server(f"http://127.0.0.1:{port}")
+        yield f"http://127.0.0.1:{port}"
     finally:
         process.kill()
         process.wait()
@@ -75,13 +126,20 @@ def running_server(kind: str, folder: Path) -> Iterator[Server]:
 def wait_until_it_answers(process: subprocess.Popen[bytes], endpoint: str) -> None:
     give_up = time.monotonic() + PATIENCE_S
     while time.monotonic() < give_up and process.poll() is None:
-        with suppress(URLError), urllib.request.urlopen(endpoint):
+        with suppress(URLError):
+            with suppress(HTTPError):  # it is there, and refuses this one
+                urlopen(endpoint).close()
             return
         time.sleep(0.05)
-    raise TimeoutError(f"the S3 server does not answer at {endpoint}")
+    raise TimeoutError(f"the server does not answer at {endpoint}")
 
 
-def environment(endpoint: str) -> dict[str, str]:
+def environment(endpoint: str, scheme: str = "s3") -> dict[str, str]:
     """What a program needs to find it."""
+    if scheme == "az":
+        keys = {"AZURE_STORAGE_ACCOUNT_NAME": ACCOUNT, "AZURE_STORAGE_ACCOUNT_KEY": ACCOUNT_KEY}
+        return {**keys, "AZURE_STORAGE_ENDPOINT": f"{endpoint}/{ACCOUNT}", "AZURE_ALLOW_HTTP": "true"}
+    if scheme == "gs":
+        return {"GOOGLE_BEARER_TOKEN": BEARER, "GOOGLE_BASE_URL": endpoint, "GOOGLE_ALLOW_HTTP": "true"}
     keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
     return {**keys, "AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": "true"}

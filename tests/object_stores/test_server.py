@@ -7,11 +7,12 @@ import http.client
 import pytest
 
 from tests.object_stores.faults import REFUSALS
+from tests.object_stores.server import OTHERS
 
 obstore = pytest.importorskip("obstore", reason="needs obstore, of the extra object-stores")
 
 
-@pytest.mark.parametrize("kind", ["server", "witness"])
+@pytest.mark.parametrize("kind", ["ministack", "witness"])
 def test_a_server_refuses_what_s3_refuses(request, kind):
     server = request.getfixturevalue(kind)
     keys = {"access_key_id": "key", "secret_access_key": "secret", "region": "us-east-1"}
@@ -31,7 +32,20 @@ def test_a_server_refuses_what_s3_refuses(request, kind):
     connection.request("PUT", f"/{bucket}/wrong", b"body", {"x-amz-checksum-sha256": wrong})
     status = connection.getresponse().status
     connection.close()
-    assert status == (400 if kind == "server" else 200), "moto takes it"
+    assert status == (400 if kind == "ministack" else 200), "moto takes it"
+
+
+@pytest.mark.parametrize("scheme", OTHERS)
+def test_the_other_servers_refuse_what_gcs_and_azure_refuse(bucket):
+    """Unlike S3, they say where nothing was deleted. They know who asks: `test_a_wrong_address_is_one_line`."""
+    store = obstore.store.from_url(bucket, client_options={"allow_http": True})
+    obstore.put(store, "a/file", b"first", mode="create")
+    with pytest.raises(obstore.exceptions.AlreadyExistsError):
+        obstore.put(store, "a/file", b"second", mode="create")
+    assert bytes(obstore.get(store, "a/file").bytes()) == b"first"
+    obstore.delete(store, "a/file")
+    with pytest.raises(FileNotFoundError):
+        obstore.delete(store, "a/file")
 
 
 BODY = b"0123456789"

@@ -25,6 +25,7 @@ from precompute.sources import SourceConfig, open_source
 from precompute.sources.archives.archive import MISSING
 from precompute.sources.archives.remote_images import open_images
 from tests.guarantees.programs import Program
+from tests.object_stores.server import OTHERS
 from tests.precompute.conftest import GOOD, Project, image_bytes, make_vae, sample_name, timeless_files
 from tests.precompute.sources.test_archives import make_tar
 from tests.precompute.sources.test_parquet import write_dataset
@@ -94,7 +95,10 @@ def source_of(name: str, root: str) -> dict[str, str]:
     return {"kind": kind, "path": f"{root}/{path}"} | ({"images": f"{root}/{images}"} if images else {})
 
 
-@pytest.mark.parametrize("name", SOURCES)
+ELSEWHERE = [(scheme, name) for scheme in OTHERS for name in ("a folder of tars", "lines, images in a folder")]
+
+
+@pytest.mark.parametrize(("scheme", "name"), [*(("s3", name) for name in SOURCES), *ELSEWHERE])
 def test_sources_at_urls_give_the_bytes_of_those_on_disk(project, pictures, bucket, name):
     for cache, root in (("here", str(pictures)), ("there", f"{bucket}/in")):
         project.build(name=cache, source=source_of(name, root))

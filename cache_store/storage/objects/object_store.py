@@ -160,7 +160,8 @@ class ObjectStore(UrlFolder):
         return 1
 
     def delete(self, name: str) -> None:
-        ask(self.where(name), lambda: client(self.url).delete(name))
+        with suppress(FileNotFoundError):  # S3 says nothing of it, GCS and Azure do
+            ask(self.where(name), lambda: client(self.url).delete(name))
 
     def refuse_others(self, ours: Collection[str], option: str, kind: str) -> None:
         if foreign := sorted({name.rstrip("/") for name in self.list()} - set(ours)):
