@@ -13,6 +13,7 @@ from cache_store.storage.objects import client
 from cache_store.storage.objects.errors import refusal
 from cache_store.storage.store import open_store
 from precompute.cli import main
+from tests.object_stores.server import OTHERS
 from tests.precompute.conftest import timeless_files
 from tests.slurm import free_port
 
@@ -26,6 +27,8 @@ FAILS += [("409", "PUT", "/commits/", 1), ("cut", "GET", "/some/cache/", 1), ("s
 FAILS += [("flip upload", "PUT", "/some/cache/", 1)]
 """Only conditional requests are answered 409."""
 
+ELSEWHERE = [(scheme, "lost", EVERY, "/some/cache/", 1) for scheme in OTHERS]
+
 
 def build(scene, url):
     return f"precompute build --config {scene}/build.yaml --cache {url}"
@@ -37,7 +40,9 @@ def assert_one_line(said, program, *parts):
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize(("kind", "method", "part", "times"), FAILS)
+@pytest.mark.parametrize(
+    ("scheme", "kind", "method", "part", "times"), [*(("s3", *each) for each in FAILS), *ELSEWHERE]
+)
 def test_what_fails_and_then_works_is_tried_again(scene, url, objects, run, proxy, kind, method, part, times):
     """The first to each address, in a build and in what reads it; but for a damaged upload, which ends the build."""
     whole = timeless_files(scene / "cache")
@@ -107,21 +112,45 @@ def test_a_listing_that_breaks_off_goes_on_where_it_was(url, objects, proxy):
 
 
 WRONG = {
-    "bucket": ({}, "s3://no-such-bucket/cache", "there is no bucket 'no-such-bucket'"),
-    "endpoint": ({"AWS_ENDPOINT_URL": "http://127.0.0.1:{port}"}, None, "check the network and the endpoint"),
-    "region": ({"AWS_REGION": "", "AWS_ENDPOINT_URL": ""}, None, "no region is set: set AWS_REGION"),
-    "no URL": ({"AWS_ENDPOINT_URL": "localhost:{port}"}, None, "an endpoint is https://HOST or http://HOST:PORT"),
-    "plain HTTP": ({"AWS_ALLOW_HTTP": "false"}, None, "AWS_ALLOW_HTTP"),
-    "account": ({}, "az://container/cache", "Account must be specified: check AZURE_STORAGE_ACCOUNT_NAME and"),
-    "no name": ({}, "s3://", "names no bucket"),
-    "scheme": ({}, "ftp://host/cache", "is a URL of a kind that holds no caches"),
+    "bucket": ("s3", {}, "s3://no-such-bucket/cache", "there is no bucket 'no-such-bucket'"),
+    "endpoint": ("s3", {"AWS_ENDPOINT_URL": "http://127.0.0.1:{port}"}, None, "check the network and the endpoint"),
+    "region": ("s3", {"AWS_REGION": "", "AWS_ENDPOINT_URL": ""}, None, "no region is set: set AWS_REGION"),
+    "no URL": ("s3", {"AWS_ENDPOINT_URL": "localhost:{port}"}, None, "an endpoint is https://HOST or http://HOST:PORT"),
+    "plain HTTP": ("s3", {"AWS_ALLOW_HTTP": "false"}, None, "AWS_ALLOW_HTTP"),
+    "no name": ("s3", {}, "s3://", "names no bucket"),
+    "scheme": ("s3", {}, "ftp://host/cache", "is a URL of a kind that holds no caches"),
+    "gs, bucket": ("gs", {}, "gs://no-such-bucket/cache", "'no-such-bucket': check its name, and GOOGLE_BASE_URL"),
+    "gs, token": ("gs", {"GOOGLE_BEARER_TOKEN": "old"}, None, "credentials (401 Unauthorized): check GOOGLE_APPLIC"),
+    "gs, endpoint": ("gs", {"GOOGLE_BASE_URL": "http://127.0.0.1:{port}"}, None, "check the network and the endpoint"),
+    "gs, no URL": ("gs", {"GOOGLE_BASE_URL": "localhost:{port}"}, None, "GOOGLE_BASE_URL is 'localhost:"),
+    "gs, plain HTTP": ("gs", {"GOOGLE_ALLOW_HTTP": "false"}, None, "GOOGLE_ALLOW_HTTP"),
+    "gs, no key": ("gs", {"GOOGLE_SERVICE_ACCOUNT": "/none"}, None, "Unable to open service account file from /none"),
+    "az, container": (
+        "az",
+        {},
+        "az://no-such/cache",
+        "no bucket 'no-such': check its name, AZURE_STORAGE_ACCOUNT_NAME",
+    ),
+    "az, bad name": ("az", {}, "az://No_Such/cache", "'No_Such' can be no bucket's name"),
+    "az, key": ("az", {"AZURE_STORAGE_ACCOUNT_KEY": "b2xk"}, None, "(403 Forbidden): check AZURE_STORAGE_ACCOUNT_NAME"),
+    "az, no key": ("az", {"AZURE_STORAGE_ACCOUNT_KEY": "***"}, None, "Invalid Access Key: "),
+    "az, account": ("az", {"AZURE_STORAGE_ACCOUNT_NAME": "other"}, None, "refuses these credentials"),
+    "az, endpoint": ("az", {"AZURE_STORAGE_ENDPOINT": "http://127.0.0.1:{port}"}, None, "network and the endpoint"),
+    "az, no URL": ("az", {"AZURE_STORAGE_ENDPOINT": "localhost:{port}"}, None, "AZURE_STORAGE_ENDPOINT is 'localhost:"),
+    "az, plain HTTP": ("az", {"AZURE_ALLOW_HTTP": "false"}, None, "AZURE_ALLOW_HTTP"),
+    "az, nothing": (
+        "s3",
+        {},
+        "az://container/cache",
+        "Account must be specified: check AZURE_STORAGE_ACCOUNT_NAME and",
+    ),
 }
+"""The scheme, what is set otherwise, the address if it is the matter, and what is said."""
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("what", WRONG)
-def test_a_wrong_address_is_one_line(scene, bucket, run, monkeypatch, what):
-    variables, address, message = WRONG[what]
+@pytest.mark.parametrize(("scheme", "variables", "address", "message"), WRONG.values(), ids=WRONG)
+def test_a_wrong_address_is_one_line(scene, bucket, run, monkeypatch, variables, address, message):
     for name, value in variables.items():
         monkeypatch.setenv(name, value.format(port=free_port()))
     address = address or f"{bucket}/cache"

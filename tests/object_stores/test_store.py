@@ -24,7 +24,7 @@ from cache_store.errors import ConfigError
 from cache_store.storage import kept_blocks
 from cache_store.storage.kept_blocks import KeptBlocks, Ranges
 from cache_store.storage.local import LocalStore
-from cache_store.storage.objects.errors import refusal
+from cache_store.storage.objects.errors import has_status, refusal
 from cache_store.storage.objects.object_store import ObjectStore
 from cache_store.storage.store import open_store
 from cache_store.verify.leftovers import clear_leftovers
@@ -114,6 +114,16 @@ def test_what_a_store_refuses_is_one_line_with_what_to_check(code, status, said)
     assert refused.filename == "s3://bucket/cache/seal.json"
     assert "\n" not in str(refused)
     assert refused.errno != errno.ENOENT  # which would say that there is no such file
+
+
+def test_a_deletion_that_azure_refuses_is_no_silence():
+    """As a SAS token without the right to delete is answered: once for all that was to be deleted."""
+    from obstore.exceptions import GenericError
+
+    said = "Generic MicrosoftAzure error: Bulk delete request failed for key cache/seal.json: "
+    error = GenericError(f"{said}This request is not authorized to perform this operation. (code: 403)\nDebug source:")
+    assert has_status(error)
+    assert "refuses these credentials (403): check AZURE_" in str(refusal(error, "az://container/cache/seal.json"))
 
 
 def test_a_wrong_bucket_is_an_error_and_no_absent_cache(bucket, capsys):

@@ -69,8 +69,9 @@ MISSING_EXTRA = (
     "object stores need obstore, which is not installed; run `pip install '.[object-stores]'` in a clone of encode-once"
 )
 
-ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
-REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION", *ENDPOINTS[:3])
+S3_ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT")
+ENDPOINTS = (*S3_ENDPOINTS, "GOOGLE_BASE_URL", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
+REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION", *S3_ENDPOINTS)
 """One of these says where S3 is; obstore would guess us-east-1, and fail with what looks like a wrong bucket."""
 
 NO_REGION = "no region is set: set AWS_REGION to the bucket's, or AWS_ENDPOINT_URL where the store is not Amazon's"

@@ -12,11 +12,16 @@ CREDENTIALS = {
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN",
 }
 
-REGION = {"s3": "AWS_REGION (and AWS_ENDPOINT_URL)", "gs": "the bucket's location", "az": "the account's name"}
+REGION = {
+    "s3": "AWS_REGION (and AWS_ENDPOINT_URL)",
+    "gs": "and GOOGLE_BASE_URL if it is set",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME",
+}
 
 CODE = re.compile(r"<Code>(\w+)</Code>")
-BUSY = re.compile(r"status code: (429|50[0234]) ")
-STATUS = re.compile(r"status code: (\d{3} [A-Z][A-Za-z -]*)")
+BUSY = re.compile(r"(?:status |\()code: (429|50[0234])\b")
+STATUS = re.compile(r"(?:status |\()code: (\d{3}\b(?: [A-Z][A-Za-z -]*)?)")
+"""Of a deletion at Azure it is `(code: 403)`, in an answer to several."""
 METADATA_SERVICES = ("//169.254.", "metadata.google.internal", "no credentials")
 
 
@@ -80,7 +85,8 @@ def refusal(error: Exception, where: str) -> OSError:
         why = f"the store refuses these credentials ({said}): check {CREDENTIALS[scheme]} and the bucket's policy"
         return PermissionError(errno.EACCES, why, where)
     if said == "400 Bad Request":  # to a HEAD, whose answer has no code
-        why = f"the store answers {said}, as where a token has expired: check {CREDENTIALS[scheme]}"
+        cause = f"as where a token has expired or {bucket!r} can be no bucket's name"
+        why = f"the store answers {said}, {cause}: check {CREDENTIALS[scheme]}"
         return PermissionError(errno.EACCES, why, where)
     if STATUS.search(text):
         return OSError(errno.EIO, f"the store answers {said}, also when asked again: {first_line(error)}", where)
