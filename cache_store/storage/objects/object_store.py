@@ -30,8 +30,8 @@ from cache_store.storage.range_reader import RangeReader, Span, read_parts
 MULTIPART_BYTES, PART_BYTES = 64 << 20, 16 << 20
 """Files from this size on are uploaded in parts, where a file of the name may be replaced."""
 
-MOST_CREATED_BYTES = 5 * 2**30
-"""S3 takes no more in one request, and only one request can be conditional."""
+MOST_CREATED_BYTES = 5_000 << 20
+"""Azure takes no more in one request, S3 little more, and only one request can be conditional."""
 
 T = TypeVar("T")
 R = TypeVar("R")
