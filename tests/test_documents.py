@@ -40,6 +40,16 @@ def test_a_program_without_a_command_lists_them(program, capsys):
     assert last == f"{program}: run `{program} COMMAND --help` for its options"
 
 
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_command_that_is_not_there_is_named_with_those_that_are(program, capsys):
+    first, *others = PROGRAMS[program].COMMANDS
+    there = ", ".join([first, *others])
+    for typed, meant in ((first[:-1], f"; did you mean {first}?"), ("xyz", "")):
+        assert PROGRAMS[program].main([typed, "--cache", "x"]) == 2
+        line = f"{program}: error: there is no command {typed}{meant}; {program} has {there}\n"
+        assert capsys.readouterr().err == line
+
+
 @pytest.mark.parametrize(
     ("program", "command"), [(name, command) for name in PROGRAMS for command in ("", *PROGRAMS[name].COMMANDS)]
 )

@@ -59,7 +59,10 @@ class Program:
         return self.commands[arguments.command].run(arguments)
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """The argument of a command's `run`; ConfigError that lists the commands where nothing was typed."""
+        """The argument of a command's `run`; ConfigError that lists the commands where none of them was typed."""
+        if argv and not argv[0].startswith("-") and argv[0] not in self.commands:
+            there = ", ".join(self.commands)
+            raise ConfigError(f"there is no command {closest(argv[0], self.commands)}; {self.name} has {there}")
         if argv:
             return self.parser().parse_args(argv, argparse.Namespace(argv=argv))
         width = max(map(len, self.commands))

@@ -99,8 +99,11 @@ MERGED_TEN_TIMES_EACH = "\n".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}']
         ("", "FILE holds no config"),
         ("cache: x\nstor: {codec: {}}\n", "program: error: FILE: there is no field stor; did you mean store?\n"),
         ("cache: x\nstore: {codek: {}}\n", "there is no field store.codek; did you mean store.codec?"),
-        (f"cache: x\n{'x' * 1_000}: {{}}\n", f"program: error: FILE: there is no field {'x' * 200}…\n"),
-        ('{"config": {"cache": "c"}}', "FILE: there is no field config"),
+        (
+            f"cache: x\n{'x' * 1_000}: {{}}\n",
+            f"program: error: FILE: there is no field {'x' * 200}…; there are cache, store\n",
+        ),
+        ('{"config": {"cache": "c"}}', "program: error: FILE: there is no field config; there are cache, store\n"),
         (f"cache: [&a0 [ha, ha], {TEN_TIMES_EACH}]", "cache must be text, got [['ha', 'ha'], [["),
         (f"store: [&a0 [ha, ha], {TEN_TIMES_EACH}]", "store is a section of fields, got [['ha', 'ha'], [["),
         ("cache: &a [*a]", "cache must be text, got [[["),
