@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from cache_store.cache.fetch import fetch_samples
-from cache_store.cache.gather import ASK_OR_NOT, FASTEST
+from cache_store.cache.gather import COPIES, READ_AHEAD_OR_NOT, Fastest
 from cache_store.cache.metadata import read_seal, read_spec
 from cache_store.cache.sealed_shards import MappedShard, SealedShards
 from cache_store.errors import CacheError, ConfigError
@@ -28,7 +28,7 @@ from cache_store.storage.kept_blocks import LEAST_BYTES
 from cache_store.storage.store import Address, FetchedStore, Store, is_url, local_path, open_store, wait_together
 
 READ_BYTES = 8 << 20
-"""Copied at once: then checked, out of a cache and not out of memory, and then a Ctrl-C is heard."""
+"""Copied or decoded at once: then checked, out of a cache and not out of memory, and then a Ctrl-C is heard."""
 
 SAMPLE_COLUMNS = [*SAMPLES_SCHEMA.names, *TEXT_COLUMNS]
 """What `Cache.samples` offers."""
@@ -94,7 +94,7 @@ def valid_numbers(numbers: np.ndarray, count: int) -> NDArray[np.int64]:
 
 
 def slices_of(target: NDArray[np.uint8]) -> Iterator[slice]:
-    """Of rows [N, bytes]: some that are read at once, after others."""
+    """Of rows [N, bytes], in order, each of at most READ_BYTES or of one row."""
     step = max(1, READ_BYTES // target.shape[1])
     return (slice(first, first + step) for first in range(0, len(target), step))
 
@@ -108,6 +108,7 @@ class Cache:
         self.store, self.spec, self.seal = store, spec, seal
         self.shards = SealedShards(store, spec, seal)
         self._fetched = store if isinstance(store, FetchedStore) else None
+        self._copies, self._read_ahead_or_not = Fastest(COPIES), Fastest(READ_AHEAD_OR_NOT)
         self._samples_table = lru_cache(maxsize=SAMPLE_TABLES)(self._read_samples)
 
     def __len__(self) -> int:
@@ -173,7 +174,8 @@ class Cache:
         shards = self.shards.of(numbers).tolist()
         by_shard = {shard: self.shards.mapped(shard) for shard in set(shards)}
         mapped = [by_shard[shard] for shard in shards]
-        (self._copy if spec.codec == "none" else self._decode)(numbers, mapped, target, check)
+        read = self._copy if spec.codec == "none" else self._decode
+        read(numbers, mapped, target, check)
         return out
 
     def samples(self, numbers: np.ndarray, columns: list[str] | None = None) -> pa.Table:
@@ -206,7 +208,7 @@ class Cache:
         places = self.shards.places
         addresses = places["offset"][numbers] + np.array([each.address for each in mapped], np.int64)
         for rows in slices_of(target):
-            with FASTEST.way(target[rows].nbytes, check) as copy:
+            with self._copies.way(target[rows].nbytes, check) as copy:
                 copy(target[rows], addresses[rows], target.shape[1])
                 if check:
                     self._check(numbers[rows], target[rows], places["crc32c"])
@@ -223,8 +225,8 @@ class Cache:
         offsets, lengths, checksums = (places[name][numbers] for name in ("offset", "length", "crc32c"))
         addresses = offsets + np.array([each.address for each in mapped], np.int64)
         for rows in slices_of(target):
-            with ASK_OR_NOT.way(target[rows].nbytes, check) as ask:
-                ask(addresses[rows], lengths[rows])
+            with self._read_ahead_or_not.way(target[rows].nbytes, check) as prepare:
+                prepare(addresses[rows], lengths[rows])
                 columns = (column[rows].tolist() for column in (offsets, lengths, checksums))
                 for number, shard, row, offset, length, expected in zip(
                     numbers[rows], mapped[rows], target[rows], *columns, strict=True

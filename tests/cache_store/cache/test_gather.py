@@ -9,6 +9,7 @@ import sys
 import sysconfig
 import time
 from array import array
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +17,11 @@ import pytest
 
 from cache_store import cores
 from cache_store.cache import gather
-from cache_store.cache.gather import ROUNDS, TRIALS, WAYS, Fastest, ask_disk, asking, move_rows
+from cache_store.cache.gather import ROUNDS, TRIALS, WAYS, Fastest, move_rows, read_ahead, reading_ahead
 
 IN_C = [way for way in WAYS if way is not move_rows]
 """None where there was no compiler; those of two threads only where there are two cores."""
-ALL = [*IN_C, move_rows, asking(move_rows)]
+ALL = [*IN_C, move_rows, reading_ahead(move_rows)]
 GUARD = 64
 
 
@@ -77,7 +78,7 @@ def pages_in_memory(mapped):
     return {page for page, there in enumerate(seen) if there & 1}
 
 
-def test_the_disk_is_asked_for_the_pages_of_all_rows_and_for_no_others(tmp_path):
+def test_the_pages_of_all_rows_are_read_ahead_and_no_others(tmp_path):
     pages, page = 4_096, mmap.PAGESIZE
     with (tmp_path / "file").open("wb") as stream:
         stream.write(bytes(pages * page))
@@ -87,7 +88,9 @@ def test_the_disk_is_asked_for_the_pages_of_all_rows_and_for_no_others(tmp_path)
     with (tmp_path / "file").open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         if pages_in_memory(mapped):
             pytest.skip("needs a file system whose files leave memory")
-        ask_disk(np.frombuffer(mapped, np.uint8).ctypes.data + np.array([5, 1_000 * page - 1, 2_000 * page]), 2 * page)
+        read_ahead(
+            np.frombuffer(mapped, np.uint8).ctypes.data + np.array([5, 1_000 * page - 1, 2_000 * page]), 2 * page
+        )
         wanted = {0, 1, 2, 999, 1_000, 1_001, 2_000, 2_001}
         give_up = time.monotonic() + 60
         while not wanted <= pages_in_memory(mapped) and time.monotonic() < give_up:
@@ -124,9 +127,37 @@ def test_the_way_that_took_the_least_time_is_kept():
 
 
 def test_a_way_that_takes_many_times_as_long_is_tried_twice():
-    """As those do that do not ask the disk, where the disk is what takes the time."""
+    """As those do that read nothing ahead, where the disk is what takes the time. Once may be an accident."""
     ways = Timed(lambda *_: 9.0, lambda *_: 1.0, lambda *_: 2.0).batches(ROUNDS[0])
     assert [ways.count(way) for way in (0, 2)] == [2, TRIALS]
+    ways = Timed(lambda now, *_: 9.0 if now == 0 else 1.0, lambda *_: 2.0).batches(ROUNDS[0])
+    assert ways.count(0) == ROUNDS[0] - TRIALS
+
+
+def test_where_batches_take_much_longer_at_once_all_ways_are_tried_again():
+    """As where a cache has left memory."""
+    timed = Timed(lambda now, *_: 1.0 if now < 60 else 9.0, lambda *_: 2.0)
+    assert timed.batches(2 * TRIALS + 20)[2 * TRIALS :] == [0] * 20
+    assert timed.batches(60)[-20:] == [1] * 20
+    hiccups = Timed(lambda now, *_: 9.0 if now % 5 == 0 else 1.0, lambda *_: 2.0)
+    assert hiccups.batches(ROUNDS[0]).count(1) == TRIALS
+
+
+def test_threads_share_what_was_learnt(monkeypatch):
+    switching = sys.getswitchinterval()
+    fastest = Fastest(range(5))
+
+    def batches(_):
+        for _ in range(5_000):
+            with fastest.way(100, False) as way:
+                assert way in range(5)
+
+    try:
+        sys.setswitchinterval(1e-6)
+        with ThreadPoolExecutor(8) as threads:
+            [*threads.map(batches, range(8))]
+    finally:
+        sys.setswitchinterval(switching)
 
 
 def test_the_ways_are_tried_again_soon_and_then_now_and_then():

@@ -14,7 +14,7 @@ import pytest
 
 from cache_store import CacheError, open_cache, open_joined
 from cache_store.cache import reader, sealed_shards
-from cache_store.cache.gather import WAYS, Fastest, asking, move_rows
+from cache_store.cache.gather import WAYS, move_rows, reading_ahead
 from cache_store.errors import ConfigError, NoCacheError, StaleError
 from tests.cache_store.conftest import CACHED_ROWS, REJECTED, flip, samples_of, shard_name
 from tests.make_cache import caption, make_cache
@@ -67,10 +67,10 @@ WRONG_BUFFERS = [
 ]
 
 
-@pytest.mark.parametrize("copy", [*WAYS, move_rows, asking(move_rows)])
+@pytest.mark.parametrize("copy", [*WAYS, move_rows, reading_ahead(move_rows)])
 def test_any_way_to_copy_fills_a_buffer_or_refuses_it(cache, latents, copy, monkeypatch):
     """Those in C, and that of a machine without a compiler."""
-    monkeypatch.setattr(reader, "FASTEST", Fastest([copy]))
+    monkeypatch.setattr(reader, "COPIES", [copy])
     opened, numbers = open_cache(cache), np.random.default_rng(1).permutation(len(CACHED_ROWS))
     out = np.empty((len(numbers), 4, 6, 5), np.float16)
     assert opened.read(numbers, out=out) is out
