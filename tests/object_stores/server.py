@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from importlib.util import find_spec
@@ -126,10 +126,14 @@ def running(start: str, folder: Path) -> Iterator[str]:
 def wait_until_it_answers(process: subprocess.Popen[bytes], endpoint: str) -> None:
     give_up = time.monotonic() + PATIENCE_S
     while time.monotonic() < give_up and process.poll() is None:
-        with suppress(URLError):
-            with suppress(HTTPError):  # it is there, and refuses this one
-                urlopen(endpoint).close()
+        try:
+            urlopen(endpoint).close()
             return
+        except HTTPError as error:
+            if error.code < 500:  # it is there, and refuses this one
+                return
+        except URLError:
+            pass
         time.sleep(0.05)
     raise TimeoutError(f"the server does not answer at {endpoint}")
 

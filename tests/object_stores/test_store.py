@@ -116,6 +116,15 @@ def test_what_a_store_refuses_is_one_line_with_what_to_check(code, status, said)
     assert refused.errno != errno.ENOENT  # which would say that there is no such file
 
 
+def test_what_no_store_takes_in_one_request_is_refused_before_it_is_sent(store, proxy, monkeypatch):
+    monkeypatch.setattr("cache_store.storage.objects.object_store.MOST_CREATED_BYTES", 3)
+    assert store.put_if_absent("small", b"abc")
+    before = len(proxy.requests)
+    with pytest.raises(OSError, match="4 bytes are more than an object store takes at once; lower samples_per_shard"):
+        store.put_if_absent("large", b"abcd")
+    assert len(proxy.requests) == before
+
+
 def test_a_deletion_that_azure_refuses_is_no_silence():
     """As a SAS token without the right to delete is answered: once for all that was to be deleted."""
     from obstore.exceptions import GenericError

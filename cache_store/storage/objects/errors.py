@@ -14,7 +14,7 @@ CREDENTIALS = {
 
 REGION = {
     "s3": "AWS_REGION (and AWS_ENDPOINT_URL)",
-    "gs": "and GOOGLE_BASE_URL if it is set",
+    "gs": "GOOGLE_BASE_URL (if set)",
     "az": "AZURE_STORAGE_ACCOUNT_NAME",
 }
 
@@ -77,7 +77,7 @@ def refusal(error: Exception, where: str) -> OSError:
     if code in ("ExpiredToken", "TokenRefreshRequired", "RequestExpired"):
         return PermissionError(errno.EACCES, f"the token has expired ({code}): renew {CREDENTIALS[scheme]}", where)
     if code in ("PermanentRedirect", "AuthorizationHeaderMalformed") or "redirect" in text:
-        return OSError(errno.EIO, f"the bucket lies in another region: set {REGION[scheme]}", where)
+        return OSError(errno.EIO, f"the bucket lies in another region: check {REGION[scheme]}", where)
     if "builder error" in text:
         return OSError(errno.EIO, f"an endpoint of plain HTTP is spoken to only with {ALLOW_HTTP[scheme]}=true", where)
     said = said_by(error)
@@ -85,8 +85,7 @@ def refusal(error: Exception, where: str) -> OSError:
         why = f"the store refuses these credentials ({said}): check {CREDENTIALS[scheme]} and the bucket's policy"
         return PermissionError(errno.EACCES, why, where)
     if said == "400 Bad Request":  # to a HEAD, whose answer has no code
-        cause = f"as where a token has expired or {bucket!r} can be no bucket's name"
-        why = f"the store answers {said}, {cause}: check {CREDENTIALS[scheme]}"
+        why = f"the store answers {said}: an expired token, or a wrong bucket {bucket!r}: check {CREDENTIALS[scheme]}"
         return PermissionError(errno.EACCES, why, where)
     if STATUS.search(text):
         return OSError(errno.EIO, f"the store answers {said}, also when asked again: {first_line(error)}", where)
