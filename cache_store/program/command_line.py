@@ -14,7 +14,7 @@ import yaml
 
 from cache_store.errors import ConfigError
 from cache_store.program.config_fields import ConfigField, config_fields, on_one_line
-from cache_store.program.config_file import closest, nested, read_config_file, shown
+from cache_store.program.config_file import closest, closest_or_all, nested, read_config_file, shown
 from cache_store.program.run_program import run_program
 
 ConfigT = TypeVar("ConfigT")
@@ -61,8 +61,7 @@ class Program:
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """The argument of a command's `run`; ConfigError that lists the commands where none of them was typed."""
         if argv and not argv[0].startswith("-") and argv[0] not in self.commands:
-            there = ", ".join(self.commands)
-            raise ConfigError(f"there is no command {closest(argv[0], self.commands)}; {self.name} has {there}")
+            raise ConfigError(f"{self.name} has no command {closest_or_all(argv[0], self.commands)}")
         if argv:
             return self.parser().parse_args(argv, argparse.Namespace(argv=argv))
         width = max(map(len, self.commands))

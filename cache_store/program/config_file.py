@@ -63,7 +63,7 @@ def read_config_file(file: str, fields: Collection[str]) -> dict[str, Any]:
     flat = dict(flattened(read_mapping(file), sections))
     for name in flat:
         if name not in fields:
-            raise ConfigError(f"{file}: there is no field {closest_field(name, [*fields, *sections])}")
+            raise ConfigError(f"{file}: there is no field {closest_or_all(name, [*fields, *sections])}")
     return flat
 
 
@@ -122,11 +122,11 @@ def closest(name: str, known: Collection[str]) -> str:
     return shown(name) + "".join(f"; did you mean {each}?" for each in get_close_matches(name, known, 1))
 
 
-def closest_field(name: str, fields: Collection[str]) -> str:
-    """An unknown dotted name, with the known one that is most like it, or all of its section."""
-    said = closest(name, fields)
+def closest_or_all(name: str, known: Collection[str]) -> str:
+    """An unknown name, dotted or not, with the known one that is most like it, or else with all of its section."""
+    said = closest(name, known)
     if said != shown(name):
         return said
     section = f"{name.rpartition('.')[0]}." if "." in name else ""
-    there = dict.fromkeys(each.removeprefix(section).partition(".")[0] for each in fields if each.startswith(section))
+    there = dict.fromkeys(each.removeprefix(section).partition(".")[0] for each in known if each.startswith(section))
     return f"{said}; there are {', '.join(there)}" if there else said

@@ -52,7 +52,7 @@ def cluster_file(address):
 
 @pytest.fixture
 def growing():
-    """The address of a cluster without a worker, and its session."""
+    """The address of a cluster without a worker, and its head."""
     address = f"127.0.0.1:{free_port()}"
     with tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as folder:  # names of sockets are short
         path = Path(folder, "cluster.json")
