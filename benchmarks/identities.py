@@ -62,7 +62,7 @@ def option_parser() -> argparse.ArgumentParser:
     parser = parser_with(__doc__, *names, count=24, batch_size=2)  # a shard holds one batch
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=[*WAYS], metavar="WAY", help=", ".join(WAYS))
     parser.add_argument("--url", help="an empty folder in an object store, as s3://bucket/folder; emptied in the end")
-    parser.add_argument("--sbatch", default="", help="options of sbatch, as --sbatch='--gpus-per-node=0'")
+    parser.add_argument("--sbatch", default="", help="its options: --sbatch='--gpus-per-node=0 --cpus-per-task=2'")
     parser.add_argument("--kills", type=positive, default=1, help="times that each way is killed")
     parser.add_argument("--seed", type=int, help="of the moments; default another each time")
     parser.set_defaults(mosaic=1)
