@@ -12,6 +12,7 @@ import sys
 import time
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -114,6 +115,17 @@ def test_what_a_store_refuses_is_one_line_with_what_to_check(code, status, said)
     assert refused.filename == "s3://bucket/cache/seal.json"
     assert "\n" not in str(refused)
     assert refused.errno != errno.ENOENT  # which would say that there is no such file
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux's names of open files")
+def test_what_is_not_uploaded_yet_goes_with_its_process(store, monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with store.draft("latents/c/0/0/0/0") as draft:
+        draft.stream.write(b"samples")
+        assert list(tmp_path.iterdir()) == []
+        draft.finish()
+        assert draft.publish_if_absent()
+    assert store.read("latents/c/0/0/0/0") == b"samples"
 
 
 def test_what_no_store_takes_in_one_request_is_refused_before_it_is_sent(store, proxy, monkeypatch):

@@ -18,7 +18,9 @@ from cache_store.storage.objects.callers import GRACE_S, Callers
 from cache_store.storage.objects.errors import (
     ALLOW_HTTP,
     CREDENTIALS,
+    PASSING,
     CutShortError,
+    code_of,
     cut_short,
     first_line,
     has_status,
@@ -171,6 +173,9 @@ def ask_here(where: str, call: Callable[[], T]) -> T:
             if next(cuts) == ATTEMPTS:
                 raise cut_short(where) from None
         except (FileNotFoundError, BaseError) as error:
+            if code_of(error) in PASSING and next(cuts) < ATTEMPTS:
+                time.sleep(FIRST_PAUSE_S * CHANCE.random())
+                continue
             no_answer = isinstance(error, GenericError) and not has_status(error)
             if no_answer and not was_retried(error) and next(cuts) < ATTEMPTS:
                 continue

@@ -107,7 +107,7 @@ class ObjectStore(UrlFolder):
     def local(self, name: str) -> Iterator[memoryview]:
         """By way of a scratch file."""
         with self.open(name) as stream, scratch() as path:
-            with naming(path), path.open("wb") as copy:
+            with naming(tempfile.gettempdir()), path.open("wb") as copy:
                 shutil.copyfileobj(stream, copy, PART_BYTES)
             yield map_file(path)
 
@@ -153,7 +153,7 @@ class ObjectStore(UrlFolder):
 
     @contextmanager
     def draft(self, name: str, attempt: int = 1) -> Iterator["ObjectDraft"]:
-        with scratch() as path, naming(path), path.open("wb", buffering=WRITE_BYTES) as stream:
+        with scratch() as path, naming(tempfile.gettempdir()), path.open("wb", buffering=WRITE_BYTES) as stream:
             yield ObjectDraft(self, name, path, stream)
 
     def clear_drafts(self, name: str) -> int:
@@ -204,7 +204,7 @@ class ObjectDraft:
     stream: BinaryIO
 
     def finish(self) -> None:
-        with naming(self.scratch):
+        with naming(tempfile.gettempdir()):
             self.stream.flush()
 
     def map(self) -> memoryview:
@@ -226,11 +226,16 @@ class ObjectDraft:
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """A file of this process alone, deleted in the end."""
+    """A file of this process alone, without a name where the system can do so: it goes however the process ends."""
     with naming(tempfile.gettempdir()):
-        descriptor, path = tempfile.mkstemp(SCRATCH_SUFFIX, "encode-once-")
-    os.close(descriptor)
+        descriptor, named = tempfile.mkstemp(SCRATCH_SUFFIX, "encode-once-")
+    nameless = Path(f"/proc/self/fd/{descriptor}")
     try:
-        yield Path(path)
+        if nameless.exists():
+            Path(named).unlink()
+            yield nameless
+        else:
+            yield Path(named)
     finally:
-        Path(path).unlink(missing_ok=True)
+        os.close(descriptor)
+        Path(named).unlink(missing_ok=True)
