@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -66,7 +67,7 @@ def exit_code_of(program: str, run: Callable[[], int]) -> int:
     except BrokenPipeError:
         # The reader of our output (`| head`) has gone; point stdout away so that exit does not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return 128 + signal.SIGPIPE  # as shells have it of a program that this ended; 1 would say that it failed
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
         if package in OUR_PACKAGES:

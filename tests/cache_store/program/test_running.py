@@ -92,8 +92,11 @@ def test_what_was_found_is_printed_before_the_report_is_written(cache, tmp_path)
     os.close(read)
     unbuffered = {**os.environ, "PYTHONUNBUFFERED": "1"}  # so that the first line printed fails, as in a long output
     assert verify(cache, tmp_path / "report.json", capture_output=False, stdout=write, env=unbuffered)[0] == 1
-    os.close(write)
     assert json.loads((tmp_path / "report.json").read_text())["findings"]
+    info = [sys.executable, "-m", "cache_store", "info", str(cache)]
+    ended = subprocess.run(info, stdout=write, stderr=subprocess.PIPE, env=unbuffered, check=False)
+    os.close(write)
+    assert (ended.returncode, ended.stderr) == (141, b""), "as where SIGPIPE ends a program; 1 would say damage"
 
 
 @pytest.mark.parametrize(("number", "said"), [(errno.ENOSPC, FULL), (errno.EROFS, READ_ONLY)])
