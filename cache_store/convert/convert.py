@@ -113,7 +113,8 @@ def converted_spec(spec: Spec, config: ConvertConfig) -> Spec:
     form = config.format or spec.store_format
     codec = config.codec or ("none" if form == "webdataset" else spec.array.codec)
     if problem := FORMATS[form].unsupported(spec.array.dtype, codec):
-        raise ConfigError(f"--format {form}: {problem}")
+        given = f"--format {form}" if config.format else f"--codec {codec} of a cache in format {form}"
+        raise ConfigError(f"{given}: {problem}")
     array = msgspec.structs.replace(spec.array, codec=codec)
     return msgspec.structs.replace(spec, store_format=form, array=array)
 

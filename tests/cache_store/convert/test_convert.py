@@ -171,7 +171,7 @@ def test_what_cannot_be_is_refused_and_touches_nothing(tmp_path, latents, monkey
         ("cache larger --format webdataset", 1, "(?s)another cache.*samples_per_shard"),
         ("cache moved --format webdataset", 1, "(?s)another cache.*statistics"),
         ("cache tars/latents --codec zstd", 2, "OUT: tars/latents lies in the cache /.*/tars; name a place outside"),
-        ("tars out --codec zstd", 2, "codec zstd needs format zarr"),
+        ("tars out --codec zstd", 2, "--codec zstd of a cache in format webdataset: tars hold"),
     ):
         assert main(["convert", *typed.split()]) == code, typed
         error = capsys.readouterr().err
