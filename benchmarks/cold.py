@@ -70,7 +70,7 @@ def run(argv: Sequence[str]) -> int:
 def option_parser() -> argparse.ArgumentParser:
     defaults = {"samples": 100_000, "batch_size": 256, "repeats": 5}
     parser = parser_with(__doc__, "samples_per_shard", "folder", **defaults)
-    parser.add_argument("--batches", type=positive, default=8)
+    parser.add_argument("--batches", type=positive, default=8, help="read in each round")
     return parser
 
 

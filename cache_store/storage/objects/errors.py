@@ -22,6 +22,7 @@ CODE = re.compile(r"<Code>(\w+)</Code>")
 BUSY = re.compile(r"(?:status |\()code: (429|50[0234])\b")
 STATUS = re.compile(r"(?:status |\()code: (\d{3}\b(?: [A-Z][A-Za-z -]*)?)")
 """Of a deletion at Azure it is `(code: 403)`, in an answer to several."""
+
 PASSING = {"BadDigest", "ConditionalRequestConflict", "OperationAborted", "RequestTimeout"}
 """Codes of S3's for requests that may do well when they are made again: damaged on the way, in conflict, too slow."""
 
