@@ -1,9 +1,10 @@
 """Where a cache may lie, seen and changed past the product: what tests need of a folder and of a bucket alike."""
 
+import json
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -38,8 +39,11 @@ class Place(ABC):
         """Of every file, what another has that is written later, though of the same bytes."""
 
     def timeless(self) -> dict[str, bytes]:
-        """Every file that has no clock in it: all but the commit records and the claim."""
-        return {name: data for name, data in self.files().items() if name.split("/")[0] not in ("commits", ".claim")}
+        """Every file without what has a clock in it: commit records, the claim, and when the source was written."""
+        files = {name: data for name, data in self.files().items() if name.split("/")[0] not in ("commits", ".claim")}
+        with suppress(KeyError, ValueError):
+            files["build.json"] = json.dumps(json.loads(files["build.json"])["config"]).encode()
+        return files
 
     def flip(self, name: str) -> None:
         """One bit in the middle of a file."""

@@ -31,7 +31,7 @@ from cache_store.format.record import (
     refuse_version,
     signed,
 )
-from cache_store.format.schema import MAX_SAMPLE_BYTES, MAX_SHARDS, BuildRecord, CommitRecord, Seal, Spec
+from cache_store.format.schema import MAX_SAMPLE_BYTES, MAX_SHARDS, BuildRecord, CommitRecord, Listed, Seal, Spec
 from cache_store.refusal import MADE_BY
 from cache_store.storage.store import Address, Store, is_url, open_store
 
@@ -155,9 +155,9 @@ def read_record(record_class: type[RecordT], store: Store, name: str) -> RecordT
     return parse_signed(record_class, store.read(name), store.where(name))
 
 
-def write_build(cache: Address, config: dict[str, Any]) -> None:
+def write_build(cache: Address, config: dict[str, Any], listed: Listed | None = None) -> None:
     """Keep what the cache was built from, so that later programs find sources and encoder by themselves."""
-    record = signed(BuildRecord(format_version=FORMAT_VERSION, config=config, sha256=""))
+    record = signed(BuildRecord(format_version=FORMAT_VERSION, config=config, listed=listed, sha256=""))
     open_store(cache).put_whole(BUILD_FILE, canonical_json(record))
 
 

@@ -266,11 +266,21 @@ class CommitRecord(Record, frozen=True, kw_only=True):
     """Over the record's canonical form without this field."""
 
 
-class BuildRecord(Record, frozen=True, kw_only=True):
+class Listed(Record, frozen=True, kw_only=True):
+    """That a plan is the list of all that a source had: while neither changes, a build need not list it again."""
+
+    source: str
+    """Names, sizes and times of the source's files, or what they come to: another where one of them is another."""
+    plan_digest: str
+    plan_file: FileRecord
+
+
+class BuildRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     """What the cache was built from: sources, encoder and recipe as they were configured; enters no digest."""
 
     format_version: int
     config: dict[str, Any]
+    listed: Listed | None = None
     sha256: str
     """Over the record's canonical form without this field."""
 

@@ -5,16 +5,15 @@ Everything that can be refused is refused before anything is written.
 
 import threading
 from collections.abc import Collection, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 
-from cache_store.cache.files import file_record
-from cache_store.cache.metadata import refuse_others
-from cache_store.cache.survey import Survey, survey
+from cache_store.cache.metadata import read_build, refuse_others
+from cache_store.cache.survey import Survey, survey, survey_as_stated
 from cache_store.cache.writing.seal import make_seal, refuse_other_form, write_seal
 from cache_store.cache.writing.withdrawn import withdrawn_shards
-from cache_store.errors import Interrupted
-from cache_store.format.names import PLAN_FILE, SEAL_FILE
+from cache_store.errors import CacheError, Interrupted
+from cache_store.format.names import SEAL_FILE
 from cache_store.format.schema import FileRecord, Seal
 from cache_store.program.stop_signals import stop_on_signals
 from cache_store.storage.objects.callers import giving_up
@@ -35,6 +34,7 @@ from precompute.plan.spec import recipe_of
 from precompute.resume.act import write_metadata
 from precompute.resume.decide import Wanted, Work, decide
 from precompute.resume.images import examine_images, sample_changes
+from precompute.resume.listed import is_as_listed, listed_before
 from precompute.resume.refusals import refuse_mismatched_shards
 from precompute.resume.rejected import refuse_rejected, try_rejected
 from precompute.resume.request import BuildRequest
@@ -72,6 +72,8 @@ class Decision:
     work: Work
     tried: int
     """Rejected samples that were tried again."""
+    passed_over: str = ""
+    """Of what the source holds, where it was listed."""
 
     @property
     def replaced(self) -> set[int]:
@@ -79,11 +81,6 @@ class Decision:
         work = self.work
         opened = [] if work.open_shard is None else [work.open_shard]
         return {*self.surveyed.shards, *work.allowed_digests, *work.recovered, *opened}
-
-    @property
-    def plan_file(self) -> FileRecord | None:
-        """Of the plan, where it stays as it is."""
-        return self.surveyed.plan.value.file if self.surveyed.plan.value and not self.work.writes_plan else None
 
 
 def build(config: BuildConfig, request: BuildRequest | None = None) -> Summary:
@@ -94,12 +91,12 @@ def build(config: BuildConfig, request: BuildRequest | None = None) -> Summary:
     """
     refuse_no_engine(config)
     inputs = open_inputs(config, request or BuildRequest())
-    wanted, passed_over = list_samples(inputs)
+    wanted = list_if_changed(inputs)
     with inputs.store.claim():
         decision = decide_work(inputs, wanted)
         refuse_little_space(config, inputs.store, decision.work)
-        write_planned(inputs, decision, passed_over)
-        plan_file, tried, replaced = decision.plan_file, decision.tried, decision.replaced
+        plan_file = write_planned(inputs, decision)
+        tried, replaced = decision.tried, decision.replaced
         work = decision.work.without_plan()  # it is on disk now; nothing below grows with the data set
         del wanted, decision
         progress = build_missing(inputs, work, work.to_build, replaced=replaced)
@@ -115,27 +112,46 @@ def open_inputs(config: BuildConfig, request: BuildRequest) -> Inputs:
     return Inputs(config=config, request=request, store=store, source=source, encoder=encoder)
 
 
-def list_samples(inputs: Inputs) -> tuple[Wanted, str | None]:
-    """What is wanted of the cache, and what the source passed over."""
-    samples = inputs.source.samples()
+def list_if_changed(inputs: Inputs) -> Wanted | None:
+    """What is wanted of the cache; None where its record says that the source was listed as it is, to go on from."""
+    if inputs.request.only_goes_on:
+        with suppress(CacheError, OSError):  # whatever it is, listing or the survey names it
+            if is_as_listed(read_build(inputs.store), inputs.config, inputs.source):
+                return None
+    return list_samples(inputs)
+
+
+def list_samples(inputs: Inputs) -> Wanted:
+    """What is wanted of the cache, by all that the source has."""
+    version, samples = inputs.source.version(), inputs.source.samples()
     found = make_plan(samples, inputs.config.store.samples_per_shard, f"source.path: {inputs.config.source.path}")
     refuse_missing_images(found, inputs.config.source, inputs.config.run.max_reject_fraction)
-    return Wanted(samples=found, recipe=recipe_of(inputs.config, inputs.encoder)), samples.passed_over
+    recipe = recipe_of(inputs.config, inputs.encoder)
+    return Wanted(samples=found, recipe=recipe, source_version=version, passed_over=samples.passed_over)
 
 
-def decide_work(inputs: Inputs, wanted: Wanted) -> Decision:
-    """Look at the cache, which is claimed, and decide; nothing is written."""
-    surveyed = survey(inputs.store, wanted.samples.known_plan)
+def decide_work(inputs: Inputs, wanted: Wanted | None) -> Decision:
+    """Look at the cache, which is claimed, and decide; nothing is written. Where nothing was listed, its own plan is
+    taken for the list, unless that was lost or damaged.
+    """
+    surveyed = survey(inputs.store, wanted.samples.known_plan) if wanted else survey_as_stated(inputs.store)
+    wanted = wanted or listed_before(surveyed, recipe_of(inputs.config, inputs.encoder))
+    if wanted is None:
+        return decide_work(inputs, list_samples(inputs))
     work = decide(surveyed, wanted, inputs.request)
     work, tried = look_at_images(inputs.config, surveyed, work, inputs.source, inputs.request)
-    return Decision(surveyed=surveyed, work=work, tried=tried)
+    return Decision(surveyed=surveyed, work=work, tried=tried, passed_over=wanted.passed_over)
 
 
-def write_planned(inputs: Inputs, decision: Decision, passed_over: str | None) -> None:
-    """Write what metadata is missing or new; say what a person should know before the encoding, which takes days."""
-    write_metadata(decision.surveyed, decision.work, inputs.config)
-    for note in filter(None, (passed_over, None if decision.surveyed.has_cache else inputs.config.overlap)):
+def write_planned(inputs: Inputs, decision: Decision) -> FileRecord:
+    """Write what metadata is missing or new; say what a person should know before the encoding, which takes days.
+
+    Returns what the plan's file is.
+    """
+    plan_file = write_metadata(decision.surveyed, decision.work, inputs.config)
+    for note in filter(None, (decision.passed_over, None if decision.surveyed.has_cache else inputs.config.overlap)):
         say(note)
+    return plan_file
 
 
 def look_at_images(
@@ -195,9 +211,7 @@ def encode(job: EncodeJob, inputs: Inputs, progress: BuildProgress) -> None:
         raise Interrupted("every shard is committed; run the same command again to seal the cache")
 
 
-def seal_all(
-    inputs: Inputs, work: Work, progress: BuildProgress, plan_file: FileRecord | None, tried: int = 0
-) -> Summary:
+def seal_all(inputs: Inputs, work: Work, progress: BuildProgress, plan_file: FileRecord, tried: int = 0) -> Summary:
     """Clear what dead builds left and seal the cache, all of whose shards are committed."""
     clear_leftovers(inputs.store, work.spec)
     seal = seal_of(inputs.store, work, progress, plan_file)
@@ -207,12 +221,12 @@ def seal_all(
     return Summary(seal=seal, encoded=progress.encoded, tried_again=tried, recovered=recovered)
 
 
-def seal_of(store: Store, work: Work, progress: BuildProgress, plan_file: FileRecord | None) -> Seal:
+def seal_of(store: Store, work: Work, progress: BuildProgress, plan_file: FileRecord) -> Seal:
     """Seal the cache, from the records of all its shards."""
     records = {**work.kept, **progress.built}
     contents = [records[shard].content for shard in range(work.spec.num_shards)]
     refuse_other_form(store, contents)
-    seal = make_seal(work.spec, contents, plan_file or file_record(store, PLAN_FILE))
+    seal = make_seal(work.spec, contents, plan_file)
     return write_seal(store, seal, work.earlier_seal)
 
 

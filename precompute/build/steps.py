@@ -23,7 +23,7 @@ from precompute.build.build import (
     Summary,
     build_missing,
     decide_work,
-    list_samples,
+    list_if_changed,
     open_inputs,
     seal_all,
     write_planned,
@@ -48,7 +48,7 @@ def plan(config: BuildConfig, request: BuildRequest) -> Spec:
     be mended.
     """
     inputs = open_inputs(config, request)
-    wanted, passed_over = list_samples(inputs)
+    wanted = list_if_changed(inputs)
     with inputs.store.claim():
         decision = decide_work(inputs, wanted)
         refuse_mending(decision, request)
@@ -57,7 +57,7 @@ def plan(config: BuildConfig, request: BuildRequest) -> Spec:
             inputs.store.delete(SEAL_FILE)  # before anything that it vouches for is changed
             for shard in decision.work.recovered:
                 withdraw(inputs.store, shard)
-        write_planned(inputs, decision, passed_over)
+        write_planned(inputs, decision)
         clear_unfinished(inputs.store, decision.work)
         return decision.work.spec
 
@@ -79,7 +79,8 @@ def seal(config: BuildConfig, request: BuildRequest) -> Summary:
     inputs = open_inputs(config, request)
     with inputs.store.claim():
         decision = decide_planned(survey(inputs.store), recipe_of(config, inputs.encoder), request)
-        plan_file, work = decision.plan_file, decision.work.without_plan()
+        assert decision.surveyed.plan.value is not None
+        plan_file, work = decision.surveyed.plan.value.file, decision.work.without_plan()
         if missing := work.to_build:
             raise CacheError(
                 f"{inputs.store} is not sealed: {len(missing):,} of {work.spec.num_shards:,} shards not committed: "

@@ -4,29 +4,39 @@ The plan comes first: from then on any build, asked to extend or not, sees that 
 last: once it is there, the folder is a cache, or one of more rows. Every step can be done twice.
 """
 
-from cache_store.cache.files import write_plan
+from cache_store.cache.files import file_record, write_plan
 from cache_store.cache.metadata import metadata_of, write_build
 from cache_store.cache.survey import Survey
 from cache_store.cache.writing.withdrawn import withdraw
-from cache_store.format.names import SEAL_FILE
+from cache_store.format.names import PLAN_FILE, SEAL_FILE
+from cache_store.format.schema import FileRecord
 from precompute.config import BuildConfig
 from precompute.encode.progress import say
 from precompute.resume.decide import Work
+from precompute.resume.listed import listed_in
 
 
-def write_metadata(survey: Survey, work: Work, config: BuildConfig) -> None:
-    """Write metadata that is missing, damaged or changed; of the shards, delete only a partly filled last record."""
+def write_metadata(survey: Survey, work: Work, config: BuildConfig) -> FileRecord:
+    """Write metadata that is missing, damaged or changed; of the shards, delete only a partly filled last record.
+
+    Returns what the plan's file is.
+    """
     for note in work.notes:
         say(note)
     store = survey.store
     if work.writes_plan:
         write_plan(store, map(work.to_write, range(work.spec.num_shards)))
+    old = survey.plan.value
+    plan_file = old.file if old and not work.writes_plan else file_record(store, PLAN_FILE)
     if work.grows:
         store.delete(SEAL_FILE)  # before anything that it vouches for is changed
         if work.open_shard is not None:
             withdraw(store, work.open_shard)
-    if survey.build.value is None or survey.build.value.config != config.recorded():
-        write_build(store, config.recorded())
+    listed = listed_in(work, plan_file)
+    build = survey.build.value
+    if build is None or (build.config, build.listed) != (config.recorded(), listed):
+        write_build(store, config.recorded(), listed)
     for name, data in metadata_of(work.spec):
         if survey.metadata.get(name) != data:
             store.put_whole(name, data)
+    return plan_file

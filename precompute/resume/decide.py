@@ -34,8 +34,12 @@ class Wanted:
     """What config and source ask for."""
 
     samples: Rows
-    """Of the source, as a plan."""
+    """Of the source, as a plan; of a cache's own plan where the source is as it was when that was made of it."""
     recipe: Recipe
+    source_version: str | None = None
+    """Before it was listed; None where it has none."""
+    passed_over: str = ""
+    """Of what the source holds, where it was listed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +54,8 @@ class Work:
     trusted: Rows | None = None
     """Those rows in the plan file, where its fingerprints can be trusted."""
     writes_plan: bool = True
+    source_version: str | None = None
+    """Of the source that has these samples and no others, if it has one."""
     kept: Mapping[int, CommitRecord] = field(default_factory=dict)
     """Records of the shards that need no work."""
     allowed_digests: AllowedDigests = field(default_factory=dict)
@@ -73,6 +79,11 @@ class Work:
         """The shard, if there is one, that new rows fill up: the last one so far."""
         full, open_rows = divmod(self.rows_before, self.spec.samples_per_shard)
         return full if self.grows and open_rows else None
+
+    @property
+    def is_as_listed(self) -> bool:
+        """Whether the cache's own plan was taken for the list, since the source is as it was."""
+        return self.plan is not None and self.plan.on_disk
 
     @property
     def to_build(self) -> list[int]:
@@ -109,7 +120,7 @@ def decide(survey: Survey, wanted: Wanted, request: BuildRequest) -> Work:
     """The work; StaleError where the cache was made from other inputs, ConfigError for what no cache can be."""
     if not survey.has_cache:
         spec = possible_spec(wanted.recipe, len(wanted.samples), wanted.samples.digests.whole)
-        return Work(spec=spec, plan=wanted.samples)
+        return Work(spec=spec, plan=wanted.samples, source_version=wanted.source_version)
     survey.raise_unreadable()
     refuse_other_report(survey, request.report)
     recipe = held_recipe(survey)
@@ -127,6 +138,7 @@ def decide(survey: Survey, wanted: Wanted, request: BuildRequest) -> Work:
         rows_before=len(samples.planned),
         trusted=trusted,
         writes_plan=trusted is None or samples.has_begun_to_grow or spec.rows > len(samples.planned),
+        source_version=None if samples.left_out else wanted.source_version,
         earlier_seal=survey.seal.value,
     )
     work = with_shards(work, survey, samples.wanted.digests, request)

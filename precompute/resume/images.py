@@ -48,13 +48,14 @@ def examine_images(survey: Survey, work: Work, source: Source, request: BuildReq
     if not survey.has_cache:
         return
     store, compared, changes, unknown = survey.store, 0, list[ImageChange](), list[int]()
-    before, size = None if request.check_sources else work.trusted, work.spec.samples_per_shard
+    before = None if request.check_sources else work.trusted
+    rows = rows_to_look_at(work)
     with (
         ThreadPoolExecutor(threads, thread_name_prefix="check") as pool,
-        progress_bar(total=work.rows_before, desc="check images", unit="image", delay=0.5) as bar,
+        progress_bar(total=sum(map(len, rows.values())), desc="check images", unit="image", delay=0.5) as bar,
     ):
-        for shard in range(-(-work.rows_before // size)):
-            now = work.planned(shard, ["fingerprint"]).slice(0, work.rows_before - shard * size)
+        for shard, of_shard in rows.items():
+            now = work.planned(shard, ["fingerprint"]).slice(0, len(of_shard))
             trusted = before.shard(shard, ["fingerprint"]) if before and shard in work.kept else None
             suspects = changed_places(now["fingerprint"], trusted and trusted["fingerprint"])
             samples = encoded_samples(survey, work, shard, now.num_rows) if suspects else None
@@ -72,6 +73,13 @@ def examine_images(survey: Survey, work: Work, source: Source, request: BuildReq
         say(f"{counted(compared, 'image')} read again; all that are encoded have the bytes that were encoded")
     if not request.retry_rejected:
         settle_rejected(store, [each for each in changes if each.rejected], work, request)
+
+
+def rows_to_look_at(work: Work) -> dict[int, range]:
+    """By shard, of those planned before; none of a shard that is kept where the source is as it was."""
+    size, count = work.spec.samples_per_shard, work.rows_before
+    rows = {first // size: range(first, min(first + size, count)) for first in range(0, count, size)}
+    return {shard: each for shard, each in rows.items() if not (work.is_as_listed and shard in work.kept)}
 
 
 def changed_places(now: pa.ChunkedArray, before: pa.ChunkedArray | None) -> list[int]:

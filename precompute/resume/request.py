@@ -25,6 +25,12 @@ class BuildRequest:
     command: tuple[str, ...] = ("precompute", "build", "--config", "CONFIG")
     """What was typed, so that messages can name the very command that fits."""
 
+    @property
+    def only_goes_on(self) -> bool:
+        """Whether nothing is asked for but what is left."""
+        asks = self.retry_rejected or self.check_sources or self.rebuild or self.report
+        return self.new_samples == "refuse" and not asks
+
     def with_options(self, *options: str) -> str:
         """The command that was typed, with a flag, or an option and its value, in place of its own."""
         valued, flags = (options[:1], ()) if len(options) > 1 else ((), options)

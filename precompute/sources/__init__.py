@@ -77,6 +77,11 @@ class Source(Images, Protocol):
     def samples(self) -> Samples:
         """List every sample, and what was passed over."""
 
+    def version(self) -> str | None:
+        """Return what changes when anything that it lists is written, added or taken away, without reading it; None
+        where each image would have to be looked at.
+        """
+
 
 def open_source(config: SourceConfig) -> Source:
     """The source that a config names; MissingPathError, SourceError or CacheError where it is not there."""

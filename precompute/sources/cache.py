@@ -23,6 +23,9 @@ class CacheSource:
         self._store = store
         self.fingerprint, self.read, self.expect = images.fingerprint, images.read, expecting(images)
 
+    def version(self) -> None:
+        """Its plan would have to be read to know that it is sound, as when it is listed."""
+
     def samples(self) -> Samples:
         """In the rows of the plan; SourceError where the plan is not the one that the cache was made for."""
         plan = open_plan(self._store)

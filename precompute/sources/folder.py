@@ -26,6 +26,7 @@ class FolderSource:
     def __init__(self, images: ImageStore, *, are_far: bool = False) -> None:
         self._images, self._are_far = images, are_far
         self.fingerprint, self.read, self.expect = images.fingerprint, images.read, expecting(images)
+        self.version = images.version
 
     def samples(self) -> Samples:
         names = (listing := self._images.listing()).names

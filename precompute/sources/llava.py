@@ -16,7 +16,7 @@ from cache_store.format.record import misfit
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.archive import MISSING
 from precompute.sources.archives.expected import expecting
-from precompute.sources.archives.image_store import HEAD_BYTES, Images
+from precompute.sources.archives.image_store import HEAD_BYTES, ImageStore
 from precompute.sources.archives.listing import Samples
 from precompute.sources.files.file import SourceFile
 from precompute.sources.turns import Turn
@@ -50,9 +50,13 @@ class ChatRecord(msgspec.Struct):
 class LlavaSource:
     """Samples of a chat.json, which is opened when they are listed, with images in a folder, a zip or a tar."""
 
-    def __init__(self, open_list: Callable[[], SourceFile], images: Images) -> None:
+    def __init__(self, open_list: Callable[[], SourceFile], images: ImageStore) -> None:
         self._open_list, self._images = open_list, images
         self.fingerprint, self._expect = self._images.fingerprint, expecting(images)
+
+    def version(self) -> str | None:
+        images = self._images.version()
+        return images and f"{self._open_list().version} {images}"
 
     def samples(self) -> Samples:
         file = self._open_list()

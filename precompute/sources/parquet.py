@@ -161,6 +161,7 @@ class ParquetSource:
         """So that threads which read neighbours wait for one row group, and do not read one each."""
         self._table = lru_cache(FILES_HELD)(self._open_table)
         self._group = lru_cache(GROUPS_HELD)(self._read_group)
+        self.version = files.version
         self._table(files.names[0])  # what is no such file is said before a model is loaded
 
     def samples(self) -> Samples:

@@ -1,5 +1,6 @@
 """Files that `source.path` names: one, all of a folder, or those of a pattern such as `shards/{00000..00099}.tar`."""
 
+import hashlib
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -9,6 +10,8 @@ from functools import partial
 from glob import has_magic
 from itertools import islice, tee
 from pathlib import Path
+
+import msgspec
 
 from cache_store.errors import ConfigError, MissingPathError
 from cache_store.storage.objects.client import pool
@@ -42,6 +45,12 @@ class SourceFiles:
 
     def where(self, name: str) -> str:
         return f"{self.root}/{name}"
+
+    def version(self) -> str:
+        """By the names, sizes and times of all; FileNotFoundError where one is gone."""
+        opened = (pool().map if is_url(self.root) else map)(self.open, self.names)
+        each = [(name, str(file.version)) for name, file in zip(self.names, opened, strict=True)]
+        return hashlib.sha256(msgspec.json.encode(each)).hexdigest()
 
 
 def find_files(pattern: str, suffix: str) -> SourceFiles:

@@ -55,6 +55,7 @@ class WebDatasetSource:
         self._files, self._names = files, frozenset(files.names)
         self._extension = fields.image and fields.image.lstrip(".").lower()
         self._tars = OpenTars(files.names, self._open_tar, are_far=is_url(files.root))
+        self.version = files.version
         self._tars.get(files.names[0])  # what is no tar is said before a model is loaded
 
     def samples(self) -> Samples:

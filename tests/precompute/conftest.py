@@ -10,6 +10,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -25,6 +26,7 @@ from cache_store.verify.verify import verify
 from precompute.cli import main
 from precompute.encoders.vaes.vae import VaeEncoder
 from precompute.plan.make import make_plan
+from precompute.sources import SourceConfig, open_source
 from precompute.sources.archives.listing import Samples
 from tests.places import Folder, Place
 
@@ -224,9 +226,11 @@ def built_once(tmp_path_factory: pytest.TempPathFactory, vae_path: Path) -> Path
 def built(project: Project, built_once: Path) -> Project:
     """With its cache, as a build in this place would have left it."""
     project.place.mirror(Folder(built_once))
-    config = read_build(built_once).config
+    build = read_build(built_once)
+    config, listed = build.config, build.listed
     config["source"] |= {"path": str(project.source / "chat.json"), "images": str(project.images)}
-    write_build(project.place.address, config)
+    source = open_source(msgspec.convert(config["source"], SourceConfig))
+    write_build(project.place.address, config, listed and msgspec.structs.replace(listed, source=source.version()))
     return project
 
 

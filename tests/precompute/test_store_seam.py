@@ -90,10 +90,10 @@ def test_every_file_of_a_cache_is_reached_through_its_store(tmp_path, vae_path, 
 
 
 def test_a_rerun_reads_no_file_twice_and_touches_none(built):
-    """But for the plan, which it reads shard by shard."""
+    """But for the plan, which it reads shard by shard, and build.json, which says whether to list the source."""
     with built.untouched(), watching(built.cache):
         assert "nothing to encode" in built.build()
         files = [Path(name).relative_to(built.cache).as_posix() for name, _ in REACHED if Path(name).is_file()]
     names = sorted(["plan.parquet", *(name for name in files if name != "plan.parquet")])
-    metadata = ["build.json", "latents/zarr.json", "plan.parquet", "seal.json", "zarr.json"]
+    metadata = ["build.json", "build.json", "latents/zarr.json", "plan.parquet", "seal.json", "zarr.json"]
     assert names == sorted([*(f"commits/{shard:06d}.json" for shard in range(3)), *metadata])

@@ -64,6 +64,9 @@ class Archive(Generic[MemberT]):
         names = ChosenNames(self._names, self._names.in_order(self._is_listed))
         return Listing(names=names, not_utf8=sorted(self.not_utf8), linked_folders=[], caches=[])
 
+    def version(self) -> str:
+        return str(self._file.version)
+
     @abstractmethod
     def _member(self, number: int) -> MemberT:
         """By the number of its name."""

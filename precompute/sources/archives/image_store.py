@@ -48,6 +48,9 @@ class ImageStore(Images, Protocol):
     def listing(self) -> Listing:
         """List every file's name, and what else is there; SourceError where a folder cannot be listed."""
 
+    def version(self) -> str | None:
+        """Return what changes when anything is written there; None where each image would have to be looked at."""
+
 
 class ImageFolder:
     """Images in a folder; names are relative to it and cannot leave it.
@@ -85,6 +88,9 @@ class ImageFolder:
                         yield path
                     else:
                         others.not_utf8.append(path)
+
+    def version(self) -> None:
+        """Only each file tells whether it is as it was."""
 
     def fingerprint(self, name: str) -> str:
         try:

@@ -46,6 +46,9 @@ class RemoteImages:
                 self._versions = dict(self._folder.files())
             return self._versions
 
+    def version(self) -> None:
+        """Only each file tells whether it is as it was."""
+
     def fingerprint(self, name: str) -> str:
         version = None if name in self._gone else self._listed().get(PurePosixPath(name).as_posix())
         return MISSING if version is None else str(version)
