@@ -12,7 +12,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +20,8 @@ from benchmarks.options import parser_with, positive
 from benchmarks.record import print_record
 from benchmarks.scale_cache import PER_SHARD, RECIPE, drop_half, write_lines, write_parquet, write_records
 from cache_store import Cache, open_cache
-from cache_store.cache.files import file_record, open_plan, write_plan
-from cache_store.cache.survey import survey, survey_as_stated, survey_records
+from cache_store.cache.files import file_record, write_plan
+from cache_store.cache.survey import survey_as_stated, survey_records
 from cache_store.cache.writing.seal import make_seal, refuse_other_form, write_seal
 from cache_store.format.names import PLAN_FILE
 from cache_store.format.schema import FileRecord
@@ -30,9 +29,9 @@ from cache_store.program.run_program import run_program
 from cache_store.storage.local import LocalStore
 from cache_store.verify.verify import verify
 from precompute.plan.make import make_plan
-from precompute.plan.rows import Rows, rows_on_disk
-from precompute.resume.decide import Wanted, decide
+from precompute.resume.decide import decide
 from precompute.resume.images import examine_images
+from precompute.resume.listed import listed_before
 from precompute.resume.request import BuildRequest
 from precompute.sources import SourceConfig, open_source
 
@@ -178,15 +177,15 @@ def verifying(folder: Path) -> Callable[[], object]:
 
 
 def rerunning(folder: Path) -> Callable[[], object]:
-    """Decide what to do, of a list that is the plan's and listed already."""
-    store = LocalStore(folder / "cache")
+    """Decide what to do, as a build that goes on, of a source that is as it was."""
+    store, request = LocalStore(folder / "cache"), BuildRequest()
     source = open_source(SourceConfig(kind="folder", path=str(folder / "cache")))
-    wanted, request = Wanted(samples=listed(store), recipe=RECIPE), BuildRequest()
 
     def work() -> None:
-        surveyed = survey(store, wanted.samples.known_plan)
-        decided = decide(surveyed, wanted, request)
-        examine_images(surveyed, decided, source, request, 1)
+        surveyed = survey_as_stated(store)
+        wanted = listed_before(surveyed, RECIPE)
+        assert wanted is not None
+        examine_images(surveyed, decide(surveyed, wanted, request), source, request, 1)
 
     return work
 
@@ -196,13 +195,6 @@ def running_again_as_rank(folder: Path) -> Callable[[], object]:
     from precompute.build.steps import decide_planned  # with torch, whose memory no other step has
 
     return lambda: decide_planned(survey_as_stated(folder / "cache"), RECIPE, BuildRequest())
-
-
-def listed(store: LocalStore) -> Rows:
-    plan, spec = open_plan(store), survey_records(store).spec.value
-    assert spec is not None
-    rows, file = rows_on_disk(plan, PER_SHARD, plan.num_rows, plan.digests()), file_record(store, PLAN_FILE)
-    return replace(rows, on_disk=False, file_sha256=file.sha256)
 
 
 STEPS: dict[str, Callable[[Path], Callable[[], object]]] = {

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cache_store.cache.files import open_plan
+from cache_store.cache.files import file_record, open_plan
 from cache_store.cache.metadata import metadata_of, write_build
 from cache_store.format import schema
 from cache_store.format.formats import files_of_shard
@@ -63,12 +63,17 @@ def write_records(cache: Path, count: int) -> None:
     spec = RECIPE.spec(count, digests.whole if digests else "0" * 64)
     for name, data in metadata_of(spec):
         store.put_whole(name, data)
-    write_build(store, {})
+    write_build(store, {}, listed_as_planned(store, spec) if digests else None)
     for folder in (COMMITS, SAMPLES):
         (cache / folder).mkdir(exist_ok=True)
     planned = digests.shards if digests else ("0" * 64,) * spec.num_shards
     for shard, digest in enumerate(planned):
         write_shard(cache, spec, shard, digest)
+
+
+def listed_as_planned(store: LocalStore, spec: schema.Spec) -> schema.Listed:
+    """Make what a build keeps of its list, of a source that nobody looks at here."""
+    return schema.Listed(source="", plan_digest=spec.plan_digest, plan_file=file_record(store, PLAN_FILE))
 
 
 def write_shard(cache: Path, spec: schema.Spec, shard: int, plan_digest: str) -> None:
