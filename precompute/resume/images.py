@@ -49,7 +49,7 @@ def examine_images(survey: Survey, work: Work, source: Source, request: BuildReq
         return
     store, compared, changes, unknown = survey.store, 0, list[ImageChange](), list[int]()
     before = None if request.check_sources else work.trusted
-    rows = rows_to_look_at(work)
+    rows = rows_to_look_at(survey, work)
     with (
         ThreadPoolExecutor(threads, thread_name_prefix="check") as pool,
         progress_bar(total=sum(map(len, rows.values())), desc="check images", unit="image", delay=0.5) as bar,
@@ -64,7 +64,7 @@ def examine_images(survey: Survey, work: Work, source: Source, request: BuildReq
                 found = pool.map(lambda sample: compare(source, shard, sample), chosen)  # noqa: B023 (used at once)
                 changes += filter(None, found)
                 compared += len(chosen)
-            elif suspects and (shard in survey.shards or not survey.seal.is_absent):
+            elif suspects:
                 unknown.append(shard)
             bar.update(now.num_rows)
     refuse_changed_images(store, work.rows_before, [each.difference for each in changes if not each.rejected], request)
@@ -75,11 +75,16 @@ def examine_images(survey: Survey, work: Work, source: Source, request: BuildReq
         settle_rejected(store, [each for each in changes if each.rejected], work, request)
 
 
-def rows_to_look_at(work: Work) -> dict[int, range]:
-    """By shard, of those planned before; none of a shard that is kept where the source is as it was."""
+def rows_to_look_at(survey: Survey, work: Work) -> dict[int, range]:
+    """By shard, of those planned before; none of a shard that was not built yet, or is kept of a source as it was."""
     size, count = work.spec.samples_per_shard, work.rows_before
     rows = {first // size: range(first, min(first + size, count)) for first in range(0, count, size)}
-    return {shard: each for shard, each in rows.items() if not (work.is_as_listed and shard in work.kept)}
+    built = survey.shards if survey.seal.is_absent else rows.keys()
+    return {
+        shard: rows[shard]
+        for shard in sorted(built)
+        if shard in rows and not (work.is_as_listed and shard in work.kept)
+    }
 
 
 def changed_places(now: pa.ChunkedArray, before: pa.ChunkedArray | None) -> list[int]:
