@@ -21,7 +21,8 @@ from benchmarks.record import print_record
 from benchmarks.scale_cache import PER_SHARD, RECIPE, drop_half, write_lines, write_parquet, write_records
 from cache_store import Cache, open_cache
 from cache_store.cache.files import file_record, write_plan
-from cache_store.cache.survey import survey_as_stated, survey_records
+from cache_store.cache.metadata import read_build
+from cache_store.cache.survey import survey, survey_as_stated, survey_records
 from cache_store.cache.writing.seal import make_seal, refuse_other_form, write_seal
 from cache_store.format.names import PLAN_FILE
 from cache_store.format.schema import FileRecord
@@ -31,7 +32,7 @@ from cache_store.verify.verify import verify
 from precompute.plan.make import make_plan
 from precompute.resume.decide import decide
 from precompute.resume.images import examine_images
-from precompute.resume.listed import listed_before
+from precompute.resume.listed import known_plan, wanted_by_plan
 from precompute.resume.request import BuildRequest
 from precompute.sources import SourceConfig, open_source
 
@@ -182,8 +183,10 @@ def rerunning(folder: Path) -> Callable[[], object]:
     source = open_source(SourceConfig(kind="folder", path=str(folder / "cache")))
 
     def work() -> None:
-        surveyed = survey_as_stated(store)
-        wanted = listed_before(surveyed, RECIPE)
+        build = read_build(store)
+        assert build.listed is not None
+        surveyed = survey(store, known_plan(build.listed))
+        wanted = wanted_by_plan(surveyed, build, RECIPE)
         assert wanted is not None
         examine_images(surveyed, decide(surveyed, wanted, request), source, request, 1)
 

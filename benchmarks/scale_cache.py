@@ -13,6 +13,7 @@ from cache_store.cache.metadata import metadata_of, write_build
 from cache_store.format import schema
 from cache_store.format.formats import files_of_shard
 from cache_store.format.names import COMMITS, PLAN_FILE, SAMPLES, SEAL_FILE, commit_file
+from cache_store.format.plan import PlanDigests
 from cache_store.format.record import canonical_json, signed
 from cache_store.format.statistics import to_tuples
 from cache_store.format.tables import CACHED, SAMPLES_SCHEMA
@@ -63,7 +64,7 @@ def write_records(cache: Path, count: int) -> None:
     spec = RECIPE.spec(count, digests.whole if digests else "0" * 64)
     for name, data in metadata_of(spec):
         store.put_whole(name, data)
-    write_build(store, {}, listed_as_planned(store, spec) if digests else None)
+    write_build(store, {}, listed_in(store, digests) if digests else None)
     for folder in (COMMITS, SAMPLES):
         (cache / folder).mkdir(exist_ok=True)
     planned = digests.shards if digests else ("0" * 64,) * spec.num_shards
@@ -71,9 +72,10 @@ def write_records(cache: Path, count: int) -> None:
         write_shard(cache, spec, shard, digest)
 
 
-def listed_as_planned(store: LocalStore, spec: schema.Spec) -> schema.Listed:
+def listed_in(store: LocalStore, plan: PlanDigests) -> schema.Listed:
     """Make what a build keeps of its list, of a source that nobody looks at here."""
-    return schema.Listed(source="", plan_digest=spec.plan_digest, plan_file=file_record(store, PLAN_FILE))
+    sha256 = file_record(store, PLAN_FILE).sha256
+    return schema.Listed(source="", plan_sha256=sha256, plan_digest=plan.whole, shard_digests=plan.shards)
 
 
 def write_shard(cache: Path, spec: schema.Spec, shard: int, plan_digest: str) -> None:

@@ -42,7 +42,9 @@ class Place(ABC):
         """Every file without what has a clock in it: commit records, the claim, and when the source was written."""
         files = {name: data for name, data in self.files().items() if name.split("/")[0] not in ("commits", ".claim")}
         with suppress(KeyError, ValueError):
-            files["build.json"] = json.dumps(json.loads(files["build.json"])["config"]).encode()
+            build = json.loads(files["build.json"])
+            listed = build.get("listed") and build["listed"] | {"source": ""}
+            files["build.json"] = json.dumps([build["config"], listed]).encode()
         return files
 
     def flip(self, name: str) -> None:

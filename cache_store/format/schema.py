@@ -267,12 +267,17 @@ class CommitRecord(Record, frozen=True, kw_only=True):
 
 
 class Listed(Record, frozen=True, kw_only=True):
-    """That a plan is the list of all that a source had: while neither changes, a build need not list it again."""
+    """A source as it was when it was listed, and the plan of all that it held: to go on, a build lists it again only
+    where one of them is another now.
+    """
 
     source: str
-    """Names, sizes and times of the source's files, or what they come to: another where one of them is another."""
+    """What follows from names, sizes, times and ETags of its files."""
+    plan_sha256: str
+    """Of the plan's file."""
     plan_digest: str
-    plan_file: FileRecord
+    shard_digests: tuple[str, ...]
+    """Of the rows of each shard, as `plan_digest` is of all."""
 
 
 class BuildRecord(Record, frozen=True, kw_only=True, omit_defaults=True):

@@ -6,15 +6,15 @@ Everything that can be refused is refused before anything is written.
 import threading
 from collections.abc import Collection, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cache_store.cache.metadata import read_build, refuse_others
-from cache_store.cache.survey import Survey, survey, survey_as_stated
+from cache_store.cache.survey import Survey, survey
 from cache_store.cache.writing.seal import make_seal, refuse_other_form, write_seal
 from cache_store.cache.writing.withdrawn import withdrawn_shards
 from cache_store.errors import CacheError, Interrupted
 from cache_store.format.names import SEAL_FILE
-from cache_store.format.schema import FileRecord, Seal
+from cache_store.format.schema import BuildRecord, FileRecord, Seal
 from cache_store.program.stop_signals import stop_on_signals
 from cache_store.storage.objects.callers import giving_up
 from cache_store.storage.store import Store, open_store
@@ -34,7 +34,7 @@ from precompute.plan.spec import recipe_of
 from precompute.resume.act import write_metadata
 from precompute.resume.decide import Wanted, Work, decide
 from precompute.resume.images import examine_images, sample_changes
-from precompute.resume.listed import is_as_listed, listed_before
+from precompute.resume.listed import is_source_unchanged, known_plan, wanted_by_plan
 from precompute.resume.refusals import refuse_mismatched_shards
 from precompute.resume.rejected import refuse_rejected, try_rejected
 from precompute.resume.request import BuildRequest
@@ -73,7 +73,7 @@ class Decision:
     tried: int
     """Rejected samples that were tried again."""
     passed_over: str = ""
-    """Of what the source holds, where it was listed."""
+    """What the source holds beside samples, if it was listed just now."""
 
     @property
     def replaced(self) -> set[int]:
@@ -112,32 +112,36 @@ def open_inputs(config: BuildConfig, request: BuildRequest) -> Inputs:
     return Inputs(config=config, request=request, store=store, source=source, encoder=encoder)
 
 
-def list_if_changed(inputs: Inputs) -> Wanted | None:
-    """What is wanted of the cache; None where its record says that the source was listed as it is, to go on from."""
-    if inputs.request.only_goes_on:
-        with suppress(CacheError, OSError):  # whatever it is, listing or the survey names it
-            if is_as_listed(read_build(inputs.store), inputs.config, inputs.source):
-                return None
-    return list_samples(inputs)
+def list_if_changed(inputs: Inputs) -> Wanted | BuildRecord:
+    """List the source; or return the cache's build record, if a build that only goes on can go by the cache's plan."""
+    version = inputs.source.version()
+    if not inputs.request.asks_for_more:
+        with suppress(CacheError, OSError):  # a survey names what is wrong with it
+            record = read_build(inputs.store)
+            if is_source_unchanged(record, inputs.config, version):
+                return record
+    return list_samples(inputs, version)
 
 
-def list_samples(inputs: Inputs) -> Wanted:
-    """What is wanted of the cache, by all that the source has."""
-    version, samples = inputs.source.version(), inputs.source.samples()
-    found = make_plan(samples, inputs.config.store.samples_per_shard, f"source.path: {inputs.config.source.path}")
-    refuse_missing_images(found, inputs.config.source, inputs.config.run.max_reject_fraction)
-    recipe = recipe_of(inputs.config, inputs.encoder)
+def list_samples(inputs: Inputs, version: str | None) -> Wanted:
+    """What is wanted of the cache, by all that the source has; `version` is the source's, from before."""
+    config, samples = inputs.config, inputs.source.samples()
+    found = make_plan(samples, config.store.samples_per_shard, f"source.path: {config.source.path}")
+    if refuse_missing_images(found, config.source, config.run.max_reject_fraction):
+        version = None  # each build asks anew whether so many may be missing
+    recipe = recipe_of(config, inputs.encoder)
     return Wanted(samples=found, recipe=recipe, source_version=version, passed_over=samples.passed_over)
 
 
-def decide_work(inputs: Inputs, wanted: Wanted | None) -> Decision:
-    """Look at the cache, which is claimed, and decide; nothing is written. Where nothing was listed, its own plan is
-    taken for the list, unless that was lost or damaged.
-    """
-    surveyed = survey(inputs.store, wanted.samples.known_plan) if wanted else survey_as_stated(inputs.store)
-    wanted = wanted or listed_before(surveyed, recipe_of(inputs.config, inputs.encoder))
-    if wanted is None:
-        return decide_work(inputs, list_samples(inputs))
+def decide_work(inputs: Inputs, found: Wanted | BuildRecord) -> Decision:
+    """Look at the cache, which is claimed, and decide; nothing is written."""
+    if isinstance(found, Wanted):
+        surveyed, wanted = survey(inputs.store, found.samples.known_plan), found
+    else:
+        assert found.listed is not None
+        surveyed = survey(inputs.store, known_plan(found.listed))
+        planned = wanted_by_plan(surveyed, found, recipe_of(inputs.config, inputs.encoder))
+        wanted = planned or list_samples(inputs, found.listed.source)
     work = decide(surveyed, wanted, inputs.request)
     work, tried = look_at_images(inputs.config, surveyed, work, inputs.source, inputs.request)
     return Decision(surveyed=surveyed, work=work, tried=tried, passed_over=wanted.passed_over)
@@ -162,7 +166,8 @@ def look_at_images(
     if request.retry_rejected:
         tried, rejected_before = try_rejected(surveyed.store, work, source, threads)
         work = work.recovering(rejected_before)
-    examine_images(surveyed, work, source, request, threads)
+    if examine_images(surveyed, work, source, request, threads):
+        work = replace(work, source_version=None)  # each build names them anew
     return work, tried
 
 

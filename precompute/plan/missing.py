@@ -17,8 +17,8 @@ from precompute.sources.archives.image_store import folder_below, is_unsafe
 from precompute.sources.files.urls import split_url
 
 
-def refuse_missing_images(found: Rows, source: SourceConfig, allowed: float) -> None:
-    """Known before anything is encoded: a wrong folder should not cost an hour."""
+def refuse_missing_images(found: Rows, source: SourceConfig, allowed: float) -> int:
+    """Known before anything is encoded: a wrong folder should not cost an hour. Returns how many are missing."""
     tables = found.shards(["id", "uri", "fingerprint"])
     missing = pa.concat_tables([table.filter(pc.equal(table["fingerprint"], MISSING)) for table in tables])
     if missing.num_rows > allowed * len(found):
@@ -27,6 +27,7 @@ def refuse_missing_images(found: Rows, source: SourceConfig, allowed: float) -> 
             f"{missing.num_rows} of {len(found)} samples without an image: {'; '.join(reasons)}. That is more "
             f"than run.max_reject_fraction {allowed:g} allows; nothing was encoded. {'. '.join(advice)}"
         )
+    return int(missing.num_rows)
 
 
 def why_missing(missing: pa.Table, source: SourceConfig) -> Iterator[tuple[str, str]]:

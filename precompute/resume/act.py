@@ -13,7 +13,7 @@ from cache_store.format.schema import FileRecord
 from precompute.config import BuildConfig
 from precompute.encode.progress import say
 from precompute.resume.decide import Work
-from precompute.resume.listed import listed_in
+from precompute.resume.listed import listed_by
 
 
 def write_metadata(survey: Survey, work: Work, config: BuildConfig) -> FileRecord:
@@ -32,7 +32,7 @@ def write_metadata(survey: Survey, work: Work, config: BuildConfig) -> FileRecor
         store.delete(SEAL_FILE)  # before anything that it vouches for is changed
         if work.open_shard is not None:
             withdraw(store, work.open_shard)
-    listed = listed_in(work, plan_file)
+    listed = listed_by(work, plan_file)
     build = survey.build.value
     if build is None or (build.config, build.listed) != (config.recorded(), listed):
         write_build(store, config.recorded(), listed)

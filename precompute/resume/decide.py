@@ -34,12 +34,12 @@ class Wanted:
     """What config and source ask for."""
 
     samples: Rows
-    """Of the source, as a plan; of a cache's own plan where the source is as it was when that was made of it."""
+    """Of the source: as it was listed just now, or of the cache's own plan, where that still is its list."""
     recipe: Recipe
     source_version: str | None = None
-    """Before it was listed; None where it has none."""
+    """From before the source was listed; None where it has to be listed each time."""
     passed_over: str = ""
-    """Of what the source holds, where it was listed."""
+    """What the source holds beside samples, if it was listed just now."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class Work:
     """Those rows in the plan file, where its fingerprints can be trusted."""
     writes_plan: bool = True
     source_version: str | None = None
-    """Of the source that has these samples and no others, if it has one."""
+    """Of the source whose samples these are, all of them; None where it has to be listed each time."""
     kept: Mapping[int, CommitRecord] = field(default_factory=dict)
     """Records of the shards that need no work."""
     allowed_digests: AllowedDigests = field(default_factory=dict)
@@ -81,8 +81,8 @@ class Work:
         return full if self.grows and open_rows else None
 
     @property
-    def is_as_listed(self) -> bool:
-        """Whether the cache's own plan was taken for the list, since the source is as it was."""
+    def goes_by_own_plan(self) -> bool:
+        """Whether the source was not listed just now, since the cache's plan still is its list."""
         return self.plan is not None and self.plan.on_disk
 
     @property

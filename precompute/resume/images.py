@@ -39,14 +39,16 @@ class ImageChange:
     """By id: content SHA-256, or that there was nothing to read, and why there is nothing now."""
 
 
-def examine_images(survey: Survey, work: Work, source: Source, request: BuildRequest, threads: int) -> None:
+def examine_images(survey: Survey, work: Work, source: Source, request: BuildRequest, threads: int) -> bool:
     """StaleError naming changed images; of rejected ones only in shards that must come out as they were.
+
+    Returns whether rejected ones have changed, which may succeed if they are tried again.
 
     It reads images whose fingerprint (a file's size and time, a zip member's crc) is not the planned one, and all those
     of shards that are built again, however they look: a new latent would hide that an image changed.
     """
     if not survey.has_cache:
-        return
+        return False
     store, compared, changes, unknown = survey.store, 0, list[ImageChange](), list[int]()
     before = None if request.check_sources else work.trusted
     rows = rows_to_look_at(survey, work)
@@ -71,8 +73,10 @@ def examine_images(survey: Survey, work: Work, source: Source, request: BuildReq
     if request.check_sources:
         refuse_unknown_images(store, unknown)
         say(f"{counted(compared, 'image')} read again; all that are encoded have the bytes that were encoded")
+    rejected = [each for each in changes if each.rejected]
     if not request.retry_rejected:
-        settle_rejected(store, [each for each in changes if each.rejected], work, request)
+        settle_rejected(store, rejected, work, request)
+    return bool(rejected)
 
 
 def rows_to_look_at(survey: Survey, work: Work) -> dict[int, range]:
@@ -83,7 +87,7 @@ def rows_to_look_at(survey: Survey, work: Work) -> dict[int, range]:
     return {
         shard: rows[shard]
         for shard in sorted(built)
-        if shard in rows and not (work.is_as_listed and shard in work.kept)
+        if shard in rows and not (work.goes_by_own_plan and shard in work.kept)
     }
 
 

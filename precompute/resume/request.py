@@ -26,10 +26,11 @@ class BuildRequest:
     """What was typed, so that messages can name the very command that fits."""
 
     @property
-    def only_goes_on(self) -> bool:
-        """Whether nothing is asked for but what is left."""
-        asks = self.retry_rejected or self.check_sources or self.rebuild or self.report
-        return self.new_samples == "refuse" and not asks
+    def asks_for_more(self) -> bool:
+        """Whether more is to be done than what is left of a build."""
+        return self.new_samples != "refuse" or bool(
+            self.retry_rejected or self.check_sources or self.rebuild or self.report
+        )
 
     def with_options(self, *options: str) -> str:
         """The command that was typed, with a flag, or an option and its value, in place of its own."""

@@ -56,7 +56,7 @@ class LlavaSource:
 
     def version(self) -> str | None:
         images = self._images.version()
-        return images and f"{self._open_list().version} {images}"
+        return images and f"{self._open_list().stamp} {images}"
 
     def samples(self) -> Samples:
         file = self._open_list()

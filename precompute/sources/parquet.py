@@ -60,7 +60,7 @@ class ImageTable:
         groups = range(self._file.metadata.num_row_groups)
         self._ends = list(accumulate(self._file.metadata.row_group(number).num_rows for number in groups))
         self.num_rows = self._ends[-1] if self._ends else 0
-        self.fingerprint = str(file.version)
+        self.fingerprint, self.stamp = str(file.version), file.stamp
 
     def _column(self, field: str, configured: str | None) -> str | None:
         """The column's name; None where there is none of the usual names."""
@@ -161,8 +161,10 @@ class ParquetSource:
         """So that threads which read neighbours wait for one row group, and do not read one each."""
         self._table = lru_cache(FILES_HELD)(self._open_table)
         self._group = lru_cache(GROUPS_HELD)(self._read_group)
-        self.version = files.version
         self._table(files.names[0])  # what is no such file is said before a model is loaded
+
+    def version(self) -> str | None:
+        return self._files.version(self._table(self._files.names[0]).stamp)
 
     def samples(self) -> Samples:
         """In the order of the files' rows; without a column of ids, their uris are."""

@@ -11,8 +11,6 @@ from glob import has_magic
 from itertools import islice, tee
 from pathlib import Path
 
-import msgspec
-
 from cache_store.errors import ConfigError, MissingPathError
 from cache_store.storage.objects.client import pool
 from cache_store.storage.store import is_url
@@ -46,11 +44,17 @@ class SourceFiles:
     def where(self, name: str) -> str:
         return f"{self.root}/{name}"
 
-    def version(self) -> str:
-        """By the names, sizes and times of all; FileNotFoundError where one is gone."""
-        opened = (pool().map if is_url(self.root) else map)(self.open, self.names)
-        each = [(name, str(file.version)) for name, file in zip(self.names, opened, strict=True)]
-        return hashlib.sha256(msgspec.json.encode(each)).hexdigest()
+    def version(self, first_stamp: str) -> str | None:
+        """By the names and stamps of all; the first was opened before. None where one is gone: listing names it."""
+        digest, names = hashlib.sha256(ascii((self.names[0], first_stamp)).encode()), iter(self.names[1:])
+        asked = pool().map if is_url(self.root) else map
+        try:
+            for some in iter(lambda: [*islice(names, ASKED_AT_ONCE)], []):
+                stamps = [file.stamp for file in asked(self.open, some)]
+                digest.update(ascii([*zip(some, stamps, strict=True)]).encode())
+        except FileNotFoundError:
+            return None
+        return digest.hexdigest()
 
 
 def find_files(pattern: str, suffix: str) -> SourceFiles:

@@ -55,8 +55,10 @@ class WebDatasetSource:
         self._files, self._names = files, frozenset(files.names)
         self._extension = fields.image and fields.image.lstrip(".").lower()
         self._tars = OpenTars(files.names, self._open_tar, are_far=is_url(files.root))
-        self.version = files.version
         self._tars.get(files.names[0])  # what is no tar is said before a model is loaded
+
+    def version(self) -> str | None:
+        return self._files.version(self._tars.get(self._files.names[0]).version())
 
     def samples(self) -> Samples:
         """In the order of the tars."""

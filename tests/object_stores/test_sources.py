@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cache_store.cache.files import open_plan
-from cache_store.cache.metadata import read_seal
+from cache_store.cache.metadata import read_build, read_seal
 from cache_store.errors import SourceError
 from cache_store.storage.local import LocalStore
 from cache_store.storage.objects import client
@@ -106,6 +106,8 @@ def test_sources_at_urls_give_the_bytes_of_those_on_disk(project, pictures, buck
     assert sealed(here) == sealed(there)
     assert images_of(here) == images_of(there)
     assert "nothing to encode" in project.build(name="there", source=source_of(name, f"{bucket}/in"))
+    is_of_files = SOURCES[name][0] == "folder" or (SOURCES[name][2] or SOURCES[name][1]).startswith("images/")
+    assert (read_build(LocalStore(there)).listed is None) == (is_of_files or SOURCES[name][2] == "images")
 
 
 WRONG = {

@@ -65,7 +65,7 @@ class Archive(Generic[MemberT]):
         return Listing(names=names, not_utf8=sorted(self.not_utf8), linked_folders=[], caches=[])
 
     def version(self) -> str:
-        return str(self._file.version)
+        return self._file.stamp
 
     @abstractmethod
     def _member(self, number: int) -> MemberT:

@@ -32,6 +32,10 @@ class SourceFile(Protocol):
     def version(self) -> Version:
         """When it was opened."""
 
+    @property
+    def stamp(self) -> str:
+        """When it was opened: its version, and what else shows that somebody wrote to it and set its time back."""
+
     def __str__(self) -> str:
         """Its address."""
 
@@ -53,7 +57,8 @@ class LocalFile:
 
     def __init__(self, path: Path) -> None:
         self._path, self.name = path, path.name
-        self.version = version_of(path.stat())
+        status = path.stat()
+        self.version, self.stamp = version_of(status), f"{version_of(status)}:{status.st_ctime_ns}"
 
     def __str__(self) -> str:
         return str(self._path)

@@ -41,6 +41,7 @@ class RemoteFile:
     def __init__(self, folder: RemoteFolder, path: str, version: Version | None = None) -> None:
         self._folder, self._path, self.name = folder, path, path.rpartition("/")[2]
         self.version = version or folder.head(path)
+        self.stamp = str(self.version)
         self._neighbours = NeighbourParts(self.version.size, self._fetch)
 
     def __str__(self) -> str:

@@ -37,6 +37,8 @@ def test_the_cache_of_a_list_that_grew_is_left_alone_by_a_repair(built):
     with built.same_in_the_end():
         built.has(range(32))
         assert "new in the source: 10 samples" in built.repair("--shards", "[1]")
+        built.has()
+        assert "nothing to encode" in built.build()
 
 
 def test_rows_stay_where_they_are_when_new_ids_sort_first(project):

@@ -1,15 +1,18 @@
-"""A rerun lists its source again only where a file of it was written, added or taken away."""
+"""A rerun goes by the cache's own plan where no file of the source was written, added or taken away."""
 
 import json
 import os
+import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cache_store.cache.metadata import read_build
 from precompute.build import build as module
-from tests.precompute.acts import RECORD, copied, flipped, lost
-from tests.precompute.conftest import Project
+from precompute.cli import main
+from tests.precompute.acts import RECORD, SHARD, TABLE, copied, flipped, lost
+from tests.precompute.conftest import SAMPLES, Project, image_bytes, sample_name
 from tests.precompute.sources.test_parquet import write_dataset
 from tests.precompute.sources.test_webdataset import numbered, write_tar
 
@@ -62,16 +65,16 @@ def listings(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     seen = list[None]()
     list_samples = module.list_samples
 
-    def counted(inputs: module.Inputs) -> module.Wanted:
+    def counted(inputs: module.Inputs, version: str | None) -> module.Wanted:
         seen.append(None)
-        return list_samples(inputs)
+        return list_samples(inputs, version)
 
     monkeypatch.setattr(module, "list_samples", counted)
     return seen
 
 
 def test_what_is_as_it_was_is_not_listed_again(project, file, listings):
-    """By a build that was killed, as by one that was not: its bytes in the end are the same."""
+    """Where a shard is left to be built as where none is: the bytes in the end are the same."""
     with project.place.untouched():
         assert "nothing to encode" in project.build()
     with project.same_in_the_end():
@@ -81,15 +84,56 @@ def test_what_is_as_it_was_is_not_listed_again(project, file, listings):
 
 
 def test_what_was_written_is_listed_again_and_once(project, file, listings):
-    before = file.read_bytes()
-    os.utime(file, ns=(0, 1))
+    """Also where size and time are what they were."""
+    time_ns = file.stat().st_mtime_ns
+    file.write_bytes(file.read_bytes())
+    os.utime(file, ns=(time_ns, time_ns))
     with project.same_in_the_end():
         for _ in range(2):
             assert "nothing to encode" in project.build()
     assert len(listings) == 1
-    file.write_bytes(before[: len(before) // 2])
-    project.build(code=1)
-    assert len(listings) == (1 if file.suffix in (".zip", ".parquet") else 2)  # some are refused when they are opened
+
+
+def test_a_tar_that_is_replaced_while_a_build_begins_is_listed_by_the_next(project, listings, monkeypatch):
+    """After its index was read, and before it is listed."""
+    file = as_tars(project)
+    first, load = file.with_stem("0"), module.load_encoder
+
+    def slow_load(*arguments: Any) -> Any:
+        write_tar(first, numbered(20, 21, 22, 23, 24, 25))
+        return load(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "load_encoder", slow_load)
+        project.run(main, "plan", "--config", project.config())
+    assert "sample" in project.build(code=1)
+    assert len(listings) == 2
+
+
+def test_a_shard_of_other_samples_is_not_kept(built):
+    """As where two builds of two lists were begun in one place."""
+    with built.same_in_the_end():
+        built.lose("seal.json")
+        copied("texts", SHARD, TABLE, RECORD)(built)
+        built.build()
+
+
+def test_what_is_missing_is_asked_of_each_build(project, listings):
+    """Whether so many may be, and whether they are there now."""
+    chat = json.loads((project.source / "chat.json").read_text())
+    chat[0]["image"] = f"{sample_name(SAMPLES)}.png"
+    (project.source / "chat.json").write_text(json.dumps(chat))
+    project.build()
+    assert "nothing was encoded" in project.build(run__max_reject_fraction=0.01, code=1)
+    with zipfile.ZipFile(project.images, "a") as archive:
+        archive.writestr(chat[0]["image"], image_bytes(0))
+    for _ in range(2):
+        assert "were missing and are there now: 1 (sample-000)" in project.build()
+    assert len(listings) == 4
+    assert "recovered 1 of 3" in project.build("--retry-rejected")
+    for _ in range(2):
+        project.build()
+    assert len(listings) == 6
 
 
 @pytest.mark.parametrize("kind", ["as_tars", "as_parquet"])
