@@ -160,7 +160,7 @@ def ask(where: str, call: Callable[[], T], grace_s: float = GRACE_S) -> T:
 
 def ask_here(where: str, call: Callable[[], T]) -> T:
     try:
-        from obstore.exceptions import BaseError, GenericError
+        from obstore import exceptions  # of the package: another thread may not have all of it yet
     except ImportError:
         raise ConfigError(MISSING_EXTRA) from None
     left, cuts, bucket = pauses(), count(1), where.split("/")[2]
@@ -172,11 +172,11 @@ def ask_here(where: str, call: Callable[[], T]) -> T:
         except CutShortError:
             if next(cuts) == ATTEMPTS:
                 raise cut_short(where) from None
-        except (FileNotFoundError, BaseError) as error:
+        except (FileNotFoundError, exceptions.BaseError) as error:
             if code_of(error) in PASSING and next(cuts) < ATTEMPTS:
                 time.sleep(FIRST_PAUSE_S * CHANCE.random())
                 continue
-            no_answer = isinstance(error, GenericError) and not has_status(error)
+            no_answer = isinstance(error, exceptions.GenericError) and not has_status(error)
             if no_answer and not was_retried(error) and next(cuts) < ATTEMPTS:
                 continue
             is_away = no_answer and bucket in HEARD

@@ -89,7 +89,8 @@ def refusal(error: Exception, where: str) -> OSError:
         why = f"the store refuses these credentials ({said}): check {CREDENTIALS[scheme]} and the bucket's policy"
         return PermissionError(errno.EACCES, why, where)
     if said == "400 Bad Request":  # to a HEAD, whose answer has no code
-        why = f"the store answers {said}: an expired token, or a wrong bucket {bucket!r}: check {CREDENTIALS[scheme]}"
+        what = f"an expired token, or a wrong region or bucket {bucket!r}"
+        why = f"the store answers {said}: {what}: check {CREDENTIALS[scheme]}, and {REGION[scheme]}"
         return PermissionError(errno.EACCES, why, where)
     if STATUS.search(text):
         return OSError(errno.EIO, f"the store answers {said}, also when asked again: {first_line(error)}", where)
