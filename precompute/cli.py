@@ -82,9 +82,13 @@ def plan_command(arguments: Any) -> int:
     refuse_unfit_for(config.encoder.model, config.image.height, config.image.width)
     from precompute.build.steps import plan
 
-    spec = plan(config, request)
+    work = plan(config, request)
+    spec, steps = work.spec, step_request(arguments)
     print(f"planned {config.cache}: {counted(spec.rows, 'sample')} in {counted(spec.num_shards, 'shard')}")
-    print(f"next: {step_request(arguments).of('build')} --rank R --world-size N, for each R from 0 to N - 1")
+    if work.to_build:
+        print(f"next: {steps.of('build')} --rank R --world-size N, for each R from 0 to N - 1")
+    else:
+        print(f"nothing to encode: every shard is committed and fits; next: {steps.of('seal')}")
     return 0
 
 

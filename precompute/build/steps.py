@@ -13,7 +13,7 @@ from cache_store.cache.writing.withdrawn import withdraw
 from cache_store.errors import CacheError, NoCacheError
 from cache_store.format.formats import files_of_shard
 from cache_store.format.names import SEAL_FILE, SPEC_FILE
-from cache_store.format.schema import Recipe, Spec
+from cache_store.format.schema import Recipe
 from cache_store.refusal import counted
 from cache_store.storage.store import Store, listed_once, open_store
 from cache_store.verify.findings import Finding
@@ -41,8 +41,9 @@ from precompute.resume.decide import Wanted, Work, damaged_metadata, decide
 from precompute.resume.request import BuildRequest
 
 
-def plan(config: BuildConfig, request: BuildRequest) -> Spec:
-    """Write the plan and all else but shards, so that ranks can build those; again, to extend or to retry.
+def plan(config: BuildConfig, request: BuildRequest) -> Work:
+    """Write the plan and all else but shards, so that ranks can build those; again, to extend or to retry. Returns
+    what is left to do.
 
     Raises StaleError, with nothing touched, where the cache was made from other inputs; CacheError where shards have to
     be mended.
@@ -59,7 +60,7 @@ def plan(config: BuildConfig, request: BuildRequest) -> Spec:
                 withdraw(inputs.store, shard)
         write_planned(inputs, decision)
         clear_unfinished(inputs.store, decision.work)
-        return decision.work.spec
+        return decision.work.without_plan()
 
 
 def build_rank(config: BuildConfig, request: BuildRequest, rank: Rank) -> Encoded:

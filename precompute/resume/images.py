@@ -42,7 +42,7 @@ class ImageChange:
 def examine_images(survey: Survey, work: Work, source: Source, request: BuildRequest, threads: int) -> bool:
     """StaleError naming changed images; of rejected ones only in shards that must come out as they were.
 
-    Returns whether rejected ones have changed, which may succeed if they are tried again.
+    Returns whether rejected ones have changed and are not tried again.
 
     It reads images whose fingerprint (a file's size and time, a zip member's crc) is not the planned one, and all those
     of shards that are built again, however they look: a new latent would hide that an image changed.
@@ -73,9 +73,8 @@ def examine_images(survey: Survey, work: Work, source: Source, request: BuildReq
     if request.check_sources:
         refuse_unknown_images(store, unknown)
         say(f"{counted(compared, 'image')} read again; all that are encoded have the bytes that were encoded")
-    rejected = [each for each in changes if each.rejected]
-    if not request.retry_rejected:
-        settle_rejected(store, rejected, work, request)
+    rejected = [each for each in changes if each.rejected and not request.retry_rejected]
+    settle_rejected(store, rejected, work, request)
     return bool(rejected)
 
 

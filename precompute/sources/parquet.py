@@ -60,7 +60,7 @@ class ImageTable:
         groups = range(self._file.metadata.num_row_groups)
         self._ends = list(accumulate(self._file.metadata.row_group(number).num_rows for number in groups))
         self.num_rows = self._ends[-1] if self._ends else 0
-        self.fingerprint, self.stamp = str(file.version), file.stamp
+        self.fingerprint = str(file.version)
 
     def _column(self, field: str, configured: str | None) -> str | None:
         """The column's name; None where there is none of the usual names."""
@@ -164,7 +164,7 @@ class ParquetSource:
         self._table(files.names[0])  # what is no such file is said before a model is loaded
 
     def version(self) -> str | None:
-        return self._files.version(self._table(self._files.names[0]).stamp)
+        return self._files.version()
 
     def samples(self) -> Samples:
         """In the order of the files' rows; without a column of ids, their uris are."""

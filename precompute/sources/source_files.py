@@ -18,7 +18,7 @@ from precompute.sources.archives.archive import is_mac_metadata
 from precompute.sources.archives.image_store import ImageFolder
 from precompute.sources.archives.listing import Listing, no_listing
 from precompute.sources.archives.remote_images import RemoteImages
-from precompute.sources.files.file import LocalFile, SourceFile
+from precompute.sources.files.file import LocalFile, SourceFile, Version, refuse_changed
 from precompute.sources.files.remote import RemoteFile, RemoteFolder
 from precompute.sources.files.urls import find_file, is_folder, open_folder, split_url
 
@@ -36,17 +36,26 @@ class SourceFiles:
     """The folder, or that of the file, or the one before the first part of the pattern that is no name."""
     names: list[str]
     """In order, relative to it: so a name stays the same when other files are added."""
-    open: Callable[[str], SourceFile]
-    """By name; FileNotFoundError where one is gone."""
+    find: Callable[[str], SourceFile]
+    """By name, as it is now; FileNotFoundError where it is gone."""
     listing: Listing = field(default_factory=no_listing)
     """What else a folder holds."""
+    _versions: dict[str, Version] = field(default_factory=dict, repr=False)
+    """By name, from when each was first opened."""
 
     def where(self, name: str) -> str:
         return f"{self.root}/{name}"
 
-    def version(self, first_stamp: str) -> str | None:
-        """By the names and stamps of all; the first was opened before. None where one is gone: listing names it."""
-        digest, names = hashlib.sha256(ascii((self.names[0], first_stamp)).encode()), iter(self.names[1:])
+    def open(self, name: str) -> SourceFile:
+        """As it was the first time; SourceError where it has changed since, FileNotFoundError where it is gone."""
+        file = self.find(name)
+        if self._versions.setdefault(name, file.version) != file.version:
+            refuse_changed(file)
+        return file
+
+    def version(self) -> str | None:
+        """By the names and stamps of all; None where one is gone: listing names it."""
+        digest, names = hashlib.sha256(), iter(self.names)
         asked = pool().map if is_url(self.root) else map
         try:
             for some in iter(lambda: [*islice(names, ASKED_AT_ONCE)], []):

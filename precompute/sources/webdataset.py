@@ -58,7 +58,7 @@ class WebDatasetSource:
         self._tars.get(files.names[0])  # what is no tar is said before a model is loaded
 
     def version(self) -> str | None:
-        return self._files.version(self._tars.get(self._files.names[0]).version())
+        return self._files.version()
 
     def samples(self) -> Samples:
         """In the order of the tars."""

@@ -18,6 +18,7 @@ from cache_store.errors import EncodeOnceError, MissingPathError, SourceError
 from precompute.images.rejected import Rejected
 from precompute.sources import Source, SourceConfig, open_source
 from precompute.sources.archives.archive import MISSING
+from precompute.sources.archives.open_tars import TARS_HELD
 from precompute.sources.archives.tar_index import read_index
 from precompute.sources.fields import FieldNames
 from precompute.sources.turns import captioned
@@ -108,6 +109,17 @@ def test_a_tar_that_goes_meanwhile_stops_the_build(tmp_path):
     source = opened(tmp_path)
     assert source.fingerprint(uri) == MISSING
     with pytest.raises(Rejected, match=r"missing: b.tar/000000002.png is in no tar of the source"):
+        source.read(uri)
+
+
+def test_a_tar_that_is_replaced_meanwhile_stops_the_build(tmp_path):
+    """Also one that is opened again, as each is of more than are held."""
+    for number in range(TARS_HELD + 1):
+        write_tar(tmp_path / f"{number}.tar", numbered(number))
+    source = opened(tmp_path)
+    uri = rows_of(source)[0]["uri"]
+    write_tar(tmp_path / "new.tar", {"000000000": {"png": image_bytes(9)}}).replace(tmp_path / "0.tar")
+    with pytest.raises(SourceError, match=r"0.tar was changed while it was read"):
         source.read(uri)
 
 
