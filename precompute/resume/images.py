@@ -50,14 +50,14 @@ def examine_images(survey: Survey, work: Work, source: Source, request: BuildReq
     if not survey.has_cache:
         return False
     store, compared, changes, unknown = survey.store, 0, list[ImageChange](), list[int]()
-    before = None if request.check_sources else work.trusted
-    rows = rows_to_look_at(survey, work)
+    before, size = None if request.check_sources else work.trusted, work.spec.samples_per_shard
+    rows = {shard: min(size, work.rows_before - shard * size) for shard in shards_to_look_at(survey, work)}
     with (
         ThreadPoolExecutor(threads, thread_name_prefix="check") as pool,
-        progress_bar(total=sum(map(len, rows.values())), desc="check images", unit="image", delay=0.5) as bar,
+        progress_bar(total=sum(rows.values()), desc="check images", unit="image", delay=0.5) as bar,
     ):
-        for shard, of_shard in rows.items():
-            now = work.planned(shard, ["fingerprint"]).slice(0, len(of_shard))
+        for shard, count in rows.items():
+            now = work.planned(shard, ["fingerprint"]).slice(0, count)
             trusted = before.shard(shard, ["fingerprint"]) if before and shard in work.kept else None
             suspects = changed_places(now["fingerprint"], trusted and trusted["fingerprint"])
             samples = encoded_samples(survey, work, shard, now.num_rows) if suspects else None
@@ -78,16 +78,11 @@ def examine_images(survey: Survey, work: Work, source: Source, request: BuildReq
     return bool(rejected)
 
 
-def rows_to_look_at(survey: Survey, work: Work) -> dict[int, range]:
-    """By shard, of those planned before; none of a shard that was not built yet, or is kept of a source as it was."""
-    size, count = work.spec.samples_per_shard, work.rows_before
-    rows = {first // size: range(first, min(first + size, count)) for first in range(0, count, size)}
-    built = survey.shards if survey.seal.is_absent else rows.keys()
-    return {
-        shard: rows[shard]
-        for shard in sorted(built)
-        if shard in rows and not (work.goes_by_own_plan and shard in work.kept)
-    }
+def shards_to_look_at(survey: Survey, work: Work) -> list[int]:
+    """Of those planned before: none that was not built yet, or is kept of a source as it was."""
+    planned = range(-(-work.rows_before // work.spec.samples_per_shard))
+    built = survey.shards if survey.seal.is_absent else planned
+    return [shard for shard in planned if shard in built and not (work.goes_by_own_plan and shard in work.kept)]
 
 
 def changed_places(now: pa.ChunkedArray, before: pa.ChunkedArray | None) -> list[int]:

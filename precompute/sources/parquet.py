@@ -157,14 +157,12 @@ class ParquetSource:
 
     def __init__(self, files: SourceFiles, fields: FieldNames) -> None:
         self._files, self._names, self._fields = files, frozenset(files.names), fields
+        self.version = files.version
         self._lock = threading.Lock()
         """So that threads which read neighbours wait for one row group, and do not read one each."""
         self._table = lru_cache(FILES_HELD)(self._open_table)
         self._group = lru_cache(GROUPS_HELD)(self._read_group)
         self._table(files.names[0])  # what is no such file is said before a model is loaded
-
-    def version(self) -> str | None:
-        return self._files.version()
 
     def samples(self) -> Samples:
         """In the order of the files' rows; without a column of ids, their uris are."""

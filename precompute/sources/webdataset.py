@@ -53,12 +53,10 @@ class WebDatasetSource:
 
     def __init__(self, files: SourceFiles, fields: FieldNames) -> None:
         self._files, self._names = files, frozenset(files.names)
+        self.version = files.version
         self._extension = fields.image and fields.image.lstrip(".").lower()
         self._tars = OpenTars(files.names, self._open_tar, are_far=is_url(files.root))
         self._tars.get(files.names[0])  # what is no tar is said before a model is loaded
-
-    def version(self) -> str | None:
-        return self._files.version()
 
     def samples(self) -> Samples:
         """In the order of the tars."""

@@ -106,8 +106,9 @@ def test_sources_at_urls_give_the_bytes_of_those_on_disk(project, pictures, buck
     assert sealed(here) == sealed(there)
     assert images_of(here) == images_of(there)
     assert "nothing to encode" in project.build(name="there", source=source_of(name, f"{bucket}/in"))
-    is_of_files = SOURCES[name][0] == "folder" or (SOURCES[name][2] or SOURCES[name][1]).startswith("images/")
-    assert (read_build(LocalStore(there)).listed is None) == (is_of_files or SOURCES[name][2] == "images")
+    kind, _, images = SOURCES[name]
+    is_without_loose_images = kind in ("webdataset", "parquet") or images in ("images.zip", "images.tar")
+    assert (read_build(LocalStore(there)).listed is not None) == is_without_loose_images
 
 
 WRONG = {
