@@ -31,7 +31,7 @@ $(INSTALLED): setup.cfg setup.py $(IN_C:=.c) constraints.txt
 	rm -rf build $(IN_C:=*.so)  # pip would take an old one for the new
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@$(BIN)/python -c 'import cache_store.cache._gather, precompute.images._pixels' 2>/dev/null || echo "note: without a C compiler and Python's headers" \
-	"caches are read as right, at 60 to 80 % of the speed, and images decoded at 95 %; install them, then: make clean, and make again"
+	"caches are read as right, at 60 to 85 % of the speed, and images decoded at 95 %; install them, then: make clean, and make again"
 	touch $@
 
 clean:
