@@ -6,12 +6,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from cache_store.errors import ConfigError, SourceError
-from cache_store.format.names import SPEC_FILE
+from cache_store.cache.metadata import refuse_others
+from cache_store.errors import SourceError
 from cache_store.format.schema import CodecName, Spec
 from cache_store.format.tables import PLAN_SCHEMA
 from cache_store.program.progress_bar import progress_bar
-from cache_store.storage.store import Store, open_store
+from cache_store.storage.store import open_store
 from precompute.build.space import free_bytes
 from precompute.encode.engines.local import num_workers
 from precompute.encode_images import encoder_threads
@@ -43,8 +43,6 @@ class Estimate:
     sizes: Mapping[CodecName, CacheSize]
     free: int | None
     """Bytes at the cache's place; None where nobody knows."""
-    unreachable: str | None
-    """Why nothing can lie at the cache's place, as far as looking there tells."""
     trainings: Sequence[Training]
     """By the time that a step takes."""
     prices: Prices | None
@@ -59,8 +57,12 @@ class Estimate:
 
 
 def estimate(config: EstimateConfig) -> Estimate:
-    """Measure; SourceError for a source without a readable image, ConfigError for a cache that cannot be."""
+    """Measure; SourceError for a source without a readable image, ConfigError for a cache that cannot be.
+
+    Where no cache can lie is refused before anything is loaded, as `build` refuses it.
+    """
     silence_decoders()
+    refuse_others(store := open_store(config.cache), "cache")
     step = read_step(config.training_run) if config.training_run is not None else None
     source = open_source(config.source)
     encoder = load_encoder(config.encoder, config.image.range)
@@ -77,19 +79,10 @@ def estimate(config: EstimateConfig) -> Estimate:
         spec=spec,
         probe=probe,
         sizes=sizes,
-        free=free_bytes(store := open_store(config.cache)),
-        unreachable=why_unreachable(store),
+        free=free_bytes(store),
         trainings=trainings_of(config, step, probe, spec.rows, sizes[spec.array.codec]),
         prices=prices_of(config),
     )
-
-
-def why_unreachable(store: Store) -> str | None:
-    try:
-        store.has(SPEC_FILE)
-    except (ConfigError, OSError) as error:
-        return str(getattr(error, "strerror", error))
-    return None
 
 
 def draw_samples(source: Source, config: EstimateConfig) -> Drawn:

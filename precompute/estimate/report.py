@@ -87,7 +87,7 @@ def size_lines(estimate: Estimate) -> Iterator[str]:
         rows.append((codec + " (chosen)" * (codec == chosen), f"{size.sample_bytes:,.0f}", shown_bytes(size.total)))
     yield from aligned(rows)
     if estimate.free is None:
-        yield f"free at {estimate.config.cache}: {estimate.unreachable or 'unknown'}"
+        yield f"free at {estimate.config.cache}: unknown"
     else:
         fits = "" if estimate.fits else ": too little"
         yield f"free at {estimate.config.cache}: {shown_bytes(estimate.free)}{fits}"

@@ -46,11 +46,22 @@ def test_an_estimate_says_what_a_build_takes_and_writes_nothing(project):
     assert "training, batches of 64: " in said
 
 
-def test_a_bucket_that_is_not_there_is_said(project, bucket):
-    said = project.run(
-        main, "estimate", "--config", project.config(), "--seconds", 0.01, "--cache", f"{bucket}-x/cache"
-    )
-    assert f"free at {bucket}-x/cache: there is no bucket '{bucket[5:]}-x': check its name, AWS_REGION" in said
+def test_where_no_cache_can_lie_is_refused_as_by_a_build(project, bucket, monkeypatch):
+    """Before the encoder is loaded."""
+    monkeypatch.setattr("precompute.estimate.estimate.load_encoder", None)
+    chat = project.source / "chat.json"
+    no_bucket = f"there is no bucket '{bucket[5:]}-x': check its name, AWS_REGION"
+    for place, code, why in ((f"{bucket}-x/cache", 1, no_bucket), (chat, 2, f"cache: {chat} is not a folder\n")):
+        asked = ["--config", project.config(), "--cache", place]
+        built, estimated = (project.run(main, command, *asked, code=code) for command in ("build", "estimate"))
+        assert estimated == built
+        assert estimated.startswith(f"precompute: error: {why}")
+        assert estimated.count("\n") == 1
+
+
+def test_a_store_that_cannot_say_its_free_space_is_estimated(project, bucket):
+    said = project.run(main, "estimate", "--config", project.config(), "--seconds", 0.01, "--cache", f"{bucket}/new")
+    assert f"free at {bucket}/new: unknown\n" in said
 
 
 @pytest.mark.parametrize("store_format", ["zarr", "webdataset"])
