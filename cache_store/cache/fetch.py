@@ -1,11 +1,16 @@
 """Reading samples of a cache that lies in an object store: their ranges, and no more, many at a time."""
 
+import errno
+import shlex
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cache_store.cache.sealed_shards import SealedShards
+from cache_store.cache.survey import size_problem
+from cache_store.errors import CacheError
+from cache_store.format.schema import FileRecord
 from cache_store.storage.kept_blocks import Ranges
 from cache_store.storage.range_reader import COALESCED_BYTES
 from cache_store.storage.store import FetchedStore
@@ -23,7 +28,10 @@ CALLS_AT_ONCE = 32
 def fetch_samples(
     store: FetchedStore, shards: SealedShards, numbers: NDArray[np.int64]
 ) -> Iterator[tuple[int, memoryview]]:
-    """Positions in `numbers` and the encoded samples of these, as they lie in their files."""
+    """Positions in `numbers` and the encoded samples of these, as they lie in their files.
+
+    CacheError where a file is gone, or too short for them and not of its sealed size.
+    """
     by_shard = shards.of(numbers)
     shards.locate(np.unique(by_shard).tolist(), store)
     places, fixed = shards.places, shards.spec.array.sample_bytes
@@ -38,8 +46,22 @@ def fetch_samples(
             Ranges(file.path, offsets[part].tolist(), lengths[part].tolist(), file.bytes, file.sha256)
             for part, file in zip(at_once, files, strict=True)
         ]
-        for part, found in zip(at_once, store.fetch(wanted), strict=True):
+        for part, found in zip(at_once, fetch_sealed(store, files, wanted), strict=True):
             yield from zip(part.tolist(), found, strict=True)
+
+
+def fetch_sealed(
+    store: FetchedStore, files: Sequence[FileRecord], wanted: Sequence[Ranges]
+) -> Sequence[Sequence[memoryview]]:
+    """Parts of files that are sealed as these: one that lacks what is wanted is told from answers that are cut."""
+    try:
+        return store.fetch(wanted)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENODATA):
+            named = [file for file in files if store.where(file.path) == error.filename]
+            if named and isinstance(problem := size_problem(store, named[0]), CacheError):
+                raise CacheError(f"{problem}; run `cache-store verify {shlex.quote(str(store))}`") from None
+        raise
 
 
 def cut(

@@ -116,7 +116,7 @@ class FetchedStore(Store, Protocol):
         """The same, parts of files that are known by their SHA-256 being kept in a folder of this machine."""
 
     def fetch(self, wanted: Sequence[Ranges]) -> Sequence[Sequence[memoryview]]:
-        """Parts of files, whole, many requests at a time."""
+        """Parts of files, whole, many requests at a time; OSError of ENODATA for one that seems to end before them."""
 
     def side_by_side(self, call: Callable[[T], R], each: Sequence[T]) -> Sequence[R]:
         """Calls that wait for this store, many at a time; none may itself call for others."""

@@ -2,6 +2,7 @@
 
 import copy
 import errno
+import itertools
 import multiprocessing
 import os
 import resource
@@ -21,7 +22,7 @@ import pytest
 from cache_store import open_cache
 from cache_store.cache.survey import survey_records
 from cache_store.cli import main as cache_store
-from cache_store.errors import ConfigError
+from cache_store.errors import CacheError, ConfigError
 from cache_store.storage import kept_blocks
 from cache_store.storage.kept_blocks import KeptBlocks, Ranges
 from cache_store.storage.local import LocalStore
@@ -169,6 +170,23 @@ def test_more_samples_than_are_asked_for_at_once_are_read(copied):
     numbers = np.random.default_rng(0).permutation(len(here)).repeat(12)
     assert np.array_equal(here.read(numbers), there.read(numbers))
     assert here.samples(numbers).equals(there.samples(numbers))
+
+
+@EVERY_STORE
+def test_a_shard_that_lost_what_it_had_is_no_cut_answer(copied, server, tmp_path):
+    """Gone, emptied, or cut in its third sample; also where blocks are kept."""
+    from tests.object_stores.objects import Objects
+
+    objects, shard = Objects(copied[1], server.endpoint), "latents/c/1/0/0/0"
+    data = objects.read(shard)
+    for length, problem in ((None, "is missing"), (0, "is 0 bytes, expected {}"), (700, "is 700 bytes, expected {}")):
+        there = [open_cache(copied[1]), open_cache(copied[1], cache_dir=tmp_path / "kept")]
+        objects.lose(shard) if length is None else objects.put(shard, data[:length])
+        for cache, numbers in itertools.product(there, ([*range(27)], [9], [13])):
+            with pytest.raises(CacheError) as caught:
+                cache.read(numbers)
+            said = f"{copied[1]}/{shard} {problem.format(len(data))}; run `cache-store verify {copied[1]}`"
+            assert str(caught.value) == said
 
 
 def test_a_copy_refuses_another_cache_and_damage(copied, tmp_path, capsys):

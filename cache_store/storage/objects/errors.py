@@ -38,7 +38,7 @@ def missing(where: str) -> FileNotFoundError:
 
 
 def cut_short(where: str) -> OSError:
-    return OSError(errno.EIO, "answers are cut short, also when asked again", where)
+    return OSError(errno.ENODATA, "answers are cut short, also when asked again", where)
 
 
 def is_busy(error: Exception) -> bool:
@@ -93,7 +93,8 @@ def refusal(error: Exception, where: str) -> OSError:
         why = f"the store answers {said}: {what}: check {CREDENTIALS[scheme]}, and {REGION[scheme]}"
         return PermissionError(errno.EACCES, why, where)
     if STATUS.search(text):
-        return OSError(errno.EIO, f"the store answers {said}, also when asked again: {first_line(error)}", where)
+        number = errno.ENODATA if said.startswith("416") else errno.EIO  # what was asked for lies behind the file's end
+        return OSError(number, f"the store answers {said}, also when asked again: {first_line(error)}", where)
     return OSError(errno.EIO, f"no whole answer: check the network and the endpoint ({first_line(error)})", where)
 
 
