@@ -107,6 +107,17 @@ def test_a_listing_that_breaks_off_goes_on_where_it_was(url, objects, proxy):
     assert open_store(url).listed().list() == names
 
 
+def test_a_listing_that_is_always_cut_names_its_folder(url, proxy):
+    """Also where a name is looked for: once no file has it, a folder of that name is listed."""
+    store = open_store(url)
+    proxy.fail("cut", "GET", "list-type", times=10**6)
+    for look, folder in ((store.list, ""), (lambda: store.list("latents"), "latents/"), (lambda: store.has("a"), "a/")):
+        client.HEARD.clear()  # else it is waited for
+        with pytest.raises(OSError, match="no whole answer") as caught:
+            look()
+        assert caught.value.filename == f"{url}/{folder}"
+
+
 WRONG = {
     "bucket": ("s3", {}, "s3://no-such-bucket/cache", "there is no bucket 'no-such-bucket'"),
     "endpoint": ("s3", {"AWS_ENDPOINT_URL": "http://127.0.0.1:{port}"}, None, "check the network and the endpoint"),

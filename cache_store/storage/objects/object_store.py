@@ -113,7 +113,7 @@ class ObjectStore(UrlFolder):
 
     @also_forked
     def list(self, folder: str = "") -> list[str]:
-        found = ask(self.where(folder), lambda: client(self.url).list_with_delimiter(folder or None))
+        found = ask(f"{self.where(folder)}/", lambda: client(self.url).list_with_delimiter(folder or None))
         names = [each["path"] for each in found["objects"]]
         folders = [f"{path}/" for path in found["common_prefixes"]]
         prefix = f"{folder}/" if folder else ""
