@@ -59,6 +59,11 @@ def build_command(arguments: Any) -> int:
     """Plan, encode and seal a cache; run again to resume."""
     config = arguments.config
     rank = find_rank(arguments.rank, arguments.world_size, os.environ)
+    if rank is not None and config.run.engine == "ray":
+        raise ConfigError(
+            f"run.engine ray is not for {rank}, since Ray finds its own workers: leave out --rank and --world-size "
+            "(under a launcher, name --rank 0 --world-size 1), or name --run.engine local"
+        )
     refuse_unfit_for(config.encoder.model, config.image.height, config.image.width)
     if rank is None:
         from precompute.build.build import build  # torch takes seconds to import

@@ -69,6 +69,16 @@ def test_a_plan_made_anew_gives_ranks_what_a_build_would_do(built, built_once, f
     assert read_seal(built.cache) == read_seal(built.folder / "alone")
 
 
+def test_ray_which_finds_its_own_workers_is_refused_to_ranks(built, monkeypatch):
+    pytest.importorskip("ray")
+    ray = {"run__engine": "ray"}
+    with unchanged(built):
+        assert "run.engine ray is not for rank 0 of 2, " in step(built, "build", *rank(0, 2), code=2, **ray)
+        for name, value in {"STEP_ID": 0, "PROCID": 1, "NTASKS": 2}.items():
+            monkeypatch.setenv(f"SLURM_{name}", str(value))
+        assert "run.engine ray is not for rank 1 of 2, " in step(built, "build", code=2, **ray)
+
+
 def test_ranks_and_seal_name_the_plan_that_is_missing(project):
     plan = f"has no plan; first run: precompute plan --config {project.folder / 'cache.yaml'} --run.workers 1"
     for command, flags in (("build", rank(0, 2)), ("seal", [])):
