@@ -72,15 +72,15 @@ def of_array(environment: Mapping[str, str]) -> Rank:
         refuse_half_said(environment, "a Slurm array", OF_ARRAY)
         return Rank(index=0, world_size=1)
     task, count = number("SLURM_ARRAY_TASK_ID", environment), number("SLURM_ARRAY_TASK_COUNT", environment)
-    place, between = divmod(
-        task - number("SLURM_ARRAY_TASK_MIN", environment, 0), max(1, number("SLURM_ARRAY_TASK_STEP", environment, 1))
-    )
-    if between or not 0 <= place < count:
+    first, step = number("SLURM_ARRAY_TASK_MIN", environment, 0), number("SLURM_ARRAY_TASK_STEP", environment, 1)
+    last = number("SLURM_ARRAY_TASK_MAX", environment, first + step * (count - 1))
+    ids = range(first, last + 1, max(1, step))
+    if task not in ids or len(ids) != count:  # of uneven ids, every task refuses: none builds while others do not
         raise ConfigError(
-            f"SLURM_ARRAY_TASK_ID {task} is not one of {count} ids in steps; submit an array such as 0-{count - 1}, "
-            "or name --rank and --world-size"
+            f"SLURM_ARRAY_TASK_ID {task} is one of {count} ids that are not those from {first} to {last} in steps of "
+            f"{ids.step}; submit an array such as 0-{count - 1}, or name --rank and --world-size"
         )
-    return Rank(index=place, world_size=count)
+    return Rank(index=ids.index(task), world_size=count)
 
 
 def refuse_half_said(environment: Mapping[str, str], launcher: str, names: Iterable[str]) -> None:

@@ -11,11 +11,9 @@ STEP = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_L
 ON_TWO, ON_FOUR = ({**STEP, "SLURM_STEP_NUM_NODES": nodes} for nodes in "24")
 
 
-def array(task, count, first=0, step=1):
-    names = ("ID", "COUNT", "MIN", "STEP")
-    return {
-        f"SLURM_ARRAY_TASK_{name}": str(value) for name, value in zip(names, (task, count, first, step), strict=True)
-    }
+def array(task, count, first=0, step=1, **more):
+    values = {"ID": task, "COUNT": count, "MIN": first, "STEP": step, **more}
+    return {f"SLURM_ARRAY_TASK_{name}": str(value) for name, value in values.items()}
 
 
 @pytest.mark.parametrize(
@@ -37,6 +35,7 @@ def array(task, count, first=0, step=1):
         ((None, None), ON_FOUR, (3, 4, None)),
         ((None, None), array(2, 4), (2, 4, None)),
         ((None, None), array(7, 4, first=1, step=2), (3, 4, None)),
+        ((None, None), array(3, 4, step=3, MAX=9), (1, 4, None)),
         ((None, None), array(3, 1, first=3), None),
         ((None, None), array(1, 2) | ON_TWO, (7, 8, 1)),
     ],
@@ -60,7 +59,11 @@ def test_a_rank_is_what_was_typed_or_what_launchers_say(typed, environment, foun
         ((None, None), {"SLURM_PROCID": "3"}, "SLURM_PROCID=3 without SLURM_STEP_ID and SLURM_NTASKS, which srun"),
         ((None, None), {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}, "without SLURM_NTASKS"),
         ((None, None), {"SLURM_ARRAY_TASK_ID": "3"}, "SLURM_ARRAY_TASK_ID=3 without SLURM_ARRAY_TASK_COUNT"),
-        ((None, None), array(5, 2), "SLURM_ARRAY_TASK_ID 5 is not one of 2 ids in steps"),
+        ((None, None), array(5, 2), "SLURM_ARRAY_TASK_ID 5 is one of 2 ids that are not those from 0 to 1 in"),
+        *(
+            ((None, None), array(task, 3, MAX=5), "3 ids that are not those from 0 to 5 in steps of 1")
+            for task in (0, 5)
+        ),
         ((None, None), array(2, 2, step=3), "submit an array such as 0-1"),
     ],
 )
