@@ -23,10 +23,12 @@ DIGEST_SHOWN = 12
 
 ABSENT = "absent"
 
-MADE_BY = "`precompute build` or `cache-store convert`"
-"""Nothing in a cache tells which: a conversion gives the bytes of a build."""
+MADE_BY = "`precompute build`, `cache-store convert` or `cache-store copy` that made the cache"
+"""Nothing in a cache tells which: a conversion or a copy gives the bytes of a build."""
 
-BUILD_AGAIN = "to finish it, run again the command that made it: what is committed is kept"
+SEALED_BY = f"{MADE_BY} (after ranks: `precompute seal`)"
+
+BUILD_AGAIN = f"to finish it, rerun the {SEALED_BY}: what is committed is kept"
 
 
 class Difference(NamedTuple):
@@ -59,7 +61,7 @@ def refuse_unsealed(store: Store, spec: Spec) -> None:
         differences = [Difference("seal", ABSENT, "needed")]
         if committed != spec.num_shards:
             differences.append(Difference("committed shards", f"{committed:,}", f"{spec.num_shards:,} needed"))
-        refuse(f"{store} is not sealed: the {MADE_BY} that made it has not finished", differences, [BUILD_AGAIN])
+        refuse(f"{store} is not sealed", differences, [BUILD_AGAIN])
 
 
 def refuse_other_seal(store: Store, seal: Seal, spec: Spec) -> None:

@@ -32,7 +32,7 @@ from cache_store.format.record import (
     signed,
 )
 from cache_store.format.schema import MAX_SAMPLE_BYTES, MAX_SHARDS, BuildRecord, CommitRecord, Listed, Seal, Spec
-from cache_store.refusal import MADE_BY
+from cache_store.refusal import MADE_BY, SEALED_BY
 from cache_store.storage.store import Address, Store, is_url, open_store
 
 BEFORE_THE_SPEC = {BUILD_FILE, PLAN_FILE, ZARR_ARRAY}
@@ -139,7 +139,7 @@ def read_seal(cache: Address) -> Seal:
     try:
         return read_record(Seal, store, SEAL_FILE)
     except FileNotFoundError:
-        raise CacheError(f"{store} is not sealed: rerun the {MADE_BY} that made it") from None
+        raise CacheError(f"{store} is not sealed: rerun the {SEALED_BY}") from None
 
 
 def read_build(cache: Address) -> BuildRecord:
@@ -148,7 +148,7 @@ def read_build(cache: Address) -> BuildRecord:
         return read_record(BuildRecord, store, BUILD_FILE)
     except FileNotFoundError:
         where = store.where(BUILD_FILE)
-        raise CacheError(f"{where} is missing; rerun the {MADE_BY} that made the cache to restore it") from None
+        raise CacheError(f"{where} is missing; rerun the {MADE_BY} to restore it") from None
 
 
 def read_record(record_class: type[RecordT], store: Store, name: str) -> RecordT:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from cache_store.errors import CacheError, NotAFileError
 from cache_store.format.names import BUILD_FILE, SPEC_FILE
-from cache_store.refusal import MADE_BY, counted, printable
+from cache_store.refusal import MADE_BY, SEALED_BY, counted, printable
 from cache_store.storage.store import Store
 
 Level = Literal["quick", "full", "deep"]
@@ -90,10 +90,11 @@ class Report:
         damaged = {finding.file for finding in self.findings if finding.kind != "stray"}
         yield from self._in_the_way()
         reasons = [f"writes {BUILD_FILE} again, which repair needs"] if BUILD_FILE in damaged else []
-        reasons += ["builds what is missing"] if self._files("uncommitted") else []
+        unfinished = {*self._files("uncommitted"), *self._files("unsealed")}
+        reasons += ["builds and seals what is missing"] if unfinished else []
         if reasons:  # before the repair, which would build what is missing without the build's limits and workers
-            yield f"rerun the {MADE_BY} that made the cache: it {' and '.join(reasons)}"
-            damaged -= {BUILD_FILE, *self._files("uncommitted"), *self._files("unsealed")}
+            yield f"rerun the {SEALED_BY if unfinished else MADE_BY}: it {' and '.join(reasons)}"
+            damaged -= {BUILD_FILE, *unfinished}
         if damaged:
             yield f"precompute repair {shlex.quote(self.cache)} --report {shlex.quote(report_file)}"
         if SPEC_FILE in damaged:

@@ -90,6 +90,7 @@ FILES |= {"latents/zarr.json": None}
 NAMED: dict[str, tuple[Act, int | None, list[str]]] = {
     **{f"{name}, lost": (lost(name), shard, [REPAIR]) for name, shard in FILES.items()},
     **{f"{name}, flipped": (flipped(name), shard, [REPAIR]) for name, shard in FILES.items()},
+    "seal.json, lost": (lost("seal.json"), None, [RERUN]),
     "the spec, lost": (lost("zarr.json"), None, [REPAIR, "verify again:"]),
     "the spec, flipped": (flipped("zarr.json"), None, [REPAIR, "verify again:"]),
     "half built, a flipped shard": (together(UNFINISHED, flipped(SHARD)), 1, [RERUN, REPAIR]),

@@ -15,6 +15,7 @@ import pytest
 from cache_store import CacheError, open_cache, open_joined
 from cache_store.cache import reader, sealed_shards
 from cache_store.cache.gather import WAYS, move_rows, reading_ahead
+from cache_store.cache.metadata import read_seal
 from cache_store.errors import ConfigError, NoCacheError, StaleError
 from tests.cache_store.conftest import CACHED_ROWS, REJECTED, flip, samples_of, shard_name
 from tests.make_cache import caption, make_cache
@@ -168,8 +169,10 @@ def test_no_cache_an_unsealed_and_a_damaged_one_are_refused(cache, tmp_path):
     with pytest.raises(CacheError, match="edited or damaged"):
         open_cache(cache)
     (cache / "seal.json").unlink()
+    with pytest.raises(CacheError, match="not sealed: rerun the .*`cache-store copy`.*after ranks: `precompute seal`"):
+        read_seal(cache)
     (cache / "commits/000001.json").unlink()
-    with pytest.raises(StaleError, match=r"(?s)not sealed: the `precompute build` or .*committed shards +3 +4 needed"):
+    with pytest.raises(StaleError, match=r"(?s)is not sealed\n.*committed shards +3 +4 needed\n.*`precompute seal`"):
         open_cache(cache)
     (cache / "zarr.json").unlink()
     with pytest.raises(CacheError, match=r"zarr\.json is missing; rerun `precompute build`") as caught:

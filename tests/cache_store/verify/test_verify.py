@@ -146,8 +146,9 @@ RECORDS = [f"commits/{shard:06d}.json" for shard in range(4)]
 DELETE = "next: delete CACHE/{}, unless a build is running"
 REPAIR = "next: write the findings down with --report FILE, then precompute repair CACHE --report FILE"
 VERIFY = "next: verify again: without zarr.json nothing else could be checked"
-RERUN = "next: rerun the `precompute build` or `cache-store convert` that made the cache: it "
-WRITES_BUILD = f"{RERUN}writes build.json again, which repair needs"
+RERUN = "next: rerun the `precompute build`, `cache-store convert` or `cache-store copy` that made the cache"
+WRITES_BUILD = f"{RERUN}: it writes build.json again, which repair needs"
+FINISHES = f"{RERUN} (after ranks: `precompute seal`): it builds and seals what is missing"
 AWAY = "next: move CACHE/build.json away: a file of the cache belongs there"
 
 
@@ -155,12 +156,12 @@ SAID: list[tuple[Callable[[Path], object], dict[str, list[str]], list[str]]] = [
     (lambda cache: (cache / SCRATCH).touch(), {"stray": [SCRATCH]}, [DELETE.format(SCRATCH)]),
     (lose("plan.parquet"), {"damaged": ["plan.parquet"]}, [REPAIR]),
     (lose("zarr.json"), {"damaged": ["zarr.json"]}, [REPAIR, VERIFY]),
-    (lose("seal.json"), {"unsealed": ["seal.json"]}, [REPAIR]),
+    (lose("seal.json"), {"unsealed": ["seal.json"]}, [FINISHES]),
     (lose(RECORD), {"damaged": [RECORD]}, [REPAIR]),
     (
         lose("seal.json", RECORD),
         {"unsealed": ["seal.json"], "uncommitted": [RECORD]},
-        ["unfinished: 1 of 4 shards not committed", f"{RERUN}builds what is missing"],
+        ["unfinished: 1 of 4 shards not committed", FINISHES],
     ),
     (
         lambda cache: [shutil.rmtree(cache / "commits"), (cache / "commits").touch()],
