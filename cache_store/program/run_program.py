@@ -56,7 +56,9 @@ def interruptible(run: Callable[[Sequence[str]], int], given: Sequence[str], ask
 
 def exit_code_of(program: str, run: Callable[[], int]) -> int:
     try:
-        return run()
+        code = run()
+        print(end="", flush=True)  # so that an output that takes no more fails here, and not at exit
+        return code
     except EncodeOnceError as error:
         kind = "stopped" if error.exit_code == 3 else "error"
         print(f"{program}: {kind}: {error}", file=sys.stderr)
@@ -64,9 +66,8 @@ def exit_code_of(program: str, run: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         print(f"{program}: stopped: what is on disk is whole; run the same command again", file=sys.stderr)
         return 3
-    except BrokenPipeError:
-        # The reader of our output (`| head`) has gone; point stdout away so that exit does not fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader of our output (`| head`) has gone
+        discard_output()
         return 128 + signal.SIGPIPE  # as shells have it of a program that this ended; 1 would say that it failed
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
@@ -78,9 +79,24 @@ def exit_code_of(program: str, run: Callable[[], int]) -> int:
         return 2
     except OSError as error:  # a full disk, a lost mount, a missing permission: the user's to mend
         remedy = f"; {REMEDIES[error.errno]}" if error.errno in REMEDIES else ""
-        where = error.filename or "no file named"
+        where = error.filename or ("standard output" if output_fails() else "no file named")
         print(f"{program}: error: {error.strerror or error}: {where}{remedy}", file=sys.stderr)
         return 1
+
+
+def output_fails() -> bool:
+    """Whether what was printed cannot be written; it is then discarded."""
+    try:
+        print(end="", flush=True)
+    except OSError:
+        discard_output()
+        return True
+    return False
+
+
+def discard_output() -> None:
+    """Point stdout away, so that exit does not fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def refuse_other_than_utf8(words: Sequence[str]) -> None:

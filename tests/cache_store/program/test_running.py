@@ -99,6 +99,14 @@ def test_what_was_found_is_printed_before_the_report_is_written(cache, tmp_path)
     assert (ended.returncode, ended.stderr) == (141, b""), "as where SIGPIPE ends a program; 1 would say damage"
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_an_output_that_takes_no_more_is_named(cache, unbuffered):
+    info, environment = [sys.executable, "-m", "cache_store", "info", str(cache)], {"PYTHONUNBUFFERED": unbuffered}
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(info, stdout=full, stderr=subprocess.PIPE, text=True, env=os.environ | environment)
+    assert (done.returncode, done.stderr) == (1, f"cache-store: error: {FULL.replace('FILE', 'standard output')}\n")
+
+
 @pytest.mark.parametrize(("number", "said"), [(errno.ENOSPC, FULL), (errno.EROFS, READ_ONLY)])
 def test_a_disk_that_takes_no_more_says_what_to_run(capsys, number, said):
     def run(argv):
