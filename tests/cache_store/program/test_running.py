@@ -142,8 +142,13 @@ def test_a_terminal_gets_every_step_and_a_log_two_a_minute(monkeypatch, is_termi
     monkeypatch.setattr(sys, "stderr", stream)
     with progress_bar(total=600, desc="work") as bar:
         assert min(bar.mininterval, bar.maxinterval) == between_s
+        print("program: a message", file=sys.stderr)
         bar.update(600)
-    assert "100%" in stream.getvalue()
+    if is_terminal:
+        assert "\rwork: 100%" in stream.getvalue()
+    else:
+        begun, message, ended = stream.getvalue().splitlines()
+        assert (begun[:10], message, ended[:10]) == ("work:   0%", "program: a message", "work: 100%")
 
 
 def send(*numbers: int) -> None:

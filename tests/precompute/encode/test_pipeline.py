@@ -225,5 +225,5 @@ def test_a_build_of_ten_minutes_leaves_twenty_lines_in_a_log(monkeypatch):
         for _ in range(6_000):
             now[0] += 0.1
             progress(Progress(samples=1, elapsed_s=0.1))
-    assert 20 <= log.getvalue().count("\r") <= 23
+    assert 20 <= log.getvalue().count("\n") <= 23
     assert "6000/6000" in log.getvalue()
