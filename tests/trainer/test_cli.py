@@ -28,7 +28,7 @@ def test_a_config_file_trains_goes_on_and_is_evaluated(cache_path, language_mode
     assert main(["train", f"--config={tmp_path}/train.yaml", "--run.max_steps=2", "--data.batch_size=32"]) == 0
     said = capsys.readouterr().out
     assert "samples: 30 to train on, 7 held out" in said
-    assert "data.batch_size 32 is more than that: every batch holds samples twice" in said
+    assert "data.batch_size 32 is more than that: every batch holds samples more than once" in said
     resolved = f"--config={tmp_path}/run/config.yaml"
     assert main(["train", resolved]) == 0
     assert "going on after step 2 of 2" in capsys.readouterr().out

@@ -69,7 +69,7 @@ def announce_other_vision_tower(inputs: Inputs) -> None:
 def announce_large_batch(session: Session) -> None:
     batch_size = session.config.data.batch_size
     if len(session.split.train) < batch_size:
-        session.world.say(f"data.batch_size {batch_size} is more than that: every batch holds samples twice")
+        session.world.say(f"data.batch_size {batch_size} is more than that: every batch holds samples more than once")
 
 
 def announce_warmup(session: Session, total_steps: int) -> None:
