@@ -46,7 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(argv: Sequence[str]) -> int:
-    options = option_parser().parse_args(argv)
+    parser = option_parser()
+    options = parser.parse_args(argv)
+    if options.step and not options.folder:
+        parser.error("--step measures a cache that lies in --folder; name it")
     if options.step:
         print(json.dumps(measured(options.step, Path(options.folder))))
         return 0
