@@ -35,7 +35,7 @@ def build(scene, url):
 
 
 def assert_one_line(said, program, *parts):
-    (line,) = [line for line in said.replace("\r", "\n").splitlines() if line.startswith(f"{program}: error: ")]
+    (line,) = [line for line in said.splitlines() if line.startswith(f"{program}: error: ")]
     assert all(part in line for part in parts), line
 
 

@@ -52,7 +52,7 @@ def assert_said_in_one_line(capsys: pytest.CaptureFixture[str], *parts: str) -> 
     error = capsys.readouterr().err
     assert "Traceback" not in error
     starts = ("precompute: ", "cache-store: ")
-    (line,) = [line for line in error.replace("\r", "\n").splitlines() if line.startswith(starts) and parts[0] in line]
+    (line,) = [line for line in error.splitlines() if line.startswith(starts) and parts[0] in line]
     for part in parts:
         assert part in line
 
