@@ -164,7 +164,7 @@ class RayPool:
             self._dismiss(worker)
         if not placed and time.monotonic() - self._said_at > WAITING_SAID_S:
             self._said_at = time.monotonic()
-            say_waiting(self._place, self._cluster)
+            say_waiting(self._place, self._cluster.totals())
 
     def _hear(self, on_progress: Callable[[Progress], None]) -> None:
         """One message of each worker that has said something; a worker's failure becomes ours."""

@@ -163,8 +163,13 @@ def place_of_worker(device: str, cluster: RayCluster) -> dict[str, int]:
     return {"num_gpus": 0, "num_cpus": ENCODER_THREADS}
 
 
-def say_waiting(place: Mapping[str, int], cluster: RayCluster) -> None:
+def say_waiting(place: Mapping[str, int], totals: Mapping[str, int]) -> None:
     """Tell why nothing happens."""
-    wanted = f"{place['num_gpus']} GPU" if place["num_gpus"] else f"{place['num_cpus']} CPUs"
-    has = " and ".join(f"{count} {name}s" for name, count in cluster.totals().items())
-    say(f"waiting for a worker to start, on {wanted}; the Ray cluster has {has}, perhaps in use")
+    kind, wanted = ("GPU", place["num_gpus"]) if place["num_gpus"] else ("CPU", place["num_cpus"])
+    has = " and ".join(f"{count} {name}s" for name, count in totals.items())
+    why = (
+        ", perhaps in use"
+        if totals[kind] >= wanted
+        else ", too few: a node has to join it, or stop this (Ctrl-C) and run the same command again on another"
+    )
+    say(f"waiting for a worker to start, on {wanted} {kind}{'s' * (wanted > 1)}; the Ray cluster has {has}{why}")

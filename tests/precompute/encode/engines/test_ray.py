@@ -21,7 +21,7 @@ from cache_store.format.formats import files_of_shard
 from cache_store.storage.local import LocalStore
 from precompute.config import BuildConfig, RunConfig
 from precompute.encode.engines.ray import in_hand, job_of_actors, run_ray
-from precompute.encode.engines.ray_cluster import ClusterHead, connected
+from precompute.encode.engines.ray_cluster import ClusterHead, connected, say_waiting
 from precompute.encode.job import EncodeJob
 from precompute.encoders.registry import load_encoder
 from precompute.sources import open_source
@@ -204,6 +204,20 @@ def test_a_head_that_is_lost_is_told_once(capsys):
     (line,) = capsys.readouterr().err.splitlines()
     assert "does not answer any more" in line
     assert "run the same command again" in line
+
+
+@pytest.mark.parametrize(
+    ("gpus", "has", "said"),
+    [
+        (0, 2, "on 2 CPUs; the Ray cluster has 2 CPUs and 0 GPUs, perhaps in use"),
+        (0, 0, "on 2 CPUs; the Ray cluster has 0 CPUs and 0 GPUs, too few"),
+        (1, 9, "on 1 GPU; the Ray cluster has 9 CPUs and 0 GPUs, too few"),
+    ],
+)
+def test_waiting_names_a_cluster_that_is_too_small(capsys, gpus, has, said):
+    """No node that is there could take the worker: not to be mistaken for a cluster in use."""
+    say_waiting({"num_gpus": gpus, "num_cpus": 0 if gpus else 2}, {"CPU": has, "GPU": 0})
+    assert said in capsys.readouterr().err
 
 
 def test_without_ray_its_extra_is_named(monkeypatch):
