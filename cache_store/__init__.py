@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from cache_store.version import __version__
+
 if TYPE_CHECKING:
     from cache_store.cache.joined import JoinedCache, open_joined
     from cache_store.cache.reader import Cache, open_cache
@@ -17,7 +19,7 @@ HOMES = {
     "open_joined": "cache_store.cache.joined",
 }
 
-__all__ = ["Cache", "CacheError", "EncodeOnceError", "JoinedCache", "open_cache", "open_joined"]
+__all__ = ["Cache", "CacheError", "EncodeOnceError", "JoinedCache", "__version__", "open_cache", "open_joined"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,11 @@
 """What can go wrong for a user, as exceptions whose text is the whole message."""
 
 
+def install(extra: str = "") -> str:
+    """Return the command that installs what is missing; where the package is installed already, it adds the extra."""
+    return f"`pip install 'encode-once{f'[{extra}]' if extra else ''}'`"
+
+
 class EncodeOnceError(Exception):
     """An error that a user can act on; its text says what broke, where, and what to run."""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from cache_store.cores import usable_cores
-from cache_store.errors import ConfigError, MissingPathError, ModelError, SourceError
+from cache_store.errors import ConfigError, MissingPathError, ModelError, SourceError, install
 from cache_store.format.formats import FORMATS
 from cache_store.format.names import BUILD_FILE
 from cache_store.format.schema import MAX_SAMPLES_PER_SHARD, CodecName, StoreDtype, StoreFormat
@@ -68,7 +68,7 @@ class RunConfig:
             if getattr(self, name) != "auto" and getattr(self, name) < 1:
                 raise ConfigError(f"run.{name} must be at least 1 or auto, got {getattr(self, name)}")
         if self.engine == "ray" and find_spec("ray") is None:
-            missing = "ray is not installed; run `pip install '.[ray]'` in a clone of encode-once"
+            missing = f"ray is not installed; run {install('ray')}"
             raise ConfigError(f"run.engine: {missing}")
         if not 0.0 <= self.max_reject_fraction <= 1.0:
             raise ConfigError(f"run.max_reject_fraction must be in [0, 1], got {self.max_reject_fraction}")
@@ -203,7 +203,7 @@ class AuditConfig:
     device: str | None = None
     """Where to encode: auto, cpu, cuda or cuda:N; by default as the cache's build was configured."""
     report: str | None = None
-    """Also write the result to this JSON file."""
+    """Also write the result to this JSON file, in the shape of `cache-store verify --report`."""
 
     def __post_init__(self) -> None:
         for name, smallest in (("samples", 1), ("seed", 0)):

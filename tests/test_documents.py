@@ -1,5 +1,7 @@
 """What users read says what is so: documents, `--help` of all three programs, and the configs with their comments."""
 
+import importlib
+import importlib.metadata
 import io
 import re
 import shlex
@@ -10,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cache_store import __version__
 from cache_store import cli as cache_store
 from precompute import cli as precompute
 from tests.make_cache import make_cache
@@ -38,6 +41,15 @@ def test_a_program_without_a_command_lists_them(program, capsys):
     assert first == f"{program}: error: no command was given; usage: {program} COMMAND [options]"
     assert {line.split()[0] for line in lines} == {*PROGRAMS[program].COMMANDS}
     assert last == f"{program}: run `{program} COMMAND --help` for its options"
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_every_program_says_its_version(program, capsys):
+    with pytest.raises(SystemExit) as ended:
+        PROGRAMS[program].main(["--version"])
+    assert (ended.value.code, capsys.readouterr().out) == (0, f"{program} {__version__}\n")
+    assert importlib.metadata.version("encode-once") == __version__
+    assert importlib.import_module(program.replace("-", "_")).__version__ == __version__
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

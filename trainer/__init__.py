@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from cache_store.version import __version__
+
 if TYPE_CHECKING:
     from trainer.data.posterior import sample_posterior
     from trainer.data.stream import LatentStream
@@ -14,7 +16,7 @@ HOMES = {
     "sample_posterior": "trainer.data.posterior",
 }
 
-__all__ = ["LatentStream", "load_projector", "sample_posterior"]
+__all__ = ["LatentStream", "__version__", "load_projector", "sample_posterior"]
 
 
 def __getattr__(name: str) -> Any:

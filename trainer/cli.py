@@ -11,8 +11,8 @@ from trainer.config import TrainConfig
 from trainer.generate.config import GenerateConfig
 
 EXAMPLES = """\
-  trainer train --config configs/train_llava_cc3m.yaml    rerun to resume
   trainer train --print_config > my.yaml                  a config to edit
+  trainer train --config my.yaml                          rerun to resume
   torchrun --nproc-per-node 8 -m trainer train --config my.yaml
   trainer eval --config my.yaml --report eval.json        the newest checkpoint
   trainer generate runs/mine --rows 7,3                   what it says of them

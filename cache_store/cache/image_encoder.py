@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cache_store.errors import ConfigError
+from cache_store.errors import ConfigError, install
 from cache_store.format.schema import ArraySpec
 
 GROUP = "encode_once.encoder"
@@ -26,13 +26,9 @@ def open_image_encoder(array: ArraySpec, model: str, device: str = "auto") -> En
     """Open the encoder that made `array`, from `model`, a hub id or a folder; ConfigError where no package has any."""
     opener = next(iter(entry_points(group=GROUP)), None)
     if opener is None:
-        raise ConfigError(
-            "no installed package encodes images; run `pip install '.[precompute]'` in a clone of encode-once"
-        )
+        raise ConfigError(f"no installed package encodes images; run {install('precompute')}")
     try:
         open_encoder: OpenEncoder = opener.load()
         return open_encoder(array, model, device)
     except ImportError as error:
-        raise ConfigError(
-            f"images cannot be encoded here: {error}; run `pip install '.[precompute]'` in a clone of encode-once"
-        ) from None
+        raise ConfigError(f"images cannot be encoded here: {error}; run {install('precompute')}") from None

@@ -6,7 +6,6 @@ samples table: a latent is decoded, checked and written before the next is read.
 
 import shlex
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,6 +22,7 @@ from cache_store.format.formats import FORMATS
 from cache_store.format.names import BUILD_FILE, PLAN_FILE, SEAL_FILE
 from cache_store.format.record import canonical_json, signed
 from cache_store.format.schema import BuildRecord, CodecName, CommitContent, CommitRecord, Seal, Spec, StoreFormat
+from cache_store.log import log_warning
 from cache_store.program.progress_bar import progress_bar
 from cache_store.refusal import counted, differing, refuse
 from cache_store.storage.local import LocalStore
@@ -181,7 +181,7 @@ def kept_record(target: CacheAt, on_disk: ShardOnDisk, content: CommitContent) -
     """The record of a shard that the target has already; StaleError where it is another cache's."""
     record, problem = usable_record(target.spec, content.shard, on_disk)
     if problem is not None:
-        print(f"cache-store: damage found, shard {content.shard} is converted again: {problem}", file=sys.stderr)
+        log_warning(f"damage found, shard {content.shard} is converted again: {problem}")
         return None
     if record is not None:
         refuse_other_content(target, record, content)

@@ -13,14 +13,19 @@ import msgspec
 import yaml
 
 from cache_store.errors import ConfigError
+from cache_store.log import FORMATTERS, OPTION
 from cache_store.program.config_fields import ConfigField, config_fields, on_one_line
 from cache_store.program.config_file import closest, closest_or_all, nested, read_config_file, shown
 from cache_store.program.run_program import run_program
+from cache_store.version import __version__
 
 ConfigT = TypeVar("ConfigT")
 
 CACHE = {"cache": "The cache: its folder, or its URL."}
 """The operand of most commands."""
+
+LOG_FORMAT = "Messages on standard error: plain, text with time and level, or a JSON object a line (default: plain)."
+"""Taken before commands are looked at, by `run_program`; here for the help."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,9 @@ class Program:
     def parser(self) -> "Parser":
         parser = Parser(prog=self.name, description=self.description, epilog=f"examples:\n{self.examples}")
         parser.usage = f"{self.name} COMMAND [options]"
+        parser.add_argument(
+            "--version", action="version", version=f"{self.name} {__version__}", help="Show the version and exit."
+        )
         more = f"`{self.name} COMMAND --help` explains every option."
         commands = parser.add_subparsers(
             prog=self.name, dest="command", title="commands", description=more, metavar="COMMAND"
@@ -96,6 +104,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, formatter_class=HelpFormatter, allow_abbrev=False, add_help=False)
         self.add_argument("-h", "--help", action="help", help="Show this help and exit.")
+        self.add(f"{OPTION} {{{','.join(FORMATTERS)}}}", LOG_FORMAT)
         self.fields: dict[str, ConfigField] = {}
 
     def take(self, command: Command) -> "Parser":

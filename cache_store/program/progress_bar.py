@@ -1,11 +1,16 @@
 """A progress bar for terminals, which redraw it in place, and for logs, which keep every line."""
 
 import sys
+from io import StringIO
 from typing import Any, TextIO
 
 from tqdm import tqdm
 
+from cache_store.log import is_plain, log_info
+
 TERMINAL_REFRESH_S = 0.2
+
+LOGGED = "{desc}: {n_fmt}/{total_fmt} {unit} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
 
 LOG_REFRESH_S = 30.0
 """Between lines of progress where standard error is a file."""
@@ -13,13 +18,28 @@ LOG_REFRESH_S = 30.0
 
 def progress_bar(**options: Any) -> "tqdm[Any]":
     """Make a tqdm of these options on standard error."""
+    if not is_plain():
+        return LoggedBar(mininterval=LOG_REFRESH_S, maxinterval=LOG_REFRESH_S, bar_format=LOGGED, **options)
     if sys.stderr.isatty():
         return tqdm(mininterval=TERMINAL_REFRESH_S, **options)
-    log: Any = Log(sys.stderr)
-    return tqdm(file=log, mininterval=LOG_REFRESH_S, maxinterval=LOG_REFRESH_S, **options)  # tqdm's maximum is 10 s
+    lines: Any = Lines(sys.stderr)
+    return tqdm(file=lines, mininterval=LOG_REFRESH_S, maxinterval=LOG_REFRESH_S, **options)  # tqdm's maximum is 10 s
 
 
-class Log:
+class LoggedBar(tqdm):  # type: ignore[type-arg]
+    """A bar whose states are records of the log."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(file=StringIO(), **options)
+
+    def display(self, *_: Any, **__: Any) -> None:
+        """Log the state; tqdm calls this where it would draw it."""
+        state = self.format_dict
+        values = {"done": state["n"], "total": state["total"], "unit": state["unit"]}
+        log_info(self.format_meter(**state).strip(), progress=values)
+
+
+class Lines:
     """Give each state of a bar a line of its own, beside messages, where tqdm would return to the line's beginning."""
 
     def __init__(self, stream: TextIO) -> None:

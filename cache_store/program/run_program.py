@@ -7,7 +7,8 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
-from cache_store.errors import ConfigError, EncodeOnceError, Interrupted
+from cache_store.errors import ConfigError, EncodeOnceError, Interrupted, install
+from cache_store.log import log_error, log_info, logging_as_typed, refuse_other_format
 from cache_store.program.stop_signals import unwound_by_signals
 from cache_store.storage.objects.callers import giving_up
 
@@ -36,13 +37,14 @@ def run_program(program: str, run: Callable[[Sequence[str]], int], argv: Sequenc
     # threads that decode images: one tenth of the speed was measured on a busy machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     given = sys.argv[1:] if argv is None else argv
-    with unwound_by_signals() as asked_to_stop, giving_up(asked_to_stop):
-        return exit_code_of(program, lambda: interruptible(run, given, asked_to_stop))
+    with unwound_by_signals() as asked_to_stop, giving_up(asked_to_stop), logging_as_typed(program, given) as words:
+        return exit_code_of(program, lambda: interruptible(run, words, asked_to_stop))
 
 
 def interruptible(run: Callable[[Sequence[str]], int], given: Sequence[str], asked_to_stop: Callable[[], bool]) -> int:
     """Run the body; an error after a signal is the stop: libraries make their own of it, such as unreadable weights."""
     try:
+        refuse_other_format()
         refuse_other_than_utf8(given)
         code = run(given)
     except Exception as error:
@@ -60,11 +62,13 @@ def exit_code_of(program: str, run: Callable[[], int]) -> int:
         print(end="", flush=True)  # so that an output that takes no more fails here, and not at exit
         return code
     except EncodeOnceError as error:
-        kind = "stopped" if error.exit_code == 3 else "error"
-        print(f"{program}: {kind}: {error}", file=sys.stderr)
+        if error.exit_code == 3:
+            log_info(f"stopped: {error}")
+        else:
+            log_error(str(error))
         return error.exit_code
     except KeyboardInterrupt:
-        print(f"{program}: stopped: what is on disk is whole; run the same command again", file=sys.stderr)
+        log_info("stopped: what is on disk is whole; run the same command again")
         return 3
     except BrokenPipeError:  # the reader of our output (`| head`) has gone
         discard_output()
@@ -73,14 +77,13 @@ def exit_code_of(program: str, run: Callable[[], int]) -> int:
         package = str(error.name).partition(".")[0]
         if package in OUR_PACKAGES:
             raise
-        extra = "" if program == "cache-store" else f"[{program}]"
-        remedy = f"`pip install '.{extra}'` in a clone of encode-once"
-        print(f"{program}: error: {package} is not installed; run {remedy}", file=sys.stderr)
+        extra = "" if program == "cache-store" else program
+        log_error(f"{package} is not installed; run {install(extra)}")
         return 2
     except OSError as error:  # a full disk, a lost mount, a missing permission: the user's to mend
         remedy = f"; {REMEDIES[error.errno]}" if error.errno in REMEDIES else ""
         where = error.filename or ("standard output" if output_fails() else "no file named")
-        print(f"{program}: error: {error.strerror or error}: {where}{remedy}", file=sys.stderr)
+        log_error(f"{error.strerror or error}: {where}{remedy}")
         return 1
 
 

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from cache_store.log import log_info
+
 FORWARDED_S = 5.0
 """A SIGTERM this soon after the first signal is the same request: schedulers send theirs to every process of a job,
 and torchrun then forwards its own to the ranks."""
@@ -107,7 +109,7 @@ def stop_on_signals(stop: Callable[[], None], clock: Callable[[], float] = time.
         nonlocal asked
         if asked is None:
             asked = clock()
-            print("\nstopping; another Ctrl-C stops at once", file=sys.stderr)
+            log_info("stopping; another Ctrl-C stops at once")
             stop()
         elif number == signal.SIGINT or clock() - asked > FORWARDED_S:
             restore()

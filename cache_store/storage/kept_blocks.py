@@ -9,7 +9,6 @@ fetched again. Where the folder cannot be used, a line says so and the store is 
 
 import os
 import re
-import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -17,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from cache_store.log import log_warning
 from cache_store.storage.files import SCRATCH_SUFFIX, scratch_of, unused_attempt
 
 BLOCK_BYTES = 128 << 10
@@ -92,7 +92,7 @@ class KeptBlocks:
             if os.getpid() not in self.told:
                 self.told.add(os.getpid())
                 why = error.strerror or error
-                print(f"nothing more is kept, the store is read instead: {why}: {self.folder}", file=sys.stderr)
+                log_warning(f"nothing more is kept, the store is read instead: {why}: {self.folder}")
 
     def _path(self, key: Key) -> Path:
         sha256, number = key

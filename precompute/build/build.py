@@ -15,7 +15,9 @@ from cache_store.cache.writing.withdrawn import withdrawn_shards
 from cache_store.errors import CacheError, Interrupted
 from cache_store.format.names import SEAL_FILE
 from cache_store.format.schema import BuildRecord, FileRecord, Seal
+from cache_store.log import log_info
 from cache_store.program.stop_signals import stop_on_signals
+from cache_store.refusal import printable
 from cache_store.storage.objects.callers import giving_up
 from cache_store.storage.store import Store, open_store
 from cache_store.verify.leftovers import clear_leftovers
@@ -23,7 +25,7 @@ from precompute.build.space import refuse_little_space
 from precompute.config import BuildConfig
 from precompute.encode.engines import ENGINES, refuse_no_engine
 from precompute.encode.job import EncodeJob
-from precompute.encode.progress import BuildProgress, Encoded, say
+from precompute.encode.progress import BuildProgress, Encoded
 from precompute.encoders.encoder import Encoder
 from precompute.encoders.registry import load_encoder
 from precompute.images.decoder_messages import silence_decoders
@@ -154,7 +156,7 @@ def write_planned(inputs: Inputs, decision: Decision) -> FileRecord:
     """
     plan_file = write_metadata(decision.surveyed, decision.work, inputs.config)
     for note in filter(None, (decision.passed_over, None if decision.surveyed.has_cache else inputs.config.overlap)):
-        say(note)
+        log_info(printable(note))
     return plan_file
 
 
@@ -241,4 +243,4 @@ def announce_identity(work: Work, seal: Seal) -> None:
         return
     others = "its samples are others, so that training begins anew"
     why = others if work.samples_differ else "the seal was not that of these shards"
-    say(f"the cache's identity was {work.earlier_seal.identity} and is {seal.identity}: {why}")
+    log_info(f"the cache's identity was {work.earlier_seal.identity} and is {seal.identity}: {why}")

@@ -1,6 +1,5 @@
 """What a person sees while a build runs, and the counts that decide whether it goes on."""
 
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -8,7 +7,7 @@ from dataclasses import dataclass
 
 from cache_store.format.schema import CommitRecord
 from cache_store.program.progress_bar import progress_bar
-from cache_store.refusal import counted, printable
+from cache_store.refusal import counted
 from precompute.encode.job import MismatchedShard, Progress
 from precompute.images.rejected import TooManyRejectsError
 
@@ -28,11 +27,6 @@ class Encoded:
             f"encoded {counted(self.images, 'image')} in {counted(self.shards, 'shard')}, "
             f"{self.images_per_s:.1f} images/s, encoder waited for images {self.waiting_share:.0%} of the time"
         )
-
-
-def say(message: str) -> None:
-    """Print what a person should know, on standard error, while the build goes on."""
-    print(f"precompute: {printable(message)}", file=sys.stderr)
 
 
 class BuildProgress:

@@ -5,7 +5,6 @@ A pipeline such as Cosmos-Predict2 keeps its VAE in the subfolder `vae`; nothing
 
 import json
 import logging
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError:
 )
 
 from cache_store.errors import MissingPathError, ModelError
+from cache_store.log import log_info
 from cache_store.refusal import counted
 
 CONFIGS = {"vae": "vae/config.json", "": "config.json"}
@@ -70,7 +70,7 @@ def cached_configs(model: str) -> dict[str, Path]:
 def hub_configs(model: str) -> dict[str, Path]:
     """Download the first config that the Hub has; an unreachable Hub is given up after half a minute."""
     if not is_offline_mode():
-        print(f"precompute: looking for encoder.model {model} on the Hub", file=sys.stderr)
+        log_info(f"looking for encoder.model {model} on the Hub")
     for subfolder, config in CONFIGS.items():
         if path := hub_file(model, config):
             return {subfolder: path}
@@ -104,14 +104,14 @@ def model_file(model: str, *names: str) -> Path | None:
 
 
 @contextmanager
-def quiet(log: Any) -> Iterator[None]:
+def quiet(library: Any) -> Iterator[None]:
     """Silence a library of Hugging Face by its `logging` module; our own errors report problems."""
-    before = log.get_verbosity()
-    log.set_verbosity(logging.CRITICAL)
+    before = library.get_verbosity()
+    library.set_verbosity(logging.CRITICAL)
     try:
         yield
     finally:
-        log.set_verbosity(before)
+        library.set_verbosity(before)
 
 
 def read_config(config: Path) -> tuple[str, dict[str, Any]]:

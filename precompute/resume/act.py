@@ -10,8 +10,9 @@ from cache_store.cache.survey import Survey
 from cache_store.cache.writing.withdrawn import withdraw
 from cache_store.format.names import PLAN_FILE, SEAL_FILE
 from cache_store.format.schema import FileRecord
+from cache_store.log import log_info
+from cache_store.refusal import printable
 from precompute.config import BuildConfig
-from precompute.encode.progress import say
 from precompute.resume.decide import Work
 from precompute.resume.listed import listed_by
 
@@ -22,7 +23,7 @@ def write_metadata(survey: Survey, work: Work, config: BuildConfig) -> FileRecor
     Returns what the plan's file is.
     """
     for note in work.notes:
-        say(note)
+        log_info(printable(note))
     store = survey.store
     if work.writes_plan:
         write_plan(store, map(work.to_write, range(work.spec.num_shards)))

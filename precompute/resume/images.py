@@ -14,11 +14,11 @@ from cache_store.errors import CacheError
 from cache_store.format.names import samples_file
 from cache_store.format.schema import CommitRecord
 from cache_store.format.tables import REJECTED, parse_table, reason_kind
+from cache_store.log import log_info
 from cache_store.program.progress_bar import progress_bar
-from cache_store.refusal import ABSENT, Difference, counted
+from cache_store.refusal import ABSENT, Difference, counted, printable
 from cache_store.storage.store import Store
 from precompute.encode.job import MismatchedShard
-from precompute.encode.progress import say
 from precompute.images.decode import content_sha256
 from precompute.images.rejected import Rejected
 from precompute.plan.ids import abridged
@@ -72,7 +72,7 @@ def examine_images(survey: Survey, work: Work, source: Source, request: BuildReq
     refuse_changed_images(store, work.rows_before, [each.difference for each in changes if not each.rejected], request)
     if request.check_sources:
         refuse_unknown_images(store, unknown)
-        say(f"{counted(compared, 'image')} read again; all that are encoded have the bytes that were encoded")
+        log_info(f"{counted(compared, 'image')} read again; all that are encoded have the bytes that were encoded")
     rejected = [each for each in changes if each.rejected and not request.retry_rejected]
     settle_rejected(store, rejected, work, request)
     return bool(rejected)
@@ -139,14 +139,15 @@ def settle_rejected(store: Store, changes: list[ImageChange], work: Work, reques
     refuse_changed_rejects(store, held, request)
     if tried := [each.difference.field for each in changes if each.shard == work.open_shard]:
         count = f"{len(tried):,} ({abridged(tried)})"
-        say(f"rejected images that have changed, in the shard that is written again: {count}")
+        log_info(f"rejected images that have changed, in the shard that is written again: {count}")
     rest = [each.difference for each in changes if each.shard != work.open_shard]
     back = [each.field for each in rest if each.before == ABSENT]
     changed = [each.field for each in rest if each.before != ABSENT]
     for ids, what in ((back, "were missing and are there now"), (changed, "were rejected and have changed")):
         if ids:
             flag = request.with_options("--retry-rejected")
-            say(f"images that {what}: {len(ids):,} ({abridged(ids)}); they stay rejected, unless you run {flag}")
+            shown = printable(abridged(ids))
+            log_info(f"images that {what}: {len(ids):,} ({shown}); they stay rejected, unless you run {flag}")
 
 
 def sample_changes(store: Store, mismatched: MismatchedShard) -> Iterator[Difference]:

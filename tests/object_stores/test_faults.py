@@ -206,4 +206,4 @@ def test_without_obstore_its_extra_is_named():
     command = [sys.executable, "-c", code, "info", "s3://bucket/cache"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert_one_line(done.stderr, "cache-store", "pip install '.[object-stores]'")
+    assert_one_line(done.stderr, "cache-store", "pip install 'encode-once[object-stores]'")

@@ -302,12 +302,12 @@ HARM = {"flipped": flip, "cut": lambda data: data[:-5], "emptied": lambda data: 
 
 
 @pytest.mark.parametrize("harm", [*HARM, "a folder", "gone", "read-only", "full disk", "no folder"])
-def test_what_happens_to_kept_blocks_changes_nothing_read(copied, tmp_path, capsys, harm):
+def test_what_happens_to_kept_blocks_changes_nothing_read(copied, tmp_path, caplog, harm):
     expected, kept = open_cache(copied[0]).read(np.arange(27)), tmp_path / "kept"
 
     def read() -> str:
         assert np.array_equal(open_cache(copied[1], cache_dir=kept).read(np.arange(27)), expected)
-        return capsys.readouterr().err
+        return "".join(caplog.messages)
 
     assert read() == ""
     blocks = [path for path in kept.rglob("*") if path.is_file()]

@@ -7,7 +7,6 @@ is said by that rank alone; the others end with one line that points to it.
 
 import os
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -24,6 +23,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from cache_store.errors import ConfigError, EncodeOnceError
+from cache_store.log import log_info, log_warning
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 """Longest wait of a collective, which may include compiling, saving and validating; then a rank is taken to hang."""
@@ -98,7 +98,7 @@ class World:
 
     def warn(self, message: str) -> None:
         if self.is_main:
-            print(f"trainer: warning: {message}", file=sys.stderr, flush=True)
+            log_warning(message)
 
     def on_main(self, work: Callable[[], object]) -> None:
         """Do the work on rank 0 while the others wait; where it fails, they end with its exit code.
@@ -230,7 +230,7 @@ def wait_for_ranks(where: str) -> tuple[Store, int, int]:
     Thread(target=wait, daemon=True).start()
     with suppress(TimeoutError):
         return met.result(UNREPORTED_WAIT_S)
-    print(f"trainer: rank {os.environ['RANK']} waits at {where} for the other ranks", file=sys.stderr, flush=True)
+    log_info(f"rank {os.environ['RANK']} waits at {where} for the other ranks")
     while True:  # a signal that comes between two looks at it is heard at the next
         with suppress(TimeoutError):
             return met.result(POLL_S)

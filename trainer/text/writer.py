@@ -1,7 +1,6 @@
 """Tokenise a cache's text: shard by shard, in bounded memory, published whole."""
 
 import hashlib
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 from cache_store import CacheError, JoinedCache
 from cache_store.errors import ConfigError, SourceError
 from cache_store.format.record import FORMAT_VERSION, canonical_json, signed
+from cache_store.log import log_info
 from cache_store.program.progress_bar import progress_bar
 from cache_store.refusal import counted
 from cache_store.storage.claim import claim
@@ -90,10 +90,7 @@ def report_skipped(problems: Sequence[str], samples: int) -> None:
     if len(problems) == samples:
         raise SourceError(f"{problems[0]}; the same for every sample")
     if problems:
-        print(
-            f"trainer: {counted(len(problems), 'sample')} skipped: {'; '.join(problems[:SHOWN_PROBLEMS])}",
-            file=sys.stderr,
-        )
+        log_info(f"{counted(len(problems), 'sample')} skipped: {'; '.join(problems[:SHOWN_PROBLEMS])}")
 
 
 def number_chunks(samples: int) -> Iterator[np.ndarray]:

@@ -3,7 +3,6 @@
 import os
 import random
 import re
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +12,8 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from urllib.parse import quote
 
-from cache_store.errors import ConfigError
+from cache_store.errors import ConfigError, install
+from cache_store.log import log_warning
 from cache_store.storage.objects.callers import GRACE_S, Callers
 from cache_store.storage.objects.errors import (
     ALLOW_HTTP,
@@ -67,9 +67,7 @@ PAGE = 1_000
 IN_FLIGHT = 128
 """Calls of one process at the same time: each waits some 20 ms for its first byte."""
 
-MISSING_EXTRA = (
-    "object stores need obstore, which is not installed; run `pip install '.[object-stores]'` in a clone of encode-once"
-)
+MISSING_EXTRA = f"object stores need obstore, which is not installed; run {install('object-stores')}"
 
 S3_ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT")
 ENDPOINTS = (*S3_ENDPOINTS, "GOOGLE_BASE_URL", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
@@ -214,7 +212,7 @@ def tell_of_waiting(where: str, error: Exception, left_s: float) -> None:
             return
         Told.at_s = time.monotonic()
     said = f"answers {said_by(error)}" if is_busy(error) else "does not answer any more"
-    print(f"the store {said}: waiting, for up to {left_s:.0f} s more: {where}", file=sys.stderr)
+    log_warning(f"the store {said}: waiting, for up to {left_s:.0f} s more: {where}")
 
 
 def all_objects(url: str) -> "Iterator[ObjectMeta]":

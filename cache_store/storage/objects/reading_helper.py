@@ -6,6 +6,7 @@ from typing import IO
 
 import msgspec
 
+from cache_store.log import set_up_log
 from cache_store.storage.objects.forked import Answer, Request, receive, send
 from cache_store.storage.objects.object_store import ObjectStore
 
@@ -22,4 +23,5 @@ def serve(asked: IO[bytes], answers: IO[bytes]) -> None:
 
 
 if __name__ == "__main__":
+    set_up_log("encode-once")
     serve(sys.stdin.buffer, sys.stdout.buffer)

@@ -19,6 +19,8 @@ from cache_store.cores import usable_cores
 from cache_store.errors import EncodeOnceError, Interrupted
 from cache_store.format.formats import files_of_shard
 from cache_store.format.names import COMMITS, commit_file
+from cache_store.log import log_info
+from cache_store.refusal import printable
 from cache_store.storage.local import LocalStore
 from cache_store.storage.store import Store
 from precompute.encode.engines.ray_cluster import (
@@ -32,7 +34,6 @@ from precompute.encode.engines.ray_cluster import (
 from precompute.encode.engines.ray_worker import RayWorker
 from precompute.encode.engines.worker import ENCODER_THREADS, GRACE_S, POLL_S, Event
 from precompute.encode.job import EncodeJob, Progress
-from precompute.encode.progress import say
 from precompute.encoders.encoder import Encoder
 from precompute.sources import Source
 
@@ -229,7 +230,7 @@ class RayPool:
                 f"{LOSSES} workers on Ray died, the last one {had}: {why}; committed shards are kept, run the same "
                 "command again to go on"
             )
-        say(f"a worker on Ray was lost {had}, and another goes on: {why}")
+        log_info(printable(f"a worker on Ray was lost {had}, and another goes on: {why}"))
 
     def _end(self) -> None:
         """Let workers leave that have begun a shard; kill the others, and those too that do not leave in time."""

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from cache_store.errors import ConfigError, EncodeOnceError
+from cache_store.log import log_info
 from cache_store.program.stop_signals import stop_signals_held
 from precompute.encode.engines.worker import ENCODER_THREADS
-from precompute.encode.progress import say
 
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0"}
 """Ray's environment, where it has no other: nothing is sent to its makers."""
@@ -74,7 +74,7 @@ class ClusterHead:
         except EncodeOnceError:
             self.answers = False
         if before and not self.answers:
-            say(
+            log_info(
                 f"the head of the Ray cluster, {self._address}, does not answer any more; if Ray ends this program, "
                 "committed shards are kept: run the same command again to go on"
             )
@@ -96,7 +96,7 @@ def connected(cpus: int) -> Iterator[RayCluster]:
         return
     options: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": "error"}
     if own:
-        say("RAY_ADDRESS is not set: a Ray of this machine alone")
+        log_info("RAY_ADDRESS is not set: a Ray of this machine alone")
         options |= {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
     else:
         refuse_silent(address)
@@ -172,4 +172,4 @@ def say_waiting(place: Mapping[str, int], totals: Mapping[str, int]) -> None:
         if totals[kind] >= wanted
         else ", too few: a node has to join it, or stop this (Ctrl-C) and run the same command again on another"
     )
-    say(f"waiting for a worker to start, on {wanted} {kind}{'s' * (wanted > 1)}; the Ray cluster has {has}{why}")
+    log_info(f"waiting for a worker to start, on {wanted} {kind}{'s' * (wanted > 1)}; the Ray cluster has {has}{why}")

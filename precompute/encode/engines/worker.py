@@ -9,6 +9,7 @@ import torch
 
 from cache_store.errors import EncodeOnceError, Interrupted
 from cache_store.format.schema import Spec
+from cache_store.log import set_up_log
 from cache_store.refusal import differing, refuse
 from cache_store.storage.objects.callers import giving_up
 from precompute.encode.job import EncodeJob, Progress
@@ -49,6 +50,7 @@ class Orders(Protocol):
 
 def obey(job: EncodeJob, config: EncoderConfig, decode_threads: int, orders: Orders) -> None:
     """Build shards until none is left, or until told to stop; report a failure that is not ours."""
+    set_up_log("precompute")
     torch.set_num_threads(ENCODER_THREADS)
     silence_decoders()
     try:

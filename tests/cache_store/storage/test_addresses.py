@@ -33,7 +33,7 @@ def test_an_object_store_is_named_by_its_url_without_a_slash():
 
 def test_without_obstore_its_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "obstore", None)
-    with pytest.raises(ConfigError, match=r"not installed; run `pip install '\.\[object-stores\]'`"):
+    with pytest.raises(ConfigError, match=r"not installed; run `pip install 'encode-once\[object-stores\]'`"):
         open_store("s3://without-obstore/cache").list()
 
 

@@ -222,7 +222,7 @@ def test_waiting_names_a_cluster_that_is_too_small(capsys, gpus, has, said):
 
 def test_without_ray_its_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ConfigError, match=r"run.engine: ray is not installed; run `pip install '\.\[ray\]'`"):
+    with pytest.raises(ConfigError, match=r"run.engine: ray is not installed; run `pip install 'encode-once\[ray\]'`"):
         RunConfig(engine="ray")
 
 

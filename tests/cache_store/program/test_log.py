@@ -1,0 +1,98 @@
+"""Messages on standard error: plain, or with time and level in the format that was typed."""
+
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+import warnings
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from cache_store.errors import CacheError
+from cache_store.log import VARIABLE, log_info, log_warning, set_up_log
+from cache_store.program.progress_bar import progress_bar
+from cache_store.program.run_program import run_program
+
+TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
+
+
+def told(*words: str, program: str = "cache_store", **environment: str) -> tuple[int, list[str]]:
+    """The exit code, and the lines on standard error."""
+    command = [sys.executable, "-m", program, *words]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
+    return done.returncode, done.stderr.splitlines()
+
+
+@pytest.mark.parametrize("program", ["cache_store", "precompute", "trainer"])
+def test_every_program_logs_in_the_format_that_was_typed(program):
+    code, (line,) = told("--log-format", "json", "nothing", program=program)
+    record, name = json.loads(line), program.replace("_", "-")
+    message = record.pop("message")
+    written = datetime.fromisoformat(record.pop("time"))
+    assert (code, record) == (2, {"level": "error", "program": name})
+    assert f"{name} has no command nothing" in message
+    assert timedelta() <= datetime.now(UTC) - written < timedelta(minutes=5)
+
+
+def test_the_format_may_be_typed_anywhere_or_stand_in_the_environment(tmp_path):
+    missing = f"{tmp_path} holds no cache; make one with `precompute build`"
+    for words in (["info", str(tmp_path), "--log-format=text"], ["--log-format", "text", "info", str(tmp_path)]):
+        code, (line,) = told(*words)
+        assert code == 2
+        assert re.fullmatch(f"{TIME} error   cache-store: {re.escape(missing)}", line)
+    _, (line,) = told("info", str(tmp_path), **{VARIABLE: "json"})
+    assert json.loads(line)["message"] == missing
+    assert told("info", str(tmp_path))[1] == [f"cache-store: error: {missing}"]
+    for words in (["--log-format"], ["--log-format", "yaml"]):
+        code, (line,) = told("info", str(tmp_path), *words)
+        assert code == 2
+        assert line.startswith("cache-store: error: --log-format (or ENCODE_ONCE_LOG_FORMAT) must be one of plain,")
+
+
+def test_progress_warnings_and_what_other_libraries_log_are_records_too(capsys, monkeypatch):
+    handlers, hook = logging.getLogger().handlers, sys.excepthook
+
+    def run(argv):
+        assert argv == ["rest"]
+        log_info("so far", answer=42)
+        log_warning("look")
+        with progress_bar(total=3, desc="verify", unit="shard") as bar:
+            bar.update(3)
+        logging.getLogger("obstore").warning("slow")
+        warnings.warn("old", DeprecationWarning, stacklevel=1)
+        raise CacheError("two\nlines")
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            assert run_program("trainer", run, ["rest", "--log-format", "json"]) == 1
+    finally:
+        logging.captureWarnings(False)
+        logging.getLogger().handlers, sys.excepthook = handlers, hook
+    records = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert {record["program"] for record in records} == {"trainer"}
+    levels = {record["message"].partition("[")[0]: record["level"] for record in records}
+    assert levels.items() >= {"so far": "info", "look": "warning", "slow": "warning", "two\nlines": "error"}.items()
+    assert records[0]["answer"] == 42
+    assert [each["progress"] for each in records if "progress" in each][-1] == {"done": 3, "total": 3, "unit": "shard"}
+    assert any("DeprecationWarning: old" in record["message"] for record in records)
+
+
+def test_an_error_of_our_own_is_one_record_with_its_traceback():
+    code = "from cache_store.log import set_up_log; set_up_log('precompute'); 1 / 0"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | {VARIABLE: "json"}
+    )
+    record = json.loads(done.stderr)
+    assert (record["level"], record["message"].splitlines()[-1]) == ("critical", "ZeroDivisionError: division by zero")
+
+
+def test_a_closed_standard_error_loses_messages_and_nothing_else(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", None)
+    before = logging.getLogger("encode_once").handlers
+    set_up_log("precompute")
+    log_info("nobody reads this")
+    logging.getLogger("encode_once").handlers = before
