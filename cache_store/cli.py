@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import msgspec
+
 from cache_store.cache.info import describe
 from cache_store.convert.convert import ConvertConfig, run_convert
 from cache_store.copy.copy import run_copy
@@ -11,6 +13,7 @@ from cache_store.verify.command import VerifyConfig, run_verify
 
 EXAMPLES = """\
   cache-store info data/cc3m
+  cache-store info data/cc3m --json             for a program
   cache-store verify data/cc3m                  records, sizes, seal: seconds
   cache-store verify data/cc3m --level full     every byte of every file
   cache-store verify data/cc3m --level deep     each sample too
@@ -24,7 +27,11 @@ CONVERTED = {"cache": "The cache; it is read only.", "out": "The new cache's fol
 
 def info_command(arguments: Any) -> int:
     """Show what a cache holds and how it was made."""
-    lines = describe(arguments.cache)
+    described = describe(arguments.cache)
+    if arguments.json:
+        print(msgspec.json.format(msgspec.json.encode(described.as_dict()), indent=1).decode())
+        return 0
+    lines = described.as_lines()
     width = max(len(field) for field, _ in lines)
     for field, value in lines:
         print(f"{field:<{width}}  {value}")
@@ -55,7 +62,7 @@ def gallery_command(arguments: Any) -> int:
 
 
 COMMANDS = {
-    "info": Command(info_command, operands=CACHE),
+    "info": Command(info_command, operands=CACHE, options={"--json": "Print all of it as JSON."}),
     "verify": Command(verify_command, VerifyConfig, CACHE),
     "convert": Command(convert_command, ConvertConfig, CONVERTED),
     "copy": Command(copy_command, operands=CONVERTED),

@@ -6,27 +6,24 @@ import threading
 from contextlib import closing
 from typing import Any
 
-import msgspec
 from rich.console import Console
 
 from cache_store.errors import ConfigError, Interrupted
 from cache_store.gallery.command import print_gallery
 from cache_store.program.command_line import CACHE, Command, Program
-from cache_store.program.output_file import refuse_output, write_output
+from cache_store.program.report_file import ReportFile
 from cache_store.program.stop_signals import stop_on_signals
 from cache_store.refusal import counted
-from cache_store.storage.store import local_path
 from precompute.audit.bar import AuditBar
 from precompute.build.rank import find_rank
 from precompute.config import AuditConfig, BuildConfig, DecodedGalleryConfig, RepairConfig
-from precompute.encoders.image_size import refuse_unfit_for
 from precompute.estimate.config import EstimateConfig
 from precompute.resume.request import BuildRequest, without_options
 
 EXAMPLES = """\
   precompute estimate --config my.yaml                hours, bytes, does it pay?
-  precompute build --config configs/llava_cc3m.yaml   run again to resume
   precompute build --print_config > my.yaml           a complete config to edit
+  precompute build --config my.yaml                   run again to resume
   precompute build --config my.yaml --store.codec zstd --cache data/cc3m-zstd
   precompute build --config my.yaml --extend          the sample list has grown
   precompute build --config my.yaml --retry-rejected  images are back, or mended
@@ -64,7 +61,7 @@ def build_command(arguments: Any) -> int:
             f"run.engine ray is not for {rank}, since Ray finds its own workers: leave out --rank and --world-size "
             "(under a launcher, name --rank 0 --world-size 1), or name --run.engine local"
         )
-    refuse_unfit_for(config.encoder.model, config.image.height, config.image.width)
+    refuse_unfit_size(config)
     if rank is None:
         from precompute.build.build import build  # torch takes seconds to import
 
@@ -84,7 +81,7 @@ def build_command(arguments: Any) -> int:
 def plan_command(arguments: Any) -> int:
     """Plan a cache for ranks to build; run again to extend it or to retry rejected samples."""
     config, request = arguments.config, request_of(arguments)
-    refuse_unfit_for(config.encoder.model, config.image.height, config.image.width)
+    refuse_unfit_size(config)
     from precompute.build.steps import plan
 
     work = plan(config, request)
@@ -106,6 +103,13 @@ def seal_command(arguments: Any) -> int:
     return 0
 
 
+def refuse_unfit_size(config: BuildConfig | EstimateConfig) -> None:
+    """Raise ConfigError for an image size that the encoder does not take, before torch is imported."""
+    from precompute.encoders.image_size import refuse_unfit_for  # needs huggingface_hub, which `--help` does without
+
+    refuse_unfit_for(config.encoder.model, config.image.height, config.image.width)
+
+
 def request_of(arguments: Any) -> BuildRequest:
     """What is asked of a build, or of a plan."""
     return BuildRequest(
@@ -125,7 +129,7 @@ def step_request(arguments: Any) -> BuildRequest:
 def estimate_command(arguments: Any) -> int:
     """Measure what a build would take here, and when its cache would pay; exits 1 if it would not fit."""
     config = arguments.config
-    refuse_unfit_for(config.encoder.model, config.image.height, config.image.width)
+    refuse_unfit_size(config)
     from precompute.estimate.estimate import estimate
     from precompute.estimate.report import report_lines
 
@@ -148,19 +152,21 @@ def audit_command(arguments: Any) -> int:
     from precompute.audit.report import report_lines
 
     config = arguments.config
-    out = local_path("report", config.report) if config.report else None
-    if out:
-        refuse_output("report", out, arguments.cache)
     stop = threading.Event()
-    with stop_on_signals(stop.set), closing(AuditBar(config)) as bar:
-        report = audit(arguments.cache, config, stop, bar)
-    try:
+
+    def failed(error: str) -> dict[str, object]:
+        return {"sound": False, "error": error, "cache": arguments.cache, "identity": None, "findings": [], "next": []}
+
+    with ReportFile("precompute audit", config.report, arguments.cache, failed) as out:
+        with stop_on_signals(stop.set), closing(AuditBar(config)) as bar:
+            report = audit(arguments.cache, config, stop, bar)
+        left = None
+        if stop.is_set() and len(report.drawn) < report.asked:
+            left = f"{len(report.drawn)} of {report.asked} samples drawn; --seed repeats them from the start"
+        out.result = report.as_dict(left)
         print(*report_lines(report), sep="\n")
-    finally:  # also where the reader of our output has gone, as `| head` does
-        if out:
-            write_output(out, msgspec.json.format(msgspec.json.encode(report.as_dict()), indent=1))
-    if stop.is_set() and len(report.drawn) < report.asked:
-        raise Interrupted(f"{len(report.drawn)} of {report.asked} samples drawn; --seed repeats them from the start")
+    if left is not None:
+        raise Interrupted(left)
     return 1 if report.findings else 0
 
 

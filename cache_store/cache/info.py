@@ -3,25 +3,72 @@
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
+
+import msgspec
 
 from cache_store.cache.metadata import read_commit, read_seal, read_spec
 from cache_store.errors import CacheError
-from cache_store.format.schema import ArraySpec, CommitRecord, Spec
+from cache_store.format.schema import ArraySpec, CommitContent, CommitRecord, Seal, Spec
 from cache_store.refusal import counted
-from cache_store.storage.store import Address, Store, open_store, wait_together
+from cache_store.storage.store import Address, open_store, wait_together
+from cache_store.version import __version__
 
 SHOWN_FEATURES = 64
 """Whose means and deviations are listed; of more, the least and the largest."""
 
 
-def describe(cache: Address) -> list[tuple[str, str]]:
-    """Field and value, in reading order; an unfinished cache is described as far as it goes."""
+@dataclass(frozen=True, kw_only=True)
+class Described:
+    """What a cache says of itself; of an unfinished one, as far as it goes."""
+
+    cache: str
+    spec: Spec
+    records: list[CommitRecord]
+    seal: Seal | None
+    problem: str | None
+    """Why there is no seal."""
+
+    def as_lines(self) -> list[tuple[str, str]]:
+        """Field and value, in reading order."""
+        lines = [("cache", self.cache), *spec_lines(self.spec), *array_lines(self.spec.array)]
+        return [*lines, *progress_lines(self.spec, self.records), *seal_lines(self.seal, self.problem)]
+
+    def as_dict(self) -> dict[str, object]:
+        """For programs: the spec and the statistics as they stand in the cache, and sums over the commit records."""
+        contents, runs = [record.content for record in self.records], [record.run for record in self.records]
+        return {
+            "cache": self.cache,
+            "version": __version__,
+            "spec_digest": self.spec.digest,
+            "spec": msgspec.to_builtins(self.spec),
+            "shards": self.spec.num_shards,
+            "committed": len(self.records),
+            "bytes": sum(content.files[0].bytes for content in contents),
+            "cached": sum(content.cached for content in contents),
+            "rejected": sum(content.rejected for content in contents),
+            "reasons": all_reasons(contents),
+            "images_per_s": statistics.median(run.images_per_s for run in runs) if runs else None,
+            "devices": sorted({run.device for run in runs}),
+            "hosts": sorted({run.host for run in runs}),
+            "identity": self.seal.identity if self.seal else None,
+            "statistics": msgspec.to_builtins(self.seal.array) if self.seal else None,
+            "not_sealed_because": self.problem,
+        }
+
+
+def describe(cache: Address) -> Described:
+    """Read what a cache says of itself; CacheError where it has no readable spec."""
     spec = read_spec(store := open_store(cache))
-    lines = [("cache", str(store)), *spec_lines(spec)]
     found = wait_together(store, partial(read_commit, store), range(spec.num_shards))
+    seal, problem = None, None
+    try:
+        seal = read_seal(store)
+    except CacheError as error:
+        problem = str(error)
     records = [record for record in found if record]
-    return [*lines, *array_lines(spec.array), *progress_lines(spec, records), *seal_lines(store)]
+    return Described(cache=str(store), spec=spec, records=records, seal=seal, problem=problem)
 
 
 def spec_lines(spec: Spec) -> Iterator[tuple[str, str]]:
@@ -40,10 +87,7 @@ def array_lines(array: ArraySpec) -> Iterator[tuple[str, str]]:
 def progress_lines(spec: Spec, records: list[CommitRecord]) -> Iterator[tuple[str, str]]:
     contents = [record.content for record in records]
     cached, rejected = sum(each.cached for each in contents), sum(each.rejected for each in contents)
-    reasons: Counter[str] = Counter()
-    for content in contents:
-        reasons.update(content.reasons)
-    why = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+    why = ", ".join(f"{count} {reason}" for reason, count in all_reasons(contents).most_common())
     stored = sum(content.files[0].bytes for content in contents)
     yield "committed", f"{len(records):,} of {counted(spec.num_shards, 'shard')}, {stored:,} bytes"
     yield "samples", f"{cached:,} cached, {rejected:,} rejected" + (f" ({why})" if why else "")
@@ -54,11 +98,14 @@ def progress_lines(spec: Spec, records: list[CommitRecord]) -> Iterator[tuple[st
         yield "built", f"{statistics.median(rates):.1f} images/s a worker (median shard) on {devices} at {hosts}"
 
 
-def seal_lines(store: Store) -> Iterator[tuple[str, str]]:
-    try:
-        seal = read_seal(store)
-    except CacheError as error:
-        yield "seal", str(error)
+def all_reasons(contents: list[CommitContent]) -> "Counter[str]":
+    """How many samples were rejected for each reason."""
+    return sum((Counter(content.reasons) for content in contents), Counter[str]())
+
+
+def seal_lines(seal: Seal | None, problem: str | None) -> Iterator[tuple[str, str]]:
+    if seal is None:
+        yield "seal", problem or ""
         return
     yield "cache identity", seal.identity
     summary = seal.array

@@ -1,14 +1,12 @@
 """The command `verify`: its options, its progress bar, its table of findings."""
 
 import gc
-import json
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rich.console import Console
@@ -18,17 +16,20 @@ from tqdm import tqdm
 
 from cache_store.cache.metadata import read_spec, refuse_no_cache
 from cache_store.cores import usable_cores
-from cache_store.errors import CacheError, ConfigError, Interrupted
-from cache_store.program.output_file import refuse_output, write_output
+from cache_store.errors import CacheError, ConfigError, EncodeOnceError, Interrupted
 from cache_store.program.progress_bar import progress_bar
+from cache_store.program.report_file import ReportFile, in_words
 from cache_store.refusal import counted, printable
-from cache_store.storage.store import is_url, local_path, open_store
-from cache_store.verify.findings import Finding, Level, Report
+from cache_store.storage.store import is_url, open_store
+from cache_store.verify.findings import Finding, Level, Report, nothing_read
 from cache_store.verify.shard import CheckedShard
 from cache_store.verify.subset import Subset, parse_subset
 from cache_store.verify.verify import verify
 
 SHOWN_FINDINGS = 50
+
+FILE = "FILE"
+"""In a command that names a report, where none was written."""
 
 REMOTE_JOBS = 8
 """Over a network each thread waits for its answers most of the time."""
@@ -51,7 +52,9 @@ class VerifyConfig:
     jobs: int | Literal["auto"] = "auto"
     """Threads that read; auto: one per core, of a URL at least eight."""
     report: str | None = None
-    """Also write the findings to this JSON file."""
+    """Also write the result to this JSON file: `sound` is true or false, and `error` says why a run did not end."""
+    json: bool = field(default=False, metadata={"typed": "--json"})
+    """Print the result as JSON instead, as it stands in a report."""
 
     def __post_init__(self) -> None:
         if self.jobs != "auto" and not 1 <= self.jobs <= MAX_JOBS:
@@ -79,21 +82,33 @@ class VerifyConfig:
 
 def run_verify(cache: str, config: VerifyConfig) -> int:
     """Verify, report, and return the exit code."""
-    if config.report:
-        refuse_output("report", local_path("report", config.report), cache)
+
+    def failed(error: str) -> dict[str, object]:
+        return nothing_read(cache, config.resolved_level, config.subset, error).as_dict(FILE)
+
+    with ReportFile("cache-store verify", config.report, cache, failed) as out:
+        try:
+            report = verify_with_bar(cache, config)
+        except (EncodeOnceError, OSError) as error:
+            if config.json:
+                print(out.document(failed(in_words(error))), end="")
+            raise
+        out.result = report.as_dict(config.report or FILE)
+        if config.json:
+            print(out.document(out.result), end="")
+        else:
+            show_report(report, config.report)
+    return 0 if report.sound else 1
+
+
+def verify_with_bar(cache: str, config: VerifyConfig) -> Report:
     try:
         with reading_bar(cache, config) as progress:
             gc.freeze()  # else the collector looks through all loaded modules every few shards: a tenth of the time
             jobs = config.threads(cache)
-            report = verify(cache, config.resolved_level, subset=config.shards, jobs=jobs, progress=progress)
+            return verify(cache, config.resolved_level, subset=config.shards, jobs=jobs, progress=progress)
     except KeyboardInterrupt:  # SIGTERM as well as SIGINT; verification only reads, so it can be left at any instant
         raise Interrupted("nothing was changed; run the same command again, or slices of it with --subset") from None
-    try:
-        show_report(report, config.report)
-    finally:  # also where the reader of our output has gone, as `| head` does
-        if config.report:
-            write_output(Path(config.report).expanduser(), json.dumps(report.as_dict(config.report), indent=1).encode())
-    return 1 if report.findings else 0
 
 
 class ReadingBar:
@@ -141,7 +156,7 @@ def show_report(report: Report, report_file: str | None) -> None:
     if uncommitted:
         print(f"unfinished: {len(uncommitted):,} of {shards} not committed")
     print(f"not sound ({level}): {summary(report.findings)} in {checked}")
-    for step in report.next_steps(report_file or "FILE"):
+    for step in report.next_steps(report_file or FILE):
         first = "" if report_file or "--report" not in step else "write the findings down with --report FILE, then "
         print(f"next: {first}{step}")
 

@@ -37,6 +37,13 @@ class Finding:
         return f"{shard}{row}{printable(self.file)}: {printable(self.problem)}"
 
 
+def nothing_read(cache: str, level: Level, subset: str | None, error: str | None = None) -> "Report":
+    """A report before anything is read."""
+    return Report(
+        cache=cache, level=level, subset=subset, identity=None, shards=0, samples=0, bytes=0, findings=(), error=error
+    )
+
+
 def unreadable(error: CacheError | OSError, store: Store, file: str, shard: int | None = None) -> Finding:
     """What whoever read a file ran into; a finding names the file itself."""
     if isinstance(error, FileNotFoundError | NotADirectoryError):
@@ -70,6 +77,12 @@ class Report:
     """Which shards were read, as asked for; None: all of them."""
     covered: int = 0
     """Of the shards, those in the subset; `samples` and `bytes` are theirs."""
+    error: str | None = None
+    """Why the verification did not end; what it found is then unknown."""
+
+    @property
+    def sound(self) -> bool:
+        return self.error is None and not self.findings
 
     def raise_if_damaged(self) -> None:
         """CacheError naming the first few findings."""
@@ -83,7 +96,7 @@ class Report:
 
     def as_dict(self, report_file: str) -> dict[str, object]:
         """For a file of that name; `next` says what to do, in the words of the command line."""
-        return {**asdict(self), "next": list(self.next_steps(report_file))}
+        return {"sound": self.sound, **asdict(self), "next": list(self.next_steps(report_file))}
 
     def next_steps(self, report_file: str) -> Iterator[str]:
         """What mends the findings, first things first."""

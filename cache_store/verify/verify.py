@@ -17,7 +17,7 @@ from cache_store.cache.metadata import refuse_no_cache
 from cache_store.cache.survey import survey_records
 from cache_store.format.names import SPEC_FILE
 from cache_store.storage.store import Address, listed_once, open_store
-from cache_store.verify.findings import Finding, Level, Report, in_reading_order, unreadable
+from cache_store.verify.findings import Finding, Level, Report, in_reading_order, nothing_read, unreadable
 from cache_store.verify.leftovers import stray_findings
 from cache_store.verify.metadata import (
     CheckedPlan,
@@ -48,9 +48,7 @@ def verify(
     """
     store = open_store(path)
     name = subset.name if subset else None
-    nothing = Report(
-        cache=str(store), level=level, subset=name, identity=None, shards=0, samples=0, bytes=0, findings=()
-    )
+    nothing = nothing_read(str(store), level, name)
     refuse_no_cache(store)
     surveyed = survey_records(store := listed_once(store))
     spec, seal = surveyed.spec.value, surveyed.seal.value

@@ -92,8 +92,11 @@ class AuditReport:
         """A sample's largest difference that at least `share` of all samples do not exceed."""
         return self.largest[max(ceil(share * len(self.largest)) - 1, 0)][0] if self.largest else None
 
-    def as_dict(self) -> dict[str, object]:
+    def as_dict(self, error: str | None = None) -> dict[str, object]:
+        """Return the fields of a report file; `error` says why not all samples asked for were drawn."""
         return {
+            "sound": error is None and not self.findings,
+            "error": error,
             **{field.name: getattr(self, field.name) for field in fields(self)},
             "tolerance": self.tolerance,
             "drawn": len(self.drawn),
@@ -106,6 +109,7 @@ class AuditReport:
             "bound": self.bound,
             "statement": self.statement,
             "findings": [asdict(each) | {"problem": each.problem} for each in self.findings],
+            "next": list(next_steps(self)),
         }
 
 
@@ -128,7 +132,7 @@ def report_lines(report: AuditReport) -> list[str]:
     ]
     if (more := len(report.findings) - SHOWN_FINDINGS) > 0:
         lines.append(f"and {more:,} more; --report FILE writes them all")
-    return [*lines, report.statement, *next_steps(report)]
+    return [*lines, report.statement, *(f"next: {step}" for step in next_steps(report))]
 
 
 def report_fields(report: AuditReport) -> Iterator[tuple[str, str]]:
@@ -151,10 +155,10 @@ def next_steps(report: AuditReport) -> Iterator[str]:
     """Say what to do about the findings."""
     if shards := sorted({each.shard for each in report.findings if each.difference is not None}):
         names = [f"{report.cache}/{name}" for name in (SEAL_FILE, *(commit_file(shard) for shard in shards))]
-        yield f"next: rm {shlex.join(names)}, if the encoder and the sources are the right ones"
+        yield f"rm {shlex.join(names)}, if the encoder and the sources are the right ones"
         yield (
-            "next: rerun the `precompute build` that made the cache: it encodes these shards again, and the cache is "
+            "rerun the `precompute build` that made the cache: it encodes these shards again, and the cache is "
             "another one for training; without removing the seal first, it would restore the sealed bytes"
         )
     if any(each.difference is None for each in report.findings):
-        yield "next: restore the images as they were, or build into a new cache; this one cannot be built again"
+        yield "restore the images as they were, or build into a new cache; this one cannot be built again"

@@ -30,9 +30,14 @@ def repair(cache: Address, config: RepairConfig) -> Summary:
 
 def read_report(path: Path) -> Report:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Report)
+        report = msgspec.json.decode(path.read_bytes(), type=Report)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"--report {path} is not a report of `cache-store verify --report`: {error}") from None
+    if report.error is not None:
+        raise ConfigError(
+            f"--report {path} names no damage, since that verification failed: {report.error}; verify again"
+        )
+    return report
 
 
 def shards_of(report: Report) -> set[int]:

@@ -99,7 +99,8 @@ def test_a_signal_stops_it_with_code_3(cache, tmp_path, capsys, monkeypatch, job
     report = tmp_path / "report.json"
     assert main(["verify", str(cache), "--level", "full", "--jobs", jobs, "--report", str(report)]) == 3
     assert capsys.readouterr().err.startswith("cache-store: stopped: nothing was changed")
-    assert not report.exists()
+    left = json.loads(report.read_text())
+    assert (left["sound"], left["error"][:19]) == (False, "nothing was changed")
 
 
 def test_exit_code_and_report_say_what_was_found_and_what_to_run(cache, tmp_path, capsys, monkeypatch):
