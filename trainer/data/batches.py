@@ -32,6 +32,8 @@ class StepBatch:
     """Sample numbers of the whole global batch."""
     label_tokens: int
     """In the whole global batch: what the loss is divided by."""
+    text_tokens: int
+    """In the whole global batch, without padding."""
     micro_batches: list[ModelInput]
     """This rank's samples, one forward and backward pass each."""
 
@@ -63,7 +65,8 @@ class StepLoader:
         numbers, mine = self.train[self.order.at(positions)], self.share.of(positions)
         parts = [each.reshape(self.accumulate, -1) for each in (numbers[mine - positions[0]], mine)]
         micro_batches = [self.show(*part) for part in zip(*parts, strict=True)]
-        return StepBatch(numbers, self.text.label_tokens(numbers), micro_batches)
+        text = self.text
+        return StepBatch(numbers, text.label_tokens(numbers), text.text_tokens(numbers), micro_batches)
 
     def show(self, numbers: np.ndarray, positions: np.ndarray) -> ModelInput:
         """Load samples as training shows them at these positions of the run."""

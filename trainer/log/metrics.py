@@ -1,7 +1,9 @@
 """The metrics of a run: one JSON line a step, and the same values in its trackers."""
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,12 @@ METRICS_FILE = "metrics.jsonl"
 
 CAPTIONS = "captions"
 """Key of a line's captions, a list of records; all other values are numbers."""
+
+TIME = "time"
+"""Key of the time at which a step was done: UTC, ISO 8601."""
+
+NONFINITE = "nonfinite"
+"""Key of the values that JSON has no number for: their names and `nan`, `inf` or `-inf`. They themselves are null."""
 
 Metrics = dict[str, float | int]
 
@@ -28,7 +36,7 @@ class MetricsLog:
 
     def write(self, metrics: Metrics, captions: Sequence[Caption] = ()) -> None:
         with naming(self.path):
-            self._lines.write(json.dumps(as_record(metrics, captions)) + "\n")
+            self._lines.write(as_json({**metrics, TIME: now()}, captions) + "\n")
             self._lines.flush()
         self._track(metrics, captions)
 
@@ -42,8 +50,8 @@ class MetricsLog:
     def amend(self, metrics: Metrics, captions: Sequence[Caption] = ()) -> None:
         """Add values to the last line."""
         *before, last = self.path.read_bytes().splitlines(keepends=True)
-        amended = json.loads(last) | as_record(metrics, captions)
-        write_file(self.path, b"".join([*before, json.dumps(amended).encode() + b"\n"]))
+        amended = as_json(json.loads(last) | metrics, captions)
+        write_file(self.path, b"".join([*before, amended.encode() + b"\n"]))
         self._lines.close()
         self._lines = self.path.open("a", encoding="utf-8")
         self._track(metrics, captions)
@@ -55,8 +63,22 @@ class MetricsLog:
             tracker.close()
 
 
-def as_record(metrics: Metrics, captions: Sequence[Caption]) -> dict[str, Any]:
-    return metrics | ({CAPTIONS: [caption.record for caption in captions]} if captions else {})
+def as_json(record: Mapping[str, Any], captions: Sequence[Caption]) -> str:
+    """Lay out one line: valid JSON whatever a diverged run has computed."""
+    said = {CAPTIONS: [caption.record for caption in captions]} if captions else {}
+    return json.dumps({**nullified(record), **said}, allow_nan=False)
+
+
+def nullified(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Put null for numbers that are not finite, and say under NONFINITE what they are."""
+    broken = {name: value for name, value in record.items() if isinstance(value, float) and not math.isfinite(value)}
+    if not broken:
+        return dict(record)
+    return {**record, **dict.fromkeys(broken), NONFINITE: {name: str(value) for name, value in broken.items()}}
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def read_metrics(folder: Path, step: int) -> Metrics:
@@ -81,9 +103,11 @@ def drop_later_steps(path: Path, completed_steps: int) -> None:
 
 
 def as_step(line: bytes) -> dict[str, Any] | None:
-    """Parse a line; None where it is no record of a step."""
+    """Parse a line, without values that are not finite; None where it is no record of a step."""
     try:
-        record = json.loads(line.decode())
+        record = json.loads(line.decode(), parse_constant=lambda _: None)
     except ValueError:  # no UTF-8, or no JSON
         return None
-    return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None
+    if not (isinstance(record, dict) and isinstance(record.get("step"), int)):
+        return None
+    return {name: value for name, value in record.items() if value is not None}

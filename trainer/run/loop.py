@@ -24,9 +24,14 @@ from trainer.log.trackers import open_trackers
 from trainer.model.projectors.file import CONFIG_FILE, PROJECTOR_FILE, ProjectorConfig, projector_bytes
 from trainer.run.checkpoint import CheckpointFolder, CheckpointState, load_optimizer, restore_projectors
 from trainer.run.folder import has_run, write_changed, write_config
+from trainer.run.memory import peak_memory_bytes
 from trainer.run.optim import learning_rate, make_optimizer
 from trainer.run.session import Session
 from trainer.run.validation import sample_names, sample_scores, shuffle_test
+
+
+MUST_BE_FINITE = {"loss": "loss", "grad_norm": "gradient norm", "param_norm": "parameter norm"}
+"""Figures of a step, and their names, without which a run has diverged."""
 
 
 @dataclass(frozen=True)
@@ -125,8 +130,12 @@ class TrainingLoop:
         waited = time.perf_counter() - began
         metrics = self.update(batch)
         elapsed = time.perf_counter() - began
+        metrics["tokens"] = self.tokens_of(batch)
         metrics["samples_per_s"] = self.config.data.batch_size / elapsed
+        metrics["tokens_per_s"] = metrics["tokens"] / elapsed
         metrics["data_wait_share"] = waited / elapsed
+        metrics["peak_memory_bytes"] = peak_memory_bytes(self.world.device)
+        self.refuse_diverged(metrics, batch, log)
         bar.set_postfix(loss=f"{metrics['loss']:.3f}", samples_s=f"{metrics['samples_per_s']:.1f}", refresh=False)
         bar.update()
         validation = self.validate(bar)
@@ -139,6 +148,10 @@ class TrainingLoop:
             self.report()
         if validation is None or (self.stopping and self.completed < self.total_steps):
             raise self.interrupted()
+
+    def tokens_of(self, batch: StepBatch) -> int:
+        """Count what the language model reads of a global batch: each tower's tokens and the text, without padding."""
+        return len(batch.numbers) * self.model.projectors.num_tokens + batch.text_tokens
 
     def interrupted(self) -> Interrupted:
         return Interrupted(f"after step {self.completed:,} of {self.total_steps:,}; run the same command to go on")
@@ -161,22 +174,24 @@ class TrainingLoop:
             self.report()
 
     def update(self, batch: StepBatch) -> Metrics:
-        """Do one optimizer step; EncodeOnceError, with the projector unchanged, where the loss is not finite."""
+        """Do one optimizer step; where the loss or its gradient is not finite, the projector stays as it is."""
         loss, grad_norm = self.compute_gradients(batch)
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-            raise self.nonfinite_error(batch, loss, grad_norm)
+            return {"step": self.completed + 1, "loss": loss, "grad_norm": grad_norm, **self.progress_made()}
         lr = learning_rate(self.config.optim, self.completed, self.total_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.completed += 1
-        epoch = self.position / len(self.session.split.train)
         param_norm = torch.nn.utils.get_total_norm([parameter.detach() for parameter in self.parameters]).item()
         return {
             "step": self.completed, "loss": loss, "grad_norm": grad_norm, "param_norm": param_norm, "lr": lr,
-            "epoch": epoch, "position": self.position,
+            **self.progress_made(),
         }  # fmt: skip
+
+    def progress_made(self) -> Metrics:
+        return {"epoch": self.position / len(self.session.split.train), "position": self.position}
 
     def compute_gradients(self, batch: StepBatch) -> tuple[float, float]:
         """Compute and clip the global batch's gradients; return its loss per label token and their norm before.
@@ -195,12 +210,20 @@ class TrainingLoop:
         self.stopping = stops > 0
         return total_loss, norm.item()
 
-    def nonfinite_error(self, batch: StepBatch, loss: float, grad_norm: float) -> EncodeOnceError:
-        return EncodeOnceError(
-            f"step {self.completed + 1}: loss {loss}, gradient norm {grad_norm}; the projector was not updated\n"
-            f"  samples  {sample_names(self.session, batch.numbers)}\n"
-            f"  checkpoints up to step {max(self.checkpoints.steps(), default=0)} were saved before; "
-            "try a lower optim.lr, and where it fails again, delete the newest"
+    def refuse_diverged(self, metrics: Metrics, batch: StepBatch, log: MetricsLog | None) -> None:
+        """Log a step whose figures are not finite, and raise EncodeOnceError: nothing of it is saved."""
+        found = {name: metrics[key] for key, name in MUST_BE_FINITE.items() if key in metrics}
+        if all(map(math.isfinite, found.values())):
+            return
+        if log is not None:
+            log.write(metrics)
+            self.report()
+        saved = max(self.checkpoints.steps(), default=0)
+        again = f"; it goes on from step {saved}: if it diverges there again, delete that checkpoint" if saved else ""
+        raise EncodeOnceError(
+            f"step {metrics['step']} diverged: {', '.join(f'{name} {value:g}' for name, value in found.items())}; "
+            f"try a lower optim.lr{again}\n"
+            f"  samples  {sample_names(self.session, batch.numbers)}"
         )
 
     @property

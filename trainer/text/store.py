@@ -84,6 +84,9 @@ class TextStore:
     def label_tokens(self, numbers: np.ndarray) -> int:
         return int(self.num_labels[numbers].sum())
 
+    def text_tokens(self, numbers: np.ndarray) -> int:
+        return int((self.offsets[numbers + 1] - self.offsets[numbers]).sum())
+
     def split(self, val_fraction: float) -> Split:
         labelled, validation = np.asarray(self.num_labels) > 0, held_out(np.asarray(self.id_hash), val_fraction)
         return Split(

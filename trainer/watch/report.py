@@ -14,7 +14,7 @@ from cache_store.program.config_file import shown
 from cache_store.refusal import flatten
 from trainer.generate.rows import sample_numbers
 from trainer.log.captions import NOTHING
-from trainer.log.metrics import CAPTIONS, read_records
+from trainer.log.metrics import CAPTIONS, NONFINITE, read_records
 from trainer.run.folder import write_changed
 from trainer.run.session import Session
 from trainer.run.validation import is_image_used, verdict
@@ -68,6 +68,7 @@ def render(session: Session, records: Sequence[Record], total_steps: int) -> str
         nothing=NOTHING,
         last=records[-1] if records else None,
         total_steps=total_steps,
+        diverged=records[-1].get(NONFINITE) if records else None,
         trained_on=len(session.split.train),
         held_out=len(session.split.validation),
         newest=newest,

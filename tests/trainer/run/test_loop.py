@@ -1,7 +1,9 @@
 """A run from its first step to its last: what it learns and logs, and that it is one run however it was cut up."""
 
 import copy
+import json
 import os
+import re
 import signal
 from collections import Counter
 from dataclasses import replace
@@ -48,7 +50,9 @@ def test_a_run_lowers_its_loss_and_logs_every_step(uninterrupted):
     assert sum(losses[step] for step in (10, 11, 12)) < sum(losses[step] for step in (1, 2, 3)) - 0.1
     for key in ("loss", "loss_shuffled", "standard_error", "accuracy", "accuracy_shuffled"):
         assert list(metrics(folder, f"val_{key}")) == [5, 10, 12]
-    for key, most in (("grad_norm", np.inf), ("lr", 1e-3), ("samples_per_s", np.inf), ("data_wait_share", 1)):
+    limits = {"lr": 1e-3, "data_wait_share": 1}
+    for key in ("grad_norm", "lr", "samples_per_s", "tokens_per_s", "data_wait_share", "peak_memory_bytes"):
+        most = limits.get(key, np.inf)
         assert [step for step, value in metrics(folder, key).items() if 0 < value <= most] == list(losses)
 
 
@@ -82,11 +86,25 @@ def test_a_step_whose_loss_is_not_finite_is_named_and_redone(configured_here, un
         if read == 12:
             latents[0] = np.nan
 
-    with pytest.raises(EncodeOnceError, match=r"step 9: loss nan[^§]*samples  sample-0000[^§]*up to step 5 were saved"):
+    with pytest.raises(EncodeOnceError, match=r"^step 9 diverged: loss nan.*from step 5.*\n  samples  sample-0000"):
         train(config, ALONE, watched(config, spoil))
-    assert list(metrics(config.run.folder)) == [*range(1, 9)]
+    assert list(metrics(config.run.folder)) == [*range(1, 10)]
+    assert metrics(config.run.folder, "nonfinite") == {9: {"loss": "nan", "grad_norm": "nan"}}
     train(config, ALONE)
     assert_same_run(config, uninterrupted)
+
+
+def test_a_run_that_diverges_says_so_in_one_line_at_each_rerun(configured_here, refusal):
+    """Its log stays JSON, whose numbers are finite, and its report is drawn."""
+    config = configured_here("diverged", lr=1000.0, max_grad_norm=None, max_steps=100)
+    for _ in range(2):
+        *_, said, samples = refusal(1, config).splitlines()
+        assert re.fullmatch(r"trainer: error: step \d+ diverged: .*; try a lower optim.lr.*", said), said
+        assert samples.startswith("  samples  sample-")
+        lines = (config.run.folder / "metrics.jsonl").read_text().splitlines()
+        *_, last = [json.loads(line, parse_constant=pytest.fail) for line in lines]
+        assert all(last[name] is None for name in last["nonfinite"])
+        assert " diverged: " in (config.run.folder / "report.html").read_text()
 
 
 def test_two_ranks_train_as_one_which_can_go_on_after_them(configured_here, uninterrupted):

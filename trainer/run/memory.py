@@ -1,0 +1,19 @@
+"""How much memory a step took."""
+
+import resource
+import sys
+
+import torch
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Return the most that was allocated on a GPU since the last call; on a CPU, the process's peak so far.
+
+    `ru_maxrss` counts KiB on Linux and bytes on macOS.
+    """
+    if device.type != "cuda":
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
+    peak = torch.cuda.max_memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    return peak
