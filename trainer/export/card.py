@@ -6,6 +6,7 @@ import yaml
 
 from trainer.export.code import use_alone
 from trainer.export.figures import LAST_STEPS, Figures
+from trainer.model.config import PRETRAINED
 from trainer.model.projectors.file import PROJECTOR_FILE, ProjectorConfig, Tower
 
 CURVE_FILE = "curve.png"
@@ -140,12 +141,18 @@ def input_rows(tower: Tower, config: ProjectorConfig) -> dict[str, str]:
     return {
         "image": tower.array.image.summary,
         "encoder": f"{encoder.class_name}{where}, posterior {encoder.posterior}, weights `{encoder.weights_sha256}`",
-        kind_of(tower): f"[{tower.array.named_shape}], not standardised",
+        kind_of(tower): f"[{tower.array.named_shape}], {given_as(tower)}",
         "becomes": f"{tower.tokens} tokens of {language.width}{ends_in_words(tower)}, {first}",
         "projector": f"{tower.projector}, layout {tower.layout}{attention_in_words(tower)}",
         "language model": f"{shown(language.name)}, identity `{language.identity}`",
         "trained from the cache": f"`{tower.cache_identity}`",
     }
+
+
+def given_as(tower: Tower) -> str:
+    if tower.projector == PRETRAINED:
+        return "as the encoder gives them"
+    return f"as the encoder gives them; `{tower.name}.mean` and `{tower.name}.std` in the file standardise them"
 
 
 def ends_in_words(tower: Tower) -> str:

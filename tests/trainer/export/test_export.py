@@ -84,7 +84,8 @@ def test_the_card_shows_the_runs_figures_and_its_curve(trained, tmp_path):
         f"| validation loss per label token | {own:.4f}, after step 12 |",
         f"| — with another sample's image | {other:.4f}: the image is worth {other - own:.4f} |",
         "| image | 24 x 16, squash, bilinear, range signed |",
-        "| latents | [channel 4, latent_y 3, latent_x 2], not standardised |",
+        "| latents | [channel 4, latent_y 3, latent_x 2], as the encoder gives them; `world.mean` and `world.std` in "
+        "the file standardise them |",
         "| becomes | 8 tokens of 32, START and END among them, after BOS |",
     ]:
         assert line in text.splitlines()
