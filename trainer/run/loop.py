@@ -29,7 +29,6 @@ from trainer.run.optim import learning_rate, make_optimizer
 from trainer.run.session import Session
 from trainer.run.validation import sample_names, sample_scores, shuffle_test
 
-
 MUST_BE_FINITE = {"loss": "loss", "grad_norm": "gradient norm", "param_norm": "parameter norm"}
 """Figures of a step, and their names, without which a run has diverged."""
 

@@ -140,7 +140,16 @@ def test_losses_are_those_of_models_that_scale_their_logits(tmp_path, kind, sett
     assert torch.allclose(found, expected.float(), atol=1e-6 if dtype == FLOAT32 else 1e-3)
 
 
+def save_llava_config(folder: Path) -> None:
+    hf.LlavaConfig(text_config={"model_type": "llama"}).save_pretrained(folder)
+
+
 REFUSED = [
+    (
+        save_llava_config,
+        FLOAT32,
+        "is multimodal (llava), and its text model (llama) cannot be used by itself here; name",
+    ),
     (partial(save_decoder, kind=hf.BertConfig, is_decoder=True), FLOAT32, "in a way the trainer does not know"),
     (partial(save_decoder, kind=hf.Gemma4TextConfig, **LAYER_TYPES), FLOAT32, "fails when it runs on embeddings"),
     (partial(save_language_model, use_bidirectional_attention=True), FLOAT32, "is not causal"),

@@ -13,6 +13,7 @@ from trainer.model.language.pretrained import (
     UNREADABLE_MODEL,
     first_line,
     loading_bar_hidden,
+    multimodal_remedy,
     pretrained_name,
     why_unreadable,
 )
@@ -64,6 +65,8 @@ def load_every_weight(path: str, dtype: torch.dtype) -> Any:
                 path, dtype=dtype, output_loading_info=True, use_safetensors=True, trust_remote_code=False
             )
     except UNREADABLE_MODEL as error:
+        if (remedy := multimodal_remedy(path)) is not None:
+            raise ModelError(remedy) from None
         raise ModelError(f"cannot be loaded: {why_unreadable(error)}") from None
     if missing := sorted(report["missing_keys"]):  # one of another shape is an error of transformers' own
         named = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
@@ -85,7 +88,8 @@ def check_forward(model: LanguageModel, full: Any) -> None:
         find_logit_scale(model, hidden_NTD, full(input_ids=tokens_NT, use_cache=False).logits.float())
         refuse_not_causal(model, embeddings_NTD, hidden_NTD)
     except UNREADABLE_MODEL as error:
-        raise ModelError(f"fails when it runs on embeddings, as it does here: {first_line(error)}") from None
+        reason = multimodal_remedy(full.config._name_or_path)
+        raise ModelError(reason or f"fails when it runs on embeddings, as it does here: {first_line(error)}") from None
 
 
 def find_logit_scale(model: LanguageModel, hidden_NTD: Tensor, expected_NTV: Tensor) -> None:
