@@ -3,10 +3,10 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from cache_store.log import utc_time
 from cache_store.storage.files import naming
 from cache_store.storage.local import write_file
 from trainer.log.captions import Caption
@@ -36,7 +36,7 @@ class MetricsLog:
 
     def write(self, metrics: Metrics, captions: Sequence[Caption] = ()) -> None:
         with naming(self.path):
-            self._lines.write(as_json({**metrics, TIME: now()}, captions) + "\n")
+            self._lines.write(as_json({**metrics, TIME: utc_time()}, captions) + "\n")
             self._lines.flush()
         self._track(metrics, captions)
 
@@ -75,10 +75,6 @@ def nullified(record: Mapping[str, Any]) -> dict[str, Any]:
     if not broken:
         return dict(record)
     return {**record, **dict.fromkeys(broken), NONFINITE: {name: str(value) for name, value in broken.items()}}
-
-
-def now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def read_metrics(folder: Path, step: int) -> Metrics:
