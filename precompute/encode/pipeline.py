@@ -14,6 +14,7 @@ import torch
 
 from cache_store.cache.writing.writer import MismatchedShardError, ShardBuilder
 from cache_store.errors import Interrupted
+from cache_store.format.schema import Spec
 from precompute.encode.batches import Batch, Decoders, decoded_batches, planned_batches, refuse_vanished
 from precompute.encode.job import EncodeJob, MismatchedShard, Progress
 from precompute.encoders.encoder import Encoder
@@ -101,7 +102,7 @@ def encode_shards(
                 raise Interrupted("the shard in hand was dropped; run the same command again to go on")
             refuse_vanished(batch, source)
             batch.encoding_since = time.monotonic()
-            encoded = encoder.encode(torch.from_numpy(batch.pixels_NYX3))
+            encoded = encode_batch(encoder, batch, job.spec)
             writes.append(writer.submit(sink.write, batch, encoded))
             while len(writes) > WRITES_BEHIND:
                 writes.popleft().result()
@@ -112,6 +113,13 @@ def encode_shards(
         decoders.shutdown(cancel_futures=True)
         writer.shutdown(cancel_futures=True)
         sink.close()
+
+
+def encode_batch(encoder: Encoder, batch: Batch, spec: Spec) -> torch.Tensor:
+    """Encode a decoded batch; zeros where every image was rejected, of which nothing is kept."""
+    if all(outcome.reason is not None for outcome in batch.wait()):
+        return torch.zeros(len(batch.pixels_NYX3), *spec.array.shape)
+    return encoder.encode(torch.from_numpy(batch.pixels_NYX3))
 
 
 def timed(batches: Iterator[Batch], device: torch.device) -> Iterator[tuple[Batch, float, float]]:

@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 import precompute.encode.pipeline as pipeline
-from cache_store.cache.metadata import read_spec
+from cache_store.cache.metadata import read_seal, read_spec
 from cache_store.cache.writing.writer import ShardBuilder
 from cache_store.format.schema import CommitRecord
 from cache_store.storage.local import LocalStore
@@ -30,7 +30,7 @@ from precompute.encode.progress import BuildProgress
 from precompute.images.decode import decode_image
 from precompute.images.fit import MID_GREY, fit_image, to_pixels
 from precompute.sources import Source, open_source
-from tests.precompute.conftest import BROKEN, SAMPLES, Project, image_bytes
+from tests.precompute.conftest import BROKEN, GOOD, SAMPLES, Project, image_bytes
 from tests.precompute.images.hostile_images import png, save
 
 
@@ -107,6 +107,16 @@ def test_a_rejected_image_is_grey_in_its_batch(project, encoding, failure):
         np.testing.assert_array_equal(pixels_YX3, expected)
 
 
+def test_a_batch_whose_images_are_all_rejected_is_not_encoded(project, encoding):
+    """It is all grey, and nothing of it would be kept."""
+    encoded = list[int]()
+    encoding(lambda encode, image: encoded.append(len(image)) or encode(image))
+    project.has(sample_003=b"", sample_005=b"")
+    project.build(run__max_reject_fraction=0.3)
+    assert encoded == [3, 2, 3, 3, 2, 3, 3]  # rows 3 to 5 are the second batch of the first shard
+    assert read_seal(project.cache).rejected == 4
+
+
 def test_the_small_image_is_the_mean_of_a_latents_cells(planned):
     """The preview is fitted to these; of a rejected image they are grey."""
     for number, batch in enumerate(planned.decoded()):
@@ -161,7 +171,8 @@ class LazyDisk:
 def test_encoding_runs_a_few_writes_ahead_and_no_further(planned, clock, monkeypatch):
     """So memory does not grow with the data set, however slow the disk is; a shard's seconds end with its last write.
 
-    A batch, of one image, takes 30 s; with two writes behind, a shard is committed two batches later.
+    A batch, of one image, takes 30 s, one of a rejected image none; with two writes behind, a shard is committed two
+    batches later.
     """
     disk, owed, done = LazyDisk(), list[int](), list[CommitRecord]()
     pools = {"decode": ThreadPoolExecutor, "write": lambda count: disk}
@@ -174,8 +185,8 @@ def test_encoding_runs_a_few_writes_ahead_and_no_further(planned, clock, monkeyp
         clock.now += 30.0
 
     planned.encode(work, lambda progress: done.extend([progress.committed] if progress.committed else []))
-    assert (len(owed), max(owed), disk.most_owed) == (SAMPLES, WRITES_BEHIND, WRITES_BEHIND + 1)
-    assert [record.run.seconds for record in done] == [10 * 30.0, 10 * 30.0, 6 * 30.0]
+    assert (len(owed), max(owed), disk.most_owed) == (len(GOOD), WRITES_BEHIND, WRITES_BEHIND + 1)
+    assert [record.run.seconds for record in done] == [9 * 30.0, 9 * 30.0, 6 * 30.0]
 
 
 def test_after_a_failed_write_no_more_of_the_shard_is_written(planned, monkeypatch):
@@ -198,7 +209,7 @@ def test_after_a_failed_write_no_more_of_the_shard_is_written(planned, monkeypat
 
 @pytest.mark.parametrize("seconds", [0.0, 10.0, 90.0])
 def test_the_waiting_share_is_that_in_which_images_are_held_back(planned, clock, monkeypatch, capsys, seconds):
-    """Each image is held back for so long when the encoder first waits for it, and is encoded for 30 s."""
+    """Each image is held back for so long when the encoder first waits for it, and, if sound, encoded for 30 s."""
     wait, waited_for = Batch.wait, set[Batch]()
 
     def held_back(batch: Batch) -> Any:
@@ -212,7 +223,7 @@ def test_the_waiting_share_is_that_in_which_images_are_held_back(planned, clock,
     monkeypatch.setattr(Batch, "wait", held_back)
     with closing(BuildProgress(SAMPLES, [], max_reject_fraction=1.0)) as progress:
         planned.encode(work, progress)
-    waited, worked = SAMPLES * seconds, (SAMPLES - 1) * 30.0  # nothing is encoded before the first wait
+    waited, worked = SAMPLES * seconds, (len(GOOD) - 1) * 30.0  # nothing is encoded before the first wait
     assert progress.waiting_share == pytest.approx(waited / (waited + worked))
     assert f"encoder waits {progress.waiting_share:.0%}" in capsys.readouterr().err
 
