@@ -65,6 +65,8 @@ def strip_to_rgb(image: Image.Image) -> Image.Image:
         image = high_byte(image)
     elif image.mode in WITHOUT_RANGE:
         raise Rejected("unsupported pixels", f"{WITHOUT_RANGE[image.mode]} pixels have no agreed range")
+    if image.mode == "La":
+        image = image.convert("LA")  # the only mode that Pillow makes of it
     if image.has_transparency_data:
         rgba = image.convert("RGBA")
         ground = Image.new("RGBA", rgba.size, "white")

@@ -125,6 +125,9 @@ def images() -> Iterator[tuple[Any, ...]]:
     yield "a TIFF of 12 bits", twelve_bits, grey(np.array([0, 0x12, 0x80, 0xFF]))
     yield "an unsigned TIFF", grey_tiff(LEVELS[3].astype("<u2") << 8, 16, UNSIGNED), grey(LEVELS[3])
     yield "transparent grey", save(Image.new("LA", (8, 8), (0, 0)), "PNG"), WHITE
+    levels_and_alpha = np.array([[100, 200, 128, 0], [255, 200, 128, 0]], np.uint8).T.tobytes()  # grey was multiplied
+    premultiplied = tiff_around(levels_and_alpha, 4, 1, {258: (3, 2, 0x80008), 277: (3, 1, 2), 338: (3, 1, 1)})
+    yield "premultiplied grey", premultiplied, grey(np.array([100, 255, 255, 255])), 1
     yield "half a black", save(Image.new("RGBA", (8, 8), (0, 0, 0, 128)), "PNG"), WHITE // 2, 1
     palette = Image.frombytes("P", (2, 1), b"\0\1")
     palette.putpalette([10, 20, 30, 200, 100, 50])
