@@ -188,6 +188,8 @@ def show(summary: Any, cache: str) -> None:
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(seal.reasons.items()))
     why = f" ({reasons})" if reasons else ""
     console.print(f"{seal.planned:,} planned = {seal.cached:,} cached + {seal.rejected:,} rejected{why}")
+    if seal.unreadable_exif:
+        console.print(f"broken EXIF in {counted(seal.unreadable_exif, 'cached image')}, not turned")
     console.print(f"sealed {cache}: {seal.array.bytes:,} bytes of samples, cache identity {seal.identity}")
     console.print(f"next: cache-store verify {shlex.quote(cache)} --level full")
 

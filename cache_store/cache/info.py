@@ -89,8 +89,11 @@ def progress_lines(spec: Spec, records: list[CommitRecord]) -> Iterator[tuple[st
     cached, rejected = sum(each.cached for each in contents), sum(each.rejected for each in contents)
     why = ", ".join(f"{count} {reason}" for reason, count in all_reasons(contents).most_common())
     stored = sum(content.files[0].bytes for content in contents)
+    unreadable = sum(content.unreadable_exif for content in contents)
     yield "committed", f"{len(records):,} of {counted(spec.num_shards, 'shard')}, {stored:,} bytes"
     yield "samples", f"{cached:,} cached, {rejected:,} rejected" + (f" ({why})" if why else "")
+    if unreadable:
+        yield "broken EXIF", f"{counted(unreadable, 'cached image')}, not turned"
     if records:
         rates = [record.run.images_per_s for record in records]
         devices = ", ".join(sorted({record.run.device for record in records}))

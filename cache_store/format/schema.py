@@ -225,7 +225,7 @@ class PreviewEquations(Record, frozen=True, kw_only=True):
         require_lengths(3, *self.moment)
 
 
-class CommitContent(Record, frozen=True, kw_only=True):
+class CommitContent(Record, frozen=True, kw_only=True, omit_defaults=True):
     """What a shard holds; equal inputs give equal contents."""
 
     shard: Count
@@ -241,6 +241,8 @@ class CommitContent(Record, frozen=True, kw_only=True):
     """Rejected samples by kind of reason (what stands before the colon)."""
     non_finite: Count
     """Non-finite values the encoder gave; their samples are rejected."""
+    unreadable_exif: Count = 0
+    """Cached samples whose image has broken EXIF, so that it was not turned; left out of the record where it is 0."""
     statistics: FeatureStatistics | None
     """None where no sample of the shard was cached."""
     preview: PreviewEquations | None
@@ -317,7 +319,7 @@ class ArraySummary(Record, frozen=True, kw_only=True):
         require_lengths(len(self.mean), self.std, self.minimum, self.maximum, *weight)
 
 
-class Seal(Record, frozen=True, kw_only=True):
+class Seal(Record, frozen=True, kw_only=True, omit_defaults=True):
     """The whole cache's roll-up; holds no clock, so equal inputs give an equal seal."""
 
     format_version: int
@@ -329,6 +331,8 @@ class Seal(Record, frozen=True, kw_only=True):
     cached: Count
     rejected: Count
     reasons: dict[str, Count]
+    unreadable_exif: Count = 0
+    """Left out where it is 0."""
     cached_per_shard: tuple[Count, ...]
     commits: tuple[str, ...]
     """SHA-256 of every commit record's content, shards in order, so that an edited one is named."""

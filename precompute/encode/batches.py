@@ -81,18 +81,22 @@ class Batch:
 
     def _decode_one(self, place: int, source: Images, uri: str) -> Outcome:
         digest = width = height = reason = None
+        exif_is_readable = True
         try:
             data = source.read(uri)
             digest = content_sha256(data)
             image = decode_image(data, self.recipe)
             width, height = image.size
+            exif_is_readable = image.exif_is_readable
             self.put(place, fit_image(image, self.recipe))
         except Rejected as rejected:
             reason = rejected.reason
             self.pixels_NYX3[place] = MID_GREY
             if self.rgb_Nhw3 is not None:
                 self.rgb_Nhw3[place] = MID_GREY
-        return Outcome(content_sha256=digest, width=width, height=height, reason=reason)
+        return Outcome(
+            content_sha256=digest, width=width, height=height, reason=reason, exif_is_readable=exif_is_readable
+        )
 
     def put(self, place: int, fitted: Image) -> None:
         """Fill an image's place in the batch, and among the previews."""

@@ -64,6 +64,7 @@ class Turn(NamedTuple):
     exchanges_sides: bool = False
     mirrors: tuple[bool, bool] = (False, False)
     """Whether the upright image's columns, and its rows, begin with the last ones stored."""
+    is_readable: bool = True
 
 
 ORIENTATIONS = {
@@ -77,12 +78,17 @@ ORIENTATIONS = {
 }
 """By EXIF's number."""
 
+UNREADABLE = Turn(is_readable=False)
+
 ORIENTING = frozenset({"exif", "xmp"})
 """Segments of a JPEG that may say its orientation."""
 
 DECODER_ERRORS = (ArithmeticError, EOFError, LookupError, OSError, RuntimeError, SyntaxError, TypeError, ValueError)
 """What decoders raise on broken input, beside struct.error; libavif's are RuntimeErrors. Anything else, such as a
 MemoryError, stops the build."""
+
+AVIF_EXIF_ITEM = re.compile(rb"(infe\x02.{7})Exif", re.DOTALL)
+"""An AVIF's entry for EXIF, up to its type."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,16 +135,32 @@ def decode_image(data: bytes, recipe: ImageRecipe) -> Decoded:
         return whole(to_rgb(decode_netpbm(data, max_pixels)))
     refuse_costly(data, max_pixels)
     try:
-        with Image.open(io.BytesIO(data), formats=("TGA",) if TGA.match(data) else WITH_MAGIC) as image:
+        image, has_sound_exif = open_image(data)
+        with image:
             refuse_many_pixels(*image.size, max_pixels)
             if recipe.decode == "reduced" and isinstance(image, JpegImageFile) and is_of_cosines(data):
                 return decode_reduced(image, recipe)
             image.load()
-            return whole(image if is_plain(image) else to_rgb(upright(with_true_levels(image, data))))
+            if is_plain(image):
+                return whole(image)
+            turn = turn_of(image)
+            return whole(to_rgb(upright(with_true_levels(image, data), turn)), turn.is_readable and has_sound_exif)
     except UnidentifiedImageError:
         raise Rejected("cannot decode", what_it_is(data)) from None
     except (*DECODER_ERRORS, struct.error) as error:
         raise Rejected("cannot decode", f"{type(error).__name__}: {str(error).strip() or 'no details'}") from None
+
+
+def open_image(data: bytes) -> tuple[Image.Image, bool]:
+    """Open an image file; False with an AVIF that libavif opens only without its EXIF, which is broken."""
+    formats = ("TGA",) if TGA.match(data) else WITH_MAGIC
+    try:
+        return Image.open(io.BytesIO(data), formats=formats), True
+    except (*DECODER_ERRORS, struct.error):
+        without_exif, count = AVIF_EXIF_ITEM.subn(rb"\1none", data, 1) if data[4:8] == b"ftyp" else (data, 0)
+        if not count:
+            raise
+        return Image.open(io.BytesIO(without_exif), formats=("AVIF",)), False
 
 
 def decode_reduced(image: JpegImageFile, recipe: ImageRecipe) -> Decoded:
@@ -149,16 +171,21 @@ def decode_reduced(image: JpegImageFile, recipe: ImageRecipe) -> Decoded:
     if factor > 1:
         image.draft(None, (width // factor, height // factor))
     image.load()
-    rgb = to_rgb(upright(image))
+    rgb = to_rgb(upright(image, turn))
     outside = (pixels - side / factor for pixels, side in zip(rgb.size, size, strict=True))
     origin_x, origin_y = (part * mirrored for part, mirrored in zip(outside, turn.mirrors, strict=True))
-    return Decoded(rgb=rgb, size=size, reduction=factor, origin=(origin_x, origin_y))
+    return Decoded(rgb=rgb, size=size, reduction=factor, origin=(origin_x, origin_y), exif_is_readable=turn.is_readable)
 
 
 def turn_of(image: Image.Image) -> Turn:
+    """What EXIF says, or else XMP; `UNREADABLE` where the EXIF is broken, which spares the pixels."""
     if len(image.info.get("exif", b"")) > MAX_EXIF_BYTES:
         raise Rejected("too many parts", f"more than {MAX_EXIF_BYTES:,} bytes of EXIF")
-    return ORIENTATIONS.get(image.getexif().get(ExifTags.Base.Orientation, 1), Turn())
+    try:
+        Image.Exif().load(image.info.get("exif", b""))  # Pillow has read a JPEG's, and forgets what it raised then
+        return ORIENTATIONS.get(image.getexif().get(ExifTags.Base.Orientation, 1), Turn())
+    except (*DECODER_ERRORS, struct.error):
+        return UNREADABLE
 
 
 def is_plain(image: Image.Image) -> bool:
@@ -166,7 +193,6 @@ def is_plain(image: Image.Image) -> bool:
     return isinstance(image, JpegImageFile) and image.mode == "RGB" and ORIENTING.isdisjoint(image.info)
 
 
-def upright(image: Image.Image) -> Image.Image:
-    """Turn an image as its EXIF says; unlike Pillow's `exif_transpose`, without a copy and without changing EXIF."""
-    method = turn_of(image).method
-    return image if method is None else image.transpose(method)
+def upright(image: Image.Image, turn: Turn) -> Image.Image:
+    """Turn an image; unlike Pillow's `exif_transpose`, without a copy and without changing EXIF."""
+    return image if turn.method is None else image.transpose(turn.method)

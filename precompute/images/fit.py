@@ -35,10 +35,12 @@ class Decoded:
     """Pixels of the image, along each side, for one of `rgb`."""
     origin: tuple[float, float] = (0.0, 0.0)
     """Where in `rgb` the image begins: one that EXIF mirrors ends, where it begins now, with a part of a pixel."""
+    exif_is_readable: bool = True
+    """False where the image may be stored turned, and its EXIF cannot tell."""
 
 
-def whole(rgb: Image.Image) -> Decoded:
-    return Decoded(rgb=rgb, size=rgb.size)
+def whole(rgb: Image.Image, exif_is_readable: bool = True) -> Decoded:
+    return Decoded(rgb=rgb, size=rgb.size, exif_is_readable=exif_is_readable)
 
 
 def squash(size: Size, target: Size) -> tuple[Box, Size]:

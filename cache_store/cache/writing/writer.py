@@ -34,6 +34,7 @@ class Outcome:
     width: int | None
     height: int | None
     reason: str | None
+    exif_is_readable: bool = True
 
 
 class MismatchedShardError(CacheError):
@@ -148,6 +149,7 @@ class ShardBuilder:
             rejected=len(reasons),
             reasons=dict(Counter(reason_kind(reason) for reason in reasons)),
             non_finite=self._non_finite,
+            unreadable_exif=sum(each.reason is None and not each.exif_is_readable for each in self._outcomes),
             statistics=self._statistics.statistics(),
             preview=self._statistics.preview(),
         )

@@ -1,5 +1,6 @@
 """Builds through the command line: what is cached, and what ends a build before its seal."""
 
+import io
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from cache_store import open_cache
 from cache_store.cli import main as cache_store
@@ -21,6 +23,7 @@ from precompute.encoders.registry import load_encoder
 from precompute.images.decode import ImageConfig, decode_image
 from precompute.images.fit import fit_image, to_pixels
 from tests.precompute.conftest import BROKEN, GOOD, SAMPLES, image_bytes, sample_name, timeless_files
+from tests.precompute.images.hostile_images import save
 
 
 @pytest.mark.parametrize(("dtype", "tolerance", "flip"), [("float16", 2**-11, False), ("float32", 0.0, True)])
@@ -53,6 +56,19 @@ def test_rejects_do_not_move_their_neighbours(built):
     with_rejects, without = open_cache(built.cache), open_cache(built.folder / "whole")
     assert len(without) == SAMPLES
     np.testing.assert_array_equal(with_rejects.read(np.arange(len(GOOD))), without.read(np.array(GOOD)))
+
+
+def test_images_of_broken_exif_are_cached_and_counted(project):
+    """By the whole cache, whichever run built them; so too once it is converted."""
+    no_exif = save(Image.open(io.BytesIO(image_bytes(2))), "PNG", exif=bytes(8))
+    project.has(sample_002=no_exif, sample_003=no_exif, sample_015=no_exif)
+    said = "broken EXIF in 3 cached images, not turned"
+    assert said in project.build()
+    assert said in project.build()
+    project.run(cache_store, "convert", project.cache, project.folder / "tars", "--format", "webdataset")
+    for cache in (project.cache, project.folder / "tars"):
+        assert "broken EXIF     3 cached images, not turned" in project.run(cache_store, "info", cache)
+        assert not verify(cache, "deep").findings
 
 
 @pytest.mark.parametrize("threads", [1, 4])

@@ -114,6 +114,19 @@ LOSSY: dict[str, dict[str, Any]] = {
 }
 
 
+def broken_exif() -> Iterator[tuple[str, bytes]]:
+    """What a file is, and the file; in each, Pillow can read the pixels and not the EXIF."""
+    zeros, described = b"Exif\0\0" + bytes(8), Image.Exif()
+    for each in ("JPEG", "MPO", "PNG", "WEBP"):
+        yield each, saved(BLOCKS, each, exif=zeros, **LOSSY.get(each, {}))
+    yield "JPEG with a resolution", saved(BLOCKS, "JPEG", exif=zeros, dpi=(300, 300), **LOSSY["JPEG"])
+    described[0x010E] = "a description"
+    yield "AVIF", saved(BLOCKS, "AVIF", exif=described, **LOSSY["AVIF"]).replace(b"MM\0*", bytes(4), 1)
+    raw_profile = png_chunk(b"tEXt", b"Raw profile type exif\0\nexif\n 8\nno hexadecimals\n")
+    header, rest = saved(BLOCKS, "PNG")[:33], saved(BLOCKS, "PNG")[33:]
+    yield "PNG with a raw profile", header + raw_profile + rest
+
+
 def images() -> Iterator[tuple[Any, ...]]:
     """What a file is, the file, its pixels, and by how much they may be others."""
     yield "GIF without loss", saved(PIXELS // 255 * 255, "GIF"), PIXELS // 255 * 255
@@ -175,6 +188,8 @@ def images() -> Iterator[tuple[Any, ...]]:
         yield f"a transparent level of {bits} bits, {place}, {high_bits}", data, grey(levels)
     turned = saved(BLOCKS, "JPEG", xmp=b'<x tiff:Orientation="6"/>', **LOSSY["JPEG"])
     yield "a JPEG that XMP turns", turned, upright(BLOCKS, 6), 4
+    for each, data in broken_exif():
+        yield f"{each}, broken EXIF", data, BLOCKS, 4
     for each, number in product((*LOSSY, "PNG", "WEBP", "TIFF"), range(10)):
         exif, stored = Image.Exif(), BLOCKS if each in LOSSY else PIXELS
         exif[0x0112] = number
@@ -188,6 +203,16 @@ def test_an_image_becomes_these_pixels(image):
     decoded = decode(data)
     assert decoded.shape == expected.shape
     assert np.abs(decoded.astype(int) - expected).max() <= sum(tolerance)
+
+
+@pytest.mark.parametrize("decoding", ["full", "reduced"])
+def test_an_image_says_whether_its_exif_could_be_read(decoding):
+    recipe = ImageConfig(decode=decoding).recipe
+    broken, exif = dict(broken_exif()), Image.Exif()
+    assert [name for name, data in broken.items() if decode_image(data, recipe).exif_is_readable] == []
+    exif[0x010E] = "a description"
+    sound = [saved(BLOCKS, each, exif=exif, **LOSSY.get(each, {})) for each in ("JPEG", "PNG", "WEBP", "TIFF", "AVIF")]
+    assert all(decode_image(data, recipe).exif_is_readable for data in (*sound, PNG))
 
 
 def test_every_suffix_is_one_of_its_format():
