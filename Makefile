@@ -9,7 +9,7 @@ define CHECK_PYTHON
 import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed, $(PYTHON) is " + sys.version.split()[0] + "; run: make PYTHON=python3.11")
 endef
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint docs clean
 
 demo: $(INSTALLED)
 	$(BIN)/python -m demo
@@ -21,6 +21,10 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(INSTALLED)
+	$(BIN)/python docs/reference.py site
+	@echo "open site/index.html"
 
 # A half-made environment, or one of an older Python, is made again.
 # torch first and by exact version: a build of it that is there, or that pip is pointed to, is then kept.
@@ -35,4 +39,4 @@ $(INSTALLED): setup.cfg setup.py $(IN_C:=.c) constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) demo-run build $(IN_C:=*.so)
+	rm -rf $(VENV) demo-run build site $(IN_C:=*.so)

@@ -25,5 +25,6 @@ __all__ = ["Cache", "CacheError", "EncodeOnceError", "JoinedCache", "__version__
 def __getattr__(name: str) -> Any:
     """Import numpy and Arrow only for those who ask for it: programs start, and hear Ctrl-C, without."""
     if name in HOMES:
-        return getattr(import_module(HOMES[name]), name)
+        found = globals()[name] = getattr(import_module(HOMES[name]), name)
+        return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

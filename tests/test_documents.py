@@ -2,8 +2,10 @@
 
 import importlib
 import importlib.metadata
+import inspect
 import io
 import re
+import runpy
 import shlex
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -12,6 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import cache_store as cache_store_package
+import precompute as precompute_package
+import trainer as trainer_package
 from cache_store import __version__
 from cache_store import cli as cache_store
 from precompute import cli as precompute
@@ -50,6 +55,24 @@ def test_every_program_says_its_version(program, capsys):
     assert (ended.value.code, capsys.readouterr().out) == (0, f"{program} {__version__}\n")
     assert importlib.metadata.version("encode-once") == __version__
     assert importlib.import_module(program.replace("-", "_")).__version__ == __version__
+
+
+@pytest.mark.parametrize("package", [cache_store_package, precompute_package, trainer_package])
+def test_each_public_name_has_a_docstring(package):
+    for name in set(package.__all__) - {"__version__"}:
+        found = getattr(package, name)
+        assert found.__doc__, name
+        public = {} if not inspect.isclass(found) else vars(found)
+        for member, value in public.items():
+            if not member.startswith("_") and callable(getattr(value, "fget", value)):
+                assert inspect.getdoc(getattr(found, member)), f"{name}.{member}"
+
+
+def test_make_docs_renders_each_public_name(tmp_path):
+    runpy.run_path(str(ROOT / "docs/reference.py"))["render"](tmp_path)
+    for package in (cache_store_package, precompute_package, trainer_package):
+        page = (tmp_path / f"{package.__name__}.html").read_text()
+        assert not [name for name in package.__all__ if f'id="{name}"' not in page]
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -22,5 +22,6 @@ __all__ = ["LatentStream", "__version__", "load_projector", "sample_posterior"]
 def __getattr__(name: str) -> Any:
     """Import torch only for those who ask for it: `trainer --help` does not."""
     if name in HOMES:
-        return getattr(import_module(HOMES[name]), name)
+        found = globals()[name] = getattr(import_module(HOMES[name]), name)
+        return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -49,6 +49,7 @@ class Described:
             "cached": sum(content.cached for content in contents),
             "rejected": sum(content.rejected for content in contents),
             "reasons": all_reasons(contents),
+            "unreadable_exif": sum(content.unreadable_exif for content in contents),
             "images_per_s": statistics.median(run.images_per_s for run in runs) if runs else None,
             "devices": sorted({run.device for run in runs}),
             "hosts": sorted({run.host for run in runs}),
