@@ -9,18 +9,30 @@ import pyarrow as pa
 from cache_store.format.names import PLAN_FILE, samples_file
 from cache_store.format.plan import PlanFile, encode_plan
 from cache_store.format.schema import FileRecord
-from cache_store.format.tables import TableFile
+from cache_store.format.tables import (
+    MAX_FOOTER_BYTES,
+    MAX_PLAN_FOOTER_BYTES,
+    TableFile,
+    refuse_large_footer,
+)
 from cache_store.storage.files import stream_sha256
 from cache_store.storage.store import Address, Store, open_store
 
 
-def open_table(store: Store, name: str) -> TableFile:
+def open_table(store: Store, name: str, max_footer_bytes: int = MAX_FOOTER_BYTES) -> TableFile:
     """CacheError for a file that is absent or broken."""
-    return TableFile(partial(store.open, name), store.where(name))
+    return TableFile(partial(store.open, name), store.where(name), max_footer_bytes)
 
 
 def open_plan(cache: Address) -> PlanFile:
-    return PlanFile(open_table(open_store(cache), PLAN_FILE))
+    return PlanFile(open_table(open_store(cache), PLAN_FILE, MAX_PLAN_FOOTER_BYTES))
+
+
+def plan_record(store: Store) -> FileRecord:
+    """What the plan's file is; CacheError, before all of it is read, where it does not end as one."""
+    with store.open(PLAN_FILE) as stream:
+        refuse_large_footer(stream, store.where(PLAN_FILE), MAX_PLAN_FOOTER_BYTES)
+    return file_record(store, PLAN_FILE)
 
 
 def write_plan(store: Store, shards: Iterable[pa.Table]) -> None:

@@ -74,7 +74,7 @@ def read_spec(cache: Address) -> Spec:
     refuse_no_cache(store := open_store(cache))
     where = store.where(SPEC_FILE)
     try:
-        data = store.read(SPEC_FILE)
+        data = store.read(SPEC_FILE, Spec.max_bytes)
     except FileNotFoundError:
         raise CacheError(f"{where} is missing; rerun `precompute build` to restore it") from None
     return parse_checked_spec(data, where)
@@ -152,7 +152,7 @@ def read_build(cache: Address) -> BuildRecord:
 
 
 def read_record(record_class: type[RecordT], store: Store, name: str) -> RecordT:
-    return parse_signed(record_class, store.read(name), store.where(name))
+    return parse_signed(record_class, store.read(name, record_class.max_bytes), store.where(name))
 
 
 def write_build(cache: Address, config: dict[str, Any], listed: Listed | None = None) -> None:

@@ -20,7 +20,14 @@ from cache_store.format.formats import shard_format
 from cache_store.format.names import commit_file, samples_file
 from cache_store.format.plan import PlanFile
 from cache_store.format.schema import CommitContent, FileRecord, Seal, Spec
-from cache_store.format.tables import CACHED, PLAN_SCHEMA, SAMPLES_SCHEMA, TEXT_COLUMNS, parse_table
+from cache_store.format.tables import (
+    CACHED,
+    MAX_ROW_GROUP_BYTES,
+    PLAN_SCHEMA,
+    SAMPLES_SCHEMA,
+    TEXT_COLUMNS,
+    parse_table,
+)
 from cache_store.storage.store import FetchedStore, MappedStore, Store
 
 MAPPED_SHARDS = 16_384
@@ -171,12 +178,16 @@ class SealedShards:
 
     def _sealed_bytes(self, content: CommitContent, file: str) -> bytes:
         """A file of a shard; CacheError where it is another than was sealed."""
+        sealed = next((each for each in content.files if each.path == file), None)
+        if sealed is None:
+            raise self._broken(f"{file} is not named by its shard's record")
         try:
-            data = self.store.read(file)
+            data = self.store.read(file, min(sealed.bytes, MAX_ROW_GROUP_BYTES))
         except OSError as error:
             raise self._broken(f"{file} cannot be read ({error.strerror})") from None
-        digest = hashlib.sha256(data).hexdigest()
-        if digest not in (each.sha256 for each in content.files if each.path == file):
+        except CacheError as error:
+            raise self._broken(str(error)) from None
+        if (digest := hashlib.sha256(data).hexdigest()) != sealed.sha256:
             raise self._broken(f"{file} is not as sealed: its sha256 is {digest[:12]}…")
         return data
 

@@ -11,11 +11,11 @@ from typing import Generic, TypeVar
 import msgspec
 import pyarrow as pa
 
-from cache_store.cache.files import file_record, open_plan, open_table
+from cache_store.cache.files import open_plan, open_table, plan_record
 from cache_store.cache.metadata import has_cache, parse_checked_spec, read_record
 from cache_store.errors import CacheError, NewerFormatError, OlderFormatError
 from cache_store.format.formats import shard_format
-from cache_store.format.names import BUILD_FILE, COMMITS, PLAN_FILE, SAMPLES, SEAL_FILE, SPEC_FILE, commit_file
+from cache_store.format.names import BUILD_FILE, COMMITS, SAMPLES, SEAL_FILE, SPEC_FILE, commit_file
 from cache_store.format.plan import PlanDigests, PlanFile
 from cache_store.format.schema import BuildRecord, CommitRecord, FileRecord, Recipe, Seal, Spec
 from cache_store.refusal import refuse_other_recipe
@@ -112,7 +112,7 @@ def survey_records(cache: Address) -> Survey:
     """All but the plan, which grows with the data set."""
     if not has_cache(store := open_store(cache)):
         return Survey(store=store)
-    group = read(partial(store.read, SPEC_FILE))
+    group = read(partial(store.read, SPEC_FILE, Spec.max_bytes))
     spec = Reading[Spec](problem=group.problem)
     if group.value is not None:
         spec = read(partial(parse_checked_spec, group.value, store.where(SPEC_FILE)))
@@ -165,7 +165,7 @@ def metadata_beside(store: Store, spec: Spec | None) -> dict[str, bytes | None]:
 def read_plan_file(found: Survey, known_plans: Mapping[str, PlanDigests]) -> PlanOnDisk:
     """The plan, a shard of it in memory at a time; of one that was sealed, or is known, no row is looked at."""
     store, spec = found.store, found.spec.value
-    file = file_record(store, PLAN_FILE)  # a file that the system cannot read is no damaged one
+    file = plan_record(store)  # a file that the system cannot read is no damaged one
     plan = open_plan(store)
     digests = sealed_digests(found, file) or known_plans.get(file.sha256)
     if digests is None or (spec and digests.whole != spec.plan_digest):
@@ -177,7 +177,7 @@ def stated_plan(found: Survey, spec: Spec) -> PlanOnDisk:
     store, records = found.store, found.records
     by_shard = (records[shard].content.plan_digest if shard in records else "" for shard in range(spec.num_shards))
     digests = PlanDigests(spec.plan_digest, tuple(by_shard))
-    return PlanOnDisk(plan=open_plan(store), file=file_record(store, PLAN_FILE), digests=digests)
+    return PlanOnDisk(plan=open_plan(store), file=plan_record(store), digests=digests)
 
 
 def sealed_digests(found: Survey, file: FileRecord) -> PlanDigests | None:

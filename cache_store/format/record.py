@@ -7,7 +7,7 @@ msgspec parses: an unknown field, a missing field or a wrong type is an error wi
 import hashlib
 import re
 from functools import cached_property
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import msgspec
 import rfc8785
@@ -34,6 +34,10 @@ WRITTEN_OTHERWISE = re.compile(rb"\\|e[-+]?\d+[,\]}]|-0[,\]}]")
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
     """A record that is JSON on disk."""
+
+    max_bytes: ClassVar[int] = 16 * 2**20
+    """Of its file: more than any that can be written has. A spec of `MAX_SIDE` features has two numbers for each, of
+    24 bytes."""
 
     @cached_property
     def digest(self) -> str:

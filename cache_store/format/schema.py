@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sized
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import ml_dtypes
 import msgspec
@@ -31,6 +31,8 @@ MAX_SAMPLES_PER_SHARD = 2**20
 MAX_AXES = 4
 MAX_SIDE = 2**16
 MAX_SAMPLE_BYTES = 2**30
+MAX_PREVIEW_FEATURES = 2**10
+"""A record holds the square of their number."""
 
 MAX_COUNT = 2**53 - 1
 """The largest integer of canonical JSON (RFC 8785)."""
@@ -111,6 +113,8 @@ class SampleLayout(Record, frozen=True, kw_only=True):
             raise ValueError(f"feature_axis {self.feature_axis} is none of the axes {', '.join(self.axes)}")
         if self.has_preview and (len(self.axes) != 3 or self.feature_place != 0):
             raise ValueError(f"a preview needs three axes, features first; the axes are {', '.join(self.axes)}")
+        if self.has_preview and self.num_features > MAX_PREVIEW_FEATURES:
+            raise ValueError(f"{self.num_features:,} features, a preview is made of {MAX_PREVIEW_FEATURES:,} at most")
 
     @property
     def feature_place(self) -> int:
@@ -261,6 +265,9 @@ class CommitRun(Record, frozen=True, kw_only=True):
 
 
 class CommitRecord(Record, frozen=True, kw_only=True):
+    max_bytes: ClassVar[int] = 64 * 2**20
+    """The preview's equations of `MAX_PREVIEW_FEATURES` take 25 MB, the sums of `MAX_SIDE` features 7 MB."""
+
     format_version: int
     content: CommitContent
     run: CommitRun
@@ -284,6 +291,9 @@ class Listed(Record, frozen=True, kw_only=True):
 
 class BuildRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     """What the cache was built from: sources, encoder and recipe as they were configured; enters no digest."""
+
+    max_bytes: ClassVar[int] = 128 * 2**20
+    """The digests of `MAX_SHARDS` take 67 MB."""
 
     format_version: int
     config: dict[str, Any]
@@ -321,6 +331,9 @@ class ArraySummary(Record, frozen=True, kw_only=True):
 
 class Seal(Record, frozen=True, kw_only=True, omit_defaults=True):
     """The whole cache's roll-up; holds no clock, so equal inputs give an equal seal."""
+
+    max_bytes: ClassVar[int] = 128 * 2**20
+    """The digests of `MAX_SHARDS` take 67 MB, their counts 8 MB."""
 
     format_version: int
     recipe: Recipe

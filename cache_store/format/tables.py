@@ -1,6 +1,8 @@
 """The Parquet files of a cache: their columns, and reading them, with every way of being broken one error."""
 
 import hashlib
+import os
+import struct
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import BinaryIO
@@ -11,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from cache_store.errors import CacheError
-from cache_store.format.schema import MAX_SAMPLES_PER_SHARD
+from cache_store.format.schema import MAX_SAMPLES_PER_SHARD, MAX_SHARDS
 
 CONVERSATIONS = pa.list_(pa.struct([("from", pa.string()), ("value", pa.string())]))
 
@@ -54,6 +56,14 @@ BROKEN = (OSError, pa.ArrowException, UnicodeDecodeError, KeyError)
 """What Arrow raises for files that are absent, cut or have flipped bits."""
 
 
+MAX_FOOTER_BYTES = 64 * 2**20
+"""Of some 100 bytes a column and row group; Hugging Face datasets' take up to some MB."""
+MAX_PLAN_FOOTER_BYTES = MAX_SHARDS * 2**10
+"""Its row groups are shards, of which each takes 700 bytes."""
+
+MAGIC = b"PAR1"
+
+
 class TableFile:
     """A Parquet file, its index parsed once and its claims bounded, to read whole or by row group.
 
@@ -64,11 +74,17 @@ class TableFile:
     program (apache/arrow issue 34314), as 6 of 750 did that only read a plan.
     """
 
-    def __init__(self, open_file: Callable[[], BinaryIO | pa.NativeFile], where: str) -> None:
+    def __init__(
+        self,
+        open_file: Callable[[], BinaryIO | pa.NativeFile],
+        where: str,
+        max_footer_bytes: int = MAX_FOOTER_BYTES,
+    ) -> None:
         """`where` it lies, for messages."""
         self._open_file, self.where = open_file, where
         try:
             with open_file() as stream:
+                refuse_large_footer(stream, where, max_footer_bytes)
                 file = pq.ParquetFile(stream, pre_buffer=False)
                 columns = [file.metadata.schema.column(number) for number in range(file.metadata.num_columns)]
                 self._texts = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
@@ -116,6 +132,18 @@ class TableFile:
         if isinstance(error, OSError) and error.strerror:
             return CacheError(f"{self.where} cannot be read: {error.strerror}")
         return CacheError(f"{self.where} is damaged: it is no whole Parquet file")
+
+
+def refuse_large_footer(stream: BinaryIO | pa.NativeFile, where: str, at_most: int) -> None:
+    """CacheError for a file without a footer, or with a larger one, which Arrow would read whole."""
+    size = stream.seek(0, os.SEEK_END)
+    stream.seek(max(0, size - 8))
+    length, magic = struct.unpack("<I4s", stream.read(8).rjust(8))
+    if magic != MAGIC:
+        raise CacheError(f"{where} is damaged: it is no whole Parquet file")
+    if length > at_most:
+        raise CacheError(f"{where} cannot be read: its footer claims {length:,} bytes, at most {at_most:,} can be")
+    stream.seek(0)
 
 
 def text_bytes(array: pa.Array) -> int:

@@ -11,12 +11,15 @@ from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
 
-from cache_store.errors import NotAFileError
+from cache_store.errors import CacheError, NotAFileError
 
 SCRATCH_SUFFIX = ".partial"
 SCRATCH_NAME = re.compile(rf"\.(.+)\.(\d+){re.escape(SCRATCH_SUFFIX)}")
 
 NOT_A_FILE = "is no file: a folder, a pipe or a link to nothing lies in its place"
+
+MAX_READ_BYTES = 128 * 2**20
+"""Of a file that is read whole, unless its reader knows better; a seal of a million shards takes 80 MB."""
 
 Sync = Callable[[int], object]
 """Given a file descriptor, bring what was written to it onto the disk, as `os.fsync` does."""
@@ -88,6 +91,11 @@ def refuse_irregular(path: Path) -> os.stat_result:
         if stat.S_ISREG(status.st_mode):
             return status
     raise NotAFileError(f"{path} {NOT_A_FILE}")
+
+
+def too_large(where: Path | str, size: int, at_most: int) -> CacheError:
+    """What is said of a file that is not read, since it cannot be what it should be."""
+    return CacheError(f"{where} is {size:,} bytes, at most {at_most:,} can be")
 
 
 def stream_sha256(stream: BufferedReader) -> str:

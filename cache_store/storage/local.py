@@ -12,12 +12,14 @@ from typing import BinaryIO, ClassVar
 
 from cache_store.storage.claim import claim, refuse_foreign_names
 from cache_store.storage.files import (
+    MAX_READ_BYTES,
     clear_scratch,
     make_folder,
     naming,
     refuse_irregular,
     scratch_path,
     sync_folder,
+    too_large,
     unused_attempt,
 )
 
@@ -61,8 +63,10 @@ class LocalStore:
     def size(self, name: str) -> int:
         return refuse_irregular(self.root / name).st_size
 
-    def read(self, name: str) -> bytes:
-        refuse_irregular(path := self.root / name)
+    def read(self, name: str, at_most: int = MAX_READ_BYTES) -> bytes:
+        size = refuse_irregular(path := self.root / name).st_size
+        if size > at_most:
+            raise too_large(path, size, at_most)
         with naming(path):
             return path.read_bytes()
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import BinaryIO, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from cache_store.errors import ConfigError
+from cache_store.storage.files import MAX_READ_BYTES
 from cache_store.storage.kept_blocks import Ranges
 from cache_store.storage.local import LocalStore
 from cache_store.storage.objects.client import SCHEMES
@@ -63,8 +64,8 @@ class Store(Protocol):
     def size(self, name: str) -> int:
         """In bytes."""
 
-    def read(self, name: str) -> bytes:
-        """The whole of a small file."""
+    def read(self, name: str, at_most: int = MAX_READ_BYTES) -> bytes:
+        """The whole of a small file; CacheError, and nothing is read, where it is larger than it can be."""
 
     def open(self, name: str) -> BufferedReader:
         """To read parts of a file."""

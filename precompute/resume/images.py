@@ -13,7 +13,7 @@ from cache_store.cache.survey import Survey
 from cache_store.errors import CacheError
 from cache_store.format.names import samples_file
 from cache_store.format.schema import CommitRecord
-from cache_store.format.tables import REJECTED, parse_table, reason_kind
+from cache_store.format.tables import MAX_ROW_GROUP_BYTES, REJECTED, parse_table, reason_kind
 from cache_store.log import log_info
 from cache_store.program.progress_bar import progress_bar
 from cache_store.refusal import ABSENT, Difference, counted, printable
@@ -112,9 +112,10 @@ def recorded_samples(store: Store, record: CommitRecord, columns: list[str]) -> 
     """A shard's samples table; None where it is not, byte for byte, the one that the record names."""
     name = samples_file(record.content.shard)
     try:
-        data = store.read(name)
-        if hashlib.sha256(data).hexdigest() in (file.sha256 for file in record.content.files if file.path == name):
-            return parse_table(data, store.where(name), columns)
+        for file in (each for each in record.content.files if each.path == name):
+            data = store.read(name, min(file.bytes, MAX_ROW_GROUP_BYTES))
+            if hashlib.sha256(data).hexdigest() == file.sha256:
+                return parse_table(data, store.where(name), columns)
     except (CacheError, FileNotFoundError):
         pass
     return None

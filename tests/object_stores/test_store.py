@@ -60,6 +60,9 @@ def test_files_lie_below_the_url_and_drafts_appear_whole(store, proxy, monkeypat
         assert stream.read() == bytes(data) == b"samples"
     (found,) = store.fetch([Ranges("latents/c/0/0/0/0", [4, 0], [3, 2])])
     assert [bytes(part) for part in found] == [b"les", b"sa"]
+    assert store.read("zarr.json", at_most=4) == b"spec"
+    with pytest.raises(CacheError, match=r"zarr.json is 4 bytes, at most 3 can be"):
+        store.read("zarr.json", at_most=3)
     store.delete("zarr.json")
     store.delete("zarr.json")
     proxy.mend()

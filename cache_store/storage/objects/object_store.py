@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, TypeVar
 
 from cache_store.errors import ConfigError
-from cache_store.storage.files import SCRATCH_SUFFIX, naming
+from cache_store.storage.files import MAX_READ_BYTES, SCRATCH_SUFFIX, naming, too_large
 from cache_store.storage.kept_blocks import KeptBlocks, Ranges
 from cache_store.storage.listing import UrlFolder, entries_by_folder
 from cache_store.storage.local import WRITE_BYTES, map_file
@@ -56,10 +56,20 @@ class ObjectStore(UrlFolder):
     def size(self, name: str) -> int:
         return ask(self.where(name), lambda: int(client(self.url).head(name)["size"]))
 
+    def read(self, name: str, at_most: int = MAX_READ_BYTES) -> bytes:
+        found = self.read_up_to(name, at_most)
+        if isinstance(found, int):
+            raise too_large(self.where(name), found, at_most)
+        return found
+
     @also_forked
-    def read(self, name: str) -> bytes:
-        def whole() -> bytes:
+    def read_up_to(self, name: str, at_most: int) -> bytes | int:
+        """The whole of a file, or its size where that is more."""
+
+        def whole() -> bytes | int:
             answer = client(self.url).get(name)
+            if answer.meta["size"] > at_most:
+                return int(answer.meta["size"])
             data = bytes(answer.bytes())
             if len(data) != answer.meta["size"]:
                 raise CutShortError
@@ -127,7 +137,7 @@ class ObjectStore(UrlFolder):
         ask(self.where(name), lambda: client(self.url, len(data)).put(name, data, use_multipart=False))
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
-        return self._create(name, data) or self.read(name) == data  # a repeated put may meet its own first success
+        return self._create(name, data) or self.read_up_to(name, len(data)) == data  # which may be this very put's
 
     def _create(self, name: str, data: bytes | memoryview, grace_s: float = GRACE_S) -> bool:
         """Whether the file was not there and now is; it may also have been this call's, repeated, that was first."""

@@ -27,7 +27,15 @@ from cache_store.cache.reader import open_cache
 from cache_store.cache.sealed_shards import SealedShards
 from cache_store.errors import CacheError, EncodeOnceError
 from cache_store.format.codec import crc32c
-from cache_store.format.schema import MAX_SHARDS
+from cache_store.format.schema import (
+    MAX_PREVIEW_FEATURES,
+    MAX_SHARDS,
+    MAX_SIDE,
+    BuildRecord,
+    CommitRecord,
+    Seal,
+    Spec,
+)
 from cache_store.format.tables import SAMPLES_SCHEMA, TEXT_COLUMNS
 from cache_store.verify.verify import verify
 from tests.cache_store.conftest import contents, shard_name
@@ -213,6 +221,37 @@ def test_a_small_table_that_holds_gigabytes_of_text_is_refused(root, column):
         files.read_samples(root, 0)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**18
     data_or_named_error(root)
+
+
+@in_zarr_alone
+@pytest.mark.parametrize("name", [*RECORDS, *TABLES])
+def test_a_file_of_more_bytes_than_it_can_have_is_refused_unread(root, name):
+    """A sparse one, which takes no room on the disk; a table's last bytes claim that its index is nearly all of it."""
+    size = 2**32
+    os.truncate(root / name, size)
+    if name in TABLES:
+        with (root / name).open("r+b") as stream:
+            stream.seek(size - 8)
+            stream.write(struct.pack("<I4s", size - 12, b"PAR1"))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    data_or_named_error(root)
+    assert name in verify_deep(root)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**16
+
+
+NUMBER, DIGEST = len("-1.2345678901234567e-300,"), len('"",') + 64
+LONGEST = {
+    Spec: 2 * MAX_SIDE * NUMBER,
+    CommitRecord: (6 * MAX_SIDE + (MAX_PREVIEW_FEATURES + 1) * (MAX_PREVIEW_FEATURES + 4)) * NUMBER,
+    Seal: (6 * MAX_SIDE + 4 * MAX_PREVIEW_FEATURES) * NUMBER + MAX_SHARDS * (DIGEST + len("1048576,")),
+    BuildRecord: MAX_SHARDS * DIGEST,
+}
+"""Bytes of the lists of each record where they are as long as can be."""
+
+
+@pytest.mark.parametrize("record", LONGEST)
+def test_the_largest_record_that_a_build_can_write_is_read(record):
+    assert LONGEST[record] + 2**20 < record.max_bytes
 
 
 BEYOND = "one byte beyond the file"

@@ -1,6 +1,8 @@
 """Damage, mended by the next build or by a repair: to the same bytes, or not at all."""
 
 import hashlib
+import json
+import os
 import re
 import shlex
 import shutil
@@ -8,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cache_store.cli import main as cache_store
 from cache_store.verify.verify import verify
 from precompute.cli import main
 from tests.precompute.acts import RECORD, SHARD, TABLE, copied, other_image
@@ -25,6 +28,22 @@ def test_where_seal_and_records_disagree_a_shard_may_be_either(built, names, sha
         copied("images", *names)(built)
         message = built.repair("--shards", shards)
     assert ("the seal was not that of these shards" in message) is (names == ["seal.json"])
+
+
+@pytest.mark.parametrize("mend", ["build", "repair"])
+@pytest.mark.parametrize(
+    "names", [["seal.json", "plan.parquet", "latents/zarr.json", RECORDS[0], TABLE], ["zarr.json"]], ids=len
+)
+def test_metadata_that_has_become_terabytes_is_found_unread_and_mended(built, names, mend):
+    """Holes in sparse files, of which no machine has the memory; what else a step has to read is small."""
+    with built.same_in_the_end():
+        for name in names:
+            os.truncate(built.cache / name, 2**41)
+        report = built.report()
+        assert {*names} <= {finding["file"] for finding in json.loads(report.read_text())["findings"]}
+        message = built.run(cache_store, "info", built.cache, code=1)
+        assert "2,199,023,255,552 bytes, at most" in message
+        built.build() if mend == "build" else built.repair("--report", report)
 
 
 def test_a_foreign_shard_that_nobody_named_is_repaired_too(built):
