@@ -15,6 +15,9 @@ from cache_store.storage.objects.callers import giving_up
 OUR_PACKAGES = ("cache_store", "precompute", "trainer")
 """A missing module of these is a bug of ours, not an extra that was not installed."""
 
+STDERR = 2
+"""Its file descriptor."""
+
 REMEDIES = {
     errno.ENOSPC: "free some space or name another place, and run the same command again",
     errno.EROFS: "make it writable or name another place, and run the same command again",
@@ -37,6 +40,7 @@ def run_program(program: str, run: Callable[[Sequence[str]], int], argv: Sequenc
     # threads that decode images: one tenth of the speed was measured on a busy machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     given = sys.argv[1:] if argv is None else argv
+    open_closed_stderr()
     with unwound_by_signals() as asked_to_stop, giving_up(asked_to_stop), logging_as_typed(program, given) as words:
         return exit_code_of(program, lambda: interruptible(run, words, asked_to_stop))
 
@@ -85,6 +89,22 @@ def exit_code_of(program: str, run: Callable[[], int]) -> int:
         where = error.filename or ("standard output" if output_fails() else "no file named")
         log_error(f"{error.strerror or error}: {where}{remedy}")
         return 1
+
+
+def open_closed_stderr() -> None:
+    """Discard messages where the parent has closed standard error, as some crons do (`2>&-`).
+
+    Else the next file that is opened gets its number, and what libraries write there.
+    """
+    if sys.stderr is None:
+        null = os.open(os.devnull, os.O_WRONLY)
+        try:
+            os.fstat(STDERR)
+        except OSError:
+            os.dup2(null, STDERR)
+        if null == STDERR:
+            os.set_inheritable(STDERR, True)
+        sys.stderr = open(null, "w", closefd=False)  # noqa: SIM115 (until the end)
 
 
 def output_fails() -> bool:

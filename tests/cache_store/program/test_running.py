@@ -76,6 +76,20 @@ def test_a_report_that_may_not_be_written_is_refused_at_once(cache, tmp_path):
     assert contents(cache) == before
 
 
+@pytest.mark.parametrize("closed", ["2>&-", "0<&- 2>&-"])
+def test_a_closed_standard_error_takes_nothing_but_messages(cache, tmp_path, closed):
+    """As some crons have it; nor does a library's message get into the file that took its number."""
+    for command in (["verify", cache], ["copy", cache, tmp_path / "copied"], ["verify", tmp_path / "nothing"]):
+        line = [sys.executable, "-m", "cache_store", *map(str, command)]
+        done = subprocess.run(["sh", "-c", f'exec "$@" {closed}', "sh", *line], capture_output=True, timeout=120)
+        expected = 2 if command[-1] == tmp_path / "nothing" else 0
+        assert (done.returncode, done.stderr, bool(done.stdout)) == (expected, b"", not expected)
+    shown = "import os, sys; sys.stderr.write('ours'); os.write(2, b'theirs'); print(os.readlink('/proc/self/fd/2'))"
+    program = f"from cache_store.program.run_program import open_closed_stderr as o; o(); {shown}"
+    line = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", program]
+    assert subprocess.check_output(line, timeout=120) == b"/dev/null\n"
+
+
 def test_what_was_found_is_printed_before_the_report_is_written(cache, tmp_path):
     """A full disk loses the report alone; on standard output it follows; a reader that has gone costs no report."""
     with (tmp_path / "out").open("w") as out:
