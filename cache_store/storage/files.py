@@ -6,8 +6,9 @@ import os
 import re
 import secrets
 import stat
+import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from io import BufferedReader
 from pathlib import Path
 
@@ -60,6 +61,11 @@ def naming(path: Path | str) -> Iterator[None]:
         if error.filename is None:
             error.filename = str(path)
         raise
+
+
+def naming_scratch() -> AbstractContextManager[None]:
+    """Name the folder of temporary files in those, and what chooses it."""
+    return naming(f"{tempfile.gettempdir()} (TMPDIR names another folder)")
 
 
 def make_folder(folder: Path, sync: Sync = os.fsync) -> None:

@@ -138,10 +138,15 @@ class LocalDraft:
     scratch: Path
     stream: BinaryIO
 
-    def finish(self) -> None:
+    @contextmanager
+    def writing(self) -> Iterator[BinaryIO]:
         with naming(self.path):
-            self.stream.flush()
-            self.store.sync(self.stream.fileno())
+            yield self.stream
+
+    def finish(self) -> None:
+        with self.writing() as stream:
+            stream.flush()
+            self.store.sync(stream.fileno())
 
     def map(self) -> memoryview:
         return map_file(self.scratch)

@@ -29,6 +29,9 @@ class Draft(Protocol):
     def stream(self) -> BinaryIO:
         """To write it."""
 
+    def writing(self) -> AbstractContextManager[BinaryIO]:
+        """The same; what a disk refuses names the file, or the folder of temporary files if that is its disk."""
+
     def finish(self) -> None:
         """What was written is on the disk."""
 

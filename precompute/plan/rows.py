@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from cache_store.format.plan import PlanDigests, PlanFile, PlanHash, encode_plan
 from cache_store.format.schema import Recipe, Spec
 from cache_store.format.tables import PLAN_SCHEMA, TableFile
-from cache_store.storage.files import naming
+from cache_store.storage.files import naming_scratch
 from precompute.plan.ids import SHOWN_IDS, Hashes, SomeIds, hashes_of
 
 CHUNK = 8_192
@@ -125,7 +125,7 @@ def rows_in_scratch(shards: Iterable[pa.Table], samples_per_shard: int) -> Rows:
 def plan_in_scratch(tables: Iterable[pa.Table]) -> "tuple[PlanFile, ScratchFile]":
     """Write samples, a row group a table, to a temporary file, which goes with the plan."""
     file = ScratchFile()
-    with file.stream() as stream, naming(f"{tempfile.gettempdir()} (TMPDIR names another folder)"):
+    with naming_scratch(), file.stream() as stream:  # of which the last bytes are written when it is closed
         encode_plan(stream, tables)
     return PlanFile(TableFile(file.stream, "the list of samples")), file
 

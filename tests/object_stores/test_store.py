@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from cache_store.storage.objects.object_store import ObjectStore
 from cache_store.storage.store import open_store
 from cache_store.verify.leftovers import clear_leftovers
 from cache_store.verify.verify import verify
+from tests.full_disk import mounted_disk
 from tests.make_cache import make_cache
 from tests.object_stores.server import EVERY_STORE, environment
 from tests.places import Folder
@@ -72,6 +73,17 @@ def test_files_lie_below_the_url_and_drafts_appear_whole(store, proxy, monkeypat
     with pytest.raises(ConfigError, match="holds 'latents' but no cache"):
         store.refuse_others({"plan.parquet"}, "cache", "cache")
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_draft_is_refused_by_the_disk_of_temporary_files(bucket, monkeypatch, tmp_path):
+    """Not by the store, as which it would be named: a shard's writer has only the file's name there."""
+    store = open_store(bucket)
+    with mounted_disk(tmp_path / "scratch", "64k") as disk:
+        monkeypatch.setattr("tempfile.tempdir", str(disk))
+        with suppress(OSError), store.draft("latents/c/0") as draft:
+            with pytest.raises(OSError, match="No space left on device") as refused, draft.writing() as stream:
+                stream.write(bytes(2**23))
+            assert refused.value.filename == f"{disk} (TMPDIR names another folder)"
 
 
 @EVERY_STORE

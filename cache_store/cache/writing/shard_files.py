@@ -1,7 +1,6 @@
 """The one way in which a shard's files and record come to be, or take the place of others."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, BinaryIO, NoReturn, Self
 
 import pyarrow as pa
@@ -16,7 +15,7 @@ from cache_store.format.names import commit_file
 from cache_store.format.record import canonical_json
 from cache_store.format.schema import CommitRecord, FileRecord, Spec
 from cache_store.refusal import differing, refuse
-from cache_store.storage.files import naming, unused_attempt
+from cache_store.storage.files import unused_attempt
 from cache_store.storage.store import Draft, Store
 
 
@@ -45,11 +44,9 @@ class ShardFiles:
     def _begin(self, name: str) -> Draft:
         return self._open.enter_context(self._store.draft(name, self._scratch))
 
-    @contextmanager
-    def writing(self) -> Iterator[BinaryIO]:
-        """The shard file's stream; a disk's refusal names the file."""
-        with naming(self._store.where(self._names[0])):
-            yield self._drafts[0].stream
+    def writing(self) -> AbstractContextManager[BinaryIO]:
+        """The shard file's stream."""
+        return self._drafts[0].writing()
 
     def read_back(self) -> memoryview:
         """The shard file as it was written so far."""
@@ -60,8 +57,8 @@ class ShardFiles:
         """Both files whole, on the disk; what a record says of them."""
         self._drafts[0].finish()
         table = self._begin(self._names[1])
-        with naming(self._store.where(self._names[1])):
-            write_rows(table.stream, samples)
+        with table.writing() as stream:
+            write_rows(stream, samples)
         table.finish()
         self._drafts.append(table)
         return tuple(record_of(name, draft.map()) for name, draft in zip(self._names, self._drafts, strict=True))

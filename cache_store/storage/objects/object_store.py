@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, TypeVar
 
 from cache_store.errors import ConfigError
-from cache_store.storage.files import MAX_READ_BYTES, SCRATCH_SUFFIX, naming, too_large
+from cache_store.storage.files import MAX_READ_BYTES, SCRATCH_SUFFIX, naming_scratch, too_large
 from cache_store.storage.kept_blocks import KeptBlocks, Ranges
 from cache_store.storage.listing import UrlFolder, entries_by_folder
 from cache_store.storage.local import WRITE_BYTES, map_file
@@ -117,7 +117,7 @@ class ObjectStore(UrlFolder):
     def local(self, name: str) -> Iterator[memoryview]:
         """By way of a scratch file."""
         with self.open(name) as stream, scratch() as path:
-            with naming(tempfile.gettempdir()), path.open("wb") as copy:
+            with naming_scratch(), path.open("wb") as copy:
                 shutil.copyfileobj(stream, copy, PART_BYTES)
             yield map_file(path)
 
@@ -163,7 +163,7 @@ class ObjectStore(UrlFolder):
 
     @contextmanager
     def draft(self, name: str, attempt: int = 1) -> Iterator["ObjectDraft"]:
-        with scratch() as path, naming(tempfile.gettempdir()), path.open("wb", buffering=WRITE_BYTES) as stream:
+        with scratch() as path, naming_scratch(), path.open("wb", buffering=WRITE_BYTES) as stream:
             yield ObjectDraft(self, name, path, stream)
 
     def clear_drafts(self, name: str) -> int:
@@ -213,9 +213,14 @@ class ObjectDraft:
     scratch: Path
     stream: BinaryIO
 
+    @contextmanager
+    def writing(self) -> Iterator[BinaryIO]:
+        with naming_scratch():
+            yield self.stream
+
     def finish(self) -> None:
-        with naming(tempfile.gettempdir()):
-            self.stream.flush()
+        with self.writing() as stream:
+            stream.flush()
 
     def map(self) -> memoryview:
         return map_file(self.scratch)
@@ -237,7 +242,7 @@ class ObjectDraft:
 @contextmanager
 def scratch() -> Iterator[Path]:
     """A file of this process alone, without a name where the system can do so: it goes however the process ends."""
-    with naming(tempfile.gettempdir()):
+    with naming_scratch():
         descriptor, named = tempfile.mkstemp(SCRATCH_SUFFIX, "encode-once-")
     nameless = Path(f"/proc/self/fd/{descriptor}")
     try:

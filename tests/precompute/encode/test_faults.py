@@ -94,6 +94,15 @@ PHASES = [
 """Commands, and before which call of which function, named in the module that calls it, they are sent a signal."""
 
 
+def test_a_full_folder_of_temporary_files_is_named(project, tmp_path, monkeypatch):
+    """Where the list of samples lies while it is made; the cache's own disk has room."""
+    with mounted_disk(tmp_path / "scratch", "64k") as disk:
+        (disk / "another's").write_bytes(bytes(60_000))
+        monkeypatch.setattr("tempfile.tempdir", str(disk))
+        said = project.build(code=1)
+    assert f"error: No space left on device: {disk} (TMPDIR names another folder); free some space" in said
+
+
 @contextmanager
 def before_call(place: str, call: int, act: Callable[[], object]) -> Iterator[None]:
     """Act before that call of the function at that place."""
