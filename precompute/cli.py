@@ -139,10 +139,11 @@ def estimate_command(arguments: Any) -> int:
 
 
 def repair_command(arguments: Any) -> int:
-    """Build damaged shards again, to the same bytes, and reseal."""
-    from precompute.build.repair import repair
+    """Build damaged shards again, to the same bytes, and reseal; exits 1 while a stray of the report is there."""
+    from precompute.build.repair import refuse_strays, repair
 
     show(repair(arguments.cache, arguments.config), arguments.cache)
+    refuse_strays(arguments.cache, arguments.config)
     return 0
 
 

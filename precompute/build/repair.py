@@ -1,13 +1,15 @@
 """`precompute repair`: build again what a verification named, and nothing else."""
 
+import shlex
 from pathlib import Path
 
 import msgspec
 
 from cache_store.cache.metadata import refuse_no_cache
-from cache_store.errors import ConfigError
-from cache_store.storage.store import Address, open_store
-from cache_store.verify.findings import Report
+from cache_store.errors import CacheError, ConfigError
+from cache_store.refusal import counted, printable
+from cache_store.storage.store import Address, is_url, open_store
+from cache_store.verify.findings import SHOWN, Report
 from precompute.build.build import Summary, build
 from precompute.config import BuildConfig, RepairConfig, where_remembered
 from precompute.resume.request import BuildRequest
@@ -26,6 +28,22 @@ def repair(cache: Address, config: RepairConfig) -> Summary:
     build_config = BuildConfig.of_cache(cache)
     with where_remembered(cache):
         return build(build_config, BuildRequest(rebuild=rebuild, new_samples="leave out", report=report))
+
+
+def refuse_strays(cache: Address, config: RepairConfig) -> None:
+    """CacheError where something lies in the cache still that the report names, and that no repair deletes."""
+    if not config.report:
+        return
+    store, report = open_store(cache), read_report(Path(config.report).expanduser())
+    left = [each.file for each in report.findings if each.kind == "stray" and store.has(each.file)]
+    if left:
+        named = [shlex.quote(printable(store.where(name))) for name in left[:SHOWN]]
+        more = f"\n  and {len(left) - SHOWN:,} more that the report names" if len(left) > SHOWN else ""
+        command = "" if is_url(cache) else "rm -r -- "
+        raise CacheError(
+            f"all is mended but for {counted(len(left), 'stray')} of the report, which no command deletes; unless a "
+            f"build is running, run:\n  {command}{' '.join(named)}{more}"
+        )
 
 
 def read_report(path: Path) -> Report:

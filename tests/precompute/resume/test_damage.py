@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,21 @@ def test_metadata_that_has_become_terabytes_is_found_unread_and_mended(built, na
         message = built.run(cache_store, "info", built.cache, code=1)
         assert "2,199,023,255,552 bytes, at most" in message
         built.build() if mend == "build" else built.repair("--report", report)
+
+
+def test_a_repair_fails_while_a_stray_of_its_report_is_there(built):
+    """Or a job that verifies and then repairs would do so for ever; what dead builds left, it clears itself."""
+    stray, leftover = built.cache / "commits/my notes", built.cache / "samples/.000001.parquet.3.partial"
+    with built.same_in_the_end():
+        flip(built.cache / SHARD)
+        stray.touch()
+        leftover.touch()
+        report = built.report()
+        said = built.repair("--report", report, code=1)
+        assert "sealed" in said
+        assert (stray.exists(), leftover.exists()) == (True, False)
+        subprocess.run(shlex.split(said.splitlines()[-1]), check=True)
+        built.repair("--report", report)
 
 
 def test_a_foreign_shard_that_nobody_named_is_repaired_too(built):
