@@ -15,7 +15,7 @@ from cache_store.format.formats import files_of_shard
 from cache_store.format.names import COMMITS, PLAN_FILE, SAMPLES, SEAL_FILE, commit_file
 from cache_store.format.plan import PlanDigests
 from cache_store.format.record import canonical_json, signed
-from cache_store.format.statistics import to_tuples
+from cache_store.format.sums import to_tuples
 from cache_store.format.tables import CACHED, SAMPLES_SCHEMA
 from cache_store.storage.files import file_sha256
 from cache_store.storage.local import LocalStore

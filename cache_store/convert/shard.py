@@ -17,7 +17,7 @@ from cache_store.cache.writing.shard_files import ShardFiles
 from cache_store.errors import CacheError
 from cache_store.format.codec import crc32c, decode_sample, encode_sample
 from cache_store.format.formats import shard_format
-from cache_store.format.layout import Location, ShardSamples
+from cache_store.format.layout import EncodedRows, Location, ShardSamples
 from cache_store.format.record import signed
 from cache_store.format.schema import ArraySpec, CodecName, CommitRecord, Spec
 from cache_store.format.tables import SAMPLES_SCHEMA
@@ -79,13 +79,15 @@ class ShardConverter:
         with source.store.local(file) as data:
             for slot, (location, content) in enumerate(zip(found, contents, strict=True)):
                 if location is None:
-                    locations.append(writer.append(None, content))
+                    writer.append(encoded_row(None, content))
+                    locations.append(None)
                 else:
                     payload = data[location.offset : location.offset + location.length]
                     if crc32c(payload) != location.crc32c:
                         row = samples.rows.start + slot
                         raise self._damaged(f"row {row} in shard {shard} ({file}) does not match its crc32c")
-                    locations.append(writer.append(self._recoded(payload), content))
+                    (place,) = writer.append(encoded_row(self._recoded(payload), content)).tolist()
+                    locations.append(Location(*place))
                 if (slot + 1) % REPORTED_EVERY == 0:
                     self._progress(REPORTED_EVERY)
         self._progress(len(found) % REPORTED_EVERY)
@@ -106,6 +108,13 @@ class ShardConverter:
     def _damaged(self, problem: str) -> CacheError:
         root = str(self._source.store)
         return CacheError(f"{root} is damaged: {problem}; run `cache-store verify {shlex.quote(root)} --level full`")
+
+
+def encoded_row(payload: bytes | memoryview | None, content: str | None) -> EncodedRows:
+    """One row of a shard; None leaves it absent."""
+    payloads = [] if payload is None else [payload]
+    checksums = np.array([*map(crc32c, payloads)], np.uint32)
+    return EncodedRows(kept=np.array([payload is not None]), payloads=payloads, checksums=checksums, contents=[content])
 
 
 class Recoder:

@@ -1,11 +1,13 @@
 """What a shard format must do: lay out bytes. Naming, hashing and publishing happen outside it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import BinaryIO, NamedTuple, Protocol
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from cache_store.format.schema import CodecName, Spec, StoreDtype
 
@@ -16,6 +18,10 @@ class Location(NamedTuple):
     offset: int
     length: int
     crc32c: int
+
+
+NOWHERE = (-1, -1, -1)
+"""In an array of places, where a row is absent."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +45,23 @@ class ShardSamples:
         return [None if None in values else Location(*values) for values in zip(*columns, strict=True)]
 
 
+@dataclass(frozen=True, kw_only=True)
+class EncodedRows:
+    """The next rows of a shard, in order."""
+
+    kept: NDArray[np.bool_]
+    """[N]; False leaves a row absent."""
+    payloads: Sequence[bytes | memoryview]
+    """The encoded sample of each row kept: its bytes."""
+    checksums: NDArray[np.uint32]
+    """crc32c of each."""
+    contents: Sequence[str | None]
+    """SHA-256 of each row's image, [N]."""
+
+
 class ShardWriter(Protocol):
-    def append(self, payload: bytes | memoryview | None, content_sha256: str | None) -> Location | None:
-        """Add the next row's encoded sample; None leaves the row absent."""
+    def append(self, rows: EncodedRows) -> NDArray[np.int64]:
+        """Add the next rows; their places: offset, length and crc32c, [N, 3], -1 where a row is absent."""
 
     def finish(self) -> None:
         """Write what follows the last sample."""

@@ -15,10 +15,11 @@ from functools import lru_cache
 from typing import Any, BinaryIO
 
 import msgspec
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from cache_store.format.codec import crc32c
-from cache_store.format.layout import Location, ShardSamples
+from cache_store.format.layout import NOWHERE, EncodedRows, ShardSamples
 from cache_store.format.names import SPEC_ATTRIBUTE, SPEC_FILE
 from cache_store.format.record import canonical_json
 from cache_store.format.schema import ArraySpec, CodecName, Spec, StoreDtype
@@ -57,18 +58,20 @@ class TarShardWriter:
         self._samples = iterate_samples(planned)
         self._position = 0
 
-    def append(self, payload: bytes | memoryview | None, content_sha256: str | None) -> Location | None:
-        """Add the next row's encoded sample; None leaves the row absent."""
-        row, name, uri, conversations = next(self._samples)
-        if payload is None:
-            return None
-        before, after = self._layout.around_latent(row, sample_json(name, uri, conversations, content_sha256))
-        location = Location(self._position + len(before), len(payload), crc32c(payload))
-        self._stream.write(before)
-        self._stream.write(payload)
-        self._stream.write(after)
-        self._position = location.offset + location.length + len(after)
-        return location
+    def append(self, rows: EncodedRows) -> NDArray[np.int64]:
+        """Add the next rows; their places: offset, length and crc32c, [N, 3], -1 where a row is absent."""
+        places = np.full((len(rows.kept), 3), NOWHERE, np.int64)
+        payloads = zip(rows.payloads, rows.checksums.tolist(), strict=True)
+        for number, (is_kept, content) in enumerate(zip(rows.kept.tolist(), rows.contents, strict=True)):
+            row, name, uri, conversations = next(self._samples)
+            if not is_kept:
+                continue
+            payload, checksum = next(payloads)
+            before, after = self._layout.around_latent(row, sample_json(name, uri, conversations, content))
+            places[number] = self._position + len(before), len(payload), checksum
+            self._stream.write(b"".join((before, payload, after)))
+            self._position += len(before) + len(payload) + len(after)
+        return places
 
     def finish(self) -> None:
         self._stream.write(bytes(end_bytes(self._position)))

@@ -11,20 +11,21 @@ takes milliseconds a chunk at this size. Layout of a shard file, after the shard
 
 import struct
 from collections.abc import Iterator
+from itertools import chain
 from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from cache_store.format.codec import crc32c, zarr_codecs
-from cache_store.format.layout import Location, ShardSamples
+from cache_store.format.layout import NOWHERE, EncodedRows, Location, ShardSamples
 from cache_store.format.names import SPEC_ATTRIBUTE, SPEC_FILE, ZARR_ARRAY
 from cache_store.format.record import canonical_json
 from cache_store.format.schema import ROW_AXIS, CodecName, Spec, StoreDtype
 
 ABSENT = np.uint64(2**64 - 1)
 CRC = struct.Struct("<I")
-NOWHERE = (-1, -1, -1)
 
 
 class ZarrShardWriter:
@@ -36,18 +37,19 @@ class ZarrShardWriter:
         self._next = 0
         self._position = 0
 
-    def append(self, payload: bytes | memoryview | None, content_sha256: str | None) -> Location | None:
-        """Add the next row's encoded sample; None leaves the row absent."""
-        slot, self._next = self._next, self._next + 1
-        if payload is None:
-            return None
-        checksum = crc32c(payload)
-        location = Location(self._position, len(payload), checksum)
-        self._stream.write(payload)
-        self._stream.write(CRC.pack(checksum))
-        self._index[slot] = location.offset, location.length + CRC.size
-        self._position += location.length + CRC.size
-        return location
+    def append(self, rows: EncodedRows) -> NDArray[np.int64]:
+        """Add the next rows; their places: offset, length and crc32c, [N, 3], -1 where a row is absent."""
+        count, marks = len(rows.payloads), rows.checksums.astype("<u4").view(f"V{CRC.size}").tolist()
+        self._stream.write(b"".join(chain.from_iterable(zip(rows.payloads, marks, strict=True))))
+        sizes = np.fromiter(map(len, rows.payloads), np.int64, count) + CRC.size
+        ends = self._position + np.cumsum(sizes)
+        places = np.full((len(rows.kept), 3), NOWHERE, np.int64)
+        places[rows.kept] = np.stack([ends - sizes, sizes - CRC.size, rows.checksums], axis=1)
+        slots = self._next + np.flatnonzero(rows.kept)
+        self._index[slots] = np.stack([ends - sizes, sizes], axis=1)
+        self._next += len(rows.kept)
+        self._position += int(sizes.sum())
+        return places
 
     def finish(self) -> None:
         index = self._index.tobytes()

@@ -14,7 +14,7 @@ import numpy as np
 from cache_store.format.codec import BLOSC_HEADER, crc32c, decode_sample
 from cache_store.format.layout import Location
 from cache_store.format.schema import ArraySpec
-from cache_store.format.statistics import FeatureSums
+from cache_store.format.sums import RunningSums
 
 EXPONENTS = {"float16": 0x7C00, "bfloat16": 0x7F80, "float32": 0x7F800000}
 """A value is not finite where all its exponent bits are set (IEEE 754)."""
@@ -30,7 +30,7 @@ class Placed(NamedTuple):
 
 
 def scan_shard(
-    stream: BufferedReader, array: ArraySpec, locations: Sequence[Location | None], sums: FeatureSums | None = None
+    stream: BufferedReader, array: ArraySpec, locations: Sequence[Location | None], sums: RunningSums | None = None
 ) -> list[tuple[int, str]]:
     """Check the sample of every slot that has one: (slot, what is wrong with it). OSError if the file is unreadable.
 
@@ -51,7 +51,7 @@ def scan_shard(
         elif problem := value_problem(payload, array, decoded):
             problems[slot] = problem
         elif sums is not None:
-            sums.add(decoded.view(array.numpy_dtype).reshape(array.shape))
+            sums.add(decoded[None])
     return sorted(problems.items())
 
 

@@ -14,7 +14,7 @@ from cache_store.format.layout import ShardSamples
 from cache_store.format.names import commit_file, samples_file
 from cache_store.format.plan import DIGESTED, PlanFile
 from cache_store.format.schema import CommitContent, CommitRecord, FileRecord, Spec
-from cache_store.format.statistics import FeatureSums
+from cache_store.format.sums import RunningSums
 from cache_store.storage.store import Store
 from cache_store.verify.findings import Finding, Level, unreadable
 from cache_store.verify.record import (
@@ -109,7 +109,7 @@ class ShardVerifier:
         yield from table_findings(samples, content)
         yield from other_rows(samples)
         is_tables_fault = wrong_table is not None and wrong_data is None
-        sums = FeatureSums(self._spec.array) if task.level == "deep" else None
+        sums = RunningSums(self._spec.array, self._spec.array.dtype) if task.level == "deep" else None
         differing = [*self._data_findings(task, samples, is_tables_fault, sums)]
         yield from (each for each in differing if each.row is not None or not wrong_data)  # which is known to be wrong
         if sums is not None and not differing and content.statistics is not None:
@@ -167,7 +167,7 @@ class ShardVerifier:
         return rows if rows.num_rows == len(self._spec.shard_rows(shard)) else None
 
     def _data_findings(
-        self, task: ShardTask, samples: ShardSamples, is_tables_fault: bool = False, sums: FeatureSums | None = None
+        self, task: ShardTask, samples: ShardSamples, is_tables_fault: bool = False, sums: RunningSums | None = None
     ) -> Iterator[Finding]:
         """The shard file against the samples table: each sample, the file's own structure."""
         shard, (name, table) = task.shard, self._files(task)

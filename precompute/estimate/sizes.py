@@ -13,13 +13,12 @@ import numpy as np
 import pyarrow as pa
 
 from cache_store.cache.writing.shard_files import write_rows
-from cache_store.cache.writing.writer import Outcome, samples_table
-from cache_store.format.codec import encode_sample
+from cache_store.cache.writing.writer import Outcome, encoded_rows, samples_table
 from cache_store.format.formats import FORMATS, shard_format
 from cache_store.format.plan import encode_plan
 from cache_store.format.record import canonical_json
 from cache_store.format.schema import CodecName, Spec
-from cache_store.format.statistics import RunningStatistics
+from cache_store.format.sums import RunningSums
 
 
 @dataclass(frozen=True)
@@ -49,16 +48,17 @@ def with_codec(spec: Spec, codec: CodecName) -> Spec:
 def measured(spec: Spec, planned: pa.Table, samples: np.ndarray) -> CacheSize:
     stream, outcomes = io.BytesIO(), [*map(outcome, planned["id"].to_pylist())]
     writer = shard_format(spec).writer(stream, planned)
-    with np.errstate(over="ignore"):
-        stored = np.ascontiguousarray(samples.astype(spec.array.numpy_dtype))
-    payloads = (encode_sample(values, spec.array.codec) for values in stored)
-    locations = [writer.append(each, of.content_sha256) for each, of in zip(payloads, outcomes, strict=True)]
+    sums, everyone = RunningSums(spec.array, spec.array.dtype), np.ones(len(samples), np.bool_)
+    grey = np.full((len(samples), *spec.array.shape[1:], 3), 1 / 3) if spec.array.has_preview else None
+    stored, _, checksums = sums.round_and_add(samples, everyone, grey)
+    contents = [each.content_sha256 for each in outcomes]
+    places = writer.append(encoded_rows(spec.array, stored, everyone, checksums, contents))
     sample_bytes = stream.tell() / len(samples)
     writer.finish()
     end_bytes = stream.tell() - sample_bytes * len(samples)
-    table_row, table_end = row_and_end(write_rows, samples_table(planned, outcomes, locations))
+    table_row, table_end = row_and_end(write_rows, samples_table(planned, outcomes, places))
     plan_row, plan_end = row_and_end(write_plan, planned)
-    by_row, by_shard = sample_bytes + table_row + plan_row, end_bytes + table_end + record_bytes(spec, stored)
+    by_row, by_shard = sample_bytes + table_row + plan_row, end_bytes + table_end + record_bytes(spec, sums)
     return CacheSize(sample_bytes, by_row * spec.rows + by_shard * spec.num_shards + plan_end)
 
 
@@ -83,8 +83,6 @@ def written_bytes(write: Callable[[BinaryIO, pa.Table], None], table: pa.Table) 
     return stream.tell()
 
 
-def record_bytes(spec: Spec, stored: np.ndarray) -> int:
+def record_bytes(spec: Spec, sums: RunningSums) -> int:
     """Of a commit record: its recipe and its sums over the samples, which are nearly all of it."""
-    sums = RunningStatistics(spec.array)
-    sums.add(stored, np.full((len(stored), *spec.array.shape[1:], 3), 1 / 3) if spec.array.has_preview else None)
     return len(canonical_json([spec.recipe, sums.statistics(), sums.preview()]))

@@ -7,27 +7,25 @@ replaced only when the new files are whole on disk and are what they are expecte
 import os
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
 
 from cache_store.cache.writing.shard_files import ShardFiles
 from cache_store.errors import CacheError
-from cache_store.format.codec import encode_sample
+from cache_store.format.codec import crc32c, encode_sample
 from cache_store.format.formats import shard_format
-from cache_store.format.layout import Location
+from cache_store.format.layout import EncodedRows, Location
 from cache_store.format.plan import plan_digest
 from cache_store.format.record import FORMAT_VERSION, signed
-from cache_store.format.schema import CommitContent, CommitRecord, CommitRun, FileRecord, Spec
-from cache_store.format.statistics import RunningStatistics
+from cache_store.format.schema import ArraySpec, CommitContent, CommitRecord, CommitRun, FileRecord, Spec
+from cache_store.format.sums import RunningSums
 from cache_store.format.tables import CACHED, REJECTED, SAMPLES_SCHEMA, reason_kind, rows_digest
 from cache_store.storage.store import Store
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What became of one planned sample on its way to a latent; a reason means that it is rejected."""
 
     content_sha256: str | None
@@ -67,8 +65,8 @@ class ShardBuilder:
         self._allowed_digests = allowed_digests
         self._files = ShardFiles(store, spec, shard, shared=shared)
         self._outcomes: list[Outcome] = []
-        self._locations: list[Location | None] = []
-        self._statistics = RunningStatistics(spec.array)
+        self._places: list[np.ndarray] = []
+        self._sums = RunningSums(spec.array, spec.array.dtype)
         self._non_finite = 0
 
     def __enter__(self) -> Self:
@@ -85,22 +83,19 @@ class ShardBuilder:
 
         Where the array has a preview, also the images at its resolution, RGB in [0, 1].
         """
-        array = self._spec.array
-        with np.errstate(over="ignore"):  # an overflow shows as infinity and rejects its sample below
-            stored = np.ascontiguousarray(samples.astype(array.numpy_dtype))
-        outcomes = [self._judge(*each) for each in zip(samples, stored, outcomes, strict=True)]
-        keep = np.array([outcome.reason is None for outcome in outcomes])
+        wanted = np.array([outcome.reason is None for outcome in outcomes], np.bool_)
+        stored, kept, checksums = self._sums.round_and_add(samples, wanted, rgb_NHW3)
+        outcomes = [*outcomes]
+        for number in np.flatnonzero(wanted & ~kept).tolist():
+            outcomes[number] = self._rejected(samples[number], outcomes[number])
+        contents = [outcome.content_sha256 for outcome in outcomes]
+        rows = encoded_rows(self._spec.array, stored, kept, checksums, contents)
         with self._files.writing():
-            for values, outcome, kept in zip(stored, outcomes, keep, strict=True):
-                payload = encode_sample(values, array.codec) if kept else None
-                self._locations.append(self._writer.append(payload, outcome.content_sha256))
-        self._statistics.add(stored[keep], rgb_NHW3 if rgb_NHW3 is None else rgb_NHW3[keep])
+            self._places.append(self._writer.append(rows))
         self._outcomes.extend(outcomes)
 
-    def _judge(self, sample: np.ndarray, stored: np.ndarray, outcome: Outcome) -> Outcome:
-        """Reject what is not finite, before or after rounding to the stored dtype."""
-        if outcome.reason is not None or np.isfinite(stored).all():
-            return outcome
+    def _rejected(self, sample: np.ndarray, outcome: Outcome) -> Outcome:
+        """Why a sample is rejected that is not finite, before or after rounding to the stored dtype."""
         non_finite = int(np.count_nonzero(~np.isfinite(sample)))
         self._non_finite += non_finite
         dtype = self._spec.array.dtype
@@ -109,7 +104,7 @@ class ShardBuilder:
             if non_finite
             else f"latent overflows {dtype}: largest magnitude {np.abs(sample).max():.6g}"
         )
-        return Outcome(content_sha256=outcome.content_sha256, width=outcome.width, height=outcome.height, reason=reason)
+        return outcome._replace(reason=reason)
 
     def commit(self, seconds: float, device: str, versions: dict[str, str]) -> CommitRecord:
         """Publish the shard's files, then its record; the record that stands, if another program's of the same content.
@@ -128,7 +123,7 @@ class ShardBuilder:
         )
         with self._files.writing():
             self._writer.finish()
-        samples = samples_table(self._planned, self._outcomes, self._locations)
+        samples = samples_table(self._planned, self._outcomes, np.concatenate(self._places))
         content = self._content(self._files.finish(samples))
         if self._allowed_digests and content.digest not in self._allowed_digests:
             raise MismatchedShardError(self._shard, content.digest, samples)
@@ -150,22 +145,36 @@ class ShardBuilder:
             reasons=dict(Counter(reason_kind(reason) for reason in reasons)),
             non_finite=self._non_finite,
             unreadable_exif=sum(each.reason is None and not each.exif_is_readable for each in self._outcomes),
-            statistics=self._statistics.statistics(),
-            preview=self._statistics.preview(),
+            statistics=self._sums.statistics(),
+            preview=self._sums.preview(),
         )
 
 
-def samples_table(planned: pa.Table, outcomes: Sequence[Outcome], locations: Sequence[Location | None]) -> pa.Table:
-    """What became of each planned sample, and where its bytes lie."""
+def encoded_rows(
+    array: ArraySpec, stored: np.ndarray, kept: np.ndarray, checksums: np.ndarray, contents: Sequence[str | None]
+) -> EncodedRows:
+    """Rows of a shard, of which `stored` are the plain bytes, uint8 [N, bytes of a sample], and their crc32c."""
+    payloads, checksums = (stored, checksums) if kept.all() else (stored[kept], checksums[kept])
+    encoded: list[bytes | memoryview] = [each.data for each in payloads]
+    if array.codec != "none":
+        values = payloads.view(f"<u{array.numpy_dtype.itemsize}")
+        encoded = [encode_sample(each, array.codec) for each in values]
+        checksums = np.array([*map(crc32c, encoded)], np.uint32)
+    return EncodedRows(kept=kept, payloads=encoded, checksums=checksums, contents=contents)
+
+
+def samples_table(planned: pa.Table, outcomes: Sequence[Outcome], places: np.ndarray) -> pa.Table:
+    """What became of each planned sample, and where its bytes lie: [rows, 3], -1 where nowhere."""
+    contents, widths, heights, reasons, _ = zip(*outcomes, strict=True)
     columns: dict[str, Any] = {
         "row": planned["row"],
         "id": planned["id"],
-        "status": [CACHED if outcome.reason is None else REJECTED for outcome in outcomes],
-        "reason": [outcome.reason for outcome in outcomes],
-        "content_sha256": [outcome.content_sha256 for outcome in outcomes],
-        "width": [outcome.width for outcome in outcomes],
-        "height": [outcome.height for outcome in outcomes],
+        "status": [CACHED if reason is None else REJECTED for reason in reasons],
+        "reason": reasons,
+        "content_sha256": contents,
+        "width": widths,
+        "height": heights,
     }
-    for field in Location._fields:
-        columns[field] = [location and getattr(location, field) for location in locations]
+    for field, values in zip(Location._fields, places.T, strict=True):
+        columns[field] = pa.array(values, SAMPLES_SCHEMA.field(field).type, mask=values < 0, safe=False)
     return pa.table(columns, schema=SAMPLES_SCHEMA)

@@ -1,0 +1,130 @@
+"""Sums over samples: in C and in numpy the same bits, in whatever batches samples come."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from cache_store.format import sums
+from cache_store.format.codec import crc32c
+from cache_store.format.schema import DTYPES, SampleLayout
+from cache_store.format.sums import LANES, PREVIEW_STRIDE, RunningSums, add_batch_by_numpy
+
+WAYS = sorted({sums.add_batch, add_batch_by_numpy}, key=lambda way: way.__name__)
+"""One where there was no compiler."""
+LAYOUTS = [
+    SampleLayout(axes=("channel", "y", "x"), shape=shape, feature_axis="channel", has_preview=True)
+    for shape in ((16, 28, 28), (3, 1, 1), (5, 7, 3), (1, 2, 9))
+] + [
+    SampleLayout(axes=("token", "feature"), shape=(9, 21), feature_axis="feature", has_preview=False),
+    SampleLayout(axes=("y", "feature", "x"), shape=(4, 3, 11), feature_axis="feature", has_preview=False),
+    SampleLayout(axes=("feature",), shape=(1,), feature_axis="feature", has_preview=False),
+]
+
+
+def random_samples(layout: SampleLayout, number: int) -> np.ndarray:
+    """Of all magnitudes that float16 knows, and beyond on both sides; some values are not finite."""
+    rng = np.random.default_rng(number)
+    shape = (number, *layout.shape)
+    samples = rng.standard_normal(shape) * 2.0 ** rng.integers(-30, 14, shape)
+    samples[rng.random(shape) < 0.05] = 0.0
+    samples[rng.random(shape) < 0.05] *= -0.0
+    samples = samples.astype(np.float32)
+    for place, value in ((1, np.nan), (2, 1e9), (3, -np.inf)):
+        samples[place].flat[-1] = value
+    return samples
+
+
+def summed(monkeypatch, way, layout, dtype, samples, rgb, batches):
+    """What came out of batches of such sizes: sums, stored bytes of those kept, which they are, their checksums."""
+    monkeypatch.setattr(sums, "add_batch", way)
+    running, found = RunningSums(layout, dtype), []
+    wanted = np.arange(len(samples)) % 5 != 4
+    starts = itertools.accumulate(batches, initial=0)
+    for start, size in zip(starts, batches, strict=False):
+        part = slice(start, start + size)
+        found.append(running.round_and_add(samples[part], wanted[part], None if rgb is None else rgb[part]))
+    stored, kept, checksums = map(np.concatenate, zip(*found, strict=True))
+    return running, stored[kept].tobytes(), kept.tolist(), checksums[kept].tolist()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: str(layout.shape))
+def test_c_and_numpy_give_the_same_bits_in_any_batches(monkeypatch, layout, dtype):
+    samples = random_samples(layout, 12)
+    rgb = np.random.default_rng(1).random((12, *layout.shape[1:], 3)).astype(np.float32) if layout.has_preview else None
+    first, *others = (
+        summed(monkeypatch, way, layout, dtype, samples, rgb, batches)
+        for way in WAYS
+        for batches in ([12], [1] * 12, [5, 7])
+    )
+    for other in others:
+        assert other[1:] == first[1:]
+        assert other[0].statistics() == first[0].statistics()
+        assert other[0].preview() == first[0].preview()
+    with np.errstate(over="ignore", invalid="ignore"):
+        rounded = samples.astype(DTYPES[dtype])
+    expected = [
+        bool(np.isfinite(each).all()) and number % 5 != 4 for number, each in enumerate(rounded.astype(np.float32))
+    ]
+    stored = [each.tobytes() for each, is_kept in zip(rounded, expected, strict=True) if is_kept]
+    assert first[1:] == (b"".join(stored), expected, [*map(crc32c, stored)])
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: str(layout.shape))
+def test_sums_are_added_in_the_order_that_is_written_down(monkeypatch, way, layout):
+    """As a loop over Python's floats adds them."""
+    rng = np.random.default_rng(0)
+    samples = rng.standard_normal((3, *layout.shape)).astype(np.float32)
+    rgb = rng.random((3, *layout.shape[1:], 3)).astype(np.float32) if layout.has_preview else None
+    running, *_ = summed(monkeypatch, way, layout, "float32", samples, rgb, [3])
+    place, statistics = layout.feature_place, running.statistics()
+    outer, inner = math.prod(layout.shape[:place]), math.prod(layout.shape[place + 1 :])
+    for feature in range(layout.num_features):
+        total, squares = 0.0, 0.0
+        for values in samples.reshape(3, outer, -1, inner)[:, :, feature].astype(float).tolist():
+            lanes = [[0.0] * LANES, [0.0] * LANES]
+            for at, value in (pair for row in values for pair in enumerate(row)):
+                lanes[0][at % LANES] += value
+                lanes[1][at % LANES] += value**2
+            total, squares = total + halved(lanes[0]), squares + halved(lanes[1])
+        assert (statistics.sum[feature], statistics.sum_of_squares[feature]) == (total, squares)
+    if rgb is not None:
+        product = 0.0
+        for sample, colours in zip(samples.astype(float), rgb.astype(float), strict=True):
+            of_sample = 0.0
+            for y, x in itertools.product(*(range(0, side, PREVIEW_STRIDE) for side in layout.shape[1:])):
+                of_sample += float(sample[0, y, x]) * float(colours[y, x, 2])
+            product += of_sample
+        assert running.preview().moment[0][2] == product
+
+
+def halved(lanes: list[float]) -> float:
+    while len(lanes) > 1:
+        lanes = [one + other for one, other in zip(lanes, lanes[len(lanes) // 2 :], strict=False)]
+    return lanes[0]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_kept_sample_leaves_no_sums(monkeypatch, way):
+    samples = np.full((2, 16, 28, 28), np.inf, np.float32)
+    running, stored, kept, _ = summed(monkeypatch, way, LAYOUTS[0], "float16", samples, np.zeros((2, 28, 28, 3)), [2])
+    assert (running.statistics(), running.preview(), stored, kept) == (None, None, b"", [False, False])
+
+
+@pytest.mark.skipif(len(WAYS) == 1, reason="needs a C compiler at installation")
+def test_arrays_of_other_samples_are_refused():
+    stored, kept, totals = np.zeros((2, 12), np.uint8), np.ones(2, np.uint8), np.zeros((4, 3))
+    for arguments in (
+        (3, (1, 3, 2), (0, 0), stored, None, kept, totals, None, None, None, None),
+        (0, (1, 3, 3), (0, 0), stored, None, kept, totals, None, None, None, None),
+        (0, (1, 3, 2), (0, 0), stored, np.zeros(11, np.float32), kept, totals, None, None, None, None),
+        (0, (1, 3, 2), (0, 0), stored, None, kept, totals[:3], None, None, None, None),
+        (0, (1, 3, 2), (1, 2), stored, None, kept, totals, np.zeros(12, np.float32), np.zeros((4, 4)), None, None),
+        (0, (1, 3, 2), (0, 0), stored, None, kept, totals, None, None, None, np.zeros(1, np.uint32)),
+        (0, (2**40, 2**40, 2**40), (0, 0), stored, None, kept, totals, None, None, None, None),
+    ):
+        with pytest.raises(ValueError, match="differ in the samples"):
+            sums.add_batch(*arguments)
