@@ -133,8 +133,11 @@ def decoded_batches(batches: Iterator[Batch], pool: Decoders, source: Images) ->
 
 def refuse_vanished(batch: Batch, source: Images) -> None:
     """SourceError for an image that is gone since it was planned: a mount that went is no fault of the sample."""
+    outcomes = batch.wait()
+    if all(outcome.content_sha256 is not None for outcome in outcomes):
+        return
     columns = (batch.samples[name].to_pylist() for name in ("id", "uri", "fingerprint"))
-    for outcome, name, uri, fingerprint in zip(batch.wait(), *columns, strict=True):
+    for outcome, name, uri, fingerprint in zip(outcomes, *columns, strict=True):
         if outcome.content_sha256 is None and fingerprint != MISSING and source.fingerprint(uri) == MISSING:
             raise SourceError(
                 f"the image of {name} was there when the cache was planned and is gone ({outcome.reason}); restore "

@@ -94,7 +94,7 @@ class ImageFolder:
 
     def fingerprint(self, name: str) -> str:
         try:
-            status = self._path(name).stat()
+            status = os.stat(self._path(name))  # noqa: PTH116 (a Path takes as long as all the rest)
         except Rejected:
             return MISSING
         except OSError as error:
@@ -106,11 +106,11 @@ class ImageFolder:
     def read(self, name: str) -> bytes:
         path = self._path(name)
         try:
-            status = path.stat()
+            status = os.stat(path)  # noqa: PTH116
             if not stat.S_ISREG(status.st_mode):  # reading a pipe or device could hang
                 raise Rejected(MISSING, f"{name} is not a file")
             refuse_large(name, status.st_size)
-            with path.open("rb") as stream:
+            with open(path, "rb") as stream:  # noqa: PTH123
                 data = stream.read(status.st_size + 1)  # all of it, in no larger a buffer
                 if len(data) > status.st_size:  # a file may grow, and some say that they are empty
                     data += stream.read(MAX_FILE_BYTES + 1 - len(data))
@@ -121,19 +121,27 @@ class ImageFolder:
         refuse_large(name, len(data))
         return data
 
-    def _path(self, name: str) -> Path:
+    def _path(self, name: str) -> str:
         if is_unsafe(name):
             raise Rejected(MISSING, f"{name!r} is not a name inside the image folder")
-        return self._root / name
+        return f"{self._root}/{name}"
 
 
 def is_unsafe(name: str) -> bool:
+    if is_plainly_safe(name):
+        return False
     parts = PurePosixPath(name).parts
     try:
         too_long = len(name) > MAX_PATH or any(len(os.fsencode(part)) > MAX_NAME_BYTES for part in parts)
     except UnicodeEncodeError:
         return True  # no file has such a name
     return not parts or name.startswith("/") or ".." in parts or "\0" in name or too_long
+
+
+def is_plainly_safe(name: str) -> bool:
+    """Whether a name is like nearly all, told in a µs; others are looked at part by part."""
+    is_short = name.isascii() and len(name) <= MAX_NAME_BYTES
+    return is_short and name[:1] not in ("", ".", "/") and ".." not in name and "\0" not in name
 
 
 def open_image_store(path: Path) -> ImageStore:
