@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import build, cold, decode, decode_parts, encode, loader, ray_data, remote, scale, verify
+from benchmarks import build, cold, decode, decode_parts, encode, feed, loader, ray_data, remote, scale, verify
 from benchmarks.remote_peers import installed_peers
 from precompute.images.decode import ImageConfig
 from tests.precompute.conftest import make_vae
@@ -173,3 +173,24 @@ def test_reading_from_a_store_is_measured_with_what_it_asks_for(capsys, monkeypa
     anywhere, in_blocks = (record["traffic"][name] for name in (remote.OURS, remote.OURS_IN_BLOCKS))
     assert 0 < in_blocks["requests_a_sample"] < anywhere["requests_a_sample"]
     assert min(each["bytes_a_sample"] for each in (anywhere, in_blocks)) > remote.SAMPLE_BYTES
+
+
+@pytest.mark.filterwarnings("ignore:.*:DeprecationWarning:ray", "ignore::ResourceWarning")
+@pytest.mark.parametrize(("decode", "workers"), [("stub", 1), ("real", 2)])
+def test_a_build_is_measured_around_an_encoder_that_sleeps(capsys, tmp_path, decode, workers):
+    """Beside the DataLoader; the other peers are extras, and take seconds to start."""
+    toy = ["--samples=24", "--samples-per-shard=8", "--batch-size=4", "--height=32", "--width=40", "--count=5"]
+    options = [*toy, "--encoder-ms=2", "--repeats=1", "--peers", "DataLoader", f"--folder={tmp_path}"]
+    assert feed.main([*options, f"--decode={decode}", f"--workers={workers}"]) == 0
+    *table, last = capsys.readouterr().out.splitlines()
+    record = json.loads(last)
+    decoding = {feed.DECODING} if decode == "real" else set()
+    assert record["rivals"].keys() == record["over_rivals"].keys() == {feed.ENCODER, "DataLoader"} | decoding
+    assert (record["workers"], record["skipped"]) == (workers, {})
+    assert 0 < record["images_per_s"]["median"] < 24 / 6 / 0.002 * 4
+    assert record["share_of_encoder"] == record["over_rivals"][feed.ENCODER]
+    parts = record["cpu_us_an_image"]
+    assert parts.keys() >= {"read", "hash", "decode", "fit", "encoder", "statistics", "sample writing", "commit"}
+    assert sum(parts.values()) == pytest.approx(2 * parts["all"], rel=1e-3)
+    assert any(line.startswith("DataLoader ") for line in table)
+    assert list(tmp_path.iterdir()) == [], "what was written for the run is removed"

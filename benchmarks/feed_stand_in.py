@@ -1,0 +1,172 @@
+"""What `benchmarks.feed` puts in an encoder's and a decoder's place, for the build's workers and for its peers alike.
+
+The encoder takes so long a batch and no core; of several processes one at a time has its device. The decoder, where it
+is stubbed, gives one prepared image. Processes tell by files in a folder when they have loaded and when they began.
+"""
+
+# Axes: N images of a batch, Y X pixels, 3 RGB.
+
+import fcntl
+import json
+import multiprocessing
+import os
+import time
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+import precompute.encode.batches as batches
+from cache_store.format.schema import EncoderIdentity, SampleLayout
+from precompute.encode.job import EncodeJob
+from precompute.encoders.config import EncoderConfig
+from precompute.encoders.encoder import PixelRange
+from precompute.encoders.model_files import ModelFiles
+from precompute.encoders.registry import FAMILIES, Family
+from precompute.images.fit import whole
+
+CLASS_NAME = "SleepingEncoder"
+FACTOR, CHANNELS = 8, 16
+"""Of its latents: those of the Wan 2.1 VAE."""
+POLL_S = 0.005
+
+
+@dataclass(frozen=True, kw_only=True)
+class StandIn:
+    """What a process is told; it lies in the folder that is the encoder's model."""
+
+    folder: str
+    encoder_ms: float
+    height: int
+    width: int
+    is_stubbed: bool
+    """Whether images are not decoded."""
+    workers: int = 1
+    """Processes that wait for each other before they begin."""
+
+    def save(self) -> None:
+        Path(self.folder).mkdir(exist_ok=True)
+        values = {"_class_name": CLASS_NAME, **self.__dict__}
+        Path(self.folder, "config.json").write_text(json.dumps(values))
+
+    def stamp(self, event: str) -> None:
+        """Write the time of the first such event in this process; all processes of a machine have one clock."""
+        path = Path(self.folder, f"{event}-{os.getpid()}")
+        if not path.exists():
+            path.write_text(repr(time.monotonic()))
+
+    def stamps(self, event: str) -> list[float]:
+        return [float(text) for path in Path(self.folder).glob(f"{event}-*") if (text := path.read_text())]
+
+    @property
+    def began(self) -> float:
+        """When images were first read, and all encoders were there."""
+        return max(min(self.stamps("read")), *self.stamps("loaded"))
+
+    def forget(self) -> None:
+        for event in ("loaded", "read"):
+            for path in Path(self.folder).glob(f"{event}-*"):
+                path.unlink()
+
+    @cached_property
+    def image(self) -> Image.Image:
+        """What a stubbed decoder gives, fitted."""
+        noise = np.random.default_rng(0).integers(0, 256, (self.height, self.width, 3), np.uint8)
+        return Image.fromarray(noise)
+
+    @cached_property
+    def pixels(self) -> np.ndarray:
+        return np.array(self.image)
+
+
+def stand_in_of(folder: str | Path) -> StandIn:
+    values = json.loads(Path(folder, "config.json").read_text())
+    values.pop("_class_name")
+    return StandIn(**values)
+
+
+class SleepingEncoder:
+    """Has the device for so long a batch; its samples are noise."""
+
+    def __init__(self, stand_in: StandIn, config: EncoderConfig) -> None:
+        self._stand_in, self.device = stand_in, torch.device("cpu")
+        self._lock = os.open(stand_in.folder, os.O_RDONLY)
+        shape = (config.batch_size, *self.layout(stand_in.height, stand_in.width).shape)
+        self._samples = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        self.identity = EncoderIdentity(
+            class_name=CLASS_NAME,
+            weights_sha256="0" * 64,
+            path="native",
+            compiled=False,
+            posterior="mean",
+            compute_dtype=config.compute_dtype,
+            batch_size=config.batch_size,
+            latents_mean=(0.0,) * CHANNELS,
+            latents_std=(1.0,) * CHANNELS,
+        )
+
+    def layout(self, height: int, width: int) -> SampleLayout:
+        shape = (CHANNELS, height // FACTOR, width // FACTOR)
+        axes = ("channel", "latent_y", "latent_x")
+        return SampleLayout(axes=axes, shape=shape, feature_axis="channel", has_preview=True)
+
+    def encode(self, image_NYX3: Tensor) -> Tensor:
+        if self._stand_in.encoder_ms:
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            try:
+                time.sleep(self._stand_in.encoder_ms / 1e3)
+            finally:
+                fcntl.flock(self._lock, fcntl.LOCK_UN)
+        return self._samples[: len(image_NYX3)]
+
+
+def family() -> Family:
+    def encoder(files: ModelFiles, config: EncoderConfig, pixel_range: PixelRange) -> SleepingEncoder:
+        stand_in = stand_in_of(files.model)
+        loaded = SleepingEncoder(stand_in, config)
+        stand_in.stamp("loaded")
+        if multiprocessing.parent_process() is not None:  # a worker's, which begins with all others
+            while len(stand_in.stamps("loaded")) < stand_in.workers:
+                time.sleep(POLL_S)
+        replace_decoder(stand_in)
+        return loaded
+
+    return Family(encoder)
+
+
+FAMILIES[CLASS_NAME] = family
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedJob(EncodeJob):
+    """A job that takes this module into the processes that it is sent to."""
+
+
+OWN = {"decode_image": batches.__dict__["decode_image"], "fit_image": batches.__dict__["fit_image"]}
+OWN_DECODE = batches.Batch.decode
+
+
+@cache
+def replace_decoder(stand_in: StandIn) -> None:
+    """From now on in this process: tell when images are first read, and decode none where the decoder is stubbed."""
+
+    def decode(batch: Any, *arguments: Any) -> Any:
+        stand_in.stamp("read")
+        return OWN_DECODE(batch, *arguments)
+
+    restore_decoder()
+    batches.Batch.decode = decode  # type: ignore[method-assign, assignment]
+    if stand_in.is_stubbed:
+        vars(batches).update(
+            decode_image=lambda data, recipe: whole(stand_in.image), fit_image=lambda decoded, recipe: decoded.rgb
+        )
+
+
+def restore_decoder() -> None:
+    batches.Batch.decode = OWN_DECODE  # type: ignore[method-assign]
+    vars(batches).update(OWN)
