@@ -114,7 +114,7 @@ def rates_of_parts(parts: "Parts", options: argparse.Namespace) -> dict[str, obj
         "before_and_after_encoding_s": spread(
             [whole - part for whole, part in zip(seconds["build"], encoding, strict=True)]
         ),
-        "encoder_waits": spread([each.waiting_share for each in encoded]),
+        "encoder_works": spread([each.working_share for each in encoded]),
     }
 
 

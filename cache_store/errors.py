@@ -30,6 +30,10 @@ class ModelError(EncodeOnceError):
     """A model folder or hub id that cannot be used as it is."""
 
 
+class DeviceError(EncodeOnceError):
+    """A device that does not compute what an encoder's weights give."""
+
+
 class CacheError(EncodeOnceError):
     """A cache that is absent, unfinished or damaged."""
 

@@ -15,6 +15,9 @@ from cache_store.refusal import counted
 from cache_store.storage.store import Address, open_store, wait_together
 from cache_store.version import __version__
 
+SHOWN_MAKERS = 8
+"""Of hardware and libraries that made shards, those of most."""
+
 SHOWN_FEATURES = 64
 """Whose means and deviations are listed; of more, the least and the largest."""
 
@@ -53,6 +56,7 @@ class Described:
             "images_per_s": statistics.median(run.images_per_s for run in runs) if runs else None,
             "devices": sorted({run.device for run in runs}),
             "hosts": sorted({run.host for run in runs}),
+            "made_by": dict(Counter(run.made_by for run in runs)),
             "identity": self.seal.identity if self.seal else None,
             "statistics": msgspec.to_builtins(self.seal.array) if self.seal else None,
             "not_sealed_because": self.problem,
@@ -100,6 +104,9 @@ def progress_lines(spec: Spec, records: list[CommitRecord]) -> Iterator[tuple[st
         devices = ", ".join(sorted({record.run.device for record in records}))
         hosts = ", ".join(sorted({record.run.host for record in records}))
         yield "built", f"{statistics.median(rates):.1f} images/s a worker (median shard) on {devices} at {hosts}"
+        made_by = Counter(record.run.made_by for record in records)
+        for maker, shards in made_by.most_common(SHOWN_MAKERS):
+            yield "made by", f"{counted(shards, 'shard')}: {maker}" if len(made_by) > 1 else maker
 
 
 def all_reasons(contents: list[CommitContent]) -> "Counter[str]":

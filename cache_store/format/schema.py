@@ -253,7 +253,7 @@ class CommitContent(Record, frozen=True, kw_only=True, omit_defaults=True):
     """None there too, and where the array has no preview."""
 
 
-class CommitRun(Record, frozen=True, kw_only=True):
+class CommitRun(Record, frozen=True, kw_only=True, omit_defaults=True):
     """How the shard came to be: clocks and hosts, outside every digest but the record's own."""
 
     attempt: Count
@@ -262,6 +262,15 @@ class CommitRun(Record, frozen=True, kw_only=True):
     host: str
     device: str
     versions: dict[str, str]
+    hardware: dict[str, str] = msgspec.field(default_factory=dict)
+    """What the device is: a GPU's name, driver, CUDA and cuDNN, or a processor's name and its widest instructions."""
+
+    @property
+    def made_by(self) -> str:
+        """Hardware and libraries, as `NVIDIA H100, driver 570.86.15, cuda 12.8, ...`."""
+        names = {"gpu", "cpu"}
+        parts = {**self.hardware, **self.versions}
+        return ", ".join(value if name in names else f"{name} {value}" for name, value in parts.items())
 
 
 class CommitRecord(Record, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 from tqdm import tqdm
 
+from cache_store.cache.info import SHOWN_MAKERS
 from cache_store.cache.metadata import read_spec, refuse_no_cache
 from cache_store.cores import usable_cores
 from cache_store.errors import CacheError, ConfigError, EncodeOnceError, Interrupted
@@ -148,6 +149,10 @@ def show_report(report: Report, report_file: str | None) -> None:
     level = f"{report.level}, subset {report.subset}" if report.subset else report.level
     if report.subset and not report.covered:
         print(f"no shard falls into {report.subset} of {shards}: all were checked as by quick")
+    if len(report.made_by) > 1:
+        print(f"shards were made by {len(report.made_by):,} kinds of hardware or libraries:")
+        for maker, made in sorted(report.made_by.items(), key=lambda each: -each[1])[:SHOWN_MAKERS]:
+            print(f"  {counted(made, 'shard')}: {printable(maker)}")
     if not report.findings:
         print(f"sound ({level}): {checked}\ncache identity {report.identity}")
         return

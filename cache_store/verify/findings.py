@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from cache_store.errors import CacheError, NotAFileError
@@ -77,6 +77,8 @@ class Report:
     """Which shards were read, as asked for; None: all of them."""
     covered: int = 0
     """Of the shards, those in the subset; `samples` and `bytes` are theirs."""
+    made_by: dict[str, int] = field(default_factory=dict)
+    """Hardware and libraries, with the number of shards that they made: as their records say."""
     error: str | None = None
     """Why the verification did not end; what it found is then unknown."""
 

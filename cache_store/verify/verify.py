@@ -8,6 +8,7 @@ signed anew. Outside a subset all is read quickly.
 Threads read side by side: hashing, which is nearly all of the work, leaves the interpreter to the others.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
@@ -74,6 +75,7 @@ def verify(
         covered=len(covered),
         samples=sum(each.content.cached for each in covered if each.content),
         bytes=sum(each.bytes for each in covered),
+        made_by=dict(Counter(record.run.made_by for record in surveyed.records.values())),
         findings=tuple(sorted(set(findings), key=in_reading_order)),  # an absent file is met more than once
     )
 

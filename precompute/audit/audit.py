@@ -30,11 +30,11 @@ from cache_store.refusal import differing, refuse
 from cache_store.storage.store import Address
 from precompute.audit.comparison import ComparedSample, differences, source_problem
 from precompute.audit.report import AuditReport
-from precompute.audit.tolerance import RELATIVE_TOLERANCE, device_class, feature_scale, root_mean_square
 from precompute.config import AuditConfig, BuildConfig, where_remembered
 from precompute.encode.batches import Batch, Decoders, decoded_batches
 from precompute.encode.engines.worker import ENCODER_THREADS
 from precompute.encode.pipeline import library_versions
+from precompute.encode.tolerance import RELATIVE_TOLERANCE, device_class, feature_scale, root_mean_square
 from precompute.encoders.encoder import Encoder
 from precompute.encoders.registry import load_encoder
 from precompute.images.decoder_messages import silence_decoders
@@ -189,6 +189,7 @@ class Auditor:
             versions=library_versions(),
             built_on=tuple(sorted({run.device for run in runs})),
             built_with=tuple({tuple(run.versions.items()): run.versions for run in runs}.values()),
+            made_by=tuple(sorted({run.made_by for run in runs})),
             device_class=device_class(*(run.device for run in runs), device),
             compute_dtype=self._array.encoder.compute_dtype,
             store_dtype=self._array.dtype,

@@ -11,7 +11,7 @@ from scipy.special import betaincinv
 from cache_store.format.names import SEAL_FILE, commit_file
 from cache_store.refusal import aligned, counted
 from precompute.audit.comparison import ComparedSample
-from precompute.audit.tolerance import DeviceClass
+from precompute.encode.tolerance import DeviceClass
 
 CONFIDENCE = 0.95
 
@@ -32,6 +32,8 @@ class AuditReport:
     """Devices that encoded the shards read."""
     built_with: tuple[dict[str, str], ...]
     """Versions of libraries in those shards' records."""
+    made_by: tuple[str, ...]
+    """Hardware and libraries of those shards, each once."""
     device_class: DeviceClass
     """The loosest class of all these devices; with the compute dtype, it chooses the tolerance."""
     compute_dtype: str
@@ -141,6 +143,8 @@ def report_fields(report: AuditReport) -> Iterator[tuple[str, str]]:
     yield "drawn", f"{len(report.drawn):,} of {report.samples:,} cached samples"
     where = f"on {report.device} in {report.seconds:.0f} s, built on {', '.join(report.built_on)}"
     yield "compared", f"{counted(len(report.compared), 'sample')}, the planned batches of those drawn, {where}"
+    for maker in report.made_by if len(report.made_by) > 1 else ():
+        yield "made by", maker
     yield "equal bits", f"{report.equal_bits:,} of {len(report.compared):,}"
     if report.largest:
         difference, worst = report.largest[-1]

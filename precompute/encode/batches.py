@@ -6,6 +6,7 @@ every `batch_size`, a rejected image's place filled with grey.
 
 # Axes: N images of a batch, Y X pixels, h w cells of a preview, 3 RGB.
 
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,6 +21,7 @@ from cache_store.cache.writing.writer import Outcome
 from cache_store.errors import SourceError
 from cache_store.format.schema import Spec
 from cache_store.storage.store import Store
+from precompute.encode.busy import BusyTimes
 from precompute.images.decode import content_sha256, decode_image
 from precompute.images.fit import MID_GREY, fit_image
 from precompute.images.pixels import write_pixels
@@ -49,6 +51,20 @@ class Decoders(ThreadPoolExecutor):
         return max(1, min(PIECE_IMAGES, BATCHES_AHEAD * batch_images // (2 * self.num_threads)))
 
 
+class TimedReading:
+    """Reads images for one thread, and knows how long that took."""
+
+    def __init__(self, source: Images) -> None:
+        self._source, self.seconds = source, 0.0
+
+    def read(self, uri: str) -> bytes:
+        started = time.monotonic()
+        try:
+            return self._source.read(uri)
+        finally:
+            self.seconds += time.monotonic() - started
+
+
 class Batch:
     """A planned batch: images decode into it from several threads, each into its own place."""
 
@@ -67,19 +83,24 @@ class Batch:
     def samples(self) -> pa.Table:
         return self.planned.slice(self.start, self.stop - self.start)
 
-    def decode(self, pool: Decoders, source: Images) -> Self:
+    def decode(self, pool: Decoders, source: Images, busy: BusyTimes | None = None) -> Self:
         """Start decoding; `wait` until it is done."""
         expecting(source)(names := self.samples["uri"].to_pylist())
         uris = list(enumerate(names))
         size = pool.piece_images(len(uris))
         for start in range(0, len(uris), size):
-            self._pieces.append(pool.submit(self._decode_piece, source, uris[start : start + size]))
+            self._pieces.append(pool.submit(self._decode_piece, source, uris[start : start + size], busy))
         return self
 
-    def _decode_piece(self, source: Images, uris: Iterable[tuple[int, str]]) -> list[Outcome]:
-        return [self._decode_one(place, source, uri) for place, uri in uris]
+    def _decode_piece(self, source: Images, uris: Iterable[tuple[int, str]], busy: BusyTimes | None) -> list[Outcome]:
+        reading, started = TimedReading(source), time.monotonic()
+        outcomes = [self._decode_one(place, reading, uri) for place, uri in uris]
+        if busy:
+            busy.add("source", reading.seconds)
+            busy.add("decoding", time.monotonic() - started - reading.seconds)
+        return outcomes
 
-    def _decode_one(self, place: int, source: Images, uri: str) -> Outcome:
+    def _decode_one(self, place: int, source: "TimedReading", uri: str) -> Outcome:
         digest = width = height = reason = None
         exif_is_readable = True
         try:
@@ -121,11 +142,13 @@ def planned_batches(store: Store, spec: Spec, shards: Iterable[int]) -> Iterator
             yield Batch(spec, planned, shard, start)
 
 
-def decoded_batches(batches: Iterator[Batch], pool: Decoders, source: Images) -> Iterator[Batch]:
-    """The same batches, decoded, a few ahead of whoever asks."""
+def decoded_batches(
+    batches: Iterator[Batch], pool: Decoders, source: Images, busy: BusyTimes | None = None
+) -> Iterator[Batch]:
+    """The same batches, decoded, a few ahead of whoever asks; what that takes is added to `busy`."""
     ahead: deque[Batch] = deque()
     for batch in batches:
-        ahead.append(batch.decode(pool, source))
+        ahead.append(batch.decode(pool, source, busy))
         if len(ahead) > BATCHES_AHEAD:
             yield ahead.popleft()
     yield from ahead

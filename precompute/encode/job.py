@@ -8,6 +8,7 @@ import pyarrow as pa
 from cache_store.format.schema import CommitRecord, Spec
 from cache_store.storage.store import Store
 from precompute.config import BuildConfig
+from precompute.encode.busy import Part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +45,9 @@ class Progress:
 
     samples: int = 0
     """Encoded; negative where the shard of so many was lost before it was committed."""
-    waited_s: float = 0.0
-    """Time that the encoder had nothing to do but wait for images."""
     elapsed_s: float = 0.0
+    """Of one worker's time."""
+    busy_s: Mapping[Part, float] = field(default_factory=dict)
+    """Of that time, what each part was busy."""
     committed: CommitRecord | None = None
     mismatched: MismatchedShard | None = None

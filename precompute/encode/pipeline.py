@@ -4,7 +4,7 @@ import importlib.metadata
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import cache
@@ -16,6 +16,10 @@ from cache_store.cache.writing.writer import MismatchedShardError, ShardBuilder
 from cache_store.errors import Interrupted
 from cache_store.format.schema import Spec
 from precompute.encode.batches import Batch, Decoders, decoded_batches, planned_batches, refuse_vanished
+from precompute.encode.busy import BusyTimes
+from precompute.encode.canary import Canary
+from precompute.encode.device_feed import DeviceFeed, Encoded, Encoding, feed_of
+from precompute.encode.hardware import hardware_of
 from precompute.encode.job import EncodeJob, MismatchedShard, Progress
 from precompute.encoders.encoder import Encoder
 from precompute.sources import Source
@@ -29,20 +33,30 @@ VERSIONED = ("torch", "diffusers", "transformers", "numpy", "pillow", "pyarrow")
 class ShardSink:
     """Receives encoded batches in order, on one thread, and makes shards of them."""
 
-    def __init__(self, job: EncodeJob, device: str, on_progress: Callable[[Progress], None]) -> None:
-        self._job, self._device, self._on_progress = job, device, on_progress
+    def __init__(
+        self,
+        job: EncodeJob,
+        device: torch.device,
+        busy: BusyTimes,
+        canary: Canary | None,
+        on_progress: Callable[[Progress], None],
+    ) -> None:
+        self._job, self._device, self._busy, self._canary, self._on_progress = job, device, busy, canary, on_progress
         self._shard = ExitStack()
         self._failed = False
 
-    def write(self, batch: Batch, encoded: torch.Tensor) -> None:
+    def write(self, batch: Batch, encoding: Encoding) -> None:
         """Add a batch; after a failure the batches already queued behind it are ignored."""
+        samples, seconds = encoding.samples()
+        self._busy.add("encoding", seconds)
         if self._failed:
             return
         self._failed = True
-        self._write(batch, encoded)
+        with self._busy.measured("writing"):
+            self._write(batch, samples)
         self._failed = False
 
-    def _write(self, batch: Batch, encoded: torch.Tensor) -> None:
+    def _write(self, batch: Batch, samples: np.ndarray) -> None:
         if batch.start == 0:
             self._started = batch.encoding_since
             allowed = self._job.allowed_digests.get(batch.shard, ())
@@ -50,8 +64,11 @@ class ShardSink:
             shared = job.shared or shard in job.new
             builder = ShardBuilder(job.store, job.spec, shard, planned, allowed, shared=shared)
             self._builder = self._shard.enter_context(builder)
-        rgb = None if batch.rgb_Nhw3 is None else batch.rgb_Nhw3.astype(np.float32) / 255.0
-        self._builder.append(encoded.cpu().numpy(), rgb, batch.wait())
+        rgb, outcomes = None if batch.rgb_Nhw3 is None else batch.rgb_Nhw3.astype(np.float32) / 255.0, batch.wait()
+        if self._canary and self._canary.wants_images:
+            good = [place for place, outcome in enumerate(outcomes) if outcome.reason is None]
+            self._canary.begin(batch.pixels_NYX3, samples, good, self._job.spec.array)
+        self._builder.append(samples, rgb, outcomes)
         if batch.stop == batch.planned.num_rows:
             done = self._commit()
             self._shard.close()
@@ -59,9 +76,12 @@ class ShardSink:
 
     def _commit(self) -> Progress:
         """Report a shard that does not match and skip it; others may yet."""
-        seconds = time.monotonic() - self._started
+        if self._canary:
+            self._canary.refuse_wrong_device(self._device)
+        seconds, device = time.monotonic() - self._started, self._device
         try:
-            return Progress(committed=self._builder.commit(seconds, self._device, library_versions()))
+            hardware = hardware_of(device)
+            return Progress(committed=self._builder.commit(seconds, str(device), library_versions(), hardware))
         except MismatchedShardError as error:
             samples = error.samples.select(["id", "content_sha256", "status", "reason"])
             return Progress(mismatched=MismatchedShard(shard=error.shard, digest=error.digest, samples=samples))
@@ -86,50 +106,44 @@ def encode_shards(
     decode_threads: int,
     stop: threading.Event,
     on_progress: Callable[[Progress], None],
+    canary: Canary | None = None,
 ) -> None:
     """Build these shards of the job; Interrupted, with the shard in hand dropped, once `stop` is set.
 
     A shard whose digest is not among those allowed leaves what was there, and the others are built all the same.
+    DeviceError where the canary finds that the device computes something else.
     """
-    sink = ShardSink(job, str(encoder.device), on_progress)
+    busy = BusyTimes(decode_threads)
+    feed, sink = feed_of(encoder, job.spec.array), ShardSink(job, encoder.device, busy, canary, on_progress)
     writes: deque[Future[None]] = deque()
     decoders = Decoders(decode_threads)
     writer = ThreadPoolExecutor(1, thread_name_prefix="write")
     try:
-        batches = decoded_batches(planned_batches(job.store, job.spec, shards), decoders, source)
-        for batch, waited_s, elapsed_s in timed(batches, encoder.device):
+        last = time.monotonic()
+        batches = planned_batches(job.store, job.spec, shards)
+        for batch in decoded_batches(batches, decoders, source, busy):
+            batch.wait()
             if stop.is_set():
                 raise Interrupted("the shard in hand was dropped; run the same command again to go on")
             refuse_vanished(batch, source)
             batch.encoding_since = time.monotonic()
-            encoded = encode_batch(encoder, batch, job.spec)
-            writes.append(writer.submit(sink.write, batch, encoded))
+            writes.append(writer.submit(sink.write, batch, encode_batch(feed, batch, job.spec)))
             while len(writes) > WRITES_BEHIND:
                 writes.popleft().result()
-            on_progress(Progress(len(batch.pixels_NYX3), waited_s, elapsed_s))
+            now, since = time.monotonic(), last
+            last = now
+            on_progress(Progress(len(batch.pixels_NYX3), now - since, busy.take()))
         for write in writes:
             write.result()
+        on_progress(Progress(elapsed_s=time.monotonic() - last, busy_s=busy.take()))
     finally:
         decoders.shutdown(cancel_futures=True)
         writer.shutdown(cancel_futures=True)
         sink.close()
 
 
-def encode_batch(encoder: Encoder, batch: Batch, spec: Spec) -> torch.Tensor:
-    """Encode a decoded batch; zeros where every image was rejected, of which nothing is kept."""
+def encode_batch(feed: DeviceFeed, batch: Batch, spec: Spec) -> Encoding:
+    """Give a decoded batch to the device; zeros where every image was rejected, of which nothing is kept."""
     if all(outcome.reason is not None for outcome in batch.wait()):
-        return torch.zeros(len(batch.pixels_NYX3), *spec.array.shape)
-    return encoder.encode(torch.from_numpy(batch.pixels_NYX3))
-
-
-def timed(batches: Iterator[Batch], device: torch.device) -> Iterator[tuple[Batch, float, float]]:
-    """Each batch with the time that the encoder stood idle for it, and the time since the one before it."""
-    last = time.monotonic()
-    for batch in batches:
-        if not batch.is_ready and device.type == "cuda":
-            torch.cuda.synchronize(device)  # an encoder still at work does not wait yet
-        idle = time.monotonic()
-        batch.wait()
-        now = time.monotonic()
-        yield batch, now - idle, now - last
-        last = now
+        return Encoded(torch.zeros(len(batch.pixels_NYX3), *spec.array.shape))
+    return feed.encode(batch.pixels_NYX3)

@@ -1,13 +1,14 @@
 """What a person sees while a build runs, and the counts that decide whether it goes on."""
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cache_store.format.schema import CommitRecord
 from cache_store.program.progress_bar import progress_bar
 from cache_store.refusal import counted
+from precompute.encode.busy import REMEDIES, Part, slowest
 from precompute.encode.job import MismatchedShard, Progress
 from precompute.images.rejected import TooManyRejectsError
 
@@ -19,14 +20,17 @@ class Encoded:
     shards: int
     images: int
     images_per_s: float
-    waiting_share: float
-    """Share of the encoder's time spent waiting for images."""
+    working_share: float
+    """Of the encoder's time: all else is waiting, for images, for its turn, for what writes."""
+    slowest: Part | None
+    """What held the others back; None where nothing was encoded."""
 
     def __str__(self) -> str:
-        return (
-            f"encoded {counted(self.images, 'image')} in {counted(self.shards, 'shard')}, "
-            f"{self.images_per_s:.1f} images/s, encoder waited for images {self.waiting_share:.0%} of the time"
-        )
+        done = f"encoded {counted(self.images, 'image')} in {counted(self.shards, 'shard')}"
+        if self.slowest is None:
+            return done
+        speed = f"{self.images_per_s:.1f} images/s, the encoder worked {self.working_share:.0%} of the time"
+        return f"{done}, {speed}; {self.slowest} was slowest: {REMEDIES[self.slowest]}"
 
 
 class BuildProgress:
@@ -50,7 +54,7 @@ class BuildProgress:
         idle = to_build == 0  # as where a cache is only sealed
         self._bar = progress_bar(total=total, initial=done, desc="encode", unit="image", smoothing=0.1, disable=idle)
         self.close = self._bar.close
-        self._elapsed_s = self._waited_s = 0.0
+        self._elapsed_s, self._busy_s = 0.0, defaultdict[Part, float](float)
         self._started = time.monotonic()
         self.images = 0
         self.built: dict[int, CommitRecord] = {}
@@ -62,7 +66,8 @@ class BuildProgress:
     def __call__(self, progress: Progress) -> None:
         self.images += progress.samples
         self._elapsed_s += progress.elapsed_s
-        self._waited_s += progress.waited_s
+        for busy, seconds in progress.busy_s.items():
+            self._busy_s[busy] += seconds
         if progress.committed is not None:
             content = progress.committed.content
             self.built[content.shard] = progress.committed
@@ -70,21 +75,26 @@ class BuildProgress:
             self.refuse_too_many_rejects()
         if progress.mismatched is not None:
             self.mismatched[progress.mismatched.shard] = progress.mismatched
-        self._bar.set_postfix_str(
-            f"encoder waits {self.waiting_share:.0%}, {self._reasons.total()} rejected", refresh=False
-        )
+        part = slowest(self._busy_s)
+        held_back = f", {part} slowest" if part else ""
+        shown = f"encoder works {self.working_share:.0%}{held_back}, {self._reasons.total()} rejected"
+        self._bar.set_postfix_str(shown, refresh=False)
         self._bar.update(progress.samples)
 
     @property
-    def waiting_share(self) -> float:
-        return self._waited_s / self._elapsed_s if self._elapsed_s else 0.0
+    def working_share(self) -> float:
+        return self._busy_s["encoding"] / self._elapsed_s if self._elapsed_s else 0.0
 
     @property
     def encoded(self) -> Encoded:
         """Up to now."""
         images_per_s = self.images / max(time.monotonic() - self._started, 1e-9)
         return Encoded(
-            shards=len(self.built), images=self.images, images_per_s=images_per_s, waiting_share=self.waiting_share
+            shards=len(self.built),
+            images=self.images,
+            images_per_s=images_per_s,
+            working_share=self.working_share,
+            slowest=slowest(self._busy_s),
         )
 
     @property

@@ -5,12 +5,12 @@ a line in `FAMILIES`, and one in `REFUSALS` of `image_size.py`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from cache_store.errors import ModelError
+from cache_store.errors import ConfigError, ModelError
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import Encoder, PixelRange
 from precompute.encoders.model_files import ModelFiles, find_model
@@ -78,6 +78,16 @@ def load_encoder(config: EncoderConfig, pixel_range: PixelRange) -> Encoder:
     family, files = find_family(config.model)
     config.refuse_meaningless(family.meaningless, files.class_name)
     return family.encoder(files, config, pixel_range)
+
+
+def load_reference(config: EncoderConfig, pixel_range: PixelRange) -> Encoder:
+    """The encoder of the same weights in float32 on a CPU, by the path of the library that the model is of."""
+    family, files = find_family(config.model)
+    reference = replace(config, device="cpu", compute_dtype="float32", compile=False)
+    try:
+        return family.encoder(files, replace(reference, fold=False).without(family.meaningless), pixel_range)
+    except ConfigError:  # diffusers cannot run it
+        return family.encoder(files, reference.without(family.meaningless), pixel_range)
 
 
 def load_decoder(config: EncoderConfig) -> tuple[Callable[[Tensor], Tensor], str]:

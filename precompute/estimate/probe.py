@@ -22,7 +22,7 @@ from cache_store.format.schema import Spec
 from cache_store.format.tables import reason_kind
 from cache_store.program.progress_bar import progress_bar
 from precompute.encode.batches import BATCHES_AHEAD, Batch, Decoders, decoded_batches
-from precompute.encode.pipeline import timed
+from precompute.encode.device_feed import Encoding, feed_of
 from precompute.encoders.encoder import Encoder
 from precompute.sources import Source
 
@@ -72,7 +72,7 @@ class Prober:
 
     def __init__(self, spec: Spec, planned: list[pa.Table], source: Source, encoder: Encoder, threads: int) -> None:
         self._spec, self._planned, self._source, self._encoder = spec, planned, source, encoder
-        self._threads = threads
+        self._threads, self._feed = threads, feed_of(encoder, spec.array)
         self._reasons: dict[int, list[str | None]] = {}
         """Why each sample of a batch was rejected, or None; by the batch's number."""
 
@@ -124,11 +124,11 @@ class Prober:
 
     def _encode(self, batches: Iterable[tuple[Batch, float]], kept: list[np.ndarray]) -> Iterator[tuple[int, float]]:
         """Each batch's size once its samples are here, the next one being encoded, with the time waited for it."""
-        ahead = deque[torch.Tensor]()
+        ahead = deque[Encoding]()
         for batch, waited_s in batches:
-            ahead.append(self._encoder.encode(torch.from_numpy(batch.pixels_NYX3)))
+            ahead.append(self._feed.encode(batch.pixels_NYX3))
             if len(ahead) > 1:
-                samples = ahead.popleft().cpu().numpy()
+                samples, _ = ahead.popleft().samples()
                 if sum(map(len, kept)) < KEPT_SAMPLES:
                     kept.append(samples)
                 yield len(samples), waited_s
@@ -156,3 +156,16 @@ def paced(work: Iterator[tuple[int, float]], seconds: float, show: Callable[[], 
             break
     elapsed = max(now - began, 1e-9)
     return images / elapsed, waited_s / elapsed
+
+
+def timed(batches: Iterator[Batch], device: torch.device) -> Iterator[tuple[Batch, float, float]]:
+    """Each batch with the time that the encoder stood idle for it, and the time since the one before it."""
+    last = time.monotonic()
+    for batch in batches:
+        if not batch.is_ready and device.type == "cuda":
+            torch.cuda.synchronize(device)  # an encoder still at work does not wait yet
+        idle = time.monotonic()
+        batch.wait()
+        now = time.monotonic()
+        yield batch, now - idle, now - last
+        last = now

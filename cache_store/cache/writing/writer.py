@@ -106,7 +106,9 @@ class ShardBuilder:
         )
         return outcome._replace(reason=reason)
 
-    def commit(self, seconds: float, device: str, versions: dict[str, str]) -> CommitRecord:
+    def commit(
+        self, seconds: float, device: str, versions: dict[str, str], hardware: dict[str, str] | None = None
+    ) -> CommitRecord:
         """Publish the shard's files, then its record; the record that stands, if another program's of the same content.
 
         MismatchedShardError where the shard is not the one expected.
@@ -120,6 +122,7 @@ class ShardBuilder:
             host=os.uname().nodename,
             device=device,
             versions=versions,
+            hardware=hardware or {},
         )
         with self._files.writing():
             self._writer.finish()
@@ -165,15 +168,12 @@ def encoded_rows(
 
 def samples_table(planned: pa.Table, outcomes: Sequence[Outcome], places: np.ndarray) -> pa.Table:
     """What became of each planned sample, and where its bytes lie: [rows, 3], -1 where nowhere."""
-    contents, widths, heights, reasons, _ = zip(*outcomes, strict=True)
+    became = dict(zip(Outcome._fields, zip(*outcomes, strict=True), strict=True))
     columns: dict[str, Any] = {
         "row": planned["row"],
         "id": planned["id"],
-        "status": [CACHED if reason is None else REJECTED for reason in reasons],
-        "reason": reasons,
-        "content_sha256": contents,
-        "width": widths,
-        "height": heights,
+        "status": [CACHED if reason is None else REJECTED for reason in became["reason"]],
+        **{name: became[name] for name in ("reason", "content_sha256", "width", "height")},
     }
     for field, values in zip(Location._fields, places.T, strict=True):
         columns[field] = pa.array(values, SAMPLES_SCHEMA.field(field).type, mask=values < 0, safe=False)

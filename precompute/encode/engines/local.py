@@ -22,6 +22,7 @@ import torch
 from cache_store.errors import EncodeOnceError, Interrupted
 from cache_store.program.stop_signals import obey_parent_alone, stop_signals_held
 from precompute.config import BuildConfig
+from precompute.encode.canary import Canary
 from precompute.encode.engines.worker import ENCODER_THREADS, GRACE_S, POLL_S, Event, obey
 from precompute.encode.job import EncodeJob, Progress
 from precompute.encode.pipeline import encode_shards
@@ -51,7 +52,17 @@ def run_local(
     if workers == 1:
         torch.set_num_threads(ENCODER_THREADS)
         threads = job.config.run.threads(1)
-        encode_shards(job, source, encoder, job.shards, decode_threads=threads, stop=stop, on_progress=on_progress)
+        with Canary(job.config.encoder, job.config.image.range) as canary:
+            encode_shards(
+                job,
+                source,
+                encoder,
+                job.shards,
+                decode_threads=threads,
+                stop=stop,
+                on_progress=on_progress,
+                canary=canary,
+            )
     else:
         WorkerPool(job, workers).run(stop, on_progress)
 

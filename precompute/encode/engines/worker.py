@@ -12,6 +12,7 @@ from cache_store.format.schema import Spec
 from cache_store.log import set_up_log
 from cache_store.refusal import differing, refuse
 from cache_store.storage.objects.callers import giving_up
+from precompute.encode.canary import Canary
 from precompute.encode.job import EncodeJob, Progress
 from precompute.encode.pipeline import encode_shards
 from precompute.encoders.config import EncoderConfig
@@ -56,7 +57,7 @@ def obey(job: EncodeJob, config: EncoderConfig, decode_threads: int, orders: Ord
     try:
         encoder = load_encoder(config, job.config.image.range)
         refuse_other_encoder(encoder, job.spec)
-        with giving_up(orders.stop.is_set):
+        with giving_up(orders.stop.is_set), Canary(config, job.config.image.range) as canary:
             encode_shards(
                 job,
                 open_source(job.config.source),
@@ -65,6 +66,7 @@ def obey(job: EncodeJob, config: EncoderConfig, decode_threads: int, orders: Ord
                 decode_threads=decode_threads,
                 stop=orders.stop,
                 on_progress=orders.report,
+                canary=canary,
             )
     except Interrupted:
         pass  # whoever hands out shards knows: it told us to stop

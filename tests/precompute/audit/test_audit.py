@@ -21,8 +21,8 @@ from cache_store.verify.verify import verify
 from precompute.audit.audit import random_order
 from precompute.audit.comparison import differences
 from precompute.audit.report import upper_bound
-from precompute.audit.tolerance import RELATIVE_TOLERANCE, device_class, feature_scale
 from precompute.cli import main
+from precompute.encode.tolerance import RELATIVE_TOLERANCE, device_class, feature_scale
 from tests.precompute.conftest import BROKEN, SAMPLES, Project, image_bytes, make_vae, sample_name
 
 CACHED_SAMPLES = SAMPLES - len(BROKEN)

@@ -17,6 +17,7 @@ import pytest
 import torch
 from PIL import Image
 
+import precompute.encode.device_feed as device_feed
 import precompute.encode.pipeline as pipeline
 from cache_store.cache.metadata import read_seal, read_spec
 from cache_store.cache.writing.writer import ShardBuilder
@@ -24,6 +25,8 @@ from cache_store.format.schema import CommitRecord
 from cache_store.storage.local import LocalStore
 from precompute.config import BuildConfig
 from precompute.encode.batches import BATCHES_AHEAD, Batch, Decoders, decoded_batches, planned_batches
+from precompute.encode.busy import BusyTimes
+from precompute.encode.device_feed import Encoded
 from precompute.encode.job import EncodeJob, Progress
 from precompute.encode.pipeline import WRITES_BEHIND, ShardSink, encode_shards
 from precompute.encode.progress import BuildProgress
@@ -71,9 +74,10 @@ def planned(project: Project) -> Planned:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The pipeline's clock, which goes on by what a test adds to its `now`."""
+    """The pipeline's clock and its device's, which goes on by what a test adds to its `now`."""
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(pipeline, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    for module in (pipeline, device_feed):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
     return clock
 
 
@@ -199,16 +203,16 @@ def test_after_a_failed_write_no_more_of_the_shard_is_written(planned, monkeypat
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(ShardBuilder, "append", fill_the_disk)
-    sink = ShardSink(planned.job, "cpu", lambda _: None)
+    sink = ShardSink(planned.job, torch.device("cpu"), BusyTimes(1), None, lambda _: None)
     for batch in planned.decoded([0]):
         with suppress(OSError):
-            sink.write(batch, latent_NCHW)
+            sink.write(batch, Encoded(latent_NCHW))
     sink.close()
     assert len(appended) == 2
 
 
 @pytest.mark.parametrize("seconds", [0.0, 10.0, 90.0])
-def test_the_waiting_share_is_that_in_which_images_are_held_back(planned, clock, monkeypatch, capsys, seconds):
+def test_the_encoder_works_but_while_images_are_held_back(planned, clock, monkeypatch, capsys, seconds):
     """Each image is held back for so long when the encoder first waits for it, and, if sound, encoded for 30 s."""
     wait, waited_for = Batch.wait, set[Batch]()
 
@@ -223,9 +227,12 @@ def test_the_waiting_share_is_that_in_which_images_are_held_back(planned, clock,
     monkeypatch.setattr(Batch, "wait", held_back)
     with closing(BuildProgress(SAMPLES, [], max_reject_fraction=1.0)) as progress:
         planned.encode(work, progress)
-    waited, worked = SAMPLES * seconds, (len(GOOD) - 1) * 30.0  # nothing is encoded before the first wait
-    assert progress.waiting_share == pytest.approx(waited / (waited + worked))
-    assert f"encoder waits {progress.waiting_share:.0%}" in capsys.readouterr().err
+    waited, worked = SAMPLES * seconds, len(GOOD) * 30.0
+    assert progress.working_share == pytest.approx(worked / (waited + worked))
+    assert "encoder works " in capsys.readouterr().err
+    encoded = progress.encoded
+    assert encoded.slowest == "encoding", "what held images back was no thread of the decoder's"
+    assert f"the encoder worked {progress.working_share:.0%} of the time; encoding was slowest: " in str(encoded)
 
 
 def test_a_build_of_ten_minutes_leaves_twenty_lines_in_a_log(monkeypatch):

@@ -1,0 +1,102 @@
+"""The device is checked before it is believed: once a worker, before its first shard is committed.
+
+A few images of the first batch go through the same weights, read anew, in float32 on a CPU, by the path of the library
+that the model is of; what the device made of them may differ by what its dtype rounds. A thread does it while the
+device goes on, and the first commit waits for it: 2 photographs of 224 x 224 take 5 s with the full-size VAE, and its
+weights 0.5 GB meanwhile.
+"""
+
+# Axes: N images, Y X pixels.
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import torch
+
+from cache_store.errors import DeviceError
+from cache_store.format.schema import SampleLayout
+from precompute.encode.hardware import hardware_of
+from precompute.encode.tolerance import OVERALL_TOLERANCE, RELATIVE_TOLERANCE, device_class
+from precompute.encoders.config import EncoderConfig
+from precompute.encoders.encoder import PixelRange
+from precompute.encoders.registry import load_reference
+
+IMAGES, PIXELS = 2, 2 * 256**2
+"""How many images are compared, and of larger ones fewer, but one: a CPU takes seconds for each."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Between two encodings, as shares of the root mean square; of a feature larger than all, of its own."""
+
+    overall: float
+    """Root mean square of the differences."""
+    largest: float
+
+
+class Canary:
+    """Compares the first images that an encoder is given with its reference; close it."""
+
+    def __init__(self, config: EncoderConfig, pixel_range: PixelRange) -> None:
+        self._config, self._range = config, pixel_range
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="canary")
+        self._compared: Future[Difference] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    @property
+    def wants_images(self) -> bool:
+        return self._compared is None
+
+    def begin(self, pixels_NYX3: np.ndarray, encoded: np.ndarray, good: Sequence[int], layout: SampleLayout) -> None:
+        """Start to compare the first of a batch's `good` images, with what the device made of them: float32."""
+        height, width = pixels_NYX3.shape[1:3]
+        places = [*good][: max(1, min(IMAGES, PIXELS // (height * width)))]
+        if places:
+            self._compared = self._pool.submit(self._compare, pixels_NYX3[places], encoded[places], layout)
+
+    def _compare(self, pixels_NYX3: np.ndarray, encoded: np.ndarray, layout: SampleLayout) -> Difference:
+        reference = load_reference(self._config, self._range)
+        return difference(encoded, reference.encode(torch.from_numpy(pixels_NYX3)).numpy(), layout)
+
+    def refuse_wrong_device(self, device: torch.device) -> None:
+        """Wait for the comparison; DeviceError where it shows another encoder than the weights are."""
+        if self._compared is None:
+            return
+        found, kind = self._compared.result(), (self._config.compute_dtype, device_class(str(device)))
+        allowed = Difference(OVERALL_TOLERANCE[kind], RELATIVE_TOLERANCE[kind])
+        if found.overall <= allowed.overall and found.largest <= allowed.largest:
+            return
+        hardware = ", ".join(" ".join(each) for each in hardware_of(device).items())
+        raise DeviceError(
+            f"encoder.device {device} ({hardware}) does not give what the same weights give in float32 on a CPU: "
+            f"samples differ by {found.overall:.2g} of their root mean square, at most by {found.largest:.2g}; "
+            f"{kind[0]} on a {kind[1]} device may differ by {allowed.overall:g}, at most by {allowed.largest:g}. "
+            "Nothing of this worker was committed; try encoder.compile: false, then encoder.compute_dtype: float32, "
+            "then another device, or other versions of torch and cuDNN"
+        )
+
+
+def difference(encoded: np.ndarray, reference: np.ndarray, layout: SampleLayout) -> Difference:
+    """How far [N, *shape] is from the reference; infinite where a value is not finite, though the reference is.
+
+    Samples of which the reference itself is not finite are left out: they will be rejected.
+    """
+    finite = np.isfinite(reference).all(axis=tuple(range(1, reference.ndim)))
+    encoded, reference = encoded[finite], reference[finite]
+    if not len(reference):
+        return Difference(0.0, 0.0)
+    others = tuple(axis for axis in range(encoded.ndim) if axis != layout.feature_place + 1)
+    square = np.mean(reference.astype(np.float64) ** 2, axis=others, keepdims=True)
+    size = np.sqrt(np.maximum(square, square.mean()))
+    size[size == 0.0] = 1.0
+    share = np.abs(encoded.astype(np.float64) - reference) / size
+    share[~np.isfinite(share)] = np.inf
+    return Difference(float(np.sqrt(np.mean(share**2))), float(share.max()))

@@ -1,0 +1,189 @@
+"""Batches to an encoder's device and samples back: on a CPU by a call, on a GPU by slots and streams.
+
+On a GPU a batch is copied into a slot of pinned memory, goes up on a stream of its own, is encoded on another and
+comes down on a third, each waiting for the one before it by an event: nothing else waits, so that the next batch is on
+its way while one is encoded. The encoder's work is captured once as a CUDA graph and replayed: a launch in place of
+hundreds, which Python's lock would hold up. So shapes are static: a short batch is filled up with grey.
+"""
+
+# Axes: N images of a batch, B of a full one, Y X pixels, 3 RGB.
+
+import queue
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cache_store.format.schema import ArraySpec
+from cache_store.log import log_warning
+from precompute.encoders.encoder import Encoder
+from precompute.images.fit import MID_GREY
+
+SLOTS = 3
+"""Batches on their way: one that goes up, one that is encoded, one that comes down and is written."""
+
+WARM_UPS = 2
+"""Runs before a capture: libraries allocate and choose their ways in the first ones."""
+
+
+class Encoding(Protocol):
+    """A batch that the device has been given."""
+
+    def samples(self) -> tuple[np.ndarray, float]:
+        """Wait for it: float32 [N, *shape], and the seconds that the device worked on it. Asked for once."""
+
+
+class DeviceFeed(Protocol):
+    def encode(self, pixels_NYX3: np.ndarray) -> Encoding:
+        """Give the device a batch; the array may be used again."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Samples that are there."""
+
+    values: Tensor
+    seconds: float = 0.0
+
+    def samples(self) -> tuple[np.ndarray, float]:
+        return self.values.cpu().numpy(), self.seconds
+
+
+class DirectFeed:
+    """Encodes in the calling thread."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self._encoder = encoder
+
+    def encode(self, pixels_NYX3: np.ndarray) -> Encoded:
+        started = time.monotonic()
+        values = self._encoder.encode(torch.from_numpy(pixels_NYX3))
+        return Encoded(values, time.monotonic() - started)
+
+
+class Runtime(Protocol):
+    """What a device with streams offers; streams and events are torch's."""
+
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor: ...
+
+    def on_device(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor: ...
+
+    def stream(self) -> Any: ...
+
+    def event(self) -> Any: ...
+
+    def within(self, stream: Any) -> AbstractContextManager[Any]: ...
+
+    def capture(self, work: Callable[[], Tensor], stream: Any) -> tuple[Callable[[], object], Tensor]:
+        """What runs the work again, and where its result then is."""
+
+
+class CudaRuntime:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, pin_memory=True)
+
+    def on_device(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=self._device)
+
+    def stream(self) -> Any:
+        return torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+
+    def event(self) -> Any:
+        return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+    def within(self, stream: Any) -> AbstractContextManager[Any]:
+        return torch.cuda.stream(stream)
+
+    def capture(self, work: Callable[[], Tensor], stream: Any) -> tuple[Callable[[], object], Tensor]:
+        with self.within(stream):
+            for _ in range(WARM_UPS):
+                work()
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            result = work()
+        return graph.replay, result
+
+
+class Slot:
+    """Room for a batch on its way up, on the device, and on its way down."""
+
+    def __init__(self, runtime: Runtime, pixels: tuple[int, ...], samples: tuple[int, ...]) -> None:
+        self.staged, self.pixels = runtime.pinned(pixels, torch.uint8), runtime.on_device(pixels, torch.uint8)
+        self.samples, self.result = runtime.on_device(samples, torch.float32), runtime.pinned(samples, torch.float32)
+        self.uploaded, self.began, self.encoded, self.downloaded = (runtime.event() for _ in range(4))
+
+
+@dataclass(frozen=True)
+class StreamedEncoding:
+    """A batch in a slot, which is free again once the samples were asked for."""
+
+    slot: Slot
+    count: int
+    free: "queue.SimpleQueue[Slot]"
+
+    def samples(self) -> tuple[np.ndarray, float]:
+        slot = self.slot
+        slot.downloaded.synchronize()
+        values, seconds = slot.result[: self.count].numpy().copy(), slot.began.elapsed_time(slot.encoded) / 1e3
+        self.free.put(slot)
+        return values, seconds
+
+
+class StreamedFeed:
+    """Feeds a device with streams; `encode` waits while all slots are in use."""
+
+    def __init__(self, encoder: Encoder, array: ArraySpec, runtime: Runtime) -> None:
+        self._encoder, self._runtime = encoder, runtime
+        pixels = (array.encoder.batch_size, array.image.height, array.image.width, 3)
+        self._upload, self._compute, self._download = (runtime.stream() for _ in range(3))
+        self._input = runtime.on_device(pixels, torch.uint8)
+        self._input.fill_(MID_GREY)
+        self._run, self._output = self._captured()
+        self._free = queue.SimpleQueue[Slot]()
+        for _ in range(SLOTS):
+            self._free.put(Slot(runtime, pixels, (pixels[0], *array.shape)))
+
+    def _captured(self) -> tuple[Callable[[], object], Tensor | None]:
+        """The encoder's work as a graph; where it cannot be captured, as it is."""
+        try:
+            return self._runtime.capture(lambda: self._encoder.encode(self._input), self._compute)
+        except RuntimeError as error:
+            problem = str(error).partition("\n")[0]
+            log_warning(f"the encoder's work cannot be captured as a CUDA graph, and is launched anew: {problem}")
+            return lambda: None, None
+
+    def encode(self, pixels_NYX3: np.ndarray) -> StreamedEncoding:
+        slot, count, within = self._free.get(), len(pixels_NYX3), self._runtime.within
+        slot.staged[:count] = torch.from_numpy(pixels_NYX3)
+        slot.staged[count:] = MID_GREY
+        with within(self._upload):
+            slot.pixels.copy_(slot.staged, non_blocking=True)
+            slot.uploaded.record()
+        with within(self._compute):
+            self._compute.wait_event(slot.uploaded)
+            slot.began.record()
+            self._input.copy_(slot.pixels)
+            self._run()
+            slot.samples.copy_(self._encoder.encode(self._input) if self._output is None else self._output)
+            slot.encoded.record()
+        with within(self._download):
+            self._download.wait_event(slot.encoded)
+            slot.result.copy_(slot.samples, non_blocking=True)
+            slot.downloaded.record()
+        return StreamedEncoding(slot, count, self._free)
+
+
+def feed_of(encoder: Encoder, array: ArraySpec) -> DeviceFeed:
+    """The way to the encoder's device."""
+    if encoder.device.type == "cuda":
+        return StreamedFeed(encoder, array, CudaRuntime(encoder.device))
+    return DirectFeed(encoder)

@@ -1,0 +1,119 @@
+"""A device that computes something else than its encoder's weights give is not believed: nothing is committed."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import precompute.build.build as build_module
+from cache_store.cli import main as cache_store
+from cache_store.format.schema import SampleLayout
+from precompute.cli import main
+from precompute.encode import hardware
+from precompute.encode.canary import Canary, difference
+from precompute.encode.hardware import cudnn_text, hardware_of
+from precompute.encoders.config import EncoderConfig
+from precompute.encoders.registry import load_encoder
+from tests.cache_store.signing import load, save_signed
+
+DEVICE = torch.device("cpu")
+
+
+def modules_of(encoder) -> list[torch.nn.Module]:
+    """The convolutions of a folded VAE's network."""
+    cells = [cell.cell_contents for cell in encoder._vae.moments.__closure__]
+    (network,) = (each for each in cells if isinstance(each, torch.nn.Module))
+    return [each for each in network.modules() if isinstance(each, torch.nn.Conv2d)]
+
+
+def break_a_weight(encoder) -> None:
+    modules_of(encoder)[3].weight.data[0, 0, 0, 0] += 1.0
+
+
+def break_a_convolution(encoder) -> None:
+    modules_of(encoder)[3].weight.data *= 1.01
+
+
+def break_the_dtype(encoder) -> None:
+    moments = encoder._vae.moments
+    rounded = lambda image: moments(image.bfloat16().float()).bfloat16().float()  # noqa: E731
+    encoder._vae = replace(encoder._vae, moments=rounded)
+
+
+@pytest.mark.parametrize("break_it", [break_a_weight, break_a_convolution, break_the_dtype])
+def test_a_device_that_computes_something_else_commits_nothing(project, monkeypatch, break_it):
+    def load(config, pixel_range):
+        encoder = load_encoder(config, pixel_range)
+        break_it(encoder)
+        return encoder
+
+    monkeypatch.setattr(build_module, "load_encoder", load)
+    said = project.build(code=1)
+    assert "encoder.device cpu (cpu " in said
+    assert "does not give what the same weights give in float32 on a CPU: samples differ by " in said
+    assert "float32 on a cpu device may differ by 1e-05, at most by 3e-05" in said
+    assert "try encoder.compile: false" in said
+    assert not [*project.cache.glob("commits/*"), *project.cache.rglob("*.partial")]
+    monkeypatch.undo()
+    project.build()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("fold", [True, False])
+def test_sound_encoders_are_believed(project, dtype, fold):
+    project.build(encoder__compute_dtype=dtype, encoder__fold=fold)
+
+
+def test_differences_are_shares_of_the_whole_or_of_a_larger_feature():
+    layout = SampleLayout(axes=("token", "feature"), shape=(5, 4), feature_axis="feature", has_preview=False)
+    reference = np.random.default_rng(0).standard_normal((2, 5, 4)).astype(np.float32)
+    reference[..., 3] *= 1_000
+    off = difference(reference * np.float32(1.01), reference, layout)
+    assert 0.004 < off.overall < 0.011, "a large feature is measured by its own size"
+    broken = reference.copy()
+    broken[1, 0, 0] = np.nan
+    assert difference(broken, reference, layout).largest == np.inf
+    assert difference(reference, broken, layout).largest == 0, "the other sample alone is compared"
+    assert difference(broken[1:], broken[1:], layout) == difference(reference, reference, layout)
+
+
+def test_large_images_are_compared_one_at_a_time(project, monkeypatch):
+    compared = []
+    monkeypatch.setattr(Canary, "_compare", lambda self, pixels, *others: compared.append(len(pixels)))
+    config = EncoderConfig(model=str(project.vae), device="cpu")
+    for side in (8, 256, 512):
+        with Canary(config, "signed") as canary:
+            pixels = np.zeros((4, side, side, 3), np.uint8)
+            canary.begin(pixels, np.zeros((4, 1)), [], None)
+            assert canary.wants_images, "none of them was good"
+            canary.begin(pixels, np.zeros((4, 1)), [1, 2, 3], None)
+            assert not canary.wants_images
+    assert compared == [2, 2, 1]
+
+
+def test_a_record_names_its_hardware_and_every_command_says_where_shards_differ(project):
+    project.build()
+    made = json.loads((project.cache / "commits/000001.json").read_bytes())["run"]["hardware"]
+    assert made == hardware_of(DEVICE)
+    assert project.run(cache_store, "info", project.cache).count("made by ") == 1
+    record = load(commit := project.cache / "commits/000001.json")
+    record["run"]["hardware"] = {"gpu": "NVIDIA H100", "driver": "570.86.15", "cuda": "12.8", "cudnn": "9.10.2"}
+    save_signed(commit, record)
+    other = "1 shard: NVIDIA H100, driver 570.86.15, cuda 12.8, cudnn 9.10.2, torch "
+    assert other in project.run(cache_store, "info", project.cache)
+    for level in ("quick", "full"):
+        said = project.run(cache_store, "verify", project.cache, "--level", level)
+        assert "shards were made by 2 kinds of hardware or libraries:\n" in said
+        assert other in said
+    assert "NVIDIA H100, driver " in project.run(main, "audit", project.cache, "--samples", "20")
+
+
+def test_drivers_and_cudnn_are_written_as_people_write_them(monkeypatch, tmp_path):
+    assert [cudnn_text(each) for each in (91002, 90701, 8902)] == ["9.10.2", "9.7.1", "8.9.2"]
+    monkeypatch.setattr(hardware, "DRIVER", tmp_path / "version")
+    assert hardware.driver_version() == ""
+    for module in ("Kernel Module  570.86.15", "Open Kernel Module for x86_64  570.86.15"):
+        (tmp_path / "version").write_text(f"NVRM version: NVIDIA UNIX {module}  Thu Jan 23\nGCC version: gcc 12.2.0\n")
+        assert hardware.driver_version() == "570.86.15"
