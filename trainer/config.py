@@ -155,6 +155,9 @@ class TrainRunConfig:
     """Compile the language model with torch.compile."""
     gradient_checkpointing: bool = False
     """Recompute each layer of the language model in the backward pass: less memory, about a third more time."""
+    nonfinite: Literal["stop", "skip"] = "stop"
+    """What follows a step whose loss or gradient is not finite: the run stops, or leaves the projector as it was and
+    goes on; after ten such steps in a row it stops too."""
     parallel: Literal["ddp"] = "ddp"
     """Under torchrun every rank holds the model and gradients are summed; without torchrun one process trains."""
     save_every: int = 500

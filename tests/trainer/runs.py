@@ -20,12 +20,14 @@ from cache_store import open_joined
 from tests.forked import FORKED
 from trainer.cli import main
 from trainer.config import DataConfig, OptimConfig, TrainConfig, TrainRunConfig
-from trainer.log.captions import Captioner
+from trainer.insight.console import Console
+from trainer.insight.log import StepLog
 from trainer.model.config import ModelConfig
 from trainer.model.projectors.file import PROJECTOR_FILE
 from trainer.run.folder import checkpoints_of
 from trainer.run.inputs import open_inputs
 from trainer.run.loop import TrainingLoop
+from trainer.run.observers import Captioner, Observer
 from trainer.run.parallel import World
 from trainer.run.session import Session, open_session
 
@@ -117,10 +119,11 @@ def open_alone(config: TrainConfig) -> Session:
     return open_session(open_inputs(config, ALONE))
 
 
-def make_loop(
-    session: Session, captioner: Captioner | None = None, reporter: Callable[[int], None] | None = None
-) -> TrainingLoop:
-    return TrainingLoop(session, checkpoints_of(session.config.run), captioner, reporter)
+def make_loop(session: Session, captioner: Captioner | None = None, *observers: Observer) -> TrainingLoop:
+    """Logged, and shown, as `train` has it; `observers` follow."""
+    loop = TrainingLoop(session, checkpoints_of(session.config.run), captioner)
+    loop.observers += [StepLog(session.config), Console(loop.total_steps), *observers]
+    return loop
 
 
 def meeting_of_two() -> dict[str, str]:

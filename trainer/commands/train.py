@@ -1,24 +1,26 @@
 """The command `train`: check what a run is given, then train from the start or from a checkpoint."""
 
 from contextlib import nullcontext
-from functools import partial
 
 from cache_store.program.output_file import refuse_inside
 from cache_store.storage.claim import claim
 from trainer.config import WARMUP_STEPS, TrainConfig
 from trainer.data.batches import LatentSource
-from trainer.log.captions import Captioner
-from trainer.log.trackers import refuse_missing
+from trainer.insight.captioner import HeldOutCaptions
+from trainer.insight.console import Console
+from trainer.insight.health import Health
+from trainer.insight.log import StepLog
+from trainer.insight.report import Report
+from trainer.insight.trackers import refuse_missing
 from trainer.model.config import PRETRAINED
 from trainer.run.checkpoint import find_checkpoint, refuse_other_run
 from trainer.run.folder import checkpoints_of, refuse_foreign_output
 from trainer.run.inputs import Inputs, open_inputs
 from trainer.run.loop import TrainingLoop
+from trainer.run.observers import Captioner, Observer
 from trainer.run.parallel import World
 from trainer.run.session import Session, open_session
 from trainer.run.trained import initial_projector
-from trainer.watch.captions import HeldOutCaptions
-from trainer.watch.report import write_report
 
 
 def train(config: TrainConfig, world: World, source: LatentSource | None = None) -> None:
@@ -39,11 +41,22 @@ def train(config: TrainConfig, world: World, source: LatentSource | None = None)
         announce_other_vision_tower(inputs)
         session = open_session(inputs, source, start=initial_projector(inputs) if start is None else None)
         announce_large_batch(session)
-        loop = TrainingLoop(session, checkpoints, make_captioner(session), partial(write_report, session))
+        loop = TrainingLoop(session, checkpoints, make_captioner(session))
+        loop.observers += make_observers(session, loop.total_steps) if world.is_main else []
         announce_warmup(session, loop.total_steps)
         if start is not None:
             loop.resume(*start)
         loop.run()
+
+
+def make_observers(session: Session, total_steps: int) -> list[Observer]:
+    """Return what watches the run, on rank 0: health adds what it finds to the step, and the others tell it."""
+    return [
+        Health(session),
+        StepLog(session.config),
+        Console(total_steps),
+        Report(session, total_steps),
+    ]
 
 
 def make_captioner(session: Session) -> Captioner | None:

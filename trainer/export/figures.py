@@ -8,7 +8,8 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from trainer.log.metrics import Metrics, read_records
+from trainer.run.observers import Metrics
+from trainer.run.records import read_records
 
 LAST_STEPS = 10
 """Their mean is the training loss that is shown: a single step's is noise."""

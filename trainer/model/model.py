@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from trainer.model.attention import CAUSAL
 from trainer.model.language.language_model import LanguageModel
+from trainer.model.phases import phase
 from trainer.model.projectors.joined import Projectors
 
 
@@ -51,9 +52,13 @@ class WorldModel(nn.Module):
     def sequence(self, latents: Mapping[str, Tensor], tokens_NT: Tensor) -> Tensor:
         """Embed what enters the decoder: [N, P + T, D] in the language model's dtype."""
         dtype = self.language.dtype
-        with torch.autocast(tokens_NT.device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+        with (
+            phase("projector"),
+            torch.autocast(tokens_NT.device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16),
+        ):
             world_NPD = self.projectors.tokens(latents)
-        text_NTD = self.language.embed(tokens_NT)
+        with phase("embedding"):
+            text_NTD = self.language.embed(tokens_NT)
         before, after = text_NTD[:, : self.num_before], text_NTD[:, self.num_before :]
         return torch.cat([before, *(each.to(dtype) for each in world_NPD), after], 1)
 
@@ -67,7 +72,9 @@ class WorldModel(nn.Module):
 
     def hidden(self, latents: Mapping[str, Tensor], tokens_NT: Tensor) -> Tensor:
         """Compute the decoder's last hidden states: [N, P + T, D]."""
-        return self.language.hidden(self.sequence(latents, tokens_NT), self.blocks(tokens_NT))
+        sequence_NTD, block_1T = self.sequence(latents, tokens_NT), self.blocks(tokens_NT)
+        with phase("decoder"):
+            return self.language.hidden(sequence_NTD, block_1T)
 
     def label_logits(self, batch: ModelInput) -> Tensor:
         """Compute the logits that predict every label token: [L, V] float32.

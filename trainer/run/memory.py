@@ -1,5 +1,6 @@
 """How much memory a step took."""
 
+import os
 import resource
 import sys
 
@@ -17,3 +18,14 @@ def peak_memory_bytes(device: torch.device) -> int:
     peak = torch.cuda.max_memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     return peak
+
+
+def memory_bytes(device: torch.device) -> int | None:
+    """Return how much there is: of the GPU, or of this machine as far as the system tells."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    names = ("SC_PAGE_SIZE", "SC_PHYS_PAGES")
+    if not set(names) <= os.sysconf_names.keys():
+        return None
+    page, pages = map(os.sysconf, names)
+    return page * pages

@@ -13,7 +13,7 @@ import torch
 
 from cache_store.errors import ConfigError, EncodeOnceError
 from trainer.data.prefetch import prefetched
-from trainer.log.metrics import Metrics
+from trainer.run.observers import Metrics
 from trainer.run.parallel import World
 from trainer.run.session import Session
 

@@ -10,7 +10,7 @@ from precompute.cli import main
 from precompute.estimate.draw import RUN, RUNS, draw
 from precompute.estimate.training_run import CONFIG_FILE, METRICS_FILE, WARM_UP_STEPS, read_step
 from tests.precompute.conftest import GOOD, SAMPLES
-from trainer.log.metrics import MetricsLog
+from trainer.insight.log import MetricsLog
 from trainer.run import folder as trainer_run
 
 PRICES = ["--dollars-per-gpu-hour", 2, "--dollars-per-gb-month", 0.02]
@@ -89,7 +89,7 @@ def test_a_measured_run_says_what_a_step_takes(project):
 
 
 def test_the_names_of_a_runs_files_are_the_trainers():
-    from trainer.log import metrics
+    from trainer.run import records as metrics
 
     assert (METRICS_FILE, CONFIG_FILE) == (metrics.METRICS_FILE, trainer_run.CONFIG_FILE)
 

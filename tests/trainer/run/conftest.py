@@ -1,10 +1,10 @@
-"""Pages of runs have no curves here: drawing them is five sixths of a small run, and tests/trainer/watch has it."""
+"""Pages of runs have no curves here: drawing them is five sixths of a small run, and tests/trainer/insight has it."""
 
 from collections.abc import Iterator
 
 import pytest
 
-from trainer.watch import report
+from trainer.insight import report
 
 
 @pytest.fixture(scope="module", autouse=True)

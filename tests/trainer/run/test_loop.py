@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
@@ -89,9 +90,29 @@ def test_a_step_whose_loss_is_not_finite_is_named_and_redone(configured_here, un
     with pytest.raises(EncodeOnceError, match=r"^step 9 diverged: loss nan.*from step 5.*\n  samples  sample-0000"):
         train(config, ALONE, watched(config, spoil))
     assert list(metrics(config.run.folder)) == [*range(1, 10)]
-    assert metrics(config.run.folder, "nonfinite") == {9: {"loss": "nan", "grad_norm": "nan"}}
+    assert metrics(config.run.folder, "nonfinite")[9].items() >= {"loss": "nan", "grad_norm": "nan"}.items()
     train(config, ALONE)
     assert_same_run(config, uninterrupted)
+
+
+def test_steps_that_are_not_finite_are_skipped_where_that_is_asked_for(configured_here):
+    """One leaves the projector as it was, and its samples are logged; ten in a row stop the run, which can go on."""
+    once, always = (configured_here(name, nonfinite="skip", val_fraction=0.0, max_steps=12) for name in ("once", "always"))
+
+    def spoil(first: int, last: int) -> Callable[[int, np.ndarray], None]:
+        return lambda read, latents: latents.fill(np.nan) if first <= read <= last else None
+
+    train(once, ALONE, watched(once, spoil(5, 5)))
+    assert list(metrics(once.run.folder, "nonfinite")) == [4]
+    assert re.fullmatch(
+        r"skipped: loss nan, gradient norm nan; samples sample-.*", metrics(once.run.folder, "alerts")[4][0]
+    )
+    assert list(metrics(once.run.folder, "param_norm")) == [1, 2, 3, *range(5, 13)]
+    with pytest.raises(EncodeOnceError, match="step 11: 10 steps in a row were skipped"):
+        train(always, ALONE, watched(always, spoil(3, 99)))
+    assert checkpoints_of(always.run).steps()[-1] == 11
+    train(always, ALONE)
+    assert list(metrics(always.run.folder, "param_norm")) == [1, 12]
 
 
 def test_a_run_that_diverges_says_so_in_one_line_at_each_rerun(configured_here, refusal):
@@ -215,10 +236,10 @@ def test_gradients_are_clipped_and_rates_set_as_the_log_says(configured, bound):
     loop, norms, rates = make_loop(open_alone(config)), [], []
 
     def look(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        norms.append(float(torch.nn.utils.get_total_norm([each.grad for each in loop.parameters])))
+        norms.append(float(torch.nn.utils.get_total_norm([each.grad for each in loop.updater.parameters])))
         rates.extend(group["lr"] for group in optimizer.param_groups)
 
-    loop.optimizer.register_step_pre_hook(look)
+    loop.updater.optimizer.register_step_pre_hook(look)
     loop.run()
     before, logged = (list(metrics(config.run.folder, key).values()) for key in ("grad_norm", "lr"))
     assert max(before) > 1

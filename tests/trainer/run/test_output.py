@@ -22,8 +22,8 @@ from tests.trainer.runs import ALONE, ForkedTrainer, assert_same_run, command, d
 from trainer.cli import main
 from trainer.commands.train import train
 from trainer.config import OptimConfig, TrainConfig
-from trainer.log.event_file import EventFile
-from trainer.log.metrics import MetricsLog
+from trainer.insight.event_file import EventFile
+from trainer.insight.log import MetricsLog
 from trainer.model.projectors.file import PROJECTOR_FILE
 from trainer.run.checkpoint import (
     STATE_FILE,

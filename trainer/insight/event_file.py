@@ -19,7 +19,8 @@ from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignor
 
 from cache_store.refusal import printable
 from cache_store.storage.files import make_folder, naming
-from trainer.log.captions import Caption
+from trainer.insight.captions import caption_text, preview_png
+from trainer.run.observers import Caption
 
 TEXT = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
 
@@ -49,11 +50,16 @@ class EventFile:
             tag, words = f"captions/{printable(caption.id)}", caption_markdown(caption).encode()
             text = TensorProto(dtype=DT_STRING, string_val=[words], tensor_shape=TensorShapeProto())
             values.append(Summary.Value(tag=tag, metadata=TEXT, tensor=text))
-            if (preview := caption.preview_png()) is not None:
+            if (preview := preview_png(caption)) is not None:
                 height, width, png = preview
                 image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=png)
                 values.append(Summary.Value(tag=f"{tag}/preview", image=image))
         self._add(step=step, summary=Summary(value=values))
+
+    def add_alerts(self, step: int, alerts: Sequence[str]) -> None:
+        words = "\n\n".join(alerts).encode()
+        text = TensorProto(dtype=DT_STRING, string_val=[words], tensor_shape=TensorShapeProto())
+        self._add(step=step, summary=Summary(value=[Summary.Value(tag="alerts", metadata=TEXT, tensor=text)]))
 
     def close(self) -> None:
         """Nothing is left to write."""
@@ -66,6 +72,6 @@ class EventFile:
 def caption_markdown(caption: Caption) -> str:
     """Set question, answer and reference as blocks of code, so that nothing in them is markup."""
     reference = {} if caption.reference is None else {"reference": caption.reference}
-    parts = {"prompt": caption.prompt, "answer": caption.shown_text, **reference}
+    parts = {"prompt": caption.prompt, "answer": caption_text(caption), **reference}
     blocks = (f"{name}\n\n" + "\n".join(f"    {line}" for line in text.splitlines()) for name, text in parts.items())
     return "\n\n".join(blocks)

@@ -13,13 +13,14 @@ from cache_store.gallery.page import page_template
 from cache_store.program.config_file import shown
 from cache_store.refusal import flatten
 from trainer.generate.rows import sample_numbers
-from trainer.log.captions import NOTHING
-from trainer.log.metrics import CAPTIONS, NONFINITE, read_records
+from trainer.insight.captions import NOTHING
+from trainer.insight.curves import Record, curves
+from trainer.insight.previews import previews
 from trainer.run.folder import write_changed
+from trainer.run.observers import Observer, StepDone
+from trainer.run.records import CAPTIONS, NONFINITE, read_records
 from trainer.run.session import Session
 from trainer.run.validation import is_image_used, verdict
-from trainer.watch.curves import Record, curves
-from trainer.watch.previews import previews
 
 REPORT_FILE = "report.html"
 
@@ -50,6 +51,24 @@ class CaptionedSample:
     said: Sequence[Said]
 
 
+class Report(Observer):
+    """Writes the page at each validation, at the end, and where a run diverges."""
+
+    def __init__(self, session: Session, total_steps: int) -> None:
+        self._session, self._total = session, total_steps
+
+    def after_step(self, step: StepDone) -> None:
+        if step.diverged:
+            self.finish()
+
+    def after_save(self, step: StepDone) -> None:
+        if step.validation.metrics and not step.is_last:
+            self.finish()
+
+    def finish(self) -> None:
+        write_report(self._session, self._total)
+
+
 def write_report(session: Session, total_steps: int) -> None:
     """Write the page, unless it is there already."""
     folder = session.config.run.folder
@@ -63,7 +82,7 @@ def render(session: Session, records: Sequence[Record], total_steps: int) -> str
     test = None
     if newest and "val_standard_error" in newest:
         test = newest["val_loss_shuffled"] - newest["val_loss"], newest["val_standard_error"]
-    return page_template("trainer.watch", "report.html").render(
+    return page_template("trainer.insight", "report.html").render(
         name="/".join(session.config.run.folder.resolve().parts[-2:]),
         nothing=NOTHING,
         last=records[-1] if records else None,

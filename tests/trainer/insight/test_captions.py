@@ -26,8 +26,9 @@ from tests.trainer.runs import (
 from trainer.cli import main
 from trainer.commands.train import train
 from trainer.config import TrainConfig
-from trainer.log.captions import Caption
-from trainer.watch.captions import HeldOutCaptions
+from trainer.insight.captioner import HeldOutCaptions
+from trainer.insight.captions import caption_lines
+from trainer.run.observers import Caption
 
 pytestmark = pytest.mark.usefixtures("threads_as_in_a_child")
 
@@ -84,7 +85,7 @@ def test_captions_are_what_generate_says_of_the_same_rows(captioned, tmp_path):
 
 def test_an_empty_answer_is_shown_as_one():
     caption = Caption(row=3, id="a", prompt="b", text="", is_whole=True, reference=None, preview=None)
-    assert [*caption.lines()] == ["row 3, a", "  answer     (nothing)"]
+    assert [*caption_lines(caption)] == ["row 3, a", "  answer     (nothing)"]
     assert caption.record["text"] == ""
 
 

@@ -16,8 +16,9 @@ from cache_store.errors import ConfigError, EncodeOnceError
 from cache_store.storage.files import make_folder
 from cache_store.storage.local import write_file
 from trainer.config import TrainConfig
-from trainer.log.captions import Caption
-from trainer.log.event_file import EventFile
+from trainer.insight.captions import caption_text
+from trainer.insight.event_file import EventFile
+from trainer.run.observers import Caption
 
 PROJECT = "encode-once"
 """Of runs in W&B and Trackio, where WANDB_PROJECT or TRACKIO_PROJECT names no other."""
@@ -30,6 +31,8 @@ class Tracker(Protocol):
     def add_scalars(self, step: int, values: dict[str, float]) -> None: ...
 
     def add_captions(self, step: int, captions: Sequence[Caption]) -> None: ...
+
+    def add_alerts(self, step: int, alerts: Sequence[str]) -> None: ...
 
     def close(self) -> None: ...
 
@@ -80,12 +83,16 @@ class WandbRun:
 
     def add_captions(self, step: int, captions: Sequence[Caption]) -> None:
         previews = [
-            self._wandb.Image(each.preview, caption=f"{each.id}: {each.shown_text}")
+            self._wandb.Image(each.preview, caption=f"{each.id}: {caption_text(each)}")
             for each in captions
             if each.preview is not None
         ]
         logged = {"step": step, "captions": self._wandb.Table(**table_of(captions))}
         self._run.log(logged | ({"previews": previews} if previews else {}))
+
+    def add_alerts(self, step: int, alerts: Sequence[str]) -> None:
+        for alert in alerts:
+            self._run.alert(title="encode-once", text=f"step {step:,}: {alert}")
 
     def close(self) -> None:
         self._run.finish()
@@ -116,11 +123,15 @@ class TrackioRun:
 
     def add_captions(self, step: int, captions: Sequence[Caption]) -> None:
         previews = {
-            f"preview/{each.id}": self._trackio.Image(each.preview, caption=each.shown_text)
+            f"preview/{each.id}": self._trackio.Image(each.preview, caption=caption_text(each))
             for each in captions
             if each.preview is not None
         }
         self._trackio.log({"captions": self._trackio.Table(**table_of(captions)), **previews}, step=step)
+
+    def add_alerts(self, step: int, alerts: Sequence[str]) -> None:
+        for alert in alerts:
+            self._trackio.alert(title="encode-once", text=f"step {step:,}: {alert}", step=step)
 
     def close(self) -> None:
         self._trackio.finish()
@@ -130,7 +141,7 @@ def table_of(captions: Sequence[Caption]) -> dict[str, list[Any]]:
     """Lay captions out as both libraries take a table."""
     return {
         "columns": ["row", "id", "prompt", "answer", "reference"],
-        "data": [[each.row, each.id, each.prompt, each.shown_text, each.reference] for each in captions],
+        "data": [[each.row, each.id, each.prompt, caption_text(each), each.reference] for each in captions],
     }
 
 

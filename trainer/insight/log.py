@@ -1,4 +1,4 @@
-"""The metrics of a run: one JSON line a step, and the same values in its trackers."""
+"""The log of a run: one JSON line a step, and the same values in its trackers."""
 
 import json
 import math
@@ -9,21 +9,33 @@ from typing import Any
 from cache_store.log import utc_time
 from cache_store.storage.files import naming
 from cache_store.storage.local import write_file
-from trainer.log.captions import Caption
-from trainer.log.trackers import Tracker
+from trainer.config import TrainConfig
+from trainer.insight.trackers import Tracker, open_trackers
+from trainer.run.observers import Caption, Metrics, Observer, StepDone
+from trainer.run.records import ALERTS, CAPTIONS, METRICS_FILE, NONFINITE, TIME, as_step
 
-METRICS_FILE = "metrics.jsonl"
 
-CAPTIONS = "captions"
-"""Key of a line's captions, a list of records; all other values are numbers."""
+class StepLog(Observer):
+    """Logs each step of a run."""
 
-TIME = "time"
-"""Key of the time at which a step was done: UTC, ISO 8601."""
+    def __init__(self, config: TrainConfig) -> None:
+        self._config = config
+        self._log: MetricsLog | None = None
 
-NONFINITE = "nonfinite"
-"""Key of the values that JSON has no number for: their names and `nan`, `inf` or `-inf`. They themselves are null."""
+    def begin(self, completed: int) -> None:
+        self._log = MetricsLog(self._config.run.folder, completed, open_trackers(self._config, completed))
 
-Metrics = dict[str, float | int]
+    def after_step(self, step: StepDone) -> None:
+        assert self._log is not None, "a run begins before its first step"
+        done = step.validation
+        if step.metrics:
+            self._log.write({**step.metrics, **done.metrics}, done.captions, step.alerts)
+        else:
+            self._log.amend({"step": step.number, **done.metrics}, done.captions)
+
+    def close(self) -> None:
+        if self._log is not None:
+            self._log.close()
 
 
 class MetricsLog:
@@ -34,18 +46,21 @@ class MetricsLog:
         drop_later_steps(self.path, completed_steps)
         self._lines = self.path.open("a", encoding="utf-8")
 
-    def write(self, metrics: Metrics, captions: Sequence[Caption] = ()) -> None:
+    def write(self, metrics: Metrics, captions: Sequence[Caption] = (), alerts: Sequence[str] = ()) -> None:
+        said = {ALERTS: [*alerts]} if alerts else {}
         with naming(self.path):
-            self._lines.write(as_json({**metrics, TIME: utc_time()}, captions) + "\n")
+            self._lines.write(as_json({**metrics, TIME: utc_time(), **said}, captions) + "\n")
             self._lines.flush()
-        self._track(metrics, captions)
+        self._track(metrics, captions, alerts)
 
-    def _track(self, metrics: Metrics, captions: Sequence[Caption]) -> None:
+    def _track(self, metrics: Metrics, captions: Sequence[Caption], alerts: Sequence[str] = ()) -> None:
         step, values = int(metrics["step"]), {name: value for name, value in metrics.items() if name != "step"}
         for tracker in self._trackers:
             tracker.add_scalars(step, values)
             if captions:
                 tracker.add_captions(step, captions)
+            if alerts:
+                tracker.add_alerts(step, alerts)
 
     def amend(self, metrics: Metrics, captions: Sequence[Caption] = ()) -> None:
         """Add values to the last line."""
@@ -77,18 +92,6 @@ def nullified(record: Mapping[str, Any]) -> dict[str, Any]:
     return {**record, **dict.fromkeys(broken), NONFINITE: {name: str(value) for name, value in broken.items()}}
 
 
-def read_metrics(folder: Path, step: int) -> Metrics:
-    """Return the log's values of a step; none where it has no line for it."""
-    return next((record for record in reversed(read_records(folder)) if record["step"] == step), {})
-
-
-def read_records(folder: Path) -> list[dict[str, Any]]:
-    """Return the log's lines, one a step; none without a log. Lines that a kill left broken are passed over."""
-    path = folder / METRICS_FILE
-    lines = path.read_bytes().split(b"\n") if path.is_file() else []
-    return [record for record in map(as_step, lines) if record is not None]
-
-
 def drop_later_steps(path: Path, completed_steps: int) -> None:
     """Drop lines of steps after the checkpoint, which run again, and lines that a kill or a full disk left broken."""
     if not path.exists():
@@ -96,14 +99,3 @@ def drop_later_steps(path: Path, completed_steps: int) -> None:
     lines = [(line, as_step(line)) for line in path.read_bytes().split(b"\n")]
     kept = [line for line, record in lines if record is not None and record["step"] <= completed_steps]
     write_file(path, b"".join(line + b"\n" for line in kept))
-
-
-def as_step(line: bytes) -> dict[str, Any] | None:
-    """Parse a line, without values that are not finite; None where it is no record of a step."""
-    try:
-        record = json.loads(line.decode(), parse_constant=lambda _: None)
-    except ValueError:  # no UTF-8, or no JSON
-        return None
-    if not (isinstance(record, dict) and isinstance(record.get("step"), int)):
-        return None
-    return {name: value for name, value in record.items() if value is not None}

@@ -14,9 +14,9 @@ from trainer.data.stream import as_tensor
 from trainer.generate.config import GenerateConfig
 from trainer.generate.generator import Generator, turn_end
 from trainer.generate.rows import cached_samples
-from trainer.log.captions import Caption
+from trainer.insight.previews import previews
+from trainer.run.observers import Caption
 from trainer.run.session import Session
-from trainer.watch.previews import previews
 
 CAPTION_TOKENS = 64
 """Most tokens of a caption; with its prompt it has data.max_text_tokens at most, so that the model knows positions."""

@@ -4,7 +4,6 @@ import base64
 import os
 import re
 import signal
-from functools import partial
 
 import numpy as np
 import pytest
@@ -17,9 +16,10 @@ from tests.trainer.conftest import MakeConfig
 from tests.trainer.runs import ALONE, make_loop, metrics, open_alone, watched
 from trainer.commands.train import train
 from trainer.config import TrainConfig
-from trainer.log.metrics import read_records
-from trainer.watch.curves import accuracies, curves, steady
-from trainer.watch.report import REPORT_FILE, captioned_samples, evenly, write_report
+from trainer.insight.curves import accuracies, curves, steady
+from trainer.insight.report import REPORT_FILE, Report, captioned_samples, evenly, write_report
+from trainer.run.folder import checkpoints_of
+from trainer.run.records import read_records
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +47,14 @@ def test_the_page_shows_every_curve_and_caption_by_itself(reported):
 
 def test_a_page_is_written_at_each_validation_and_the_end(configured):
     session = open_alone(configured())
-    lines = []
-    make_loop(session, None, lambda total: lines.append((len(read_records(session.config.run.folder)), total))).run()
-    assert lines == [(5, 12), (10, 12), (12, 12)]
+    folder, steps = session.config.run.folder, []
+
+    class Counted(Report):
+        def finish(self) -> None:
+            steps.append((len(read_records(folder)), max(checkpoints_of(session.config.run).steps())))
+
+    make_loop(session, None, Counted(session, 12)).run()
+    assert steps == [(5, 5), (10, 10), (12, 12)]
 
 
 def stop_this() -> None:
@@ -90,7 +95,7 @@ def test_without_a_log_or_held_out_samples_there_is_still_a_page(configured):
     session = open_alone(config)
     write_report(session, 7)
     assert "of 7 steps" in (page := config.run.folder / REPORT_FILE).read_text()
-    make_loop(session, None, partial(write_report, session)).run()
+    make_loop(session, None, Report(session, 1)).run()
     assert page.read_text().count("<h3>") == 5
 
 
