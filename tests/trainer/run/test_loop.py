@@ -97,7 +97,9 @@ def test_a_step_whose_loss_is_not_finite_is_named_and_redone(configured_here, un
 
 def test_steps_that_are_not_finite_are_skipped_where_that_is_asked_for(configured_here):
     """One leaves the projector as it was, and its samples are logged; ten in a row stop the run, which can go on."""
-    once, always = (configured_here(name, nonfinite="skip", val_fraction=0.0, max_steps=12) for name in ("once", "always"))
+    once, always = (
+        configured_here(name, nonfinite="skip", val_fraction=0.0, max_steps=12) for name in ("once", "always")
+    )
 
     def spoil(first: int, last: int) -> Callable[[int, np.ndarray], None]:
         return lambda read, latents: latents.fill(np.nan) if first <= read <= last else None
