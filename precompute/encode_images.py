@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import torch
+from PIL import Image
 
 from cache_store import Cache
 from cache_store.cache.image_encoder import EncodeImages
@@ -43,7 +44,7 @@ def open_encoder(array: ArraySpec, model: str, device: str = "auto") -> EncodeIm
     refuse_other_encoder(array, encoder, model)
     silence_decoders()
 
-    def encode(images: Sequence[Path | str]) -> np.ndarray:
+    def encode(images: Sequence[Path | str | Image.Image]) -> np.ndarray:
         pixels_NYX3 = [read_pixels(path, array) for path in images]
         size, parts = identity.batch_size, [np.empty((0, *array.shape), np.float32)]
         for start in range(0, len(images), size):
@@ -71,8 +72,10 @@ def refuse_other_encoder(array: ArraySpec, encoder: Encoder, model: str) -> None
         refuse(f"{model} is not the encoder that made the cache", differences, ["name that one"])
 
 
-def read_pixels(path: Path | str, array: ArraySpec) -> np.ndarray:
+def read_pixels(path: Path | str | Image.Image, array: ArraySpec) -> np.ndarray:
     """Read uint8 [Y, X, 3] as the encoder is to see it; SourceError where that is not possible."""
+    if isinstance(path, Image.Image):
+        return to_pixels(path)
     try:
         return to_pixels(fit_image(decode_image(Path(path).read_bytes(), array.image), array.image))
     except Rejected as rejected:
@@ -98,7 +101,7 @@ def encoder_threads() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def stored(samples: np.ndarray, images: Sequence[Path | str], array: ArraySpec) -> np.ndarray:
+def stored(samples: np.ndarray, images: Sequence[Path | str | Image.Image], array: ArraySpec) -> np.ndarray:
     """Round to the array's dtype; SourceError for an image whose sample is then not finite."""
     with np.errstate(over="ignore"):
         rounded = samples.astype(array.numpy_dtype)

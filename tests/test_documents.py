@@ -209,7 +209,7 @@ def test_the_variants_of_a_config_are_what_their_comments_say():
     build, train = variant("llava_cc3m.yaml", "cache-512"), variant("train_llava_cc3m.yaml", "cache-512")
     whole = parsed("trainer train --config configs/train_llava_cc3m.yaml")
     assert (build.image.height, build.image.width) == (512, 512)
-    assert (train.cache, train.run.gradient_checkpointing) == (build.cache, True)
+    assert (train.cache, train.run.gradient_checkpointing) == (build.cache, "full")
     assert train.run.output != whole.run.output
     builds = ("configs/llava_cc3m.yaml", "configs/precompute_siglip_cc3m.yaml")
     first, second = (parsed(f"precompute build --config {each}") for each in builds)

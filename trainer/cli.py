@@ -25,6 +25,12 @@ EVAL_OPTIONS = {
     "--report FILE": "Also write the result to this JSON file.",
 }
 
+PROFILE_OPTIONS = {
+    "--steps N": "Steps that are recorded, after three of warm-up; 10 if nothing is said.",
+    "--out FOLDER": "Where the report goes; by default run.output with -profile at its end.",
+    "--live-encoder": "Put the frozen encoder into the step, as without a cache: images are read, decoded and encoded.",
+}
+
 RUN = {"run": "A run's folder (its newest checkpoint), a checkpoint's, or a projector's file."}
 
 EXPORT_OPTIONS = {
@@ -88,9 +94,32 @@ def export_command(arguments: Any) -> int:
     return 0
 
 
+def profile_command(arguments: Any) -> int:
+    """Show where the time and the memory of a training step go; the run itself is left alone.
+
+    --out gets profile.md, profile.html and trace.json (chrome://tracing, TensorBoard).
+    """
+    from trainer.commands.profile import profile
+    from trainer.run.parallel import join_world
+
+    config: TrainConfig = arguments.config
+    folder = local_path("out", arguments.out or f"{config.run.output.rstrip('/')}-profile")
+    steps = whole_number("steps", arguments.steps or "10")
+    with join_world() as world:
+        profile(config, world, steps, folder, live_encoder=arguments.live_encoder)
+    return 0
+
+
+def whole_number(name: str, text: str) -> int:
+    if not text.isdecimal() or len(text) > 9:
+        raise ConfigError(f"--{name} must be a whole number, got {text[:40]!r}")
+    return int(text)
+
+
 COMMANDS = {
     "train": Command(train_command, TrainConfig),
     "eval": Command(eval_command, TrainConfig, options=EVAL_OPTIONS),
+    "profile": Command(profile_command, TrainConfig, options=PROFILE_OPTIONS),
     "generate": Command(generate_command, GenerateConfig, RUN),
     "export": Command(export_command, operands=RUN | {"dir": "An empty or a new folder."}, options=EXPORT_OPTIONS),
 }

@@ -151,10 +151,14 @@ class TrainRunConfig:
     """Optimizer steps in place of `epochs`."""
     precision: Literal["bf16", "fp32"] = "bf16"
     """Of the language model's weights and of the projector's matrix products; its master weights are float32."""
-    compile: bool = False
-    """Compile the language model with torch.compile."""
-    gradient_checkpointing: bool = False
-    """Recompute each layer of the language model in the backward pass: less memory, about a third more time."""
+    compile: Literal["none", "layers", "whole"] = "none"
+    """Compile the language model with torch.compile, each layer by itself or all at once; of layers, texts are padded
+    to a few lengths, so that nothing is compiled again."""
+    gradient_checkpointing: Literal["none", "selective", "full"] = "none"
+    """Recompute in the backward pass: of each layer norms, activations and gates, or all of it. Selective takes
+    half the memory for about a tenth more time, full a twelfth for a third more."""
+    loss_chunk: int | None = None
+    """Label tokens whose logits are made at once; null: all of a pass. 512 of a vocabulary of 262 k take 1.6 GB."""
     nonfinite: Literal["stop", "skip"] = "stop"
     """What follows a step whose loss or gradient is not finite: the run stops, or leaves the projector as it was and
     goes on; after ten such steps in a row it stops too."""
@@ -184,6 +188,9 @@ class TrainRunConfig:
         size, steps = self.eval_batch_size, self.max_steps
         require(1 <= size <= MAX_BATCH_SIZE, "run.eval_batch_size", f"in [1, {MAX_BATCH_SIZE:,}]", size)
         require(steps is None or 1 <= steps <= MAX_STEPS, "run.max_steps", f"in [1, {MAX_STEPS:,}] or null", steps)
+        require(
+            self.loss_chunk is None or self.loss_chunk >= 1, "run.loss_chunk", "at least 1 or null", self.loss_chunk
+        )
         self.folder  # noqa: B018 (a URL is an error here)
 
     @property

@@ -9,14 +9,16 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from cache_store.errors import ConfigError, install
 from cache_store.format.schema import ArraySpec
 
 GROUP = "encode_once.encoder"
 
-EncodeImages = Callable[[Sequence[Path | str]], np.ndarray]
-"""From image files to [N, *shape] in the array's dtype; SourceError, naming the file, for one that a build rejects."""
+EncodeImages = Callable[[Sequence[Path | str | Image.Image]], np.ndarray]
+"""From image files, or images fitted already, to [N, *shape] in the array's dtype; SourceError, naming the file, for
+one that a build rejects."""
 
 OpenEncoder = Callable[[ArraySpec, str, str], EncodeImages]
 """From a cache's array, the model of its encoder and a device; StaleError where the model is another one."""

@@ -159,7 +159,7 @@ def find_no_compiler() -> None:
 
 def test_a_host_without_a_compiler_is_told_before_the_first_step(configured, tmp_path):
     environment = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
-    code, error = ForkedTrainer(command(configured(compile=True)), environment, find_no_compiler).end()
+    code, error = ForkedTrainer(command(configured(compile="whole")), environment, find_no_compiler).end()
     assert code == 2
     assert "trainer: error: run.compile: torch.compile does not work here" in error
     assert not (tmp_path / "run").exists()

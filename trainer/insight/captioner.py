@@ -42,7 +42,9 @@ class HeldOutCaptions:
         captions: list[Caption] = []
         size = self._session.config.run.eval_batch_size
         # Each new length would be compiled anew.
-        eager = torch.compiler.set_stance("force_eager") if self._session.config.run.compile else nullcontext()
+        eager = (
+            torch.compiler.set_stance("force_eager") if self._session.config.run.compile != "none" else nullcontext()
+        )
         try:
             with eager:
                 for start in range(0, len(self._samples), size):

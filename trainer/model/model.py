@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from trainer.model.attention import CAUSAL
 from trainer.model.language.language_model import LanguageModel
+from trainer.model.loss import label_losses
 from trainer.model.phases import phase
 from trainer.model.projectors.joined import Projectors
 
@@ -43,9 +44,12 @@ class ModelInput:
 class WorldModel(nn.Module):
     """A frozen language model that reads each tower's samples through a projector."""
 
-    def __init__(self, language: LanguageModel, projectors: Projectors, *, begins_with_bos: bool) -> None:
+    def __init__(
+        self, language: LanguageModel, projectors: Projectors, *, begins_with_bos: bool, loss_chunk: int | None = None
+    ) -> None:
+        """`loss_chunk`: label tokens whose logits are made at once."""
         super().__init__()
-        self.language, self.projectors = language, projectors
+        self.language, self.projectors, self.loss_chunk = language, projectors, loss_chunk
         self.num_before = 1 if begins_with_bos else 0
         """Text tokens that stand before the first tower's."""
 
@@ -76,21 +80,29 @@ class WorldModel(nn.Module):
         with phase("decoder"):
             return self.language.hidden(sequence_NTD, block_1T)
 
-    def label_logits(self, batch: ModelInput) -> Tensor:
-        """Compute the logits that predict every label token: [L, V] float32.
+    def label_states(self, batch: ModelInput) -> Tensor:
+        """Compute the hidden states that predict every label token: [L, D].
 
         Text token t > 0 stands at P + t, after BOS and all towers' tokens; the position before predicts it.
         """
         hidden_NTD = self.hidden(batch.latents, batch.tokens_NT)
         predicting_L = batch.column_L + (self.projectors.num_tokens - 1)
-        return self.language.logits(hidden_NTD[batch.sample_L, predicting_L]).float()
+        return hidden_NTD[batch.sample_L, predicting_L]
 
     def forward(self, batch: ModelInput) -> Tensor:
         """Compute the cross entropy of every label token, in float32: [L]."""
-        return cross_entropy(self.label_logits(batch), batch.target_L, reduction="none")
+        states_LD = self.label_states(batch)
+        with phase("logits and loss"):
+            return label_losses(self.language, states_LD, batch.target_L, self.loss_chunk)
 
     def score(self, batch: ModelInput) -> Tensor:
         """Compute the cross entropy of every label token, and whether it is the likeliest one: [2, L]."""
-        logits_LV = self.label_logits(batch)
-        loss_L = cross_entropy(logits_LV, batch.target_L, reduction="none")
-        return torch.stack([loss_L, (logits_LV.argmax(1) == batch.target_L).float()])
+        states_LD, chunk = self.label_states(batch), self.loss_chunk or len(batch.target_L)
+        parts = zip(torch.split(states_LD, chunk), torch.split(batch.target_L, chunk), strict=True)
+        return torch.cat([score_part(self.language, *part) for part in parts], 1)
+
+
+def score_part(language: LanguageModel, states_LD: Tensor, target_L: Tensor) -> Tensor:
+    logits_LV = language.logits(states_LD).float()
+    loss_L = cross_entropy(logits_LV, target_L, reduction="none")
+    return torch.stack([loss_L, (logits_LV.argmax(1) == target_L).float()])

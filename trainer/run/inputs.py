@@ -78,10 +78,10 @@ def open_inputs(config: TrainConfig, world: World) -> Inputs:
     refuse_too_long(config, language, projectors)
     said = describe_projectors(config, joined, chat, projectors, language)
     must_match = what_must_match(config, joined, chat, said, sampled)
-    if config.run.gradient_checkpointing:
-        language.checkpoint_layers()
-    if config.run.compile:
-        language.compile_decoder()
+    if config.run.gradient_checkpointing != "none":
+        language.checkpoint_layers(config.run.gradient_checkpointing)
+    if config.run.compile != "none":
+        language.compile_decoder(config.run.compile)
     return Inputs(
         config=config, world=world, cache=joined, chat=chat, text_folder=folder, language=language, whole=whole,
         projectors=projectors, sampled=sampled, must_match=must_match, projector_config=said,

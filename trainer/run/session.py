@@ -64,7 +64,12 @@ def open_session(
     else:
         begin(inputs, loader, start)
     inputs.world.broadcast(inputs.projectors.to(inputs.world.device))
-    model = WorldModel(inputs.language, inputs.projectors, begins_with_bos=text.meta.begins_with_bos)
+    model = WorldModel(
+        inputs.language,
+        inputs.projectors,
+        begins_with_bos=text.meta.begins_with_bos,
+        loss_chunk=inputs.config.run.loss_chunk,
+    )
     started_from = None if start is None else start.sha256
     return Session(**vars(inputs), text=text, split=split, model=model, loader=loader, started_from=started_from)
 

@@ -49,7 +49,7 @@ def captioned(configured_here: MakeConfig) -> TrainConfig:
 
 def test_captions_change_no_bit_of_a_run(configured_here, silent, captioned):
     assert_same_run(captioned, silent)
-    recomputed = configured_here("recomputed", sample_captions=3, eval_batch_size=2, gradient_checkpointing=True)
+    recomputed = configured_here("recomputed", sample_captions=3, eval_batch_size=2, gradient_checkpointing="full")
     train(recomputed, ALONE)
     assert_same_run(recomputed, silent)
     assert metrics(recomputed.run.folder, "captions") == metrics(captioned.run.folder, "captions")

@@ -17,6 +17,7 @@ from cache_store import CacheError
 from cache_store.errors import ModelError
 from tests.trainer.conftest import MEAN, STD, TINY, save_language_model
 from trainer.data.batches import model_input
+from trainer.insight.profiling.saved import saved_bytes
 from trainer.model.language.language_model import LanguageModel
 from trainer.model.language.load import load_with_whole
 from trainer.model.language.pretrained import loading_bar_hidden
@@ -198,6 +199,48 @@ def test_compiled_layers_give_the_same_gradients_at_every_length(tmp_path):
         for model, leaf in zip((plain, compiled), leaves, strict=True):
             model.hidden(leaf * 2).square().sum().backward()
         assert torch.allclose(leaves[0].grad, leaves[1].grad, atol=1e-5)
+
+
+def kept_bytes(folder: Path, kind: str) -> float:
+    """Bytes that a forward pass keeps for the backward pass, of each token, layer and value of the model's width."""
+    model = load(folder, BFLOAT16)
+    if kind != "none":
+        model.checkpoint_layers(kind)
+    embeddings = torch.randn(1, 64, 320).bfloat16().requires_grad_()
+    with saved_bytes(model.parameters()) as kept:
+        hidden = model.hidden(embeddings * 1)
+    hidden.float().sum().backward()
+    return sum(kept.values()) / (64 * 2 * 320)
+
+
+def test_selective_checkpointing_keeps_less_than_half(tmp_path):
+    """Of a model with Gemma 3 4B's proportions, which keeps 127 KB of each token and layer: 50 times its width."""
+    sizes = {"hidden_size": 320, "intermediate_size": 1280, "num_attention_heads": 8, "num_key_value_heads": 4}
+    folder = save_language_model(tmp_path, head_dim=32, **sizes)
+    kept = {kind: kept_bytes(folder, kind) for kind in ("none", "selective", "full")}
+    assert 45 < kept["none"] < 55
+    assert kept["selective"] < kept["none"] / 2
+    assert kept["full"] < kept["none"] / 10
+
+
+def test_a_frozen_matrix_keeps_none_of_what_it_reads():
+    linear, inputs = torch.nn.Linear(64, 8).requires_grad_(False), torch.randn(100, 64, requires_grad=True)
+    with saved_bytes(linear.parameters()) as kept:
+        linear(inputs * 1).sum()
+    assert sum(kept.values()) == 0
+
+
+@pytest.mark.parametrize("soft_cap", [None, 0.5])
+def test_a_loss_in_chunks_has_the_losses_and_gradients_of_one(tmp_path, soft_cap):
+    folder = save_language_model(tmp_path, final_logit_softcapping=soft_cap)
+    whole, chunked = make_model(folder), make_model(folder)
+    chunked.loss_chunk = 4
+    for model in (whole, chunked):
+        (model(make_input()) * torch.arange(9)).sum().backward()
+    assert torch.allclose(whole(make_input()), chunked(make_input()), atol=1e-6)
+    assert torch.allclose(whole.score(make_input()), chunked.score(make_input()), atol=1e-6)
+    for one, other in zip(whole.projectors.parameters(), chunked.projectors.parameters(), strict=True):
+        assert torch.allclose(one.grad, other.grad, rtol=1e-4, atol=1e-7)
 
 
 def make_model(folder: Path, dtype: torch.dtype = FLOAT32, *, bos: bool = True) -> WorldModel:

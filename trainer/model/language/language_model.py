@@ -9,11 +9,11 @@ would cost gigabytes a sample.
 import hashlib
 import json
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from cache_store.errors import ConfigError, ModelError
 from trainer.model.attention import image_masks
@@ -107,23 +107,53 @@ class LanguageModel(nn.Module):
             digest.update(values.view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
-    def checkpoint_layers(self) -> None:
-        """Recompute each layer in the backward pass.
-
-        transformers' own switch acts only in training mode, which would also turn on the model's dropout.
-        """
+    def layers(self) -> list[nn.Module]:
         from transformers.modeling_layers import GradientCheckpointingLayer  # seconds, as in trainer/model/load.py
 
-        layers = [module for module in self.decoder.modules() if isinstance(module, GradientCheckpointingLayer)]
-        if not layers:
-            raise ModelError("this language model has no layers to recompute; set run.gradient_checkpointing: false")
-        for layer in layers:
-            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+        return [module for module in self.decoder.modules() if isinstance(module, GradientCheckpointingLayer)]
 
-    def compile_decoder(self, backend: str = "inductor") -> None:
-        """Have it compiled at the first use, and once more when lengths vary; ConfigError without a compiler."""
+    def checkpoint_layers(self, kind: Literal["selective", "full"] = "full") -> None:
+        """Recompute each layer in the backward pass, or of each what costs little.
+
+        transformers' own switch acts only in training mode, which would also turn on the model's dropout. Without
+        dropout nothing is random, so no generator's state is kept.
+        """
+        if not (layers := self.layers()):
+            raise ModelError("this language model has no layers to recompute; set run.gradient_checkpointing: none")
+        options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+        if kind == "selective":
+            options["context_fn"] = partial(create_selective_checkpoint_contexts, partial(is_kept, self.width))
+        for layer in layers:
+            layer.forward = partial(checkpoint, layer.forward, **options)
+
+    def compile_decoder(self, part: Literal["layers", "whole"] = "whole", backend: str = "inductor") -> None:
+        """Have it compiled at the first use, or each layer by itself; ConfigError without a compiler.
+
+        Layers share their code, so one of a kind is compiled for all. A model without known layers is compiled whole.
+        """
         refuse_uncompilable(backend, self.device)
-        self.decoder.compile(backend=backend)
+        layers = self.layers() if part == "layers" else []
+        for module in layers or [self.decoder]:
+            module.compile(backend=backend)
+
+
+PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}
+
+KEPT = {
+    torch.ops.aten.bmm.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    torch.ops.aten._scaled_dot_product_attention_math.default,
+}
+"""Operations whose outputs selective checkpointing keeps beside large products: nearly all of a layer's work."""
+
+
+def is_kept(width: int, _: object, operation: Any, *inputs: Any, **__: Any) -> CheckpointPolicy:
+    """Keep attention and products; a product by less than a square matrix of the model's width is cheap to redo."""
+    is_large = operation in PRODUCTS and inputs[-1].numel() >= width**2
+    return CheckpointPolicy.MUST_SAVE if is_large or operation in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def refuse_uncompilable(backend: str, device: torch.device) -> None:
@@ -139,5 +169,5 @@ def refuse_uncompilable(backend: str, device: torch.device) -> None:
         needed = "a C++ compiler (g++, or the one that CXX names)" if device.type == "cpu" else "Triton"
         raise ConfigError(
             f"run.compile: torch.compile does not work here ({first_line(error)}); "
-            f"install {needed}, or set run.compile: false"
+            f"install {needed}, or set run.compile: none"
         ) from error

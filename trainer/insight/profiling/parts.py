@@ -1,0 +1,158 @@
+"""Which part of a step each operation belongs to, and how long the parts take.
+
+A part is a phase (`trainer/model/phases.py`), which an operation lies in, and a pass: a backward operation belongs to
+the phase of the forward one whose sequence number autograd gave it; what is recomputed lies in both at once. Times are
+self times, so nothing counts twice, and on a CPU the parts sum to the steps' time.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import nn
+
+from trainer.model.model import WorldModel
+from trainer.model.phases import PREFIX, Phase, phase
+
+Pass = Literal["forward", "backward", "recomputed"]
+
+BACKWARD = "autograd::engine"
+"""Beginning of the names of what runs a backward operation."""
+
+STEP = "ProfilerStep"
+
+REST = "rest of the step"
+
+
+@contextmanager
+def decoder_phases(model: WorldModel) -> Iterator[None]:
+    """Mark attention, MLPs and norms of the language model's layers as they run."""
+    handles = []
+    for name, module in model.language.decoder.named_modules():
+        if (found := phase_of(name.rpartition(".")[2], module)) is not None:
+            handles += mark(module, found)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def phase_of(name: str, module: nn.Module) -> Phase | None:
+    """Tell what a module of a layer is, by its class; norms within attention are its own."""
+    kind = type(module).__name__
+    if kind.endswith(("Attention", "SelfAttention", "Attention2", "Mixer")):
+        return "attention"
+    if kind.endswith(("MLP", "FeedForward", "SparseMoeBlock", "MoE")) or name in ("mlp", "feed_forward"):
+        return "MLP"
+    if "Norm" in kind and name not in ("q_norm", "k_norm"):
+        return "norms"
+    return None
+
+
+def mark(module: nn.Module, name: Phase) -> list[Any]:
+    """Open the phase before the module's forward and close it after, whatever comes of it."""
+    open_marks: list[phase] = []
+
+    def enter(*_: object) -> None:
+        open_marks.append(phase(name))
+        open_marks[-1].__enter__()
+
+    def leave(*_: object) -> None:
+        open_marks.pop().__exit__(None, None, None)
+
+    before = module.register_forward_pre_hook(enter)
+    return [before, module.register_forward_hook(leave, always_call=True)]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Time of one part of the profiled steps."""
+
+    phase: str
+    which: Pass
+    host_s: float
+    device_s: float
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation's calls, all together."""
+
+    name: str
+    calls: int
+    host_s: float
+    """Self time: without what it calls."""
+    device_s: float
+
+
+def parts_of(events: Sequence[Any]) -> list[Part]:
+    """Sum the self times of a profiler's events by part; `events` are those of the threads that did the steps."""
+    forward = {event.sequence_nr: phase_above(event) for event in events if is_forward(event)}
+    sums: dict[tuple[str, Pass], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for event in events:
+        if is_host(event):
+            total = sums[part_of(event, forward)]
+            total[0] += event.self_cpu_time_total / 1e6
+            total[1] += event.self_device_time_total / 1e6
+    return [Part(name, which, *seconds) for (name, which), seconds in sums.items() if any(seconds)]
+
+
+def part_of(event: Any, forward: dict[int, str]) -> tuple[str, Pass]:
+    above, backward = phase_above(event), backward_above(event)
+    if backward is None:
+        return above, "backward" if above == "backward" else "forward"
+    if above != "backward" and above != REST:  # a phase opened within the backward pass: a forward done again
+        return above, "recomputed"
+    return forward.get(backward.sequence_nr, "backward"), "backward"
+
+
+def is_host(event: Any) -> bool:
+    return str(event.device_type).endswith("CPU")
+
+
+def is_forward(event: Any) -> bool:
+    return event.sequence_nr >= 0 and is_host(event) and backward_above(event) is None
+
+
+def phase_above(event: Any) -> str:
+    """Return the innermost phase that the event lies in, or is."""
+    found = ancestor(event, PREFIX)
+    return REST if found is None else str(found.name).removeprefix(PREFIX)
+
+
+def backward_above(event: Any) -> Any:
+    return ancestor(event, BACKWARD)
+
+
+def ancestor(event: Any, beginning: str) -> Any:
+    while event is not None and not event.name.startswith(beginning):
+        event = event.cpu_parent
+    return event
+
+
+def operations_of(events: Sequence[Any]) -> list[Operation]:
+    """Sum events by name, the longest first, phases and steps aside."""
+    sums: dict[str, list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
+    for event in events:
+        if is_host(event) and not event.name.startswith((PREFIX, STEP, BACKWARD)):
+            total = sums[event.name]
+            total[0] += 1
+            total[1] += event.self_cpu_time_total / 1e6
+            total[2] += event.self_device_time_total / 1e6
+    found = [Operation(name, int(calls), host, device) for name, (calls, host, device) in sums.items()]
+    return sorted(found, key=lambda each: (each.device_s, each.host_s), reverse=True)
+
+
+def busy_s(events: Sequence[Any]) -> float:
+    """Seconds in which the device did anything."""
+    spans = sorted(
+        (e.time_range.start, e.time_range.end) for e in events if not is_host(e) and not e.is_user_annotation
+    )
+    busy = end = 0.0
+    for start, stop in spans:
+        busy += max(0.0, stop - max(start, end))
+        end = max(end, stop)
+    return busy / 1e6
