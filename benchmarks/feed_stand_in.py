@@ -26,8 +26,9 @@ from cache_store.format.schema import EncoderIdentity, SampleLayout
 from precompute.encode.job import EncodeJob
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import PixelRange
+from precompute.encoders.family import Family
 from precompute.encoders.model_files import ModelFiles
-from precompute.encoders.registry import FAMILIES, Family
+from precompute.encoders.registry import ENTRIES, Entry
 from precompute.images.fit import whole
 
 CLASS_NAME = "SleepingEncoder"
@@ -125,21 +126,24 @@ class SleepingEncoder:
         return self._samples[: len(image_NYX3)]
 
 
-def family() -> Family:
-    def encoder(files: ModelFiles, config: EncoderConfig, pixel_range: PixelRange) -> SleepingEncoder:
-        stand_in = stand_in_of(files.model)
-        loaded = SleepingEncoder(stand_in, config)
-        stand_in.stamp("loaded")
-        if multiprocessing.parent_process() is not None:  # a worker's, which begins with all others
-            while len(stand_in.stamps("loaded")) < stand_in.workers:
-                time.sleep(POLL_S)
-        replace_decoder(stand_in)
-        return loaded
-
-    return Family(encoder)
+def load(files: ModelFiles, config: EncoderConfig, pixel_range: PixelRange) -> SleepingEncoder:
+    stand_in = stand_in_of(files.model)
+    loaded = SleepingEncoder(stand_in, config)
+    stand_in.stamp("loaded")
+    if multiprocessing.parent_process() is not None:  # a worker's, which begins with all others
+        while len(stand_in.stamps("loaded")) < stand_in.workers:
+            time.sleep(POLL_S)
+    replace_decoder(stand_in)
+    return loaded
 
 
-FAMILIES[CLASS_NAME] = family
+class OwnEntry(Entry):
+    """The line of a family that lies here."""
+
+    family = Family(load=load, refuse_size=lambda config, height, width: None)
+
+
+ENTRIES[CLASS_NAME] = OwnEntry("", "", (CLASS_NAME,))
 
 
 @dataclass(frozen=True, kw_only=True)

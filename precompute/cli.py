@@ -17,6 +17,7 @@ from cache_store.refusal import counted
 from precompute.audit.bar import AuditBar
 from precompute.build.rank import find_rank
 from precompute.config import AuditConfig, BuildConfig, DecodedGalleryConfig, RepairConfig
+from precompute.encoders.registry import help_lines
 from precompute.estimate.config import EstimateConfig
 from precompute.resume.request import BuildRequest, without_options
 
@@ -105,7 +106,7 @@ def seal_command(arguments: Any) -> int:
 
 def refuse_unfit_size(config: BuildConfig | EstimateConfig) -> None:
     """Raise ConfigError for an image size that the encoder does not take, before torch is imported."""
-    from precompute.encoders.image_size import refuse_unfit_for  # needs huggingface_hub, which `--help` does without
+    from precompute.encoders.registry import refuse_unfit_for
 
     refuse_unfit_for(config.encoder.model, config.image.height, config.image.width)
 
@@ -195,10 +196,12 @@ def show(summary: Any, cache: str) -> None:
     console.print(f"next: cache-store verify {shlex.quote(cache)} --level full")
 
 
+CLASSES = "\n".join(["families of encoder.model, each by the first of its classes:", *help_lines()])
+
 COMMANDS = {
-    "estimate": Command(estimate_command, EstimateConfig),
-    "build": Command(build_command, BuildConfig, options=ONCE | RANKS),
-    "plan": Command(plan_command, BuildConfig, options=ONCE),
+    "estimate": Command(estimate_command, EstimateConfig, epilog=CLASSES),
+    "build": Command(build_command, BuildConfig, options=ONCE | RANKS, epilog=CLASSES),
+    "plan": Command(plan_command, BuildConfig, options=ONCE, epilog=CLASSES),
     "seal": Command(seal_command, BuildConfig),
     "repair": Command(repair_command, RepairConfig, CACHE),
     "audit": Command(audit_command, AuditConfig, CACHE),

@@ -40,7 +40,7 @@ def open_encoder(array: ArraySpec, model: str, device: str = "auto") -> EncodeIm
     """Open the encoder that made `array`; `encode_once.encoder` is the entry point that names this function."""
     identity, range_ = array.encoder, image_config(array).range
     family, _ = find_family(model)  # of another class, some fields of the cache's encoder may mean nothing
-    encoder = load_encoder(EncoderConfig.of_identity(identity, model, device).without(family.meaningless), range_)
+    encoder = load_encoder(EncoderConfig.of_identity(identity, family.takes, model, device), range_)
     refuse_other_encoder(array, encoder, model)
     silence_decoders()
 

@@ -69,7 +69,22 @@ class ImageRecipe(Record, frozen=True, kw_only=True):
         return f"{self.height} x {self.width}, {self.fit}, {self.resample}, range {self.range}{decode}{flipped}"
 
 
-class EncoderIdentity(Record, frozen=True, kw_only=True, omit_defaults=True):
+class Normalization(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """From latents as a VAE gives them, and caches hold them, to what its diffusion models are trained on.
+
+    Channels of `patch` x `patch` cells are stacked, in the order of `torch.pixel_unshuffle`, then each value becomes
+    (value - shift - mean) * scale / std. What a model leaves out of it is left out of the record.
+    """
+
+    latents_mean: tuple[float, ...]
+    """Of each channel, once they are stacked; empty where there is none, as of `latents_std`."""
+    latents_std: tuple[float, ...]
+    latents_shift: float | None = None
+    latents_scale: float | None = None
+    latents_patch: Side = 1
+
+
+class EncoderIdentity(Normalization, frozen=True, kw_only=True, omit_defaults=True):
     """What must be equal for two encoders to give equal latents; `weights_sha256` covers config and weights."""
 
     class_name: str
@@ -79,18 +94,15 @@ class EncoderIdentity(Record, frozen=True, kw_only=True, omit_defaults=True):
     posterior: str
     compute_dtype: str
     batch_size: Count
-    latents_mean: tuple[float, ...]
-    latents_std: tuple[float, ...]
     pool: Side = 1
     """Of a tower's patches, `pool` x `pool` are averaged into a token; left out of the record where it is 1."""
 
     @property
     def summary(self) -> str:
         """As `AutoencoderKLWan, folded, bfloat16, posterior mean, batches of 32`."""
-        kept = f"posterior {self.posterior}"
-        if self.posterior == "none":
-            kept = f"averages of {self.pool} x {self.pool} patches" if self.pool > 1 else "every patch"
-        return f"{self.class_name}, {self.path}, {self.compute_dtype}, {kept}, batches of {self.batch_size}"
+        kept = "" if self.posterior == "none" else f"posterior {self.posterior}, "
+        pooled = f"averages of {self.pool} x {self.pool} patches, " if self.pool > 1 else ""
+        return f"{self.class_name}, {self.path}, {self.compute_dtype}, {kept}{pooled}batches of {self.batch_size}"
 
 
 class SampleLayout(Record, frozen=True, kw_only=True):

@@ -40,6 +40,8 @@ class Command:
     """What is given by position, with its help."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Options that are no fields of the config, with their help: `--report FILE`, or `--extend` without a value."""
+    epilog: str = ""
+    """What stands below the options in its help, as it is written."""
 
     @property
     def summary(self) -> str:
@@ -112,6 +114,7 @@ class Parser(argparse.ArgumentParser):
         self.config_class = command.config
         self.fields = {field.name: field for field in config_fields(command.config)} if command.config else {}
         self.description = self.description or on_one_line(command.run.__doc__)
+        self.epilog = self.epilog or command.epilog
         words = [name.upper() for name in command.operands]
         for name, text in command.operands.items():
             self.add_argument(name, metavar=name.upper(), help=text)

@@ -1,7 +1,7 @@
 """The `encoder:` section of a build's config."""
 
 from collections.abc import Collection
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from cache_store.errors import ConfigError
@@ -12,6 +12,10 @@ if TYPE_CHECKING:
 
 Posterior = Literal["mean", "moments"]
 ComputeDtype = Literal["float32", "bfloat16"]
+"""No float16: SDXL's VAE and others overflow in it."""
+
+FOR_SOME = ("posterior", "pool", "fold", "compile")
+"""Fields that mean something to some families alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,8 +23,8 @@ class EncoderConfig:
     """Which frozen encoder turns images into latents, and how it runs."""
 
     model: str
-    """Hub id, or a folder as `save_pretrained` leaves it: a VAE of Wan 2.1, of which a subfolder `vae` is found by
-    itself, or a vision tower, of SigLIP or within a multimodal Gemma 3."""
+    """Hub id, or a folder as `save_pretrained` leaves it, of one of the classes listed below; a pipeline's subfolder
+    `vae` is found by itself."""
     posterior: Posterior = "mean"
     """Of a VAE `mean` keeps the posterior's mean; `moments` keeps mean and log-variance, twice the channels."""
     pool: int | Literal["auto"] = "auto"
@@ -48,25 +52,22 @@ class EncoderConfig:
             raise ConfigError(f"encoder.pool must be at least 1 or auto, got {self.pool}")
 
     @classmethod
-    def of_identity(cls, identity: EncoderIdentity, model: str, device: str) -> Self:
-        """The config of the encoder that made a cache."""
-        made: dict[str, Any] = {"compute_dtype": identity.compute_dtype, "batch_size": identity.batch_size}
-        if identity.posterior == "none":
-            made |= {"pool": identity.pool}
-        else:
-            made |= {"posterior": identity.posterior, "fold": identity.path == "folded", "compile": identity.compiled}
-        return cls(model=model, device=device, **made)
+    def of_identity(cls, identity: EncoderIdentity, takes: Collection[str], model: str, device: str) -> Self:
+        """The config of the encoder that made a cache; `takes` are the fields for its class."""
+        made: dict[str, Any] = {
+            "posterior": "moments" if identity.posterior == "moments" else "mean",
+            "pool": identity.pool,
+            "fold": identity.path == "folded",
+            "compile": identity.compiled,
+        }
+        common: dict[str, Any] = {"compute_dtype": identity.compute_dtype, "batch_size": identity.batch_size}
+        return cls(model=model, device=device, **common, **{name: made[name] for name in takes})
 
-    def without(self, names: Collection[str]) -> Self:
-        """The config with the defaults of these fields."""
-        defaults: dict[str, Any] = {field.name: field.default for field in fields(self) if field.name in names}
-        return replace(self, **defaults)
-
-    def refuse_meaningless(self, names: Collection[str], class_name: str) -> None:
-        """Raise ConfigError where one of these fields, which are for other classes, is set."""
+    def refuse_meaningless(self, takes: Collection[str], class_name: str) -> None:
+        """Raise ConfigError where a field is set that is for other classes; `takes` are those for this one."""
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name in names and value != field.default:
+            if field.name in FOR_SOME and field.name not in takes and value != field.default:
                 shown = str(value).lower()
                 raise ConfigError(f"encoder.{field.name}: {shown} means nothing to a {class_name}; leave it out")
 

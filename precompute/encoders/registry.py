@@ -1,98 +1,104 @@
-"""Which encoder classes are known, and functions that load the encoder or the decoder of any of them.
+"""The table of encoders: a family is a module, which has a `FAMILY`, and a line here; it is imported where it is used.
 
-A new encoder is a module with a loader from model files to an `Encoder`, for a VAE one with a loader of its decoder,
-a line in `FAMILIES`, and one in `REFUSALS` of `image_size.py`.
+A family's module imports torch and the libraries of models only inside its functions.
 """
 
-from collections.abc import Callable
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-from cache_store.errors import ConfigError, ModelError
+from cache_store.errors import ModelError
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import Encoder, PixelRange
-from precompute.encoders.model_files import ModelFiles, find_model
+from precompute.encoders.family import Family
+
+if TYPE_CHECKING:
+    from precompute.encoders.family import Decoder
+    from precompute.encoders.model_files import ModelFiles
 
 
 @dataclass(frozen=True)
-class Family:
-    """How models of one class are loaded."""
+class Entry:
+    """A family's line in the table."""
 
-    encoder: Callable[[ModelFiles, EncoderConfig, PixelRange], Encoder]
-    decoder: Callable[[ModelFiles, torch.device], tuple[Callable[[Tensor], Tensor], str]] | None = None
-    """The decoder, if there is one, and the SHA-256 of the encode path that its weights came with."""
-    meaningless: tuple[str, ...] = ()
-    """Fields of `EncoderConfig` that are for other encoders."""
+    module: str
+    models: str
+    """Some that it serves, for the help."""
+    classes: tuple[str, ...]
+    """Of diffusers or transformers, as a model's config.json names them."""
 
-
-def wan() -> Family:
-    """Import late; and the decoder later, as diffusers takes seconds, which no build of folded encoders needs."""
-    from precompute.encoders.vaes.vae import VaeEncoder
-    from precompute.encoders.vaes.wan import load_wan
-
-    def encoder(files: ModelFiles, config: EncoderConfig, pixel_range: PixelRange) -> Encoder:
-        return VaeEncoder(load_wan(files, config), config, pixel_range)
-
-    def decoder(files: ModelFiles, device: torch.device) -> tuple[Callable[[Tensor], Tensor], str]:
-        from precompute.encoders.vaes.wan_diffusers import load_wan_decoder
-
-        return load_wan_decoder(files, device)
-
-    return Family(encoder, decoder, meaningless=("pool",))
+    @property
+    def family(self) -> Family:
+        family: Family = importlib.import_module(f"precompute.encoders.{self.module}").FAMILY
+        return family
 
 
-def siglip() -> Family:
-    """Import late: transformers takes seconds, and a wrong config or source is reported before that."""
-    from precompute.encoders.towers.siglip import load_siglip
-    from precompute.encoders.towers.tower import TowerEncoder
+FAMILIES = (
+    Entry(
+        "vaes.wan",
+        "Wan 2.1, 2.2, Cosmos-Predict 2 to 3, Qwen-Image",
+        ("AutoencoderKLWan", "AutoencoderKLQwenImage", "AutoencoderKLQwenImage21"),
+    ),
+    Entry("vaes.cosmos", "Cosmos 1.0", ("AutoencoderKLCosmos",)),
+    Entry("vaes.kl", "SD, SDXL, SD3, FLUX.1", ("AutoencoderKL",)),
+    Entry("vaes.flux2", "FLUX.2", ("AutoencoderKLFlux2",)),
+    Entry("vaes.dc", "SANA", ("AutoencoderDC",)),
+    Entry("vaes.tiny", "TAESD, TAEF1", ("AutoencoderTiny",)),
+    Entry("towers.siglip", "SigLIP, Gemma 3", ("SiglipVisionModel", "SiglipModel", "Gemma3ForConditionalGeneration")),
+)
 
-    def encoder(files: ModelFiles, config: EncoderConfig, pixel_range: PixelRange) -> Encoder:
-        return TowerEncoder(load_siglip(files, config), config, pixel_range)
-
-    return Family(encoder, meaningless=("posterior", "fold", "compile"))
+ENTRIES = {class_name: entry for entry in FAMILIES for class_name in entry.classes}
 
 
-FAMILIES: dict[str, Callable[[], Family]] = {
-    "AutoencoderKLWan": wan,
-    "SiglipVisionModel": siglip,
-    "SiglipModel": siglip,
-    "Gemma3ForConditionalGeneration": siglip,
-}
-"""Class of diffusers or transformers, as a model's config.json names it, to its loaders."""
+def help_lines() -> Iterator[str]:
+    """Yield a line for each family: the first of its classes, and models that it serves."""
+    for entry in FAMILIES:
+        yield f"  {entry.classes[0]:<20}  {entry.models}"
 
 
 def find_family(model: str) -> tuple[Family, ModelFiles]:
-    """Find the files of a hub id or folder and what loads them; ModelError for an unknown class."""
+    """Find the files of a hub id or folder and its family; ModelError for an unknown class."""
+    from precompute.encoders.model_files import find_model  # needs huggingface_hub, which `--help` does without
+
     files = find_model(model)
-    if files.class_name not in FAMILIES:
-        raise ModelError(
-            f"encoder.model {model} is of class {files.class_name}; known are {', '.join(sorted(FAMILIES))}"
-        )
-    return FAMILIES[files.class_name](), files
+    if files.class_name not in ENTRIES:
+        known = "`precompute build --help` lists those that are"
+        raise ModelError(f"encoder.model {model} is of class {files.class_name}, which is not known; {known}")
+    return ENTRIES[files.class_name].family, files
+
+
+def refuse_unfit_for(model: str, height: int, width: int) -> None:
+    """Raise ConfigError for a size that the encoder of `model` does not take; a broken config passes here."""
+    from precompute.encoders.model_files import find_model
+
+    files = find_model(model)
+    try:
+        ENTRIES[files.class_name].family.refuse_size(files.config, height, width)
+    except (AttributeError, LookupError, TypeError, ValueError):
+        return  # loading the model will say what is wrong with it
 
 
 def load_encoder(config: EncoderConfig, pixel_range: PixelRange) -> Encoder:
     """The frozen encoder that `config` names, ready on its device; pixels enter it in `pixel_range`."""
     family, files = find_family(config.model)
-    config.refuse_meaningless(family.meaningless, files.class_name)
-    return family.encoder(files, config, pixel_range)
+    config.refuse_meaningless(family.takes, files.class_name)
+    return family.load(files, config, pixel_range)
 
 
-def load_reference(config: EncoderConfig, pixel_range: PixelRange) -> Encoder:
-    """The encoder of the same weights in float32 on a CPU, by the path of the library that the model is of."""
-    family, files = find_family(config.model)
-    reference = replace(config, device="cpu", compute_dtype="float32", compile=False)
-    try:
-        return family.encoder(files, replace(reference, fold=False).without(family.meaningless), pixel_range)
-    except ConfigError:  # diffusers cannot run it
-        return family.encoder(files, reference.without(family.meaningless), pixel_range)
+def load_reference(config: EncoderConfig, pixel_range: PixelRange, device: str = "cpu") -> Encoder:
+    """The same weights in float32 as diffusers or transformers itself runs them: what a canary compares with."""
+    family, _ = find_family(config.model)
+    if "fold" in family.takes:
+        config = replace(config, fold=False, compile=False)
+    return load_encoder(replace(config, compute_dtype="float32", device=device), pixel_range)
 
 
-def load_decoder(config: EncoderConfig) -> tuple[Callable[[Tensor], Tensor], str]:
+def load_decoder(config: EncoderConfig) -> Decoder:
     """The decoder of the model that `config` names, and the SHA-256 of its encode path."""
     family, files = find_family(config.model)
-    if family.decoder is None:
+    if family.load_decoder is None:
         raise ModelError(f"encoder.model {config.model} is of class {files.class_name}, which has no decoder")
-    return family.decoder(files, config.torch_device)
+    return family.load_decoder(files, config.torch_device)

@@ -86,8 +86,8 @@ def tower_function(tower: Tower, width: int, only: bool) -> str:
 
 
 def mean_alone(tower: Tower) -> str:
-    encoder = tower.array.encoder
-    return f"[:, : {len(encoder.latents_mean)}]" if encoder.posterior == "moments" else ""
+    array = tower.array
+    return f"[:, : {array.num_features // 2}]" if array.encoder.posterior == "moments" else ""
 
 
 def pretrained_body(tower: Tower, world_tokens: int) -> str:

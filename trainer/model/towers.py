@@ -124,9 +124,9 @@ def ends_of(ends: Ends, config: ModelConfig, language: LanguageModel) -> Tensor 
 def sample_statistics(cache: Cache) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return mean and standard deviation of each feature: the encoder's own, else measured over the cache."""
     array, summary = cache.spec.array, cache.seal.array
-    if array.encoder.latents_mean:
-        return array.encoder.latents_mean, array.encoder.latents_std
     features = array.num_features // 2 if array.encoder.posterior == "moments" else array.num_features
+    if len(array.encoder.latents_mean) == features:  # not of patches, as FLUX.2 has it
+        return array.encoder.latents_mean, array.encoder.latents_std
     return summary.mean[:features], summary.std[:features]
 
 

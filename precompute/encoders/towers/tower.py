@@ -13,7 +13,7 @@ from cache_store.errors import ConfigError
 from cache_store.format.schema import EncoderIdentity, SampleLayout
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import PixelRange, to_signed
-from precompute.encoders.image_size import refuse_other_side
+from precompute.encoders.family import refuse_other_side
 
 CPU_PIXELS = 2**19
 """Of the images that a CPU encodes at once: 10 of 224x224, 3 of 384x384, 1 of 896x896.

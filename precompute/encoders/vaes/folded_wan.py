@@ -1,8 +1,9 @@
-"""The Wan 2.1 encoder for still images: the 3-D network folded, exactly, into a 2-D one.
+"""The encoder of Wan and its kin for still images: the 3-D network folded, exactly, into a 2-D one.
 
 Wan's causal convolutions left-pad time with zeros, so on a single frame only the last temporal tap meets anything but
 zeros: a `Conv3d` is the `Conv2d` of `W[:, :, -1]`, temporal resampling is skipped on the first frame, and
-attention is per frame. What is left runs channels-last, with normalisation and SiLU in float32.
+attention is per frame. In the residual form a shortcut averages frames too, of which all but the last are zeros.
+What is left runs channels-last, with normalisation and SiLU in float32.
 
 On a CPU a latent of 224x224 pixels has the same bits for every number of threads that was tried (1 to 8); at some
 smaller sizes oneDNN blocks a convolution by that number (32x40 pixels: 1 differs from 2 or 4), so a build has a fixed
@@ -14,17 +15,21 @@ asymmetric padding in place of pad and convolve.
 
 # Axes: N images, C channels, Y X cells of the stage at hand, P pixels of a block, T tokens (Y·X) of attention.
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import count, takewhile
-from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-ConvOrLinear = TypeVar("ConvOrLinear", nn.Conv2d, nn.Linear)
-Weights = Mapping[str, Tensor]
-"""By name, of the whole encode path or of one of its parts."""
+from cache_store.format.schema import Normalization
+from precompute.encoders.config import EncoderConfig
+from precompute.encoders.model_files import ModelFiles
+from precompute.encoders.vaes.folding import Weights, below, flat_conv, ready
+from precompute.encoders.vaes.kind import VaeKind, refuse_other_lengths
+from precompute.encoders.vaes.vae import FrozenVae, opaque
+from precompute.encoders.vaes.wan_files import encode_path_sha256, read_encode_path, wan_config
+from precompute.encoders.weight_files import loading
 
 BLOCK_ELEMENTS = 2**19
 """Elements normalised at once on a CPU: 2 MB in float32, so that a block's temporaries stay in cache and the
@@ -40,17 +45,39 @@ TINY = 1e-12
 """Floor of a channel vector's length, as in `F.normalize`."""
 
 
+def folded_wan(files: ModelFiles, kind: VaeKind, config: EncoderConfig) -> FrozenVae:
+    """The frozen encode path of the model in `files`, folded."""
+    with loading(files):
+        held = wan_config(files)
+        normalization = Normalization(latents_mean=held.latents_mean, latents_std=held.latents_std)
+        refuse_other_lengths(files, kind, normalization, held.z_dim)
+        weights = read_encode_path(files, kind, held)
+        folded = FoldedWanEncoder(weights, config.torch_dtype, held.patch_size or 1)
+    return FrozenVae(
+        network=ready(folded, config),
+        class_name=files.class_name,
+        weights_sha256=encode_path_sha256(files, kind, held, weights),
+        spatial_factor=kind.spatial_factor(files.config),
+        channels=held.z_dim,
+        normalization=normalization,
+        is_folded=True,
+    )
+
+
 class FoldedWanEncoder(nn.Module):
     """Encoder and `quant_conv` of an `AutoencoderKLWan`, for one frame, by the names that diffusers gives its weights.
 
-    It copies what it needs, so the weights that it is made from may be dropped.
+    It copies what it needs, so the weights that it is made from may be dropped. `patch` is the side of the patches
+    that an image is cut into before.
     """
 
-    def __init__(self, weights: Weights, dtype: torch.dtype) -> None:
+    def __init__(self, weights: Weights, dtype: torch.dtype, patch: int = 1) -> None:
         super().__init__()
+        self.patch = patch
         encoder = below(weights, "encoder")
         down_blocks = takewhile(bool, (below(encoder, f"down_blocks.{number}") for number in count()))
-        self.conv_in = fold_conv(encoder, "conv_in", dtype)
+        self.conv_in = fold_conv(by_rows(encoder, patch), "conv_in", dtype)
+        self.pixel_channels = encoder["conv_in.weight"].shape[1] // patch**2
         self.down_blocks = nn.Sequential(*(fold_block(block, dtype) for block in down_blocks))
         middle = (below(encoder, f"mid_block.{name}") for name in ("resnets.0", "attentions.0", "resnets.1"))
         self.mid_block = nn.Sequential(*(fold_block(block, dtype) for block in middle))
@@ -59,16 +86,21 @@ class FoldedWanEncoder(nn.Module):
         self.quant_conv = fold_conv(weights, "quant_conv", dtype)
 
     def forward(self, image_N3YX: Tensor) -> Tensor:
-        """Map RGB, in the compute dtype, to the posterior's mean and log-variance: [N, 2C, Y/8, X/8]."""
+        """Map RGB, in the compute dtype, to the posterior's mean and log-variance: [N, 2C, Y/8, X/8], or Y/16, X/16."""
+        if self.pixel_channels > 3:
+            image_N3YX = opaque(image_N3YX)
+        if self.patch > 1:
+            image_N3YX = F.pixel_unshuffle(image_N3YX, self.patch)
         x_NCYX = self.conv_in(image_N3YX.contiguous(memory_format=torch.channels_last))
         x_NCYX = self.mid_block(self.down_blocks(x_NCYX))
         return self.quant_conv(self.conv_out(self.norm_out(x_NCYX, silu=True)))  # type: ignore[no-any-return]
 
 
-def below(weights: Weights, part: str) -> Weights:
-    """The weights of a part, by the rest of their names."""
-    prefix = f"{part}."
-    return {name.removeprefix(prefix): weight for name, weight in weights.items() if name.startswith(prefix)}
+def by_rows(encoder: Weights, patch: int) -> Weights:
+    """With the first convolution's inputs in the order of `pixel_unshuffle`; diffusers' patches go by columns."""
+    weight = encoder["conv_in.weight"]
+    columns = weight.reshape(len(weight), -1, patch, patch, *weight.shape[2:])
+    return {**encoder, "conv_in.weight": columns.transpose(2, 3).reshape(weight.shape)}
 
 
 class RMSNorm(nn.Module):
@@ -163,10 +195,40 @@ def fold_resample(weights: Weights, dtype: torch.dtype) -> nn.Module:
     return nn.Sequential(nn.ZeroPad2d((0, 1, 0, 1)), conv)
 
 
+class ResidualDownBlock(nn.Module):
+    """Residual blocks that may end in a halving, and beside them the average of what each of their cells comes from."""
+
+    def __init__(self, weights: Weights, dtype: torch.dtype) -> None:
+        super().__init__()
+        blocks = takewhile(bool, (below(weights, f"resnets.{number}") for number in count()))
+        self.resnets = nn.Sequential(*(ResidualBlock(block, dtype) for block in blocks))
+        downsampler = below(weights, "downsampler")
+        self.downsampler = fold_resample(downsampler, dtype) if downsampler else nn.Identity()
+        self.side = 2 if downsampler else 1
+        self.frames = 2 if "time_conv.weight" in downsampler else 1
+        self.outputs = len(weights["resnets.0.conv1.weight"])
+
+    def forward(self, x_NCYX: Tensor) -> Tensor:
+        shortcut_NCYX = self.average(x_NCYX)
+        return self.downsampler(self.resnets(x_NCYX)) + shortcut_NCYX  # type: ignore[no-any-return]
+
+    def average(self, x_NCYX: Tensor) -> Tensor:
+        """Diffusers' `AvgDown3D`: cells of each channel's frames become channels, and neighbours among these one.
+
+        Of two frames the first is of zeros, so that some channels are zeros, or half.
+        """
+        number, channels, height, width = x_NCYX.shape
+        sides = height // self.side, width // self.side
+        cells = F.pixel_unshuffle(x_NCYX, self.side).view(number, channels, 1, self.side**2, *sides)
+        frames = F.pad(cells, (0, 0, 0, 0, 0, 0, self.frames - 1, 0))
+        return frames.reshape(number, self.outputs, -1, *sides).mean(2)
+
+
 FOLDED: dict[str, Callable[[Weights, torch.dtype], nn.Module]] = {
     "conv1.weight": ResidualBlock,
     "to_qkv.weight": AttentionBlock,
     "resample.1.weight": fold_resample,
+    "resnets.0.conv1.weight": ResidualDownBlock,
 }
 """By a weight that no other block has."""
 
@@ -177,29 +239,9 @@ def fold_block(weights: Weights, dtype: torch.dtype) -> nn.Module:
 
 
 def fold_conv(weights: Weights, name: str, dtype: torch.dtype) -> nn.Module:
-    """What a causal convolution does to a first frame; a kernel of k frames sees k-1 frames of zeros before it."""
-    return flat_conv(weights[f"{name}.weight"][:, :, -1], weights[f"{name}.bias"], dtype)
+    """What a causal convolution does to a first frame; a kernel of k frames sees k-1 frames of zeros before it.
 
-
-def flat_conv(weight_OIYX: Tensor, bias: Tensor, dtype: torch.dtype, stride: int = 1) -> nn.Module:
-    """A frozen convolution of these weights, copied; Wan pads 3x3 by one unless it strides."""
-    outputs, inputs, height, width = weight_OIYX.shape
-    if height == width == 1:
-        return copied(ChannelLinear(inputs, outputs, device="meta"), weight_OIYX[:, :, 0, 0], bias, dtype)
-    padding = (height // 2, width // 2) if stride == 1 else (0, 0)
-    flat = nn.Conv2d(inputs, outputs, (height, width), stride=stride, padding=padding, device="meta")
-    return copied(flat, weight_OIYX.contiguous(memory_format=torch.channels_last), bias, dtype)
-
-
-class ChannelLinear(nn.Linear):
-    """A 1x1 convolution: as a matrix product its bits do not depend on the number of threads, as conv2d's do."""
-
-    def forward(self, x_NCYX: Tensor) -> Tensor:
-        return super().forward(x_NCYX.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-
-
-def copied(layer: ConvOrLinear, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> ConvOrLinear:
-    """`layer` with frozen copies of these parameters."""
-    layer.weight = nn.Parameter(weight.detach().to(dtype, copy=True), requires_grad=False)
-    layer.bias = nn.Parameter(bias.detach().to(dtype, copy=True), requires_grad=False)
-    return layer
+    Qwen-Image 2.1 has kernels without time.
+    """
+    weight = weights[f"{name}.weight"]
+    return flat_conv(weight[:, :, -1] if weight.dim() == 5 else weight, weights[f"{name}.bias"], dtype)

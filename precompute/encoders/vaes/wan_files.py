@@ -1,4 +1,4 @@
-"""What the files of an `AutoencoderKLWan` say of its encode path: its config, and every weight, by diffusers' names.
+"""What the files of Wan's VAE and its kin say of the encode path: its config, and every weight, by diffusers' names.
 
 They are read without diffusers, whose import takes several seconds of each process, and without the decoder, which is
 more than half of a checkpoint.
@@ -8,21 +8,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor
 
-from cache_store.errors import ModelError
 from precompute.encoders.identity import weights_sha256
-from precompute.encoders.image_size import WAN_LEVELS
 from precompute.encoders.model_files import ModelFiles, refuse_partial
+from precompute.encoders.vaes.kind import VaeKind
 from precompute.encoders.weight_files import read_weights
 
 WEIGHTS = ("diffusion_pytorch_model.safetensors.index.json", "diffusion_pytorch_model.safetensors")
 """As diffusers looks for them."""
-ENCODE_WEIGHTS = ("encoder.", "quant_conv.")
-ENCODE_PATH = {"encode path": ENCODE_WEIGHTS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +29,7 @@ class WanConfig:
 
     base_dim: int = 96
     z_dim: int = 16
-    dim_mult: tuple[int, ...] = WAN_LEVELS
+    dim_mult: tuple[int, ...] = (1, 2, 4, 4)
     num_res_blocks: int = 2
     attn_scales: tuple[int | float, ...] = ()
     temperal_downsample: tuple[bool, ...] = (False, True, True)
@@ -47,41 +45,50 @@ class WanConfig:
         *(3.2687, 2.1526, 2.8652, 1.5579, 1.6382, 1.1253, 2.8251, 1.9160),
     )
 
+    @property
+    def values(self) -> dict[str, Any]:
+        """As diffusers names them, in any of the classes."""
+        return {**asdict(self), "input_channels": self.in_channels}
 
-SCALE = ("latents_mean", "latents_std")
-"""Fields that the caches of an encoder state beside the hash of its weights."""
+
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "AutoencoderKLWan": {},
+    "AutoencoderKLQwenImage": {},
+    "AutoencoderKLQwenImage21": {
+        "z_dim": 64,
+        "dim_mult": (1, 2, 4, 8, 8),
+        "temperal_downsample": (False, True, True, True),
+        "is_residual": True,
+        "in_channels": 4,
+        "latents_mean": (),
+        "latents_std": (),
+    },
+}
+"""Where those of a class differ; the 64 means that diffusers has for the last must stand in its config.json."""
 
 
 def wan_config(files: ModelFiles) -> WanConfig:
-    """Read config.json; ModelError unless there are a mean and a deviation for every latent channel."""
-    config = msgspec.convert(files.config, WanConfig)
-    for name in SCALE:
-        if len(values := getattr(config, name)) != config.z_dim:
-            raise ModelError(
-                f"encoder.model {files.model} has {len(values)} values of {name} for {config.z_dim} latent"
-                f" channels; write {config.z_dim} into its config.json"
-            )
-    return config
+    """Read config.json."""
+    held = {**DEFAULTS[files.class_name], **files.config}
+    if "input_channels" in held:
+        held["in_channels"] = held["input_channels"]
+    return msgspec.convert(held, WanConfig)
 
 
-def encode_path_sha256(files: ModelFiles, config: WanConfig, weights: Mapping[str, Tensor]) -> str:
-    """The hash of the encode path; `weights` may have others beside it."""
-    values = asdict(config)
-    chosen = ((name, weight) for name, weight in weights.items() if name.startswith(ENCODE_WEIGHTS))
-    return weights_sha256(files.class_name, values, [name for name in values if name not in SCALE], chosen)
+def encode_path_sha256(files: ModelFiles, kind: VaeKind, config: WanConfig, weights: Mapping[str, Tensor]) -> str:
+    return weights_sha256(files.class_name, config.values, kind.encode_config, weights.items())
 
 
-def read_encode_path(files: ModelFiles, config: WanConfig) -> dict[str, Tensor]:
+def read_encode_path(files: ModelFiles, kind: VaeKind, config: WanConfig) -> dict[str, Tensor]:
     """Every weight of the encode path, in float32; ModelError when one is missing, unknown or of another shape."""
-    held = dict(read_weights(files, WEIGHTS, lambda name: name if name.startswith(ENCODE_WEIGHTS) else None))
-    shapes = dict(encode_path(config))
+    held = dict(read_weights(files, WEIGHTS, lambda name: name if name.startswith(kind.encode_weights) else None))
+    shapes = dict(encode_path(config, is_flat=files.class_name == "AutoencoderKLQwenImage21"))
     report = {
         "missing_keys": shapes.keys() - held.keys(),
         "unexpected_keys": held.keys() - shapes.keys(),
         "mismatched_keys": [name for name in shapes.keys() & held.keys() if held[name].shape != shapes[name]],
     }
-    for path, prefixes in ENCODE_PATH.items():
-        refuse_partial(files, report, path, prefixes)
+    refuse_partial(files, report, "encode path", kind.encode_weights)
     return {name: weight.to(torch.float32) for name, weight in held.items()}
 
 
@@ -89,12 +96,18 @@ Shapes = Iterator[tuple[str, tuple[int, ...]]]
 """Names and shapes of weights, in the layout of diffusers' `WanEncoder3d`."""
 
 
-def encode_path(config: WanConfig) -> Shapes:
-    """The shape of every weight of a Wan 2.1 encode path."""
+def encode_path(config: WanConfig, is_flat: bool = False) -> Shapes:
+    """The shape of every weight of an encode path; a flat one has no axis of time in its kernels."""
+    for name, shape in causal_encode_path(config):
+        yield name, (*shape[:2], *shape[3:]) if is_flat and len(shape) == 5 else shape
+
+
+def causal_encode_path(config: WanConfig) -> Shapes:
     widths, moments = [config.base_dim * multiple for multiple in (1, *config.dim_mult)], 2 * config.z_dim
     last = widths[-1]
+    blocks = residual_down_blocks if config.is_residual else down_blocks
     yield from conv("encoder.conv_in", config.in_channels, widths[0], 3, 3, 3)
-    for number, block in enumerate(down_blocks(config, widths)):
+    for number, block in enumerate(blocks(config, widths)):
         yield from block(f"encoder.down_blocks.{number}")
     yield from residual_block("encoder.mid_block.resnets.0", last, last)
     yield from attention_block("encoder.mid_block.attentions.0", last)
@@ -113,6 +126,28 @@ def down_blocks(config: WanConfig, widths: list[int]) -> Iterator[partial[Shapes
                 yield partial(attention_block, channels=outputs)
         if level < len(config.dim_mult) - 1:
             yield partial(resample_block, channels=outputs, in_time=config.temperal_downsample[level])
+
+
+def residual_down_blocks(config: WanConfig, widths: list[int]) -> Iterator[partial[Shapes]]:
+    """Of each level one block, whose shortcut has no weights."""
+    for level, (inputs, outputs) in enumerate(pairwise(widths)):
+        halves = level < len(config.dim_mult) - 1
+        in_time = halves and config.temperal_downsample[level]
+        yield partial(
+            residual_down_block,
+            inputs=inputs,
+            outputs=outputs,
+            blocks=config.num_res_blocks,
+            halves=halves,
+            in_time=in_time,
+        )
+
+
+def residual_down_block(name: str, inputs: int, outputs: int, blocks: int, halves: bool, in_time: bool) -> Shapes:
+    for block in range(blocks):
+        yield from residual_block(f"{name}.resnets.{block}", outputs if block else inputs, outputs)
+    if halves:
+        yield from resample_block(f"{name}.downsampler", outputs, in_time)
 
 
 def residual_block(name: str, inputs: int, outputs: int) -> Shapes:

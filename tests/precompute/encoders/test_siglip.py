@@ -14,8 +14,7 @@ from transformers import SiglipVisionConfig, SiglipVisionModel
 from cache_store.errors import ConfigError, EncodeOnceError
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import Encoder
-from precompute.encoders.image_size import refuse_unfit_for
-from precompute.encoders.registry import load_encoder
+from precompute.encoders.registry import load_encoder, refuse_unfit_for
 from precompute.encoders.towers.tower import FrozenTower, TowerEncoder
 from tests.precompute.encoders.conftest import narrow_vae
 from tests.precompute.encoders.towers import (
@@ -170,7 +169,7 @@ SPOILT: list[tuple[Callable[[Path], object], str]] = [
     (config(vision_config={"hidden_size": "wide"}), "cannot be loaded"),
     (config(mm_tokens_per_image=0), "cannot be loaded"),
     (config(mm_tokens_per_image=400), "encoder.pool must divide the tower's 4 patches of a side, got 0"),
-    (config(architectures=["Gemma3ForCausalLM"]), "is of class Gemma3ForCausalLM; known are AutoencoderKLWan, Gemma3"),
+    (config(architectures=["Gemma3ForCausalLM"]), "is of class Gemma3ForCausalLM, which is not known"),
     (lambda folder: (folder / "model.safetensors").write_bytes(b"cut"), "is damaged or cut short; fetch it again"),
     (lambda folder: (folder / "model.safetensors").rename(folder / "model.bin"), "has neither model.safetensors nor"),
     (lambda folder: (folder / "model.safetensors").rename(folder / "model.safetensors.index.json"), "cannot be loaded"),

@@ -146,7 +146,7 @@ SPOILT: list[tuple[Callable[[Path], object], int, str]] = [
     (weights(lambda held: {name: held[name] for name in {*held} - {LOST}}), 1, ONE_MISSING),
     (weights(lambda held: held | {"encoder.x": held[LOST].clone()}), 1, ONE_UNEXPECTED),
     (weights(lambda held: held | {"quant_conv.bias": held["encoder.conv_in.bias"].clone()}), 1, MISMATCHED),
-    (config(_class_name="AutoencoderKLCosmos"), 1, "AutoencoderKLCosmos; known are AutoencoderKLWan"),
+    (config(_class_name="VQModel"), 1, "is of class VQModel, which is not known; `precompute build --help` lists"),
     (config(latents_std=[1.0, 2.0]), 1, "has 2 values of latents_std for 16 latent channels"),
     (config(dim_mult="wide"), 1, "cannot be loaded"),
     (config_text("{"), 1, "config.json is not JSON"),

@@ -1,0 +1,81 @@
+"""`AutoencoderKLCosmos`, of Cosmos 1.0: folded for still images, or as diffusers runs it; without a posterior."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cache_store.format.schema import Normalization
+from precompute.encoders.config import EncoderConfig
+from precompute.encoders.encoder import Encoder, PixelRange
+from precompute.encoders.family import Family, refuse_unfit
+from precompute.encoders.model_files import ModelFiles
+from precompute.encoders.vaes.kind import Config, VaeKind
+
+if TYPE_CHECKING:
+    import torch
+
+    from precompute.encoders.family import Decoder
+
+ENCODE_CONFIG = (
+    "in_channels",
+    "latent_channels",
+    "encoder_block_out_channels",
+    "attention_resolutions",
+    "resolution",
+    "num_layers",
+    "patch_size",
+    "patch_type",
+    "spatial_compression_ratio",
+    "temporal_compression_ratio",
+)
+
+SIGMA_DATA = 0.5
+"""Of the scheduler of Cosmos 1.0, by which its pipelines scale latents once these are standardised."""
+
+
+def spatial_factor(config: Config) -> int:
+    factor: int = config.get("spatial_compression_ratio", 8)
+    return factor
+
+
+def of_first_frame(config: Config, weights: Config) -> Normalization:
+    """As diffusers' `CosmosVideoToWorldPipeline.prepare_latents`: a channel's values are of its frames, in order."""
+    frames = {name: config[name][:: len(config[name]) // config["latent_channels"]] for name in MEANS if config[name]}
+    return Normalization(
+        latents_mean=tuple(frames.get("latents_mean", ())),
+        latents_std=tuple(frames.get("latents_std", ())),
+        latents_scale=SIGMA_DATA,
+    )
+
+
+MEANS = ("latents_mean", "latents_std")
+
+KIND = VaeKind(
+    spatial_factor=spatial_factor,
+    encode_config=ENCODE_CONFIG,
+    normalization=of_first_frame,
+    has_posterior=False,
+    takes_frames=True,
+)
+
+
+def load(files: ModelFiles, config: EncoderConfig, pixel_range: PixelRange) -> Encoder:
+    from precompute.encoders.vaes.diffusers_vae import load_native
+    from precompute.encoders.vaes.folded_cosmos import folded_cosmos
+    from precompute.encoders.vaes.vae import VaeEncoder
+
+    frozen = folded_cosmos(files, KIND, config) if config.fold else load_native(files, KIND, config)
+    return VaeEncoder(frozen, config, pixel_range)
+
+
+def load_decoder(files: ModelFiles, device: torch.device) -> Decoder:
+    from precompute.encoders.vaes import diffusers_vae
+
+    return diffusers_vae.load_decoder(files, KIND, device)
+
+
+def refuse_size(config: Config, height: int, width: int) -> None:
+    refuse_unfit(height, width, spatial_factor(config))
+
+
+FAMILY = Family(load=load, refuse_size=refuse_size, takes=("fold", "compile"), load_decoder=load_decoder)

@@ -1,0 +1,71 @@
+"""What folded networks are made of: 2-D layers with copies of a 3-D network's weights, compiled where asked."""
+
+# Axes: N images, C channels, Y X cells, O I a kernel's outputs and inputs.
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from cache_store.errors import ConfigError
+from precompute.encoders.config import EncoderConfig
+from precompute.encoders.vaes.vae import Network, few_at_once
+
+ConvOrLinear = TypeVar("ConvOrLinear", nn.Conv2d, nn.Linear)
+Weights = Mapping[str, Tensor]
+"""By name, of the whole encode path or of one of its parts."""
+
+
+def ready(folded: nn.Module, config: EncoderConfig) -> Network:
+    """The network on its device, compiled where asked; on a CPU it gets a few images of a batch at a time."""
+    if config.compile:
+        refuse_without_compiler(config.torch_device)
+    folded = folded.to(config.torch_device).eval()
+    network: Network = torch.compile(folded, dynamic=False) if config.compile else folded
+    return few_at_once(network) if config.torch_device.type == "cpu" else network
+
+
+def refuse_without_compiler(device: torch.device) -> None:
+    """ConfigError where torch.compile finds no compiler: known before a cache is begun, not at its first image."""
+    from torch._dynamo.exc import TorchDynamoException  # what torch.compile raises, whichever part of it fails
+
+    try:
+        torch.compile(torch.square)(torch.ones(1, device=device))
+    except TorchDynamoException as error:
+        needed = "a C++ compiler (g++, or the one that CXX names)" if device.type == "cpu" else "Triton"
+        problem = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"encoder.compile: torch.compile does not work here ({problem}); "
+            f"install {needed}, or set encoder.compile: false"
+        ) from error
+
+
+def below(weights: Weights, part: str) -> Weights:
+    """The weights of a part, by the rest of their names."""
+    prefix = f"{part}."
+    return {name.removeprefix(prefix): weight for name, weight in weights.items() if name.startswith(prefix)}
+
+
+def flat_conv(weight_OIYX: Tensor, bias: Tensor, dtype: torch.dtype, stride: int = 1) -> nn.Module:
+    """A frozen convolution of these weights, copied; Wan pads 3x3 by one unless it strides."""
+    outputs, inputs, height, width = weight_OIYX.shape
+    if height == width == 1:
+        return copied(ChannelLinear(inputs, outputs, device="meta"), weight_OIYX[:, :, 0, 0], bias, dtype)
+    padding = (height // 2, width // 2) if stride == 1 else (0, 0)
+    flat = nn.Conv2d(inputs, outputs, (height, width), stride=stride, padding=padding, device="meta")
+    return copied(flat, weight_OIYX.contiguous(memory_format=torch.channels_last), bias, dtype)
+
+
+class ChannelLinear(nn.Linear):
+    """A 1x1 convolution: as a matrix product its bits do not depend on the number of threads, as conv2d's do."""
+
+    def forward(self, x_NCYX: Tensor) -> Tensor:
+        return super().forward(x_NCYX.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+def copied(layer: ConvOrLinear, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> ConvOrLinear:
+    """`layer` with frozen copies of these parameters."""
+    layer.weight = nn.Parameter(weight.detach().to(dtype, copy=True), requires_grad=False)
+    layer.bias = nn.Parameter(bias.detach().to(dtype, copy=True), requires_grad=False)
+    return layer
