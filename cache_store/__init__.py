@@ -9,17 +9,30 @@ if TYPE_CHECKING:
     from cache_store.cache.joined import JoinedCache, open_joined
     from cache_store.cache.reader import Cache, open_cache
     from cache_store.errors import CacheError, EncodeOnceError
+    from cache_store.format.normalization import denormalize, normalize
 
 HOMES = {
     "Cache": "cache_store.cache.reader",
     "CacheError": "cache_store.errors",
     "EncodeOnceError": "cache_store.errors",
     "JoinedCache": "cache_store.cache.joined",
+    "denormalize": "cache_store.format.normalization",
+    "normalize": "cache_store.format.normalization",
     "open_cache": "cache_store.cache.reader",
     "open_joined": "cache_store.cache.joined",
 }
 
-__all__ = ["Cache", "CacheError", "EncodeOnceError", "JoinedCache", "__version__", "open_cache", "open_joined"]
+__all__ = [
+    "Cache",
+    "CacheError",
+    "EncodeOnceError",
+    "JoinedCache",
+    "__version__",
+    "denormalize",
+    "normalize",
+    "open_cache",
+    "open_joined",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -90,16 +90,21 @@ class JoinedCache:
         numbers = valid_numbers(numbers, len(self))
         return numbers + np.searchsorted(self._cached_before, numbers, side="right")
 
-    def read(self, numbers: np.ndarray, *, check: bool = True) -> dict[str, np.ndarray]:
+    def read(self, numbers: np.ndarray, *, check: bool = True, normalize: bool = False) -> dict[str, np.ndarray]:
         """Every cache's samples by joined number, by the cache's name: [N, *shape] each, in the order asked for.
 
-        Raises as `Cache.read` does; `check=False` skips the crc32c of each sample.
+        Raises as `Cache.read` does, with the same options.
         """
-        return self.read_rows(self.rows(numbers), check=check)
+        return self.read_rows(self.rows(numbers), check=check, normalize=normalize)
 
-    def read_rows(self, rows: NDArray[np.int64], *, check: bool = True) -> dict[str, np.ndarray]:
+    def read_rows(
+        self, rows: NDArray[np.int64], *, check: bool = True, normalize: bool = False
+    ) -> dict[str, np.ndarray]:
         """Every cache's samples of rows that all of them hold, as `read` gives them."""
-        return {name: each.read(self._numbers(name, rows), check=check) for name, each in self.caches.items()}
+        return {
+            name: each.read(self._numbers(name, rows), check=check, normalize=normalize)
+            for name, each in self.caches.items()
+        }
 
     def samples(self, numbers: np.ndarray, columns: Sequence[str] = PLANNED) -> pa.Table:
         """Row, id, uri and conversations, or fewer, by joined number, in the order asked for."""

@@ -21,6 +21,8 @@ from cache_store.cache.sealed_shards import MappedShard, SealedShards
 from cache_store.errors import CacheError, ConfigError
 from cache_store.format.codec import crc32c, decode_sample
 from cache_store.format.formats import shard_format
+from cache_store.format.normalization import normalize as normalized
+from cache_store.format.normalization import refuse_moments
 from cache_store.format.schema import Seal, Spec
 from cache_store.format.tables import REJECTED, SAMPLES_SCHEMA, TEXT_COLUMNS
 from cache_store.refusal import counted, printable, refuse_other_seal, refuse_unsealed
@@ -154,12 +156,18 @@ class Cache:
         out: np.ndarray | None = None,
         *,
         check: bool = True,
+        normalize: bool = False,
     ) -> np.ndarray:
         """Samples by number, in the order asked for: [N, *shape] in the stored dtype.
 
-        `out` reuses a buffer of that shape and dtype; `check=False` skips the crc32c of each sample. Raises
-        IndexError for a number outside the cache and CacheError, naming shard and row, for damage.
+        `out` reuses a buffer of that shape and dtype; `check=False` skips the crc32c of each sample. `normalize` gives
+        float32 as the encoder's diffusion models are trained on it (`cache_store.normalize`); a vision tower's samples
+        stay as they are. Raises IndexError for a number outside the cache and CacheError, naming shard and row, for
+        damage.
         """
+        if normalize:
+            refuse_moments(self.spec.array.encoder)
+            return normalized(self.read(numbers, out, check=check), self.spec.array.encoder)
         numbers = valid_numbers(numbers, len(self))
         spec = self.spec.array
         shape = (len(numbers), *spec.shape)

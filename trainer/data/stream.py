@@ -24,9 +24,11 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from cache_store import Cache, JoinedCache, open_cache, open_joined
 from cache_store.errors import ConfigError
+from cache_store.format.normalization import drawn, normalize
 from cache_store.refusal import differing, refuse
 from trainer.config import MAX_EPOCHS, MAX_SHUFFLE_BLOCK
 from trainer.data.order import Int64Array, SampleOrder, lanes_of
+from trainer.data.posterior import sample_posterior
 from trainer.data.views import View, Views, open_views
 from trainer.data.windows import Samples, WindowReader
 from trainer.model.config import WORLD
@@ -89,6 +91,8 @@ class LatentStream(IterableDataset[dict[str, Any]]):
     batch, since `state_dict` of this object then stands still: the workers hold copies.
     A `shuffle_block` above 1 is a shuffle in blocks (`trainer/data/order.py`): so many neighbours are read as one,
     ahead of their batches, and held while they are shown. Without workers a thread reads; of workers there can be one.
+    With `normalize`, latents are float32 as the encoder's diffusion models are trained on them; of posterior moments,
+    one is drawn at each position, by the stream's seed, and normalised then.
     """
 
     def __init__(
@@ -101,6 +105,7 @@ class LatentStream(IterableDataset[dict[str, Any]]):
         rank: int = 0,
         world_size: int = 1,
         shuffle_block: int = 1,
+        normalize: bool = False,
     ) -> None:
         """`cache`: open, or its path; a mapping of names to paths is joined (`cache_store.open_joined`).
 
@@ -120,6 +125,7 @@ class LatentStream(IterableDataset[dict[str, Any]]):
             )
         self.cache = as_cache(cache)
         are_named = isinstance(cache, Sequence) and any(isinstance(each, Mapping) for each in cache)
+        self.normalize = normalize
         self._is_alone = isinstance(self.cache, Cache) or (isinstance(cache, Sequence) and not are_named)
         self.batch_size, self.share = batch_size, RankShare(batch_size, rank, world_size)
         lanes = lanes_of(batch_size)
@@ -174,9 +180,22 @@ class LatentStream(IterableDataset[dict[str, Any]]):
         numbers = self.order.at(positions)
         read = windows(positions) if windows else self._shown(numbers, positions)
         latents = {name: as_tensor(each) for name, each in read.items()}
+        if self.normalize:
+            latents = self._normalized(latents, positions)
         shown = {"numbers": torch.from_numpy(numbers), "positions": torch.from_numpy(positions)}
         cursor = (batch + 1) * self.batch_size
         return {"latents": latents[WORLD] if self._is_alone else latents, **shown, "cursor": cursor}
+
+    def _normalized(self, latents: dict[str, Tensor], positions: Int64Array) -> dict[str, Tensor]:
+        """Draw where there are moments, as the trainer does, then normalise."""
+        caches = [self.cache] if isinstance(self.cache, Cache) else self.cache.caches.values()
+        arrays = [each.spec.array for each in caches]
+        done = {}
+        for tower, ((name, each), array) in enumerate(zip(latents.items(), arrays, strict=True)):
+            if array.encoder.posterior == "moments":
+                each = sample_posterior(each, self.order.seed, positions, tower)
+            done[name] = normalize(each, drawn(array.encoder))
+        return done
 
     def _shown(self, numbers: Int64Array, positions: Int64Array) -> Samples:
         if isinstance(self.cache, Cache):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from cache_store import open_cache
 from tests.make_cache import make_cache
 from trainer import LatentStream, sample_posterior
 
@@ -59,3 +60,22 @@ def test_a_stream_gives_the_position_of_each_sample(tmp_path: Path):
     loaders = [DataLoader(half, batch_size=None, num_workers=1) for half in halves]
     parts = [left["positions"].tolist() + right["positions"].tolist() for left, right in zip(*loaders, strict=True)]
     assert parts == whole
+
+
+@pytest.mark.parametrize("posterior", ["mean", "moments"])
+def test_normalised_latents_are_drawn_first_and_float32(tmp_path: Path, posterior: str):
+    """As `cache.read` normalises, or `normalize` what `sample_posterior` drew."""
+    channels = CHANNELS if posterior == "moments" else 2 * CHANNELS
+    scale = {"latents_mean": [0.5] * channels, "latents_std": [2.0, 3.0] * (channels // 2) + [4.0] * (channels % 2)}
+    path = make_cache(tmp_path / "cache", make_moments(10).numpy(), posterior=posterior, dtype="float16", **scale)
+    cache, encoder = open_cache(path), open_cache(path).spec.array.encoder
+    for name, stream in (("alone", cache), ("a", {"a": path})):
+        for batch in LatentStream(stream, 5, seed=3, normalize=True):
+            stored = torch.from_numpy(cache.read(batch["numbers"].numpy()))
+            drawn = sample_posterior(stored, 3, batch["positions"].tolist()) if posterior == "moments" else stored
+            latents = batch["latents"] if name == "alone" else batch["latents"]["a"]
+            mean, std = (torch.tensor(values)[:, None, None] for values in (encoder.latents_mean, encoder.latents_std))
+            assert latents.dtype == torch.float32
+            assert torch.equal(latents, (drawn.float() - mean) / std)
+    if posterior == "mean":
+        assert np.array_equal(cache.read(batch["numbers"].numpy(), normalize=True), batch["latents"]["a"].numpy())

@@ -1,0 +1,89 @@
+"""Normalised latents are those that diffusers' pipelines make for their transformers, by their own code."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import (
+    AutoencoderKL,
+    AutoencoderKLFlux2,
+    AutoencoderKLQwenImage,
+    Flux2Pipeline,
+    FluxImg2ImgPipeline,
+    QwenImageImg2ImgPipeline,
+    StableDiffusionXLImg2ImgPipeline,
+)
+
+from cache_store import denormalize, normalize
+from cache_store.errors import ConfigError
+from precompute.encoders.config import EncoderConfig
+from precompute.encoders.registry import load_encoder
+
+BLOCKS = {
+    "block_out_channels": [8, 8],
+    "down_block_types": ["DownEncoderBlock2D"] * 2,
+    "up_block_types": ["UpDecoderBlock2D"] * 2,
+    "norm_num_groups": 4,
+}
+
+
+def statistics(channels: int) -> dict[str, list[float]]:
+    values = torch.rand(2, channels, generator=torch.Generator().manual_seed(0)).tolist()
+    return {"latents_mean": values[0], "latents_std": values[1]}
+
+
+def flux2_vae() -> Any:
+    vae = AutoencoderKLFlux2(**BLOCKS, latent_channels=4)
+    for values in (vae.bn.running_mean, vae.bn.running_var):
+        values.uniform_(generator=torch.Generator().manual_seed(1))
+    return vae
+
+
+def encoded(pipeline: Any, pipe: Any, latents: torch.Tensor) -> torch.Tensor:
+    """What a pipeline's own method makes of them."""
+    if pipeline is StableDiffusionXLImg2ImgPipeline:
+        result = pipeline.prepare_latents(
+            pipe, torch.zeros(2, 3, 8, 8), None, 2, 1, torch.float32, "cpu", add_noise=False
+        )
+    else:
+        result = pipeline._encode_vae_image(pipe, latents, None)
+    assert isinstance(result, torch.Tensor)
+    return result
+
+
+CASES = [
+    (FluxImg2ImgPipeline, lambda: AutoencoderKL(**BLOCKS, scaling_factor=0.3611, shift_factor=0.1159)),
+    (StableDiffusionXLImg2ImgPipeline, lambda: AutoencoderKL(**BLOCKS, scaling_factor=0.13025)),
+    (StableDiffusionXLImg2ImgPipeline, lambda: AutoencoderKL(**BLOCKS, scaling_factor=0.5, **statistics(4))),
+    (Flux2Pipeline, flux2_vae),
+    (QwenImageImg2ImgPipeline, lambda: AutoencoderKLQwenImage(base_dim=8, num_res_blocks=1, z_dim=3, **statistics(3))),
+]
+
+
+@pytest.mark.parametrize(("pipeline", "make"), CASES)
+def test_normalised_latents_are_the_pipelines(pipeline, make, tmp_path):
+    """Those that the encoder gives, as numpy's and as torch's; and back."""
+    torch.manual_seed(0)
+    vae = make().eval().requires_grad_(False)
+    vae.save_pretrained(tmp_path)
+    encoder = load_encoder(EncoderConfig(model=str(tmp_path), device="cpu", compute_dtype="float32"), "signed")
+    pictures = torch.randint(0, 256, (2, 16, 32, 3), dtype=torch.uint8)
+    latents = encoder.encode(pictures)
+    framed = latents.unsqueeze(2) if pipeline is QwenImageImg2ImgPipeline else latents
+    stub = SimpleNamespace(config=vae.config, bn=getattr(vae, "bn", None), to=vae.to)
+    stub.encode = lambda image: SimpleNamespace(latents=framed)
+    pipe = SimpleNamespace(vae=stub, _patchify_latents=Flux2Pipeline._patchify_latents)
+    expected = encoded(pipeline, pipe, framed).reshape(normalize(latents, encoder.identity).shape)
+    torch.testing.assert_close(normalize(latents, encoder.identity), expected, rtol=1e-6, atol=1e-6)
+    by_numpy = normalize(latents.numpy(), encoder.identity)
+    np.testing.assert_allclose(by_numpy, expected.numpy(), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(denormalize(expected, encoder.identity), latents, rtol=1e-5, atol=1e-5)
+
+
+def test_moments_are_drawn_of_before(tmp_path):
+    AutoencoderKL(**BLOCKS).save_pretrained(tmp_path)
+    encoder = load_encoder(EncoderConfig(model=str(tmp_path), device="cpu", posterior="moments"), "signed")
+    with pytest.raises(ConfigError, match="of which a latent is drawn before it is normalised; use LatentStream"):
+        normalize(np.zeros((8, 4, 4), np.float32), encoder.identity)
