@@ -18,6 +18,7 @@ from cache_store.format.schema import MAX_SAMPLES_PER_SHARD, CodecName, StoreDty
 from cache_store.gallery.command import GalleryConfig
 from cache_store.storage.store import Address, is_url, open_store
 from precompute.encoders.config import EncoderConfig
+from precompute.encoders.preprocessing import as_model_prepares
 from precompute.images.decode import ImageConfig
 from precompute.sources import SourceConfig, recorded_section
 
@@ -99,6 +100,9 @@ class BuildConfig:
     def __post_init__(self) -> None:
         if not self.cache:
             raise ConfigError("cache: the name is empty; name the cache's folder")
+        if self.image.from_model:  # known from here on, wherever the config goes
+            prepared = replace(self.image, from_model=False)
+            object.__setattr__(self, "image", replace(prepared, **as_model_prepares(self.encoder.model)))
         folder = self._folder  # a URL of another kind is refused here, whatever the source
         if self.source.kind == "cache" and Path(self.source.path).expanduser().resolve() == folder:
             raise ConfigError(f"source.path: {self.source.path} is the cache itself; name another one of the same plan")

@@ -56,7 +56,7 @@ def open_encoder(array: ArraySpec, model: str, device: str = "auto") -> EncodeIm
 
 def image_config(array: ArraySpec) -> ImageConfig:
     """The recipe that the array was made with, as this version knows it; ConfigError where it knows no such recipe."""
-    known = {name: getattr(array.image, name) for name in ImageConfig.__dataclass_fields__}
+    known = {name: getattr(array.image, name) for name in ImageConfig.__dataclass_fields__ if name != "from_model"}
     try:
         config = msgspec.convert(known, ImageConfig, strict=True)
         if config.recipe == array.image:

@@ -96,13 +96,19 @@ class EncoderIdentity(Normalization, frozen=True, kw_only=True, omit_defaults=Tr
     batch_size: Count
     pool: Side = 1
     """Of a tower's patches, `pool` x `pool` are averaged into a token; left out of the record where it is 1."""
+    layer: int | None = None
+    """Of a tower's hidden states the one taken, as transformers counts them; left out where it is the last."""
+    class_token: bool = False
+    """Whether a tower's tokens before the patches are kept; left out where they are not."""
 
     @property
     def summary(self) -> str:
         """As `AutoencoderKLWan, folded, bfloat16, posterior mean, batches of 32`."""
         kept = "" if self.posterior == "none" else f"posterior {self.posterior}, "
         pooled = f"averages of {self.pool} x {self.pool} patches, " if self.pool > 1 else ""
-        return f"{self.class_name}, {self.path}, {self.compute_dtype}, {kept}{pooled}batches of {self.batch_size}"
+        layer = "" if self.layer is None else f"hidden state {self.layer}, "
+        kept = f"{kept}{layer}{'class token, ' if self.class_token else ''}{pooled}"
+        return f"{self.class_name}, {self.path}, {self.compute_dtype}, {kept}batches of {self.batch_size}"
 
 
 class SampleLayout(Record, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ Posterior = Literal["mean", "moments"]
 ComputeDtype = Literal["float32", "bfloat16"]
 """No float16: SDXL's VAE and others overflow in it."""
 
-FOR_SOME = ("posterior", "pool", "fold", "compile")
+FOR_SOME = ("posterior", "pool", "layer", "class_token", "fold", "compile")
 """Fields that mean something to some families alone."""
 
 
@@ -30,6 +30,11 @@ class EncoderConfig:
     pool: int | Literal["auto"] = "auto"
     """Of a vision tower: average squares of so many patches a side into one token each, 1 keeps every patch; auto is
     what the model itself does: Gemma 3 pools 64 x 64 patches to 16 x 16 tokens, SigLIP keeps all."""
+    layer: int | Literal["auto"] = "auto"
+    """Of a vision tower: which of its hidden states, as transformers counts them, from 0 or from -1 at the end; auto is
+    what the model itself takes: LLaVA the second to last, -2, others the last, behind any final norm."""
+    class_token: bool = False
+    """Of a vision tower: keep its class token and registers before the patches."""
     compute_dtype: ComputeDtype = "bfloat16"
     """Dtype of weights and activations while encoding; normalisation is float32 in either."""
     batch_size: int = 32
@@ -57,6 +62,8 @@ class EncoderConfig:
         made: dict[str, Any] = {
             "posterior": "moments" if identity.posterior == "moments" else "mean",
             "pool": identity.pool,
+            "layer": "auto" if identity.layer is None else identity.layer,
+            "class_token": identity.class_token,
             "fold": identity.path == "folded",
             "compile": identity.compiled,
         }

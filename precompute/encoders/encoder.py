@@ -16,7 +16,15 @@ if TYPE_CHECKING:  # what decides and reports knows encoders, and needs no torch
     import torch
     from torch import Tensor
 
-PixelRange = Literal["signed", "theworld"]
+PixelRange = Literal["signed", "theworld", "clip", "imagenet", "unit"]
+
+Channels = tuple[float, float, float]
+
+COLOUR_STATISTICS: dict[PixelRange, tuple[Channels, Channels]] = {
+    "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+}
+"""Mean and deviation of red, green and blue in [0, 1]: transformers' `OPENAI_CLIP_MEAN` and `IMAGENET_DEFAULT_MEAN`."""
 
 
 class Encoder(Protocol):
@@ -42,4 +50,24 @@ def to_theworld(pixels: Tensor) -> Tensor:
     return pixels
 
 
-PIXEL_RANGES: dict[PixelRange, Callable[[Tensor], Tensor]] = {"signed": to_signed, "theworld": to_theworld}
+def to_unit(pixels: Tensor) -> Tensor:
+    """Map [0, 255] to [0, 1], in place."""
+    return pixels.div_(255)
+
+
+def standardised(mean: Channels, std: Channels) -> Callable[[Tensor], Tensor]:
+    """What maps [0, 255] to [0, 1] and then each colour by its mean and deviation, in place."""
+
+    def to_range(pixels_N3YX: Tensor) -> Tensor:
+        mean_3YX, std_3YX = (pixels_N3YX.new_tensor(each).view(3, 1, 1) for each in (mean, std))
+        return to_unit(pixels_N3YX).sub_(mean_3YX).div_(std_3YX)
+
+    return to_range
+
+
+PIXEL_RANGES: dict[PixelRange, Callable[[Tensor], Tensor]] = {
+    "signed": to_signed,
+    "theworld": to_theworld,
+    "unit": to_unit,
+    **{name: standardised(mean, std) for name, (mean, std) in COLOUR_STATISTICS.items()},
+}

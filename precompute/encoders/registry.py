@@ -47,16 +47,33 @@ FAMILIES = (
     Entry("vaes.flux2", "FLUX.2", ("AutoencoderKLFlux2",)),
     Entry("vaes.dc", "SANA", ("AutoencoderDC",)),
     Entry("vaes.tiny", "TAESD, TAEF1", ("AutoencoderTiny",)),
-    Entry("towers.siglip", "SigLIP, Gemma 3", ("SiglipVisionModel", "SiglipModel", "Gemma3ForConditionalGeneration")),
+    Entry(
+        "towers.siglip",
+        "SigLIP, SigLIP 2 of fixed size, Gemma 3, PaliGemma",
+        ("SiglipVisionModel", "SiglipModel", "Gemma3ForConditionalGeneration", "PaliGemmaForConditionalGeneration"),
+    ),
+    Entry(
+        "towers.clip",
+        "CLIP, LLaVA",
+        ("CLIPVisionModel", "CLIPVisionModelWithProjection", "CLIPModel", "LlavaForConditionalGeneration"),
+    ),
+    Entry("towers.dino", "DINOv2, DINOv3", ("Dinov2Model", "Dinov2WithRegistersModel", "DINOv3ViTModel")),
 )
+
+OTHER = Entry("towers.other", "any vision tower of fixed size in transformers", ("AutoModel",))
 
 ENTRIES = {class_name: entry for entry in FAMILIES for class_name in entry.classes}
 
 
 def help_lines() -> Iterator[str]:
     """Yield a line for each family: the first of its classes, and models that it serves."""
-    for entry in FAMILIES:
+    for entry in (*FAMILIES, OTHER):
         yield f"  {entry.classes[0]:<20}  {entry.models}"
+
+
+def entry_of(files: ModelFiles) -> Entry | None:
+    """The line of the model's class; of one that is not in the table, that of towers, where images have a size."""
+    return ENTRIES.get(files.class_name) or (OTHER if "image_size" in files.config else None)
 
 
 def find_family(model: str) -> tuple[Family, ModelFiles]:
@@ -64,10 +81,10 @@ def find_family(model: str) -> tuple[Family, ModelFiles]:
     from precompute.encoders.model_files import find_model  # needs huggingface_hub, which `--help` does without
 
     files = find_model(model)
-    if files.class_name not in ENTRIES:
+    if (entry := entry_of(files)) is None:
         known = "`precompute build --help` lists those that are"
         raise ModelError(f"encoder.model {model} is of class {files.class_name}, which is not known; {known}")
-    return ENTRIES[files.class_name].family, files
+    return entry.family, files
 
 
 def refuse_unfit_for(model: str, height: int, width: int) -> None:
@@ -76,7 +93,8 @@ def refuse_unfit_for(model: str, height: int, width: int) -> None:
 
     files = find_model(model)
     try:
-        ENTRIES[files.class_name].family.refuse_size(files.config, height, width)
+        if entry := entry_of(files):
+            entry.family.refuse_size(files.config, height, width)
     except (AttributeError, LookupError, TypeError, ValueError):
         return  # loading the model will say what is wrong with it
 

@@ -11,15 +11,15 @@ import hashlib
 import io
 import re
 import struct
-from dataclasses import asdict, dataclass
-from typing import Literal, NamedTuple
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, NamedTuple
 
 from PIL import AvifImagePlugin, ExifTags, Image, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile
 
 from cache_store.errors import ConfigError
 from cache_store.format.schema import ImageRecipe
-from precompute.images.fit import Decoded, reduction, whole
+from precompute.images.fit import EDGE, Decoded, find_fit, reduction, whole
 from precompute.images.netpbm import NETPBM, decode_netpbm
 from precompute.images.not_images import what_it_is
 from precompute.images.parts import MAX_EXIF_BYTES, is_of_cosines, refuse_costly
@@ -99,12 +99,14 @@ class ImageConfig:
     """Pixels; a multiple of a VAE's spatial factor (8 for Cosmos), a vision tower's own size."""
     width: int = 224
     """Pixels; of the same multiples as the height."""
-    fit: Literal["squash", "crop", "pad"] = "squash"
-    """squash: scale both sides, ignoring the aspect; crop: fill and cut the middle out; pad: fit and border in grey."""
+    fit: str = "squash"
+    """squash: scale both sides, ignoring the aspect; crop: fill and cut the middle out; pad: fit and border in grey;
+    edge N: scale the shorter side to N, then cut the middle out, as processors of CLIP and DINO do."""
     resample: Literal["bilinear", "bicubic", "lanczos", "box"] = "bilinear"
     """Pillow's filter of that name; all of them average when they shrink."""
-    range: Literal["signed", "theworld"] = "signed"
-    """RGB as the encoder is fed: signed is in [-1, 1], as encoders expect; theworld, for a VAE, is in [0, 255]."""
+    range: Literal["signed", "theworld", "clip", "imagenet", "unit"] = "signed"
+    """RGB as the encoder is fed: signed is in [-1, 1], as VAEs and SigLIP expect; clip and imagenet, for vision towers,
+    are standardised as CLIP's and DINO's are; unit is in [0, 1]; theworld, for a VAE, is in [0, 255]."""
     max_pixels: int = 100_000_000
     """Larger images are rejected from their header, before decoding; 100 million take up to 3.2 GB to decode."""
     decode: Literal["full", "reduced"] = "full"
@@ -113,14 +115,32 @@ class ImageConfig:
     flip: bool = False
     """Exchange left and right, after fitting: a second view of the same samples, for a cache of its own."""
 
+    from_model: bool = False
+    """Take height, width, fit, resample and range as a vision tower's preprocessor_config.json has them."""
+
     def __post_init__(self) -> None:
+        if find_fit(self.fit) is None:
+            raise ConfigError(f"image.fit must be one of squash, crop, pad, or edge N, got {self.fit}")
+        if (edge := EDGE.fullmatch(self.fit)) and int(edge[1]) < max(self.height, self.width):
+            raise ConfigError(
+                f"image.fit: {self.fit} leaves too little for {self.height}x{self.width}; the shorter side must be at "
+                f"least {max(self.height, self.width)}"
+            )
+        if self.from_model and any(getattr(self, name) != default for name, default in of_model(type(self)).items()):
+            raise ConfigError("image.from_model says height, width, fit, resample and range; leave them out")
         for name in ("height", "width", "max_pixels"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"image.{name} must be at least 1, got {getattr(self, name)}")
 
     @property
     def recipe(self) -> ImageRecipe:
-        return ImageRecipe(**asdict(self))
+        return ImageRecipe(**{name: value for name, value in asdict(self).items() if name != "from_model"})
+
+
+def of_model(config: type) -> dict[str, Any]:
+    """Defaults of the fields that a model's own preprocessing says."""
+    names = ("height", "width", "fit", "resample", "range")
+    return {field.name: field.default for field in fields(config) if field.name in names}
 
 
 def content_sha256(data: bytes) -> str:

@@ -2,6 +2,7 @@
 
 # Axes: Y X image height and width in pixels, 3 RGB. Sizes are width, height; boxes left, top, right, bottom.
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -64,15 +65,44 @@ def pad(size: Size, target: Size) -> tuple[Box, Size]:
     return (0, 0, width, height), (columns, rows)
 
 
-FITS: dict[str, Callable[[Size, Size], tuple[Box, Size]]] = {"squash": squash, "crop": crop, "pad": pad}
-"""Each says, of an image's size and the recipe's, which part is seen and how large it becomes."""
+def shorter_side(size: Size, side: int) -> tuple[Box, Size]:
+    """The whole image, its shorter side of so many pixels; computed as by transformers' image processors."""
+    longer = int(side * max(size) / min(size))
+    return (0, 0, *size), (side, longer) if size[0] <= size[1] else (longer, side)
+
+
+Fit = Callable[[Size, Size], tuple[Box, Size]]
+"""Of an image's size and the recipe's: which part is seen and how large it becomes; what is larger then is cut."""
+
+FITS: dict[str, Fit] = {"squash": squash, "crop": crop, "pad": pad}
+
+EDGE = re.compile(r"edge ([1-9][0-9]{0,4})")
+"""A fit that scales the shorter side to so many pixels, then cuts the middle out."""
+
+
+def find_fit(name: str) -> Fit | None:
+    """The fit of that name; None where there is none."""
+    if edge := EDGE.fullmatch(name):
+        return lambda size, target: shorter_side(size, int(edge[1]))
+    return FITS.get(name)
+
+
+def fit_of(recipe: ImageRecipe) -> Fit:
+    fit = find_fit(recipe.fit)
+    assert fit is not None, recipe.fit
+    return fit
+
+
+def place_of(size: int, target: int) -> int:
+    """Where the fitted image begins, of one axis: a border is rounded as by Pillow's `ImageOps.pad`, a cut down."""
+    return -((size - target) // 2) if size > target else round((target - size) * 0.5)
 
 
 def reduction(size: Size, recipe: ImageRecipe) -> int:
     """By how much the sides of an image of that size, upright, may be divided before it is fitted."""
     if recipe.decode == "full":
         return 1
-    (left, top, right, bottom), (columns, rows) = FITS[recipe.fit](size, (recipe.width, recipe.height))
+    (left, top, right, bottom), (columns, rows) = fit_of(recipe)(size, (recipe.width, recipe.height))
     spare = min((right - left) / max(columns, 1), (bottom - top) / max(rows, 1)) / OVERSAMPLING
     return max((each for each in REDUCTIONS if each <= spare), default=1)
 
@@ -80,7 +110,7 @@ def reduction(size: Size, recipe: ImageRecipe) -> int:
 def fit_image(image: Decoded, recipe: ImageRecipe) -> Image.Image:
     """Scale an image to the recipe's size; flip it then, so that its pixels are the others' mirrored."""
     target = (recipe.width, recipe.height)
-    seen, size = FITS[recipe.fit](image.size, target)
+    seen, size = fit_of(recipe)(image.size, target)
     left, top, right, bottom = (edge / image.reduction + image.origin[axis % 2] for axis, edge in enumerate(seen))
     if size == target:
         fitted = image.rgb.resize(size, RESAMPLING[recipe.resample], (left, top, right, bottom))
@@ -88,7 +118,7 @@ def fit_image(image: Decoded, recipe: ImageRecipe) -> Image.Image:
         fitted = Image.new("RGB", target, (MID_GREY,) * 3)
         if min(size) > 0:
             inner = image.rgb.resize(size, RESAMPLING[recipe.resample], (left, top, right, bottom))
-            fitted.paste(inner, (round((target[0] - size[0]) * 0.5), round((target[1] - size[1]) * 0.5)))
+            fitted.paste(inner, (place_of(size[0], target[0]), place_of(size[1], target[1])))
     return fitted.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if recipe.flip else fitted
 
 

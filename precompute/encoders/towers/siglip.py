@@ -1,26 +1,17 @@
-"""SigLIP's vision tower, by itself, beside its text tower or within Gemma 3."""
+"""SigLIP's vision tower, by itself, beside its text tower, or within Gemma 3 or PaliGemma; SigLIP 2 of fixed size too.
 
-from collections.abc import Mapping
-from typing import Any
+The head that makes one vector of an image is left out, as the last hidden state comes before it.
+"""
 
-from precompute.encoders.config import EncoderConfig
-from precompute.encoders.encoder import Encoder, PixelRange
-from precompute.encoders.family import Family, refuse_other_side
-from precompute.encoders.model_files import ModelFiles
+from precompute.encoders.towers.place import WITHIN, Place
+from precompute.encoders.towers.vision import vision_family
 
-SIDE = 224
-"""transformers' default `image_size`, which config.json leaves out where it is that."""
+KIND = ("siglip_vision_model",)
+PLACES = {
+    "SiglipVisionModel": Place(kinds=KIND, prefixes=("vision_model.", "")),
+    "SiglipModel": Place(kinds=KIND, prefixes=("vision_model.",), is_part=True),
+    "Gemma3ForConditionalGeneration": Place(kinds=KIND, prefixes=WITHIN, is_part=True),
+    "PaliGemmaForConditionalGeneration": Place(kinds=KIND, prefixes=WITHIN, is_part=True),
+}
 
-
-def refuse_size(config: Mapping[str, Any], height: int, width: int) -> None:
-    refuse_other_side(height, width, int(config.get("vision_config", config).get("image_size", SIDE)))
-
-
-def load(files: ModelFiles, config: EncoderConfig, pixel_range: PixelRange) -> Encoder:
-    from precompute.encoders.towers.siglip_tower import load_siglip
-    from precompute.encoders.towers.tower import TowerEncoder
-
-    return TowerEncoder(load_siglip(files, config), config, pixel_range)
-
-
-FAMILY = Family(load=load, refuse_size=refuse_size, takes=("pool",))
+FAMILY = vision_family(PLACES.__getitem__)

@@ -12,7 +12,7 @@ from torch import Tensor
 from cache_store.errors import ConfigError
 from cache_store.format.schema import EncoderIdentity, SampleLayout
 from precompute.encoders.config import EncoderConfig
-from precompute.encoders.encoder import PixelRange, to_signed
+from precompute.encoders.encoder import PIXEL_RANGES, PixelRange
 from precompute.encoders.family import refuse_other_side
 
 CPU_PIXELS = 2**19
@@ -28,7 +28,7 @@ class FrozenTower:
     """A vision tower on its device, in its compute dtype, and what a cache must know of it."""
 
     hidden: Callable[[Tensor], Tensor]
-    """[N, 3, Y, X] to the last hidden state, [N, patches, F], rows of patches from the top."""
+    """[N, 3, Y, X] to a hidden state, [N, T, F]: tokens before the patches, then rows of patches from the top."""
     class_name: str
     weights_sha256: str
     image_side: int
@@ -38,19 +38,29 @@ class FrozenTower:
     features: int
     pool: int
     """Patches of a side that its own model averages."""
+    tokens_before: int = 0
+    """A class token and registers, as far as it has them."""
+    layer: int | None = None
+    """The hidden state taken, as transformers counts them; None for the last one, behind any final norm."""
 
 
 class TowerEncoder:
     """Maps uint8 RGB to tokens, on one device."""
 
     def __init__(self, tower: FrozenTower, config: EncoderConfig, pixel_range: PixelRange) -> None:
-        if pixel_range != "signed":
+        if pixel_range == "theworld":
             raise ConfigError(f"image.range: {pixel_range} is for VAEs; a {tower.class_name} needs signed")
         self._pool = tower.pool if config.pool == "auto" else config.pool
         if self._pool < 1 or tower.patches % self._pool:
             raise ConfigError(
                 f"encoder.pool must divide the tower's {tower.patches} patches of a side, got {self._pool}"
             )
+        if config.class_token and not tower.tokens_before:
+            raise ConfigError(f"encoder.class_token: a {tower.class_name} has none; leave it out")
+        if config.class_token and self._pool > 1:
+            raise ConfigError("encoder.class_token: pooled patches have none beside them; set encoder.pool: 1")
+        self._dropped = 0 if config.class_token else tower.tokens_before
+        self._to_range = PIXEL_RANGES[pixel_range]
         self.device = config.torch_device
         self.identity = EncoderIdentity(
             class_name=tower.class_name,
@@ -63,6 +73,8 @@ class TowerEncoder:
             latents_mean=(),
             latents_std=(),
             pool=self._pool,
+            layer=tower.layer,
+            class_token=config.class_token,
         )
         self._tower = tower
         self._dtype = config.torch_dtype
@@ -70,9 +82,10 @@ class TowerEncoder:
     def layout(self, height: int, width: int) -> SampleLayout:
         """[T, F], with statistics of each feature; ConfigError for a size that the tower has no positions for."""
         refuse_other_side(height, width, self._tower.image_side)
+        kept = self._tower.tokens_before - self._dropped
         return SampleLayout(
             axes=("token", "feature"),
-            shape=((self._tower.patches // self._pool) ** 2, self._tower.features),
+            shape=(kept + (self._tower.patches // self._pool) ** 2, self._tower.features),
             feature_axis="feature",
             has_preview=False,
         )
@@ -84,10 +97,13 @@ class TowerEncoder:
         A CPU takes a few images of a batch at a time, cut by their size alone, so that the bits do not depend on what
         else the machine does.
         """
-        pixels_N3YX = to_signed(image_NYX3.to(self.device, non_blocking=True).permute(0, 3, 1, 2).float())
+        pixels_N3YX = self._to_range(image_NYX3.to(self.device, non_blocking=True).permute(0, 3, 1, 2).float())
         at_once = max(1, CPU_PIXELS // self._tower.image_side**2) if self.device.type == "cpu" else len(pixels_N3YX)
         chunks = torch.split(pixels_N3YX.to(self._dtype).contiguous(), at_once)
-        return torch.cat([average_squares(self._tower.hidden(chunk).float(), self._pool) for chunk in chunks])
+        return torch.cat([average_squares(self._kept(chunk), self._pool) for chunk in chunks])
+
+    def _kept(self, image_N3YX: Tensor) -> Tensor:
+        return self._tower.hidden(image_N3YX)[:, self._dropped :].float()
 
 
 def average_squares(hidden_NTF: Tensor, side: int) -> Tensor:

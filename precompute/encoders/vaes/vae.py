@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cache_store.errors import ConfigError
 from cache_store.format.schema import EncoderIdentity, Normalization, SampleLayout
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import PIXEL_RANGES, PixelRange
@@ -51,6 +52,8 @@ class VaeEncoder:
     """Maps uint8 RGB to latents, on one device."""
 
     def __init__(self, vae: FrozenVae, config: EncoderConfig, pixel_range: PixelRange) -> None:
+        if pixel_range not in ("signed", "theworld"):
+            raise ConfigError(f"image.range: {pixel_range} is for vision towers; a {vae.class_name} needs signed")
         self.device = config.torch_device
         self.identity = EncoderIdentity(
             class_name=vae.class_name,
