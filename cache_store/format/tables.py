@@ -3,7 +3,7 @@
 import hashlib
 import os
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from typing import BinaryIO
 
@@ -63,6 +63,9 @@ MAX_PLAN_FOOTER_BYTES = MAX_SHARDS * 2**10
 
 MAGIC = b"PAR1"
 
+READ_BYTES = 2**20
+"""Of a column at a time, where its values are read one by one."""
+
 
 class TableFile:
     """A Parquet file, its index parsed once and its claims bounded, to read whole or by row group.
@@ -102,12 +105,29 @@ class TableFile:
                     f"{self.where} cannot be read: row group {number} claims {rows:,} rows, {size:,} bytes"
                 )
 
+    def claimed_bytes(self, number: int, columns: Collection[str]) -> int:
+        """What these columns of a row group take without compression, each value once."""
+        group = self.metadata.row_group(number)
+        parts = map(group.column, range(group.num_columns))
+        sizes = (each.total_uncompressed_size for each in parts if each.path_in_schema.split(".")[0] in columns)
+        return int(sum(sizes))
+
     def row_group(self, number: int, columns: list[str] | None = None) -> pa.Table:
         """The file is opened for it, its index known: threads and forks share no position in it."""
         try:
             with self._open_file() as stream:
                 file = pq.ParquetFile(stream, read_dictionary=self._texts, metadata=self.metadata, pre_buffer=False)
                 return self._plain(file.read_row_group(number, columns, use_threads=False))
+        except BROKEN as error:
+            raise self._broken(error) from None
+
+    def values(self, number: int, column: str) -> Iterator[pa.Scalar]:
+        """A column of a row group, one by one, however often the file repeats one; a page of it is in memory."""
+        try:
+            with self._open_file() as stream:
+                file = pq.ParquetFile(stream, metadata=self.metadata, pre_buffer=False, buffer_size=READ_BYTES)
+                for batch in file.iter_batches(1, [number], [column], use_threads=False):
+                    yield from batch.column(0)
         except BROKEN as error:
             raise self._broken(error) from None
 
@@ -118,9 +138,8 @@ class TableFile:
 
     def _plain(self, table: pa.Table) -> pa.Table:
         """The table, once every value is known to be what its type says, UTF-8 included."""
-        if (
-            size := sum(text_bytes(chunk) for column in table.columns for chunk in column.chunks)
-        ) > MAX_ROW_GROUP_BYTES:
+        size = sum(text_bytes(chunk) for column in table.columns for chunk in column.chunks)
+        if size > MAX_ROW_GROUP_BYTES:
             raise CacheError(f"{self.where} cannot be read: a row group holds {size:,} bytes of text")
         table = table.cast(pa.schema([self.schema.field(name) for name in table.column_names]))
         table.validate(full=True)

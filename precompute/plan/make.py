@@ -19,6 +19,9 @@ from precompute.plan.rows import LISTED, Rows, numbered, rows_in_scratch, table_
 from precompute.plan.sort import sorted_by_id
 from precompute.sources.archives.listing import Samples
 
+MAX_ID_BYTES = 2**14
+"""An id stands in the plan, in a samples table and in messages; the longest path of a file has 4 KB."""
+
 
 def make_plan(samples: Samples, samples_per_shard: int, source: str = "the source") -> Rows:
     """Samples as a plan, sorted by id where they are in no rows yet; SourceError for duplicate ids, or no sample."""
@@ -30,6 +33,7 @@ def make_plan(samples: Samples, samples_per_shard: int, source: str = "the sourc
 
     def hashed() -> Iterator[pa.Table]:
         for shard in shards:
+            refuse_long_ids(shard, source)
             hashes.append(hashes_of(shard["id"].to_pylist()))
             yield shard
 
@@ -38,6 +42,15 @@ def make_plan(samples: Samples, samples_per_shard: int, source: str = "the sourc
         raise SourceError("; ".join(filter(None, [f"{source} holds no samples", samples.passed_over])))
     refuse_duplicates(plan, np.concatenate(hashes), source)
     return plan
+
+
+def refuse_long_ids(shard: pa.Table, source: str) -> None:
+    lengths = pc.binary_length(shard["id"])
+    if (longest := pc.max(lengths).as_py() or 0) > MAX_ID_BYTES:
+        begins = shard["id"][pc.index(lengths, longest).as_py()].as_py()[:20]
+        raise SourceError(
+            f"{source}: a sample id of {longest:,} bytes, more than {MAX_ID_BYTES:,}, begins {abridged([begins])}"
+        )
 
 
 def refuse_duplicates(plan: Rows, hashes: Hashes, source: str) -> None:

@@ -43,8 +43,13 @@ FILES_HELD = 64
 GROUPS_HELD = 2
 """Row groups whose images are in memory: a batch may begin in one and end in the next."""
 
-MAX_GROUP_BYTES = 2**31 - 2**20
-"""Of the images of a row group: Arrow's own bound on a binary array, nearly. Hugging Face datasets' take 100 MB."""
+MAX_HELD_BYTES = 640 * 2**20
+"""Of images. While a row group is read, a page of it is in memory too, packed and unpacked, and Arrow writes up to
+1,024 rows to a page: 2 GB. Hugging Face datasets' row groups take 100 MB.
+"""
+
+MAX_TEXT_BYTES = 256 * 2**20
+"""Of a row group, whose texts are read at once and take some times as much."""
 
 
 class ImageTable:
@@ -56,6 +61,7 @@ class ImageTable:
         self._columns = {name: self._column(name, getattr(fields, name)) for name in USUAL_NAMES}
         if self._columns["image"] is None:
             self._refuse("image", f"has no column {' or '.join(USUAL_NAMES['image'])}")
+        self._image = str(self._columns["image"])
         self._refuse_other_types()
         groups = range(self._file.metadata.num_row_groups)
         self._ends = list(accumulate(self._file.metadata.row_group(number).num_rows for number in groups))
@@ -93,6 +99,7 @@ class ImageTable:
         names = sorted({name for field, name in self._columns.items() if field != "image" and name is not None})
         for number in range(len(self._ends)):
             if names:
+                self._claimed("texts", number, names, MAX_TEXT_BYTES)
                 group = reading(lambda: self._file.row_group(number, names))  # noqa: B023 (used at once)
                 for batch in group.to_batches(max_chunksize=ROWS_AT_ONCE):
                     yield from batch.to_pylist()
@@ -112,17 +119,38 @@ class ImageTable:
         group = bisect_right(self._ends, row)
         return group, row - (self._ends[group - 1] if group else 0)
 
-    def images(self, group: int) -> pa.ChunkedArray:
-        """Read the images of a row group."""
-        name, metadata = self._columns["image"], self._file.metadata.row_group(group)
-        columns = [metadata.column(number) for number in range(metadata.num_columns)]
-        size = sum(each.total_uncompressed_size for each in columns if each.path_in_schema.split(".")[0] == name)
-        if size > MAX_GROUP_BYTES:
+    def image_bytes(self, group: int) -> int:
+        """What the images of a row group say that they take; SourceError where that is too much."""
+        return self._claimed("images", group, [self._image], MAX_HELD_BYTES)
+
+    def _claimed(self, what: str, group: int, columns: list[str], at_most: int) -> int:
+        size: int = self._file.claimed_bytes(group, columns)
+        if size > at_most:
             raise SourceError(
-                f"{self._where}: row group {group} holds {size:,} bytes of images, more than {MAX_GROUP_BYTES:,}; "
+                f"{self._where}: row group {group} holds {size:,} bytes of {what}, more than {at_most:,}; "
                 "write the file again with smaller row groups"
             )
-        return reading(lambda: self._file.row_group(group, [name]))[name]
+        return size
+
+    def num_rows_of(self, group: int) -> int:
+        rows: int = self._file.metadata.row_group(group).num_rows
+        return rows
+
+    def images(self, group: int) -> Iterator[bytes | None]:
+        """Read the images of a row group."""
+        self.image_bytes(group)
+        left = MAX_HELD_BYTES
+        try:
+            for image in self._file.values(group, self._image):
+                if pa.types.is_struct(image.type) and image.is_valid:
+                    image = image["bytes"]
+                if image.is_valid and (left := left - image.as_buffer().size) < 0:
+                    raise SourceError(
+                        f"{self._where}: row group {group} holds more than {MAX_HELD_BYTES:,} bytes of images"
+                    )
+                yield image.as_py()
+        except CacheError as error:
+            raise SourceError(str(error)) from None
 
 
 def is_image_type(kind: pa.DataType) -> bool:
@@ -161,7 +189,8 @@ class ParquetSource:
         self._lock = threading.Lock()
         """So that threads which read neighbours wait for one row group, and do not read one each."""
         self._table = lru_cache(FILES_HELD)(self._open_table)
-        self._group = lru_cache(GROUPS_HELD)(self._read_group)
+        self._held: dict[tuple[str, int], list[bytes | None]] = {}
+        """Images by file and row group, those read last at the end."""
         self._table(files.names[0])  # what is no such file is said before a model is loaded
 
     def samples(self) -> Samples:
@@ -192,15 +221,14 @@ class ParquetSource:
             name, row = self._find(uri)
             if not name or row >= self._table(name).num_rows:
                 raise Rejected(MISSING, f"{uri} is no row of the source")
-            group, place = self._table(name).place(row)
-            image = self._group(name, group)[place]
-        if pa.types.is_struct(image.type) and image.is_valid:
-            image = image["bytes"]
-        if not image.is_valid:
+            group, place = (table := self._table(name)).place(row)
+            if table.num_rows_of(group) == 1:
+                refuse_large(uri, table.image_bytes(group))  # before it is read
+            image = self._images(name, group)[place]
+        if image is None:
             raise Rejected(MISSING, f"{uri} holds no bytes of an image")
-        data: bytes = image.as_py()
-        refuse_large(uri, len(data))
-        return data
+        refuse_large(uri, len(image))
+        return image
 
     def _find(self, uri: str) -> tuple[str, int]:
         """The file and row of a uri; an empty name where the source has no such file."""
@@ -211,8 +239,25 @@ class ParquetSource:
     def _open_table(self, name: str) -> ImageTable:
         return ImageTable(self._files.open(name), self._fields)
 
-    def _read_group(self, name: str, group: int) -> pa.ChunkedArray:
-        return self._table(name).images(group)
+    def _images(self, name: str, group: int) -> list[bytes | None]:
+        images = self._held.pop((name, group), None)
+        if images is None:
+            images, size = [], 0
+            for image in self._table(name).images(group):
+                images.append(image)
+                size += len(image or b"")
+                self._make_room(size)
+        self._held[name, group] = images
+        return images
+
+    def _make_room(self, size: int) -> None:
+        """Forget images, those first that were not asked for longest, until so many bytes of others may be held."""
+        while self._held and (len(self._held) >= GROUPS_HELD or size + self._held_bytes > MAX_HELD_BYTES):
+            del self._held[next(iter(self._held))]
+
+    @property
+    def _held_bytes(self) -> int:
+        return sum(len(image or b"") for images in self._held.values() for image in images)
 
 
 def reading(read: Callable[[], pa.Table]) -> pa.Table:

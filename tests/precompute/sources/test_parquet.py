@@ -1,6 +1,8 @@
 """Parquet files of images as a source, written by Hugging Face datasets and by Arrow."""
 
 import os
+import subprocess
+import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -170,10 +172,49 @@ def test_other_columns_are_refused_in_one_line(tmp_path, name):
     assert str(tmp_path) in str(caught.value) or "once" in name or "twice" in name
 
 
+def test_row_groups_of_much_text_are_refused_unread(tmp_path, monkeypatch):
+    monkeypatch.setattr("precompute.sources.parquet.MAX_TEXT_BYTES", 1_000)
+    source = opened(write_table(tmp_path / "a.parquet", image=[b"a"], id=["x" * 2_000]))
+    with pytest.raises(SourceError, match=r"row group 0 holds [0-9,]+ bytes of texts, more than 1,000; write"):
+        rows_of(source)
+
+
+def test_an_id_that_is_a_text_is_refused(tmp_path):
+    with pytest.raises(SourceError, match=r"a sample id of 20,000 bytes, more than 16,384, begins x{20}$"):
+        rows_of(opened(write_table(tmp_path / "a.parquet", image=[b"a"], id=["x" * 20_000])))
+
+
 def test_a_column_that_is_not_there_is_named_with_those_that_are(tmp_path):
     path = write_table(tmp_path / "a.parquet", image=[b"a"], title=["A"])
     with pytest.raises(SourceError, match=r"has no column tilte; set source.fields.caption .*columns: image, title$"):
         opened(path, caption="tilte")
+
+
+PEAK = """
+import resource, sys
+from precompute.sources import SourceConfig, open_source
+source = open_source(SourceConfig(kind="parquet", path=sys.argv[1]))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+sizes = [len(source.read(row["uri"])) for row in source.samples()]
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 2**10, *sizes, sep="\\n")
+"""
+
+
+def test_images_take_the_memory_of_a_row_group_and_of_a_page(tmp_path, monkeypatch):
+    """A page is in memory while its images become bytes; a row group of one image that is too large is not read."""
+    many, large = [bytes([number]) * 2**24 for number in range(8)], [bytes(2**28 + 1)]
+    growth, *sizes = read_apart(write_table(tmp_path / "a.parquet", image=many, id=[*range(8)]))
+    assert sizes == [str(2**24)] * 8
+    assert int(growth) < 2.6 * 128
+    source = opened(write_table(tmp_path / "b.parquet", image=large))
+    monkeypatch.setattr(ImageTable, "images", None)
+    with pytest.raises(Rejected, match="too large: b.parquet/0 is 268,435,"):
+        source.read("b.parquet/0")
+
+
+def read_apart(path: Path) -> list[str]:
+    """In a process of its own: by how many MiB its memory grew, and the size of each image."""
+    return subprocess.check_output([sys.executable, "-c", PEAK, str(path)], text=True, timeout=300).splitlines()
 
 
 def test_files_that_are_cut_or_claim_too_much_are_refused(tmp_path, monkeypatch):
@@ -185,9 +226,9 @@ def test_files_that_are_cut_or_claim_too_much_are_refused(tmp_path, monkeypatch)
     bomb = pa.DictionaryArray.from_arrays(pa.array(np.zeros(500_000, np.int32)), pa.array([bytes(10_000)]))
     pq.write_table(pa.table({"image": bomb}), path, row_group_size=10**6, store_schema=False)
     source = opened(path)
-    with pytest.raises(SourceError, match=r"a row group holds 5,000,000,000 bytes"):
+    with pytest.raises(SourceError, match=r"row group 0 holds more than 671,088,640 bytes of images"):
         source.read("a.parquet/0")
-    monkeypatch.setattr("precompute.sources.parquet.MAX_GROUP_BYTES", 1_000)
+    monkeypatch.setattr("precompute.sources.parquet.MAX_HELD_BYTES", 1_000)
     source = opened(write_table(path, image=[bytes([n]) * 600 for n in range(2)]))
     with pytest.raises(SourceError, match=r"row group 0 holds 2,.* more than 1,000; write the file again with smaller"):
         source.read("a.parquet/0")
