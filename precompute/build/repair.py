@@ -39,10 +39,10 @@ def refuse_strays(cache: Address, config: RepairConfig) -> None:
     if left:
         named = [shlex.quote(printable(store.where(name))) for name in left[:SHOWN]]
         more = f"\n  and {len(left) - SHOWN:,} more that the report names" if len(left) > SHOWN else ""
-        command = "" if is_url(cache) else "rm -r -- "
+        command = "delete:\n  " if is_url(cache) else "run:\n  rm -r -- "
         raise CacheError(
             f"all is mended but for {counted(len(left), 'stray')} of the report, which no command deletes; unless a "
-            f"build is running, run:\n  {command}{' '.join(named)}{more}"
+            f"build is running, {command}{' '.join(named)}{more}"
         )
 
 
