@@ -3,6 +3,7 @@
 Tests run side by side, and OpenMP threads that outnumber cores wait for each other.
 """
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -26,6 +27,13 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Ray reads it once a process, and a driver that is of another mind than its cluster is not answered.
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+
+
+@pytest.fixture
+def logged(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """Messages of ours, where no program sends them to standard error."""
+    caplog.set_level(logging.INFO, "encode_once")
+    return caplog
 
 
 @pytest.fixture(scope="module")

@@ -105,12 +105,13 @@ class TableFile:
                     f"{self.where} cannot be read: row group {number} claims {rows:,} rows, {size:,} bytes"
                 )
 
-    def claimed_bytes(self, number: int, columns: Collection[str]) -> int:
-        """What these columns of a row group take without compression, each value once."""
+    def claimed_bytes(self, number: int, columns: Collection[str]) -> tuple[int, int]:
+        """What these columns of a row group take without compression, each value once, and in the file."""
         group = self.metadata.row_group(number)
-        parts = map(group.column, range(group.num_columns))
-        sizes = (each.total_uncompressed_size for each in parts if each.path_in_schema.split(".")[0] in columns)
-        return int(sum(sizes))
+        parts = [
+            each for each in map(group.column, range(group.num_columns)) if each.path_in_schema.split(".")[0] in columns
+        ]
+        return sum(each.total_uncompressed_size for each in parts), sum(each.total_compressed_size for each in parts)
 
     def row_group(self, number: int, columns: list[str] | None = None) -> pa.Table:
         """The file is opened for it, its index known: threads and forks share no position in it."""

@@ -10,7 +10,6 @@ from typing import Any
 
 from cache_store.errors import ConfigError, MissingPathError, ModelError
 from precompute.encoders.encoder import COLOUR_STATISTICS, PixelRange
-from precompute.encoders.model_files import find_model, model_file
 
 Values = dict[str, Any]
 
@@ -57,6 +56,8 @@ def refuse_other_range(model: str, pixel_range: PixelRange) -> None:
 
 def processor_values(model: str) -> Values:
     """What the checkpoint says of its image processor, in a file of that or of all its processors."""
+    from precompute.encoders.model_files import find_model, model_file  # needs huggingface_hub, which `--help` has not
+
     files = find_model(model)
     for name in ("preprocessor_config.json", "processor_config.json"):
         if path := model_file(files.model, name):

@@ -44,9 +44,13 @@ GROUPS_HELD = 2
 """Row groups whose images are in memory: a batch may begin in one and end in the next."""
 
 MAX_HELD_BYTES = 640 * 2**20
-"""Of images. While a row group is read, a page of it is in memory too, packed and unpacked, and Arrow writes up to
-1,024 rows to a page: 2 GB. Hugging Face datasets' row groups take 100 MB.
+"""Of images, unless a single row group has more. While a row group is read, a page of it is in memory too, packed and
+unpacked, and Arrow writes up to 1,024 rows to a page: 2 GB. Hugging Face datasets' row groups take 100 MB.
 """
+
+MAX_IMAGE_BYTES_OF_FILE = 2**31 - 2**20
+"""Of the images of a row group that take at least half as much in the file, as encoded images do: no bomb, but bytes
+that whoever builds has. Reading takes four times as much. Arrow's own bound on a binary array, nearly."""
 
 MAX_TEXT_BYTES = 256 * 2**20
 """Of a row group, whose texts are read at once and take some times as much."""
@@ -121,10 +125,14 @@ class ImageTable:
 
     def image_bytes(self, group: int) -> int:
         """What the images of a row group say that they take; SourceError where that is too much."""
-        return self._claimed("images", group, [self._image], MAX_HELD_BYTES)
+        return self._claimed("images", group, [self._image], self._most_bytes(group))
+
+    def _most_bytes(self, group: int) -> int:
+        claimed, in_file = self._file.claimed_bytes(group, [self._image])
+        return MAX_IMAGE_BYTES_OF_FILE if 2 * in_file >= claimed else MAX_HELD_BYTES
 
     def _claimed(self, what: str, group: int, columns: list[str], at_most: int) -> int:
-        size: int = self._file.claimed_bytes(group, columns)
+        size: int = self._file.claimed_bytes(group, columns)[0]
         if size > at_most:
             raise SourceError(
                 f"{self._where}: row group {group} holds {size:,} bytes of {what}, more than {at_most:,}; "
@@ -139,15 +147,13 @@ class ImageTable:
     def images(self, group: int) -> Iterator[bytes | None]:
         """Read the images of a row group."""
         self.image_bytes(group)
-        left = MAX_HELD_BYTES
+        left = most = self._most_bytes(group)
         try:
             for image in self._file.values(group, self._image):
                 if pa.types.is_struct(image.type) and image.is_valid:
                     image = image["bytes"]
                 if image.is_valid and (left := left - image.as_buffer().size) < 0:
-                    raise SourceError(
-                        f"{self._where}: row group {group} holds more than {MAX_HELD_BYTES:,} bytes of images"
-                    )
+                    raise SourceError(f"{self._where}: row group {group} holds more than {most:,} bytes of images")
                 yield image.as_py()
         except CacheError as error:
             raise SourceError(str(error)) from None

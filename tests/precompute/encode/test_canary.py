@@ -23,7 +23,7 @@ DEVICE = torch.device("cpu")
 
 def modules_of(encoder) -> list[torch.nn.Module]:
     """The convolutions of a folded VAE's network."""
-    cells = [cell.cell_contents for cell in encoder._vae.moments.__closure__]
+    cells = [cell.cell_contents for cell in encoder._vae.network.__closure__]
     (network,) = (each for each in cells if isinstance(each, torch.nn.Module))
     return [each for each in network.modules() if isinstance(each, torch.nn.Conv2d)]
 
@@ -37,9 +37,9 @@ def break_a_convolution(encoder) -> None:
 
 
 def break_the_dtype(encoder) -> None:
-    moments = encoder._vae.moments
-    rounded = lambda image: moments(image.bfloat16().float()).bfloat16().float()  # noqa: E731
-    encoder._vae = replace(encoder._vae, moments=rounded)
+    network = encoder._vae.network
+    rounded = lambda image: network(image.bfloat16().float()).bfloat16().float()  # noqa: E731
+    encoder._vae = replace(encoder._vae, network=rounded)
 
 
 @pytest.mark.parametrize("break_it", [break_a_weight, break_a_convolution, break_the_dtype])

@@ -238,14 +238,14 @@ def test_the_same_ids_are_held_out_whatever_their_row(tmp_path, chat):
             assert sorted([*split.train, *split.validation]) == list(range(len(ids)))
 
 
-def test_a_sample_that_teaches_no_words_is_in_neither_part(tmp_path, chat, capsys):
+def test_a_sample_that_teaches_no_words_is_in_neither_part(tmp_path, chat, logged):
     human, robot = ([{"from": who, "value": "what"}] for who in ("human", "robot"))
     conversations = [describe(0), [], human, describe(1), caption(" \n"), robot]
     folder = tokenise(described_cache(tmp_path / "cache", 6, conversations=conversations), chat)
     assert folder.parent == tmp_path / "cache.text"
     split = TextStore(folder).split(0)
     assert (split.train.tolist(), split.unlabelled) == ([0, 3], 4)
-    assert "1 sample skipped: sample 'sample-000005': unknown role 'robot'" in capsys.readouterr().err
+    assert "1 sample skipped: sample 'sample-000005': unknown role 'robot'" in logged.text
 
 
 def test_text_is_made_once_and_clears_its_own_scratch_alone(cache_path, chat, tmp_path):

@@ -193,7 +193,7 @@ def test_a_build_looks_for_its_cluster_before_it_plans(project, monkeypatch):
     assert not project.cache.exists()
 
 
-def test_a_head_that_is_lost_is_told_once(capsys):
+def test_a_head_that_is_lost_is_told_once(logged):
     with socket.create_server(("127.0.0.1", 0)) as server:
         head = ClusterHead(f"127.0.0.1:{server.getsockname()[1]}")
         head.look()
@@ -201,7 +201,7 @@ def test_a_head_that_is_lost_is_told_once(capsys):
     head.look()
     head.look()
     assert not head.answers
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = logged.messages
     assert "does not answer any more" in line
     assert "run the same command again" in line
 
@@ -214,10 +214,10 @@ def test_a_head_that_is_lost_is_told_once(capsys):
         (1, 9, "on 1 GPU; the Ray cluster has 9 CPUs and 0 GPUs, too few"),
     ],
 )
-def test_waiting_names_a_cluster_that_is_too_small(capsys, gpus, has, said):
+def test_waiting_names_a_cluster_that_is_too_small(logged, gpus, has, said):
     """No node that is there could take the worker: not to be mistaken for a cluster in use."""
     say_waiting({"num_gpus": gpus, "num_cpus": 0 if gpus else 2}, {"CPU": has, "GPU": 0})
-    assert said in capsys.readouterr().err
+    assert said in logged.text
 
 
 def test_without_ray_its_extra_is_named(monkeypatch):
