@@ -15,6 +15,8 @@ EXAMPLES = """\
   trainer train --config my.yaml                          rerun to resume
   torchrun --nproc-per-node 8 -m trainer train --config my.yaml
   trainer eval --config my.yaml --report eval.json        the newest checkpoint
+  trainer profile --config my.yaml --steps 10             where the time goes
+  trainer compare a.yaml b.yaml --base my.yaml            is it faster? does it learn the same?
   trainer generate runs/mine --rows 7,3                   what it says of them
   trainer generate runs/mine --image photo.jpg --prompt "What is this?"
   trainer export runs/mine exported                       with a model card
@@ -29,6 +31,17 @@ PROFILE_OPTIONS = {
     "--steps N": "Steps that are recorded, after three of warm-up; 10 if nothing is said.",
     "--out FOLDER": "Where the report goes; by default run.output with -profile at its end.",
     "--live-encoder": "Put the frozen encoder into the step, as without a cache: images are read, decoded and encoded.",
+}
+
+SIDES = {"a": "A config (YAML).", "b": "Another one, which is compared with it."}
+
+COMPARE_OPTIONS = {
+    "--base FILE": "A config that both are read over, so that they may hold what differs alone (configs/compare/).",
+    "--steps N": "Steps of each, in five turns; 50 if nothing is said.",
+    "--min-speedup X": "How many times as fast as A's a step of B has to be.",
+    "--max-memory-ratio X": "How much of A's peak memory B may take.",
+    "--max-loss-delta X": "How far the losses of a step may be apart.",
+    "--report FILE": "Also write the result to this JSON file.",
 }
 
 RUN = {"run": "A run's folder (its newest checkpoint), a checkpoint's, or a projector's file."}
@@ -110,6 +123,28 @@ def profile_command(arguments: Any) -> int:
     return 0
 
 
+def compare_command(arguments: Any) -> int:
+    """Compare two configs: speed, peak memory and losses, step by step on the same batches, in turns.
+
+    Exits 1 where B does not reach a limit. Nothing is trained that is kept.
+    """
+    from trainer.commands.compare import compare
+    from trainer.insight.comparison import Limits
+
+    named = {name: getattr(arguments, name) for name in ("min_speedup", "max_memory_ratio", "max_loss_delta")}
+    limits = Limits(**{name: number(name, text) for name, text in named.items() if text is not None})
+    report = local_path("report", arguments.report) if arguments.report else None
+    steps = whole_number("steps", arguments.steps or "50")
+    return int(bool(compare(arguments.a, arguments.b, arguments.base, steps, limits, report)))
+
+
+def number(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"--{name.replace('_', '-')} must be a number, got {text[:40]!r}") from None
+
+
 def whole_number(name: str, text: str) -> int:
     if not text.isdecimal() or len(text) > 9:
         raise ConfigError(f"--{name} must be a whole number, got {text[:40]!r}")
@@ -120,6 +155,7 @@ COMMANDS = {
     "train": Command(train_command, TrainConfig),
     "eval": Command(eval_command, TrainConfig, options=EVAL_OPTIONS),
     "profile": Command(profile_command, TrainConfig, options=PROFILE_OPTIONS),
+    "compare": Command(compare_command, operands=SIDES, options=COMPARE_OPTIONS),
     "generate": Command(generate_command, GenerateConfig, RUN),
     "export": Command(export_command, operands=RUN | {"dir": "An empty or a new folder."}, options=EXPORT_OPTIONS),
 }

@@ -1,0 +1,36 @@
+"""A profile accounts for all of a step's time, once, under names that a reader knows."""
+
+import json
+
+import pytest
+
+from tests.precompute.conftest import make_vae, run_build, write_source
+from tests.trainer.conftest import MakeConfig
+from tests.trainer.runs import ALONE
+from trainer.commands.profile import profile
+from trainer.insight.profiling.advice import advice
+
+
+def test_the_parts_of_a_step_are_all_of_it_and_none_twice(configured: MakeConfig, tmp_path):
+    config = configured(gradient_checkpointing="full", accumulate=2)
+    found = profile(config, ALONE, 2, tmp_path / "out", live_encoder=False)
+    assert sum(part.host_s for part in found.parts) == pytest.approx(found.step_s * found.steps, rel=0.02)
+    named = {(part.phase, part.which) for part in found.parts}
+    for name in ("attention", "MLP", "norms"):
+        assert {(name, which) for which in ("forward", "backward", "recomputed")} <= named
+    assert {(name, "forward") for name in ("data wait", "projector", "embedding", "optimizer")} <= named
+    assert ("logits and loss", "backward") in named
+    assert found.flops > 0
+    assert found.memory["language model"] > found.memory["projector"] > 0
+    assert any(said.startswith("recomputed ") for said in advice(found))
+    pages = {name: (tmp_path / "out" / name).read_text() for name in ("profile.md", "profile.html", "profile.json")}
+    assert all("attention" in page and "aten::mm" in page for page in pages.values())
+    assert json.loads((tmp_path / "out" / "trace.json").read_text())["traceEvents"]
+    assert not config.run.folder.exists()
+
+
+def test_a_live_encoder_takes_its_part_of_the_step(configured: MakeConfig, tmp_path):
+    cache = run_build(tmp_path, write_source(tmp_path / "source", range(12)), make_vae(tmp_path))
+    found = profile(configured(cache=cache), ALONE, 2, tmp_path / "out", live_encoder=True)
+    assert {"image decoding", "live encoder"} <= {part.phase for part in found.parts}
+    assert next(advice(found)).startswith("encoding live ")

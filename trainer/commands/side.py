@@ -1,0 +1,68 @@
+"""One side of `trainer compare`, in a process of its own: `python -m trainer.commands.side CONFIG STEPS`.
+
+CONFIG is a whole config as JSON. Each line on standard input is a number of steps to do; the answer is a line of JSON.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+from cache_store.errors import EncodeOnceError
+from cache_store.program.command_line import parse_config
+from trainer.config import TrainConfig
+from trainer.data.prefetch import prefetched
+from trainer.run.checkpoint import CACHE_IDENTITY, SHOWN
+from trainer.run.inputs import open_inputs
+from trainer.run.memory import peak_memory_bytes
+from trainer.run.parallel import World, local_device
+from trainer.run.session import open_session
+from trainer.run.update import Updater
+
+DECIDE_BATCHES = (CACHE_IDENTITY, "tokenised text", *SHOWN)
+"""Keys of `must_match` that decide which samples a step shows."""
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a run says is no answer
+    config = parse_config(TrainConfig, options_of(json.loads(sys.argv[1])))
+    try:
+        for answer in answer_each(config, int(sys.argv[2])):
+            print(json.dumps(answer), file=answers, flush=True)
+    except EncodeOnceError as error:
+        print(json.dumps({"error": str(error)}), file=answers, flush=True)
+
+
+def options_of(config: dict[str, Any]) -> list[str]:
+    """Spell a config as options: texts as they are, all else as JSON, which is YAML too."""
+    flat = {name: value for name, value in config.items() if not isinstance(value, dict) or name == "caches"}
+    sections = {name: value for name, value in config.items() if name not in flat}
+    flat |= {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
+    return [f"--{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in flat.items()]
+
+
+def answer_each(config: TrainConfig, steps: int) -> Iterator[dict[str, Any]]:
+    """Say which batches the run has, then do as many steps as each line asks for."""
+    world = World(rank=0, size=1, device=local_device(0))
+    run, optim = replace(config.run, max_steps=steps), replace(config.optim, warmup_steps=None)
+    inputs = open_inputs(replace(config, run=run, optim=optim), world)
+    session = open_session(inputs)
+    yield {"batches": {key: inputs.must_match.get(key) for key in DECIDE_BATCHES}}
+    updater, done = Updater(session, steps), 0
+    with closing(prefetched(session.loader, range(steps), session.loader.threads)) as batches:
+        for line in sys.stdin:
+            losses, began = list[float](), time.perf_counter()
+            for _ in range(int(line)):
+                losses.append(updater(next(batches), done).metrics["loss"])
+                done += 1
+            seconds = time.perf_counter() - began
+            yield {"losses": losses, "seconds": seconds, "peak_bytes": peak_memory_bytes(world.device)}
+
+
+if __name__ == "__main__":
+    main()
