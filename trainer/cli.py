@@ -33,6 +33,8 @@ PROFILE_OPTIONS = {
     "--live-encoder": "Put the frozen encoder into the step, as without a cache: images are read, decoded and encoded.",
 }
 
+MONITOR_OPTIONS = {"--once": "Show it as it is now, and end."}
+
 SIDES = {"a": "A config (YAML).", "b": "Another one, which is compared with it."}
 
 COMPARE_OPTIONS = {
@@ -123,6 +125,14 @@ def profile_command(arguments: Any) -> int:
     return 0
 
 
+def monitor_command(arguments: Any) -> int:
+    """Follow a run in the terminal until it ends; its folder may go away and come back."""
+    from trainer.insight.monitor import monitor
+
+    monitor(local_path("run", arguments.run), once=arguments.once)
+    return 0
+
+
 def compare_command(arguments: Any) -> int:
     """Compare two configs: speed, peak memory and losses, step by step on the same batches, in turns.
 
@@ -156,6 +166,7 @@ COMMANDS = {
     "eval": Command(eval_command, TrainConfig, options=EVAL_OPTIONS),
     "profile": Command(profile_command, TrainConfig, options=PROFILE_OPTIONS),
     "compare": Command(compare_command, operands=SIDES, options=COMPARE_OPTIONS),
+    "monitor": Command(monitor_command, operands={"run": "The run's folder."}, options=MONITOR_OPTIONS),
     "generate": Command(generate_command, GenerateConfig, RUN),
     "export": Command(export_command, operands=RUN | {"dir": "An empty or a new folder."}, options=EXPORT_OPTIONS),
 }

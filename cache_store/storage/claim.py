@@ -7,6 +7,7 @@ that they write none in place of another. Where locks end at a machine, it only 
 import contextlib
 import fcntl
 import os
+import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,6 +54,26 @@ def claim(root: Path, *, wait: bool = False, shared: bool = False) -> Iterator[N
         with contextlib.suppress(OSError):  # the first folder that holds something ends it
             for folder in new:
                 folder.rmdir()
+
+
+def is_claimed(root: Path) -> bool:
+    """Tell whether a process seems to hold the folder, without a lock, which would be in the way of one that starts.
+
+    A process of another machine is taken to live for as long as its claim lies there.
+    """
+    try:
+        holder = re.fullmatch(r"process (\d+) on (.*)\n", (root / CLAIM_FILE).read_text())
+    except FileNotFoundError:
+        return False
+    if holder is None or holder[2] != os.uname().nodename:
+        return True
+    try:
+        os.kill(int(holder[1]), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True
 
 
 @contextmanager

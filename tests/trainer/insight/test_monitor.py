@@ -1,0 +1,62 @@
+"""A run is followed from outside until it ends, whatever becomes of its folder meanwhile."""
+
+import io
+import json
+import os
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from cache_store.errors import ConfigError
+from cache_store.storage.claim import claim, is_claimed
+from trainer.insight.monitor import curve, monitor
+from trainer.run.folder import CONFIG_FILE
+from trainer.run.records import METRICS_FILE
+
+
+def make_run(folder: Path, steps: int, **last: object) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / CONFIG_FILE).write_text("run: {max_steps: 8}\n")
+    lines = [{"step": step, "loss": 4 / step, "samples_per_s": 20.0, "position": 8 * step} for step in range(1, steps)]
+    lines.append({"step": steps, **last})
+    (folder / METRICS_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_a_run_is_shown_until_it_ends_also_while_its_folder_is_away(tmp_path):
+    run, away = tmp_path / "run", tmp_path / "away"
+    make_run(run, 3, alerts=["plateau: said"])
+    held = claim(run)
+    held.__enter__()
+    stages = iter([lambda: run.rename(away), run.mkdir, run.rmdir, lambda: away.rename(run), lambda: make_run(run, 8)])
+
+    def live_on(_: float) -> None:
+        if (stage := next(stages, None)) is None:
+            held.__exit__(None, None, None)
+        else:
+            stage()
+
+    terminal = Console(file=(shown := io.StringIO()), width=100, force_terminal=True)
+    seen = monitor(run, terminal, live_on)
+    assert (len(seen.records), seen.state) == (8, "stopped; rerun to go on")
+    for words in ("running", "the folder is away; waiting for it", "3 of 8", "8 of 8", "step 3: plateau: said"):
+        assert words in shown.getvalue()
+
+
+def test_how_a_run_ended_is_said_and_another_folder_refused(tmp_path):
+    make_run(tmp_path / "run", 3, nonfinite={"loss": "nan"})
+    assert monitor(tmp_path / "run").state == "diverged"
+    (tmp_path / "run" / ".claim").write_text("process 999999999 on " + os.uname().nodename + "\n")
+    assert not is_claimed(tmp_path / "run")
+    (tmp_path / "run" / "projector.safetensors").touch()
+    assert monitor(tmp_path / "run").state == "done"
+    with pytest.raises(ConfigError, match="holds no run"):
+        monitor(tmp_path)
+    with pytest.raises(ConfigError, match="is no folder of a run"):
+        monitor(tmp_path / "nowhere")
+
+
+def test_a_curve_has_a_block_for_each_value_and_few_for_many():
+    assert curve([1, 2, 3]) == "▁▅█"
+    assert curve([2, 2]) == "▁▁"
+    assert len(curve(list(range(1000)))) <= 60
