@@ -20,6 +20,9 @@ MAX_BATCH_SIZE = 1_000_000
 MAX_SHUFFLE_BLOCK = 65_536
 """128 such blocks are 8 million samples, which are held in memory."""
 
+MAX_GROUPS = 1_024
+"""A window of so many batches is drawn anew for each batch."""
+
 MAX_LR = 1e3
 """Far above any that trains, far below those that overflow float32; the weight decay's limit too."""
 
@@ -64,6 +67,9 @@ class DataConfig:
     """Neighbours in the cache that are read as one, of a shuffle in blocks, for caches far away; 1: none, each sample
     may come from anywhere. With 32, a URL is asked 30 times less often. Ranks share in holding three windows of 128
     blocks, or of as many as the batch has samples, in memory."""
+    group_lengths: int = 1
+    """Batches that are drawn together and cut by the length of their texts, so that little of a pass is padding; 1:
+    each is drawn alone. The order is then another one, and as exact."""
     posterior: Literal["sample", "mean"] | None = None
     """Of caches of posterior moments, what training shows: `sample` draws a latent anew each time; null: sample where
     there are moments. Validation, captions and generation read the mean."""
@@ -87,6 +93,9 @@ class DataConfig:
         require(0 <= self.val_fraction <= 1, "data.val_fraction", "in [0, 1]", self.val_fraction)
         block = self.shuffle_block
         require(1 <= block <= MAX_SHUFFLE_BLOCK, "data.shuffle_block", f"in [1, {MAX_SHUFFLE_BLOCK:,}]", block)
+        groups = self.group_lengths
+        require(1 <= groups <= MAX_GROUPS, "data.group_lengths", f"in [1, {MAX_GROUPS:,}]", groups)
+        require(groups == 1 or block == 1, "data.group_lengths", "1 with a data.shuffle_block", groups)
         require(0 <= self.seed < 2**63, "data.seed", "in [0, 2^63)", self.seed)
         require(self.views is None or len(self.views) > 1, "data.views", "null, or two caches or more", self.views)
         for name in ("text_dir", "cache_dir"):

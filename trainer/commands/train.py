@@ -11,6 +11,7 @@ from trainer.insight.console import Console
 from trainer.insight.health import Health
 from trainer.insight.log import StepLog
 from trainer.insight.report import Report
+from trainer.insight.startup import announce
 from trainer.insight.trackers import refuse_missing
 from trainer.model.config import PRETRAINED
 from trainer.run.checkpoint import find_checkpoint, refuse_other_run
@@ -44,6 +45,7 @@ def train(config: TrainConfig, world: World, source: LatentSource | None = None)
         loop = TrainingLoop(session, checkpoints, make_captioner(session))
         loop.observers += make_observers(session, loop.total_steps) if world.is_main else []
         announce_warmup(session, loop.total_steps)
+        announce(session)
         if start is not None:
             loop.resume(*start)
         loop.run()

@@ -58,6 +58,8 @@ class StepLoader:
     """By which batches are read at the same time."""
     pin: bool
     """Whether batches go to a GPU, from page-locked memory."""
+    planned: tuple[int, ...] = ()
+    """Lengths that training's texts are padded to; none: the longest of a pass."""
 
     def __call__(self, step: int) -> StepBatch:
         """Load the batch that has `step` batches before it."""
@@ -71,7 +73,7 @@ class StepLoader:
     def show(self, numbers: np.ndarray, positions: np.ndarray) -> ModelInput:
         """Load samples as training shows them at these positions of the run."""
         samples = self.windows(positions) if self.order.block > 1 else self._shown(numbers, positions)
-        batch = model_input(samples, self.text.collate(numbers))
+        batch = model_input(samples, self.text.collate(numbers, self.planned))
         latents = dict(batch.latents)
         for tower, name in enumerate(latents):
             if name in self.sampled:

@@ -10,7 +10,7 @@ own. Lanes are a multiple of the batch, so a rank's part of it meets the same bl
 """
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,6 +65,36 @@ class SampleOrder:
         key = _round_key(hashlib.sha256(f"{self.identity}\n{self.seed}\nviews".encode()).digest(), 0)
         begins_with = (_mix(self.at(positions).astype(np.uint64) ^ key) % np.uint64(views)).astype(np.int64)
         return (begins_with + positions // self.count) % views
+
+
+@dataclass(frozen=True)
+class GroupedOrder(SampleOrder):
+    """Samples of a length in one batch: within a window of some batches they are sorted, and its batches shuffled.
+
+    As pure a function of the position: a window is known from its number alone.
+    """
+
+    lengths: NDArray[np.int64] = field(kw_only=True)
+    """Of each of the `count` samples."""
+    batch_size: int = field(kw_only=True)
+    batches: int = field(kw_only=True)
+    """Of a window."""
+
+    def at(self, positions: Int64Array) -> Int64Array:
+        size = self.batch_size * self.batches
+        indices = np.empty_like(positions)
+        for window in np.unique(positions // size).tolist():
+            here = positions // size == window
+            indices[here] = self._window(window)[positions[here] - window * size]
+        return indices
+
+    def _window(self, window: int) -> Int64Array:
+        size = self.batch_size * self.batches
+        drawn = super().at(np.arange(window * size, (window + 1) * size))
+        by_length = drawn[np.argsort(self.lengths[drawn], kind="stable")].reshape(self.batches, self.batch_size)
+        key = hashlib.sha256(f"{self.identity}\n{self.seed}\nwindow {window}".encode()).digest()
+        shuffled: Int64Array = by_length[permute(np.arange(self.batches), self.batches, key)].reshape(-1)
+        return shuffled
 
 
 def epoch_key(identity: str, seed: int, epoch: int) -> bytes:

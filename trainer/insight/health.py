@@ -32,6 +32,9 @@ SLOWER = 0.7
 MOST_WAITING = 0.05
 """Share of a step spent waiting for data."""
 
+COMPILE_STEPS = 20
+"""Steps in which every planned length is expected to have come."""
+
 MOST_MEMORY = 0.95
 """Share of the memory."""
 
@@ -44,9 +47,14 @@ class Health(Observer):
 
     def __init__(self, session: Session) -> None:
         self.watch = Watch(memory_bytes(session.world.device))
+        self._is_compiled = session.config.run.compile != "none"
 
     def after_step(self, step: StepDone) -> None:
         if step.metrics and not step.diverged:
+            if self._is_compiled:
+                from torch._dynamo.utils import counters  # seconds, for runs that compile
+
+                step.metrics["compiled_graphs"] = counters["stats"]["unique_graphs"]
             step.alerts.extend(self.watch(step.metrics))
 
 
@@ -67,6 +75,7 @@ class Watch:
             "plateau": lambda: plateau(values(steps, "loss")),
             "throughput": lambda: self._throughput(values(steps, "samples_per_s")),
             "waiting": lambda: waiting(values(steps, "data_wait_share")),
+            "compilation": lambda: recompiled(values(steps, "compiled_graphs")),
             "memory": lambda: near_full(metrics.get("peak_memory_bytes", 0), self._memory),
         }
         found = {name: said for name, check in checks.items() if name not in self._said and (said := check())}
@@ -118,6 +127,12 @@ def waiting(shares: Sequence[float]) -> str | None:
     if len(shares) < WINDOW or (share := median(shares[-WINDOW:])) <= MOST_WAITING:
         return None
     return f"steps wait for data {share:.0%} of their time: `trainer profile` shows for what"
+
+
+def recompiled(graphs: Sequence[float]) -> str | None:
+    if len(graphs) <= COMPILE_STEPS or graphs[-1] == graphs[-2]:
+        return None
+    return f"compiled again: {graphs[-1]:.0f} graphs, {graphs[-1] - graphs[-2]:.0f} more than the step before had"
 
 
 def near_full(peak: float, memory: int | None) -> str | None:

@@ -50,7 +50,10 @@ POSTERIOR = "data.posterior"
 SHUFFLE_BLOCK = "data.shuffle_block"
 """Key of `must_match` of a shuffle in blocks."""
 
-UNSAID = {POSTERIOR: "mean", SHUFFLE_BLOCK: "1"}
+GROUP_LENGTHS = "data.group_lengths"
+"""Key of `must_match` where batches are cut by the length of texts."""
+
+UNSAID = {POSTERIOR: "mean", SHUFFLE_BLOCK: "1", GROUP_LENGTHS: "1"}
 """What is so where `must_match` does not say it."""
 
 SHOWN = ("data.batch_size", "data.seed", *UNSAID)

@@ -30,7 +30,7 @@ from trainer.model.projectors.file import (
 )
 from trainer.model.projectors.joined import Projectors
 from trainer.model.towers import describe_tower, make_projectors, refuse_unread, what_towers_are
-from trainer.run.checkpoint import CACHE_IDENTITY, POSTERIOR, SHUFFLE_BLOCK, UNSAID, VAL_FRACTION
+from trainer.run.checkpoint import CACHE_IDENTITY, GROUP_LENGTHS, POSTERIOR, SHUFFLE_BLOCK, UNSAID, VAL_FRACTION
 from trainer.run.parallel import World
 from trainer.text.chat import ChatTokenizer, load_chat_tokenizer
 from trainer.text.store import TEXT_VERSION, text_folder
@@ -148,6 +148,7 @@ def what_must_match(
     """Collect what decides the global batches and the shape and meaning of the projectors."""
     data = config.data
     shown = {POSTERIOR: "sample" if sampled else "mean", SHUFFLE_BLOCK: str(data.shuffle_block)}
+    shown[GROUP_LENGTHS] = str(data.group_lengths)
     return {
         CACHE_IDENTITY: joined.identity,
         **what_towers_are(said.towers),

@@ -11,7 +11,7 @@ from cache_store.errors import ModelError
 from cache_store.storage.store import is_url
 from trainer.config import TrainConfig
 from trainer.data.batches import LatentSource, StepLoader
-from trainer.data.order import SampleOrder, lanes_of
+from trainer.data.order import GroupedOrder, SampleOrder, lanes_of
 from trainer.data.stream import RankShare, as_tensor
 from trainer.model.model import WorldModel
 from trainer.model.projectors.trained import TrainedProjector
@@ -111,11 +111,10 @@ def announce_split(split: Split, world: World, *, to_train: bool) -> None:
 def make_loader(inputs: Inputs, source: LatentSource, text: TextStore, train: np.ndarray) -> StepLoader:
     """Make this rank's loader; the cache's identity is part of the order."""
     data, world = inputs.config.data, inputs.world
-    lanes = lanes_of(data.batch_size)
     return StepLoader(
         source=source,
         text=text,
-        order=SampleOrder(inputs.cache.identity, data.seed, len(train), block=data.shuffle_block, lanes=lanes),
+        order=make_order(inputs, text, train),
         train=train,
         share=RankShare(data.batch_size, world.rank, world.size),
         accumulate=data.accumulate,
@@ -123,6 +122,22 @@ def make_loader(inputs: Inputs, source: LatentSource, text: TextStore, train: np
         end=data.batch_size * inputs.config.run.total_steps(len(train), data.batch_size),
         threads=FETCHING_THREADS if any(map(is_url, inputs.config.all_caches)) else 1,
         pin=world.device.type == "cuda",
+        planned=text.planned_lengths() if inputs.config.run.compile == "layers" else (),
+    )
+
+
+def make_order(inputs: Inputs, text: TextStore, train: np.ndarray) -> SampleOrder:
+    data, identity = inputs.config.data, inputs.cache.identity
+    if data.group_lengths == 1:
+        lanes = lanes_of(data.batch_size)
+        return SampleOrder(identity, data.seed, len(train), block=data.shuffle_block, lanes=lanes)
+    return GroupedOrder(
+        identity,
+        data.seed,
+        len(train),
+        lengths=text.lengths(train),
+        batch_size=data.batch_size,
+        batches=data.group_lengths,
     )
 
 

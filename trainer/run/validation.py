@@ -5,7 +5,7 @@ The shuffle gives every sample the latents of the next one in validation order, 
 
 import shlex
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -135,6 +135,12 @@ def make_shuffle_test(own: Scores, shuffled: Scores) -> ShuffleTest:
     )
 
 
+def in_shapes_of_its_own(session: Session) -> AbstractContextManager[object]:
+    """Run without compiled layers where each of a few planned shapes was compiled for training alone."""
+    planned = session.config.run.compile == "layers"
+    return torch.compiler.set_stance("force_eager") if planned else nullcontext()
+
+
 @torch.no_grad()
 def sample_scores(session: Session, latents_of: np.ndarray, stopped: Callable[[], bool] = never) -> Scores | None:
     """Score each validation sample with the latents of `latents_of`; ranks share the work.
@@ -146,7 +152,7 @@ def sample_scores(session: Session, latents_of: np.ndarray, stopped: Callable[[]
     sums = torch.zeros(2, len(numbers) + 1, dtype=torch.float64, device=world.device)
     parts = rank_parts(len(numbers), session.config.run.eval_batch_size, world)
     loads = prefetched(lambda part: session.loader.load(numbers[part], latents_of[part]), parts, session.loader.threads)
-    with closing(loads) as batches:
+    with closing(loads) as batches, in_shapes_of_its_own(session):
         for part, batch in zip(parts, batches, strict=True):
             if stopped():
                 sums[:, -1] = 1

@@ -11,6 +11,7 @@ The cache itself is sealed and stays untouched. The folder appears whole or not 
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,9 @@ TEXT_VERSION = 5
 ARRAYS = {"tokens": "<i4", "is_label": "|b1", "offsets": "<i8", "num_labels": "<i4", "id_hash": "<u8"}
 META_FILE = "meta.json"
 READ_BYTES = 64 * 2**20
+
+PLANNED, LENGTH_UNIT = 4, 8
+"""Lengths that texts are padded to where each new one costs a compilation, and what they are multiples of."""
 
 
 class TextMeta(Record, frozen=True):
@@ -85,7 +89,18 @@ class TextStore:
         return int(self.num_labels[numbers].sum())
 
     def text_tokens(self, numbers: np.ndarray) -> int:
-        return int((self.offsets[numbers + 1] - self.offsets[numbers]).sum())
+        return int(self.lengths(numbers).sum())
+
+    def lengths(self, numbers: np.ndarray) -> np.ndarray:
+        """Count each sample's tokens: int64 [samples]."""
+        lengths: np.ndarray = self.offsets[numbers + 1] - self.offsets[numbers]
+        return lengths
+
+    def planned_lengths(self) -> tuple[int, ...]:
+        """Return a few lengths, ascending, that every text can be padded to."""
+        longest = int(np.diff(self.offsets).max(initial=1))
+        steps = (-(-longest * part // (PLANNED * LENGTH_UNIT)) * LENGTH_UNIT for part in range(1, PLANNED + 1))
+        return tuple(sorted(set(steps)))
 
     def split(self, val_fraction: float) -> Split:
         labelled, validation = np.asarray(self.num_labels) > 0, held_out(np.asarray(self.id_hash), val_fraction)
@@ -95,10 +110,11 @@ class TextStore:
             unlabelled=int((~labelled).sum()),
         )
 
-    def collate(self, numbers: np.ndarray) -> TextBatch:
-        """Pad texts on the right with token 0, which no label token can see."""
+    def collate(self, numbers: np.ndarray, planned: Sequence[int] = ()) -> TextBatch:
+        """Pad texts on the right with token 0, which no label token can see: to the longest, or the next planned."""
         starts, ends = self.offsets[numbers], self.offsets[numbers + 1]
-        shape = (len(numbers), int((ends - starts).max()))
+        longest = int((ends - starts).max())
+        shape = (len(numbers), next((length for length in planned if length >= longest), longest))
         tokens_NT, is_label_NT = np.zeros(shape, np.int64), np.zeros(shape, bool)
         for row, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
             tokens_NT[row, : end - start] = self.tokens[start:end]

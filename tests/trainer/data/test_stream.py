@@ -22,7 +22,7 @@ from cache_store.errors import ConfigError, StaleError
 from tests.make_cache import make_cache
 from tests.trainer import runs  # noqa: F401  # which tells the fork server what to load
 from trainer import LatentStream
-from trainer.data.order import SampleOrder, epoch_key, lanes_of, permute
+from trainer.data.order import GroupedOrder, SampleOrder, epoch_key, lanes_of, permute
 from trainer.data.prefetch import prefetched
 from trainer.data.stream import RankShare
 from trainer.data.windows import WindowReader
@@ -75,6 +75,25 @@ def test_a_shuffle_in_blocks_shows_every_sample_once_an_epoch(count, block, batc
 
 def runs_of(numbers: np.ndarray) -> int:
     return 1 + np.count_nonzero(np.diff(np.sort(numbers)) != 1)
+
+
+def test_batches_of_like_lengths_show_each_sample_as_often_and_pad_little():
+    """In any order that positions are asked for in; a window's batches are of other lengths each time."""
+    lengths = np.random.default_rng(0).integers(5, 60, 97)
+    plain = SampleOrder("cache", 7, 97)
+    grouped = GroupedOrder("cache", 7, 97, lengths=lengths, batch_size=4, batches=8)
+    positions = np.arange(32 * 97)
+    shown = grouped.at(positions)
+    assert np.bincount(shown).tolist() == [32] * 97
+    asked = np.random.default_rng(1).permutation(positions)[:200]
+    assert np.array_equal(grouped.at(asked), shown[asked])
+    padded = {
+        name: lengths[order.at(positions)].reshape(-1, 4).max(1).sum()
+        for name, order in {"plain": plain, "grouped": grouped}.items()
+    }
+    assert padded["grouped"] < 1.12 * lengths[shown].sum() / 4 < padded["plain"]
+    longest = lengths[shown].reshape(97, 8, 4).max(2)
+    assert len({tuple(np.argsort(each)) for each in longest}) > 50
 
 
 def test_each_rank_reads_whole_blocks_of_its_own_in_a_window():

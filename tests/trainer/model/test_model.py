@@ -11,6 +11,7 @@ import torch
 import transformers as hf
 from huggingface_hub.utils import are_progress_bars_disabled
 from safetensors.torch import load_file, save_file
+from torch._dynamo.utils import counters
 from torch.nn.functional import cross_entropy, linear
 
 from cache_store import CacheError
@@ -18,6 +19,7 @@ from cache_store.errors import ModelError
 from tests.trainer.conftest import MEAN, STD, TINY, save_language_model
 from trainer.data.batches import model_input
 from trainer.insight.profiling.saved import saved_bytes
+from trainer.model.language.kernels import MATH, attention_kernels
 from trainer.model.language.language_model import LanguageModel
 from trainer.model.language.load import load_with_whole
 from trainer.model.language.pretrained import loading_bar_hidden
@@ -199,6 +201,34 @@ def test_compiled_layers_give_the_same_gradients_at_every_length(tmp_path):
         for model, leaf in zip((plain, compiled), leaves, strict=True):
             model.hidden(leaf * 2).square().sum().backward()
         assert torch.allclose(leaves[0].grad, leaves[1].grad, atol=1e-5)
+
+
+# The compiler imports what torch deprecates, and looks at gradients that torch warns of.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_layers_are_compiled_once_for_each_kind_and_length(tmp_path):
+    """Four layers of two kinds; a length that comes again costs nothing."""
+    kinds = ["sliding_attention", "full_attention"] * 2
+    model = load(save_language_model(tmp_path, num_hidden_layers=4, layer_types=kinds))
+    torch._dynamo.reset()
+    counters.clear()
+    model.compile_decoder("layers", backend="aot_eager")
+    for length in (8, 16, 8, 16):
+        model.hidden(torch.randn(2, length, 32, requires_grad=True) * 2).sum().backward()
+    assert counters["stats"]["unique_graphs"] == 2 * 2
+
+
+def test_the_kernel_of_each_kind_of_layer_is_named_and_none_is_math_at_4_098_tokens(tmp_path):
+    """512² pixels make as many; sliding layers have a mask, which not every kernel takes."""
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"]
+    folder = save_language_model(tmp_path, num_hidden_layers=3, layer_types=kinds, max_position_embeddings=8192)
+    model = load(folder)
+    kernels = attention_kernels(model, 4_098)
+    assert kernels.keys() == set(kinds)
+    assert set(kernels.values()) == {"flash (CPU)"}
+    model.config._attn_implementation = "eager"
+    assert set(attention_kernels(model, 16).values()) == {MATH}
+    assert len(model.decoder.layers) == 3
 
 
 def kept_bytes(folder: Path, kind: str) -> float:

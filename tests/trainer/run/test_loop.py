@@ -69,9 +69,10 @@ def test_a_run_stopped_twice_is_the_run_never_stopped(configured_here, uninterru
     assert_same_run(config, uninterrupted)
 
 
-def test_a_run_in_blocks_that_is_stopped_is_the_run_never_stopped(configured_here):
+@pytest.mark.parametrize("order", [{"shuffle_block": 4}, {"group_lengths": 3}], ids=str)
+def test_a_run_in_another_order_that_is_stopped_is_the_run_never_stopped(configured_here, order):
     """All of an epoch's samples are one window here, read after those that calibrate."""
-    whole, stopped = (configured_here(name, shuffle_block=4) for name in ("blocks", "blocks-stopped"))
+    whole, stopped = (configured_here(f"{name}-{order}", **order) for name in ("ordered", "ordered-stopped"))
     train(whole, ALONE)
     with pytest.raises(Interrupted):
         train(stopped, ALONE, watched(stopped, lambda read, _: read == 3 and os.kill(os.getpid(), signal.SIGTERM)))

@@ -133,8 +133,10 @@ class LanguageModel(nn.Module):
         """
         refuse_uncompilable(backend, self.device)
         layers = self.layers() if part == "layers" else []
-        for module in layers or [self.decoder]:
-            module.compile(backend=backend)
+        for layer in layers:
+            layer.compile(backend=backend, dynamic=False)
+        if not layers:
+            self.decoder.compile(backend=backend)
 
 
 PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}

@@ -1,0 +1,92 @@
+"""What a run starts with, in a table: hardware, versions, attention, what learns, and the memory that it will take."""
+
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+
+from cache_store.errors import ModelError
+from trainer.model.language.kernels import MATH, attention_kernels
+from trainer.run.memory import memory_bytes
+from trainer.run.session import Session
+
+KEPT_BYTES = {"none": 25.0, "selective": 12.0, "full": 2.0}
+"""Values that a layer keeps of a token for the backward pass, by run.gradient_checkpointing, in model widths: measured
+of Gemma 3's proportions in bfloat16, in units of its two bytes; other models differ by a third."""
+
+LIBRARIES = ("torch", "transformers", "encode-once")
+
+
+def announce(session: Session) -> None:
+    """Say it on rank 0; ModelError where anything but the projectors would learn."""
+    refuse_other_trainable(session)
+    if not session.world.is_main:
+        return
+    facts = dict(facts_of(session))
+    width = max(map(len, facts))
+    session.world.say("\n".join(f"{name:<{width}}  {value}" for name, value in facts.items()))
+    math_layers = [kind for kind, kernel in kernels_of(session).items() if kernel == MATH]
+    if math_layers:
+        session.world.warn(f"{' and '.join(math_layers)}: torch's math kernel holds all attention weights in memory")
+
+
+def refuse_other_trainable(session: Session) -> None:
+    learning = {id(each) for each in session.model.projectors.parameters()}
+    for module in (session.model, session.whole):
+        for name, each in module.named_parameters():
+            if each.requires_grad and id(each) not in learning:
+                raise ModelError(f"{name} of the language model would be trained; only projectors learn here")
+
+
+def facts_of(session: Session) -> Iterator[tuple[str, str]]:
+    run, world = session.config.run, session.world
+    memory = memory_bytes(world.device)
+    kind = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "CPU"
+    threads = "" if world.device.type == "cuda" else f", {torch.get_num_threads()} threads"
+    of = f" of {memory / 2**30:,.0f} GiB" if memory else ""
+    yield "device", f"{world.size} x {kind}{of}{threads}; {run.precision}"
+    yield "versions", ", ".join(f"{name} {found}" for name in LIBRARIES if (found := version_of(name)))
+    kernels = kernels_of(session)
+    implementation = session.language.config._attn_implementation
+    named = ", ".join(f"{kind}: {kernel}" for kind, kernel in kernels.items()) or "not known"
+    yield "attention", f"{implementation}; {named}; at {longest(session):,} tokens"
+    yield "compile", f"{run.compile}; gradient checkpointing {run.gradient_checkpointing}"
+    trained = [(name, each) for name, each in session.model.projectors.named_parameters() if each.requires_grad]
+    yield "learns", f"{sum(each.numel() for _, each in trained):,} parameters: {', '.join(map(named_size, trained))}"
+    yield "memory", expected_memory(session)
+
+
+def version_of(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def named_size(named: tuple[str, torch.Tensor]) -> str:
+    return f"{named[0].removeprefix('_each.')} {'x'.join(map(str, named[1].shape))}"
+
+
+def longest(session: Session) -> int:
+    return session.projectors.num_tokens + int(session.text.lengths(session.split.train).max())
+
+
+def kernels_of(session: Session) -> dict[str, str]:
+    return attention_kernels(session.language, longest(session))
+
+
+def expected_memory(session: Session) -> str:
+    """Calculate what a pass holds: weights, what layers keep, logits, and the projector with its optimizer."""
+    config, language = session.config, session.language
+    size = 2 if config.run.precision == "bf16" else 4
+    samples = config.data.batch_size // (session.world.size * config.data.accumulate)
+    weights = sum(each.numel() * each.element_size() for each in language.parameters())
+    layers = getattr(language.config, "num_hidden_layers", 0)
+    kept = KEPT_BYTES[config.run.gradient_checkpointing] * language.width * size * samples * longest(session) * layers
+    labels = float(session.text.num_labels[session.split.train].mean()) * samples
+    labels = min(labels, config.run.loss_chunk or labels)
+    logits = 3 * 4 * labels * language.config.vocab_size
+    learned = 16 * sum(each.numel() for each in session.model.projectors.parameters() if each.requires_grad)
+    parts = {"language model": weights, f"{samples} samples a pass": kept, "logits": logits, "projector": learned}
+    shown = ", ".join(f"{name} {value / 2**30:.2g}" for name, value in parts.items())
+    return f"{sum(parts.values()) / 2**30:.2g} GiB by calculation, with texts of the longest: {shown}"

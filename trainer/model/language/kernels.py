@@ -1,0 +1,71 @@
+"""Which attention kernel runs in each kind of layer: looked at as it runs, at a run's own length."""
+# Axes: N samples, T tokens, D model width.
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trainer.model.language.language_model import LanguageModel
+
+MATH = "math"
+"""The kernel that holds all of a sequence's attention weights in memory."""
+
+KERNELS = {
+    "_scaled_dot_product_flash_attention_for_cpu": "flash (CPU)",
+    "_scaled_dot_product_flash_attention": "flash",
+    "_scaled_dot_product_efficient_attention": "memory-efficient",
+    "_scaled_dot_product_cudnn_attention": "cuDNN",
+    "flex_attention": "flex",
+    "_softmax": MATH,
+}
+"""By the operation that is seen; torch's math kernel is only seen by its softmax."""
+
+
+class Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes each attention operation, in its order."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.kernels: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name in KERNELS:
+            self.kernels.append(KERNELS[name])
+        return func(*args, **kwargs or {})
+
+
+def attention_kernels(model: LanguageModel, tokens: int) -> dict[str, str]:
+    """Name the kernel of each kind of layer, for one sequence of so many tokens; empty where layers are not known.
+
+    With gradients, as in training: a kernel may have no backward pass. Layers up to the first of the last kind run.
+    """
+    layers = model.layers()
+    kinds = list(getattr(model.config, "layer_types", None) or ["attention"] * len(layers))[: len(layers)]
+    if not kinds:
+        return {}
+    needed = max(kinds.index(kind) for kind in set(kinds)) + 1
+    embeddings_1TD = torch.zeros(1, tokens, model.width, dtype=model.dtype, device=model.device, requires_grad=True)
+    with first_layers(model.decoder, needed) as is_cut, Seen() as seen:
+        model.hidden(embeddings_1TD)
+    if not is_cut or len(seen.kernels) != needed:
+        return {"attention": kernel} if len(set(seen.kernels)) == 1 and (kernel := seen.kernels[0]) else {}
+    return dict(reversed(list(zip(kinds, seen.kernels, strict=False))))
+
+
+@contextmanager
+def first_layers(decoder: nn.Module, count: int) -> Iterator[bool]:
+    """Have only the decoder's first layers run, where it keeps them in a list named `layers`."""
+    layers = getattr(decoder, "layers", None)
+    if not isinstance(layers, nn.ModuleList):
+        yield False
+        return
+    decoder.layers = layers[:count]
+    try:
+        yield True
+    finally:
+        decoder.layers = layers
