@@ -6,7 +6,20 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import build, cold, decode, decode_parts, encode, feed, loader, ray_data, remote, scale, verify
+from benchmarks import (
+    build,
+    cold,
+    decode,
+    decode_parts,
+    encode,
+    feed,
+    loader,
+    ray_data,
+    remote,
+    scale,
+    train_step,
+    verify,
+)
 from benchmarks.remote_peers import installed_peers
 from precompute.images.decode import ImageConfig
 from tests.precompute.conftest import make_vae
@@ -194,3 +207,15 @@ def test_a_build_is_measured_around_an_encoder_that_sleeps(capsys, tmp_path, dec
     assert sum(parts.values()) == pytest.approx(2 * parts["all"], rel=1e-3)
     assert any(line.startswith("DataLoader ") for line in table)
     assert list(tmp_path.iterdir()) == [], "what was written for the run is removed"
+
+
+def test_a_cached_step_is_measured_against_memory_and_against_the_usual_loop(capsys):
+    toy = ["--widths=16", "--layers=1", "--vocabulary=64", "--samples=16", "--batch-size=2", "--repeats=3"]
+    assert train_step.main([*toy, "--height=32", "--width=32"]) == 0
+    *table, last = capsys.readouterr().out.splitlines()
+    found = json.loads(last)["widths"]["16"]
+    ratio, low, high = found["cache_over_memory"]
+    assert 0 < low <= ratio <= high
+    assert found["seconds"].keys() == {"cache", "memory", "loop"}
+    assert found["loop_parts_s"].keys() == {"decode", "encode", "language model"}
+    assert any(found["verdict"] in line for line in table)

@@ -12,8 +12,8 @@ WARM_UP = 3
 TURNS = 5
 """Of each side, one after the other, so that what slows the machine slows both."""
 
-STUDENT_95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
-"""Student's t for a two-sided interval of 95 %, by degrees of freedom."""
+STUDENT_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
+"""Student's t for an interval of 95 %, by degrees of freedom from 1 on; beyond them 1.96 + 2.5 / degrees is as near."""
 
 
 @dataclass(frozen=True)
@@ -86,24 +86,33 @@ class Limits:
 
 def compare_turns(first: Sequence[Turn], second: Sequence[Turn], *, same_batches: bool) -> Comparison:
     """Compare each turn of A with B's of the same steps."""
-    logs = [math.log(a.seconds / b.seconds) for a, b in zip(first, second, strict=True)]
-    mean = statistics.fmean(logs)
-    error = statistics.stdev(logs) / math.sqrt(len(logs)) * STUDENT_95[len(logs) - 1] if len(logs) > 1 else math.inf
+    speedup, low, high = ratio_interval([turn.seconds for turn in first], [turn.seconds for turn in second])
     deltas = [
         abs(one - other)
         for a, b in zip(first, second, strict=True)
         for one, other in zip(a.losses, b.losses, strict=True)
     ]
     return Comparison(
-        speedup=math.exp(mean),
-        low=math.exp(mean - error),
-        high=math.exp(mean + error),
+        speedup=speedup,
+        low=low,
+        high=high,
         step_s=(step_s(first), step_s(second)),
         peak_bytes=(max(turn.peak_bytes for turn in first), max(turn.peak_bytes for turn in second)),
         max_loss_delta=max(deltas) if same_batches else None,
         steps=sum(len(turn.losses) for turn in first),
         turns=len(first),
     )
+
+
+def ratio_interval(numerators: Sequence[float], denominators: Sequence[float]) -> tuple[float, float, float]:
+    """Return the geometric mean of the ratios, pair by pair, and its interval of 95 %."""
+    logs = [math.log(one / other) for one, other in zip(numerators, denominators, strict=True)]
+    degrees = len(logs) - 1
+    if not degrees:
+        return math.exp(logs[0]), 0.0, math.inf
+    student = STUDENT_95[degrees - 1] if degrees <= len(STUDENT_95) else 1.96 + 2.5 / degrees
+    mean, error = statistics.fmean(logs), statistics.stdev(logs) / math.sqrt(len(logs)) * student
+    return math.exp(mean), math.exp(mean - error), math.exp(mean + error)
 
 
 def step_s(turns: Sequence[Turn]) -> float:

@@ -48,10 +48,12 @@ def facts_of(session: Session) -> Iterator[tuple[str, str]]:
     yield "versions", ", ".join(f"{name} {found}" for name in LIBRARIES if (found := version_of(name)))
     kernels = kernels_of(session)
     implementation = session.language.config._attn_implementation
-    named = ", ".join(f"{kind}: {kernel}" for kind, kernel in kernels.items()) or "not known"
-    yield "attention", f"{implementation}; {named}; at {longest(session):,} tokens"
+    shown = ", ".join(f"{kind}: {kernel}" for kind, kernel in kernels.items()) or "not known"
+    yield "attention", f"{implementation}; {shown}; at {longest(session):,} tokens"
     yield "compile", f"{run.compile}; gradient checkpointing {run.gradient_checkpointing}"
-    trained = [(name, each) for name, each in session.model.projectors.named_parameters() if each.requires_grad]
+    towers = session.model.projectors.items()
+    named = [(f"{tower}.{name}", each) for tower, module in towers for name, each in module.named_parameters()]
+    trained = [(name, each) for name, each in named if each.requires_grad]
     yield "learns", f"{sum(each.numel() for _, each in trained):,} parameters: {', '.join(map(named_size, trained))}"
     yield "memory", expected_memory(session)
 
@@ -64,7 +66,7 @@ def version_of(name: str) -> str | None:
 
 
 def named_size(named: tuple[str, torch.Tensor]) -> str:
-    return f"{named[0].removeprefix('_each.')} {'x'.join(map(str, named[1].shape))}"
+    return f"{named[0]} {'x'.join(map(str, named[1].shape))}"
 
 
 def longest(session: Session) -> int:
