@@ -168,6 +168,9 @@ class TrainRunConfig:
     half the memory for about a tenth more time, full a twelfth for a third more."""
     loss_chunk: int | None = None
     """Label tokens whose logits are made at once; null: all of a pass. 512 of a vocabulary of 262 k take 1.6 GB."""
+    fit_memory: bool = False
+    """In place of `data.accumulate`, as few passes a step as fit into memory; tried before the first step, on the
+    longest texts. A run that goes on with another number of passes is the same to rounding."""
     nonfinite: Literal["stop", "skip"] = "stop"
     """What follows a step whose loss or gradient is not finite: the run stops, or leaves the projector as it was and
     goes on; after ten such steps in a row it stops too."""

@@ -33,6 +33,10 @@ MOST_SKIPPED = 10
 """Steps skipped one after the other, after which a run with `run.nonfinite: skip` stops."""
 
 
+MOST_THREADS = 8
+"""By which batches are read ahead where steps wait for them."""
+
+
 class TrainingLoop:
     """The state of a run between two steps, and the step."""
 
@@ -111,7 +115,8 @@ class TrainingLoop:
             if owed:
                 self.catch_up()
             steps = range(self.completed, self.total_steps)
-            with closing(prefetched(self.session.loader, steps, self.session.loader.threads)) as batches:
+            loader = self.session.loader
+            with closing(prefetched(loader, steps, loader.threads, MOST_THREADS)) as batches:
                 for _ in steps:
                     self.one_step(batches)
 
@@ -159,6 +164,7 @@ class TrainingLoop:
             "epoch": self.position / len(self.session.split.train),
             "position": self.position,
             "tokens": tokens,
+            "passes": len(batch.micro_batches),
             "samples_per_s": self.config.data.batch_size / elapsed_s,
             "tokens_per_s": tokens / elapsed_s,
             "data_wait_share": waited_s / elapsed_s,

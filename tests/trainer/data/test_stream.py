@@ -361,6 +361,28 @@ next(torch.items)
 """
 
 
+def test_more_threads_load_where_items_are_waited_for():
+    """Each takes 20 ms; with one thread forty take 0.8 s, and none is waited for where there is time."""
+    at_once, most_seen = 0, [0, 0]
+
+    def load(patient: int, item: int) -> int:
+        nonlocal at_once
+        with lock:
+            at_once += 1
+            most_seen[patient] = max(most_seen[patient], at_once)
+        time.sleep(0.02)
+        with lock:
+            at_once -= 1
+        return item
+
+    lock = threading.Lock()
+    assert list(prefetched(partial(load, 0), range(100), most=3)) == list(range(100))
+    assert most_seen[0] == 3
+    for item in prefetched(partial(load, 1), range(50), most=3):
+        time.sleep(0.03 if item else 0)
+    assert most_seen[1] <= 2
+
+
 def test_a_generator_left_open_at_exit_says_nothing():
     ended = subprocess.run([sys.executable, "-c", LEFT_OPEN], capture_output=True, text=True, check=True)
     assert (ended.stdout, ended.stderr) == ("", "")

@@ -4,11 +4,14 @@ import copy
 import json
 import os
 import re
+import resource
 import signal
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,15 +25,26 @@ from precompute.encoders.config import EncoderConfig
 from precompute.encoders.registry import load_encoder
 from precompute.images.decode import ImageConfig, decode_image
 from precompute.images.fit import fit_image, to_pixels
+from tests.forked import FORKED
 from tests.make_cache import caption, make_cache
 from tests.precompute.conftest import image_bytes, make_vae, run_build, write_source
 from tests.trainer.conftest import MakeConfig
 from tests.trainer.model.test_model import make_projector
-from tests.trainer.runs import ALONE, assert_same_run, end_well, fork_ranks, make_loop, metrics, open_alone, watched
+from tests.trainer.runs import (
+    ALONE,
+    assert_same_run,
+    end_well,
+    fork_ranks,
+    make_loop,
+    metrics,
+    open_alone,
+    watched,
+)
 from trainer.commands.train import train
 from trainer.config import DataConfig, OptimConfig, TrainConfig
 from trainer.data.stream import RankShare, as_tensor
 from trainer.model.projectors.projector import rms
+from trainer.run.fit import fit_memory
 from trainer.run.folder import checkpoints_of
 from trainer.run.optim import learning_rate, make_optimizer
 from trainer.run.session import Session
@@ -228,6 +242,27 @@ def test_what_saves_memory_changes_no_loss(configured_here, uninterrupted, chang
     config = configured_here("-".join(changes), **changes)
     train(config, ALONE)
     assert metrics(config.run.folder) == pytest.approx(metrics(uninterrupted.run.folder), rel=tolerance, abs=0)
+
+
+def fit_in_little_memory(config: TrainConfig, found: Path) -> None:
+    """With as much memory as this process has, and half a gigabyte."""
+    session = open_alone(config)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * os.sysconf("SC_PAGE_SIZE") + 500 * 2**20
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    found.write_text(str(fit_memory(session).loader.accumulate))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there a process may be given less memory")
+def test_as_few_passes_are_made_as_fit_into_memory(configured, tmp_path):
+    """A pass over 4,096 samples keeps 0.9 GB, 0.2 MB a sample."""
+    config, found = configured(batch_size=4_096, max_steps=1, val_fraction=0.0), tmp_path / "passes"
+    process = FORKED.Process(target=fit_in_little_memory, args=(config, found), daemon=True)
+    process.start()
+    process.join(120)
+    assert found.read_text() in ("2", "4", "8")
+    train(replace(config, run=replace(config.run, fit_memory=True), data=replace(config.data, batch_size=8)), ALONE)
+    assert metrics(config.run.folder, "passes") == {1: 1}
 
 
 def test_recomputed_layers_are_computed_twice_a_step(configured):

@@ -39,7 +39,7 @@ def advice(measured: Profile) -> Iterator[str]:
         yield f"norms {norms:.0%}: run.compile: layers fuses what they read and write"
     recomputed = sum(share_of(measured, phase, "recomputed") for phase in shares)
     if recomputed > RECOMPUTED:
-        yield f"recomputed {recomputed:.0%}: where memory allows, run.gradient_checkpointing: selective, or none"
+        yield f"recomputed {recomputed:.0%}: where memory allows, a lighter run.gradient_checkpointing"
     if measured.padding > PADDING:
         yield f"padding {measured.padding:.0%} of tokens: data.group_lengths puts texts of a length into one pass"
     kept = {name: size for name, size in measured.memory.items() if name.startswith("kept")}
