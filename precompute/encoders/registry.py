@@ -48,6 +48,17 @@ FAMILIES = (
     Entry("vaes.dc", "SANA", ("AutoencoderDC",)),
     Entry("vaes.tiny", "TAESD, TAEF1", ("AutoencoderTiny",)),
     Entry(
+        "vaes.video",
+        "HunyuanVideo, LTX, Mochi, CogVideoX",
+        (
+            "AutoencoderKLHunyuanVideo",
+            "AutoencoderKLLTXVideo",
+            "AutoencoderKLLTX2Video",
+            "AutoencoderKLMochi",
+            "AutoencoderKLCogVideoX",
+        ),
+    ),
+    Entry(
         "towers.siglip",
         "SigLIP, SigLIP 2 of fixed size, Gemma 3, PaliGemma",
         ("SiglipVisionModel", "SiglipModel", "Gemma3ForConditionalGeneration", "PaliGemmaForConditionalGeneration"),
@@ -61,6 +72,14 @@ FAMILIES = (
 )
 
 OTHER = Entry("towers.other", "any vision tower of fixed size in transformers", ("AutoModel",))
+
+REFUSED = {
+    "AutoencoderKLAllegro": "diffusers encodes videos alone with it, in tiles",
+    "AutoencoderKLHunyuanVideo15": "diffusers encodes no batch with it",
+    "Siglip2Model": "its images have sizes of their own (NaFlex); take a SigLIP 2 of fixed size",
+    "Siglip2VisionModel": "its images have sizes of their own (NaFlex); take a SigLIP 2 of fixed size",
+}
+"""Classes that cannot be served, and why."""
 
 ENTRIES = {class_name: entry for entry in FAMILIES for class_name in entry.classes}
 
@@ -81,6 +100,8 @@ def find_family(model: str) -> tuple[Family, ModelFiles]:
     from precompute.encoders.model_files import find_model  # needs huggingface_hub, which `--help` does without
 
     files = find_model(model)
+    if reason := REFUSED.get(files.class_name):
+        raise ModelError(f"encoder.model {model} is of class {files.class_name}: {reason}")
     if (entry := entry_of(files)) is None:
         known = "`precompute build --help` lists those that are"
         raise ModelError(f"encoder.model {model} is of class {files.class_name}, which is not known; {known}")

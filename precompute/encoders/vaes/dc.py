@@ -20,12 +20,12 @@ ENCODE_CONFIG = (
     "encoder_out_shortcut",
 )
 
-FAMILY = native_family(
-    VaeKind(
-        spatial_factor=spatial_factor,
-        encode_config=ENCODE_CONFIG,
-        encode_weights=("encoder.",),
-        decode_weights=("decoder.",),
-        has_posterior=False,
-    )
+KIND = VaeKind(
+    spatial_factor=spatial_factor,
+    encode_config=ENCODE_CONFIG,
+    encode_weights=("encoder.",),
+    decode_weights=("decoder.",),
+    has_posterior=False,
 )
+
+FAMILY = native_family({"AutoencoderDC": KIND})

@@ -34,12 +34,12 @@ def patched(config: Config, weights: Config) -> Normalization:
     )
 
 
-FAMILY = native_family(
-    VaeKind(
-        spatial_factor=spatial_factor,
-        cells=2,
-        encode_config=ENCODE_CONFIG,
-        further_weights=("bn.",),
-        normalization=patched,
-    )
+KIND = VaeKind(
+    spatial_factor=spatial_factor,
+    cells=2,
+    encode_config=ENCODE_CONFIG,
+    further_weights=("bn.",),
+    normalization=patched,
 )
+
+FAMILY = native_family({"AutoencoderKLFlux2": KIND})

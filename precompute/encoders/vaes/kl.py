@@ -23,4 +23,6 @@ ENCODE_CONFIG = (
     "mid_block_add_attention",
 )
 
-FAMILY = native_family(VaeKind(spatial_factor=spatial_factor, encode_config=ENCODE_CONFIG))
+KIND = VaeKind(spatial_factor=spatial_factor, encode_config=ENCODE_CONFIG)
+
+FAMILY = native_family({"AutoencoderKL": KIND})

@@ -1,7 +1,8 @@
-"""The family of a VAE that diffusers itself runs; torch and diffusers are imported when one is loaded."""
+"""The family of VAEs that diffusers itself runs; torch and diffusers are imported when one is loaded."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from precompute.encoders.config import EncoderConfig
@@ -16,22 +17,23 @@ if TYPE_CHECKING:
     from precompute.encoders.family import Decoder
 
 
-def native_family(kind: VaeKind) -> Family:
-    """The family of this kind."""
+def native_family(kinds: Mapping[str, VaeKind]) -> Family:
+    """The family of these kinds, by class."""
 
     def load(files: ModelFiles, config: EncoderConfig, pixel_range: PixelRange) -> Encoder:
         from precompute.encoders.vaes.diffusers_vae import load_native
         from precompute.encoders.vaes.vae import VaeEncoder
 
-        return VaeEncoder(load_native(files, kind, config), config, pixel_range)
+        return VaeEncoder(load_native(files, kinds[files.class_name], config), config, pixel_range)
 
     def load_decoder(files: ModelFiles, device: torch.device) -> Decoder:
         from precompute.encoders.vaes import diffusers_vae
 
-        return diffusers_vae.load_decoder(files, kind, device)
+        return diffusers_vae.load_decoder(files, kinds[files.class_name], device)
 
     def refuse_size(config: Config, height: int, width: int) -> None:
+        kind = kinds[config["_class_name"]]
         refuse_unfit(height, width, kind.spatial_factor(config) * kind.cells)
 
-    takes = ("posterior",) if kind.has_posterior else ()
+    takes = ("posterior",) if any(kind.has_posterior for kind in kinds.values()) else ()
     return Family(load=load, refuse_size=refuse_size, takes=takes, load_decoder=load_decoder)

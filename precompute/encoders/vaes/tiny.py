@@ -10,12 +10,12 @@ def spatial_factor(config: Config) -> int:
 
 ENCODE_CONFIG = ("in_channels", "encoder_block_out_channels", "act_fn", "latent_channels", "num_encoder_blocks")
 
-FAMILY = native_family(
-    VaeKind(
-        spatial_factor=spatial_factor,
-        encode_config=ENCODE_CONFIG,
-        encode_weights=("encoder.",),
-        decode_weights=("decoder.",),
-        has_posterior=False,
-    )
+KIND = VaeKind(
+    spatial_factor=spatial_factor,
+    encode_config=ENCODE_CONFIG,
+    encode_weights=("encoder.",),
+    decode_weights=("decoder.",),
+    has_posterior=False,
 )
+
+FAMILY = native_family({"AutoencoderTiny": KIND})

@@ -1,5 +1,6 @@
 """Every VAE's latents are diffusers' own: to the bit where diffusers runs it, to 1e-5 in float32 where it is folded."""
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,53 @@ VAES = [
     Vae("AutoencoderKLQwenImage21", NARROW_21, 16, 3, folds=True, scale={"latents_std": (2.0,) * 3}),
 ]
 
+NARROW_VIDEO = {"block_out_channels": (8, 8, 8, 8), "layers_per_block": 1, "norm_num_groups": 4, "latent_channels": 4}
+NARROW_LTX = {"layers_per_block": (1,) * 5, "latent_channels": 8}
+VAES += [
+    Vae("AutoencoderKLHunyuanVideo", NARROW_VIDEO, 8, 4, scale={"latents_scale": 0.476986}),
+    Vae(
+        "AutoencoderKLLTXVideo",
+        {
+            **NARROW_LTX,
+            "block_out_channels": (8,) * 4,
+            "decoder_block_out_channels": (8,) * 4,
+            "decoder_layers_per_block": (1,) * 5,
+        },
+        32,
+        8,
+        scale={"latents_mean": (0.0,) * 8, "latents_std": (1.0,) * 8},
+    ),
+    Vae(
+        "AutoencoderKLLTX2Video",
+        {
+            **NARROW_LTX,
+            "block_out_channels": (8, 16, 32, 64),
+            "decoder_block_out_channels": (8, 16, 32),
+            "decoder_layers_per_block": (1,) * 4,
+        },
+        32,
+        8,
+        scale={"latents_mean": (0.0,) * 8, "latents_std": (1.0,) * 8},
+    ),
+    Vae(
+        "AutoencoderKLMochi",
+        {
+            "encoder_block_out_channels": (32,) * 4,
+            "decoder_block_out_channels": (32,) * 4,
+            "layers_per_block": (1,) * 5,
+        },
+        8,
+        12,
+    ),
+    Vae(
+        "AutoencoderKLCogVideoX",
+        {**NARROW_VIDEO, "invert_scale_latents": True, "scaling_factor": 4.0},
+        8,
+        4,
+        scale={"latents_scale": 0.25},
+    ),
+]
+
 
 @pytest.fixture(params=VAES, ids=str)
 def kind(request: pytest.FixtureRequest) -> Vae:
@@ -134,7 +182,7 @@ def by_diffusers(vae: Any, images_NYX3: Tensor) -> Any:
     return encoded
 
 
-@pytest.mark.parametrize(("height", "width"), [(32, 32), (48, 80)])
+@pytest.mark.parametrize(("height", "width"), [(64, 64), (64, 96)])
 def test_latents_are_diffusers_own(kind, tmp_path, height, width):
     """Mean and moments; the reference is diffusers' to the bit, and says so in its identity."""
     theirs = by_diffusers(kind.save(tmp_path), photos(height, width))
@@ -162,15 +210,15 @@ def test_the_identity_says_how_its_transformer_takes_latents(kind, tmp_path):
 
 def test_a_decoder_is_diffusers_own(kind, tmp_path):
     vae = kind.save(tmp_path)
-    latents = load(tmp_path).encode(photos(32, 48))
+    latents = load(tmp_path).encode(photos(64, 96))
     decode, digest = load_decoder(EncoderConfig(model=str(tmp_path), device="cpu"))
     pictures = decode(latents)
-    assert pictures.shape == (2, 3, 32, 48)
+    assert pictures.shape == (2, 3, 64, 96)
     assert digest == load(tmp_path).identity.weights_sha256
     frames = latents.unsqueeze(2) if is_video(vae) else latents
     with torch.inference_mode():
         first = vae.decode(frames[:1], return_dict=False)[0][:, :3]
-    assert torch.equal(pictures[:1], first.reshape(1, 3, 32, 48))
+    assert torch.equal(pictures[:1], first.reshape(1, 3, 64, 96))
 
 
 def test_a_size_that_is_no_multiple_is_refused_unloaded(kind, tmp_path):
@@ -178,8 +226,8 @@ def test_a_size_that_is_no_multiple_is_refused_unloaded(kind, tmp_path):
     kind.save(tmp_path)
     multiple = kind.factor * kind.scale.get("latents_patch", 1)
     for refuse in (load(tmp_path).layout, lambda *size: refuse_unfit_for(str(tmp_path), *size)):
-        with pytest.raises(ConfigError, match=f"multiples of {multiple}, got 80x{multiple * 3 + kind.factor // 2}"):
-            refuse(80, multiple * 3 + kind.factor // 2)
+        with pytest.raises(ConfigError, match=f"multiples of {multiple}, got 96x{multiple * 3 + kind.factor // 2}"):
+            refuse(96, multiple * 3 + kind.factor // 2)
 
 
 def test_weights_that_are_missing_are_named(kind, tmp_path):
@@ -192,9 +240,16 @@ def test_weights_that_are_missing_are_named(kind, tmp_path):
         load(tmp_path)
 
 
+@pytest.mark.parametrize("class_name", ["AutoencoderKLAllegro", "Siglip2Model"])
+def test_a_class_that_cannot_be_served_says_why(class_name, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"_class_name": class_name}))
+    with pytest.raises(ModelError, match=f"is of class {class_name}: (diffusers encodes videos alone|its images)"):
+        load(tmp_path)
+
+
 def test_bfloat16_is_close(tmp_path):
     KL.save(tmp_path)
-    exact, rounded = (load(tmp_path, compute_dtype=each).encode(photos(32, 48)) for each in ("float32", "bfloat16"))
+    exact, rounded = (load(tmp_path, compute_dtype=each).encode(photos(64, 96)) for each in ("float32", "bfloat16"))
     assert 0 < (exact - rounded).abs().max() < 0.1 * exact.std()
 
 
