@@ -23,8 +23,8 @@ class EncoderConfig:
     """Which frozen encoder turns images into latents, and how it runs."""
 
     model: str
-    """Hub id, or a folder as `save_pretrained` leaves it, of one of the classes listed below; a pipeline's subfolder
-    `vae` is found by itself."""
+    """Hub id, or a folder as `save_pretrained` leaves it, of one of the families listed below; a pipeline's subfolder
+    `vae` is found by itself. Or an encoder of your own, as my_package.module:MyEncoder."""
     posterior: Posterior = "mean"
     """Of a VAE `mean` keeps the posterior's mean; `moments` keeps mean and log-variance, twice the channels."""
     pool: int | Literal["auto"] = "auto"

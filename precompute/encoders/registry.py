@@ -6,6 +6,7 @@ A family's module imports torch and the libraries of models only inside its func
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -18,6 +19,10 @@ from precompute.encoders.family import Family
 if TYPE_CHECKING:
     from precompute.encoders.family import Decoder
     from precompute.encoders.model_files import ModelFiles
+
+
+IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+"""Of a user's own encoder: `my_package.module:MyEncoder`."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,8 @@ FAMILIES = (
 
 OTHER = Entry("towers.other", "any vision tower of fixed size in transformers", ("AutoModel",))
 
+OWN = Entry("own", "your own encoder: docs/encoders.md", ("my_module:MyEncoder",))
+
 REFUSED = {
     "AutoencoderKLAllegro": "diffusers encodes videos alone with it, in tiles",
     "AutoencoderKLHunyuanVideo15": "diffusers encodes no batch with it",
@@ -86,7 +93,7 @@ ENTRIES = {class_name: entry for entry in FAMILIES for class_name in entry.class
 
 def help_lines() -> Iterator[str]:
     """Yield a line for each family: the first of its classes, and models that it serves."""
-    for entry in (*FAMILIES, OTHER):
+    for entry in (*FAMILIES, OTHER, OWN):
         yield f"  {entry.classes[0]:<20}  {entry.models}"
 
 
@@ -97,8 +104,10 @@ def entry_of(files: ModelFiles) -> Entry | None:
 
 def find_family(model: str) -> tuple[Family, ModelFiles]:
     """Find the files of a hub id or folder and its family; ModelError for an unknown class."""
-    from precompute.encoders.model_files import find_model  # needs huggingface_hub, which `--help` does without
+    from precompute.encoders.model_files import ModelFiles, find_model  # needs huggingface_hub, which `--help` does without
 
+    if IMPORT_PATH.fullmatch(model):
+        return OWN.family, ModelFiles(model=model, subfolder="", class_name=model, config={})
     files = find_model(model)
     if reason := REFUSED.get(files.class_name):
         raise ModelError(f"encoder.model {model} is of class {files.class_name}: {reason}")
@@ -110,6 +119,8 @@ def find_family(model: str) -> tuple[Family, ModelFiles]:
 
 def refuse_unfit_for(model: str, height: int, width: int) -> None:
     """Raise ConfigError for a size that the encoder of `model` does not take; a broken config passes here."""
+    if IMPORT_PATH.fullmatch(model):
+        return
     from precompute.encoders.model_files import find_model
 
     files = find_model(model)

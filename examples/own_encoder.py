@@ -1,0 +1,34 @@
+"""An encoder of one's own: each patch's mean colour and contrast, as tokens. It needs no weights.
+
+    PYTHONPATH=examples precompute build --encoder.model own_encoder:PatchColours --cache … --source.kind …
+
+`precompute` does all the rest: decoding, batches, shards, resuming, sealing; and `audit` checks that it still makes the
+same samples.
+"""
+
+# Axes: N images, Y X pixels, T tokens, F features, P a patch's pixels.
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+PATCH = 16
+
+
+class PatchColours:
+    """Three means and three deviations of each patch of 16 x 16 pixels."""
+
+    identity = "patch colours, version 1"
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        """It has nothing to put on the device."""
+
+    def layout(self, height: int, width: int) -> dict[str, int]:
+        if height % PATCH or width % PATCH:
+            raise ValueError(f"image.height and image.width must be multiples of {PATCH}, got {height}x{width}")
+        return {"token": height // PATCH * (width // PATCH), "feature": 6}
+
+    def encode(self, image_N3YX: Tensor) -> Tensor:
+        patches_N3PT = F.unfold(image_N3YX, PATCH, stride=PATCH).unflatten(1, (3, -1))
+        means_N3T, deviations_N3T = patches_N3PT.mean(2), patches_N3PT.std(2)
+        return torch.cat([means_N3T, deviations_N3T], 1).transpose(1, 2)

@@ -1,0 +1,128 @@
+"""The user's own encoder, by import path: `encoder.model: my_package.module:MyEncoder`.
+
+The module is imported as any other is: it must be installed, or lie in a folder of PYTHONPATH. docs/encoders.md has an
+example.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from cache_store.errors import ConfigError, ModelError
+from cache_store.format.schema import EncoderIdentity, SampleLayout
+from precompute.encoders.config import EncoderConfig
+from precompute.encoders.encoder import PIXEL_RANGES, PixelRange
+from precompute.encoders.family import Family
+from precompute.encoders.model_files import ModelFiles, one_line
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from precompute.encoders.family import Decoder
+
+# Axes: N images, Y X pixels.
+
+
+class OwnEncoder(Protocol):
+    """What such a class has; it is made once a process, as `MyEncoder(device, dtype)`.
+
+    It may have a `decode` too, from samples to RGB in [-1, 1], [N, 3, Y, X], for galleries.
+    """
+
+    identity: str
+    """A text that differs where its samples would: a version, or a digest of its weights."""
+
+    def layout(self, height: int, width: int) -> Mapping[str, int]:
+        """Names and sides of a sample's one to four axes; ValueError for a size of image that it does not take.
+
+        Three axes of which the first is `channel` are a picture's latents; else the last is of features.
+        """
+
+    def encode(self, image_N3YX: Tensor) -> Tensor:
+        """Map RGB, in the range that `image.range` names, to samples, on its device, in its dtype."""
+
+
+class OwnFamilyEncoder:
+    """Maps uint8 RGB to the samples of such an encoder."""
+
+    def __init__(self, own: OwnEncoder, path: str, config: EncoderConfig, pixel_range: PixelRange) -> None:
+        self.device = config.torch_device
+        self.identity = EncoderIdentity(
+            class_name=path,
+            weights_sha256=digest_of(own),
+            path="native",
+            compiled=False,
+            posterior="none",
+            compute_dtype=config.compute_dtype,
+            batch_size=config.batch_size,
+            latents_mean=(),
+            latents_std=(),
+        )
+        self._own, self._path = own, path
+        self._dtype, self._to_range = config.torch_dtype, PIXEL_RANGES[pixel_range]
+
+    def layout(self, height: int, width: int) -> SampleLayout:
+        """As it says; ConfigError for a size that it does not take, or a layout that no cache holds."""
+        try:
+            sides = dict(self._own.layout(height, width))
+            axes = tuple(sides)
+            is_latent = len(axes) == 3 and axes[0] == "channel"
+            feature = axes[0 if is_latent else -1]
+            return SampleLayout(axes=axes, shape=tuple(sides.values()), feature_axis=feature, has_preview=is_latent)
+        except (IndexError, TypeError, ValueError) as error:
+            raise ConfigError(f"encoder.model {self._path}: {one_line(error)}") from error
+
+    def encode(self, image_NYX3: Tensor) -> Tensor:
+        """Map uint8 RGB, on any device, to samples in float32, on the encoder's device."""
+        import torch
+
+        with torch.inference_mode():
+            pixels_N3YX = self._to_range(image_NYX3.to(self.device, non_blocking=True).permute(0, 3, 1, 2).float())
+            samples = self._own.encode(pixels_N3YX.to(self._dtype).contiguous())
+        expected = (len(image_NYX3), *self.layout(*image_NYX3.shape[1:3]).shape)
+        if not isinstance(samples, torch.Tensor) or samples.shape != expected:
+            found = tuple(samples.shape) if isinstance(samples, torch.Tensor) else type(samples).__name__
+            raise ModelError(f"encoder.model {self._path}: encode gave {found}, and its layout says {expected}")
+        return samples.float().contiguous()
+
+
+def digest_of(own: OwnEncoder) -> str:
+    return hashlib.sha256(str(own.identity).encode()).hexdigest()
+
+
+def make_own(path: str, config: EncoderConfig) -> Any:
+    """Import the class and make one; ModelError where there is none of that name, or it is not such a class."""
+    module_name, _, class_name = path.partition(":")
+    try:
+        own_class = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError) as error:
+        raise ModelError(
+            f"encoder.model {path} cannot be imported: {one_line(error)}; install its package, or name its folder in "
+            "PYTHONPATH"
+        ) from error
+    own = own_class(config.torch_device, config.torch_dtype)
+    if lacking := [name for name in ("identity", "layout", "encode") if not hasattr(own, name)]:
+        raise ModelError(f"encoder.model {path} has no {' and no '.join(lacking)}; docs/encoders.md says what it needs")
+    return own
+
+
+def load(files: ModelFiles, config: EncoderConfig, pixel_range: PixelRange) -> OwnFamilyEncoder:
+    return OwnFamilyEncoder(make_own(files.model, config), files.model, config, pixel_range)
+
+
+def load_decoder(files: ModelFiles, device: torch.device) -> Decoder:
+    own = make_own(files.model, EncoderConfig(model=files.model, device=str(device), compute_dtype="float32"))
+    if not hasattr(own, "decode"):
+        raise ModelError(f"encoder.model {files.model} has no decoder: its class has no decode")
+    return own.decode, digest_of(own)
+
+
+def any_size(config: Mapping[str, Any], height: int, width: int) -> None:
+    """Its layout says later what it takes."""
+
+
+FAMILY = Family(load=load, refuse_size=any_size, load_decoder=load_decoder)

@@ -1,0 +1,87 @@
+"""An encoder by import path goes the whole way: build, resume, verify, audit; what is wrong with one is one line."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cache_store import open_cache
+from cache_store.errors import EncodeOnceError
+from cache_store.verify.verify import verify
+from precompute.cli import main
+from precompute.encoders.config import EncoderConfig
+from precompute.encoders.registry import load_decoder, load_encoder
+from tests.precompute.conftest import GOOD, run_build, write_source
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PATH = "own_encoder:PatchColours"
+
+
+@pytest.fixture(autouse=True)
+def importable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As PYTHONPATH makes the example, and a module of the user's."""
+    (tmp_path / "mine.py").write_text(MINE)
+    for folder in (EXAMPLES, tmp_path):
+        monkeypatch.syspath_prepend(str(folder))
+    sys.modules.pop("mine", None)
+
+
+def test_the_example_builds_a_cache_that_verifies_and_audits(tmp_path):
+    cache = run_build(tmp_path, write_source(tmp_path / "source"), Path(PATH), image__width=48)
+    opened = open_cache(cache)
+    assert opened.spec.array.named_shape == "token 6, feature 6"
+    assert opened.spec.array.encoder.class_name == PATH
+    assert not verify(cache, "full").findings
+    samples = opened.read(np.arange(len(GOOD))).astype(np.float32)
+    assert (samples[:, :, 3:] >= 0).all()
+    assert np.abs(samples[:, :, :3]).max() <= 1
+    assert main(["audit", str(cache), "--samples", "20", "--seed", "0"]) == 0
+
+
+MINE = """
+import torch
+class NoLayout:
+    identity = "1"
+    def __init__(self, device, dtype): pass
+    def encode(self, image): return image
+class Wrong(NoLayout):
+    def layout(self, height, width): return {"channel": 3, "latent_y": height // 2, "latent_x": width}
+class Row(NoLayout):
+    def layout(self, height, width): return {"row": 1}
+class Pixels(Wrong):
+    def layout(self, height, width): return {"channel": 3, "latent_y": height, "latent_x": width}
+    def decode(self, samples): return samples
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("nowhere:Encoder", "cannot be imported: No module named 'nowhere'; install its package, or name its folder"),
+        ("mine:Nothing", "cannot be imported: module 'mine' has no attribute 'Nothing'"),
+        ("mine:NoLayout", "mine:NoLayout has no layout; docs/encoders.md says what it needs"),
+        ("mine:Wrong", r"encode gave \(1, 3, 8, 8\), and its layout says \(1, 3, 4, 8\)"),
+        ("mine:Row", "the axes row must differ, also from row"),
+        (PATH, "image.height and image.width must be multiples of 16, got 8x8"),
+    ],
+)
+def test_what_is_wrong_with_it_is_one_line(path, message):
+    with pytest.raises(EncodeOnceError, match=message) as caught:
+        encoder = load_encoder(EncoderConfig(model=path, device="cpu", compute_dtype="float32"), "signed")
+        encoder.layout(8, 8)
+        encoder.encode(torch.zeros(1, 8, 8, 3, dtype=torch.uint8))
+    assert "\n" not in str(caught.value)
+
+
+def test_its_decoder_is_taken_where_it_has_one():
+    config = EncoderConfig(model="mine:Pixels", device="cpu", compute_dtype="float32")
+    encoder = load_encoder(config, "signed")
+    decode, digest = load_decoder(config)
+    assert digest == encoder.identity.weights_sha256
+    assert encoder.layout(8, 8).has_preview
+    pixels = encoder.encode(torch.full((1, 8, 8, 3), 255, dtype=torch.uint8))
+    assert torch.equal(decode(pixels), torch.ones(1, 3, 8, 8))
+    with pytest.raises(EncodeOnceError, match="has no decoder: its class has no decode"):
+        load_decoder(EncoderConfig(model=PATH, device="cpu"))
