@@ -55,7 +55,7 @@ RANKS = {
 
 def build_command(arguments: Any) -> int:
     """Plan, encode and seal a cache; run again to resume."""
-    config = arguments.config
+    config = arguments.config.prepared()
     rank = find_rank(arguments.rank, arguments.world_size, os.environ)
     if rank is not None and config.run.engine == "ray":
         raise ConfigError(
@@ -81,7 +81,7 @@ def build_command(arguments: Any) -> int:
 
 def plan_command(arguments: Any) -> int:
     """Plan a cache for ranks to build; run again to extend it or to retry rejected samples."""
-    config, request = arguments.config, request_of(arguments)
+    config, request = arguments.config.prepared(), request_of(arguments)
     refuse_unfit_size(config)
     from precompute.build.steps import plan
 
@@ -97,7 +97,7 @@ def plan_command(arguments: Any) -> int:
 
 def seal_command(arguments: Any) -> int:
     """Seal a cache that ranks have built; exits 1, and names them, while shards are missing."""
-    config = arguments.config
+    config = arguments.config.prepared()
     from precompute.build.steps import seal
 
     show(seal(config, step_request(arguments)), config.cache)
@@ -129,7 +129,7 @@ def step_request(arguments: Any) -> BuildRequest:
 
 def estimate_command(arguments: Any) -> int:
     """Measure what a build would take here, and when its cache would pay; exits 1 if it would not fit."""
-    config = arguments.config
+    config = arguments.config.prepared()
     refuse_unfit_size(config)
     from precompute.estimate.estimate import estimate
     from precompute.estimate.report import report_lines

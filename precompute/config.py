@@ -100,9 +100,6 @@ class BuildConfig:
     def __post_init__(self) -> None:
         if not self.cache:
             raise ConfigError("cache: the name is empty; name the cache's folder")
-        if self.image.from_model:  # known from here on, wherever the config goes
-            prepared = replace(self.image, from_model=False)
-            object.__setattr__(self, "image", replace(prepared, **as_model_prepares(self.encoder.model)))
         folder = self._folder  # a URL of another kind is refused here, whatever the source
         if self.source.kind == "cache" and Path(self.source.path).expanduser().resolve() == folder:
             raise ConfigError(f"source.path: {self.source.path} is the cache itself; name another one of the same plan")
@@ -110,6 +107,13 @@ class BuildConfig:
             raise ConfigError(
                 f"encoder.device: Ray says which GPU is whose; use auto, cpu or cuda, not {self.encoder.device}"
             )
+
+    def prepared(self) -> Self:
+        """With the values of `image:` that its model's own files say, where they are to; these may be downloaded."""
+        if not self.image.from_model:
+            return self
+        chosen = replace(self.image, from_model=False)
+        return replace(self, image=replace(chosen, **as_model_prepares(self.encoder.model)))
 
     @property
     def own_encoder(self) -> EncoderConfig:

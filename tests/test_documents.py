@@ -162,7 +162,7 @@ def test_the_readme_shows_every_program_and_every_room():
         assert sorted(re.findall(r"^  (\w+)/ ", tree, re.MULTILINE)) == rooms
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/operations.md", "docs/training.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/encoders.md", "docs/operations.md", "docs/training.md"])
 def test_the_loops_in_the_documents_run(name, tmp_path):
     cache = make_cache(tmp_path / "cache", np.zeros((20, 16, 4, 4), np.float32), rejected=[2])
     blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / name).read_text(), re.DOTALL | re.MULTILINE)

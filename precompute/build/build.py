@@ -107,6 +107,7 @@ def build(config: BuildConfig, request: BuildRequest | None = None) -> Summary:
 
 def open_inputs(config: BuildConfig, request: BuildRequest) -> Inputs:
     silence_decoders()
+    config = config.prepared()
     store = open_store(config.cache)
     refuse_others(store, "cache")
     source = open_source(config.source)

@@ -70,7 +70,7 @@ def build_rank(config: BuildConfig, request: BuildRequest, rank: Rank) -> Encode
     inputs = open_inputs(on_its_gpu(config, rank), request)
     with inputs.store.claim(shared=True):
         surveyed = survey_as_stated(inputs.store)
-        work = decide_planned(surveyed, recipe_of(config, inputs.encoder), request).work.without_plan()
+        work = decide_planned(surveyed, recipe_of(inputs.config, inputs.encoder), request).work.without_plan()
         return build_missing(inputs, work, rank.shards_of(work.to_build), shared=True).encoded
 
 
@@ -79,7 +79,7 @@ def seal(config: BuildConfig, request: BuildRequest) -> Summary:
     refuse_unplanned(open_store(config.cache), request)
     inputs = open_inputs(config, request)
     with inputs.store.claim():
-        decision = decide_planned(survey(inputs.store), recipe_of(config, inputs.encoder), request)
+        decision = decide_planned(survey(inputs.store), recipe_of(inputs.config, inputs.encoder), request)
         assert decision.surveyed.plan.value is not None
         plan_file, work = decision.surveyed.plan.value.file, decision.work.without_plan()
         if missing := work.to_build:

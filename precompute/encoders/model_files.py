@@ -95,12 +95,17 @@ def hub_file(model: str, name: str) -> Path | None:
 
 def model_file(model: str, *names: str) -> Path | None:
     """Find the first of these files that the model has, here, in the Hub's local cache, or on the Hub."""
+    if (path := file_here(model, *names)) or Path(model).is_dir():
+        return path
+    return next(filter(None, (hub_file(model, name) for name in names)), None)
+
+
+def file_here(model: str, *names: str) -> Path | None:
+    """Find the first of these files that is here, or in the Hub's local cache."""
     if (folder := Path(model)).is_dir():
         return next((folder / name for name in names if (folder / name).is_file()), None)
     cached = (try_to_load_from_cache(model, name) for name in names)
-    if path := next((path for path in cached if isinstance(path, str)), None):
-        return Path(path)
-    return next(filter(None, (hub_file(model, name) for name in names)), None)
+    return next((Path(path) for path in cached if isinstance(path, str)), None)
 
 
 @contextmanager

@@ -6,10 +6,12 @@ side and cut the middle out. Whatever else one does is refused with what it says
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from cache_store.errors import ConfigError, MissingPathError, ModelError
+from cache_store.errors import ConfigError, MissingPathError
 from precompute.encoders.encoder import COLOUR_STATISTICS, PixelRange
+from precompute.encoders.model_files import file_here, find_model, model_file
 
 Values = dict[str, Any]
 
@@ -20,6 +22,9 @@ RANGES = {**COLOUR_STATISTICS, "signed": ((0.5,) * 3, (0.5,) * 3)}
 
 BY_SHORTER_SIDE = ("CLIPImageProcessor", "CLIPFeatureExtractor", "BitImageProcessor")
 """Processors to which a size that is a bare number is that of the shorter side; to others, of both."""
+
+PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+"""The file of the image processor, or that of all processors."""
 
 NOT_PILLOWS = ("DINOv3ViTImageProcessor",)
 """Processors that resize otherwise."""
@@ -43,9 +48,11 @@ def as_model_prepares(model: str) -> Values:
 
 def refuse_other_range(model: str, pixel_range: PixelRange) -> None:
     """Raise ConfigError where pixels would enter a tower in another range than its own processor gives it."""
+    if (path := file_here(model, *PROCESSORS)) is None:
+        return  # the Hub is not asked for it by every worker
     try:
-        stated = range_of(processor_values(model))
-    except (ModelError, MissingPathError, KeyError, TypeError, ValueError):
+        stated = range_of(read_processor(path))
+    except (KeyError, TypeError, ValueError):
         return  # it says nothing that is understood here
     if stated != pixel_range:
         raise ConfigError(
@@ -56,14 +63,14 @@ def refuse_other_range(model: str, pixel_range: PixelRange) -> None:
 
 def processor_values(model: str) -> Values:
     """What the checkpoint says of its image processor, in a file of that or of all its processors."""
-    from precompute.encoders.model_files import find_model, model_file  # needs huggingface_hub, which `--help` has not
-
-    files = find_model(model)
-    for name in ("preprocessor_config.json", "processor_config.json"):
-        if path := model_file(files.model, name):
-            values = json.loads(path.read_text(encoding="utf-8"))
-            return dict(values.get("image_processor", values))
+    if path := model_file(find_model(model).model, *PROCESSORS):
+        return read_processor(path)
     raise MissingPathError(f"image.from_model: {model} has no preprocessor_config.json; leave it out and choose")
+
+
+def read_processor(path: Path) -> Values:
+    values = json.loads(path.read_text(encoding="utf-8"))
+    return dict(values.get("image_processor", values))
 
 
 def size_and_fit(held: Values, kind: str) -> Values:

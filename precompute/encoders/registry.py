@@ -104,7 +104,10 @@ def entry_of(files: ModelFiles) -> Entry | None:
 
 def find_family(model: str) -> tuple[Family, ModelFiles]:
     """Find the files of a hub id or folder and its family; ModelError for an unknown class."""
-    from precompute.encoders.model_files import ModelFiles, find_model  # needs huggingface_hub, which `--help` does without
+    from precompute.encoders.model_files import (  # needs huggingface_hub, which `--help` does without
+        ModelFiles,
+        find_model,
+    )
 
     if IMPORT_PATH.fullmatch(model):
         return OWN.family, ModelFiles(model=model, subfolder="", class_name=model, config={})

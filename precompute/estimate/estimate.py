@@ -62,6 +62,7 @@ def estimate(config: EstimateConfig) -> Estimate:
     Where no cache can lie is refused before anything is loaded, as `build` refuses it.
     """
     silence_decoders()
+    config = config.prepared()
     refuse_others(store := open_store(config.cache), "cache")
     step = read_step(config.training_run) if config.training_run is not None else None
     source = open_source(config.source)

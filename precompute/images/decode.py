@@ -134,6 +134,7 @@ class ImageConfig:
 
     @property
     def recipe(self) -> ImageRecipe:
+        assert not self.from_model, "BuildConfig.prepared says what the model does"
         return ImageRecipe(**{name: value for name, value in asdict(self).items() if name != "from_model"})
 
 

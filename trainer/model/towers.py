@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from msgspec.structs import asdict
@@ -29,6 +29,15 @@ TOWERS = "towers"
 
 ENCODER_FIELDS = ("class_name", "weights_sha256", "posterior", "latents_mean", "latents_std")
 """Fields of an encoder's identity that decide what its samples mean."""
+
+UNUSUAL: dict[str, Any] = {
+    "latents_shift": None,
+    "latents_scale": None,
+    "latents_patch": 1,
+    "layer": None,
+    "class_token": False,
+}
+"""Further ones and their usual values, which are not said, as they were not in older versions."""
 
 
 def refuse_unread(config: ModelConfig, joined: JoinedCache) -> None:
@@ -185,4 +194,7 @@ def what_samples_mean(array: ArraySpec) -> dict[str, str]:
     """
     image = {f"image.{name}": value for name, value in asdict(array.image).items() if name not in NOT_OF_MEANING}
     encoder = {f"encoder.{name}": getattr(array.encoder, name) for name in ENCODER_FIELDS}
+    for name, usual in UNUSUAL.items():
+        if (value := getattr(array.encoder, name)) != usual:
+            encoder[f"encoder.{name}"] = value
     return {name: str(value) for name, value in {"latents.shape": array.shape, **image, **encoder}.items()}

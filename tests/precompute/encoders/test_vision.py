@@ -191,7 +191,7 @@ def test_images_are_prepared_as_the_models_processor_does(processor, size, tmp_p
     save("CLIPVisionModel", tmp_path)
     source = SourceConfig(kind="folder", path=str(tmp_path))
     encoder = EncoderConfig(model=str(tmp_path), device="cpu")
-    image = BuildConfig(cache="c", source=source, encoder=encoder, image=ImageConfig(from_model=True)).image
+    image = BuildConfig(cache="c", source=source, encoder=encoder, image=ImageConfig(from_model=True)).prepared().image
     assert not image.from_model
     noise = np.random.default_rng(0).integers(0, 256, (*size[::-1], 3), np.uint8)
     pixels_NYX3 = torch.from_numpy(to_pixels(fit_image(whole(Image.fromarray(noise)), image.recipe)).copy())[None]
