@@ -73,6 +73,7 @@ FAMILIES = (
         "CLIP, LLaVA",
         ("CLIPVisionModel", "CLIPVisionModelWithProjection", "CLIPModel", "LlavaForConditionalGeneration"),
     ),
+    Entry("towers.qwen_vl", "Qwen2.5-VL, at a fixed size", ("Qwen2_5_VLForConditionalGeneration",)),
     Entry("towers.dino", "DINOv2, DINOv3", ("Dinov2Model", "Dinov2WithRegistersModel", "DINOv3ViTModel")),
 )
 
@@ -83,6 +84,7 @@ OWN = Entry("own", "your own encoder: docs/encoders.md", ("my_module:MyEncoder",
 REFUSED = {
     "AutoencoderKLAllegro": "diffusers encodes videos alone with it, in tiles",
     "AutoencoderKLHunyuanVideo15": "diffusers encodes no batch with it",
+    "Qwen3VLForConditionalGeneration": "its language model takes hidden states of several layers",
     "Siglip2Model": "its images have sizes of their own (NaFlex); take a SigLIP 2 of fixed size",
     "Siglip2VisionModel": "its images have sizes of their own (NaFlex); take a SigLIP 2 of fixed size",
 }

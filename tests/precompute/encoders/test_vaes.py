@@ -240,10 +240,12 @@ def test_weights_that_are_missing_are_named(kind, tmp_path):
         load(tmp_path)
 
 
-@pytest.mark.parametrize("class_name", ["AutoencoderKLAllegro", "Siglip2Model"])
+@pytest.mark.parametrize("class_name", ["AutoencoderKLAllegro", "Siglip2Model", "Qwen3VLForConditionalGeneration"])
 def test_a_class_that_cannot_be_served_says_why(class_name, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"_class_name": class_name}))
-    with pytest.raises(ModelError, match=f"is of class {class_name}: (diffusers encodes videos alone|its images)"):
+    with pytest.raises(
+        ModelError, match=f"is of class {class_name}: (diffusers encodes videos|its images|its language model)"
+    ):
         load(tmp_path)
 
 

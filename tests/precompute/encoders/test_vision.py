@@ -25,6 +25,9 @@ from transformers import (
     DINOv3ViTModel,
     LlavaConfig,
     LlavaForConditionalGeneration,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2VLImageProcessorPil,
     SiglipImageProcessorPil,
     ViTConfig,
     ViTForImageClassification,
@@ -152,6 +155,34 @@ def test_the_hash_is_the_towers_wherever_it_lies(tmp_path):
     tower.pre_layrnorm.bias[-1] += 0.25
     tower.save_pretrained(tmp_path / "other")
     assert load(tmp_path / "other").identity.weights_sha256 != hashed
+
+
+QWEN = {"depth": 2, "hidden_size": 16, "intermediate_size": 20, "num_heads": 2, "out_hidden_size": 8, "window_size": 28}
+QWEN_TEXT = {
+    **TEXT,
+    "num_key_value_heads": 2,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1]},
+}
+
+
+@pytest.mark.parametrize(("height", "width"), [(56, 56), (84, 56)])
+def test_tokens_of_qwen_2_5_vl_are_what_its_language_model_is_given(height, width, tmp_path):
+    """At any multiple of a token's side, with its own processor's patches."""
+    torch.manual_seed(0)
+    config = Qwen2_5_VLConfig(vision_config={**QWEN, "fullatt_block_indexes": [1]}, text_config=QWEN_TEXT)
+    model = Qwen2_5_VLForConditionalGeneration(config).eval().requires_grad_(False)
+    model.save_pretrained(tmp_path)
+    noise = np.random.default_rng(0).integers(0, 256, (2, height, width, 3), np.uint8)
+    made = Qwen2VLImageProcessorPil(do_resize=False)([Image.fromarray(each) for each in noise], return_tensors="pt")
+    with torch.inference_mode():
+        expected = torch.stack(model.get_image_features(made["pixel_values"], made["image_grid_thw"]).pooler_output)
+    encoder = load(tmp_path)
+    tokens = encoder.encode(torch.from_numpy(noise))
+    assert expected.std() > 0.001
+    torch.testing.assert_close(tokens, expected, rtol=0, atol=1e-5)
+    assert tokens.shape[1:] == encoder.layout(height, width).shape
+    with pytest.raises(ConfigError, match="multiples of 28, got 60x56"):
+        refuse_unfit_for(str(tmp_path), 60, 56)
 
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [

@@ -1,0 +1,79 @@
+"""The encoder that the vision tower of a Qwen-VL is, as transformers runs it."""
+
+# Axes: N images, Y X pixels, T tokens, F features, G squares of patches, S patches of a square's side, P pixels.
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from cache_store.errors import ConfigError
+from cache_store.format.schema import EncoderIdentity, SampleLayout
+from precompute.encoders.config import EncoderConfig
+from precompute.encoders.encoder import PIXEL_RANGES, PixelRange
+from precompute.encoders.family import refuse_unfit
+from precompute.encoders.model_files import ModelFiles
+from precompute.encoders.towers.place import VISION_CONFIG, Place
+from precompute.encoders.towers.transformers_tower import read_whole_tower, tower_config, weights_of_output
+from precompute.encoders.weight_files import loading
+
+PLACE = Place(kinds=("qwen2_5_vl_vision",), prefixes=("model.visual.", "visual."), is_part=True)
+
+
+class QwenEncoder:
+    """Maps uint8 RGB to the tokens that the language model is given, on one device."""
+
+    def __init__(self, files: ModelFiles, config: EncoderConfig, pixel_range: PixelRange, side: int) -> None:
+        if pixel_range == "theworld":
+            raise ConfigError(f"image.range: {pixel_range} is for VAEs; a {files.class_name} needs clip")
+        with loading(files):
+            values = {**PLACE.tower_values(files.config), "model_type": PLACE.kinds[0]}  # of the whole, in older ones
+            held = replace(files, config={VISION_CONFIG: values})
+            tower = read_whole_tower(held, PLACE, tower_config(held, PLACE))
+        self.device = config.torch_device
+        self.identity = EncoderIdentity(
+            class_name=type(tower).__name__,
+            weights_sha256=weights_of_output(tower),
+            path="native",
+            compiled=False,
+            posterior="none",
+            compute_dtype=config.compute_dtype,
+            batch_size=config.batch_size,
+            latents_mean=(),
+            latents_std=(),
+        )
+        self._config, self._side = tower.config, side
+        self._features = tower.config.out_hidden_size
+        self._tower = tower.to(config.torch_device, config.torch_dtype)
+        self._dtype, self._to_range = config.torch_dtype, PIXEL_RANGES[pixel_range]
+
+    def layout(self, height: int, width: int) -> SampleLayout:
+        """[T, F], rows of tokens from the top; ConfigError for a size that it would have to crop."""
+        refuse_unfit(height, width, self._side)
+        tokens = (height // self._side) * (width // self._side)
+        return SampleLayout(
+            axes=("token", "feature"), shape=(tokens, self._features), feature_axis="feature", has_preview=False
+        )
+
+    @torch.inference_mode()
+    def encode(self, image_NYX3: Tensor) -> Tensor:
+        """Map uint8 RGB, on any device, to [N, T, F], float32, on the encoder's device."""
+        pixels_N3YX = self._to_range(image_NYX3.to(self.device, non_blocking=True).permute(0, 3, 1, 2).float())
+        number, _, height, width = pixels_N3YX.shape
+        patch = self._config.patch_size
+        grids_N3 = torch.tensor([[1, height // patch, width // patch]] * number, device=self.device)
+        made = self._tower(self._patches(pixels_N3YX).to(self._dtype), grid_thw=grids_N3)
+        tokens: Tensor = made.pooler_output
+        return tokens.view(number, -1, tokens.shape[-1]).float()
+
+    def _patches(self, pixels_N3YX: Tensor) -> Tensor:
+        """As transformers' `Qwen2VLImageProcessor.patchify`: squares of patches in order; an image is two frames."""
+        patch, square, frames = (
+            getattr(self._config, name) for name in ("patch_size", "spatial_merge_size", "temporal_patch_size")
+        )
+        number, colours, height, width = pixels_N3YX.shape
+        cut = (height // patch // square, square, patch, width // patch // square, square, patch)
+        squares_N3GSPGSP = pixels_N3YX.reshape(number, colours, *cut)
+        squares_NGGSS3PP = squares_N3GSPGSP.permute(0, 2, 5, 3, 6, 1, 4, 7)
+        filmed = squares_NGGSS3PP.unsqueeze(6).expand(*[-1] * 6, frames, -1, -1)
+        return filmed.reshape(-1, colours * frames * patch**2)
