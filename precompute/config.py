@@ -18,7 +18,6 @@ from cache_store.format.schema import MAX_SAMPLES_PER_SHARD, CodecName, StoreDty
 from cache_store.gallery.command import GalleryConfig
 from cache_store.storage.store import Address, is_url, open_store
 from precompute.encoders.config import EncoderConfig
-from precompute.encoders.preprocessing import as_model_prepares
 from precompute.images.decode import ImageConfig
 from precompute.sources import SourceConfig, recorded_section
 
@@ -112,6 +111,8 @@ class BuildConfig:
         """With the values of `image:` that its model's own files say, where they are to; these may be downloaded."""
         if not self.image.from_model:
             return self
+        from precompute.encoders.preprocessing import as_model_prepares  # needs huggingface_hub, as `--help` does not
+
         chosen = replace(self.image, from_model=False)
         return replace(self, image=replace(chosen, **as_model_prepares(self.encoder.model)))
 
