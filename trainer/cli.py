@@ -16,7 +16,7 @@ EXAMPLES = """\
   torchrun --nproc-per-node 8 -m trainer train --config my.yaml
   trainer eval --config my.yaml --report eval.json        the newest checkpoint
   trainer profile --config my.yaml --steps 10             where the time goes
-  trainer compare a.yaml b.yaml --base my.yaml            is it faster? does it learn the same?
+  trainer compare a.yaml b.yaml --base my.yaml            is b faster?
   trainer generate runs/mine --rows 7,3                   what it says of them
   trainer generate runs/mine --image photo.jpg --prompt "What is this?"
   trainer export runs/mine exported                       with a model card
@@ -38,7 +38,7 @@ MONITOR_OPTIONS = {"--once": "Show it as it is now, and end."}
 SIDES = {"a": "A config (YAML).", "b": "Another one, which is compared with it."}
 
 COMPARE_OPTIONS = {
-    "--base FILE": "A config that both are read over, so that they may hold what differs alone (configs/compare/).",
+    "--base FILE": "A config that both are read over, so that they may hold what differs alone.",
     "--steps N": "Steps of each, in five turns; 50 if nothing is said.",
     "--min-speedup X": "How many times as fast as A's a step of B has to be.",
     "--max-memory-ratio X": "How much of A's peak memory B may take.",

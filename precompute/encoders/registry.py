@@ -79,7 +79,7 @@ FAMILIES = (
 
 OTHER = Entry("towers.other", "any vision tower of fixed size in transformers", ("AutoModel",))
 
-OWN = Entry("own", "your own encoder: docs/encoders.md", ("my_module:MyEncoder",))
+OWN = Entry("own", "an encoder of your own, by import path", ("my_module:MyEncoder",))
 
 REFUSED = {
     "AutoencoderKLAllegro": "diffusers encodes videos alone with it, in tiles",
