@@ -9,7 +9,7 @@ from importlib import import_module
 
 from cache_store.errors import ConfigError, EncodeOnceError, Interrupted, install
 from cache_store.log import log_error, log_info, logging_as_typed, refuse_other_format
-from cache_store.program.stop_signals import unwound_by_signals
+from cache_store.program.stop_signals import stop_retrying, unwound_by_signals
 from cache_store.storage.objects.callers import giving_up
 
 OUR_PACKAGES = ("cache_store", "precompute", "trainer")
@@ -53,9 +53,11 @@ def interruptible(run: Callable[[Sequence[str]], int], given: Sequence[str], ask
         code = run(given)
     except Exception as error:
         if asked_to_stop() and not isinstance(error, Interrupted):
+            stop_retrying()
             raise KeyboardInterrupt from error
         raise
     if asked_to_stop():  # C++ code has swallowed it, or it came at the very end
+        stop_retrying()
         raise KeyboardInterrupt
     return code
 

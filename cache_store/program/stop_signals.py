@@ -74,6 +74,11 @@ def unwound_by_signals() -> Iterator[Callable[[], bool]]:
                 signal.signal(number, handler)
 
 
+def stop_retrying() -> None:
+    """Cancel a stop that waits to be tried again: it would interrupt the message of the stop that is told now."""
+    signal.setitimer(signal.ITIMER_REAL, 0)
+
+
 def is_importing(frame: FrameType | None) -> bool:
     """Whether `frame` runs within an import: an exception there can abort the program in C++ code, or be swallowed."""
     while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
