@@ -7,7 +7,7 @@ is not always its fastest kernel.
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from statistics import median
 from typing import get_args
@@ -23,6 +23,9 @@ DUELS = (
     ("folded float32", "diffusers float32"),
     ("folded bfloat16", "diffusers bfloat16"),
     ("compiled bfloat16", "diffusers bfloat16"),
+    ("compiled bfloat16", "diffusers-compiled bfloat16"),
+    ("replayed bfloat16", "diffusers bfloat16"),
+    ("replayed bfloat16", "diffusers-compiled bfloat16"),
     ("folded bfloat16", "diffusers float32"),
 )
 """Same dtype first, then our best against the dtype that diffusers loads in; only those that ran are reported."""
@@ -43,7 +46,11 @@ def run(argv: Sequence[str]) -> int:
         encoders = rivals.load_rivals(model, options.device)
     folded = encoders["folded float32"]
     images_NYX3 = rivals.random_images(options, folded.device)
-    encodings = {name: partial(encoder.encode, images_NYX3) for name, encoder in encoders.items()}
+    encodings: dict[str, Callable[[], torch.Tensor]] = {
+        name: partial(encoder.encode, images_NYX3) for name, encoder in encoders.items()
+    }
+    if folded.device.type == "cuda":
+        encodings["replayed bfloat16"] = rivals.replayed(encoders["compiled bfloat16"], images_NYX3)
     works = {name: partial(rivals.run_to_end, encode, folded.device) for name, encode in encodings.items()}
     peaks, peak_flop = rivals.peak_works(folded.device)
     seconds = interleaved_seconds(works | peaks, options.repeats)
@@ -89,12 +96,12 @@ def print_table(
     shares: Mapping[str, float],
     gains: Mapping[str, list[float]],
 ) -> None:
-    print(f"{'':<20}{'images/s':>10}{'range':>18}{'TFLOP/s':>10}{'of peak':>9}")
+    print(f"{'':<30}{'images/s':>10}{'range':>18}{'TFLOP/s':>10}{'of peak':>9}")
     for rival, each in speeds.items():
         extent = f"{min(each):.2f}-{max(each):.2f}"
-        print(f"{rival:<20}{median(each):>10.2f}{extent:>18}{flop_per_s[rival] / 1e12:>10.3f}{shares[rival]:>9.0%}")
+        print(f"{rival:<30}{median(each):>10.2f}{extent:>18}{flop_per_s[rival] / 1e12:>10.3f}{shares[rival]:>9.0%}")
     for duel, factors in gains.items():
-        print(f"{duel:<46}{median(factors):>6.2f}x  ({min(factors):.2f}-{max(factors):.2f})")
+        print(f"{duel:<58}{median(factors):>6.2f}x  ({min(factors):.2f}-{max(factors):.2f})")
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@ import argparse
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,7 @@ from diffusers import AutoencoderKLWan
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from precompute.encode.device_feed import CudaRuntime
 from precompute.encoders.config import ComputeDtype, EncoderConfig
 from precompute.encoders.encoder import Encoder
 from precompute.encoders.registry import load_encoder
@@ -49,7 +51,27 @@ def load_rivals(model: str, device: str) -> dict[str, Encoder]:
         rivals[f"folded {dtype}"] = load(dtype, fold=True)
     if rivals["folded float32"].device.type == "cuda":
         rivals["compiled bfloat16"] = load("bfloat16", fold=True, compiled=True)
+        rivals["diffusers-compiled bfloat16"] = compiled_stock(load("bfloat16", fold=False))
     return rivals
+
+
+def compiled_stock(encoder: Any) -> Encoder:
+    """Diffusers' own path, compiled whole, as its users do it."""
+    encoder._vae = replace(encoder._vae, network=torch.compile(encoder._vae.network))
+    compiled: Encoder = encoder
+    return compiled
+
+
+def replayed(encoder: Encoder, images_NYX3: Tensor) -> Callable[[], Tensor]:
+    """The encoder's work on these images as a CUDA graph."""
+    runtime = CudaRuntime(encoder.device)
+    replay, result = runtime.capture(lambda: encoder.encode(images_NYX3), runtime.stream())
+
+    def run() -> Tensor:
+        replay()
+        return result
+
+    return run
 
 
 def random_images(options: argparse.Namespace, device: torch.device) -> Tensor:

@@ -24,7 +24,8 @@ from cache_store.storage.store import open_store
 from precompute.build.steps import plan
 from precompute.config import BuildConfig
 from precompute.encode.batches import Decoders, decoded_batches, planned_batches
-from precompute.encode.engines.local import num_workers, run_local
+from precompute.encode.engines.crew import crew_of
+from precompute.encode.engines.local import run_local
 from precompute.encode.job import Progress
 from precompute.encoders.registry import load_encoder
 from precompute.resume.request import BuildRequest
@@ -49,7 +50,7 @@ class Feed:
         self.stand_in.save()
         self._plan()
         spec = read_spec(self._store)
-        self.samples, self.workers = spec.rows, num_workers(config, spec.num_shards)
+        self.samples, self.workers = spec.rows, crew_of(config, spec.num_shards).workers
         self.stand_in = replace(self.stand_in, workers=self.workers)
         self.stand_in.save()
         self.source = open_source(config.source)

@@ -53,8 +53,9 @@ class RunConfig:
     """local: worker processes on this machine. ray: workers on every node of a Ray cluster, that of RAY_ADDRESS or one
     that runs here; without either, a Ray of this machine alone is started."""
     workers: int | Literal["auto"] = "auto"
-    """Processes, each with its own encoder; auto is one per GPU, or one for every two cores of a CPU. On Ray a
-    number is the most that there will be, and auto takes all that the cluster has or gains."""
+    """Processes, each with its own encoder; auto is as many as keep each GPU busy, up to four, by its cores and memory,
+    or one for every two cores of a CPU. On Ray a number is the most that there will be, and auto takes all that the
+    cluster has or gains."""
     decode_threads: int | Literal["auto"] = "auto"
     """Threads that decode images in each worker; auto shares the machine's cores among the workers."""
     max_reject_fraction: float = 0.01

@@ -90,7 +90,8 @@ class EncoderIdentity(Normalization, frozen=True, kw_only=True, omit_defaults=Tr
     class_name: str
     weights_sha256: str
     path: Literal["folded", "native"]
-    compiled: bool
+    compiled: bool | Literal["auto"]
+    """auto: on a GPU that has what it takes."""
     posterior: str
     compute_dtype: str
     batch_size: Count
@@ -285,10 +286,10 @@ class CommitRun(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def made_by(self) -> str:
-        """Hardware and libraries, as `NVIDIA H100, driver 570.86.15, cuda 12.8, ...`."""
-        names = {"gpu", "cpu"}
-        parts = {**self.hardware, **self.versions}
-        return ", ".join(value if name in names else f"{name} {value}" for name, value in parts.items())
+        """Hardware and libraries, as `NVIDIA H100, cuda 12.8, cudnn 9.10.2, driver 570.86.15, diffusers 0.38, ...`."""
+        first = [value for name, value in self.hardware.items() if name in ("gpu", "cpu")]
+        others = [(name, value) for name, value in sorted(self.hardware.items()) if name not in ("gpu", "cpu")]
+        return ", ".join([*first, *(" ".join(each) for each in (*others, *sorted(self.versions.items())))])
 
 
 class CommitRecord(Record, frozen=True, kw_only=True):

@@ -19,9 +19,9 @@ from precompute.encode.batches import Batch, Decoders, decoded_batches, planned_
 from precompute.encode.busy import BusyTimes
 from precompute.encode.canary import Canary
 from precompute.encode.device_feed import DeviceFeed, Encoded, Encoding, feed_of
-from precompute.encode.hardware import hardware_of
 from precompute.encode.job import EncodeJob, MismatchedShard, Progress
 from precompute.encoders.encoder import Encoder
+from precompute.encoders.hardware import hardware_of
 from precompute.sources import Source
 
 WRITES_BEHIND = 2

@@ -54,7 +54,7 @@ class BuildProgress:
         idle = to_build == 0  # as where a cache is only sealed
         self._bar = progress_bar(total=total, initial=done, desc="encode", unit="image", smoothing=0.1, disable=idle)
         self.close = self._bar.close
-        self._elapsed_s, self._busy_s = 0.0, defaultdict[Part, float](float)
+        self._elapsed_s, self.busy_s = 0.0, defaultdict[Part, float](float)
         self._started = time.monotonic()
         self.images = 0
         self.built: dict[int, CommitRecord] = {}
@@ -67,7 +67,7 @@ class BuildProgress:
         self.images += progress.samples
         self._elapsed_s += progress.elapsed_s
         for busy, seconds in progress.busy_s.items():
-            self._busy_s[busy] += seconds
+            self.busy_s[busy] += seconds
         if progress.committed is not None:
             content = progress.committed.content
             self.built[content.shard] = progress.committed
@@ -75,7 +75,7 @@ class BuildProgress:
             self.refuse_too_many_rejects()
         if progress.mismatched is not None:
             self.mismatched[progress.mismatched.shard] = progress.mismatched
-        part = slowest(self._busy_s)
+        part = slowest(self.busy_s)
         held_back = f", {part} slowest" if part else ""
         shown = f"encoder works {self.working_share:.0%}{held_back}, {self._reasons.total()} rejected"
         self._bar.set_postfix_str(shown, refresh=False)
@@ -83,7 +83,7 @@ class BuildProgress:
 
     @property
     def working_share(self) -> float:
-        return self._busy_s["encoding"] / self._elapsed_s if self._elapsed_s else 0.0
+        return self.busy_s["encoding"] / self._elapsed_s if self._elapsed_s else 0.0
 
     @property
     def encoded(self) -> Encoded:
@@ -94,7 +94,7 @@ class BuildProgress:
             images=self.images,
             images_per_s=images_per_s,
             working_share=self.working_share,
-            slowest=slowest(self._busy_s),
+            slowest=slowest(self.busy_s),
         )
 
     @property

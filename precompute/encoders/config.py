@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass, fields
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from cache_store.errors import ConfigError
@@ -43,15 +44,16 @@ class EncoderConfig:
     """`auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:N`."""
     fold: bool = True
     """Fold the 3-D encoder of a VAE into a 2-D one, exact for still images; false keeps diffusers' own path."""
-    compile: bool = False
-    """Run the folded encoder of a VAE through torch.compile; it needs a C++ compiler on a CPU, Triton on a GPU."""
+    compile: bool | Literal["auto"] = "auto"
+    """Run the blocks of a VAE's folded encoder through torch.compile, which needs a C++ compiler on a CPU, Triton on a
+    GPU; auto does so on a GPU alone, where Triton is."""
 
     def __post_init__(self) -> None:
         if not self.model:
             raise ConfigError("encoder.model is empty; give a hub id or a folder")
         if self.batch_size < 1:
             raise ConfigError(f"encoder.batch_size must be at least 1, got {self.batch_size}")
-        if self.compile and not self.fold:
+        if self.compile is True and not self.fold:
             raise ConfigError("encoder.compile needs encoder.fold: true; diffusers' own path is not compiled")
         if self.pool != "auto" and self.pool < 1:
             raise ConfigError(f"encoder.pool must be at least 1 or auto, got {self.pool}")
@@ -77,6 +79,13 @@ class EncoderConfig:
             if field.name in FOR_SOME and field.name not in takes and value != field.default:
                 shown = str(value).lower()
                 raise ConfigError(f"encoder.{field.name}: {shown} means nothing to a {class_name}; leave it out")
+
+    @property
+    def compiles(self) -> bool:
+        """Whether the encoder is compiled on this machine."""
+        if self.compile == "auto":
+            return self.fold and self.torch_device.type == "cuda" and find_spec("triton") is not None
+        return self.compile
 
     @property
     def torch_dtype(self) -> "torch.dtype":

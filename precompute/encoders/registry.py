@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from cache_store.errors import ModelError
+from cache_store.errors import ConfigError, ModelError
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import Encoder, PixelRange
 from precompute.encoders.family import Family
@@ -146,9 +146,13 @@ def load_encoder(config: EncoderConfig, pixel_range: PixelRange) -> Encoder:
 def load_reference(config: EncoderConfig, pixel_range: PixelRange, device: str = "cpu") -> Encoder:
     """The same weights in float32 as diffusers or transformers itself runs them: what a canary compares with."""
     family, _ = find_family(config.model)
-    if "fold" in family.takes:
-        config = replace(config, fold=False, compile=False)
-    return load_encoder(replace(config, compute_dtype="float32", device=device), pixel_range)
+    config = replace(config, compute_dtype="float32", device=device)
+    if "fold" not in family.takes:
+        return load_encoder(config, pixel_range)
+    try:
+        return load_encoder(replace(config, fold=False, compile=False), pixel_range)
+    except ConfigError:  # one that diffusers itself cannot run
+        return load_encoder(replace(config, compile=False), pixel_range)
 
 
 def load_decoder(config: EncoderConfig) -> Decoder:

@@ -13,7 +13,7 @@ from cache_store.format.tables import PLAN_SCHEMA
 from cache_store.program.progress_bar import progress_bar
 from cache_store.storage.store import open_store
 from precompute.build.space import free_bytes
-from precompute.encode.engines.local import num_workers
+from precompute.encode.engines.crew import crew_of
 from precompute.encode_images import encoder_threads
 from precompute.encoders.registry import load_encoder
 from precompute.estimate.config import BATCH_SIZE, EstimateConfig
@@ -71,7 +71,7 @@ def estimate(config: EstimateConfig) -> Estimate:
     spec = possible_spec(recipe_of(config, encoder), drawn.count, NO_PLAN)
     planned = [as_plan(batch) for batch in drawn.batches(config.encoder.batch_size)]
     with encoder_threads():
-        threads = config.run.threads(num_workers(config, spec.num_shards))
+        threads = config.run.threads(crew_of(config, spec.num_shards).sharing)
         probe = Prober(spec, planned, source, encoder, threads).probe(config.seconds)
     table = pa.concat_tables(planned)
     sizes = sizes_by_codec(spec, table, probe.samples[: table.num_rows])

@@ -5,7 +5,7 @@ from math import ceil, inf
 
 from cache_store.refusal import aligned, counted
 from precompute.build.space import shown_bytes
-from precompute.estimate.costs import HOUR_S, Training, build_hours, cores_to_feed
+from precompute.estimate.costs import HOUR_S, Prices, Training, build_hours, cores_to_feed
 from precompute.estimate.estimate import Estimate
 from precompute.estimate.probe import Probe
 
@@ -22,6 +22,8 @@ def report_lines(estimate: Estimate) -> Iterator[str]:
     yield from rate_lines(probe)
     yield ""
     yield from hour_lines(probe, estimate.spec.rows)
+    if estimate.prices:
+        yield from price_lines(probe, estimate.prices)
     yield ""
     yield from size_lines(estimate)
     yield ""
@@ -65,6 +67,18 @@ def hour_lines(probe: Probe, images: int) -> Iterator[str]:
         note += "; fed: with cores enough"
     yield from aligned(rows)
     yield note
+
+
+def price_lines(probe: Probe, prices: Prices) -> Iterator[str]:
+    """What encoding costs, by a worker that has a GPU of its own."""
+    line = f"a million images at ${prices.gpu_hour:g} a GPU-hour: {dollars_a_million(probe.both_per_s, prices)}"
+    if probe.is_decode_bound and not probe.shares_cores:
+        line += f"; with cores enough to feed it {dollars_a_million(probe.encode_per_s, prices)}"
+    yield line
+
+
+def dollars_a_million(images_per_s: float, prices: Prices) -> str:
+    return f"${build_hours(1_000_000, images_per_s, 1) * prices.gpu_hour:,.2f}"
 
 
 def hour_row(name: str, images: int, images_per_s: float) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from benchmarks import (
     encode,
     feed,
     loader,
+    on_gpu,
     ray_data,
     remote,
     scale,
@@ -206,6 +207,24 @@ def test_a_build_is_measured_around_an_encoder_that_sleeps(capsys, tmp_path, dec
     assert parts.keys() >= {"read", "hash", "decode", "fit", "encoder", "statistics", "sample writing", "commit"}
     assert sum(parts.values()) == pytest.approx(2 * parts["all"], rel=1e-3)
     assert any(line.startswith("DataLoader ") for line in table)
+    assert list(tmp_path.iterdir()) == [], "what was written for the run is removed"
+
+
+def test_all_that_a_gpu_is_to_show_runs_here_at_toy_size(capsys, tmp_path):
+    """So that whoever gets one only starts it; what pytest marks with gpu, pytest runs."""
+    toy = ["--count=40", "--batch-size=4", "--height=32", "--width=40", "--vae=demo", f"--folder={tmp_path}"]
+    assert on_gpu.main(["encode", "--sides", "16", "24", "--batch-size=2", "--repeats=1", "--base-dim=8"]) == 0
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    assert [record["settings"]["height"] for record in records] == [16, 24]
+    assert on_gpu.main(["builds", *toy, "--workers", "1", "--cores", "1", "2"]) == 0
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert record["builds"].keys() >= {"1 cores, 1 workers"}
+    assert all(0 < each["encoder_works"] <= 1 for each in record["builds"].values())
+    assert record["best"] in record["builds"]
+    assert on_gpu.main(["checks", *toy]) == 0
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert record["canary"]["float32"]["overall"] < record["canary"]["bfloat16"]["overall"] < 0.03
+    assert record["audit_on_cpu"]["findings"] == 0
     assert list(tmp_path.iterdir()) == [], "what was written for the run is removed"
 
 

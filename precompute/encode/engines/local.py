@@ -21,8 +21,8 @@ import torch
 
 from cache_store.errors import EncodeOnceError, Interrupted
 from cache_store.program.stop_signals import obey_parent_alone, stop_signals_held
-from precompute.config import BuildConfig
 from precompute.encode.canary import Canary
+from precompute.encode.engines.crew import Crew, crew_of
 from precompute.encode.engines.worker import ENCODER_THREADS, GRACE_S, POLL_S, Event, obey
 from precompute.encode.job import EncodeJob, Progress
 from precompute.encode.pipeline import encode_shards
@@ -34,24 +34,14 @@ STOP = -1
 """Sent to a worker in place of a shard."""
 
 
-def num_workers(config: BuildConfig, shards: int) -> int:
-    """Workers that can have something to do."""
-    if config.run.workers != "auto":
-        return min(config.run.workers, shards)
-    if config.encoder.torch_device.type == "cuda":
-        gpus = torch.cuda.device_count() if config.encoder.device in ("auto", "cuda") else 1
-        return min(gpus, shards)
-    return max(1, min(torch.get_num_threads() // ENCODER_THREADS, shards))
-
-
 def run_local(
     job: EncodeJob, source: Source, encoder: Encoder, stop: threading.Event, on_progress: Callable[[Progress], None]
 ) -> None:
     """Build the job's shards; Interrupted once `stop` is set."""
-    workers = num_workers(job.config, len(job.shards))
-    if workers == 1:
+    crew = crew_of(job.config, len(job.shards))
+    if crew.workers == 1:
         torch.set_num_threads(ENCODER_THREADS)
-        threads = job.config.run.threads(1)
+        threads = job.config.run.threads(crew.sharing)
         with Canary(job.config.encoder, job.config.image.range) as canary:
             encode_shards(
                 job,
@@ -64,7 +54,7 @@ def run_local(
                 canary=canary,
             )
     else:
-        WorkerPool(job, workers).run(stop, on_progress)
+        WorkerPool(job, crew).run(stop, on_progress)
 
 
 class WorkerPool:
@@ -74,8 +64,8 @@ class WorkerPool:
     on the terminal once their maker has been killed.
     """
 
-    def __init__(self, job: EncodeJob, workers: int) -> None:
-        self._job, self._shards, self._workers = replace(job, shards=()), iter(job.shards), workers
+    def __init__(self, job: EncodeJob, crew: Crew) -> None:
+        self._job, self._shards, self._crew = replace(job, shards=()), iter(job.shards), crew
         self._processes: dict[Connection, BaseProcess] = {}
         self._pipes: list[Connection] = []
         """To those that may still say something."""
@@ -85,9 +75,9 @@ class WorkerPool:
     def _start(self) -> None:
         # Not forked: loading an encoder may ask CUDA for its devices, after which no fork can use them.
         context = multiprocessing.get_context("spawn")
-        for index in range(self._workers):
+        for index in range(self._crew.workers):
             ours, theirs = context.Pipe()
-            arguments = (index, self._job, self._workers, theirs)
+            arguments = (index, self._job, self._crew.sharing, theirs)
             self._processes[ours] = context.Process(target=work, args=arguments, name=f"worker-{index}", daemon=True)
             self._processes[ours].start()
             self._pipes.append(ours)
@@ -201,10 +191,10 @@ def ending_with_parent() -> Iterator[None]:
         os._exit(1)
 
 
-def work(index: int, job: EncodeJob, workers: int, pipe: Connection) -> None:
+def work(index: int, job: EncodeJob, sharing: int, pipe: Connection) -> None:
     """A worker process's body; ends when no shard is left, when told to stop, or when its parent is gone."""
     obey_parent_alone()
-    obey(job, worker_encoder(job.config.encoder, index), job.config.run.threads(workers), PipedOrders(pipe))
+    obey(job, worker_encoder(job.config.encoder, index), job.config.run.threads(sharing), PipedOrders(pipe))
 
 
 def worker_encoder(config: EncoderConfig, index: int) -> EncoderConfig:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from cache_store.errors import ConfigError
+from cache_store.log import log_info
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.vaes.vae import Network, few_at_once
 
@@ -19,11 +20,23 @@ Weights = Mapping[str, Tensor]
 
 def ready(folded: nn.Module, config: EncoderConfig) -> Network:
     """The network on its device, compiled where asked; on a CPU it gets a few images of a batch at a time."""
-    if config.compile:
+    if config.compiles:
         refuse_without_compiler(config.torch_device)
     folded = folded.to(config.torch_device).eval()
-    network: Network = torch.compile(folded, dynamic=False) if config.compile else folded
-    return few_at_once(network) if config.torch_device.type == "cpu" else network
+    if config.compiles:
+        compile_blocks(folded)
+    return few_at_once(folded) if config.torch_device.type == "cpu" else folded
+
+
+def compile_blocks(folded: nn.Module) -> None:
+    """Have each block compiled when it first runs: blocks of one shape share the result, which the whole could not.
+
+    Inductor keeps what it made in TORCHINDUCTOR_CACHE_DIR, so that later workers and builds start sooner.
+    """
+    log_info("compiling the encoder's blocks, which takes a minute the first time on a machine")
+    for part in folded.children():
+        for block in part if isinstance(part, nn.Sequential) else ():
+            block.compile(dynamic=False)
 
 
 def refuse_without_compiler(device: torch.device) -> None:

@@ -11,10 +11,10 @@ import precompute.build.build as build_module
 from cache_store.cli import main as cache_store
 from cache_store.format.schema import SampleLayout
 from precompute.cli import main
-from precompute.encode import hardware
 from precompute.encode.canary import Canary, difference
-from precompute.encode.hardware import cudnn_text, hardware_of
+from precompute.encoders import hardware
 from precompute.encoders.config import EncoderConfig
+from precompute.encoders.hardware import cudnn_text, hardware_of
 from precompute.encoders.registry import load_encoder
 from tests.cache_store.signing import load, save_signed
 
@@ -101,13 +101,13 @@ def test_a_record_names_its_hardware_and_every_command_says_where_shards_differ(
     record = load(commit := project.cache / "commits/000001.json")
     record["run"]["hardware"] = {"gpu": "NVIDIA H100", "driver": "570.86.15", "cuda": "12.8", "cudnn": "9.10.2"}
     save_signed(commit, record)
-    other = "1 shard: NVIDIA H100, driver 570.86.15, cuda 12.8, cudnn 9.10.2, torch "
+    other = "1 shard: NVIDIA H100, cuda 12.8, cudnn 9.10.2, driver 570.86.15, diffusers "
     assert other in project.run(cache_store, "info", project.cache)
     for level in ("quick", "full"):
         said = project.run(cache_store, "verify", project.cache, "--level", level)
         assert "shards were made by 2 kinds of hardware or libraries:\n" in said
         assert other in said
-    assert "NVIDIA H100, driver " in project.run(main, "audit", project.cache, "--samples", "20")
+    assert "NVIDIA H100, cuda " in project.run(main, "audit", project.cache, "--samples", "20")
 
 
 def test_drivers_and_cudnn_are_written_as_people_write_them(monkeypatch, tmp_path):

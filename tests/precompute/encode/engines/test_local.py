@@ -1,6 +1,8 @@
 """Workers on this machine, as processes: stopped, killed and failing."""
 
 import os
+import random
+import re
 import signal
 import subprocess
 import sys
@@ -82,7 +84,18 @@ def terminate_all(project: Project, build: Build) -> None:
 
 
 def kill_a_worker(project: Project, build: Build) -> None:
-    os.kill(workers_of(build)[0], signal.SIGKILL)
+    """Any, at any moment; they share no memory that would stay behind."""
+    time.sleep(random.random() / 2)
+    for process in processes_of(build.pid):
+        named = re.findall(r"/dev/shm/.*", Path(f"/proc/{process}/maps").read_text())
+        assert all(name.endswith(" (deleted)") for name in named), named
+    os.kill(random.choice(workers_of(build)), signal.SIGKILL)
+
+
+def kill_a_worker_and_the_parent(project: Project, build: Build) -> None:
+    time.sleep(random.random() / 2)
+    os.kill(random.choice(workers_of(build)), signal.SIGKILL)
+    build.kill()
 
 
 def kill_the_parent(project: Project, build: Build) -> None:
@@ -111,6 +124,7 @@ def take_the_folder_away(project: Project, build: Build) -> None:
         (encoding, kill_a_worker, 1, "died with exit code -9"),
         (encoding, take_the_folder_away, 1, ": {cache}/latents/c"),
         (encoding, kill_the_parent, -signal.SIGKILL, ""),
+        (encoding, kill_a_worker_and_the_parent, -signal.SIGKILL, ""),
     ],
 )
 def test_workers_end_with_their_build_and_a_rerun_goes_on(project, moment, deed, code, said):
@@ -122,7 +136,7 @@ def test_workers_end_with_their_build_and_a_rerun_goes_on(project, moment, deed,
     assert build.returncode == code, error
     assert said.format(cache=project.cache) in error
     assert not {"Traceback", "leaked"} & {*error.split()}
-    wait_for(lambda: not processes_of(build.pid))
+    wait_for(lambda: not processes_of(build.pid), timeout_s=10.0)
     assert not (project.cache / "seal.json").exists(), "it went on to the end"
     assert code != 3 or not list(project.cache.rglob("*.partial"))
     if (away := project.folder / "away").exists():

@@ -1,0 +1,147 @@
+"""Slots and streams, on a host that stands in for a GPU: the same samples as by a call, in few slots."""
+
+import logging
+import threading
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from cache_store.format.schema import ArraySpec
+from precompute.encode.device_feed import SLOTS, DirectFeed, StreamedFeed, feed_of
+from precompute.images.fit import MID_GREY
+from tests.make_cache import make_array, make_encoder
+
+BATCH = 4
+
+
+class Event:
+    """Refuses to be waited for before it is recorded."""
+
+    def __init__(self) -> None:
+        self.is_recorded = False
+
+    def record(self) -> None:
+        self.is_recorded = True
+
+    def synchronize(self) -> None:
+        assert self.is_recorded
+
+    def elapsed_time(self, other: "Event") -> float:
+        assert self.is_recorded
+        assert other.is_recorded
+        return 20.0
+
+
+class Stream:
+    def wait_event(self, event: Event) -> None:
+        assert event.is_recorded
+
+
+class Host:
+    """A `Runtime` whose device is this processor; `captures` says whether it has graphs."""
+
+    def __init__(self, captures: bool = True) -> None:
+        self.captures, self.replays = captures, 0
+
+    def pinned(self, shape, dtype):
+        return torch.full(shape, 77, dtype=dtype)
+
+    on_device = pinned
+    stream = staticmethod(Stream)
+    event = staticmethod(Event)
+
+    def within(self, stream):
+        return nullcontext()
+
+    def capture(self, work, stream):
+        if not self.captures:
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nand more of it")
+        result = torch.empty_like(work())
+
+        def replay() -> None:
+            self.replays += 1
+            result.copy_(work())
+
+        return replay, result
+
+
+class Encoder:
+    """Each sample depends on its own image alone."""
+
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.batches: list[np.ndarray] = []
+
+    def encode(self, image_NYX3):
+        self.batches.append(image_NYX3.numpy().copy())
+        means = image_NYX3.float().mean((1, 2, 3))
+        return means[:, None, None, None].expand(-1, 2, 2, 3) * torch.arange(12.0).view(2, 2, 3)
+
+
+@pytest.fixture
+def array() -> ArraySpec:
+    return make_array((2, 2, 3), "float16", "none", make_encoder(BATCH, [0.0] * 2, [1.0] * 2))
+
+
+def batches_of(array, *sizes):
+    rng = np.random.default_rng(0)
+    return [rng.integers(0, 256, (size, array.image.height, array.image.width, 3), np.uint8) for size in sizes]
+
+
+@pytest.mark.parametrize("captures", [True, False])
+def test_a_batch_through_slots_gives_the_samples_of_a_call(array, caplog, captures):
+    """A short one is filled up with grey; without graphs it works as well, and says so."""
+    encoder, host = Encoder(), Host(captures)
+    caplog.set_level(logging.WARNING, "encode_once")
+    logging.getLogger("encode_once").propagate = True
+    feed = StreamedFeed(encoder, array, host)
+    batches = batches_of(array, 4, 4, 1, 4, 3, 4, 2)
+    for batch in batches:
+        samples, seconds = feed.encode(batch).samples()
+        np.testing.assert_array_equal(samples, DirectFeed(Encoder()).encode(batch).samples()[0])
+        assert seconds == 0.02
+        assert len(encoder.batches[-1]) == BATCH
+        assert (encoder.batches[-1][len(batch) :] == MID_GREY).all()
+    assert host.replays == (len(batches) if captures else 0)
+    assert ("cannot be captured as a CUDA graph" in caplog.text) is not captures
+    assert "and more of it" not in caplog.text
+
+
+def test_no_more_batches_are_on_their_way_than_there_are_slots(array):
+    feed = StreamedFeed(Encoder(), array, Host())
+    batches = batches_of(array, *[4] * (SLOTS + 1))
+    ahead = [feed.encode(batch) for batch in batches[:SLOTS]]
+    late = threading.Thread(target=lambda: ahead.append(feed.encode(batches[SLOTS])))
+    late.start()
+    late.join(0.05)
+    assert late.is_alive(), "it waits for a slot"
+    first, _ = ahead[0].samples()
+    kept = first.copy()
+    late.join(10)
+    np.testing.assert_array_equal(first, kept, "samples are not those of the batch that has the slot now")
+    for encoding, batch in zip(ahead[1:], batches[1:], strict=True):
+        np.testing.assert_array_equal(encoding.samples()[0], DirectFeed(Encoder()).encode(batch).samples()[0])
+
+
+def test_a_cpu_is_called(array):
+    assert isinstance(feed_of(SimpleNamespace(device=torch.device("cpu")), array), DirectFeed)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_gives_the_same_bytes_through_graph_and_slots(array):
+    """As by a call on full batches."""
+    encoder = Encoder()
+    encoder.encode = lambda image: image.to("cuda").float().mean((1, 2, 3))[:, None, None, None].expand(-1, 2, 2, 3)
+    encoder.device = torch.device("cuda", 0)
+    feed = feed_of(encoder, array)
+    assert isinstance(feed, StreamedFeed)
+    for batch in batches_of(array, 4, 4, 4, 4, 2):
+        samples, seconds = feed.encode(batch).samples()
+        full = np.concatenate([batch, np.full((4 - len(batch), *batch.shape[1:]), MID_GREY, np.uint8)])
+        np.testing.assert_array_equal(samples, encoder.encode(torch.from_numpy(full)).cpu().numpy()[: len(batch)])
+        assert seconds > 0
