@@ -56,7 +56,7 @@ def to_unit(pixels: Tensor) -> Tensor:
 
 
 def standardised(mean: Channels, std: Channels) -> Callable[[Tensor], Tensor]:
-    """What maps [0, 255] to [0, 1] and then each colour by its mean and deviation, in place."""
+    """Return a map, in place, from [0, 255] to [0, 1], then of each colour by its mean and deviation."""
 
     def to_range(pixels_N3YX: Tensor) -> Tensor:
         mean_3YX, std_3YX = (pixels_N3YX.new_tensor(each).view(3, 1, 1) for each in (mean, std))

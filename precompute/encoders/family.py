@@ -1,4 +1,4 @@
-"""What is known of a family of encoders before torch is imported, and how its models are loaded."""
+"""A family of encoders: facts that are known before torch is imported, and how its models are loaded."""
 
 from __future__ import annotations
 

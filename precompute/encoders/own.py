@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class OwnEncoder(Protocol):
-    """What such a class has; it is made once a process, as `MyEncoder(device, dtype)`.
+    """The protocol of such a class; one is made in each process, as `MyEncoder(device, dtype)`.
 
     It may have a `decode` too, from samples to RGB in [-1, 1], [N, 3, Y, X], for galleries.
     """

@@ -62,7 +62,7 @@ def refuse_other_range(model: str, pixel_range: PixelRange) -> None:
 
 
 def processor_values(model: str) -> Values:
-    """What the checkpoint says of its image processor, in a file of that or of all its processors."""
+    """Read the config of the checkpoint's image processor, from a file of that or of all its processors."""
     if path := model_file(find_model(model).model, *PROCESSORS):
         return read_processor(path)
     raise MissingPathError(f"image.from_model: {model} has no preprocessor_config.json; leave it out and choose")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-"""Of a user's own encoder: `my_package.module:MyEncoder`."""
+"""Names a user's own encoder: `my_package.module:MyEncoder`."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,10 @@ OTHER = Entry("towers.other", "any vision tower of fixed size in transformers", 
 
 OWN = Entry("own", "an encoder of your own, by import path", ("my_module:MyEncoder",))
 
+NO_TEXT = "text encoders are not run: a cache holds what an encoder makes of images"
+
 REFUSED = {
+    **dict.fromkeys(("T5EncoderModel", "UMT5EncoderModel", "CLIPTextModel", "CLIPTextModelWithProjection"), NO_TEXT),
     "AutoencoderKLAllegro": "diffusers encodes videos alone with it, in tiles",
     "AutoencoderKLHunyuanVideo15": "diffusers encodes no batch with it",
     "Qwen3VLForConditionalGeneration": "its language model takes hidden states of several layers",
@@ -159,5 +162,5 @@ def load_decoder(config: EncoderConfig) -> Decoder:
     """The decoder of the model that `config` names, and the SHA-256 of its encode path."""
     family, files = find_family(config.model)
     if family.load_decoder is None:
-        raise ModelError(f"encoder.model {config.model} is of class {files.class_name}, which has no decoder")
+        raise ConfigError(f"encoder.model {config.model} is of class {files.class_name}, which has no decoder")
     return family.load_decoder(files, config.torch_device)

@@ -21,7 +21,7 @@ class Place:
     kinds: tuple[str, ...] = ()
     """Model types that the tower may be of, the first where its config names none; any where there are none."""
     prefixes: tuple[str, ...] | None = None
-    """What stands before the names of its weights, longest first; None for what its class in transformers says."""
+    """Prefixes of the names of its weights, longest first; None: as its class in transformers says."""
     is_part: bool = False
     """Whether the checkpoint has other parts, so that the tower's config is one of its sections."""
 

@@ -30,7 +30,7 @@ ENCODE_CONFIG = (
 )
 
 SIGMA_DATA = 0.5
-"""Of the scheduler of Cosmos 1.0, by which its pipelines scale latents once these are standardised."""
+"""The scheduler's of Cosmos 1.0: its pipelines multiply standardised latents by it."""
 
 
 def spatial_factor(config: Config) -> int:

@@ -1,4 +1,4 @@
-"""What diffusers itself runs of its VAEs: the encoder, and the decoder, for looking at latents.
+"""VAEs as diffusers itself runs them: the encoder, and the decoder, for looking at latents.
 
 diffusers only warns of weights that a checkpoint lacks and leaves them unset; here a missing or unknown weight of a
 path that is needed is an error. Weights are read from safetensors alone, never from pickles.

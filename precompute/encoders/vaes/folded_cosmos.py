@@ -49,7 +49,7 @@ def folded_cosmos(files: ModelFiles, kind: VaeKind, config: EncoderConfig) -> Fr
 
 
 def patch_matrix(side: int, method: str, channels: int) -> Tensor:
-    """What each value of a patch is of its pixels, of a still image: [C·side³, C·side²], float64.
+    """The matrix from a still image's pixels to the values of their patch: [C·side³, C·side²], float64.
 
     Pixels are in the order of `pixel_unshuffle`.
     """
@@ -182,7 +182,7 @@ def joined_conv(weights: Weights, patch: Tensor | None = None) -> Conv:
 
 
 def summed(weights: Weights, name: str) -> Conv:
-    """What a convolution over time does to a frame that is repeated before it, or one of a single tap: [O, I], [O]."""
+    """Add up the taps of a convolution over time, which all meet the same frame: [O, I] and [O]."""
     return weights[f"{name}.weight"].double().sum((2, 3, 4)), weights[f"{name}.bias"].double()
 
 

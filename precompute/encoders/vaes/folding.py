@@ -1,4 +1,4 @@
-"""What folded networks are made of: 2-D layers with copies of a 3-D network's weights, compiled where asked."""
+"""Parts of folded networks: 2-D layers with copies of a 3-D network's weights, compiled where asked."""
 
 # Axes: N images, C channels, Y X cells, O I a kernel's outputs and inputs.
 

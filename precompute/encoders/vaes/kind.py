@@ -1,4 +1,4 @@
-"""What tells one class of diffusers' VAEs from another; nothing here imports torch."""
+"""How one class of diffusers' VAEs differs from another; nothing here imports torch."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class VaeKind:
     further_weights: tuple[str, ...] = ()
     """Needed as well: for the normalisation."""
     normalization: Callable[[Config, Config], Normalization] = scaled
-    """Of the config with all defaults, and of the weights by name."""
+    """Reads it from the config, with all defaults, and from the weights by name."""
     needs_means: bool = False
     """Whether a mean and a deviation of each latent channel belong to a config."""
     has_posterior: bool = True

@@ -21,7 +21,7 @@ LOGVAR_MIN, LOGVAR_MAX = -30.0, 20.0
 
 
 CPU_PIXELS = 2**15
-"""Of the images that a CPU encodes at once: 8 of 64x64, 2 of 128x128, 1 of 160x160 or more.
+"""Pixels that a CPU encodes at once: 8 images of 64x64, 2 of 128x128, 1 of 160x160 or more.
 
 More work a call against activations that leave the cache. On two Zen 5 cores 8 images of 64x64 give 3.3 times the speed
 of one at a time in float32 with a narrow Wan (1.4 with the full-size one) and 3.5 times (2.1) in bfloat16; 2 of
@@ -42,7 +42,7 @@ class FrozenVae:
     weights_sha256: str
     spatial_factor: int
     channels: int
-    """Of a latent."""
+    """Channels of a latent."""
     normalization: Normalization
     has_posterior: bool = True
     is_folded: bool = False
@@ -123,4 +123,4 @@ def whole_latent(latent_NCHW: Tensor) -> Tensor:
 
 
 KEPT = {"mean": posterior_mean, "moments": posterior_moments, "none": whole_latent}
-"""What a cache holds of a network's output, by the identity's `posterior`."""
+"""The part of a network's output that a cache holds, by the identity's `posterior`."""

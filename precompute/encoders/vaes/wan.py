@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def wan_kind(levels: tuple[int, ...], *further: str) -> VaeKind:
-    """Of a class whose `dim_mult` is by default `levels`; `further` are config values of this class alone."""
+    """Describe a class whose `dim_mult` is by default `levels`; `further` are config values of this class alone."""
 
     def spatial_factor(config: Config) -> int:
         """Halved between levels; an image may be cut into patches before."""

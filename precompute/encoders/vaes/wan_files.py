@@ -129,7 +129,7 @@ def down_blocks(config: WanConfig, widths: list[int]) -> Iterator[partial[Shapes
 
 
 def residual_down_blocks(config: WanConfig, widths: list[int]) -> Iterator[partial[Shapes]]:
-    """Of each level one block, whose shortcut has no weights."""
+    """Yield one block a level; its shortcut has no weights."""
     for level, (inputs, outputs) in enumerate(pairwise(widths)):
         halves = level < len(config.dim_mult) - 1
         in_time = halves and config.temperal_downsample[level]

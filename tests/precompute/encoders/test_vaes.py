@@ -240,13 +240,20 @@ def test_weights_that_are_missing_are_named(kind, tmp_path):
         load(tmp_path)
 
 
-@pytest.mark.parametrize("class_name", ["AutoencoderKLAllegro", "Siglip2Model", "Qwen3VLForConditionalGeneration"])
+@pytest.mark.parametrize(
+    "class_name", ["AutoencoderKLAllegro", "Siglip2Model", "Qwen3VLForConditionalGeneration", "T5EncoderModel"]
+)
 def test_a_class_that_cannot_be_served_says_why(class_name, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"_class_name": class_name}))
-    with pytest.raises(
-        ModelError, match=f"is of class {class_name}: (diffusers encodes videos|its images|its language model)"
-    ):
+    reason = "(diffusers encodes videos|its images|its language model|text encoders are not run)"
+    with pytest.raises(ModelError, match=f"is of class {class_name}: {reason}"):
         load(tmp_path)
+
+
+def test_a_tower_has_no_decoder(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["CLIPVisionModel"]}))
+    with pytest.raises(ConfigError, match="is of class CLIPVisionModel, which has no decoder"):
+        load_decoder(EncoderConfig(model=str(tmp_path), device="cpu"))
 
 
 def test_bfloat16_is_close(tmp_path):
