@@ -50,7 +50,9 @@ def attention_kernels(model: LanguageModel, tokens: int) -> dict[str, str]:
         return {}
     needed = max(kinds.index(kind) for kind in set(kinds)) + 1
     embeddings_1TD = torch.zeros(1, tokens, model.width, dtype=model.dtype, device=model.device, requires_grad=True)
-    with first_layers(model.decoder, needed) as is_cut, Seen() as seen:
+    # Compiled layers would be hidden from the mode, and would not be compiled later, once they ran under it.
+    eager = torch.compiler.set_stance("force_eager")
+    with eager, first_layers(model.decoder, needed) as is_cut, Seen() as seen:
         model.hidden(embeddings_1TD)
     if not is_cut or len(seen.kernels) != needed:
         return {"attention": kernel} if len(set(seen.kernels)) == 1 and (kernel := seen.kernels[0]) else {}
