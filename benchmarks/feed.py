@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 PACKAGES = ("torch", "numpy", "pillow", "spdl", "ray", "daft", "encode-once")
 PARTS_SAMPLES = 2_048
-"""Of the run that says what takes how much of the processor."""
+"""Rows of the run that measures CPU time by part."""
 OURS, ENCODER, DECODING = "build", "encoder alone", "decoding alone"
 
 
@@ -79,7 +79,7 @@ def option_parser() -> argparse.ArgumentParser:
 
 
 def config_of(folder: Path, options: argparse.Namespace) -> Any:
-    """Of a build of so many rows; images are files, of which each is named by several rows."""
+    """Config of a build of so many rows; several rows share an image file."""
     from precompute.config import BuildConfig
 
     images = folder / "images"
@@ -107,7 +107,7 @@ def config_of(folder: Path, options: argparse.Namespace) -> Any:
 
 
 def summary(options: argparse.Namespace, seconds: dict[str, list[float]], parts: dict[str, float]) -> dict[str, Any]:
-    """Of each rival images/s; of ours also its shares of the encoder, and of the slower of decoding and encoder."""
+    """Images/s of each rival; for our build also its share of the encoder and of the slower of decoding and encoder."""
     speeds = {work: rates(options.samples, each) for work, each in seconds.items() if work != ENCODER or any(each)}
     ours = speeds[OURS]
     found: dict[str, Any] = {

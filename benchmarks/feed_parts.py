@@ -62,7 +62,7 @@ class Feed:
 
     @property
     def paths(self) -> list[str]:
-        """Of the images, in the order of the rows."""
+        """Paths of the images, in the order of the rows."""
         rows = open_source(self.config.source).samples()
         return [str(Path(str(self.config.source.images), str(row["uri"]))) for row in rows]
 

@@ -39,7 +39,7 @@ POLL_S = 0.005
 
 @dataclass(frozen=True, kw_only=True)
 class StandIn:
-    """What a process is told; it lies in the folder that is the encoder's model."""
+    """Settings that each process reads from the folder given as the encoder's model."""
 
     folder: str
     encoder_ms: float
@@ -76,7 +76,7 @@ class StandIn:
 
     @cached_property
     def image(self) -> Image.Image:
-        """What a stubbed decoder gives, fitted."""
+        """The fitted image that a stubbed decoder returns."""
         noise = np.random.default_rng(0).integers(0, 256, (self.height, self.width, 3), np.uint8)
         return Image.fromarray(noise)
 

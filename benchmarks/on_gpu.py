@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 PACKAGES = ("torch", "diffusers", "numpy", "pillow", "encode-once")
 STEADY = 0.3
-"""Of a build's images, after which its rate is taken: workers have started, compiled and captured by then."""
+"""Share of a build's images to skip before its rate is taken: workers have then started, compiled and captured."""
 ROOT = Path(__file__).parent.parent
 
 

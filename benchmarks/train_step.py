@@ -53,7 +53,7 @@ from trainer.run.update import Updater
 # Axes: N samples, T positions, D model width, V vocabulary; images [N, 3, 1, Y, X].
 
 LIMIT = 1.02
-"""What a cached step may cost, of one from memory."""
+"""Goal: time of a cached step over that of a step from memory."""
 
 PACKAGES = ("torch", "transformers", "diffusers", "encode-once")
 WARM_UP = 2

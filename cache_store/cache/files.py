@@ -29,7 +29,7 @@ def open_plan(cache: Address) -> PlanFile:
 
 
 def plan_record(store: Store) -> FileRecord:
-    """What the plan's file is; CacheError, before all of it is read, where it does not end as one."""
+    """Record the plan's file; CacheError, before the whole file is read, if its end is not that of a Parquet file."""
     with store.open(PLAN_FILE) as stream:
         refuse_large_footer(stream, store.where(PLAN_FILE), MAX_PLAN_FOOTER_BYTES)
     return file_record(store, PLAN_FILE)

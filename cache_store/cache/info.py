@@ -24,7 +24,7 @@ SHOWN_FEATURES = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Described:
-    """What a cache says of itself; of an unfinished one, as far as it goes."""
+    """The spec, the records and the seal of a cache; an unfinished one has fewer."""
 
     cache: str
     spec: Spec

@@ -77,7 +77,7 @@ class Normalization(Record, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     latents_mean: tuple[float, ...]
-    """Of each channel, once they are stacked; empty where there is none, as of `latents_std`."""
+    """Mean of each channel, once channels are stacked; empty, like `latents_std`, where the model states none."""
     latents_std: tuple[float, ...]
     latents_shift: float | None = None
     latents_scale: float | None = None
@@ -98,7 +98,7 @@ class EncoderIdentity(Normalization, frozen=True, kw_only=True, omit_defaults=Tr
     pool: Side = 1
     """Of a tower's patches, `pool` x `pool` are averaged into a token; left out of the record where it is 1."""
     layer: int | None = None
-    """Of a tower's hidden states the one taken, as transformers counts them; left out where it is the last."""
+    """The tower's hidden state that is cached, as transformers counts them; left out where it is the last."""
     class_token: bool = False
     """Whether a tower's tokens before the patches are kept; left out where they are not."""
 
@@ -282,7 +282,7 @@ class CommitRun(Record, frozen=True, kw_only=True, omit_defaults=True):
     device: str
     versions: dict[str, str]
     hardware: dict[str, str] = msgspec.field(default_factory=dict)
-    """What the device is: a GPU's name, driver, CUDA and cuDNN, or a processor's name and its widest instructions."""
+    """The device: a GPU's name, driver, CUDA and cuDNN, or a processor's name and its widest instructions."""
 
     @property
     def made_by(self) -> str:

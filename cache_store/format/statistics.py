@@ -1,4 +1,4 @@
-"""What the seal derives from shards' sums, added up in order."""
+"""Derives the seal's statistics from the shards' sums, added up in order."""
 
 from collections.abc import Iterable, Sequence
 

@@ -111,7 +111,7 @@ except ImportError:  # not built, or built for another machine
 
 
 class RunningSums:
-    """What a commit record says of one shard's cached samples, added batch by batch."""
+    """Sums over one shard's cached samples for its commit record, added batch by batch."""
 
     def __init__(self, layout: SampleLayout, dtype: StoreDtype) -> None:
         shape, place, features = layout.shape, layout.feature_place, layout.num_features

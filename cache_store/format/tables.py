@@ -64,7 +64,7 @@ MAX_PLAN_FOOTER_BYTES = MAX_SHARDS * 2**10
 MAGIC = b"PAR1"
 
 READ_BYTES = 2**20
-"""Of a column at a time, where its values are read one by one."""
+"""Read buffer of a column whose values are read one by one."""
 
 
 class TableFile:

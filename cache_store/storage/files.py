@@ -20,7 +20,7 @@ SCRATCH_NAME = re.compile(rf"\.(.+)\.(\d+){re.escape(SCRATCH_SUFFIX)}")
 NOT_A_FILE = "is no file: a folder, a pipe or a link to nothing lies in its place"
 
 MAX_READ_BYTES = 128 * 2**20
-"""Of a file that is read whole, unless its reader knows better; a seal of a million shards takes 80 MB."""
+"""Default bound of a file that is read whole; a seal of a million shards takes 80 MB."""
 
 Sync = Callable[[int], object]
 """Given a file descriptor, bring what was written to it onto the disk, as `os.fsync` does."""
@@ -100,7 +100,7 @@ def refuse_irregular(path: Path) -> os.stat_result:
 
 
 def too_large(where: Path | str, size: int, at_most: int) -> CacheError:
-    """What is said of a file that is not read, since it cannot be what it should be."""
+    """Return the error for a file that is larger than its kind can be, and is not read."""
     return CacheError(f"{where} is {size:,} bytes, at most {at_most:,} can be")
 
 

@@ -38,7 +38,7 @@ class BusyTimes:
             self.add(part, time.monotonic() - started)
 
     def take(self) -> dict[Part, float]:
-        """What was added since the last time."""
+        """Return the times added since the last call."""
         with self._lock:
             taken, self._seconds = dict(self._seconds), defaultdict(float)
         return taken

@@ -67,7 +67,7 @@ class DirectFeed:
 
 
 class Runtime(Protocol):
-    """What a device with streams offers; streams and events are torch's."""
+    """A device with streams; streams and events are torch's."""
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor: ...
 

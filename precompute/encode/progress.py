@@ -21,7 +21,7 @@ class Encoded:
     images: int
     images_per_s: float
     working_share: float
-    """Of the encoder's time: all else is waiting, for images, for its turn, for what writes."""
+    """Share of the time that the encoder worked; the rest it waited for images, its turn or the writer."""
     slowest: Part | None
     """What held the others back; None where nothing was encoded."""
 

@@ -1,4 +1,4 @@
-"""What an encoder's device is, as a commit record keeps it: a latent's bits may depend on all of it."""
+"""Names an encoder's device for the commit record: a latent's bits may depend on all of it."""
 
 import platform
 import re

@@ -72,7 +72,7 @@ def shorter_side(size: Size, side: int) -> tuple[Box, Size]:
 
 
 Fit = Callable[[Size, Size], tuple[Box, Size]]
-"""Of an image's size and the recipe's: which part is seen and how large it becomes; what is larger then is cut."""
+"""From an image's size and the recipe's: the part that is seen and the size it becomes; the excess is cut."""
 
 FITS: dict[str, Fit] = {"squash": squash, "crop": crop, "pad": pad}
 

@@ -44,16 +44,16 @@ GROUPS_HELD = 2
 """Row groups whose images are in memory: a batch may begin in one and end in the next."""
 
 MAX_HELD_BYTES = 640 * 2**20
-"""Of images, unless a single row group has more. While a row group is read, a page of it is in memory too, packed and
-unpacked, and Arrow writes up to 1,024 rows to a page: 2 GB. Hugging Face datasets' row groups take 100 MB.
+"""Images held in memory, unless a single row group has more. While a row group is read, a page of it is in memory too,
+packed and unpacked, and Arrow writes up to 1,024 rows to a page: 2 GB. Hugging Face datasets' row groups take 100 MB.
 """
 
 MAX_IMAGE_BYTES_OF_FILE = 2**31 - 2**20
-"""Of the images of a row group that take at least half as much in the file, as encoded images do: no bomb, but bytes
-that whoever builds has. Reading takes four times as much. Arrow's own bound on a binary array, nearly."""
+"""Images of a row group that take at least half as much in the file, as encoded images do: no bomb. Reading takes four
+times as much. Nearly Arrow's own bound on a binary array."""
 
 MAX_TEXT_BYTES = 256 * 2**20
-"""Of a row group, whose texts are read at once and take some times as much."""
+"""Texts of a row group, which are read at once and then take a few times as much."""
 
 
 class ImageTable:
@@ -124,7 +124,7 @@ class ImageTable:
         return group, row - (self._ends[group - 1] if group else 0)
 
     def image_bytes(self, group: int) -> int:
-        """What the images of a row group say that they take; SourceError where that is too much."""
+        """Return the bytes that a row group claims for its images; SourceError where that is too much."""
         return self._claimed("images", group, [self._image], self._most_bytes(group))
 
     def _most_bytes(self, group: int) -> int:

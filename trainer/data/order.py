@@ -75,10 +75,10 @@ class GroupedOrder(SampleOrder):
     """
 
     lengths: NDArray[np.int64] = field(kw_only=True)
-    """Of each of the `count` samples."""
+    """One entry for each of the `count` samples."""
     batch_size: int = field(kw_only=True)
     batches: int = field(kw_only=True)
-    """Of a window."""
+    """Batches of a window."""
 
     def at(self, positions: Int64Array) -> Int64Array:
         size = self.batch_size * self.batches

@@ -1,4 +1,4 @@
-"""What a language model says of images, for people to read."""
+"""Lays out captions for people to read."""
 
 import io
 from collections.abc import Iterator

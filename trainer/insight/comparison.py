@@ -10,7 +10,7 @@ WARM_UP = 3
 """Steps of each before the first turn."""
 
 TURNS = 5
-"""Of each side, one after the other, so that what slows the machine slows both."""
+"""Runs of each side in turn, so that a slow machine slows both."""
 
 STUDENT_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
 """Student's t for an interval of 95 %, by degrees of freedom from 1 on; beyond them 1.96 + 2.5 / degrees is as near."""

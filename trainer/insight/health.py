@@ -18,13 +18,13 @@ SPIKE = 6.0
 """Deviations from the running median, in medians of them, beyond which a loss is a spike."""
 
 LEAST_SPIKE = 0.1
-"""Of the median loss: what every step may differ by."""
+"""Share of the median loss that any step may differ by."""
 
 PLATEAU_STEPS = 400
 """Steps of which the second half's median loss is to be below the first half's."""
 
 LEAST_FALL = 0.001
-"""Of the loss, over half of PLATEAU_STEPS."""
+"""Least fall of the loss, as a share, over half of PLATEAU_STEPS."""
 
 SLOWER = 0.7
 """Share of the run's best throughput, as a median of WINDOW steps, below which it has dropped."""

@@ -109,7 +109,7 @@ def page(folder: Path, seen: Look, total: int | None) -> RenderableType:
 
 
 def rows(seen: Look, total: int | None) -> list[tuple[str, str]]:
-    """What is known of the newest steps."""
+    """Figures of the newest steps."""
     records = seen.records
     found = [("state", seen.state)]
     if not records:

@@ -1,4 +1,4 @@
-"""What a run starts with, in a table: hardware, versions, attention, what learns, and the memory that it will take."""
+"""The table at the start of a run: hardware, versions, attention, trainable parameters, expected memory."""
 
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version

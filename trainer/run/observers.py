@@ -1,4 +1,4 @@
-"""What a run tells after each step, and whom: rank 0 alone has observers, in a list, called in its order."""
+"""Observers are told of each step; rank 0 alone has them, in a list, and calls them in its order."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ Metrics = dict[str, float | int]
 
 @dataclass(frozen=True, kw_only=True)
 class Caption:
-    """What the language model says of a held-out sample: one answer, to the sample's own first question."""
+    """The language model's answer to the first question of a held-out sample."""
 
     row: int
     id: str
@@ -26,7 +26,7 @@ class Caption:
 
     @property
     def record(self) -> dict[str, Any]:
-        """What the log keeps of it."""
+        """Return the record that the log keeps."""
         return {name: value for name, value in vars(self).items() if name != "preview"}
 
 
@@ -61,7 +61,7 @@ class StepDone:
     diverged: bool = False
     """Whether the run ends because its figures are not finite; nothing of the step is kept."""
     alerts: list[str] = field(default_factory=list)
-    """What is wrong with the run's health: earlier observers add to it, later ones tell it."""
+    """Problems of the run: earlier observers add them, later ones show them."""
 
     @property
     def is_last(self) -> bool:

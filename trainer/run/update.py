@@ -111,7 +111,7 @@ def grad_of(parameter: torch.nn.Parameter) -> Tensor:
 
 
 def parameter_groups(session: Session) -> Iterator[tuple[str, list[torch.nn.Parameter]]]:
-    """Of each tower that is trained: its matrices, and its biases with START and END."""
+    """Parameter groups of each trained tower: its matrices, and its biases with START and END."""
     for name, tower in session.model.projectors.items():
         trained = [(key, each) for key, each in tower.named_parameters() if each.requires_grad]
         kinds = {"matrices": True, "vectors": False}

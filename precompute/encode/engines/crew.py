@@ -16,15 +16,15 @@ WORKERS_A_GPU = 4
 """At most: each has the encoder's weights and a CUDA context of its own."""
 
 CONTEXT_BYTES = 3 * 2**30
-"""Of a GPU's memory that a worker takes whatever its batch is: context, weights, libraries' work space."""
+"""GPU memory of a worker, whatever its batch: context, weights, libraries' work space."""
 
 BYTES_A_PIXEL = 4_096
-"""Of a GPU's memory that a batch takes while it is encoded in bfloat16, for each of its pixels: some twenty tensors of
+"""GPU memory of a batch while it is encoded in bfloat16, for each of its pixels: some twenty tensors of
 96 channels at full resolution, twice in float32. Calculated, not measured.
 """
 
 HOST_BYTES = 4 * 2**30
-"""Of the machine's memory, of a worker with torch and CUDA, its batches, and for a minute the canary's weights."""
+"""Main memory of a worker: torch and CUDA, its batches, and for a minute the canary's weights."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Crew:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What the number of workers follows from."""
+    """The resources that decide how many workers there are."""
 
     cores: int
     host_bytes: int
@@ -66,7 +66,7 @@ def crew_of(config: BuildConfig, shards: int) -> Crew:
 
 
 def crew_on_gpus(config: BuildConfig, shards: int, machine: Machine) -> Crew:
-    """Those of all GPUs that the process sees, or of the one that it is told; each GPU has its share of the cores."""
+    """Count the GPUs that the process sees, or the one it is told to use; each GPU has its share of the cores."""
     if config.run.workers != "auto":
         return alone(min(config.run.workers, max(1, shards)))
     used = machine.gpus if config.encoder.device in ("auto", "cuda") else 1

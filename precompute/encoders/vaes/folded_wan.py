@@ -239,7 +239,7 @@ def fold_block(weights: Weights, dtype: torch.dtype) -> nn.Module:
 
 
 def fold_conv(weights: Weights, name: str, dtype: torch.dtype) -> nn.Module:
-    """What a causal convolution does to a first frame; a kernel of k frames sees k-1 frames of zeros before it.
+    """Fold a causal convolution on a first frame; a kernel of k frames sees k-1 frames of zeros before it.
 
     Qwen-Image 2.1 has kernels without time.
     """

@@ -1,4 +1,4 @@
-"""What a profile says to do: each piece of advice is tied to a number that it quotes."""
+"""Advice from a profile; each piece quotes the number that it follows from."""
 
 from collections.abc import Iterator
 

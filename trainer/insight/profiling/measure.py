@@ -35,7 +35,7 @@ PEAK_S = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What was measured, of all recorded steps together where nothing else is said."""
+    """Measurements, summed over all recorded steps unless said otherwise."""
 
     device: str
     steps: int
@@ -46,7 +46,7 @@ class Profile:
     parts: list[Part]
     operations: list[Operation]
     idle_s: float | None
-    """Of the device, of one step; None on a CPU."""
+    """Device time of one step; None on a CPU."""
     samples: int
     """Of one step."""
     tokens: int

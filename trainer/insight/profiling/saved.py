@@ -1,4 +1,4 @@
-"""What a forward pass keeps for the backward pass: bytes by phase, each storage counted once."""
+"""Counts the bytes that a forward pass keeps for the backward pass, by phase, each storage once."""
 
 import gc
 from collections import defaultdict
