@@ -165,7 +165,7 @@ class TrainRunConfig:
     to a few lengths, so that nothing is compiled again."""
     gradient_checkpointing: Literal["none", "selective", "full"] = "none"
     """Recompute in the backward pass: of each layer norms, activations, gates and small products, or all of it.
-    Selective keeps less than half of a layer's memory, full a twelfth, for a fifth to a third more time."""
+    Selective keeps less than half of a layer's memory, full a twentieth, for a fifth to a third more time."""
     loss_chunk: int | None = None
     """Label tokens whose logits are made at once; null: all of a pass. 512 of a vocabulary of 262 k take 1.6 GB."""
     fit_memory: bool = False
