@@ -29,6 +29,7 @@ from precompute.encode.pipeline import encode_shards
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import Encoder
 from precompute.sources import Source
+from precompute.sources.archives.shared_index import LentIndexes
 
 STOP = -1
 """Sent to a worker in place of a shard."""
@@ -74,10 +75,10 @@ class WorkerPool:
 
     def _start(self) -> None:
         # Not forked: loading an encoder may ask CUDA for its devices, after which no fork can use them.
-        context = multiprocessing.get_context("spawn")
+        context, indexes = multiprocessing.get_context("spawn"), LentIndexes()
         for index in range(self._crew.workers):
             ours, theirs = context.Pipe()
-            arguments = (index, self._job, self._crew.sharing, theirs)
+            arguments = (index, self._job, self._crew.sharing, theirs, indexes)
             self._processes[ours] = context.Process(target=work, args=arguments, name=f"worker-{index}", daemon=True)
             self._processes[ours].start()
             self._pipes.append(ours)
@@ -191,8 +192,11 @@ def ending_with_parent() -> Iterator[None]:
         os._exit(1)
 
 
-def work(index: int, job: EncodeJob, sharing: int, pipe: Connection) -> None:
-    """A worker process's body; ends when no shard is left, when told to stop, or when its parent is gone."""
+def work(index: int, job: EncodeJob, sharing: int, pipe: Connection, indexes: None) -> None:
+    """A worker process's body; ends when no shard is left, when told to stop, or when its parent is gone.
+
+    The parent's `indexes` are taken as they arrive.
+    """
     obey_parent_alone()
     obey(job, worker_encoder(job.config.encoder, index), job.config.run.threads(sharing), PipedOrders(pipe))
 

@@ -9,14 +9,15 @@ member.
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from pathlib import PurePosixPath
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.listing import Listing, is_utf8
-from precompute.sources.archives.names import ChosenNames, Names
+from precompute.sources.archives.names import ChosenNames, NameColumns, Names
+from precompute.sources.archives.tar_index import TarMember
 from precompute.sources.files.file import SourceFile
 
 MAX_FILE_BYTES = 256 * 2**20
@@ -30,38 +31,74 @@ DAMAGED = "damaged archive member"
 MemberT = TypeVar("MemberT")
 
 
+class ArchiveIndex(NamedTuple):
+    """An archive's table of contents; members are numbered in its own order."""
+
+    names: NameColumns
+    rows: NDArray[np.uint8]
+    """Bytes that say where each member lies, by its kind of archive."""
+    is_listed: NDArray[np.bool_]
+    is_misplaced: NDArray[np.bool_]
+    """Members of a zip that share bytes with others or lie outside of it; empty for a tar."""
+    prefix: str
+    """The top folder that all share, which names may omit."""
+    not_utf8: list[int]
+    others: dict[int, TarMember]
+    """Members of a tar that a row cannot hold, by number."""
+
+
+def index_of(members: Iterable[tuple[str, bytes]]) -> ArchiveIndex:
+    """Make the index of members, each a name and its row; what only zips or only tars have is left empty."""
+    rows, metadata, not_utf8 = bytearray(), list[int](), list[int]()
+
+    def kept() -> Iterator[str]:
+        for number, (name, row) in enumerate(members):
+            rows.extend(row)
+            if is_mac_metadata(name):
+                metadata.append(number)
+            elif not is_utf8(name):
+                not_utf8.append(number)
+            yield name
+
+    names = Names(kept())
+    is_listed = names.times > 0
+    is_listed[metadata] = False
+    prefix = common_top(ChosenNames(names, np.flatnonzero(is_listed)))
+    is_listed[not_utf8] = False
+    return ArchiveIndex(
+        names=names.columns,
+        rows=np.frombuffer(rows, np.uint8),
+        is_listed=is_listed,
+        is_misplaced=np.empty(0, bool),
+        prefix=prefix,
+        not_utf8=not_utf8,
+        others={},
+    )
+
+
 class Archive(Generic[MemberT]):
     """An archive's members by name; names may omit a top folder that all share; macOS metadata does not count."""
 
-    def __init__(self, file: SourceFile, members: Iterable[tuple[str, bytes]]) -> None:
-        """Of names, and what is known of each member in a row of bytes."""
-        self._file, self._rows = file, bytearray()
-        metadata, not_utf8 = list[int](), list[int]()
+    def __init__(self, file: SourceFile, index: ArchiveIndex) -> None:
+        self._file = file
+        self.go_by(index)
 
-        def kept() -> Iterator[str]:
-            for number, (name, row) in enumerate(members):
-                self._rows += row
-                if is_mac_metadata(name):
-                    metadata.append(number)
-                elif not is_utf8(name):
-                    not_utf8.append(number)
-                yield name
+    def go_by(self, index: ArchiveIndex) -> None:
+        """Take an equal index, held elsewhere."""
+        self.index, self._names = index, Names(index.names)
 
-        self._names = Names(kept())
-        is_listed = self._names.times > 0
-        is_listed[metadata] = False
-        self._prefix = common_top(self._chosen(is_listed))
-        is_listed[not_utf8] = False
-        self.not_utf8 = [self._names[number] for number in not_utf8 if self._names.times[number]]
-        """Names that can enter no table, in the archive's own order, as the others are:"""
-        self.names = self._chosen(is_listed)
-        self._is_listed = is_listed
+    @property
+    def not_utf8(self) -> list[str]:
+        """Names that cannot enter a table, in the archive's own order."""
+        return [self._names[number] for number in self.index.not_utf8 if self._names.times[number]]
 
-    def _chosen(self, is_chosen: NDArray[np.bool_]) -> ChosenNames:
-        return ChosenNames(self._names, np.flatnonzero(is_chosen))
+    @property
+    def names(self) -> ChosenNames:
+        """Names that can, in the archive's own order."""
+        return ChosenNames(self._names, np.flatnonzero(self.index.is_listed))
 
     def listing(self) -> Listing:
-        names = ChosenNames(self._names, self._names.in_order(self._is_listed))
+        names = ChosenNames(self._names, self._names.in_order(self.index.is_listed))
         return Listing(names=names, not_utf8=sorted(self.not_utf8), linked_folders=[], caches=[])
 
     def version(self) -> str:
@@ -90,7 +127,7 @@ class Archive(Generic[MemberT]):
         return number
 
     def _found(self, name: str) -> int | None:
-        numbers = (self._names.find(full) for full in (name, self._prefix + name))
+        numbers = (self._names.find(full) for full in (name, self.index.prefix + name))
         return next((number for number in numbers if number is not None), None)
 
 

@@ -4,7 +4,7 @@ Texts are read with its headers, since they lie between them.
 """
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.archive import (
@@ -12,6 +12,8 @@ from precompute.sources.archives.archive import (
     MAX_FILE_BYTES,
     MISSING,
     Archive,
+    ArchiveIndex,
+    index_of,
     refuse_large,
 )
 from precompute.sources.archives.tar_index import TarMember, read_index
@@ -29,25 +31,16 @@ ROW = struct.Struct("<qqd?")
 class ImageTar(Archive[TarMember]):
     """Images in a tar."""
 
-    def __init__(self, file: SourceFile) -> None:
+    def __init__(self, file: SourceFile, index: ArchiveIndex | None = None) -> None:
+        """Read its headers, unless the index made of them is given."""
         self._texts: dict[int, bytes] = {}
         """By offset."""
-        self._others: dict[int, TarMember] = {}
-        """Links, and what cannot be read, by number."""
-        super().__init__(file, self._packed(read_index(file, self._texts)))
-
-    def _packed(self, members: Iterable[tuple[str, TarMember]]) -> Iterator[tuple[str, bytes]]:
-        for number, (name, member) in enumerate(members):
-            if member.is_plain:
-                yield name, ROW.pack(member.offset, member.size, member.mtime, isinstance(member.mtime, int))
-            else:
-                self._others[number] = member
-                yield name, bytes(ROW.size)
+        super().__init__(file, index or index_of_tar(file, self._texts))
 
     def _member(self, number: int) -> TarMember:
-        if found := self._others.get(number):
+        if found := self.index.others.get(number):
             return found
-        offset, size, mtime, is_whole = ROW.unpack_from(self._rows, number * ROW.size)
+        offset, size, mtime, is_whole = ROW.unpack_from(self.index.rows.data, number * ROW.size)
         return TarMember(offset, size, int(mtime) if is_whole else mtime, None)
 
     def fingerprint(self, name: str) -> str:
@@ -80,6 +73,21 @@ class ImageTar(Archive[TarMember]):
                 break
             found = target
         return member._replace(problem="is a link, and not to a file that comes before it in the tar")
+
+
+def index_of_tar(file: SourceFile, texts: dict[int, bytes]) -> ArchiveIndex:
+    """Read the headers, and small texts on the way, which are kept by offset."""
+    others: dict[int, TarMember] = {}
+
+    def packed() -> Iterator[tuple[str, bytes]]:
+        for number, (name, member) in enumerate(read_index(file, texts)):
+            if member.is_plain:
+                yield name, ROW.pack(member.offset, member.size, member.mtime, isinstance(member.mtime, int))
+            else:
+                others[number] = member
+                yield name, bytes(ROW.size)
+
+    return index_of(packed())._replace(others=others)
 
 
 def is_tar(name: str, head: bytes) -> bool:

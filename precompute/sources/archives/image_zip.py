@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from cache_store.errors import SourceError
 from precompute.images.rejected import Rejected
-from precompute.sources.archives.archive import DAMAGED, MISSING, Archive, refuse_large
+from precompute.sources.archives.archive import DAMAGED, MISSING, Archive, ArchiveIndex, index_of, refuse_large
 from precompute.sources.archives.zip_index import (
     LOCAL_HEADER_BYTES,
     MAGIC_BYTES,
@@ -50,24 +50,12 @@ LOCAL_EXTRA_BYTES = 64
 class ImageZip(Archive[ZipMember]):
     """Images in a zip."""
 
-    def __init__(self, file: SourceFile) -> None:
-        head, tail = ends_of(file)
-        try:
-            if (place := find_index(tail, file.version.size)) is None:
-                raise SourceError(f"{file} {zip_problem(file, head)}")
-            refuse_large_index(file, place)
-            super().__init__(file, files_of(file, place))
-        except (BadIndexError, OSError) as error:
-            if isinstance(error, OSError) and error.filename is not None:  # a network's, which is no fault of the zip
-                raise
-            raise SourceError(f"{file} is not a zip that can be read: {error}") from None
-        if is_of_a_member(head, place):
-            raise SourceError(f"{file} {zip_problem(file, head)}")
-        file.refuse_changed()
-        self._is_misplaced = misplaced_members(self._rows, place.start)
+    def __init__(self, file: SourceFile, index: ArchiveIndex | None = None) -> None:
+        """Read its table of contents, unless the index made of it is given."""
+        super().__init__(file, index or read_index(file))
 
     def _member(self, number: int) -> ZipMember:
-        return ZipMember(*ROW.unpack_from(self._rows, number * ROW.size))
+        return ZipMember(*ROW.unpack_from(self.index.rows.data, number * ROW.size))
 
     def fingerprint(self, name: str) -> str:
         member = self.find(name)
@@ -76,7 +64,9 @@ class ImageZip(Archive[ZipMember]):
     def read(self, name: str) -> bytes:
         member = self._member(number := self._number(name))
         refuse_large(name, max(member.size, member.packed))
-        problem = "shares bytes with other members, or lies outside the archive" if self._is_misplaced[number] else ""
+        problem = (
+            "shares bytes with other members, or lies outside the archive" if self.index.is_misplaced[number] else ""
+        )
         if problem := unreadable(member) or problem:
             raise Rejected(DAMAGED, f"{name}: {problem}")
         return self._whole(name, member, self._packed(name, self._names[number], member))
@@ -112,6 +102,23 @@ class ImageZip(Archive[ZipMember]):
         if zlib.crc32(data) != member.crc:
             raise Rejected(DAMAGED, f"{name}: Bad CRC-32")
         return data
+
+
+def read_index(file: SourceFile) -> ArchiveIndex:
+    head, tail = ends_of(file)
+    try:
+        if (place := find_index(tail, file.version.size)) is None:
+            raise SourceError(f"{file} {zip_problem(file, head)}")
+        refuse_large_index(file, place)
+        index = index_of(files_of(file, place))
+    except (BadIndexError, OSError) as error:
+        if isinstance(error, OSError) and error.filename is not None:  # a network's, which is no fault of the zip
+            raise
+        raise SourceError(f"{file} is not a zip that can be read: {error}") from None
+    if is_of_a_member(head, place):
+        raise SourceError(f"{file} {zip_problem(file, head)}")
+    file.refuse_changed()
+    return index._replace(is_misplaced=misplaced_members(index.rows, place.start))
 
 
 def unreadable(member: ZipMember) -> str | None:

@@ -1,12 +1,15 @@
 """Names by the million, in columns: their text in one piece and 28 bytes of numbers each, where a set of Python's own
 strings takes some 150 bytes for each.
 
-A name is found by the 64 bits of its hash, which Python draws anew in each process, and then compared.
+A name is found by 64 bits of a hash with a key of its own, so that nobody can make names that collide, and then
+compared. Processes can share the columns; Python's own hash differs from process to process.
 """
 
+import hashlib
+import os
 from array import array
 from collections.abc import Collection, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -16,29 +19,41 @@ from numpy.typing import NDArray
 ESCAPES = "surrogatepass"
 """Names of files are bytes, and Python makes surrogates of those that are no text."""
 
+HASH_BYTES, KEY_BYTES = 8, 16
+
+
+class NameColumns(NamedTuple):
+    """All that is known of names, numbered from 0 in the order in which they came."""
+
+    key: NDArray[np.uint8]
+    """Of their hashes."""
+    text: NDArray[np.uint8]
+    ends: NDArray[np.int64]
+    """Where each name begins in the text, and the end of the last."""
+    hashes: NDArray[np.int64]
+    """Sorted."""
+    by_hash: NDArray[np.uint32]
+    """The number of the name that has each of them."""
+    firsts: NDArray[np.uint32]
+    """For each name, the number of the first that is equal."""
+    times: NDArray[np.uint32]
+    """How often each name occurs, at its first number; 0 at the others."""
+
 
 class Names(Collection[str]):
     """Names in the order in which they came, numbered from 0; one may come several times."""
 
-    def __init__(self, names: Iterable[str]) -> None:
-        self._text, self._ends, hashes = bytearray(), array("q", [0]), array("q")
-        for name in names:
-            self._text += name.encode(errors=ESCAPES)
-            self._ends.append(len(self._text))
-            hashes.append(hash(name))
-        unsorted = np.frombuffer(hashes, np.int64)
-        self._by_hash = np.argsort(unsorted, kind="stable").astype(np.uint32)
-        self._hashes = unsorted[self._by_hash]
-        self.firsts = self._firsts()
-        """Of each name, the number of the first that is equal."""
-        self.times = np.bincount(self.firsts, minlength=len(self)).astype(np.uint32)
-        """How often each occurs, at its first number; 0 at the others."""
+    def __init__(self, names: Iterable[str] | NameColumns) -> None:
+        self.columns = columns = names if isinstance(names, NameColumns) else columns_of(names)
+        self.firsts, self.times = columns.firsts, columns.times
+        self._key = columns.key.tobytes()
+        self._text, self._ends = columns.text.data, columns.ends.data  # slices and numbers of Python's own are quicker
 
     def __len__(self) -> int:
         return len(self._ends) - 1
 
     def __getitem__(self, number: int) -> str:
-        return self._text[self._ends[number] : self._ends[number + 1]].decode(errors=ESCAPES)
+        return str(self._text[self._ends[number] : self._ends[number + 1]], "utf-8", ESCAPES)
 
     def __iter__(self) -> Iterator[str]:
         return map(self.__getitem__, range(len(self)))
@@ -47,34 +62,61 @@ class Names(Collection[str]):
         return isinstance(name, str) and self.find(name) is not None
 
     def find(self, name: str) -> int | None:
-        """The first number of a name; None where it is not among them."""
-        place = int(self._hashes.searchsorted(wanted := hash(name)))
-        while place < len(self) and self._hashes[place] == wanted:
-            if self[number := int(self._by_hash[place])] == name:
+        """Return the first number of a name; None if it is not among them."""
+        wanted = int.from_bytes(hash_of(name.encode(errors=ESCAPES), self._key), "little", signed=True)
+        place = int(self.columns.hashes.searchsorted(wanted))
+        while place < len(self) and self.columns.hashes[place] == wanted:
+            if self[number := int(self.columns.by_hash[place])] == name:
                 return number
             place += 1
         return None
 
     def in_order(self, is_chosen: NDArray[np.bool_]) -> NDArray[Any]:
         """The numbers of those that are chosen, sorted by name."""
-        text = [None, pa.py_buffer(self._ends), pa.py_buffer(self._text)]
+        text = [None, pa.py_buffer(self.columns.ends), pa.py_buffer(self.columns.text)]
         order = pc.sort_indices(pa.Array.from_buffers(pa.large_binary(), len(self), text)).to_numpy()
         chosen: NDArray[Any] = order[is_chosen[order]]
         return chosen
 
-    def _firsts(self) -> NDArray[np.uint32]:
-        firsts = np.arange(len(self), dtype=np.uint32)
-        places = np.arange(len(self), dtype=np.uint32)
-        is_again = np.zeros(len(self), bool)
-        is_again[1:] = self._hashes[1:] == self._hashes[:-1]
-        again = places[is_again]
-        begins = np.maximum.accumulate(np.where(is_again, 0, places))[is_again]
-        """Of runs of equal hashes."""
-        same_hash: dict[str, int] = {}
-        for number, first in zip(self._by_hash[again].data, self._by_hash[begins].data, strict=True):
-            name = self[number]
-            firsts[number] = first if name == self[first] else same_hash.setdefault(name, number)
-        return firsts
+
+def hash_of(name: bytes, key: bytes) -> bytes:
+    return hashlib.blake2b(name, digest_size=HASH_BYTES, key=key).digest()
+
+
+def columns_of(names: Iterable[str]) -> NameColumns:
+    text, ends, hashes, key = bytearray(), array("q", [0]), bytearray(), os.urandom(KEY_BYTES)
+    for name in names:
+        encoded = name.encode(errors=ESCAPES)
+        text += encoded
+        ends.append(len(text))
+        hashes += hash_of(encoded, key)
+    unsorted = np.frombuffer(hashes, "<i8")
+    by_hash = np.argsort(unsorted, kind="stable").astype(np.uint32)
+    columns = NameColumns(
+        key=np.frombuffer(key, np.uint8),
+        text=np.frombuffer(text, np.uint8),
+        ends=np.frombuffer(ends, np.int64),
+        hashes=unsorted[by_hash],
+        by_hash=by_hash,
+        firsts=np.arange(len(by_hash), dtype=np.uint32),
+        times=np.empty(0, np.uint32),
+    )
+    find_firsts(columns)
+    return columns._replace(times=np.bincount(columns.firsts, minlength=len(by_hash)).astype(np.uint32))
+
+
+def find_firsts(columns: NameColumns) -> None:
+    """Replace the number of each name that came before by that of the first."""
+    names, places = Names(columns), np.arange(len(columns.by_hash), dtype=np.uint32)
+    is_again = np.zeros(len(places), bool)
+    is_again[1:] = columns.hashes[1:] == columns.hashes[:-1]
+    again = places[is_again]
+    begins = np.maximum.accumulate(np.where(is_again, 0, places))[is_again]
+    """Of runs of equal hashes."""
+    same_hash: dict[str, int] = {}
+    for number, first in zip(columns.by_hash[again].data, columns.by_hash[begins].data, strict=True):
+        name = names[number]
+        columns.firsts[number] = first if name == names[first] else same_hash.setdefault(name, number)
 
 
 class ChosenNames(Collection[str]):

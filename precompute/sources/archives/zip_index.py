@@ -151,7 +151,7 @@ def name_of(name: bytes, flags: int) -> str:
     return text.partition("\0")[0]
 
 
-def misplaced_members(rows: bytes | bytearray, end: int) -> NDArray[np.bool_]:
+def misplaced_members(rows: bytes | NDArray[np.uint8], end: int) -> NDArray[np.bool_]:
     """Members that do not have bytes of their own before `end`: with them, a small zip unpacks to any size."""
     table = np.frombuffer(rows, ROW_TYPE)
     order = np.argsort(table["f0"], kind="stable")
