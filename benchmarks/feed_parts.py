@@ -5,14 +5,12 @@
 import shutil
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import torch
 
 import precompute.encode.batches as batches
 from benchmarks.feed_stand_in import FeedJob, SleepingEncoder, StandIn
@@ -24,6 +22,7 @@ from cache_store.storage.store import open_store
 from precompute.build.steps import plan
 from precompute.config import BuildConfig
 from precompute.encode.batches import Decoders, decoded_batches, planned_batches
+from precompute.encode.device_feed import SLOTS, Encoding, StreamedEncoding, StreamedFeed
 from precompute.encode.engines.crew import crew_of
 from precompute.encode.engines.local import run_local
 from precompute.encode.job import Progress
@@ -92,12 +91,16 @@ class Feed:
         """For all samples, by some of its batches; 0 where it takes no time."""
         if not self.stand_in.encoder_ms:
             return 0.0
-        encoder, size = self.encoder, self.config.encoder.batch_size
-        pixels_NYX3, count = torch.zeros((size, 1, 1, 3), dtype=torch.uint8), -(-self.samples // size)
-        number = min(count, ALONE_BATCHES)
+        size, array = self.config.encoder.batch_size, read_spec(self._store).array
+        feed, count = self.encoder.feed(array), -(-self.samples // size)
+        number, room, ahead = min(count, ALONE_BATCHES), feed.rooms.take(), deque[Encoding]()
         started = time.monotonic()
         for _ in range(number):
-            encoder.encode(pixels_NYX3)
+            ahead.append(feed.encode(room, size))
+            if len(ahead) == SLOTS:
+                ahead.popleft().samples()
+        for each in ahead:
+            each.samples()
         return (time.monotonic() - started) / number * count
 
     def decoding_alone(self) -> float:
@@ -147,7 +150,7 @@ def measured_parts(source: Any) -> Iterator[Counter[str]]:
         "hash": [(batches, "content_sha256")],
         "decode": [(batches, "decode_image")],
         "fit": [(batches, "fit_image"), (batches, "write_pixels")],
-        "encoder": [(SleepingEncoder, "encode")],
+        "encoder": [(StreamedFeed, "encode"), (StreamedEncoding, "samples")],
         "statistics": [(RunningSums, "round_and_add")],
         "sample writing": [(ShardBuilder, "append")],
         "commit": [(ShardBuilder, "commit")],

@@ -1,16 +1,22 @@
-"""What `benchmarks.feed` puts in an encoder's and a decoder's place, for the build's workers and for its peers alike.
+"""Stand-ins of `benchmarks.feed` for an encoder and a decoder, for the build's workers and for its peers alike.
 
-The encoder takes so long a batch and no core; of several processes one at a time has its device. The decoder, where it
-is stubbed, gives one prepared image. Processes tell by files in a folder when they have loaded and when they began.
+The encoder's device takes so long a batch and no core. It works on one batch at a time, whichever process gave it. Like
+a GPU's, its work is started at once and waited for later, so a build reaches it by the streams and slots of a GPU. The
+decoder, if stubbed, gives one prepared image. Processes say by files in a folder when they have loaded and when they
+begin.
 """
 
 # Axes: N images of a batch, Y X pixels, 3 RGB.
 
 import fcntl
 import json
+import mmap
 import multiprocessing
 import os
+import struct
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -22,7 +28,9 @@ from PIL import Image
 from torch import Tensor
 
 import precompute.encode.batches as batches
-from cache_store.format.schema import EncoderIdentity, SampleLayout
+import precompute.encode.pipeline as pipeline
+from cache_store.format.schema import ArraySpec, EncoderIdentity, SampleLayout
+from precompute.encode.device_feed import StreamedFeed
 from precompute.encode.job import EncodeJob
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import PixelRange
@@ -35,6 +43,7 @@ CLASS_NAME = "SleepingEncoder"
 FACTOR, CHANNELS = 8, 16
 """Of its latents: those of the Wan 2.1 VAE."""
 POLL_S = 0.005
+FREE_AT = struct.Struct("d")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,12 +100,87 @@ def stand_in_of(folder: str | Path) -> StandIn:
     return StandIn(**values)
 
 
+class Device:
+    """A device that all processes share: the time when it is free lies in a file."""
+
+    def __init__(self, stand_in: StandIn) -> None:
+        self._seconds = stand_in.encoder_ms / 1e3
+        self._file = os.open(Path(stand_in.folder, "device"), os.O_RDWR | os.O_CREAT)
+        os.truncate(self._file, FREE_AT.size)
+        self._free_at = mmap.mmap(self._file, FREE_AT.size)
+
+    def run(self, ready_at: float) -> float:
+        """Give it a batch that is there at a time; return the time when it is encoded."""
+        if not self._seconds:
+            return ready_at
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        try:
+            done_at: float = max(ready_at, time.monotonic(), *FREE_AT.unpack(self._free_at)) + self._seconds
+            self._free_at[:] = FREE_AT.pack(done_at)
+        finally:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+        return done_at
+
+
+def sleep_until(at: float) -> None:
+    time.sleep(max(0.0, at - time.monotonic()))
+
+
+class Stream:
+    """Work that is done in order; `done_at` is when the last of it is."""
+
+    def __init__(self) -> None:
+        self.done_at = 0.0
+
+    def wait_event(self, event: "Event") -> None:
+        self.done_at = max(self.done_at, event.at)
+
+
+class Event:
+    def __init__(self, runtime: "SleepingRuntime") -> None:
+        self._runtime, self.at = runtime, 0.0
+
+    def record(self) -> None:
+        self.at = max(self._runtime.current.done_at, time.monotonic())
+
+    def synchronize(self) -> None:
+        sleep_until(self.at)
+
+    def elapsed_time(self, later: "Event") -> float:
+        return (later.at - self.at) * 1e3
+
+
+class SleepingRuntime:
+    """A `Runtime` whose device is the stand-in's: what it is given is encoded while nobody waits."""
+
+    def __init__(self, device: Device, samples: Tensor) -> None:
+        self._device, self._samples, self.current = device, samples, Stream()
+        self.stream, self.event = Stream, lambda: Event(self)
+
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.zeros(shape, dtype=dtype)
+
+    def on_device(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Pixels are copied by the device itself, so nothing is done for them; samples lie here."""
+        return torch.empty(shape, dtype=dtype, device="meta" if dtype == torch.uint8 else "cpu")
+
+    @contextmanager
+    def within(self, stream: Stream) -> Iterator[None]:
+        self.current = stream
+        yield
+
+    def capture(self, work: Callable[[], Tensor], stream: Stream) -> tuple[Callable[[], object], Tensor]:
+        def replay() -> None:
+            stream.done_at = self._device.run(stream.done_at)
+
+        return replay, self._samples
+
+
 class SleepingEncoder:
-    """Has the device for so long a batch; its samples are noise."""
+    """Encodes on the stand-in's device; its samples are noise."""
 
     def __init__(self, stand_in: StandIn, config: EncoderConfig) -> None:
-        self._stand_in, self.device = stand_in, torch.device("cpu")
-        self._lock = os.open(stand_in.folder, os.O_RDONLY)
+        self._stand_in, self.device, self._device = stand_in, torch.device("cpu"), Device(stand_in)
         shape = (config.batch_size, *self.layout(stand_in.height, stand_in.width).shape)
         self._samples = torch.randn(shape, generator=torch.Generator().manual_seed(0))
         self.identity = EncoderIdentity(
@@ -117,13 +201,12 @@ class SleepingEncoder:
         return SampleLayout(axes=axes, shape=shape, feature_axis="channel", has_preview=True)
 
     def encode(self, image_NYX3: Tensor) -> Tensor:
-        if self._stand_in.encoder_ms:
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
-            try:
-                time.sleep(self._stand_in.encoder_ms / 1e3)
-            finally:
-                fcntl.flock(self._lock, fcntl.LOCK_UN)
+        """Wait for the samples, as a loop does that needs them next."""
+        sleep_until(self._device.run(0.0))
         return self._samples[: len(image_NYX3)]
+
+    def feed(self, array: ArraySpec) -> StreamedFeed:
+        return StreamedFeed(self, array, SleepingRuntime(self._device, self._samples))
 
 
 def load(files: ModelFiles, config: EncoderConfig, pixel_range: PixelRange) -> SleepingEncoder:
@@ -152,7 +235,7 @@ class FeedJob(EncodeJob):
 
 
 OWN = {"decode_image": batches.__dict__["decode_image"], "fit_image": batches.__dict__["fit_image"]}
-OWN_DECODE = batches.Batch.decode
+OWN_DECODE, OWN_FEED = batches.Batch.decode, vars(pipeline)["feed_of"]
 
 
 @cache
@@ -165,6 +248,7 @@ def replace_decoder(stand_in: StandIn) -> None:
 
     restore_decoder()
     batches.Batch.decode = decode  # type: ignore[method-assign, assignment]
+    vars(pipeline)["feed_of"] = SleepingEncoder.feed
     if stand_in.is_stubbed:
         vars(batches).update(
             decode_image=lambda data, recipe: whole(stand_in.image), fit_image=lambda decoded, recipe: decoded.rgb
@@ -174,3 +258,4 @@ def replace_decoder(stand_in: StandIn) -> None:
 def restore_decoder() -> None:
     batches.Batch.decode = OWN_DECODE  # type: ignore[method-assign]
     vars(batches).update(OWN)
+    vars(pipeline)["feed_of"] = OWN_FEED

@@ -160,10 +160,10 @@ def encoder_alone(config: "BuildConfig", batches: int = 20) -> float:
     feed = feed_of(encoder, possible_spec(recipe_of(config, encoder), 1, "0" * 64).array)
     shape = (config.encoder.batch_size, config.image.height, config.image.width, 3)
     pixels_NYX3 = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
-    feed.encode(pixels_NYX3).samples()
-    started, ahead = time.monotonic(), feed.encode(pixels_NYX3)
+    feed.encode(pixels_NYX3, len(pixels_NYX3)).samples()
+    started, ahead = time.monotonic(), feed.encode(pixels_NYX3, len(pixels_NYX3))
     for _ in range(batches):
-        ahead, behind = feed.encode(pixels_NYX3), ahead
+        ahead, behind = feed.encode(pixels_NYX3, len(pixels_NYX3)), ahead
         behind.samples()
     ahead.samples()
     return (batches + 1) * len(pixels_NYX3) / (time.monotonic() - started)

@@ -4,12 +4,13 @@ A sample's bits depend on the batch that it was encoded in, so batches are plann
 every `batch_size`, a rejected image's place filled with grey.
 """
 
-# Axes: N images of a batch, Y X pixels, h w cells of a preview, 3 RGB.
+# Axes: N images of a batch, B of a full one, Y X pixels, h w cells of a preview, 3 RGB.
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Self
 
 import numpy as np
@@ -19,7 +20,7 @@ from PIL.Image import Image
 from cache_store.cache.files import open_plan
 from cache_store.cache.writing.writer import Outcome
 from cache_store.errors import SourceError
-from cache_store.format.schema import Spec
+from cache_store.format.schema import ArraySpec, Spec
 from cache_store.storage.store import Store
 from precompute.encode.busy import BusyTimes
 from precompute.images.decode import content_sha256, decode_image
@@ -65,15 +66,42 @@ class TimedReading:
             self.seconds += time.monotonic() - started
 
 
+Room = np.ndarray
+"""Memory for the pixels of a full batch: uint8 [B, Y, X, 3]."""
+
+
+class Rooms:
+    """Rooms that are used again: fresh memory costs the system a zeroing, and a GPU's is pinned."""
+
+    def __init__(self, make: Callable[[], Room]) -> None:
+        self._make, self._free = make, deque[Room]()
+
+    def take(self) -> Room:
+        """Return a free room, or a new one; its pixels are undefined."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            return self._make()
+
+    def give_back(self, room: Room) -> None:
+        self._free.append(room)
+
+
+def make_room(array: ArraySpec) -> Room:
+    return np.empty((array.encoder.batch_size, array.image.height, array.image.width, 3), np.uint8)
+
+
 class Batch:
     """A planned batch: images decode into it from several threads, each into its own place."""
 
-    def __init__(self, spec: Spec, planned: pa.Table, shard: int, start: int) -> None:
+    def __init__(self, spec: Spec, planned: pa.Table, shard: int, start: int, room: Room | None = None) -> None:
         array, recipe = spec.array, spec.array.image
         self.shard, self.planned, self.start, self.recipe = shard, planned, start, recipe
         self.stop = min(start + array.encoder.batch_size, planned.num_rows)
         count = self.stop - start
-        self.pixels_NYX3 = np.empty((count, recipe.height, recipe.width, 3), np.uint8)
+        self.room = make_room(array) if room is None else room
+        self.pixels_NYX3 = self.room[:count]
+        """Its part of the room."""
         self.rgb_Nhw3 = np.empty((count, *array.shape[1:], 3), np.uint8) if array.has_preview else None
         self._pieces: list[Future[list[Outcome]]] = []
         self.encoding_since = 0.0
@@ -133,13 +161,15 @@ class Batch:
         return [outcome for piece in self._pieces for outcome in piece.result()]
 
 
-def planned_batches(store: Store, spec: Spec, shards: Iterable[int]) -> Iterator[Batch]:
-    """Every batch of the given shards, in order, not yet decoded."""
-    plan = open_plan(store)
+def planned_batches(
+    store: Store, spec: Spec, shards: Iterable[int], take_room: Callable[[], Room] | None = None
+) -> Iterator[Batch]:
+    """Every batch of the given shards, in order, not yet decoded; in new memory, unless rooms are given."""
+    plan, take = open_plan(store), take_room or partial(make_room, spec.array)
     for shard in shards:
         planned = plan.shard(shard)
         for start in range(0, planned.num_rows, spec.array.encoder.batch_size):
-            yield Batch(spec, planned, shard, start)
+            yield Batch(spec, planned, shard, start, take())
 
 
 def decoded_batches(

@@ -1,8 +1,8 @@
 """Batches to an encoder's device and samples back: on a CPU by a call, on a GPU by slots and streams.
 
-On a GPU a batch is copied into a slot of pinned memory, goes up on a stream of its own, is encoded on another and
-comes down on a third, each waiting for the one before it by an event: nothing else waits, so that the next batch is on
-its way while one is encoded. The encoder's work is captured once as a CUDA graph and replayed: a launch in place of
+On a GPU images are decoded into pinned memory; a batch goes up on a stream of its own, is encoded on another and comes
+down on a third, each waiting for the one before it by an event: nothing else waits, so that the next batch is on its
+way while one is encoded. The encoder's work is captured once as a CUDA graph and replayed: a launch in place of
 hundreds, which Python's lock would hold up. So shapes are static: a short batch is filled up with grey.
 """
 
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from cache_store.format.schema import ArraySpec
 from cache_store.log import log_warning
+from precompute.encode.batches import Room, Rooms, make_room
 from precompute.encoders.encoder import Encoder
 from precompute.images.fit import MID_GREY
 
@@ -39,8 +40,11 @@ class Encoding(Protocol):
 
 
 class DeviceFeed(Protocol):
-    def encode(self, pixels_NYX3: np.ndarray) -> Encoding:
-        """Give the device a batch; the array may be used again."""
+    rooms: Rooms
+    """Memory from which the device takes pixels."""
+
+    def encode(self, room: Room, count: int) -> Encoding:
+        """Give the device the first `count` images of a room, which may be used again once the samples are there."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +61,12 @@ class Encoded:
 class DirectFeed:
     """Encodes in the calling thread."""
 
-    def __init__(self, encoder: Encoder) -> None:
-        self._encoder = encoder
+    def __init__(self, encoder: Encoder, array: ArraySpec) -> None:
+        self._encoder, self.rooms = encoder, Rooms(lambda: make_room(array))
 
-    def encode(self, pixels_NYX3: np.ndarray) -> Encoded:
+    def encode(self, room: Room, count: int) -> Encoded:
         started = time.monotonic()
-        values = self._encoder.encode(torch.from_numpy(pixels_NYX3))
+        values = self._encoder.encode(torch.from_numpy(room[:count]))
         return Encoded(values, time.monotonic() - started)
 
 
@@ -117,7 +121,7 @@ class Slot:
     """Room for a batch on its way up, on the device, and on its way down."""
 
     def __init__(self, runtime: Runtime, pixels: tuple[int, ...], samples: tuple[int, ...]) -> None:
-        self.staged, self.pixels = runtime.pinned(pixels, torch.uint8), runtime.on_device(pixels, torch.uint8)
+        self.pixels = runtime.on_device(pixels, torch.uint8)
         self.samples, self.result = runtime.on_device(samples, torch.float32), runtime.pinned(samples, torch.float32)
         self.uploaded, self.began, self.encoded, self.downloaded = (runtime.event() for _ in range(4))
 
@@ -143,6 +147,7 @@ class StreamedFeed:
 
     def __init__(self, encoder: Encoder, array: ArraySpec, runtime: Runtime) -> None:
         self._encoder, self._runtime = encoder, runtime
+        self.rooms = Rooms(lambda: runtime.pinned(pixels, torch.uint8).numpy())
         pixels = (array.encoder.batch_size, array.image.height, array.image.width, 3)
         self._upload, self._compute, self._download = (runtime.stream() for _ in range(3))
         self._input = runtime.on_device(pixels, torch.uint8)
@@ -161,12 +166,11 @@ class StreamedFeed:
             log_warning(f"the encoder's work cannot be captured as a CUDA graph, and is launched anew: {problem}")
             return lambda: None, None
 
-    def encode(self, pixels_NYX3: np.ndarray) -> StreamedEncoding:
-        slot, count, within = self._free.get(), len(pixels_NYX3), self._runtime.within
-        slot.staged[:count] = torch.from_numpy(pixels_NYX3)
-        slot.staged[count:] = MID_GREY
+    def encode(self, room: Room, count: int) -> StreamedEncoding:
+        slot, within = self._free.get(), self._runtime.within
+        room[count:] = MID_GREY
         with within(self._upload):
-            slot.pixels.copy_(slot.staged, non_blocking=True)
+            slot.pixels.copy_(torch.from_numpy(room), non_blocking=True)
             slot.uploaded.record()
         with within(self._compute):
             self._compute.wait_event(slot.uploaded)
@@ -186,4 +190,4 @@ def feed_of(encoder: Encoder, array: ArraySpec) -> DeviceFeed:
     """The way to the encoder's device."""
     if encoder.device.type == "cuda":
         return StreamedFeed(encoder, array, CudaRuntime(encoder.device))
-    return DirectFeed(encoder)
+    return DirectFeed(encoder, array)

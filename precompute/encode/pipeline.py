@@ -31,7 +31,11 @@ VERSIONED = ("torch", "diffusers", "transformers", "numpy", "pillow", "pyarrow")
 
 
 class ShardSink:
-    """Receives encoded batches in order, on one thread, and makes shards of them."""
+    """Receives encoded batches in order, on one thread, and makes shards of them.
+
+    Another thread commits a shard while the next one is written: the files are synced and hashed meanwhile, and of a
+    store uploaded. One shard at most is being committed.
+    """
 
     def __init__(
         self,
@@ -42,17 +46,23 @@ class ShardSink:
         on_progress: Callable[[Progress], None],
     ) -> None:
         self._job, self._device, self._busy, self._canary, self._on_progress = job, device, busy, canary, on_progress
+        self._is_compiled = job.spec.array.encoder.path == "folded" and job.config.encoder.compiles
+        """On this machine, where the recipe says auto: bits may depend on it."""
         self._shard = ExitStack()
+        self._committer = ThreadPoolExecutor(1, thread_name_prefix="commit")
+        self._commit: Future[None] | None = None
         self._failed = False
 
     def write(self, batch: Batch, encoding: Encoding) -> None:
-        """Add a batch; after a failure the batches already queued behind it are ignored."""
+        """Add a batch; after a failure, also of a commit, the batches already queued behind it are ignored."""
         samples, seconds = encoding.samples()
         self._busy.add("encoding", seconds)
         if self._failed:
             return
         self._failed = True
         with self._busy.measured("writing"):
+            if self._commit and self._commit.done():
+                self._wait_for_commit()
             self._write(batch, samples)
         self._failed = False
 
@@ -70,24 +80,40 @@ class ShardSink:
             self._canary.begin(batch.pixels_NYX3, samples, good, self._job.spec.array)
         self._builder.append(samples, rgb, outcomes)
         if batch.stop == batch.planned.num_rows:
-            done = self._commit()
-            self._shard.close()
-            self._on_progress(done)
+            self._wait_for_commit()
+            seconds = time.monotonic() - self._started
+            self._commit = self._committer.submit(self._commit_shard, self._builder, self._shard.pop_all(), seconds)
 
-    def _commit(self) -> Progress:
+    def _commit_shard(self, builder: ShardBuilder, shard: ExitStack, seconds: float) -> None:
         """Report a shard that does not match and skip it; others may yet."""
-        if self._canary:
-            self._canary.refuse_wrong_device(self._device)
-        seconds, device = time.monotonic() - self._started, self._device
-        try:
-            hardware = hardware_of(device)
-            return Progress(committed=self._builder.commit(seconds, str(device), library_versions(), hardware))
-        except MismatchedShardError as error:
-            samples = error.samples.select(["id", "content_sha256", "status", "reason"])
-            return Progress(mismatched=MismatchedShard(shard=error.shard, digest=error.digest, samples=samples))
+        with shard:
+            if self._canary:
+                self._canary.refuse_wrong_device(self._device)
+            try:
+                hardware = hardware_of(self._device)
+                if self._is_compiled:
+                    hardware = {**hardware, "encoder": "compiled"}
+                record = builder.commit(seconds, str(self._device), library_versions(), hardware)
+                done = Progress(committed=record)
+            except MismatchedShardError as error:
+                samples = error.samples.select(["id", "content_sha256", "status", "reason"])
+                done = Progress(mismatched=MismatchedShard(shard=error.shard, digest=error.digest, samples=samples))
+        self._on_progress(done)
+
+    def _wait_for_commit(self) -> None:
+        """Raise what the commit under way, if any, has failed with."""
+        if commit := self._commit:
+            self._commit = None
+            commit.result()
+
+    def finish(self) -> None:
+        """Wait until every shard is committed."""
+        with self._busy.measured("writing"):
+            self._wait_for_commit()
 
     def close(self) -> None:
-        """Drop a shard that is not committed."""
+        """Drop a shard that has not all of its batches; one that is being committed still is."""
+        self._committer.shutdown()
         self._shard.close()
 
 
@@ -115,26 +141,32 @@ def encode_shards(
     """
     busy = BusyTimes(decode_threads)
     feed, sink = feed_of(encoder, job.spec.array), ShardSink(job, encoder.device, busy, canary, on_progress)
+
+    def write(batch: Batch, encoding: Encoding) -> None:
+        sink.write(batch, encoding)
+        feed.rooms.give_back(batch.room)
+
     writes: deque[Future[None]] = deque()
     decoders = Decoders(decode_threads)
     writer = ThreadPoolExecutor(1, thread_name_prefix="write")
     try:
         last = time.monotonic()
-        batches = planned_batches(job.store, job.spec, shards)
+        batches = planned_batches(job.store, job.spec, shards, feed.rooms.take)
         for batch in decoded_batches(batches, decoders, source, busy):
             batch.wait()
             if stop.is_set():
                 raise Interrupted("the shard in hand was dropped; run the same command again to go on")
             refuse_vanished(batch, source)
             batch.encoding_since = time.monotonic()
-            writes.append(writer.submit(sink.write, batch, encode_batch(feed, batch, job.spec)))
+            writes.append(writer.submit(write, batch, encode_batch(feed, batch, job.spec)))
             while len(writes) > WRITES_BEHIND:
                 writes.popleft().result()
             now, since = time.monotonic(), last
             last = now
             on_progress(Progress(len(batch.pixels_NYX3), now - since, busy.take()))
-        for write in writes:
-            write.result()
+        while writes:
+            writes.popleft().result()
+        sink.finish()
         on_progress(Progress(elapsed_s=time.monotonic() - last, busy_s=busy.take()))
     finally:
         decoders.shutdown(cancel_futures=True)
@@ -146,4 +178,4 @@ def encode_batch(feed: DeviceFeed, batch: Batch, spec: Spec) -> Encoding:
     """Give a decoded batch to the device; zeros where every image was rejected, of which nothing is kept."""
     if all(outcome.reason is not None for outcome in batch.wait()):
         return Encoded(torch.zeros(len(batch.pixels_NYX3), *spec.array.shape))
-    return feed.encode(batch.pixels_NYX3)
+    return feed.encode(batch.room, len(batch.pixels_NYX3))

@@ -1,5 +1,6 @@
 """What a person sees while a build runs, and the counts that decide whether it goes on."""
 
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -56,6 +57,7 @@ class BuildProgress:
         self.close = self._bar.close
         self._elapsed_s, self.busy_s = 0.0, defaultdict[Part, float](float)
         self._started = time.monotonic()
+        self._counting = threading.Lock()
         self.images = 0
         self.built: dict[int, CommitRecord] = {}
         """Records of the shards that were built."""
@@ -64,6 +66,11 @@ class BuildProgress:
             self._reasons.update(content.reasons)
 
     def __call__(self, progress: Progress) -> None:
+        """Count a step; called from several threads."""
+        with self._counting:
+            self._count(progress)
+
+    def _count(self, progress: Progress) -> None:
         self.images += progress.samples
         self._elapsed_s += progress.elapsed_s
         for busy, seconds in progress.busy_s.items():

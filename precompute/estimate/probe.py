@@ -126,7 +126,7 @@ class Prober:
         """Each batch's size once its samples are here, the next one being encoded, with the time waited for it."""
         ahead = deque[Encoding]()
         for batch, waited_s in batches:
-            ahead.append(self._feed.encode(batch.pixels_NYX3))
+            ahead.append(self._feed.encode(batch.room, len(batch.pixels_NYX3)))
             if len(ahead) > 1:
                 samples, _ = ahead.popleft().samples()
                 if sum(map(len, kept)) < KEPT_SAMPLES:

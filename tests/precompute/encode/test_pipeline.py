@@ -30,6 +30,7 @@ from precompute.encode.device_feed import Encoded
 from precompute.encode.job import EncodeJob, Progress
 from precompute.encode.pipeline import WRITES_BEHIND, ShardSink, encode_shards
 from precompute.encode.progress import BuildProgress
+from precompute.encoders.config import EncoderConfig
 from precompute.images.decode import decode_image
 from precompute.images.fit import MID_GREY, fit_image, to_pixels
 from precompute.sources import Source, open_source
@@ -179,10 +180,11 @@ def test_encoding_runs_a_few_writes_ahead_and_no_further(planned, clock, monkeyp
     batches later.
     """
     disk, owed, done = LazyDisk(), list[int](), list[CommitRecord]()
-    pools = {"decode": ThreadPoolExecutor, "write": lambda count: disk}
-    monkeypatch.setattr(
-        pipeline, "ThreadPoolExecutor", lambda threads, thread_name_prefix: pools[thread_name_prefix](threads)
-    )
+
+    def pool(threads: int, thread_name_prefix: str) -> Any:
+        return disk if thread_name_prefix == "write" else ThreadPoolExecutor(threads)
+
+    monkeypatch.setattr(pipeline, "ThreadPoolExecutor", pool)
 
     def work() -> None:
         owed.append(disk.owed)
@@ -209,6 +211,57 @@ def test_after_a_failed_write_no_more_of_the_shard_is_written(planned, monkeypat
             sink.write(batch, Encoded(latent_NCHW))
     sink.close()
     assert len(appended) == 2
+
+
+def test_a_shard_is_committed_while_the_next_one_is_encoded(planned, monkeypatch):
+    """So a slow sync or upload does not stop the encoder; the build ends with the last commit."""
+    commit, next_began, done = ShardBuilder.commit, threading.Event(), list[int]()
+    encoded = 0
+
+    def slow(builder: ShardBuilder, *arguments: Any) -> CommitRecord:
+        if not done:
+            assert next_began.wait(10), "the second shard is encoded before the first is committed"
+        return commit(builder, *arguments)
+
+    def work() -> None:
+        nonlocal encoded
+        encoded += 1
+        if encoded == 9:  # of a shard of 8
+            next_began.set()
+
+    monkeypatch.setattr(ShardBuilder, "commit", slow)
+    planned.encode(work, lambda progress: done.extend([progress.committed.content.shard] if progress.committed else []))
+    assert done == [0, 1, 2]
+
+
+def test_a_failed_commit_ends_the_build_before_another(planned, monkeypatch):
+    commits = list[ShardBuilder]()
+
+    def fill_the_disk(builder: ShardBuilder, *arguments: Any) -> CommitRecord:
+        commits.append(builder)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(ShardBuilder, "commit", fill_the_disk)
+    with pytest.raises(OSError, match="No space left"):
+        planned.encode(lambda: None, lambda progress: None)
+    assert len(commits) == 1
+
+
+@pytest.mark.parametrize("compiles", [True, False])
+def test_a_record_says_whether_auto_compiled_the_encoder(planned, monkeypatch, compiles):
+    monkeypatch.setattr(EncoderConfig, "compiles", compiles)
+    done = list[Progress]()
+    planned.encode(lambda: None, done.append)
+    records = [each.committed for each in done if each.committed]
+    assert {record.run.hardware.get("encoder") for record in records} == {"compiled" if compiles else None}
+
+
+def test_a_build_uses_a_few_rooms_again_and_again(planned, monkeypatch):
+    """Their number follows from what is decoded, encoded and written at a time, not from the data set."""
+    made, make = list[np.ndarray](), device_feed.make_room
+    monkeypatch.setattr(device_feed, "make_room", lambda array: made.append(make(array)) or made[-1])
+    planned.encode(lambda: None, lambda progress: None)
+    assert len(made) <= BATCHES_AHEAD + WRITES_BEHIND + 3 < SAMPLES
 
 
 @pytest.mark.parametrize("seconds", [0.0, 10.0, 90.0])
