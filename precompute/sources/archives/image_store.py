@@ -35,8 +35,8 @@ CACHE_FILES = frozenset({SPEC_FILE, PLAN_FILE})
 MISSING_ERRORS = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENXIO}
 )
-"""Errors that mean a missing file (ENXIO: a socket). Others (a failing disk or mount) are no fault of the sample: they stop the build,
-which resumes when it is run again.
+"""Errors that mean a missing file, ENXIO that it is a socket. Others (a failing disk or mount) are not the sample's
+fault: they stop the build, which resumes when it is run again.
 """
 
 
