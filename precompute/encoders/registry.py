@@ -9,7 +9,7 @@ import importlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cache_store.errors import ConfigError, ModelError
 from precompute.encoders.config import EncoderConfig
@@ -150,12 +150,13 @@ def load_reference(config: EncoderConfig, pixel_range: PixelRange, device: str =
     """The same weights in float32 as diffusers or transformers itself runs them: what a canary compares with."""
     family, _ = find_family(config.model)
     config = replace(config, compute_dtype="float32", device=device)
-    if "fold" not in family.takes:
-        return load_encoder(config, pixel_range)
+    native: dict[str, Any] = {name: False for name in ("fold", "compile") if name in family.takes}
     try:
-        return load_encoder(replace(config, fold=False, compile=False), pixel_range)
-    except ConfigError:  # one that diffusers itself cannot run
-        return load_encoder(replace(config, compile=False), pixel_range)
+        return load_encoder(replace(config, **native), pixel_range)
+    except ConfigError:
+        if not native:
+            raise
+        return load_encoder(replace(config, **native | {"fold": True}), pixel_range)  # diffusers itself cannot run it
 
 
 def load_decoder(config: EncoderConfig) -> Decoder:

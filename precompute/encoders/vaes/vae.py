@@ -46,6 +46,7 @@ class FrozenVae:
     normalization: Normalization
     has_posterior: bool = True
     is_folded: bool = False
+    is_compilable: bool = False
 
 
 class VaeEncoder:
@@ -59,7 +60,7 @@ class VaeEncoder:
             class_name=vae.class_name,
             weights_sha256=vae.weights_sha256,
             path="folded" if vae.is_folded else "native",
-            compiled=config.compile if vae.is_folded else False,
+            compiled=config.compile if vae.is_compilable else False,
             posterior=config.posterior if vae.has_posterior else "none",
             compute_dtype=config.compute_dtype,
             batch_size=config.batch_size,

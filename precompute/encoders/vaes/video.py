@@ -1,9 +1,13 @@
-"""VAEs of other video models, each image a video of one frame, as diffusers runs them."""
+"""VAEs of other video models, each image a video of one frame: folded, or as diffusers runs them."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from cache_store.format.schema import Normalization
+from precompute.encoders.config import EncoderConfig
+from precompute.encoders.encoder import Encoder, PixelRange
+from precompute.encoders.model_files import ModelFiles
 from precompute.encoders.vaes.kind import Config, VaeKind, halvings, scaled
 from precompute.encoders.vaes.native import native_family
 
@@ -93,4 +97,13 @@ KINDS = {
 }  # fmt: skip
 
 
-FAMILY = native_family(KINDS)
+def load(files: ModelFiles, config: EncoderConfig, pixel_range: PixelRange) -> Encoder:
+    from precompute.encoders.vaes.diffusers_vae import load_native
+    from precompute.encoders.vaes.folded_video import fold_still
+    from precompute.encoders.vaes.vae import VaeEncoder
+
+    frozen = load_native(files, KINDS[files.class_name], config, fold_still if config.fold else None)
+    return VaeEncoder(frozen, config, pixel_range)
+
+
+FAMILY = replace(native_family(KINDS), load=load, takes=("posterior", "fold"))

@@ -107,7 +107,7 @@ VAES = [
 NARROW_VIDEO = {"block_out_channels": (8, 8, 8, 8), "layers_per_block": 1, "norm_num_groups": 4, "latent_channels": 4}
 NARROW_LTX = {"layers_per_block": (1,) * 5, "latent_channels": 8}
 VAES += [
-    Vae("AutoencoderKLHunyuanVideo", NARROW_VIDEO, 8, 4, scale={"latents_scale": 0.476986}),
+    Vae("AutoencoderKLHunyuanVideo", NARROW_VIDEO, 8, 4, folds=True, scale={"latents_scale": 0.476986}),
     Vae(
         "AutoencoderKLLTXVideo",
         {
@@ -118,6 +118,7 @@ VAES += [
         },
         32,
         8,
+        folds=True,
         scale={"latents_mean": (0.0,) * 8, "latents_std": (1.0,) * 8},
     ),
     Vae(
@@ -130,6 +131,7 @@ VAES += [
         },
         32,
         8,
+        folds=True,
         scale={"latents_mean": (0.0,) * 8, "latents_std": (1.0,) * 8},
     ),
     Vae(
@@ -141,12 +143,14 @@ VAES += [
         },
         8,
         12,
+        folds=True,
     ),
     Vae(
         "AutoencoderKLCogVideoX",
         {**NARROW_VIDEO, "invert_scale_latents": True, "scaling_factor": 4.0},
         8,
         4,
+        folds=True,
         scale={"latents_scale": 0.25},
     ),
 ]
