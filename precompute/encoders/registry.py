@@ -73,7 +73,16 @@ FAMILIES = (
         "CLIP, LLaVA",
         ("CLIPVisionModel", "CLIPVisionModelWithProjection", "CLIPModel", "LlavaForConditionalGeneration"),
     ),
-    Entry("towers.qwen_vl", "Qwen2.5-VL, at a fixed size", ("Qwen2_5_VLForConditionalGeneration",)),
+    Entry(
+        "towers.qwen_vl",
+        "Qwen2-VL, Qwen2.5-VL, Qwen3-VL, at a fixed size",
+        (
+            "Qwen2VLForConditionalGeneration",
+            "Qwen2_5_VLForConditionalGeneration",
+            "Qwen3VLForConditionalGeneration",
+            "Qwen3VLMoeForConditionalGeneration",
+        ),
+    ),
     Entry("towers.dino", "DINOv2, DINOv3", ("Dinov2Model", "Dinov2WithRegistersModel", "DINOv3ViTModel")),
 )
 
@@ -87,7 +96,6 @@ REFUSED = {
     **dict.fromkeys(("T5EncoderModel", "UMT5EncoderModel", "CLIPTextModel", "CLIPTextModelWithProjection"), NO_TEXT),
     "AutoencoderKLAllegro": "diffusers encodes videos alone with it, in tiles",
     "AutoencoderKLHunyuanVideo15": "diffusers encodes no batch with it",
-    "Qwen3VLForConditionalGeneration": "its language model takes hidden states of several layers",
     "Siglip2Model": "its images have sizes of their own (NaFlex); take a SigLIP 2 of fixed size",
     "Siglip2VisionModel": "its images have sizes of their own (NaFlex); take a SigLIP 2 of fixed size",
 }
