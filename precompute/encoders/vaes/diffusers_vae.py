@@ -67,6 +67,7 @@ def load_native(files: ModelFiles, kind: VaeKind, config: EncoderConfig, fold: F
         channels=vae.config[kind.channels],
         normalization=normalization,
         has_posterior=kind.has_posterior,
+        exact_pixels=bool(kind.float32_until),
         is_folded=fold is not None,
     )
 
@@ -90,6 +91,9 @@ def native_network(vae: Any, kind: VaeKind, config: EncoderConfig) -> Network:
     has_alpha = kind.pixel_channels(vae.config) == 4
     with quiet(logging):
         vae = vae.to(config.torch_device, config.torch_dtype)
+    if kind.float32_until:
+        first = vae.encoder.get_submodule(kind.float32_until)
+        first.register_forward_hook(lambda _, __, made: made.to(config.torch_dtype))
 
     def network(image_N3YX: Tensor) -> Tensor:
         entering = (opaque(image_N3YX) if has_alpha else image_N3YX).contiguous()

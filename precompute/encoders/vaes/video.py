@@ -88,7 +88,7 @@ KINDS = {
     ),
     "AutoencoderKLMochi": video_kind(
         mochi_factor, (*MOCHI, "temporal_expansions", "spatial_expansions", "add_attention_block"),
-        encode_weights=PLAIN, decode_weights=("decoder.",),
+        encode_weights=PLAIN, decode_weights=("decoder.",), float32_until="fourier_features",
     ),
     "AutoencoderKLCogVideoX": video_kind(
         cogvideox_factor, (*BLOCKS, "down_block_types", "act_fn", "norm_eps", "norm_num_groups", "use_quant_conv"),

@@ -258,10 +258,12 @@ def test_a_tower_has_no_decoder(tmp_path):
         load_decoder(EncoderConfig(model=str(tmp_path), device="cpu"))
 
 
-def test_bfloat16_is_close(tmp_path):
-    KL.save(tmp_path)
+@pytest.mark.parametrize("kind", [KL, *VAES[8:]], ids=str)
+def test_bfloat16_is_close(kind, tmp_path):
+    """Mochi takes sines of its pixels multiplied by 256 pi, which must not be rounded before."""
+    kind.save(tmp_path)
     exact, rounded = (load(tmp_path, compute_dtype=each).encode(photos(64, 96)) for each in ("float32", "bfloat16"))
-    assert 0 < (exact - rounded).abs().max() < 0.1 * exact.std()
+    assert 0 < (exact - rounded).abs().max() < 0.15 * exact.std()
 
 
 WRONG: list[tuple[Vae, dict[str, Any], str]] = [
