@@ -75,7 +75,7 @@ FAMILIES = (
     ),
     Entry(
         "towers.qwen_vl",
-        "Qwen2-VL, Qwen2.5-VL, Qwen3-VL, at a fixed size",
+        "Qwen2-VL to Qwen3-VL, at a fixed size",
         (
             "Qwen2VLForConditionalGeneration",
             "Qwen2_5_VLForConditionalGeneration",
