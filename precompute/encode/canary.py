@@ -75,12 +75,13 @@ class Canary:
         if found.overall <= allowed.overall and found.largest <= allowed.largest:
             return
         hardware = ", ".join(" ".join(each) for each in hardware_of(device).items())
+        try_first = "encoder.compile: false, then " if self._config.compiles else ""
+        try_first += "encoder.compute_dtype: float32, then " if kind[0] != "float32" else ""
         raise DeviceError(
             f"encoder.device {device} ({hardware}) does not give what the same weights give in float32 on a CPU: "
             f"samples differ by {found.overall:.2g} of their root mean square, at most by {found.largest:.2g}; "
             f"{kind[0]} on a {kind[1]} device may differ by {allowed.overall:g}, at most by {allowed.largest:g}. "
-            "Nothing of this worker was committed; try encoder.compile: false, then encoder.compute_dtype: float32, "
-            "then another device, or other versions of torch and cuDNN"
+            f"Nothing of this worker was committed; try {try_first}another device, or other versions of torch and cuDNN"
         )
 
 

@@ -33,7 +33,8 @@ class EncoderConfig:
     what the model itself does: Gemma 3 pools 64 x 64 patches to 16 x 16 tokens, SigLIP keeps all."""
     layer: int | Literal["auto"] = "auto"
     """Of a vision tower: which of its hidden states, as transformers counts them, from 0 or from -1 at the end; auto is
-    what the model itself takes: LLaVA the second to last, -2, others the last, behind any final norm."""
+    what the model itself takes: LLaVA the second to last, -2, others the last, behind any final norm. Qwen3-VL takes
+    one of its deepstack_visual_indexes, for that level's tokens in place of its merger's."""
     class_token: bool = False
     """Of a vision tower: keep its class token and registers before the patches."""
     compute_dtype: ComputeDtype = "bfloat16"

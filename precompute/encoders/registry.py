@@ -9,7 +9,7 @@ import importlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cache_store.errors import ConfigError, ModelError
 from precompute.encoders.config import EncoderConfig
@@ -73,7 +73,16 @@ FAMILIES = (
         "CLIP, LLaVA",
         ("CLIPVisionModel", "CLIPVisionModelWithProjection", "CLIPModel", "LlavaForConditionalGeneration"),
     ),
-    Entry("towers.qwen_vl", "Qwen2.5-VL, at a fixed size", ("Qwen2_5_VLForConditionalGeneration",)),
+    Entry(
+        "towers.qwen_vl",
+        "Qwen2-VL to Qwen3-VL, at a fixed size",
+        (
+            "Qwen2VLForConditionalGeneration",
+            "Qwen2_5_VLForConditionalGeneration",
+            "Qwen3VLForConditionalGeneration",
+            "Qwen3VLMoeForConditionalGeneration",
+        ),
+    ),
     Entry("towers.dino", "DINOv2, DINOv3", ("Dinov2Model", "Dinov2WithRegistersModel", "DINOv3ViTModel")),
 )
 
@@ -87,7 +96,6 @@ REFUSED = {
     **dict.fromkeys(("T5EncoderModel", "UMT5EncoderModel", "CLIPTextModel", "CLIPTextModelWithProjection"), NO_TEXT),
     "AutoencoderKLAllegro": "diffusers encodes videos alone with it, in tiles",
     "AutoencoderKLHunyuanVideo15": "diffusers encodes no batch with it",
-    "Qwen3VLForConditionalGeneration": "its language model takes hidden states of several layers",
     "Siglip2Model": "its images have sizes of their own (NaFlex); take a SigLIP 2 of fixed size",
     "Siglip2VisionModel": "its images have sizes of their own (NaFlex); take a SigLIP 2 of fixed size",
 }
@@ -150,12 +158,13 @@ def load_reference(config: EncoderConfig, pixel_range: PixelRange, device: str =
     """The same weights in float32 as diffusers or transformers itself runs them: what a canary compares with."""
     family, _ = find_family(config.model)
     config = replace(config, compute_dtype="float32", device=device)
-    if "fold" not in family.takes:
-        return load_encoder(config, pixel_range)
+    native: dict[str, Any] = {name: False for name in ("fold", "compile") if name in family.takes}
     try:
-        return load_encoder(replace(config, fold=False, compile=False), pixel_range)
-    except ConfigError:  # one that diffusers itself cannot run
-        return load_encoder(replace(config, compile=False), pixel_range)
+        return load_encoder(replace(config, **native), pixel_range)
+    except ConfigError:
+        if not native:
+            raise
+        return load_encoder(replace(config, **native | {"fold": True}), pixel_range)  # diffusers itself cannot run it
 
 
 def load_decoder(config: EncoderConfig) -> Decoder:

@@ -12,6 +12,7 @@ from benchmarks import (
     decode,
     decode_parts,
     encode,
+    families,
     feed,
     loader,
     on_gpu,
@@ -24,6 +25,7 @@ from benchmarks import (
 from benchmarks.remote_peers import installed_peers
 from precompute.images.decode import ImageConfig
 from tests.precompute.conftest import make_vae
+from tests.precompute.encoders.test_vaes import VAES
 
 
 def test_encode_measures_both_paths_in_both_dtypes(capsys):
@@ -238,3 +240,22 @@ def test_a_cached_step_is_measured_against_memory_and_against_the_usual_loop(cap
     assert found["seconds"].keys() == {"cache", "memory", "loop"}
     assert found["loop_parts_s"].keys() == {"decode", "encode", "language model"}
     assert any(found["verdict"] in line for line in table)
+
+
+def test_every_family_is_measured_against_its_library(capsys, tmp_path):
+    """Measures models in folders; each of full size can be made."""
+    for kind in VAES:
+        kind.save(tmp_path / str(kind))
+    assert families.main(["--families=none"]) == 2
+    assert "invalid choice: 'none'" in capsys.readouterr().err
+    toy = ["--height=64", "--width=64", "--repeats=1", "--model", *map(str, sorted(tmp_path.iterdir()))]
+    assert families.main(toy) == 0
+    *table, last = capsys.readouterr().out.splitlines()
+    record = json.loads(last)
+    assert record["speedup"].keys() == {str(kind) for kind in VAES}
+    assert len(table) == len(VAES) + 1
+    for sides in record["images_per_s"].values():
+        assert {"library", "here"} == sides.keys()
+    with torch.device("meta"):
+        made = [families.make(name) for name in families.FAMILIES]
+    assert min(sum(weight.numel() for weight in model.parameters()) for model in made) > 1e6

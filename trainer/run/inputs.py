@@ -32,8 +32,9 @@ from trainer.model.projectors.joined import Projectors
 from trainer.model.towers import describe_tower, make_projectors, refuse_unread, what_towers_are
 from trainer.run.checkpoint import CACHE_IDENTITY, GROUP_LENGTHS, POSTERIOR, SHUFFLE_BLOCK, UNSAID, VAL_FRACTION
 from trainer.run.parallel import World
-from trainer.text.chat import ChatTokenizer, load_chat_tokenizer
+from trainer.text.chat import ChatTokenizer
 from trainer.text.store import TEXT_VERSION, text_folder
+from trainer.text.tokenizer import load_chat_tokenizer
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -113,9 +114,13 @@ def describe_projectors(
             identity=language.identity(),
             width=language.width,
             precision=config.run.precision,
+            opened_by=language.opened_by,
         ),
         text=TextRule(
-            begins_with_bos=chat.begins_with_bos, chat_template=chat.template, end_of_turn=chat.end_of_turn()
+            begins_with_bos=chat.begins_with_bos,
+            chat_template=chat.template,
+            content_in_parts=chat.takes_parts,
+            end_of_turn=chat.end_of_turn(),
         ),
         training=Training(steps=0, samples=0, val_fraction=config.data.val_fraction),
         versions=library_versions(),

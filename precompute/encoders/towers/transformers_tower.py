@@ -110,7 +110,7 @@ def tower_config(files: ModelFiles, place: Place) -> Any:
 
 def read_whole_tower(files: ModelFiles, place: Place, config: Any) -> Any:
     """The tower in float32, frozen."""
-    tower_class = MODEL_MAPPING[type(config)]
+    tower_class = class_of_tower(config)
     with silence():
         tower, report = tower_class.from_pretrained(
             None,
@@ -124,6 +124,17 @@ def read_whole_tower(files: ModelFiles, place: Place, config: Any) -> Any:
     needed = {kind: [key for key in keys if is_used(key)] for kind, keys in report.items() if kind.endswith("_keys")}
     refuse_partial(files, needed, "vision tower", ("",))
     return tower.requires_grad_(False).eval()
+
+
+def class_of_tower(config: Any) -> Any:
+    """Transformers' class by a tower's config; its table lacks Qwen2-VL's."""
+    if type(config) in MODEL_MAPPING:
+        return MODEL_MAPPING[type(config)]
+    from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
+
+    if Qwen2VisionTransformerPretrainedModel.config_class is not type(config):
+        raise KeyError(config.model_type)
+    return Qwen2VisionTransformerPretrainedModel
 
 
 def is_used(key: Any) -> bool:

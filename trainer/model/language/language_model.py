@@ -17,6 +17,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from cache_store.errors import ConfigError, ModelError
 from trainer.model.attention import image_masks
+from trainer.model.config import TEXT_ALONE, AutoClass
 from trainer.model.language.pretrained import first_line
 from trainer.model.projectors.pretrained import ImageParts
 
@@ -39,6 +40,8 @@ class LanguageModel(nn.Module):
         self.soft_cap: float | None = getattr(self.config, "final_logit_softcapping", None)
         self.image_parts: ImageParts | None = None
         """What a multimodal checkpoint has for images; no part of what the language model is."""
+        self.opened_by: AutoClass = TEXT_ALONE
+        """The class of transformers that opens the whole model."""
         self.requires_grad_(False)
         self.eval()
 

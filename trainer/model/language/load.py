@@ -4,7 +4,7 @@
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cache_store.errors import ConfigError, ModelError
 from trainer.model.attention import CAUSAL
@@ -13,9 +13,17 @@ from trainer.model.language.pretrained import (
     UNREADABLE_MODEL,
     first_line,
     loading_bar_hidden,
-    multimodal_remedy,
     pretrained_name,
     why_unreadable,
+)
+from trainer.model.language.text_part import (
+    causal_config,
+    drop_other_parts,
+    is_multimodal,
+    loader_of,
+    multimodal_remedy,
+    opened_by,
+    text_modules,
 )
 from trainer.model.projectors.pretrained import find_image_parts
 
@@ -28,45 +36,31 @@ LOGIT_SCALES = ("logit_scale", "logits_scaling", "lm_head_multiplier")
 def load_with_whole(name: str, dtype: torch.dtype, device: torch.device) -> tuple[LanguageModel, Any]:
     """Load the text model of a hub id or folder, frozen, and the model that it is a part of, which can generate.
 
-    What a multimodal checkpoint holds besides, such as a vision tower, is dropped from both.
+    A multimodal checkpoint's vision tower is not read; its own projector, where it is known here, leaves `whole` too.
     """
     path = pretrained_name(name)
     try:
         full = load_every_weight(path, dtype).to(device)
-        head = full.get_output_embeddings()
-        if head is None:
-            raise ModelError("has no output embeddings, so it is no language model")
-        model = LanguageModel(full.get_input_embeddings(), full.get_decoder(), head, full.config)
+        embed, decoder, head = text_modules(full)
+        model = LanguageModel(embed, decoder, head, full.config)
+        model.opened_by = opened_by(full.config)
         check_forward(model, full)
         model.image_parts = find_image_parts(full)
-        drop_other_parts(full, model)
+        drop_other_parts(full, [model])
     except ModelError as error:
         raise ModelError(f"model.language_model {name!r} {error}") from None
     return model, full
 
 
-def drop_other_parts(full: nn.Module, model: LanguageModel) -> None:
-    """Take every module out of `full` whose weights the text model does not use."""
-    used = {id(weight) for weight in model.parameters()}
-    for module in list(full.modules()):
-        for name, child in list(module.named_children()):
-            weights = {id(weight) for weight in child.parameters()}
-            if weights and not weights & used:
-                setattr(module, name, None)
-
-
 def load_every_weight(path: str, dtype: torch.dtype) -> Any:
     """Load transformers' model; ModelError for weights that the checkpoint lacks: transformers makes them random."""
-    from transformers import AutoModelForCausalLM  # it takes seconds, and a projector is read without it
-
     try:
         with loading_bar_hidden():
-            full, report = AutoModelForCausalLM.from_pretrained(
-                path, dtype=dtype, output_loading_info=True, use_safetensors=True, trust_remote_code=False
+            config = causal_config(path)
+            full, report = loader_of(config).from_pretrained(
+                path, config=config, dtype=dtype, output_loading_info=True, use_safetensors=True
             )
     except UNREADABLE_MODEL as error:
-        if (remedy := multimodal_remedy(path)) is not None:
-            raise ModelError(remedy) from None
         raise ModelError(f"cannot be loaded: {why_unreadable(error)}") from None
     if missing := sorted(report["missing_keys"]):  # one of another shape is an error of transformers' own
         named = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
@@ -88,8 +82,8 @@ def check_forward(model: LanguageModel, full: Any) -> None:
         find_logit_scale(model, hidden_NTD, full(input_ids=tokens_NT, use_cache=False).logits.float())
         refuse_not_causal(model, embeddings_NTD, hidden_NTD)
     except UNREADABLE_MODEL as error:
-        reason = multimodal_remedy(full.config._name_or_path)
-        raise ModelError(reason or f"fails when it runs on embeddings, as it does here: {first_line(error)}") from None
+        reason = f"fails when it runs on embeddings, as it does here: {first_line(error)}"
+        raise ModelError(multimodal_remedy(full.config) if is_multimodal(full.config) else reason) from None
 
 
 def find_logit_scale(model: LanguageModel, hidden_NTD: Tensor, expected_NTV: Tensor) -> None:

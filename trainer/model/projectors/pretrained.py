@@ -34,10 +34,14 @@ class ImageParts:
     """Number of the token after them."""
 
 
+def find_own_projector(whole: nn.Module) -> Any:
+    """Find the projector in transformers' model; None where it has none that is known here."""
+    return next((each for each in whole.modules() if type(each).__name__ == "Gemma3MultiModalProjector"), None)
+
+
 def find_image_parts(whole: Any) -> ImageParts | None:
     """Find them in transformers' model; None where it has none that are known here."""
-    named = (each for each in whole.modules() if type(each).__name__ == "Gemma3MultiModalProjector")
-    if (projector := next(named, None)) is None:
+    if (projector := find_own_projector(whole)) is None:
         return None
     return ImageParts(
         weight_FD=projector.mm_input_projection_weight.detach().float().cpu(),
