@@ -26,6 +26,10 @@ class SourceError(EncodeOnceError):
     """The images or the sample list cannot be used as they are."""
 
 
+class ChangedError(SourceError):
+    """A file was written to while it was read."""
+
+
 class ModelError(EncodeOnceError):
     """A model folder or hub id that cannot be used as it is."""
 
@@ -46,6 +50,13 @@ class NoCacheError(CacheError):
 
 class NotAFileError(CacheError):
     """Something else than a file lies where a cache's file belongs."""
+
+
+class TooLargeError(CacheError):
+    """A file is larger than its kind can be, and was not read."""
+
+    size: int
+    """Of the file, in bytes."""
 
 
 class NewerFormatError(CacheError):

@@ -61,7 +61,7 @@ def test_cache_store_and_what_a_rerun_decides_never_import_torch():
 DECLARED_AS = {"PIL": "pillow", "yaml": "pyyaml"}
 """Packages whose module has another name than their distribution."""
 
-NAMED_WHEN_MISSING = {"cache_store": ["object-stores"], "precompute": [], "trainer": []}
+NAMED_WHEN_MISSING = {"cache_store": ["object-stores", "hub"], "precompute": [], "trainer": []}
 """Further extras that a program's own errors name."""
 
 

@@ -11,9 +11,9 @@ from cache_store.cache.sealed_shards import SealedShards
 from cache_store.cache.survey import size_problem
 from cache_store.errors import CacheError
 from cache_store.format.schema import FileRecord
-from cache_store.storage.kept_blocks import Ranges
-from cache_store.storage.range_reader import COALESCED_BYTES
-from cache_store.storage.store import FetchedStore
+from cache_store.storage.ahead import COALESCED_BYTES
+from cache_store.storage.store import Store
+from cache_store.storage.verbs import Ranges
 
 RANGES_A_CALL = 10
 """Of samples of one file: obstore fetches so many side by side, and more of them one after the other."""
@@ -25,15 +25,13 @@ CALLS_AT_ONCE = 32
 """In flight: each waits some 20 ms for its first byte, on connections of its own, of which a process has hundreds."""
 
 
-def fetch_samples(
-    store: FetchedStore, shards: SealedShards, numbers: NDArray[np.int64]
-) -> Iterator[tuple[int, memoryview]]:
+def fetch_samples(store: Store, shards: SealedShards, numbers: NDArray[np.int64]) -> Iterator[tuple[int, memoryview]]:
     """Positions in `numbers` and the encoded samples of these, as they lie in their files.
 
     CacheError where a file is gone, or too short for them and not of its sealed size.
     """
     by_shard = shards.of(numbers)
-    shards.locate(np.unique(by_shard).tolist(), store)
+    shards.locate(np.unique(by_shard).tolist())
     places, fixed = shards.places, shards.spec.array.sample_bytes
     offsets = places["offset"][numbers]
     lengths = places["length"][numbers] if "length" in places else np.full(len(numbers), fixed)
@@ -50,9 +48,7 @@ def fetch_samples(
             yield from zip(part.tolist(), found, strict=True)
 
 
-def fetch_sealed(
-    store: FetchedStore, files: Sequence[FileRecord], wanted: Sequence[Ranges]
-) -> Sequence[Sequence[memoryview]]:
+def fetch_sealed(store: Store, files: Sequence[FileRecord], wanted: Sequence[Ranges]) -> Sequence[Sequence[memoryview]]:
     """Parts of files that are sealed as these: one that lacks what is wanted is told from answers that are cut."""
     try:
         return store.fetch(wanted)

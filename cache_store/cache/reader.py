@@ -26,8 +26,8 @@ from cache_store.format.normalization import refuse_moments
 from cache_store.format.schema import Seal, Spec
 from cache_store.format.tables import REJECTED, SAMPLES_SCHEMA, TEXT_COLUMNS
 from cache_store.refusal import counted, printable, refuse_other_seal, refuse_unsealed
-from cache_store.storage.kept_blocks import LEAST_BYTES
-from cache_store.storage.store import Address, FetchedStore, Store, is_url, local_path, open_store, wait_together
+from cache_store.storage.kept import LEAST_BYTES
+from cache_store.storage.store import Address, Store, is_url, kept, local_path, open_store, wait_together
 
 READ_BYTES = 8 << 20
 """Copied or decoded at once: then checked, out of a cache and not out of memory, and then a Ctrl-C is heard."""
@@ -49,10 +49,10 @@ def open_cache(path: Address, *, cache_dir: str | Path | None = None, cache_byte
     processes of a machine may share it, for any number of caches.
     """
     refuse_cache_bytes(cache_bytes)
-    kept = None if cache_dir is None else local_path("cache_dir", cache_dir).absolute()
+    folder = None if cache_dir is None else local_path("cache_dir", cache_dir).absolute()
     store = open_store(path)
-    if kept is not None and isinstance(store, FetchedStore):
-        store = store.keeping(kept, cache_bytes)
+    if folder is not None:
+        store = kept(store, folder, cache_bytes)
     spec = read_spec(store)
     refuse_unsealed(store, spec)
     seal = read_seal(store)
@@ -109,7 +109,6 @@ class Cache:
     def __init__(self, store: Store, spec: Spec, seal: Seal) -> None:
         self.store, self.spec, self.seal = store, spec, seal
         self.shards = SealedShards(store, spec, seal)
-        self._fetched = store if isinstance(store, FetchedStore) else None
         self._copies, self._read_ahead_or_not = Fastest(COPIES), Fastest(READ_AHEAD_OR_NOT)
         self._samples_table = lru_cache(maxsize=SAMPLE_TABLES)(self._read_samples)
 
@@ -176,8 +175,8 @@ class Cache:
         if out.shape != shape or out.dtype != spec.numpy_dtype or not (out.flags.c_contiguous and out.flags.writeable):
             raise ValueError(f"out must be a writable C-contiguous {spec.dtype} array of shape {shape}")
         target = out.view(np.uint8).reshape(len(numbers), spec.sample_bytes)
-        if self._fetched is not None:
-            self._fetch(self._fetched, numbers, target, check)
+        if self.store.is_remote:
+            self._fetch(numbers, target, check)
             return out
         shards = self.shards.of(numbers).tolist()
         by_shard = {shard: self.shards.mapped(shard) for shard in set(shards)}
@@ -241,9 +240,9 @@ class Cache:
                 ):
                     self._decode_one(number, shard.data[offset : offset + length], row, expected if check else None)
 
-    def _fetch(self, store: FetchedStore, numbers: np.ndarray, target: NDArray[np.uint8], check: bool) -> None:
+    def _fetch(self, numbers: np.ndarray, target: NDArray[np.uint8], check: bool) -> None:
         checksums = self.shards.places["crc32c"]
-        for index, payload in fetch_samples(store, self.shards, numbers):
+        for index, payload in fetch_samples(self.store, self.shards, numbers):
             number = numbers[index]
             self._decode_one(number, payload, target[index], int(checksums[number]) if check else None)
 

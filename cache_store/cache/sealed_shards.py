@@ -28,7 +28,7 @@ from cache_store.format.tables import (
     TEXT_COLUMNS,
     parse_table,
 )
-from cache_store.storage.store import FetchedStore, MappedStore, Store
+from cache_store.storage.store import Store, wait_together
 
 MAPPED_SHARDS = 16_384
 """Shards held open at once, at most; Linux allows 65,530 mappings a process (vm.max_map_count)."""
@@ -75,7 +75,6 @@ class SealedShards:
         return np.searchsorted(self.ends, numbers, side="right")
 
     def _map(self, shard: int) -> MappedShard:
-        assert isinstance(self.store, MappedStore)
         file = self._format.shard_file(shard)
         try:
             data = self.store.map(file)
@@ -93,9 +92,9 @@ class SealedShards:
         except OSError:
             return b""  # whoever reads the record says so
 
-    def locate(self, shards: Iterable[int], store: FetchedStore) -> None:
+    def locate(self, shards: Iterable[int]) -> None:
         """Have `places` of shards that are not mapped; CacheError where a table is not as sealed."""
-        store.side_by_side(self._locate, [*(set(shards) - self.located.keys())])
+        wait_together(self.store, self._locate, [*(set(shards) - self.located.keys())])
 
     def _locate(self, shard: int) -> None:
         content = self._sealed_content(shard)

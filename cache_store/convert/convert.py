@@ -25,7 +25,6 @@ from cache_store.format.schema import BuildRecord, CodecName, CommitContent, Com
 from cache_store.log import log_warning
 from cache_store.program.progress_bar import progress_bar
 from cache_store.refusal import counted, differing, refuse
-from cache_store.storage.local import LocalStore
 from cache_store.storage.store import Address, Store, open_store
 from cache_store.verify.leftovers import clear_leftovers
 from cache_store.verify.record import usable_record
@@ -93,17 +92,10 @@ def convert(root: Address, out: Address, config: ConvertConfig, progress: Callab
 
 
 def refuse_overlap(root: Store, out: Store) -> None:
-    if is_within(out, root):
+    if root.contains(out):
         raise ConfigError(f"OUT: {out} lies in the cache {root}, which is never written to; name another folder")
-    if is_within(root, out):
+    if out.contains(root):
         raise ConfigError(f"OUT: {out} holds the cache {root}; name another folder")
-
-
-def is_within(inner: Store, outer: Store) -> bool:
-    """Whether a place is another, or lies below it; a folder and a URL have nothing to do with each other."""
-    if isinstance(inner, LocalStore) and isinstance(outer, LocalStore):
-        return inner.root.resolve().is_relative_to(outer.root.resolve())
-    return f"{inner}/".startswith(f"{outer}/")
 
 
 def converted_spec(spec: Spec, config: ConvertConfig) -> Spec:

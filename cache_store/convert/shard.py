@@ -76,20 +76,20 @@ class ShardConverter:
         writer = shard_format(target.spec).writer(stream, samples.planned)
         contents = samples.table["content_sha256"].to_pylist()
         locations = list[Location | None]()
-        with source.store.local(file) as data:
-            for slot, (location, content) in enumerate(zip(found, contents, strict=True)):
-                if location is None:
-                    writer.append(encoded_row(None, content))
-                    locations.append(None)
-                else:
-                    payload = data[location.offset : location.offset + location.length]
-                    if crc32c(payload) != location.crc32c:
-                        row = samples.rows.start + slot
-                        raise self._damaged(f"row {row} in shard {shard} ({file}) does not match its crc32c")
-                    (place,) = writer.append(encoded_row(self._recoded(payload), content)).tolist()
-                    locations.append(Location(*place))
-                if (slot + 1) % REPORTED_EVERY == 0:
-                    self._progress(REPORTED_EVERY)
+        data = source.store.map(file)
+        for slot, (location, content) in enumerate(zip(found, contents, strict=True)):
+            if location is None:
+                writer.append(encoded_row(None, content))
+                locations.append(None)
+            else:
+                payload = data[location.offset : location.offset + location.length]
+                if crc32c(payload) != location.crc32c:
+                    row = samples.rows.start + slot
+                    raise self._damaged(f"row {row} in shard {shard} ({file}) does not match its crc32c")
+                (place,) = writer.append(encoded_row(self._recoded(payload), content)).tolist()
+                locations.append(Location(*place))
+            if (slot + 1) % REPORTED_EVERY == 0:
+                self._progress(REPORTED_EVERY)
         self._progress(len(found) % REPORTED_EVERY)
         writer.finish()
         return locations

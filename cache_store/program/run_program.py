@@ -10,7 +10,7 @@ from importlib import import_module
 from cache_store.errors import ConfigError, EncodeOnceError, Interrupted, install
 from cache_store.log import log_error, log_info, logging_as_typed, refuse_other_format
 from cache_store.program.stop_signals import stop_retrying, unwound_by_signals
-from cache_store.storage.objects.callers import giving_up
+from cache_store.storage.callers import giving_up
 
 OUR_PACKAGES = ("cache_store", "precompute", "trainer")
 """A missing module of these is a bug of ours, not an extra that was not installed."""

@@ -1,4 +1,4 @@
-"""Files on a local disk: names that survive a power cut, scratch files, and what is no file."""
+"""Files on a local disk: names that survive a power cut, scratch files, and paths that are not regular files."""
 
 import errno
 import hashlib
@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from io import BufferedReader
 from pathlib import Path
 
-from cache_store.errors import CacheError, NotAFileError
+from cache_store.errors import ChangedError, NotAFileError, TooLargeError
 
 SCRATCH_SUFFIX = ".partial"
 SCRATCH_NAME = re.compile(rf"\.(.+)\.(\d+){re.escape(SCRATCH_SUFFIX)}")
@@ -23,7 +23,7 @@ MAX_READ_BYTES = 128 * 2**20
 """Default bound of a file that is read whole; a seal of a million shards takes 80 MB."""
 
 Sync = Callable[[int], object]
-"""Given a file descriptor, bring what was written to it onto the disk, as `os.fsync` does."""
+"""Flushes what was written to a file descriptor to disk, as `os.fsync` does."""
 
 
 def scratch_path(path: Path, attempt: int = 1) -> Path:
@@ -31,12 +31,12 @@ def scratch_path(path: Path, attempt: int = 1) -> Path:
 
 
 def unused_attempt() -> int:
-    """A number for scratch files that no program beside this one takes."""
+    """Return a random number for scratch files that no other program uses."""
     return secrets.randbits(48)
 
 
 def scratch_of(name: str) -> str | None:
-    """The name of the file that a scratch file was to become; None where `name` is not that of one."""
+    """Return the name that a scratch file was written for; None if `name` is not a scratch file's."""
     match = SCRATCH_NAME.fullmatch(name)
     return match and match[1]
 
@@ -54,7 +54,7 @@ def clear_scratch(path: Path) -> int:
 
 @contextmanager
 def naming(path: Path | str) -> Iterator[None]:
-    """Name `path` in the system's errors that name no file, as those of a full disk do not."""
+    """Add `path` to an OSError that names no file, such as that of a full disk."""
     try:
         yield
     except OSError as error:
@@ -86,12 +86,12 @@ def sync_folder(folder: Path, sync: Sync = os.fsync) -> None:
         os.close(descriptor)
 
 
-def refuse_irregular(path: Path) -> os.stat_result:
-    """The status of a file; NotAFileError where something else lies, which might be waited on for ever."""
+def refuse_irregular(path: Path | str) -> os.stat_result:
+    """Return the status of a regular file; NotAFileError otherwise, since opening a pipe could block for ever."""
     try:
-        status = path.stat()
+        status = os.stat(path)  # noqa: PTH116 (a Path takes as long as all the rest)
     except OSError as error:
-        if error.errno != errno.ELOOP and not path.is_symlink():
+        if error.errno != errno.ELOOP and not os.path.islink(path):  # noqa: PTH114
             raise
     else:
         if stat.S_ISREG(status.st_mode):
@@ -99,9 +99,26 @@ def refuse_irregular(path: Path) -> os.stat_result:
     raise NotAFileError(f"{path} {NOT_A_FILE}")
 
 
-def too_large(where: Path | str, size: int, at_most: int) -> CacheError:
+def too_large(where: Path | str, size: int, at_most: int) -> TooLargeError:
     """Return the error for a file that is larger than its kind can be, and is not read."""
-    return CacheError(f"{where} is {size:,} bytes, at most {at_most:,} can be")
+    error = TooLargeError(f"{where} is {size:,} bytes, at most {at_most:,} can be")
+    error.size = size
+    return error
+
+
+def changed(where: Path | str) -> ChangedError:
+    """Return the error for a file that was written to while it was read."""
+    return ChangedError(f"{where} was changed while it was read; restore it and run the same command again")
+
+
+def missing(where: str) -> FileNotFoundError:
+    """Return the error for a file that is not there."""
+    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), where)
+
+
+def cut_short(where: str) -> OSError:
+    """Return the error for a file that seems to end before the bytes that were asked for."""
+    return OSError(errno.ENODATA, "answers are cut short, also when asked again", where)
 
 
 def stream_sha256(stream: BufferedReader) -> str:

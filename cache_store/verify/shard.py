@@ -185,9 +185,8 @@ class ShardVerifier:
 
     def _structure_problems(self, name: str, samples: ShardSamples) -> Iterator[tuple[int | None, str]]:
         """What a mapping of the shard file shows; an empty file cannot be mapped, and is found by its size."""
-        with self._store.local(name) as data:
-            if data:
-                yield from shard_format(self._spec).structure_problems(data, samples)
+        if data := self._store.map(name):
+            yield from shard_format(self._spec).structure_problems(data, samples)
 
 
 def absence(store: Store, file: str, shard: int | None) -> Finding | None:

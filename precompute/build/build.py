@@ -18,7 +18,7 @@ from cache_store.format.schema import BuildRecord, FileRecord, Seal
 from cache_store.log import log_info
 from cache_store.program.stop_signals import stop_on_signals
 from cache_store.refusal import printable
-from cache_store.storage.objects.callers import giving_up
+from cache_store.storage.callers import giving_up
 from cache_store.storage.store import Store, open_store
 from cache_store.verify.leftovers import clear_leftovers
 from precompute.build.space import refuse_little_space

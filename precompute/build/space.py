@@ -4,11 +4,7 @@ A build is refused only where it certainly cannot fit: samples without compressi
 more than the file system says is free. Quotas that it does not tell of show as a full disk, later.
 """
 
-import shutil
-from pathlib import Path
-
 from cache_store.errors import EncodeOnceError
-from cache_store.storage.local import LocalStore
 from cache_store.storage.store import Store
 from precompute.config import BuildConfig
 from precompute.resume.decide import Work
@@ -28,18 +24,6 @@ def shown_bytes(count: float) -> str:
     return f"{count:,.0f} bytes"
 
 
-def free_bytes(store: Store) -> int | None:
-    """What the file system grants the user at a cache's place; None where it does not say, or it is no folder."""
-    if not isinstance(store, LocalStore):
-        return None
-    place = next((each for each in (store.root, *store.root.absolute().parents) if each.is_dir()), Path("/"))
-    try:
-        usage = shutil.disk_usage(place)
-    except OSError:  # some network file systems
-        return None
-    return usage.free if usage.total else None
-
-
 def certain_bytes(work: Work, max_reject_fraction: float) -> float:
     """At least so many will be written that are not there yet; 0 where a codec decides, or shards replace others."""
     if work.spec.array.codec != "none" or work.kept or work.allowed_digests:
@@ -49,7 +33,7 @@ def certain_bytes(work: Work, max_reject_fraction: float) -> float:
 
 def refuse_little_space(config: BuildConfig, store: Store, work: Work) -> None:
     """NoSpaceError, before anything is written, where a new cache cannot fit."""
-    needed, free = certain_bytes(work, config.run.max_reject_fraction), free_bytes(store)
+    needed, free = certain_bytes(work, config.run.max_reject_fraction), store.free_bytes()
     if config.run.check_space and free is not None and needed > free:
         raise NoSpaceError(
             f"{store} needs {shown_bytes(needed)} for its latents at least, and {shown_bytes(free)} are free there; "

@@ -28,8 +28,7 @@ from precompute.images.fit import MID_GREY, fit_image
 from precompute.images.pixels import write_pixels
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.archive import MISSING
-from precompute.sources.archives.expected import expecting
-from precompute.sources.archives.image_store import Images
+from precompute.sources.archives.image_store import Images, expecting
 
 BATCHES_AHEAD = 3
 """Decoded batches that wait for the encoder: with those being encoded and written, memory's bound."""

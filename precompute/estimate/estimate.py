@@ -12,7 +12,6 @@ from cache_store.format.schema import CodecName, Spec
 from cache_store.format.tables import PLAN_SCHEMA
 from cache_store.program.progress_bar import progress_bar
 from cache_store.storage.store import open_store
-from precompute.build.space import free_bytes
 from precompute.encode.engines.crew import crew_of
 from precompute.encode_images import encoder_threads
 from precompute.encoders.registry import load_encoder
@@ -80,7 +79,7 @@ def estimate(config: EstimateConfig) -> Estimate:
         spec=spec,
         probe=probe,
         sizes=sizes,
-        free=free_bytes(store),
+        free=store.free_bytes(),
         trainings=trainings_of(config, step, probe, spec.rows, sizes[spec.array.codec]),
         prices=prices_of(config),
     )

@@ -8,13 +8,12 @@ import pyarrow.compute as pc
 
 from cache_store.errors import SourceError
 from cache_store.refusal import counted
-from cache_store.storage.store import is_url
+from cache_store.storage.store import is_url, split_url
 from precompute.plan.ids import abridged
 from precompute.plan.rows import Rows
 from precompute.sources import SourceConfig
 from precompute.sources.archives.archive import MISSING
 from precompute.sources.archives.image_store import folder_below, is_unsafe
-from precompute.sources.files.urls import split_url
 
 
 def refuse_missing_images(found: Rows, source: SourceConfig, allowed: float) -> int:

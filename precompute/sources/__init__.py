@@ -12,16 +12,13 @@ from cache_store.cache.metadata import read_build, refuse_no_cache
 from cache_store.errors import CacheError, ConfigError, MissingPathError, NotAFileError, SourceError
 from cache_store.format.names import BUILD_FILE
 from cache_store.format.record import misfit
-from cache_store.storage.files import refuse_irregular
-from cache_store.storage.store import Store, is_url, open_store
-from precompute.sources.archives.image_store import Images, open_image_store
+from cache_store.storage.local import LocalStore
+from cache_store.storage.store import Store, is_url, open_store, split_url
+from cache_store.storage.verbs import File
+from precompute.sources.archives.image_store import ImageFolder, Images, holds_files, open_images
 from precompute.sources.archives.listing import Samples
-from precompute.sources.archives.remote_images import RemoteImages, open_images
 from precompute.sources.cache import CacheSource
 from precompute.sources.fields import FieldNames
-from precompute.sources.files.file import LocalFile, SourceFile
-from precompute.sources.files.remote import RemoteFile, RemoteFolder
-from precompute.sources.files.urls import is_folder, open_folder, split_url
 from precompute.sources.folder import FolderSource
 from precompute.sources.llava import LlavaSource
 from precompute.sources.parquet import SUFFIX as PARQUET
@@ -91,32 +88,26 @@ def open_source(config: SourceConfig) -> Source:
 def open_llava(config: SourceConfig) -> Source:
     images = open_images(config.images, "images") if config.images else None
     if is_url(config.path):
-        parent, name = split_url(config.path)
-        folder = open_folder(parent)
-        listed = partial(open_remote_list, folder, name)
-        listed()  # that there is none is said before a model is loaded
-        return LlavaSource(listed, images or RemoteImages(folder))
-    if (path := existing("path", config.path)).is_dir():
-        raise ConfigError(f"source.path: {path} is a folder; kind llava reads a list, kind folder a tree of images")
-    return LlavaSource(partial(open_local_list, path), images or open_image_store(path.parent))
+        folder, name = split_url(config.path)
+        store = open_store(folder)
+    else:
+        if (path := existing("path", config.path)).is_dir():
+            raise ConfigError(f"source.path: {path} is a folder; kind llava reads a list, kind folder a tree of images")
+        store, name = LocalStore(path.parent), path.name
+    open_list(store, name)  # that there is none is said before a model is loaded
+    return LlavaSource(partial(open_list, store, name), images or ImageFolder(store))
 
 
-def open_local_list(path: Path) -> SourceFile:
+def open_list(store: Store, name: str) -> File:
     try:
-        refuse_irregular(path)
-        return LocalFile(path)
+        return store.open(name)
+    except FileNotFoundError:
+        holds_files(store)  # a listing says that there is no bucket, which no answer of a file does
+        raise MissingPathError(f"source.path: {store.where(name)} does not exist") from None
     except NotAFileError as error:
         raise SourceError(f"source.path: {error}") from None
     except OSError as error:
-        raise SourceError(f"source.path: {path}: {error.strerror}") from None
-
-
-def open_remote_list(folder: RemoteFolder, name: str) -> SourceFile:
-    try:
-        return RemoteFile(folder, name)
-    except FileNotFoundError:
-        is_folder(str(folder))  # a listing says that there is no bucket, which no answer of a file does
-        raise MissingPathError(f"source.path: {folder.where(name)} does not exist") from None
+        raise SourceError(f"source.path: {store.where(name)}: {error.strerror}") from None
 
 
 def open_tree(config: SourceConfig) -> Source:

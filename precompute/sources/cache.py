@@ -8,8 +8,7 @@ from cache_store.cache.metadata import read_spec
 from cache_store.errors import SourceError
 from cache_store.format.names import PLAN_FILE
 from cache_store.storage.store import Store
-from precompute.sources.archives.expected import expecting
-from precompute.sources.archives.image_store import Images
+from precompute.sources.archives.image_store import Images, expecting
 from precompute.sources.archives.listing import Samples
 
 ROWS_AT_ONCE = 4_096

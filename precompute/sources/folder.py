@@ -2,14 +2,12 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
 
-from cache_store.storage.objects.client import IN_FLIGHT
+from cache_store.storage.callers import in_flight
 from precompute.images.decode import SUFFIXES
-from precompute.sources.archives.expected import expecting
-from precompute.sources.archives.image_store import ImageStore
+from precompute.sources.archives.image_store import ImageStore, expecting
 from precompute.sources.archives.listing import Samples, counted_suffix, suffix_of
 from precompute.sources.archives.names import Names
 from precompute.sources.turns import Conversation, captioned, text_of
@@ -43,9 +41,8 @@ class FolderSource:
         if not self._are_far:
             yield from map(self._conversations, texts)
             return
-        with ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="captions") as pool:
-            for some in iter(lambda: [*islice(texts, CAPTIONS_AT_ONCE)], []):
-                yield from pool.map(self._conversations, some)
+        for some in iter(lambda: [*islice(texts, CAPTIONS_AT_ONCE)], []):
+            yield from in_flight(self._conversations, some)
 
     def _conversations(self, text: str | None) -> Conversation:
         return [] if text is None else captioned(text_of(f"caption {text}", partial(self.read, text)))

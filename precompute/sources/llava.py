@@ -13,12 +13,11 @@ import msgspec
 
 from cache_store.errors import SourceError
 from cache_store.format.record import misfit
+from cache_store.storage.verbs import File
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.archive import MISSING
-from precompute.sources.archives.expected import expecting
-from precompute.sources.archives.image_store import HEAD_BYTES, ImageStore
+from precompute.sources.archives.image_store import HEAD_BYTES, ImageStore, expecting
 from precompute.sources.archives.listing import Samples
-from precompute.sources.files.file import SourceFile
 from precompute.sources.turns import Turn
 
 T = TypeVar("T")
@@ -50,13 +49,13 @@ class ChatRecord(msgspec.Struct):
 class LlavaSource:
     """Samples of a chat.json, which is opened when they are listed, with images in a folder, a zip or a tar."""
 
-    def __init__(self, open_list: Callable[[], SourceFile], images: ImageStore) -> None:
+    def __init__(self, open_list: Callable[[], File], images: ImageStore) -> None:
         self._open_list, self._images = open_list, images
         self.fingerprint, self._expect = self._images.fingerprint, expecting(images)
 
     def version(self) -> str | None:
         images = self._images.version()
-        return images and f"{self._open_list().stamp} {images}"
+        return images and f"{self._open_list().version.stamp} {images}"
 
     def samples(self) -> Samples:
         file = self._open_list()
@@ -77,18 +76,18 @@ class LlavaSource:
         return self._images.read(uri)
 
 
-def begins_with_record(file: SourceFile) -> bool:
+def begins_with_record(file: File) -> bool:
     return file_part(file, HEAD_BYTES).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{")
 
 
-def file_part(file: SourceFile, size: int) -> bytes:
+def file_part(file: File, size: int) -> bytes:
     try:
         return file.part(0, size)
     except OSError as error:
         raise SourceError(f"source.path: {file}: {error.strerror}") from None
 
 
-def read_list(file: SourceFile) -> Iterator[ChatRecord]:
+def read_list(file: File) -> Iterator[ChatRecord]:
     """Every record of a list; SourceError naming the record, or the byte where the file is no JSON.
 
     Where a record names a field twice, the last one counts, as in any reader of JSON.
@@ -103,10 +102,10 @@ def read_list(file: SourceFile) -> Iterator[ChatRecord]:
         yield from decoded(data.removeprefix(codecs.BOM_UTF8), list[ChatRecord], f"source.path: {file}")[count:]
 
 
-def record_texts(file: SourceFile) -> Iterator[str]:
+def record_texts(file: File) -> Iterator[str]:
     """The JSON of each record; ValueError where the file is no list of objects, or one is very large."""
     find_end, text, before = json.JSONDecoder().raw_decode, "", BEFORE_FIRST
-    with file.open() as stream:
+    with file.again() as stream:
         blocks = iter(lambda: stream.read(BLOCK_BYTES), b"")
         for block in codecs.iterdecode(blocks, "utf-8-sig"):
             text, place = text + block, 0
@@ -125,9 +124,9 @@ def record_texts(file: SourceFile) -> Iterator[str]:
         raise ValueError("the end is missing, or not the end")
 
 
-def read_lines(file: SourceFile) -> Iterator[ChatRecord]:
+def read_lines(file: File) -> Iterator[ChatRecord]:
     """The record of each line that is not blank."""
-    with file.open() as stream:
+    with file.again() as stream:
         for number, line in enumerate(iter(lambda: stream.readline(MAX_LINE_BYTES + 1), b""), start=1):
             where = f"source.path: {file}: line {number}"
             if len(line) > MAX_LINE_BYTES:

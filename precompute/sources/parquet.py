@@ -16,11 +16,11 @@ import pyarrow as pa
 from cache_store.errors import CacheError, SourceError
 from cache_store.format.record import misfit
 from cache_store.format.tables import TableFile
+from cache_store.storage.verbs import File
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.archive import MISSING, refuse_large
 from precompute.sources.archives.listing import Samples
 from precompute.sources.fields import FieldNames
-from precompute.sources.files.file import SourceFile
 from precompute.sources.source_files import SourceFiles
 from precompute.sources.turns import Conversation, Turn, captioned
 
@@ -59,9 +59,9 @@ MAX_TEXT_BYTES = 256 * 2**20
 class ImageTable:
     """A Parquet file of images; SourceError where it is none, or has not the columns."""
 
-    def __init__(self, file: SourceFile, fields: FieldNames) -> None:
+    def __init__(self, file: File, fields: FieldNames) -> None:
         self._where = str(file)
-        self._file = reading(lambda: TableFile(file.open, str(file)))
+        self._file = reading(lambda: TableFile(file.again, str(file)))
         self._columns = {name: self._column(name, getattr(fields, name)) for name in USUAL_NAMES}
         if self._columns["image"] is None:
             self._refuse("image", f"has no column {' or '.join(USUAL_NAMES['image'])}")

@@ -2,25 +2,22 @@
 
 import hashlib
 import re
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
 from glob import has_magic
-from itertools import islice, tee
+from itertools import islice
 from pathlib import Path
 
-from cache_store.errors import ConfigError, MissingPathError
-from cache_store.storage.objects.client import pool
-from cache_store.storage.store import is_url
+from cache_store.errors import ConfigError, MissingPathError, NotAFileError
+from cache_store.storage.files import changed
+from cache_store.storage.local import LocalStore
+from cache_store.storage.store import Store, is_url, listed_once, open_store, split_url, wait_together
+from cache_store.storage.verbs import File, Version
 from precompute.sources.archives.archive import is_mac_metadata
-from precompute.sources.archives.image_store import ImageFolder
+from precompute.sources.archives.image_store import ImageFolder, find_file, holds_files
 from precompute.sources.archives.listing import Listing, no_listing
-from precompute.sources.archives.remote_images import RemoteImages
-from precompute.sources.files.file import LocalFile, SourceFile, Version, refuse_changed
-from precompute.sources.files.remote import RemoteFile, RemoteFolder
-from precompute.sources.files.urls import find_file, is_folder, open_folder, split_url
 
 BRACES = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{},]*(?:,[^{},]*)+))\}")
 """`{00..12}` or `{a,b}`, with no other braces in it."""
@@ -32,42 +29,45 @@ ASKED_AT_ONCE = 256
 
 @dataclass(frozen=True)
 class SourceFiles:
-    root: str
+    """Files of a store, each in the version in which it was first seen."""
+
+    store: Store
     """The folder, or that of the file, or the one before the first part of the pattern that is no name."""
     names: list[str]
     """In order, relative to it: so a name stays the same when other files are added."""
-    find: Callable[[str], SourceFile]
-    """By name, as it is now; FileNotFoundError where it is gone."""
     listing: Listing = field(default_factory=no_listing)
     """What else a folder holds."""
     _versions: dict[str, Version] = field(default_factory=dict, repr=False)
-    """By name, from when each was first opened."""
 
     def where(self, name: str) -> str:
-        return f"{self.root}/{name}"
+        return self.store.where(name)
 
-    def open(self, name: str) -> SourceFile:
-        """As it was the first time; SourceError where it has changed since, FileNotFoundError where it is gone."""
-        file = self.find(name)
-        if self._versions.setdefault(name, file.version) != file.version:
-            refuse_changed(file)
+    def open(self, name: str) -> File:
+        """Open a file as it was the first time; FileNotFoundError where it is gone, a ChangedError once it is read."""
+        file = self.store.open(name, self._versions.get(name))
+        self._versions.setdefault(name, file.version)
         return file
 
     def version(self) -> str | None:
-        """By the names and stamps of all; None where one is gone: listing names it."""
+        """Return a digest of the names and stamps of all; None where one is gone: listing names it."""
         digest, names = hashlib.sha256(), iter(self.names)
-        asked = pool().map if is_url(self.root) else map
         try:
             for some in iter(lambda: [*islice(names, ASKED_AT_ONCE)], []):
-                stamps = [file.stamp for file in asked(self.open, some)]
+                stamps = wait_together(self.store, self._stamp, some)
                 digest.update(ascii([*zip(some, stamps, strict=True)]).encode())
         except FileNotFoundError:
             return None
         return digest.hexdigest()
 
+    def _stamp(self, name: str) -> str:
+        version = self.store.stat(name)
+        if self._versions.setdefault(name, version) != version:
+            raise changed(self.where(name))
+        return version.stamp
+
 
 def find_files(pattern: str, suffix: str) -> SourceFiles:
-    """The files; MissingPathError where there are none, or where one that is named is not there."""
+    """Find the files; MissingPathError where there are none, or where one that is named is not there."""
     files = url_files(pattern, suffix) if is_url(pattern) else local_files(Path(pattern).expanduser(), suffix)
     if not files.names:
         raise MissingPathError(f"source.path: {pattern} holds no {suffix} file")
@@ -75,87 +75,76 @@ def find_files(pattern: str, suffix: str) -> SourceFiles:
 
 
 def local_files(path: Path, suffix: str) -> SourceFiles:
-    listing = no_listing()
     if path.is_dir():
-        root, listing = path, ImageFolder(path).listing()
-        names = with_suffix(listing.names, suffix)
-    elif path.exists():
-        root, names = path.parent, [path.name]
-    else:
-        first, rest = split_pattern(path.parts, lambda parts: Path(*parts).exists())
-        root = Path(*first)
-        names = matching("/".join(rest), str(path), partial(map, partial(names_in, root)))
-    return SourceFiles(str(root), names, lambda name: LocalFile(root / name), listing)
-
-
-def names_in(root: Path, name: str) -> list[str]:
-    """What is there of a name or of a pattern without braces."""
-    paths = root.glob(name) if has_magic(name) else [root / name]
-    return [path.relative_to(root).as_posix() for path in paths if path.is_file()]
+        return all_files(LocalStore(path), suffix)
+    if path.exists():
+        return SourceFiles(LocalStore(path.parent), [path.name])
+    first, rest = split_pattern(path.parts, lambda parts: Path(*parts).exists())
+    store = LocalStore(Path(*first))
+    return SourceFiles(store, matching(store, "/".join(rest), str(path)))
 
 
 def url_files(url: str, suffix: str) -> SourceFiles:
-    listing = no_listing()
     scheme, _, place = url.partition("://")
 
     def is_there(parts: list[str]) -> bool:
-        return is_folder(f"{scheme}://{'/'.join(parts)}")
+        return holds_files(open_store(f"{scheme}://{'/'.join(parts)}"))
 
     parts = place.rstrip("/").split("/")
     if find_file(url):
-        (root, name), names = split_url(url), []
-        names = [name]
-    elif not any(map(is_pattern, parts)) or is_there(parts):
-        root, listing = url.rstrip("/"), RemoteImages(open_folder(url)).listing()
-        names = with_suffix(listing.names, suffix)
-    else:
-        first, rest = split_pattern(parts, is_there)
-        root = f"{scheme}://{'/'.join(first)}"
-        names = matching("/".join(rest), url, RemoteNames(open_folder(root)).of)
-    folder = open_folder(root)
-    return SourceFiles(root, names, lambda name: RemoteFile(folder, name), listing)
+        folder, name = split_url(url)
+        return SourceFiles(open_store(folder), [name])
+    if not any(map(is_pattern, parts)) or is_there(parts):
+        return all_files(open_store(url), suffix)
+    first, rest = split_pattern(parts, is_there)
+    store = open_store(f"{scheme}://{'/'.join(first)}")
+    return SourceFiles(store, matching(store, "/".join(rest), url))
 
 
-class RemoteNames:
-    """Names below a URL, listed once if there is a pattern that needs it."""
-
-    def __init__(self, folder: RemoteFolder) -> None:
-        self._folder, self._listed, self._listing = folder, list[str](), threading.Lock()
-
-    def of(self, names: Iterable[str]) -> Iterator[list[str]]:
-        """What is there of each name, many asked for at the same time."""
-        rest = iter(names)
-        for some in iter(lambda: [*islice(rest, ASKED_AT_ONCE)], []):
-            yield from pool().map(self._matching, some)
-
-    def _matching(self, name: str) -> list[str]:
-        """What is there of a name or of a pattern without braces."""
-        if not has_magic(name):
-            return [name] if self._is_file(name) else []
-        with self._listing:
-            self._listed = self._listed or [each for each, _ in self._folder.files()]
-        wanted = name.split("/")
-        return [each for each in self._listed if matches(each.split("/"), wanted)]
-
-    def _is_file(self, name: str) -> bool:
-        try:
-            self._folder.head(name)
-        except FileNotFoundError:
-            return False
-        return True
+def all_files(store: Store, suffix: str) -> SourceFiles:
+    listing = ImageFolder(store).listing()
+    return SourceFiles(store, sorted(name for name in listing.names if name.lower().endswith(suffix)), listing)
 
 
-def matches(parts: list[str], wanted: list[str]) -> bool:
-    """Whether a name is of a pattern, as in folders: `*` stays within a part, `**` are any folders."""
-    if not wanted or not parts:
-        return not wanted and not parts
-    if wanted[0] == "**":
-        return matches(parts, wanted[1:]) or matches(parts[1:], wanted)
-    return fnmatchcase(parts[0], wanted[0]) and matches(parts[1:], wanted[1:])
+def names_in(store: Store, listed: Store, name: str) -> list[str]:
+    """Return the files of a name, or of a pattern without braces; `listed` is the same store, to look at all names."""
+    if has_magic(name):
+        return [*dict.fromkeys(matches(listed, "", name.split("/")))]
+    return [name] if is_file(store, name) else []
 
 
-def with_suffix(names: Iterable[str], suffix: str) -> list[str]:
-    return sorted(name for name in names if name.lower().endswith(suffix))
+def matches(store: Store, folder: str, wanted: list[str]) -> Iterator[str]:
+    """Yield the files that a pattern names from a folder on: `*` stays within a part, `**` are any folders."""
+    part, rest = wanted[0], wanted[1:]
+    if part == "**":
+        if rest:
+            yield from matches(store, folder, rest)
+        for entry in entries_of(store, folder):
+            if entry.endswith("/"):
+                yield from matches(store, f"{folder}{entry}", wanted)
+        return
+    found = [entry.rstrip("/") for entry in entries_of(store, folder)] if has_magic(part) else [part]
+    for name in found:
+        if fnmatchcase(name, part) or not has_magic(part):
+            if rest:
+                yield from matches(store, f"{folder}{name}/", rest)
+            elif is_file(store, f"{folder}{name}"):
+                yield f"{folder}{name}"
+
+
+def entries_of(store: Store, folder: str) -> list[str]:
+    try:
+        return store.list(folder.rstrip("/"))
+    except (NotADirectoryError, PermissionError):
+        return []
+
+
+def is_file(store: Store, name: str) -> bool:
+    try:
+        store.stat(name)
+    except (FileNotFoundError, NotADirectoryError, NotAFileError):
+        return False
+    return True
 
 
 def is_pattern(part: str) -> bool:
@@ -163,7 +152,7 @@ def is_pattern(part: str) -> bool:
 
 
 def split_pattern(parts: Iterable[str], is_there: Callable[[list[str]], bool]) -> tuple[list[str], list[str]]:
-    """The parts before the first that is a pattern, or before the last; and the rest. What is there is no pattern."""
+    """Split parts before the first that is a pattern, or before the last; a folder that is there is no pattern."""
     each = [*parts]
     for place, part in enumerate(each[:-1]):
         if is_pattern(part) and not is_there(each[: place + 1]):
@@ -171,20 +160,22 @@ def split_pattern(parts: Iterable[str], is_there: Callable[[list[str]], bool]) -
     return each[:-1], each[-1:]
 
 
-def matching(pattern: str, shown: str, names_of: Callable[[Iterable[str]], Iterable[list[str]]]) -> list[str]:
-    """The names that a pattern stands for, each once; MissingPathError where one that it spells out is not there."""
-    names, (wanted, asked) = set[str](), tee(islice(expanded(pattern), MAX_FILES + 1))
-    for number, (name, found) in enumerate(zip(wanted, names_of(asked), strict=True)):
-        if number == MAX_FILES:
+def matching(store: Store, pattern: str, shown: str) -> list[str]:
+    """Return the names that a pattern stands for, each once; MissingPathError if one that it spells out is absent."""
+    names, wanted = set[str](), islice(expanded(pattern), MAX_FILES + 1)
+    find = partial(names_in, store, listed_once(store))
+    for number, some in enumerate(iter(lambda: [*islice(wanted, ASKED_AT_ONCE)], [])):
+        if number * ASKED_AT_ONCE + len(some) > MAX_FILES:
             raise ConfigError(f"source.path: {shown} names more than {MAX_FILES:,} files")
-        if not found:
-            raise MissingPathError(f"source.path: {shown.removesuffix(pattern)}{name} does not exist")
-        names.update(each for each in found if not is_mac_metadata(each.rpartition("/")[2]))
+        for name, found in zip(some, wait_together(store, find, some), strict=True):
+            if not found:
+                raise MissingPathError(f"source.path: {shown.removesuffix(pattern)}{name} does not exist")
+            names.update(each for each in found if not is_mac_metadata(each.rpartition("/")[2]))
     return sorted(names)
 
 
 def expanded(pattern: str) -> Iterator[str]:
-    """What a shell makes of braces."""
+    """Yield what a shell makes of braces."""
     if (found := BRACES.search(pattern)) is None:
         yield pattern
         return

@@ -17,20 +17,25 @@ import numpy as np
 
 from cache_store.errors import SourceError
 from cache_store.format.record import misfit
-from cache_store.storage.store import is_url
+from cache_store.storage.ahead import Ahead
+from cache_store.storage.callers import in_a_thread
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.archive import MISSING
 from precompute.sources.archives.image_store import open_archive
 from precompute.sources.archives.image_tar import ImageTar
 from precompute.sources.archives.listing import HIDDEN, OTHER_IMAGE, Samples, counted_suffix
 from precompute.sources.archives.names import ChosenNames, Names
-from precompute.sources.archives.open_tars import OpenTars
 from precompute.sources.fields import FieldNames
 from precompute.sources.folder import is_image
 from precompute.sources.source_files import SourceFiles
 from precompute.sources.turns import Conversation, Turn, captioned, text_of
 
 SUFFIX = ".tar"
+
+TARS_HELD = 4
+"""Indexes in memory; that of 10,000 samples with a text and a JSON each takes about 2 MB, and their texts some 15 while
+they are planned. At a URL, as many are read at the same time.
+"""
 
 MAX_TEXT_BYTES = 16 * 2**20
 """Of a `.txt` or `.json`; img2dataset's take a kilobyte."""
@@ -52,10 +57,11 @@ class WebDatasetSource:
     """Samples of tars; a uri is the tar's name and the member's."""
 
     def __init__(self, files: SourceFiles, fields: FieldNames) -> None:
-        self._files, self._names = files, frozenset(files.names)
+        self._files = files
         self.version = files.version
         self._extension = fields.image and fields.image.lstrip(".").lower()
-        self._tars = OpenTars(files.names, self._open_tar, are_far=is_url(files.root))
+        self._places = {name: place for place, name in enumerate(files.names)}
+        self._tars = Ahead(self._open_tar, TARS_HELD)
         self._tars.get(files.names[0])  # what is no tar is said before a model is loaded
 
     def samples(self) -> Samples:
@@ -65,7 +71,9 @@ class WebDatasetSource:
         return Samples(self._samples(others, not_utf8), listing, others, in_rows=True)
 
     def _samples(self, others: Counter[str], not_utf8: list[str]) -> Iterator[dict[str, object]]:
-        for name, tar in self._tars.in_order():
+        for place, name in enumerate(self._files.names):
+            self._begin(place, place + TARS_HELD)
+            tar = self._tars.get(name)
             not_utf8 += [f"{name}/{member}" for member in tar.not_utf8]
             for key, members in groups_of(tar.names, others):
                 image = self._image(f"{name}/{key}", members)
@@ -112,8 +120,20 @@ class WebDatasetSource:
     def _find(self, uri: str) -> tuple[ImageTar, str] | None:
         """The tar of a uri, and the member's name in it."""
         slashes = (place for place, letter in enumerate(uri) if letter == "/")
-        found = next((place for place in slashes if uri[:place] in self._names), None)
-        return None if found is None else (self._tars.get(uri[:found]), uri[found + 1 :])
+        found = next((place for place in slashes if uri[:place] in self._places), None)
+        return None if found is None else (self._tar(uri[:found]), uri[found + 1 :])
+
+    def _tar(self, name: str) -> ImageTar:
+        """Return a tar; the next one is begun where the one before it is here too, since they are read in order."""
+        place = self._places[name]
+        self._begin(place, place + 1)
+        if place and self._files.names[place - 1] in self._tars:
+            self._begin(place + 1, place + 2)
+        return self._tars.get(name)
+
+    def _begin(self, first: int, stop: int) -> None:
+        if self._files.store.is_remote:
+            self._tars.begin(self._files.names[first:stop], in_a_thread)
 
     def _open_tar(self, name: str) -> ImageTar:
         try:

@@ -9,7 +9,8 @@ import pytest
 
 import precompute.build.build as build_module
 from cache_store.cli import main as cache_store
-from cache_store.storage.objects import client
+from cache_store.storage import objects as object_stores
+from cache_store.storage import retrying
 from precompute.cli import main as precompute
 from precompute.encoders.registry import load_encoder
 from tests.object_stores.server import Server, running_server
@@ -45,8 +46,9 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give up after a second or two what a program tries for most of a minute."""
     limits = {"CONNECT_S": 1, "ANSWER_S": 1, "RETRIED_S": 2, "MAX_RETRIES": 1}
     pauses = {"BUSY_S": 1.0, "FIRST_PAUSE_S": 0.05, "TOLD_EACH_S": 0}
-    for name, value in (limits | pauses).items():
-        monkeypatch.setattr(client, name, value)
+    for module, values in ((object_stores, limits), (retrying, pauses)):
+        for name, value in values.items():
+            monkeypatch.setattr(module, name, value)
 
 
 @pytest.fixture(scope="session")

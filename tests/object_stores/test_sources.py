@@ -14,16 +14,16 @@ import pytest
 from cache_store.cache.files import open_plan
 from cache_store.cache.metadata import read_build, read_seal
 from cache_store.errors import SourceError
+from cache_store.storage import objects
 from cache_store.storage.local import LocalStore
-from cache_store.storage.objects import client
-from cache_store.storage.objects.client import make_client
+from cache_store.storage.objects import make_client
 from cache_store.storage.store import open_store
 from precompute.cli import main
 from precompute.gallery.source_images import open_source_images
 from precompute.images.rejected import Rejected
 from precompute.sources import SourceConfig, open_source
 from precompute.sources.archives.archive import MISSING
-from precompute.sources.archives.remote_images import open_images
+from precompute.sources.archives.image_store import open_images
 from tests.guarantees.programs import Program
 from tests.object_stores.server import OTHERS
 from tests.precompute.conftest import GOOD, Project, image_bytes, make_vae, sample_name, timeless_files
@@ -126,7 +126,12 @@ WRONG = {
     "a tree that is not there": ("folder", "BUCKET/in/photos", 2, "source.path: .*in/photos does not exist"),
     "nothing": ("webdataset", "s3://", 2, "s3:// names no bucket"),
     "no bucket": ("parquet", "s3:///a.parquet", 2, "names no bucket"),
-    "another kind of URL": ("webdataset", "http://host/a.tar", 2, "not read; .*one of s3://, gs://, az://, hf://"),
+    "another kind of URL": (
+        "webdataset",
+        "http://host/a.tar",
+        2,
+        "unsupported scheme; .*one of s3://, gs://, az://, hf://",
+    ),
     "no tar": ("webdataset", "BUCKET/in/images.zip", 1, "images.zip is no tar"),
     "no table": ("parquet", "BUCKET/in/images.zip", 1, "images.zip is damaged: it is no whole Parquet file"),
 }
@@ -147,8 +152,8 @@ def test_a_store_that_fails_stops_the_build_and_a_rerun_goes_on(project, bucket,
     source = source_of(name, f"{bucket}/in")
     project.build(name="other", source=source)
     reads = sum(request.method == "GET" and "/in/" in request.path for request in proxy.requests)
-    monkeypatch.setattr("cache_store.storage.objects.client.MAX_RETRIES", 0)
-    monkeypatch.setattr("cache_store.storage.objects.client.BUSY_S", 0)
+    monkeypatch.setattr("cache_store.storage.objects.MAX_RETRIES", 0)
+    monkeypatch.setattr("cache_store.storage.retrying.BUSY_S", 0)
     make_client.cache_clear()
     for first in sorted({1, 2, reads // 2, reads - 1}):
         proxy.fail("500", "GET", "/in/", first=first, times=10**6)
@@ -205,7 +210,7 @@ def test_killed_builds_of_images_at_a_url_end_in_the_same_bytes(project, bucket,
 
 
 def wait_an_hour_for_an_answer() -> None:
-    client.ANSWER_S = 3_600
+    objects.ANSWER_S = 3_600
 
 
 @pytest.mark.parametrize("part", ["list-type", ".png"])
@@ -250,8 +255,7 @@ def test_what_a_name_is_made_of_is_no_part_of_a_url(bucket, server, pictures):
 
 
 def test_empty_and_large_images_are_read_whole(bucket, monkeypatch):
-    monkeypatch.setattr("precompute.sources.archives.remote_images.PART_BYTES", 1_000)
-    monkeypatch.setattr("precompute.sources.files.remote.PART_BYTES", 1_000)
+    monkeypatch.setattr("cache_store.storage.objects.PART_BYTES", 1_000)
     store = open_store(bucket)
     files = {"empty.jpg": b"", "exact.jpg": bytes(range(250)) * 4, "large.jpg": bytes(range(251)) * 11}
     for name, data in files.items():

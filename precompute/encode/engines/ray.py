@@ -21,7 +21,6 @@ from cache_store.format.formats import files_of_shard
 from cache_store.format.names import COMMITS, commit_file
 from cache_store.log import log_info
 from cache_store.refusal import printable
-from cache_store.storage.local import LocalStore
 from cache_store.storage.store import Store
 from precompute.encode.engines.ray_cluster import (
     ClusterHead,
@@ -75,7 +74,7 @@ def job_of_actors(job: EncodeJob, place: Mapping[str, int]) -> EncodeJob:
     device = "cuda" if place["num_gpus"] else "cpu"
     encoder = replace(config.encoder, model=recorded["encoder"]["model"], device=device)
     config = replace(config, source=source, encoder=encoder)
-    store = replace(job.store, root=job.store.root.absolute()) if isinstance(job.store, LocalStore) else job.store
+    store = job.store.absolute()
     new = job.new
     if store.keeps_others_out:  # but for nodes that were lost
         committed = {f"{COMMITS}/{name}" for name in store.list(COMMITS)}

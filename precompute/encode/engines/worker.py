@@ -11,7 +11,7 @@ from cache_store.errors import EncodeOnceError, Interrupted
 from cache_store.format.schema import Spec
 from cache_store.log import set_up_log
 from cache_store.refusal import differing, refuse
-from cache_store.storage.objects.callers import giving_up
+from cache_store.storage.callers import giving_up
 from precompute.encode.canary import Canary
 from precompute.encode.job import EncodeJob, Progress
 from precompute.encode.pipeline import encode_shards

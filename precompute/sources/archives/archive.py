@@ -14,11 +14,11 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from cache_store.storage.verbs import File
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.listing import Listing, is_utf8
 from precompute.sources.archives.names import ChosenNames, NameColumns, Names
 from precompute.sources.archives.tar_index import TarMember
-from precompute.sources.files.file import SourceFile
 
 MAX_FILE_BYTES = 256 * 2**20
 """Larger image files are rejected unread; the largest photograph formats stay well below."""
@@ -79,8 +79,8 @@ def index_of(members: Iterable[tuple[str, bytes]]) -> ArchiveIndex:
 class Archive(Generic[MemberT]):
     """An archive's members by name; names may omit a top folder that all share; macOS metadata does not count."""
 
-    def __init__(self, file: SourceFile, index: ArchiveIndex) -> None:
-        self._file = file
+    def __init__(self, file: File, index: ArchiveIndex) -> None:
+        self._file, self._name = file, str(file).rpartition("/")[2]
         self.go_by(index)
 
     def go_by(self, index: ArchiveIndex) -> None:
@@ -102,7 +102,7 @@ class Archive(Generic[MemberT]):
         return Listing(names=names, not_utf8=sorted(self.not_utf8), linked_folders=[], caches=[])
 
     def version(self) -> str:
-        return self._file.stamp
+        return self._file.version.stamp
 
     @abstractmethod
     def _member(self, number: int) -> MemberT:
@@ -121,9 +121,9 @@ class Archive(Generic[MemberT]):
     def _number(self, name: str) -> int:
         """The number of a member; Rejected where there is none, or where it is not clear which."""
         if (number := self._found(name)) is None:
-            raise Rejected(MISSING, f"{name} is not in {self._file.name}")
+            raise Rejected(MISSING, f"{name} is not in {self._name}")
         if (times := self._names.times[number]) > 1:
-            raise Rejected("ambiguous archive member", f"{name} occurs {times} times in {self._file.name}")
+            raise Rejected("ambiguous archive member", f"{name} occurs {times} times in {self._name}")
         return number
 
     def _found(self, name: str) -> int | None:

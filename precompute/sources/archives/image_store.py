@@ -1,27 +1,31 @@
-"""Where a source's images lie: a folder, or a zip or tar that is read in place and never unpacked.
+"""A source's images: in a folder, or in a zip or tar that is read in place and never unpacked; here or at a URL.
 
-One file at most is in memory for each thread that reads, of MAX_FILE_BYTES at most.
+One file at most is in memory for each thread that reads, of MAX_FILE_BYTES at most, and those read ahead.
 """
 
 import errno
 import os
-import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
-from cache_store.errors import SourceError
+import numpy as np
+
+from cache_store.errors import MissingPathError, NotAFileError, SourceError, TooLargeError
 from cache_store.format.names import PLAN_FILE, SPEC_FILE
+from cache_store.storage.ahead import Expected
+from cache_store.storage.local import LocalFile, LocalStore
+from cache_store.storage.store import Store, is_url, listed_once, open_store, split_url
+from cache_store.storage.verbs import File
 from precompute.images.not_images import COMPRESSED, by_magic
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.archive import MAX_FILE_BYTES, MISSING, is_mac_metadata, refuse_large
 from precompute.sources.archives.image_tar import ImageTar, is_tar
 from precompute.sources.archives.image_zip import ImageZip
 from precompute.sources.archives.listing import Listing, is_utf8
-from precompute.sources.archives.names import Names
+from precompute.sources.archives.names import ChosenNames, Names, as_posix
 from precompute.sources.archives.shared_index import open_indexed
-from precompute.sources.files.file import LocalFile, SourceFile
 
 HEAD_BYTES = 512
 """Enough to tell what a file is."""
@@ -32,16 +36,13 @@ MAX_NAME_BYTES, MAX_PATH = 255, 4_000
 CACHE_FILES = frozenset({SPEC_FILE, PLAN_FILE})
 """A folder that holds both is a cache."""
 
-MISSING_ERRORS = frozenset(
-    {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENXIO}
-)
-"""Errors that mean a missing file, ENXIO that it is a socket. Others (a failing disk or mount) are not the sample's
-fault: they stop the build, which resumes when it is run again.
+MISSING_ERRORS = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP})
+"""Errors of a disk that mean a missing file. Others (a failing disk or mount) are no fault of the sample: they stop the
+build, which resumes when it is run again.
 """
 
-
-MORE_BYTES = 2**20
-"""Read at a time of a file that is larger than it says."""
+Expect = Callable[[Iterable[str]], None]
+"""Is told the names that will be read, once each and about in this order."""
 
 
 class Images(Protocol):
@@ -60,91 +61,107 @@ class ImageStore(Images, Protocol):
         """Return what changes when anything is written there; None where each image would have to be looked at."""
 
 
-class ImageFolder:
-    """Images in a folder; names are relative to it and cannot leave it.
+def expecting(images: object) -> Expect:
+    """Return the `expect` of images; for those that are near, or come in blocks, nothing is begun."""
+    expect: Expect = getattr(images, "expect", begin_nothing)
+    return expect
 
-    Links are the owner's choice and are followed, also out of the folder; linked folders are not listed.
+
+def begin_nothing(names: Iterable[str]) -> None:
+    """Images are read when they are asked for."""
+
+
+class ImageFolder:
+    """Images in a folder of any store; names are relative to it and cannot leave it.
+
+    Links are the owner's choice and are followed, also out of the folder; linked folders are not listed. Images of a
+    remote store are all listed, once, to plan them; each is then a request, made ahead for those expected.
     """
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
+    def __init__(self, store: Store) -> None:
+        self._store, self._known = store, listed_once(store)
+        self._gone = set[str]()
+        """Names that were listed and not there when they were to be read."""
+        reads = Expected(self._read)
+        self.read: Callable[[str], bytes] = reads.get if store.is_remote else self._read
+        self.expect: Expect = reads.expect if store.is_remote else begin_nothing
 
     def listing(self) -> Listing:
         """List all files except those of caches, which may lie in the very folder of their images."""
-        others = Listing(names=(), not_utf8=[], linked_folders=[], caches=[])
-        return others._replace(names=Names(self._walked(others)))
+        found = Listing(names=(), not_utf8=[], linked_folders=[], caches=[])
+        marks = defaultdict[str, set[str]](set)
+        try:
+            names = Names(self._walked(found, marks))
+        except OSError as error:
+            if self._store.is_remote:  # which says what to check
+                raise
+            raise SourceError(f"{error.filename} cannot be listed: {error.strerror}") from None
+        caches = sorted(folder for folder, each in marks.items() if each == CACHE_FILES)
+        return without_caches(found._replace(names=names), caches) if caches else found._replace(names=names)
 
-    def _walked(self, others: Listing) -> Iterator[str]:
-        """Names, while all that is none is put into `others`."""
-
-        def refuse(error: OSError) -> None:
-            raise SourceError(f"{error.filename} cannot be listed: {error.strerror}")
-
-        def within(name: str) -> str:
-            return Path(folder, name).relative_to(self._root).as_posix()
-
-        for folder, subfolders, files in os.walk(self._root, onerror=refuse):
-            if CACHE_FILES.issubset(files):
-                others.caches.append(within(""))
-                subfolders.clear()
-                continue
-            subfolders.sort()
-            others.linked_folders.extend(within(name) for name in subfolders if Path(folder, name).is_symlink())
-            for path in (within(name) for name in sorted(files)):
-                if not is_mac_metadata(path):
-                    if is_utf8(path):
-                        yield path
-                    else:
-                        others.not_utf8.append(path)
+    def _walked(self, found: Listing, marks: dict[str, set[str]]) -> Iterator[str]:
+        """Yield names, while all that is none is put into `found`, and a cache's own files into `marks`."""
+        for name, _ in self._known.walk():
+            if name.endswith("/"):
+                found.linked_folders.append(name[:-1])
+            elif not is_mac_metadata(name):
+                folder, _, last = name.rpartition("/")
+                if last in CACHE_FILES:
+                    marks[folder].add(last)
+                if is_utf8(name):
+                    yield name
+                else:
+                    found.not_utf8.append(name)
 
     def version(self) -> None:
         """Only each file tells whether it is as it was."""
 
     def fingerprint(self, name: str) -> str:
+        if name in self._gone or is_unsafe(name):
+            return MISSING
         try:
-            status = os.stat(self._path(name))  # noqa: PTH116 (a Path takes as long as all the rest)
-        except Rejected:
+            return str(self._known.stat(as_posix(name)))
+        except NotAFileError:
             return MISSING
         except OSError as error:
-            if error.errno not in MISSING_ERRORS:
+            if not self._is_missing(error):
                 raise
             return MISSING
-        return f"{status.st_size}:{status.st_mtime_ns}"
 
-    def read(self, name: str) -> bytes:
-        path = self._path(name)
-        try:
-            with opened(path) as descriptor:
-                status = os.fstat(descriptor)
-                if not stat.S_ISREG(status.st_mode):  # reading a pipe or device could hang
-                    raise Rejected(MISSING, f"{name} is not a file")
-                refuse_large(name, status.st_size)
-                data = os.read(descriptor, status.st_size + 1)
-                while len(data) != status.st_size and len(data) <= MAX_FILE_BYTES:  # it grew, or it lies, as in /proc
-                    if not (more := os.read(descriptor, MORE_BYTES)):
-                        break
-                    data += more
-        except OSError as error:
-            if error.errno not in MISSING_ERRORS:
-                raise
-            raise Rejected(MISSING, f"{name}: {error.strerror}") from None
-        refuse_large(name, len(data))
-        return data
-
-    def _path(self, name: str) -> str:
+    def _read(self, name: str) -> bytes:
         if is_unsafe(name):
             raise Rejected(MISSING, f"{name!r} is not a name inside the image folder")
-        return f"{self._root}/{name}"
+        try:
+            return self._store.read(as_posix(name), MAX_FILE_BYTES)
+        except TooLargeError as error:
+            refuse_large(name, error.size)
+            raise
+        except NotAFileError:  # reading a pipe or device could hang
+            raise Rejected(MISSING, f"{name} is not a file") from None
+        except OSError as error:
+            if not self._is_missing(error):
+                raise
+            if self._store.is_remote:
+                self._gone.add(name)
+            raise Rejected(MISSING, f"{name}: {error.strerror}") from None
+
+    def _is_missing(self, error: OSError) -> bool:
+        """Whether the file is not there; a remote store's refusal of credentials says nothing of a file."""
+        return isinstance(error, FileNotFoundError) or (not self._store.is_remote and error.errno in MISSING_ERRORS)
 
 
-@contextmanager
-def opened(path: str) -> Iterator[int]:
-    """Open a file for `os.read`, in half the time that Python's own `open` takes; a pipe is not waited for."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+def without_caches(found: Listing, caches: list[str]) -> Listing:
+    """Leave out what is in these folders, which are named in its place; "" is the top."""
+    outer = [each for each in caches if not any(each != o and each.startswith(o and f"{o}/") for o in caches)]
+    tops = tuple(each and f"{each}/" for each in outer)
+    assert isinstance(found.names, Names)
+    outside = [number for number, each in enumerate(found.names) if not each.startswith(tops)]
+    return Listing(
+        names=ChosenNames(found.names, np.array(outside, np.uint32)),
+        not_utf8=[each for each in found.not_utf8 if not each.startswith(tops)],
+        linked_folders=[each for each in found.linked_folders if not each.startswith(tops)],
+        caches=[each or "." for each in outer],
+    )
 
 
 def is_unsafe(name: str) -> bool:
@@ -164,21 +181,51 @@ def is_plainly_safe(name: str) -> bool:
     return is_short and name[:1] not in ("", ".", "/") and ".." not in name and "\0" not in name
 
 
+def open_images(address: str, field: str) -> ImageStore:
+    """Open images in a folder, a zip or a tar, here or at a URL; MissingPathError, naming the field, for nothing."""
+    if not is_url(address):
+        if not (path := Path(address).expanduser()).exists():
+            raise MissingPathError(f"source.{field}: {path} does not exist")
+        return open_image_store(path)
+    if file := find_file(address):
+        return open_archive(file)
+    if not holds_files(store := open_store(address)):
+        raise MissingPathError(f"source.{field}: {address} does not exist")
+    return ImageFolder(store)
+
+
+def find_file(url: str) -> File | None:
+    """Open the file of this very URL; None where there is none."""
+    folder, name = split_url(url)
+    try:
+        return open_store(folder).open(name) if name else None
+    except FileNotFoundError:
+        return None
+
+
+def holds_files(store: Store) -> bool:
+    """Whether there is any file."""
+    try:
+        return next(iter(store.walk()), None) is not None
+    except FileNotFoundError:
+        return False
+
+
 def open_image_store(path: Path) -> ImageStore:
-    """Open a folder, a zip or a tar; a file's content decides, not its name."""
+    """Open a folder, a zip or a tar of this machine; a file's content decides, not its name."""
     if path.is_dir():
-        return ImageFolder(path)
+        return ImageFolder(LocalStore(path))
     if not path.is_file():
         raise SourceError(f"images: {path} is neither a folder nor a file; expected a folder, a zip or a tar of images")
     return open_archive(LocalFile(path))
 
 
-def open_archive(file: SourceFile) -> ImageTar | ImageZip:
-    """By its content, not its name."""
+def open_archive(file: File) -> ImageTar | ImageZip:
+    """Open a zip or a tar, by its content, not its name."""
     head = file.part(0, HEAD_BYTES)
     if compressed := by_magic(head, COMPRESSED):
         raise SourceError(f"images: {file} {compressed}, so it cannot be read in place; unpack it")
-    return open_indexed(ImageTar if is_tar(file.name, head) else ImageZip, file)
+    return open_indexed(ImageTar if is_tar(str(file), head) else ImageZip, file)
 
 
 def folder_below(folder: Path, name: str) -> Path | None:

@@ -6,6 +6,7 @@ Texts are read with its headers, since they lie between them.
 import struct
 from collections.abc import Iterator
 
+from cache_store.storage.verbs import File
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.archive import (
     DAMAGED,
@@ -17,7 +18,6 @@ from precompute.sources.archives.archive import (
     refuse_large,
 )
 from precompute.sources.archives.tar_index import TarMember, read_index
-from precompute.sources.files.file import SourceFile
 
 MAX_LINKS = 40
 """From one name of a file to the next, as Linux follows symbolic links; tar itself links to the first."""
@@ -31,7 +31,7 @@ ROW = struct.Struct("<qqd?")
 class ImageTar(Archive[TarMember]):
     """Images in a tar."""
 
-    def __init__(self, file: SourceFile, index: ArchiveIndex | None = None) -> None:
+    def __init__(self, file: File, index: ArchiveIndex | None = None) -> None:
         """Read its headers, unless the index made of them is given."""
         self._texts: dict[int, bytes] = {}
         """By offset."""
@@ -75,7 +75,7 @@ class ImageTar(Archive[TarMember]):
         return member._replace(problem="is a link, and not to a file that comes before it in the tar")
 
 
-def index_of_tar(file: SourceFile, texts: dict[int, bytes]) -> ArchiveIndex:
+def index_of_tar(file: File, texts: dict[int, bytes]) -> ArchiveIndex:
     """Read the headers, and small texts on the way, which are kept by offset."""
     others: dict[int, TarMember] = {}
 

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Iterator
 
 from cache_store.errors import SourceError
+from cache_store.storage.verbs import File
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.archive import DAMAGED, MISSING, Archive, ArchiveIndex, index_of, refuse_large
 from precompute.sources.archives.zip_index import (
@@ -24,7 +25,6 @@ from precompute.sources.archives.zip_index import (
     name_of,
     read_entries,
 )
-from precompute.sources.files.file import SourceFile
 
 MAX_INDEX_BYTES = 2**30
 """Of a zip's table of contents: 10 million members."""
@@ -50,7 +50,7 @@ LOCAL_EXTRA_BYTES = 64
 class ImageZip(Archive[ZipMember]):
     """Images in a zip."""
 
-    def __init__(self, file: SourceFile, index: ArchiveIndex | None = None) -> None:
+    def __init__(self, file: File, index: ArchiveIndex | None = None) -> None:
         """Read its table of contents, unless the index made of it is given."""
         super().__init__(file, index or read_index(file))
 
@@ -104,7 +104,7 @@ class ImageZip(Archive[ZipMember]):
         return data
 
 
-def read_index(file: SourceFile) -> ArchiveIndex:
+def read_index(file: File) -> ArchiveIndex:
     head, tail = ends_of(file)
     try:
         if (place := find_index(tail, file.version.size)) is None:
@@ -132,17 +132,17 @@ def unreadable(member: ZipMember) -> str | None:
     return "is encrypted" if member.flags & (ENCRYPTED | STRONGLY_ENCRYPTED) else None
 
 
-def refuse_large_index(file: SourceFile, place: Place) -> None:
+def refuse_large_index(file: File, place: Place) -> None:
     if place.size > MAX_INDEX_BYTES:
         needs = f"its table of contents needs {place.size:,} bytes, more than {MAX_INDEX_BYTES:,}"
         raise SourceError(f"{file}: {needs}")
 
 
-def files_of(file: SourceFile, place: Place) -> Iterator[tuple[str, bytes]]:
+def files_of(file: File, place: Place) -> Iterator[tuple[str, bytes]]:
     return (entry for entry in read_entries(file, place) if not entry[0].endswith("/"))
 
 
-def zip_problem(file: SourceFile, head: bytes) -> str:
+def zip_problem(file: File, head: bytes) -> str:
     """Say what is wrong with a file that has no index of its own."""
     if head == MEMBER_MAGIC:
         return CUT_SHORT.format(mend=shlex.join(["zip", "-FF", str(file), "--out", "mended.zip"]))
@@ -156,9 +156,9 @@ def is_of_a_member(head: bytes, place: Place) -> bool:
     return head == MEMBER_MAGIC and place.said not in (place.start, ZIP64)
 
 
-def ends_of(file: SourceFile) -> tuple[bytes, bytes]:
+def ends_of(file: File) -> tuple[bytes, bytes]:
     """Where a zip says that it is one, and where its index lies."""
-    with file.open() as stream:
+    with file.again() as stream:
         head = stream.read(MAGIC_BYTES)
         stream.seek(-min(stream.seek(0, os.SEEK_END), TAIL_BYTES), os.SEEK_END)
         return head, stream.read()

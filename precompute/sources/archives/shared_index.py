@@ -15,11 +15,11 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from cache_store.storage.verbs import File
 from precompute.sources.archives.archive import Archive, ArchiveIndex
 from precompute.sources.archives.image_tar import ImageTar
 from precompute.sources.archives.image_zip import ImageZip
 from precompute.sources.archives.names import NameColumns
-from precompute.sources.files.file import SourceFile
 
 ALIGNMENT = 64
 """Bytes at whose multiples arrays begin."""
@@ -33,9 +33,9 @@ LENT: dict[str, ArchiveIndex] = {}
 """Indexes lent to this process, by address and stamp of their archives."""
 
 
-def open_indexed(kind: type[ImageTar | ImageZip], file: SourceFile) -> ImageTar | ImageZip:
+def open_indexed(kind: type[ImageTar | ImageZip], file: File) -> ImageTar | ImageZip:
     """Open an archive by the index lent for it, if any; else by its own table of contents."""
-    key = f"{file}:{file.stamp}"
+    key = f"{file}:{file.version.stamp}"
     archive = OPEN[key] = kind(file, LENT.get(key))
     return archive
 

@@ -5,16 +5,15 @@ and its results checked. Those of plain files, which nearly all are, are read he
 time. Texts are read on the way, since they lie between headers.
 """
 
-import io
 import os
 import re
 import tarfile
 from collections.abc import Iterator
-from pathlib import PurePosixPath
-from typing import NamedTuple
+from typing import IO, NamedTuple, cast
 
 from cache_store.errors import SourceError
-from precompute.sources.files.file import SourceFile
+from cache_store.storage.verbs import File
+from precompute.sources.archives.names import as_posix
 
 MAX_EXTENDED_HEADER_BYTES = 16 * 2**10
 """Twice the longest path."""
@@ -43,9 +42,6 @@ PLAIN = re.compile(
 SUM_PLACE = slice(148, 156)
 """Of the header's sum, which itself counts as spaces in it."""
 
-NOT_POSIX = re.compile(r"\A\Z|\A\./|//|/\./|/\.?\Z")
-"""In a name that has other forms; asking is a fifth of the time of looking at its parts."""
-
 INDEX_ERRORS = (tarfile.TarError, OSError, ValueError, LookupError, OverflowError, TypeError, RecursionError)
 """What tarfile raises for headers that are cut, damaged, or lie."""
 
@@ -72,42 +68,39 @@ class TarMember(NamedTuple):
         return self.is_plain and self.size <= KEPT_TEXT_BYTES and name.lower().endswith(TEXT_SUFFIXES)
 
 
-class TarHeaders(io.BufferedReader):
+class TarHeaders:
     """The tar as tarfile sees it: single reads are bounded, since it trusts the lengths in headers."""
 
-    def __init__(self, file: SourceFile) -> None:
-        super().__init__(file.skimmed())
+    def __init__(self, file: File) -> None:
         self._file, self.size = file, file.version.size
+        self.seek, self.tell = file.seek, file.tell
 
-    def __del__(self) -> None:
-        if "_file" in vars(self):  # else it was never opened
-            self.close()
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        if size is None or size < 0:
+    def read(self, size: int) -> bytes:
+        if size < 0:
             raise tarfile.ReadError("a header of negative size")
         if size > MAX_EXTENDED_HEADER_BYTES:
             most = f"{MAX_EXTENDED_HEADER_BYTES:,}"
             raise SourceError(f"{self._file}: its table of contents needs {size:,} bytes, more than {most}")
-        data = super().read(size)
+        data = self._file.read(size)
         if size > tarfile.BLOCKSIZE and LONG_NUMBER.search(data):
             raise tarfile.ReadError("an extended header that is not text")
         return data
 
     def text(self, member: TarMember) -> bytes:
         self.seek(member.offset)
-        return super().read(member.size)
+        return self._file.read(member.size)
 
 
-def read_index(file: SourceFile, texts: dict[int, bytes]) -> Iterator[tuple[str, TarMember]]:
+def read_index(file: File, texts: dict[int, bytes]) -> Iterator[tuple[str, TarMember]]:
     """Every member but folders, by name; SourceError where the tar cannot be followed to its end.
 
     Small texts are put into `texts`, by their offset.
     """
     left = MOST_KEPT_BYTES
-    with TarHeaders(file) as stream:
+    with file.again() as opened:
+        stream = TarHeaders(opened)
         try:
-            archive = tarfile.open(fileobj=stream, mode="r:")  # noqa: SIM115 (there is nothing in it to close)
+            archive = tarfile.open(fileobj=cast("IO[bytes]", stream), mode="r:")  # noqa: SIM115 (nothing to close)
             for name, member in read_members(archive, stream):
                 if member.is_small_text(name) and (left := left - member.size - KEPT_COSTS) >= 0:
                     texts[member.offset] = stream.text(member)
@@ -159,11 +152,6 @@ def read_plain(stream: TarHeaders, offset: int) -> tuple[str, TarMember] | None:
 
 def blocks_end(member: TarMember) -> int:
     return member.offset + -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
-
-
-def as_posix(name: str) -> str:
-    """`./a//b` and `a/b` are one name."""
-    return PurePosixPath(name).as_posix() if NOT_POSIX.search(name) else name
 
 
 def read_member(member: tarfile.TarInfo, tar_bytes: int) -> TarMember:

@@ -6,13 +6,12 @@ It is what `zipfile` reads and refuses, without its kilobyte of objects for each
 import stat
 import struct
 from collections.abc import Iterator
-from io import BufferedReader
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from precompute.sources.files.file import SourceFile
+from cache_store.storage.verbs import File
 
 MEMBER_MAGIC, ENTRY_MAGIC, END_MAGIC = b"PK\3\4", b"PK\1\2", b"PK\5\6"
 """First bytes of a member, of its entry in the table, and of the record at the end that says where the table is."""
@@ -33,8 +32,6 @@ ENTRY = struct.Struct("<6xBxHH4xLLLHHH4xLL")
 """An entry: the version that can read it; flags, method; CRC-32, bytes packed and whole; bytes of name, extra fields
 and comment; attributes; place.
 """
-
-READ_BYTES = 2**20
 
 NEWEST_VERSION = 63
 """Of the format, as of 2006: 6.3."""
@@ -104,10 +101,10 @@ def find_index(tail: bytes, file_size: int) -> Place | None:
     return Place(offset + shift, size, shift, said)
 
 
-def read_entries(file: SourceFile, place: Place) -> Iterator[tuple[str, bytes]]:
+def read_entries(file: File, place: Place) -> Iterator[tuple[str, bytes]]:
     """Each member's name and its ROW, folders too; BadIndexError where the table is damaged."""
     left = place.size
-    with BufferedReader(file.skimmed(), READ_BYTES) as stream:
+    with file.again() as stream:
         stream.seek(place.start)
         while left > 0:
             entry = stream.read(min(ENTRY.size, left))

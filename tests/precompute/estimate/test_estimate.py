@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 import yaml
 
+from cache_store.storage.local import LocalStore
 from precompute.cli import main
 from precompute.estimate.draw import RUN, RUNS, draw
 from precompute.estimate.training_run import CONFIG_FILE, METRICS_FILE, WARM_UP_STEPS, read_step
@@ -114,7 +115,7 @@ def test_a_source_without_a_readable_image_is_no_estimate(project):
 
 
 def test_an_estimate_of_what_does_not_fit_fails(project, monkeypatch):
-    monkeypatch.setattr("precompute.estimate.estimate.free_bytes", lambda store: 11_000)
+    monkeypatch.setattr(LocalStore, "free_bytes", lambda store: 11_000)
     said = project.run(main, "estimate", "--config", project.config(), "--seconds", 0.01, code=1)
     assert "11.0 KB: too little" in said
 

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from cache_store.errors import SourceError
+from cache_store.storage.local import LocalStore
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.archive import MAX_FILE_BYTES
 from precompute.sources.archives.image_store import MISSING, ImageFolder, ImageStore, open_image_store
@@ -343,4 +344,4 @@ def test_a_zips_name_wrongly_marked_as_utf8_is_passed_over(tmp_path):
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no such file here")
 def test_a_file_that_says_it_is_empty_is_read_whole():
-    assert ImageFolder(Path("/proc/self")).read("status").startswith(b"Name:")
+    assert ImageFolder(LocalStore(Path("/proc/self"))).read("status").startswith(b"Name:")

@@ -14,13 +14,13 @@ import pytest
 
 from cache_store import open_cache, open_joined
 from cache_store.errors import SourceError
+from cache_store.storage.local import LocalFile
 from precompute.cli import main
 from precompute.images.rejected import Rejected
 from precompute.plan.differences import compare_plans
 from precompute.plan.make import make_plan
 from precompute.sources import Source, SourceConfig, llava, open_source
 from precompute.sources.archives.image_store import MISSING
-from precompute.sources.files.file import LocalFile
 from tests.make_cache import make_cache
 from tests.precompute.conftest import Project, image_bytes, plan_table
 

@@ -18,10 +18,10 @@ from cache_store.errors import EncodeOnceError, MissingPathError, SourceError
 from precompute.images.rejected import Rejected
 from precompute.sources import Source, SourceConfig, open_source
 from precompute.sources.archives.archive import MISSING
-from precompute.sources.archives.open_tars import TARS_HELD
 from precompute.sources.archives.tar_index import read_index
 from precompute.sources.fields import FieldNames
 from precompute.sources.turns import captioned
+from precompute.sources.webdataset import TARS_HELD
 from tests.precompute.conftest import Project, image_bytes, plan_table
 from tests.precompute.sources.pictures import assert_same_as_of_a_folder
 from tests.precompute.sources.test_archives import NOTHING, A, make_tar, member
@@ -127,7 +127,7 @@ def test_neighbours_in_a_tar_cost_one_index(tmp_path, monkeypatch):
     indexed = Counter[str]()
     monkeypatch.setattr(
         "precompute.sources.archives.image_tar.read_index",
-        lambda file, texts: (indexed.update([file.name]), read_index(file, texts))[1],
+        lambda file, texts: (indexed.update([Path(file.where).name]), read_index(file, texts))[1],
     )
     for number in range(8):
         write_tar(tmp_path / f"{number}.tar", numbered(*range(3 * number, 3 * number + 3)))

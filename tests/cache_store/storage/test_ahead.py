@@ -7,9 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from precompute.images.rejected import Rejected
-from precompute.sources.archives.expected import AHEAD, ExpectedReads
-from precompute.sources.files.ahead import BLOCK_BYTES, SKIPPED_BYTES, AheadReader, NeighbourParts
+from cache_store.errors import CacheError
+from cache_store.storage.ahead import (
+    BLOCK_BYTES,
+    FILES_AHEAD,
+    SKIPPED_BYTES,
+    AheadReader,
+    Expected,
+    NeighbourParts,
+)
 
 FILE = random.Random(0).randbytes(12 * 2**20 + 345)
 
@@ -40,6 +46,7 @@ def test_a_file_is_skimmed_in_few_requests(name):
         for start in starts:
             stream.seek(start)
             assert stream.read(512) == FILE[start : start + 512]
+        assert (stream.seek(-8, io.SEEK_END), stream.read()) == (len(FILE) - 8, FILE[-8:])
     if GAPS[name] > SKIPPED_BYTES:
         assert sum(requests.sizes) < len(FILE) / 3
         assert len(requests.sizes) <= 2 * len(starts)
@@ -86,24 +93,24 @@ def test_a_block_that_failed_is_asked_for_again():
 
 def test_expected_files_are_read_ahead_a_few_and_each_once():
     """By several threads; those that nobody expected are read when they are asked for, and errors are raised there."""
-    names = [f"{number}.jpg" for number in range(5 * AHEAD)]
+    names = [f"{number}.jpg" for number in range(5 * FILES_AHEAD)]
     asked = queue.SimpleQueue[str]()
 
     def read(name: str) -> bytes:
         asked.put(name)
         if name == names[7]:
-            raise Rejected("missing", name)
+            raise CacheError(name)
         return name.encode()
 
-    reads = ExpectedReads(read)
+    reads = Expected(read)
     for start in range(0, len(names), 40):
         reads.expect([*names[start : start + 40], names[start]])
-    assert {asked.get(timeout=60) for _ in range(AHEAD)} == {*names[:AHEAD]}
+    assert {asked.get(timeout=60) for _ in range(FILES_AHEAD)} == {*names[:FILES_AHEAD]}
     assert asked.empty()
-    with pytest.raises(Rejected):
-        reads.read(names[7])
+    with pytest.raises(CacheError):
+        reads.get(names[7])
     with ThreadPoolExecutor(4) as pool:
         others = [name for name in names if name != names[7]]
-        assert [*pool.map(reads.read, reversed(others))] == [name.encode() for name in reversed(others)]
-    assert reads.read("other.jpg") == b"other.jpg"
-    assert asked.qsize() <= len(names) - AHEAD + 1 + 4, "but for a name that a list has twice"
+        assert [*pool.map(reads.get, reversed(others))] == [name.encode() for name in reversed(others)]
+    assert reads.get("other.jpg") == b"other.jpg"
+    assert asked.qsize() <= len(names) - FILES_AHEAD + 1 + 4, "but for a name that a list has twice"

@@ -1,10 +1,10 @@
-"""Blocks of files of an object store, kept in a folder of this machine: bounded, checked, shared by its processes.
+"""Keep blocks of a remote store's files in a local folder, which is bounded, checked and shared by processes.
 
-Whatever else lies in the folder is neither counted nor touched.
+Other files in the folder are not counted and not changed.
 
-A block is kept under the SHA-256 of the whole file that it is of, as the file's record says it, and its place in it: a
-cache that was replaced, or lies in two places, is never mixed up. Each is behind its crc32; one that does not match is
-fetched again. Where the folder cannot be used, a line says so and the store is read all the same.
+A block's name is the recorded SHA-256 of its whole file and its number in that file, so that a replaced cache or a
+copy of a cache is never confused. A crc32 follows each block; a block that does not match it is fetched again. If the
+folder cannot be used, a message says so and the store is read directly.
 """
 
 import os
@@ -14,37 +14,28 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from cache_store.log import log_warning
 from cache_store.storage.files import SCRATCH_SUFFIX, scratch_of, unused_attempt
+from cache_store.storage.remote import WrappedStore
+from cache_store.storage.verbs import Ranges
 
 BLOCK_BYTES = 128 << 10
-"""Some samples; each that is read costs so much reading and hashing here, and at first so much of the network."""
+"""Bytes of a block, which holds a few samples: to read one sample, its whole block is fetched, hashed and read."""
 
 CRC_BYTES = 4
 
 UNSEEN_SHARE = 0.02
-"""Of the bound: so much a process adds before it looks through the folder again."""
+"""Share of the bound that a process adds before it scans the folder again."""
 
 FREED_SHARE = 0.1
-"""Of the bound, each time it is passed: the blocks that were used the longest ago."""
+"""Share of the bound that is freed when it is exceeded; the least recently used blocks are deleted."""
 
 NAME = re.compile(r"[0-9a-f]{64}\.\d+x\d+")
-"""Of a block: its file's SHA-256, its number and the size of all; in a folder of the first two digits."""
+"""Name of a block: its file's SHA-256, its number and the block size; its folder is named by the first two digits."""
 
 LEAST_BYTES = 10 * BLOCK_BYTES
-"""A bound of less would be passed with nearly every block, and all be deleted before it is read again."""
-
-
-class Ranges(NamedTuple):
-    """Parts of one file, and, where it is known, the size and SHA-256 of the whole."""
-
-    name: str
-    starts: Sequence[int]
-    lengths: Sequence[int]
-    size: int = 0
-    sha256: str = ""
+"""Least bound: with a smaller one, almost every new block would delete old ones before they are read again."""
 
 
 Fetch = Callable[[Sequence[Ranges]], Sequence[Sequence[memoryview]]]
@@ -53,18 +44,30 @@ Key = tuple[str, int]
 
 
 @dataclass(frozen=True)
+class KeptStore(WrappedStore):
+    """A store of which parts of files whose SHA-256 is known are kept."""
+
+    blocks: "KeptBlocks"
+
+    def fetch(self, wanted: Sequence[Ranges]) -> Sequence[Sequence[memoryview]]:
+        if all(each.sha256 for each in wanted):
+            return self.blocks.fetch(wanted, self.inner.fetch)
+        return self.inner.fetch(wanted)
+
+
+@dataclass(frozen=True)
 class KeptBlocks:
-    """A folder of at most some `max_bytes` of blocks, which is looked through rarely."""
+    """A folder of blocks, of about `max_bytes` at most; it is scanned rarely."""
 
     folder: Path
     max_bytes: int
     unseen: dict[int, int] = field(default_factory=dict, compare=False)
-    """By process, whose first look is at its first miss: bytes that it has added since it last looked."""
-    told: set[int] = field(default_factory=set, compare=False)
-    """Processes that have said that nothing can be kept."""
+    """Bytes that each process has added since it last scanned the folder; it first scans at its first miss."""
+    warned_processes: set[int] = field(default_factory=set, compare=False)
+    """Processes that have printed that nothing more is kept."""
 
     def fetch(self, wanted: Sequence[Ranges], fetch: Fetch) -> list[list[memoryview]]:
-        """Parts of files, from blocks that are kept, or are fetched and then kept."""
+        """Return ranges of files from kept blocks; missing blocks are fetched and then kept."""
         files = {each.sha256: each for each in wanted}
         needed = sorted({(each.sha256, number) for each in wanted for number in blocks_of(each)})
         sizes = {key: block_range(files[key[0]], key[1]).lengths[0] for key in needed}
@@ -85,12 +88,12 @@ class KeptBlocks:
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
-        """Say, once in each process, that nothing more is kept: the disk is full, or not ours to write to."""
+        """Catch an OSError, such as that of a full disk, and print once per process that nothing more is kept."""
         try:
             yield
         except OSError as error:
-            if os.getpid() not in self.told:
-                self.told.add(os.getpid())
+            if os.getpid() not in self.warned_processes:
+                self.warned_processes.add(os.getpid())
                 why = error.strerror or error
                 log_warning(f"nothing more is kept, the store is read instead: {why}: {self.folder}")
 
@@ -99,13 +102,13 @@ class KeptBlocks:
         return self.folder / sha256[:2] / f"{sha256}.{number}x{BLOCK_BYTES}"
 
     def _read(self, key: Key, length: int) -> memoryview | None:
-        """None where it is not kept, or is damaged."""
+        """Read a kept block; None if it is missing or damaged."""
         path = self._path(key)
         with suppress(OSError):
             data = memoryview(path.read_bytes())
             block, checksum = data[:-CRC_BYTES], data[-CRC_BYTES:]
             if len(block) == length and bytes(checksum) == crc_bytes(block):
-                with suppress(OSError):  # of a folder that may only be read
+                with suppress(OSError):  # the folder may be read-only
                     os.utime(path)
                 return block
         return None
@@ -118,14 +121,17 @@ class KeptBlocks:
             with scratch.open("wb") as stream:
                 stream.write(block)
                 stream.write(crc_bytes(block))
-            with suppress(FileNotFoundError):  # another process has made room
+            with suppress(FileNotFoundError):  # another process has deleted it to make room
                 scratch.replace(path)
         finally:
             with suppress(OSError):
                 scratch.unlink()
 
     def _make_room(self, added: int) -> None:
-        """Look through the folder once so much was added that it matters; other processes may be doing so too."""
+        """Delete old blocks if the bound is exceeded; the folder is scanned only after enough was added.
+
+        Other processes may do so at the same time.
+        """
         process = os.getpid()
         unseen = self.unseen.get(process, self.max_bytes) + added
         if unseen <= UNSEEN_SHARE * self.max_bytes:
@@ -143,7 +149,7 @@ class KeptBlocks:
                 return
 
     def _by_time(self) -> Iterator[tuple[int, int, Path]]:
-        """When each block was used last, its bytes, and where it lies; scratch files of killed processes too."""
+        """Yield last use, size and path of each block, and of scratch files that killed processes left."""
         for path in self.folder.glob("[0-9a-f][0-9a-f]/*"):
             if NAME.fullmatch(scratch_of(path.name) or path.name):
                 with suppress(FileNotFoundError):
@@ -152,7 +158,7 @@ class KeptBlocks:
 
 
 def blocks_of(wanted: Ranges) -> set[int]:
-    """Numbers of the blocks that hold these parts."""
+    """Return the numbers of the blocks that hold these ranges."""
     pairs = zip(wanted.starts, wanted.lengths, strict=True)
     return {
         number
@@ -167,7 +173,7 @@ def block_range(file: Ranges, number: int) -> Ranges:
 
 
 def part(held: dict[Key, memoryview], sha256: str, start: int, length: int) -> memoryview:
-    """Bytes of a file, of one block or of several that follow each other."""
+    """Return a range of a file from one block or several adjacent ones."""
     pieces, end = [], start + length
     for number in range(start // BLOCK_BYTES, (end - 1) // BLOCK_BYTES + 1):
         first = number * BLOCK_BYTES

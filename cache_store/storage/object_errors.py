@@ -1,8 +1,15 @@
 """What an object store refuses, as errors that say in one line what to check."""
 
 import errno
-import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from cache_store.errors import ConfigError, install
+from cache_store.storage.files import missing
+from cache_store.storage.retrying import passing
+
+MISSING_EXTRA = f"object stores need obstore, which is not installed; run {install('object-stores')}"
 
 ALLOW_HTTP = {"s3": "AWS_ALLOW_HTTP", "gs": "GOOGLE_ALLOW_HTTP", "az": "AZURE_ALLOW_HTTP"}
 
@@ -21,24 +28,42 @@ REGION = {
 CODE = re.compile(r"<Code>(\w+)</Code>")
 BUSY = re.compile(r"(?:status |\()code: (429|50[0234])\b")
 STATUS = re.compile(r"(?:status |\()code: (\d{3}\b(?: [A-Z][A-Za-z -]*)?)")
-"""Of a deletion at Azure it is `(code: 403)`, in an answer to several."""
+"""Status of an answer; for a deletion, Azure's batch answer writes it as `(code: 403)`."""
 
-PASSING = {"BadDigest", "ConditionalRequestConflict", "OperationAborted", "RequestTimeout"}
-"""Codes of S3's for requests that may do well when they are made again: damaged on the way, in conflict, too slow."""
+TRANSIENT_CODES = {"BadDigest", "ConditionalRequestConflict", "OperationAborted", "RequestTimeout"}
+"""S3's codes for requests that may succeed if repeated: damaged in transit, in conflict, or too slow."""
 
 METADATA_SERVICES = ("//169.254.", "metadata.google.internal", "no credentials")
 
 
-class CutShortError(Exception):
-    """An answer is shorter than it has to be, though it looks whole."""
+@contextmanager
+def answering(where: str) -> Iterator[None]:
+    """Raise what an object store refuses as an OSError; ConfigError if obstore is not installed."""
+    try:
+        from obstore import exceptions  # from the package: another thread may still be importing it
+    except ImportError:
+        raise ConfigError(MISSING_EXTRA) from None
+    try:
+        yield
+    except (FileNotFoundError, exceptions.BaseError) as error:
+        raise failure(error, where) from None
 
 
-def missing(where: str) -> FileNotFoundError:
-    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), where)
+def failure(error: Exception, where: str) -> OSError:
+    """Return what is wrong, with what to check; a PassingError where asking again may help."""
+    refused, status = refusal(error, where), said_by(error)
+    if code_of(error) in TRANSIENT_CODES:
+        return passing(refused, "conflict", status)
+    if is_busy(error):
+        return passing(refused, "busy", status)
+    if isinstance(error, FileNotFoundError) or has_status(error) or not is_generic(error):
+        return refused
+    return passing(refused, "silent" if was_retried(error) else "broken off")
 
 
-def cut_short(where: str) -> OSError:
-    return OSError(errno.ENODATA, "answers are cut short, also when asked again", where)
+def is_generic(error: Exception) -> bool:
+    """Whether obstore itself does not know what is wrong."""
+    return type(error).__name__ == "GenericError"
 
 
 def is_busy(error: Exception) -> bool:
@@ -52,7 +77,7 @@ def has_status(error: Exception) -> bool:
 
 
 def was_retried(error: Exception) -> bool:
-    """Whether obstore has asked again by itself, which it does not where an answer broke off."""
+    """Whether obstore has retried the request; it does not if an answer broke off."""
     return " retries, " in str(error)
 
 
@@ -71,7 +96,7 @@ def said_by(error: Exception) -> str:
 def refusal(error: Exception, where: str) -> OSError:
     """Say what a person can check."""
     text, scheme, code = str(error), where.partition("://")[0], code_of(error)
-    if any(name in text for name in METADATA_SERVICES):  # which may answer that it has none
+    if any(name in text for name in METADATA_SERVICES):  # it may answer that it has no credentials
         return PermissionError(errno.EACCES, f"no credentials were found: set {CREDENTIALS[scheme]}", where)
     if isinstance(error, FileNotFoundError) and code in (None, "NoSuchKey", "BlobNotFound"):
         return missing(where)
@@ -93,7 +118,7 @@ def refusal(error: Exception, where: str) -> OSError:
         why = f"the store answers {said}: {what}: check {CREDENTIALS[scheme]}, and {REGION[scheme]}"
         return PermissionError(errno.EACCES, why, where)
     if STATUS.search(text):
-        number = errno.ENODATA if said.startswith("416") else errno.EIO  # what was asked for lies behind the file's end
+        number = errno.ENODATA if said.startswith("416") else errno.EIO  # the range is beyond the end of the file
         return OSError(number, f"the store answers {said}, also when asked again: {first_line(error)}", where)
     return OSError(errno.EIO, f"no whole answer: check the network and the endpoint ({first_line(error)})", where)
 

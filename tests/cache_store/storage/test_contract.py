@@ -1,0 +1,250 @@
+"""What every store promises: folders, memory, servers of the protocols of S3, GCS and Azure, and what wraps a store."""
+
+import errno
+import os
+import pickle
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from cache_store.errors import CacheError, ChangedError, ConfigError, TooLargeError
+from cache_store.storage import forked, retrying
+from cache_store.storage.kept import KeptBlocks, KeptStore
+from cache_store.storage.listed import ListedStore
+from cache_store.storage.local import LocalStore
+from cache_store.storage.retrying import RetryingStore
+from cache_store.storage.store import Store, open_store
+from cache_store.storage.verbs import Ranges, Version
+from tests.hub import DATA_SET
+from tests.memory_store import FailingStore, MemoryStore
+
+
+class Handles(NamedTuple):
+    """One store, to write to and to read from."""
+
+    store: Store
+    seen: Callable[[], Store]
+    """The store as whoever looks at it now sees it."""
+
+
+def both(store: Store) -> Handles:
+    return Handles(store, lambda: store)
+
+
+MADE: dict[str, Callable[[Path], Handles]] = {
+    "folder": lambda folder: both(LocalStore(folder / "store")),
+    "memory": lambda folder: both(MemoryStore()),
+    "retrying": lambda folder: both(RetryingStore(FailingStore(MemoryStore()))),
+    "kept": lambda folder: both(KeptStore(MemoryStore(), KeptBlocks(folder / "kept", 2 << 20))),
+    "listed": lambda folder: Handles(store := MemoryStore(), lambda: ListedStore(store)),
+}
+SERVED = {"s3": "s3", "gs": "gs", "az": "az", "forked": "s3"}
+
+
+@pytest.fixture(params=[*MADE, *SERVED, "hub"])
+def handles(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Handles]:
+    monkeypatch.setattr(retrying, "FIRST_PAUSE_S", 0.01)
+    if request.param in MADE:
+        yield MADE[request.param](tmp_path)
+        return
+    if request.param == "hub":
+        yield Handles(LocalStore(request.getfixturevalue("hub_files")), lambda: open_store(DATA_SET))  # past the Hub
+        return
+    store = open_store(f"{request.getfixturevalue('bucket')}/a/store")
+    if request.param == "forked":  # as it is in a process that was forked: another one reads for it
+        monkeypatch.setattr(forked, "is_forked", lambda: True)
+    yield both(store)
+    if forked.helper.cache_info().currsize:
+        forked.helper(os.getpid())._process.communicate()  # ends it
+        forked.helper.cache_clear()
+
+
+@pytest.fixture
+def scheme(request: pytest.FixtureRequest) -> str:
+    return SERVED[request.node.callspec.params["handles"]]
+
+
+@pytest.fixture
+def store(handles: Handles) -> Store:
+    return handles.store
+
+
+@pytest.fixture
+def seen(handles: Handles) -> Callable[[], Store]:
+    return handles.seen
+
+
+READS: dict[str, Callable[[Store, str], object]] = {
+    "stat": lambda store, name: store.stat(name),
+    "size": lambda store, name: store.size(name),
+    "read": lambda store, name: store.read(name),
+    "fetch": lambda store, name: store.fetch([Ranges(name, [0], [1])]),
+    "open": lambda store, name: store.open(name).read(),
+    "map": lambda store, name: store.map(name),
+}
+
+
+def test_a_file_is_what_was_put_last_and_then_gone(store, seen):
+    for data in (b"first", b"", b"second, longer"):
+        store.put_whole("in/a folder/file", data)
+        now = seen()
+        assert now.read("in/a folder/file") == bytes(now.map("in/a folder/file")) == data
+        assert now.size("in/a folder/file") == now.stat("in/a folder/file").size == len(data)
+    for _ in range(2):
+        store.delete("in/a folder/file")
+        assert not seen().has("in/a folder/file")
+    for read in READS.values():
+        with pytest.raises(FileNotFoundError) as gone:
+            read(seen(), "in/a folder/file")
+        assert str(gone.value.filename) == seen().where("in/a folder/file")
+
+
+def test_folders_list_what_is_directly_in_them(store, seen):
+    for name in ("b", "a/x", "a/y/z", "a.json", "é #%20"):
+        store.put_whole(name, b"")
+    now = seen()
+    assert now.list() == ["a.json", "a/", "b", "é #%20"]
+    assert (now.list("a"), now.list("a/y"), now.list("none")) == (["x", "y/"], ["z"], [])
+    assert (now.has("a"), now.has("a/y"), now.has("c"), now.has("a/z")) == (True, True, False, False)
+    walked = dict(now.walk())
+    assert sorted(walked) == ["a.json", "a/x", "a/y/z", "b", "é #%20"]
+    assert all(version in (None, now.stat(name)) for name, version in walked.items())
+    if now.is_remote:
+        assert [name for name, _ in now.walk("a/x")] == ["a/y/z", "b", "é #%20"]
+
+
+def test_a_name_is_taken_once_and_equal_bytes_count_as_ones_own(store, seen):
+    """A request that is made twice meets its own first success, so that nobody could tell the two apart."""
+    assert store.put_if_absent("file", b"first")
+    assert store.put_if_absent("file", b"first")
+    for other in (b"other", b"longer than the first", b""):
+        assert not store.put_if_absent("file", other)
+    for data, is_there in ((b"first", True), (b"third", False), (b"no", False)):
+        with store.draft("file", 7) as draft:
+            draft.stream.write(data)
+            draft.finish()
+            assert draft.publish_if_absent() == is_there
+    assert seen().read("file") == b"first"
+    with store.draft("other") as draft:
+        draft.stream.write(b"mine")
+        draft.finish()
+        assert draft.publish_if_absent()
+    assert seen().read("other") == b"mine"
+
+
+def test_a_draft_is_nothing_until_it_is_published_whole(store, seen):
+    store.put_whole("a/file", b"old")
+    with store.draft("a/file") as draft:
+        with draft.writing() as stream:
+            stream.write(b"new")
+        draft.finish()
+        assert (seen().read("a/file"), bytes(draft.map())) == (b"old", b"new")
+    with suppress(RuntimeError), store.draft("a/file") as draft:
+        draft.stream.write(b"half")
+        raise RuntimeError
+    assert (seen().list("a"), seen().read("a/file")) == (["file"], b"old")
+    with store.draft("a/file") as draft:
+        draft.stream.write(b"new")
+        draft.finish()
+        draft.publish()
+    assert (seen().list("a"), seen().read("a/file")) == (["file"], b"new")
+    assert store.clear_drafts("a/file") == 1
+
+
+def test_a_file_that_is_too_large_is_not_read(store, seen):
+    store.put_whole("file", b"four")
+    assert seen().read("file", at_most=4) == b"four"
+    with pytest.raises(TooLargeError, match=r"file is 4 bytes, at most 3 can be") as refused:
+        seen().read("file", at_most=3)
+    assert refused.value.size == 4
+
+
+def test_ranges_are_whole_in_any_order_or_an_error(store, seen):
+    data = bytes(range(256)) * 2_000
+    store.put_whole("a", data)
+    store.put_whole("b", b"short")
+    starts, lengths = [500_000, 0, 7, 499_990], [1_000, 5, 0, 20]
+    wanted = [Ranges("a", starts, lengths), Ranges("b", [0], [5]), Ranges("a", [1], [1], len(data), "0" * 64)]
+    now = seen()
+    for _ in range(2):
+        found = [[bytes(part) for part in parts] for parts in now.fetch(wanted)]
+        parts_of_a = [data[start : start + length] for start, length in zip(starts, lengths, strict=True)]
+        assert found == [parts_of_a, [b"short"], [b"\1"]]
+    assert bytes(now.fetch([Ranges("b", [1], [4], version=now.stat("b"))])[0][0]) == b"hort"
+    for start, length in ((0, 6), (4, 2), (9, 1)):
+        with pytest.raises(OSError, match=r"cut short|416|\[Errno 61\]") as short:
+            now.fetch([Ranges("b", [start], [length])])
+        assert (short.value.errno, short.value.filename) == (errno.ENODATA, now.where("b"))
+
+
+def test_another_version_is_told_from_the_one_that_was_opened(store, seen):
+    store.put_whole("file", b"first")
+    before = seen().stat("file")
+    assert before == Version(5, before.mark, "later")
+    assert str(before) == f"5:{before.mark}"
+    file = seen().open("file")
+    again = file.again()
+    store.put_whole("file", b"other bytes")
+    assert seen().stat("file") != before
+    with pytest.raises(ChangedError, match=r"file was changed while it was read; restore it"):
+        seen().open("file", before).read()
+    if seen().is_remote:  # a file of this machine stays what it was, for whoever has it open
+        with pytest.raises(ChangedError):
+            again.read()
+        with pytest.raises(ChangedError):
+            file.part(0, 1)
+    else:
+        assert (file.part(0, 9), again.read()) == (b"first", b"first")
+
+
+def test_an_open_file_is_a_stream_and_parts_for_threads(store, seen):
+    data = bytes(range(251)) * 40_000  # 10 MB
+    with store.draft("file") as draft:
+        draft.stream.write(data)
+        draft.finish()
+        draft.publish()
+    with seen().open("file") as file:
+        assert (str(file), file.version.size) == (seen().where("file"), len(data))
+        assert (file.read(3), file.seek(-4, 2), file.read()) == (data[:3], len(data) - 4, data[-4:])
+        with ThreadPoolExecutor(4) as pool:
+            parts = [*pool.map(lambda start: file.part(start, 99_000), range(0, len(data), 100_000))]
+        assert parts == [data[start : start + 99_000] for start in range(0, len(data), 100_000)]
+        assert (file.part(0, len(data) + 9), file.part(len(data), 5)) == (data, b"")
+        with file.again() as whole:
+            assert whole.read() == data
+        file.refuse_changed()
+
+
+def test_whoever_claims_a_store_keeps_others_out_if_it_says_so(store):
+    store.refuse_others(set(), "cache", "cache")
+    store.put_whole("other/file", b"")
+    with pytest.raises(ConfigError, match="cache: .* holds 'other' but no cache; name an empty or a new folder"):
+        store.refuse_others({"plan.parquet"}, "cache", "cache")
+    store.refuse_others({"other"}, "cache", "cache")
+    with store.claim():
+        refused = pytest.raises(CacheError, match="is being written by") if store.keeps_others_out else nullcontext()
+        with refused, store.claim():
+            pass
+
+
+def test_a_store_knows_its_place_and_is_sent_to_workers(store):
+    assert store.where("a/b") == f"{store}/a/b"
+    assert store.contains(store.absolute())
+    assert (store.free_bytes() or 1) > 0
+    copy = pickle.loads(pickle.dumps(store))  # noqa: S301 (our own)
+    assert (str(copy), copy.is_remote) == (str(store), store.is_remote)
+
+
+def test_a_relative_folder_lies_in_the_working_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    store = LocalStore(Path("a"))
+    assert (store.absolute().where("b"), LocalStore(Path()).where("b")) == (f"{tmp_path}/a/b", "b")
+    assert LocalStore(tmp_path).contains(store)
+    assert not store.contains(LocalStore(tmp_path))
+    assert not LocalStore(Path("/")).contains(open_store("s3://bucket"))
+    assert open_store("s3://bucket/a").contains(open_store("s3://bucket/a/b"))
+    assert not open_store("s3://bucket/a").contains(open_store("s3://bucket/ab"))

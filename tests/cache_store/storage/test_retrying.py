@@ -1,0 +1,43 @@
+"""What is asked again, how often, and what is said meanwhile; over a store that fails as a test says."""
+
+import pytest
+
+from cache_store.storage import retrying
+from cache_store.storage.retrying import ATTEMPTS, RetryingStore
+from tests.memory_store import FailingStore, MemoryStore
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    for name, value in {"FIRST_PAUSE_S": 0.001, "LONGEST_PAUSE_S": 0.01, "BUSY_S": 0.2, "TOLD_EACH_S": 0}.items():
+        monkeypatch.setattr(retrying, name, value)
+    retrying.HEARD.clear()
+
+
+def asked(kind: str, times: int) -> tuple[int, bool]:
+    """How often a file was asked for, and whether it was had."""
+    store = FailingStore(MemoryStore(), kind, times)
+    store.inner.put_whole("file", b"data")
+    try:
+        RetryingStore(store).read("file")
+    except retrying.PassingError:
+        return store.failed["read", "file"], False
+    return store.failed["read", "file"], True
+
+
+@pytest.mark.parametrize("kind", ["cut", "conflict", "broken off"])
+def test_an_answer_that_was_spoilt_is_asked_for_a_few_times(kind):
+    assert asked(kind, ATTEMPTS - 1) == (ATTEMPTS, True)
+    assert asked("cut", 10**6) == (ATTEMPTS, False)
+
+
+def test_a_busy_store_is_waited_for_and_a_silent_one_only_if_it_ever_spoke(caplog):
+    assert asked("silent", 1) == (1, False)
+    assert asked("busy", 9) == (10, True)
+    assert "the store answers 503 Slow Down: waiting, for up to 0 s more: memory://store/file" in caplog.messages
+    caplog.clear()
+    assert asked("silent", 9) == (10, True)
+    assert "the store does not answer any more: waiting" in caplog.messages[0]
+    count, had = asked("busy", 10**6)
+    assert not had
+    assert count > ATTEMPTS

@@ -1,0 +1,111 @@
+"""Stores without a disk or a network: a dictionary, and one whose every request fails before it is answered."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from cache_store.storage.files import MAX_READ_BYTES, changed, cut_short, missing, too_large
+from cache_store.storage.remote import RemoteStore, WrappedStore
+from cache_store.storage.retrying import Kind, passing
+from cache_store.storage.verbs import Data, Ranges, Version
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class MemoryStore(RemoteStore):
+    """The eight verbs over a dictionary."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    writes: dict[str, int] = field(default_factory=dict, compare=False)
+    """How often each file was written."""
+
+    def __str__(self) -> str:
+        return "memory://store"
+
+    def stat(self, name: str) -> Version:
+        return Version(len(self._data(name)), str(self.writes[name]))
+
+    def read(self, name: str, at_most: int = MAX_READ_BYTES) -> bytes:
+        if (size := len(self._data(name))) > at_most:
+            raise too_large(self.where(name), size, at_most)
+        return self.files[name]
+
+    def fetch(self, wanted: Sequence[Ranges]) -> Sequence[Sequence[memoryview]]:
+        return [[*self._parts(each)] for each in wanted]
+
+    def _parts(self, wanted: Ranges) -> Iterator[memoryview]:
+        if wanted.version not in (None, self.stat(wanted.name)):
+            raise changed(self.where(wanted.name))
+        for start, length in zip(wanted.starts, wanted.lengths, strict=True):
+            part = memoryview(self.files[wanted.name])[start : start + length]
+            if len(part) < length:
+                raise cut_short(self.where(wanted.name))
+            yield part
+
+    def list(self, folder: str = "") -> list[str]:
+        below = [name.removeprefix(f"{folder}/") for name in self.files if name.startswith(folder and f"{folder}/")]
+        return sorted({name.partition("/")[0] + "/" * ("/" in name) for name in below})
+
+    def walk(self, after: str = "") -> Iterator[tuple[str, Version | None]]:
+        return ((name, self.stat(name)) for name in sorted(self.files) if name > after)
+
+    def put_whole(self, name: str, data: Data) -> None:
+        self.files[name] = bytes(data)
+        self.writes[name] = self.writes.get(name, 0) + 1
+
+    def put_if_absent(self, name: str, data: Data) -> bool:
+        if name not in self.files:
+            self.put_whole(name, data)
+        return self.files[name] == data
+
+    def delete(self, name: str) -> None:
+        self.files.pop(name, None)
+
+    def _data(self, name: str) -> bytes:
+        if name not in self.files:
+            raise missing(self.where(name))
+        return self.files[name]
+
+
+@dataclass(frozen=True)
+class FailingStore(WrappedStore):
+    """Fails the first requests of every verb for every name, each once done: as an answer that was lost."""
+
+    kind: Kind = "cut"
+    times: int = 1
+    failed: dict[object, int] = field(default_factory=dict, compare=False)
+
+    def stat(self, name: str) -> Version:
+        return self._lost(("stat", name), lambda: self.inner.stat(name))
+
+    def read(self, name: str, at_most: int = MAX_READ_BYTES) -> bytes:
+        return self._lost(("read", name), lambda: self.inner.read(name, at_most))
+
+    def fetch(self, wanted: Sequence[Ranges]) -> Sequence[Sequence[memoryview]]:
+        return self._lost(("fetch", wanted[0].name), lambda: self.inner.fetch(wanted))
+
+    def list(self, folder: str = "") -> Any:
+        return self._lost(("list", folder), lambda: self.inner.list(folder))
+
+    def walk(self, after: str = "") -> Iterator[tuple[str, Version | None]]:
+        """Break off behind the first name."""
+        for name, version in self.inner.walk(after):
+            yield name, version
+            self._lost(("walk", ""), lambda: None)
+
+    def put_whole(self, name: str, data: Data) -> None:
+        self._lost(("put", name), lambda: self.inner.put_whole(name, data))
+
+    def put_if_absent(self, name: str, data: Data) -> bool:
+        return self._lost(("put", name), lambda: self.inner.put_if_absent(name, data))
+
+    def delete(self, name: str) -> None:
+        self._lost(("delete", name), lambda: self.inner.delete(name))
+
+    def _lost(self, key: tuple[str, str], call: Callable[[], T]) -> T:
+        answer = call()
+        self.failed[key] = self.failed.get(key, 0) + 1
+        if self.failed[key] <= self.times:
+            raise passing(OSError(5, "made by the test", self.where(key[1])), self.kind, "503 Slow Down")
+        return answer
