@@ -34,6 +34,7 @@ from cache_store.format.record import (
 from cache_store.format.schema import MAX_SAMPLE_BYTES, MAX_SHARDS, BuildRecord, CommitRecord, Listed, Seal, Spec
 from cache_store.refusal import MADE_BY, SEALED_BY
 from cache_store.storage.store import Address, Store, is_url, open_store
+from cache_store.storage.verbs import read_only
 
 BEFORE_THE_SPEC = {BUILD_FILE, PLAN_FILE, ZARR_ARRAY}
 """What a writer that died before the spec may leave, claim and scratch files aside."""
@@ -46,6 +47,8 @@ def has_cache(store: Store) -> bool:
 
 def refuse_others(store: Store, option: str) -> None:
     """ConfigError, naming the option, where no cache can lie, or something else than a cache does."""
+    if store.is_read_only:
+        raise read_only(f"{option}: {store}")
     if not has_cache(store):
         for outer in map(open_store, places_above(store)):
             with contextlib.suppress(PermissionError):  # who may write to a folder may see nothing of those above it

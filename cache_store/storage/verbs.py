@@ -205,9 +205,7 @@ class Store(Protocol):
         return 1
 
     def refuse_others(self, ours: Collection[str], option: str, kind: str) -> None:
-        """Raise ConfigError, naming the option, if it cannot be written or its top level holds names not in `ours`."""
-        if self.is_read_only:
-            raise read_only(f"{option}: {self}")
+        """Raise ConfigError, naming the option, if it can be no folder or its top level holds names not in `ours`."""
         if foreign := sorted({name.rstrip("/") for name in self.list()} - set(ours)):
             raise ConfigError(f"{option}: {self} holds {foreign[0]!r} but no {kind}; name an empty or a new folder")
 
