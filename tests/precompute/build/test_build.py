@@ -197,7 +197,7 @@ MISTAKES = [
     ({"run__max_reject_fraction": 2.0}, "run.max_reject_fraction must be in"),
     ({"encoder__model": "/nowhere/vae"}, "/nowhere/vae"),
     ({"cache": ""}, "cache: the name is empty"),
-    ({"cache": "ftp://b/c"}, "ftp://b/c is a URL"),
+    ({"cache": "ftp://b/c"}, "ftp://b/c has an unsupported scheme"),
 ]
 
 
