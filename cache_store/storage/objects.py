@@ -148,7 +148,8 @@ class ObjectStore(UrlStore):
     def walk(self, after: str = "") -> Iterator[tuple[str, Version | None]]:
         with answering(self.url):
             for page in client(self.url).list(offset=after or None, chunk_size=PAGE):
-                yield from ((each["path"], version_of(each)) for each in page if each["path"])
+                # Azure begins anew, whatever the offset
+                yield from ((each["path"], version_of(each)) for each in page if each["path"] > after)
 
     def put_whole(self, name: str, data: Data) -> None:
         in_parts = len(data) >= MULTIPART_BYTES

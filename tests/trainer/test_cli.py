@@ -77,7 +77,7 @@ LEAVING_NOTHING = [
     (2, lambda home: {"cache": described_cache(home / "it", 16), "text_dir": f"{home}/it/text"}, "lies in the cache"),
     (2, lambda home: {"cache": ["a", "b"], "output": "b/run"}, "b/run lies in the cache b"),
     (2, {"posterior": "sample"}, "data.posterior: sample needs posterior moments, and "),
-    (2, {"cache": "ftp://bucket/cache"}, "ftp://bucket/cache is a URL of a kind that holds no caches"),
+    (2, {"cache": "ftp://bucket/cache"}, "ftp://bucket/cache has an unsupported scheme"),
     (
         2,
         lambda home: {"cache": make_cache(home / "it", np.ones((9, 8), np.float32))},
