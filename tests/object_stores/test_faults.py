@@ -135,7 +135,7 @@ WRONG = {
         "az://no-such/cache",
         "no bucket 'no-such': check its name, AZURE_STORAGE_ACCOUNT_NAME",
     ),
-    "az, bad name": ("az", {}, "az://No_Such/cache", "a wrong bucket 'No_Such'"),
+    "az, bad name": ("az", {}, "az://No_Such/cache", "a wrong region or bucket 'No_Such'"),
     "az, key": ("az", {"AZURE_STORAGE_ACCOUNT_KEY": "b2xk"}, None, "(403 Forbidden): check AZURE_STORAGE_ACCOUNT_NAME"),
     "az, no key": ("az", {"AZURE_STORAGE_ACCOUNT_KEY": "***"}, None, "Invalid Access Key: "),
     "az, account": ("az", {"AZURE_STORAGE_ACCOUNT_NAME": "other"}, None, "refuses these credentials"),
