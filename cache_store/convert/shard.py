@@ -20,7 +20,7 @@ from cache_store.format.formats import shard_format
 from cache_store.format.layout import EncodedRows, Location, ShardSamples
 from cache_store.format.record import signed
 from cache_store.format.schema import ArraySpec, CodecName, CommitRecord, Spec
-from cache_store.format.tables import SAMPLES_SCHEMA
+from cache_store.format.tables import samples_schema
 from cache_store.storage.store import Store
 from cache_store.verify.record import file_finding
 
@@ -65,7 +65,7 @@ class ShardConverter:
         if finding := file_finding(self._source.store, file, shard):
             raise self._damaged(str(finding))
         table = read_samples(self._source.store, shard)
-        if table.schema != SAMPLES_SCHEMA:
+        if table.schema != samples_schema(self._source.spec.array):
             raise self._damaged(f"{file.path} has other columns than the format's")
         return ShardSamples(self._source.spec, shard, table, self._plan.recorded_rows(record.content))
 
@@ -139,6 +139,7 @@ def relocated(samples: pa.Table, locations: list[Location | None]) -> pa.Table:
     """Return the samples table with the new places of its latents."""
     for name in Location._fields:
         values = [location and getattr(location, name) for location in locations]
-        field = SAMPLES_SCHEMA.field(name)
-        samples = samples.set_column(SAMPLES_SCHEMA.get_field_index(name), field, pa.array(values, field.type))
+        place = samples.schema.get_field_index(name)
+        field = samples.schema.field(place)
+        samples = samples.set_column(place, field, pa.array(values, field.type))
     return samples

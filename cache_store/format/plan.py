@@ -13,6 +13,9 @@ from cache_store.errors import CacheError
 from cache_store.format.schema import CommitContent
 from cache_store.format.tables import PLAN_SCHEMA, TableFile
 
+ASKING = frozenset({"human", "user", "system"})
+"""Whose turns of a conversation are no answers."""
+
 DIGESTED = ("row", "id", "uri", "conversations")
 """Columns that make two plans the same; fingerprints may hold a file's time and do not."""
 

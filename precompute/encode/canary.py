@@ -55,16 +55,16 @@ class Canary:
     def wants_images(self) -> bool:
         return self._compared is None
 
-    def begin(self, pixels_NYX3: np.ndarray, encoded: np.ndarray, good: Sequence[int], layout: SampleLayout) -> None:
-        """Start to compare the first of a batch's `good` images, with what the device made of them: float32."""
-        height, width = pixels_NYX3.shape[1:3]
-        places = [*good][: max(1, min(IMAGES, PIXELS // (height * width)))]
+    def begin(self, inputs: np.ndarray, encoded: np.ndarray, good: Sequence[int], layout: SampleLayout) -> None:
+        """Start to compare the first of a batch's `good` images or texts, with what the device made: float32."""
+        size = int(np.prod(inputs.shape[1:3]))
+        places = [*good][: max(1, min(IMAGES, PIXELS // size))]
         if places:
-            self._compared = self._pool.submit(self._compare, pixels_NYX3[places], encoded[places], layout)
+            self._compared = self._pool.submit(self._compare, inputs[places], encoded[places], layout)
 
-    def _compare(self, pixels_NYX3: np.ndarray, encoded: np.ndarray, layout: SampleLayout) -> Difference:
+    def _compare(self, inputs: np.ndarray, encoded: np.ndarray, layout: SampleLayout) -> Difference:
         reference = load_reference(self._config, self._range)
-        return difference(encoded, reference.encode(torch.from_numpy(pixels_NYX3)).numpy(), layout)
+        return difference(encoded, reference.encode(torch.from_numpy(inputs)).numpy(), layout)
 
     def refuse_wrong_device(self, device: torch.device) -> None:
         """Wait for the comparison; DeviceError where it shows another encoder than the weights are."""

@@ -182,7 +182,7 @@ def test_tokens_of_qwen_2_5_vl_are_what_its_language_model_is_given(height, widt
     torch.testing.assert_close(tokens, expected, rtol=0, atol=1e-5)
     assert tokens.shape[1:] == encoder.layout(height, width).shape
     with pytest.raises(ConfigError, match="multiples of 28, got 60x56"):
-        refuse_unfit_for(str(tmp_path), 60, 56)
+        refuse_unfit_for(EncoderConfig(model=str(tmp_path)), 60, 56)
 
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [
@@ -203,7 +203,7 @@ def test_another_size_is_refused_unloaded(kind, tmp_path):
     save(kind, tmp_path)
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match=f"must be {SIDE}, as the tower was trained, got 224x224"):
-        refuse_unfit_for(str(tmp_path), 224, 224)
+        refuse_unfit_for(EncoderConfig(model=str(tmp_path)), 224, 224)
 
 
 PROCESSORS = [
