@@ -42,9 +42,11 @@ class Probe:
     """What one worker reaches on this machine."""
 
     device: str
+    made_of: str
+    """image, or text."""
     decode_threads: int
     decode_per_s: float
-    """Images, by all these threads together."""
+    """Images, or texts, by all these threads together."""
     encode_per_s: float
     both_per_s: float
     """Images decoded and encoded at the same time."""
@@ -95,6 +97,7 @@ class Prober:
         rejected = self._rejected()
         return Probe(
             device=str(self._encoder.device),
+            made_of=self._spec.array.made_of,
             decode_threads=self._threads,
             decode_per_s=decode_per_s,
             encode_per_s=encode_per_s,
@@ -139,7 +142,7 @@ class Prober:
         reasons = [reason for each in self._reasons.values() for reason in each]
         rejected = [reason for reason in reasons if reason is not None]
         if len(rejected) == len(reasons):
-            raise SourceError(f"none of {len(reasons):,} samples drawn has an image that can be read: {rejected[0]}")
+            raise SourceError(f"none of {len(reasons):,} samples drawn can be read: {rejected[0]}")
         return rejected
 
 
