@@ -55,12 +55,14 @@ def texts(project: Project, t5: Path) -> Project:
     """With a cache of its captions."""
     silence(project)
     project.vae, project.settings = t5, OF_TEXTS
-    project.said = project.build()  # type: ignore[attr-defined]
+    project.build()
     return project
 
 
-def test_a_cache_of_texts_is_what_the_encoder_makes_of_them(texts, t5):
-    said = texts.said
+def test_a_cache_of_texts_is_what_the_encoder_makes_of_them(project, t5):
+    silence(project)
+    project.vae, project.settings, texts = t5, OF_TEXTS, project
+    said = project.build()
     assert "22 planned = 20 cached + 2 rejected (2 no text)" in said
     assert "encoded 22 texts in 3 shards" in said
     assert "cut 1 text longer than encoder.max_tokens" in said
@@ -80,9 +82,8 @@ def test_samples_tables_of_texts_count_tokens(texts):
     table, record = open_cache(texts.cache).shards.table(0, SAMPLES_OF_TEXTS.names), read_commit(texts.cache, 0)
     assert table.schema == SAMPLES_OF_TEXTS
     assert table["reason"].to_pylist()[3] == "no text: the sample has no caption"
-    assert table["tokens"].to_pylist() == [
-        None if row == 3 else len(each) + 1 for row, each in enumerate(first_texts())
-    ]
+    counts = [each and len(each) + 1 for each in first_texts()]  # letters, and an end
+    assert table["tokens"].to_pylist() == counts
     assert (record.content.cut_texts, record.content.unreadable_exif) == (1, 0)
     said = texts.run(cache_store, "info", texts.cache)
     for each in (
@@ -94,9 +95,9 @@ def test_samples_tables_of_texts_count_tokens(texts):
         assert each in said
 
 
-def first_texts() -> list[str]:
+def first_texts() -> list[str | None]:
     """Of the first shard's rows."""
-    return [CAPTIONS[SPEAKING.index(row)] if row in SPEAKING else "" for row in range(8)]
+    return [CAPTIONS[SPEAKING.index(row)] if row in SPEAKING else None for row in range(8)]
 
 
 def test_a_damaged_cache_of_texts_is_repaired_and_converted_bit_by_bit(texts):
@@ -207,7 +208,7 @@ def test_texts_join_latents_by_row_and_are_streamed_with_their_mask(built, t5):
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no text": (
         {"source__text": None},
-        "encoder.max_tokens is for a text encoder, which reads texts; set source.text:",
+        "encoder.max_tokens is for a text encoder, which reads texts; set source.t",
     ),
     "no length": ({"encoder__max_tokens": None}, "source.text: caption is for a text encoder; set encoder.max_tokens"),
     "image": ({"image": {"height": 64}}, "image.height means nothing to a text encoder; leave image: out"),
@@ -238,4 +239,6 @@ def test_a_source_without_captions_is_refused_before_anything_is_encoded(project
 
 def test_an_images_encoder_is_told_of_no_texts(project):
     (line,) = project.build(code=2, source__text="caption", encoder__max_tokens=8, image={}).splitlines()
+    assert line.endswith("holds no model: it has none of text_encoder/config.json, config.json")
+    (line,) = project.build(code=2, **{**OF_TEXTS, "encoder__subfolder": "vae"}).splitlines()
     assert "is of class AutoencoderKLWan, which is no text encoder that is known" in line
