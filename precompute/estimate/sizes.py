@@ -51,8 +51,7 @@ def measured(spec: Spec, planned: pa.Table, samples: np.ndarray) -> CacheSize:
     sums, everyone = RunningSums(spec.array, spec.array.dtype), np.ones(len(samples), np.bool_)
     grey = np.full((len(samples), *spec.array.shape[1:], 3), 1 / 3) if spec.array.has_preview else None
     stored, _, checksums = sums.round_and_add(samples, everyone, grey)
-    contents = [each.content_sha256 for each in outcomes]
-    places = writer.append(encoded_rows(spec.array, stored, everyone, checksums, contents))
+    places = writer.append(encoded_rows(spec.array, stored, everyone, checksums, outcomes))
     sample_bytes = stream.tell() / len(samples)
     writer.finish()
     end_bytes = stream.tell() - sample_bytes * len(samples)

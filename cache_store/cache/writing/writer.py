@@ -90,8 +90,7 @@ class ShardBuilder:
         outcomes = [*outcomes]
         for number in np.flatnonzero(wanted & ~kept).tolist():
             outcomes[number] = self._rejected(samples[number], outcomes[number])
-        contents = [outcome.content_sha256 for outcome in outcomes]
-        rows = encoded_rows(self._spec.array, stored, kept, checksums, contents)
+        rows = encoded_rows(self._spec.array, stored, kept, checksums, outcomes)
         with self._files.writing():
             self._places.append(self._writer.append(rows))
         self._outcomes.extend(outcomes)
@@ -157,7 +156,7 @@ class ShardBuilder:
 
 
 def encoded_rows(
-    array: ArraySpec, stored: np.ndarray, kept: np.ndarray, checksums: np.ndarray, contents: Sequence[str | None]
+    array: ArraySpec, stored: np.ndarray, kept: np.ndarray, checksums: np.ndarray, outcomes: Sequence[Outcome]
 ) -> EncodedRows:
     """Rows of a shard, of which `stored` are the plain bytes, uint8 [N, bytes of a sample], and their crc32c."""
     payloads, checksums = (stored, checksums) if kept.all() else (stored[kept], checksums[kept])
@@ -166,7 +165,9 @@ def encoded_rows(
         values = payloads.view(f"<u{array.numpy_dtype.itemsize}")
         encoded = [encode_sample(each, array.codec) for each in values]
         checksums = np.array([*map(crc32c, encoded)], np.uint32)
-    return EncodedRows(kept=kept, payloads=encoded, checksums=checksums, contents=contents)
+    contents = [outcome.content_sha256 for outcome in outcomes]
+    tokens = [] if array.text is None else [outcome.tokens for outcome in outcomes]
+    return EncodedRows(kept=kept, payloads=encoded, checksums=checksums, contents=contents, tokens=tokens)
 
 
 def samples_table(array: ArraySpec, planned: pa.Table, outcomes: Sequence[Outcome], places: np.ndarray) -> pa.Table:
