@@ -35,7 +35,7 @@ from precompute.encode.batches import Batch, Decoders, decoded_batches
 from precompute.encode.engines.worker import ENCODER_THREADS
 from precompute.encode.pipeline import library_versions
 from precompute.encode.text_batches import batches_for
-from precompute.encode.tolerance import RELATIVE_TOLERANCE, device_class, feature_scale, root_mean_square
+from precompute.encode.tolerance import device_class, feature_scale, root_mean_square, tolerances
 from precompute.encoders.encoder import Encoder
 from precompute.encoders.registry import load_encoder
 from precompute.images.decoder_messages import silence_decoders
@@ -177,7 +177,8 @@ class Auditor:
                 raise CacheError(f"{commit_file(shard)} is missing; run `{command}`")
             self._runs[shard] = record.run
         devices = device_class(self._runs[shard].device, str(self._encoder.device))
-        return RELATIVE_TOLERANCE[self._array.encoder.compute_dtype, devices]
+        _, largest = tolerances(self._array.encoder.compute_dtype, devices, self._array.made_of)
+        return largest
 
     def _report(
         self, seed: int, seconds: float, asked: int, drawn: Iterable[ComparedSample], compared: Iterable[ComparedSample]

@@ -18,7 +18,7 @@ import torch
 
 from cache_store.errors import DeviceError
 from cache_store.format.schema import SampleLayout
-from precompute.encode.tolerance import OVERALL_TOLERANCE, RELATIVE_TOLERANCE, device_class
+from precompute.encode.tolerance import device_class, tolerances
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import PixelRange
 from precompute.encoders.hardware import hardware_of
@@ -71,7 +71,7 @@ class Canary:
         if self._compared is None:
             return
         found, kind = self._compared.result(), (self._config.compute_dtype, device_class(str(device)))
-        allowed = Difference(OVERALL_TOLERANCE[kind], RELATIVE_TOLERANCE[kind])
+        allowed = Difference(*tolerances(*kind, "text" if self._config.reads_text else "image"))
         if found.overall <= allowed.overall and found.largest <= allowed.largest:
             return
         hardware = ", ".join(" ".join(each) for each in hardware_of(device).items())

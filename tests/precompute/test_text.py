@@ -14,6 +14,7 @@ from cache_store.cli import main as cache_store
 from cache_store.errors import ConfigError
 from cache_store.format.tables import SAMPLES_OF_TEXTS
 from cache_store.verify.verify import verify
+from precompute.build import build as build_module
 from precompute.cli import main
 from precompute.encode_images import encode_images
 from precompute.encoders.config import EncoderConfig
@@ -163,6 +164,24 @@ def test_another_tokenizer_is_refused_by_name(texts, t5, tmp_path):
         said = texts.build(code=1, encoder__model=str(other))
     assert "array.encoder.tokenizer_sha256" in said
     assert "weights_sha256" not in said
+
+
+@pytest.mark.parametrize(
+    ("dtype", "allowed"), [("float32", "1e-05, at most by 3e-05"), ("bfloat16", "0.09, at most by")]
+)
+def test_a_device_that_reads_texts_otherwise_commits_nothing(project, t5, monkeypatch, dtype, allowed):
+    def load(config, pixel_range):
+        encoder = load_encoder(config, pixel_range)
+        encoder._model.model.encoder.block[1].layer[0].SelfAttention.v.weight *= -1  # type: ignore[attr-defined]
+        return encoder
+
+    project.vae, project.settings = t5, {**OF_TEXTS, "encoder__compute_dtype": dtype}
+    monkeypatch.setattr(build_module, "load_encoder", load)
+    said = project.build(code=1)
+    assert f"{dtype} on a cpu device may differ by {allowed}" in said
+    assert not [*project.cache.glob("commits/*"), *project.cache.rglob("*.partial")]
+    monkeypatch.undo()
+    project.build()
 
 
 def test_an_audit_and_a_gallery_of_texts_show_what_was_encoded(texts):
