@@ -107,9 +107,9 @@ class JoinedCache:
         }
 
     def mask(self, numbers: np.ndarray) -> dict[str, NDArray[np.bool_]]:
-        """Which tokens are a text's, by joined number, of each cache of texts by its name: [N, T] each."""
+        """Which tokens are a text's, by joined number, of each cache that has a mask, by its name: [N, T] each."""
         rows = self.rows(numbers)
-        texts = {name: each for name, each in self.caches.items() if each.spec.array.text is not None}
+        texts = {name: each for name, each in self.caches.items() if each.spec.array.has_mask}
         return {name: each.mask(self._numbers(name, rows)) for name, each in texts.items()}
 
     def samples(self, numbers: np.ndarray, columns: Sequence[str] = PLANNED) -> pa.Table:

@@ -188,11 +188,11 @@ class Cache:
     def mask(self, numbers: np.ndarray) -> NDArray[np.bool_]:
         """Which tokens of samples of texts are a text's and no padding, by sample number: [N, T].
 
-        Raises ConfigError where the samples are of images; else as `read`.
+        Raises ConfigError where samples are of images, or one vector of each text; else as `read`.
         """
         text = self.spec.array.text
-        if text is None:
-            raise ConfigError(f"{self.store} holds samples of images, which have no mask")
+        if text is None or not self.spec.array.has_mask:
+            raise ConfigError(f"{self.store} holds [{self.spec.array.named_shape}], which has no mask of tokens")
         numbers = valid_numbers(numbers, len(self))
         shards = set(self.shards.of(numbers).tolist())
         if self._fetched is not None:

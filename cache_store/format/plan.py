@@ -1,7 +1,7 @@
 """The plan on disk: which samples, in which rows. One row group per shard, so that a worker reads only its own."""
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -18,6 +18,11 @@ ASKING = frozenset({"human", "user", "system"})
 
 DIGESTED = ("row", "id", "uri", "conversations")
 """Columns that make two plans the same; fingerprints may hold a file's time and do not."""
+
+
+def answers_of(conversation: Sequence[Mapping[str, str]] | None) -> list[str]:
+    """What is answered in a conversation, turn by turn; a caption is an answer, too."""
+    return [turn["value"] or "" for turn in conversation or [] if turn["from"] not in ASKING]
 
 
 def plan_digest(table: pa.Table) -> str:

@@ -211,6 +211,11 @@ class ArraySpec(SampleLayout, frozen=True, kw_only=True, omit_defaults=True):
         return "image" if self.text is None else "text"
 
     @property
+    def has_mask(self) -> bool:
+        """Whether some tokens of a sample may be padding: it is of a text, token by token."""
+        return self.text is not None and "token" in self.axes
+
+    @property
     def recipe_summary(self) -> str:
         """How an image or a text enters the encoder."""
         return self.images.summary if self.text is None else self.text.summary

@@ -2,7 +2,7 @@
 
 # Axes: N samples, Y X pixels, 3 RGB.
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from PIL import Image
 
 from cache_store.cache.reader import Cache
 from cache_store.errors import SourceError
-from cache_store.format.plan import ASKING
+from cache_store.format.plan import answers_of
 from cache_store.format.tables import TOKENS
 from cache_store.gallery.draw import batches
 from cache_store.gallery.pictures import channel_strip, error_map, preview, psnr, thumbnail
@@ -101,13 +101,14 @@ class Showcase:
         """Collect what the samples table and the source know; also return the source at full size."""
         image_YX3, problem = self._source(sample)
         width, height = sample.get("width"), sample.get("height")
+        answers = answers_of(sample["conversations"])
         exhibit = Exhibit(
             row=sample["row"],
             id=sample["id"],
             uri=sample["uri"],
             size=(width, height) if width and height else None,
             tokens=sample.get(TOKENS),
-            caption=caption(sample["conversations"]),
+            caption=caption(answers[:1] if self.cache.spec.array.text else answers),
             reason=sample["reason"],
             source=None if image_YX3 is None else thumbnail(image_YX3),
             source_problem=problem,
@@ -132,7 +133,6 @@ def difference(recorded: str | None, found: str) -> str | None:
     return None if recorded == found else "this file has changed since it was encoded"
 
 
-def caption(conversations: list[dict[str, str]] | None) -> str:
-    """What was answered, all turns."""
-    answers = [turn["value"] or "" for turn in conversations or [] if turn["from"] not in ASKING]
+def caption(answers: Sequence[str]) -> str:
+    """Several answers on one line."""
     return " · ".join(" ".join(answer.split()) for answer in answers)

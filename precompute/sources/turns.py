@@ -6,7 +6,7 @@ from collections.abc import Callable
 import msgspec
 
 from cache_store.errors import SourceError
-from cache_store.format.plan import ASKING
+from cache_store.format.plan import answers_of
 from precompute.images.rejected import Rejected
 
 Conversation = list[dict[str, str]]
@@ -30,8 +30,7 @@ def text_of(where: str, read: Callable[[], bytes]) -> str:
 
 def answer_of(conversation: Conversation | None) -> str:
     """The first answer of a conversation, as a caption is; empty where nobody answers."""
-    answers = (turn["value"] or "" for turn in conversation or [] if turn["from"] not in ASKING)
-    return next(answers, "").strip()
+    return next(iter(answers_of(conversation)), "").strip()
 
 
 def captioned(caption: str) -> Conversation:

@@ -195,6 +195,7 @@ def test_an_audit_and_a_gallery_of_texts_show_what_was_encoded(texts):
     for each in (CAPTIONS[4], "no text: the sample has no caption", f"{TOKENS} tokens", "tokens, cut", "1 texts cut"):
         assert each in shown
     assert "source image" not in shown
+    assert "Yes." not in shown, "an answer that was not encoded"
     assert not [*texts.folder.glob("*.png")]
     (line,) = texts.run(main, "gallery", texts.cache, "-o", page, "--decode", code=2).splitlines()
     assert line.endswith("is of class T5EncoderModel, which has no decoder")
@@ -222,6 +223,21 @@ def test_texts_join_latents_by_row_and_are_streamed_with_their_mask(built, t5):
     assert batch["mask"]["text"].dtype == torch.bool
     (alone, *_) = LatentStream(text, batch_size=4, seed=0)
     np.testing.assert_array_equal(alone["mask"], text.mask(alone["numbers"].numpy()))
+
+
+def test_pooled_vectors_are_a_cache_of_their_own(project, tmp_path):
+    project.vae = save_text_encoder("CLIPTextModelWithProjection", tmp_path / "clip", "_2")
+    pooled = {"encoder__subfolder": "text_encoder_2", "encoder__output": "pooled", "encoder__padding": "seen"}
+    project.build(**{**OF_TEXTS, **pooled})
+    cache = open_cache(project.cache)
+    assert cache.read(np.arange(3)).shape == (3, 8)
+    said = project.run(cache_store, "info", project.cache)
+    assert "float16 [feature 8]" in said
+    assert "CLIPTextModelWithProjection, native, float32, pooled vector, batches of 3" in said
+    assert "all 22 cached samples were compared: 0 differ" in project.run(main, "audit", project.cache)
+    with pytest.raises(ConfigError, match=r"holds \[feature 8\], which has no mask of tokens"):
+        cache.mask(np.arange(3))
+    assert "mask" not in next(iter(LatentStream(cache, batch_size=4)))
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {

@@ -191,8 +191,8 @@ class LatentStream(IterableDataset[dict[str, Any]]):
     def _mask(self, numbers: Int64Array) -> dict[str, Any]:
         """Which tokens are no padding, where there are texts."""
         if isinstance(self.cache, Cache):
-            of_texts = self.cache.spec.array.text is not None
-            return {"mask": torch.from_numpy(self.cache.mask(numbers))} if of_texts else {}
+            has_mask = self.cache.spec.array.has_mask
+            return {"mask": torch.from_numpy(self.cache.mask(numbers))} if has_mask else {}
         masks = {name: torch.from_numpy(each) for name, each in self.cache.mask(numbers).items()}
         return {"mask": masks[WORLD] if self._is_alone else masks} if masks else {}
 
