@@ -41,7 +41,7 @@ class TemplateTokenizer:
             raise ModelError(f"encoder.model {files.model} has no tokenizer: {where} holds none of its files")
         self.sha256 = files_sha256(held)
         with loading(files), silence():
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(held[0][1].parent)
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(held[0][1].parent, trust_remote_code=False)
         self._template, self._drop, self._most = template, drop, most
         self._lock = threading.Lock()
         """A tokenizer keeps, from one call to the next, whether it cuts."""
