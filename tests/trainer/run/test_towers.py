@@ -100,7 +100,10 @@ def test_a_text_tower_is_trained_beside_a_vae(configured_here, cache_path, tmp_p
     talk = [describe(row) for row in range(ROWS)]
     text = make_cache(tmp_path / "text", tokens, conversations=talk, text=TEXT)
     config = configured_here(
-        "text", cache={"world": str(cache_path), "text": str(text)}, towers={"text": TOWERS["siglip"]}, max_steps=2
+        "text-tower",
+        cache={"world": str(cache_path), "text": str(text)},
+        towers={"text": TOWERS["siglip"]},
+        max_steps=2,
     )
     train(config, ALONE)
     assert load_projector(config.run.folder).names == ("world", "text")
