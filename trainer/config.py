@@ -174,8 +174,9 @@ class TrainRunConfig:
     nonfinite: Literal["stop", "skip"] = "stop"
     """What follows a step whose loss or gradient is not finite: the run stops, or leaves the projector as it was and
     goes on; after ten such steps in a row it stops too."""
-    parallel: Literal["ddp"] = "ddp"
-    """Under torchrun every rank holds the model and gradients are summed; without torchrun one process trains."""
+    parallel: Literal["ddp", "fsdp2"] = "ddp"
+    """Under torchrun every rank holds the model (ddp), or a part of each of the language model's weights, gathered layer
+    by layer (fsdp2); the projector's gradients are summed. Without torchrun one process trains, with all of it."""
     save_every: int = 500
     """Steps between checkpoints; the last step always has one."""
     keep_last: int = 3
@@ -203,6 +204,10 @@ class TrainRunConfig:
         require(
             self.loss_chunk is None or self.loss_chunk >= 1, "run.loss_chunk", "at least 1 or null", self.loss_chunk
         )
+        if self.parallel == "fsdp2":
+            alone = "false with run.parallel: fsdp2, where no rank can try a pass alone; set data.accumulate"
+            require(not self.fit_memory, "run.fit_memory", alone, self.fit_memory)
+            require(self.compile != "whole", "run.compile", "none or layers with run.parallel: fsdp2", self.compile)
         self.folder  # noqa: B018 (a URL is an error here)
 
     @property

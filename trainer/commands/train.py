@@ -65,10 +65,13 @@ def make_observers(session: Session, total_steps: int) -> list[Observer]:
 
 
 def make_captioner(session: Session) -> Captioner | None:
-    """Return what captions held-out samples on rank 0, where the config asks for captions and there are samples."""
+    """Return what captions held-out samples, where the config asks for captions and there are samples.
+
+    Rank 0 does it alone, unless it cannot run the language model without the others.
+    """
     if not session.config.run.sample_captions or not len(session.split.validation):
         return None
-    return HeldOutCaptions(session) if session.world.is_main else lambda _: []
+    return HeldOutCaptions(session) if session.world.is_main or session.in_step else lambda _: []
 
 
 def announce_other_vision_tower(inputs: Inputs) -> None:

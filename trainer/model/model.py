@@ -99,7 +99,8 @@ class WorldModel(nn.Module):
         """Compute the cross entropy of every label token, and whether it is the likeliest one: [2, L]."""
         states_LD, chunk = self.label_states(batch), self.loss_chunk or len(batch.target_L)
         parts = zip(torch.split(states_LD, chunk), torch.split(batch.target_L, chunk), strict=True)
-        return torch.cat([score_part(self.language, *part) for part in parts], 1)
+        with self.language.whole_head():
+            return torch.cat([score_part(self.language, *part) for part in parts], 1)
 
 
 def score_part(language: LanguageModel, states_LD: Tensor, target_L: Tensor) -> Tensor:

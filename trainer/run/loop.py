@@ -251,13 +251,17 @@ class TrainingLoop:
         return Validation(result.metrics, (), str(result) if last else f"step {self.completed:,}: {result.on_one_line}")
 
     def caption(self) -> list[Caption] | None:
-        """Have rank 0 generate while the others wait; None where it was stopped."""
+        """Have rank 0 generate while the others wait, or do the same; None where it was stopped."""
         captions = list[Caption]()
         if (captioner := self.captioner) is None:
             return captions
-        self.world.on_main(lambda: captions.extend(captioner(self.stop_request.is_set)))
-        cut = float(self.world.is_main and self.stop_request.is_set())
-        return None if self.world.sum(torch.tensor(cut, device=self.world.device)) else captions
+        stopped = self.session.on_all(self.stop_request.is_set)
+        if self.session.in_step:
+            captions.extend(captioner(stopped))
+        else:
+            self.world.on_main(lambda: captions.extend(captioner(stopped)))
+        cuts = self.session.in_step or self.world.is_main
+        return None if self.world.any(cuts and self.stop_request.is_set()) else captions
 
     def save_if_due(self) -> None:
         due = self.completed % self.config.run.save_every == 0 or self.completed == self.total_steps

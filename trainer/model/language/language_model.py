@@ -8,11 +8,15 @@ would cost gigabytes a sample.
 
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from cache_store.errors import ConfigError, ModelError
@@ -39,6 +43,8 @@ class LanguageModel(nn.Module):
         self.soft_cap: float | None = getattr(self.config, "final_logit_softcapping", None)
         self.image_parts: ImageParts | None = None
         """What a multimodal checkpoint has for images; no part of what the language model is."""
+        self.weight_names = sorted(name for name, _ in self.named_parameters())
+        """A weight that two parts share has one name, also when ranks share the model and each part has its own."""
         self.requires_grad_(False)
         self.eval()
 
@@ -96,16 +102,34 @@ class LanguageModel(nn.Module):
     def identity(self) -> str:
         """Hash the config and, of every weight, its name, its shape and some thousand values spread over it.
 
-        The values enter as bfloat16, so that the precision of a run does not change the identity.
+        The values enter as bfloat16, so that the precision of a run does not change the identity. Ranks that share the
+        model call it together.
         """
         config = {key: value for key, value in self.config.to_dict().items() if key not in NOT_IDENTITY}
         digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
-        for name, weight in sorted(self.named_parameters()):
+        for name in self.weight_names:
+            weight: Tensor = self.get_parameter(name)
+            if isinstance(weight, DTensor):
+                weight = weight.full_tensor()
             stride = max(1, weight.numel() // FINGERPRINT_VALUES)
             values = weight.flatten()[::stride].to(torch.bfloat16).cpu().contiguous()
             digest.update(f"{name} {tuple(weight.shape)}\n".encode())
             digest.update(values.view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
+
+    @contextmanager
+    def whole_head(self) -> Iterator[None]:
+        """Keep the head whole in the block, on ranks that share it: there each may use it as often as it needs."""
+        if not isinstance(self.head, FSDPModule):
+            yield
+            return
+        self.head.set_reshard_after_backward(False)
+        self.head.unshard()
+        try:
+            yield
+        finally:
+            self.head.set_reshard_after_backward(True)
+            self.head.reshard()
 
     def layers(self) -> list[nn.Module]:
         from transformers.modeling_layers import GradientCheckpointingLayer  # seconds, as in trainer/model/load.py
