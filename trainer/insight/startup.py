@@ -23,7 +23,8 @@ def announce(session: Session) -> None:
     refuse_other_trainable(session)
     if not session.world.is_main and not session.in_step:
         return
-    kernels = attention_kernels(session.language, longest(session))
+    text = torch.empty(1, longest(session) - session.projectors.num_tokens, device=session.world.device)
+    kernels = attention_kernels(session.language, longest(session), session.model.blocks(text))
     facts = dict(facts_of(session, kernels))
     width = max(map(len, facts))
     session.world.say("\n".join(f"{name:<{width}}  {value}" for name, value in facts.items()))
@@ -33,7 +34,7 @@ def announce(session: Session) -> None:
 
 
 def refuse_other_trainable(session: Session) -> None:
-    learning = {id(each) for each in session.model.projectors.parameters()}
+    learning = {id(each) for _, module in session.model.trained_modules() for each in module.parameters()}
     for module in (session.model, session.whole):
         for name, each in module.named_parameters():
             if each.requires_grad and id(each) not in learning:
@@ -52,12 +53,15 @@ def facts_of(session: Session, kernels: Mapping[str, str]) -> Iterator[tuple[str
     yield "versions", ", ".join(f"{name} {found}" for name in LIBRARIES if (found := version_of(name)))
     implementation = session.language.config._attn_implementation
     shown = ", ".join(f"{kind}: {kernel}" for kind, kernel in kernels.items()) or "not known"
-    yield "attention", f"{implementation}; {shown}; at {longest(session):,} tokens"
+    asked = "" if run.attention == "auto" else f", run.attention: {run.attention}"
+    yield "attention", f"{implementation}{asked}; {shown}; at {longest(session):,} tokens"
     yield "compile", f"{run.compile}; gradient checkpointing {run.gradient_checkpointing}"
-    towers = session.model.projectors.items()
-    named = [(f"{tower}.{name}", each) for tower, module in towers for name, each in module.named_parameters()]
+    modules = session.model.trained_modules()
+    named = [(f"{module}.{name}", each) for module, part in modules for name, each in part.named_parameters()]
     trained = [(name, each) for name, each in named if each.requires_grad]
     yield "learns", f"{sum(each.numel() for _, each in trained):,} parameters: {', '.join(map(named_size, trained))}"
+    if session.config.optim.offload:
+        yield "optimizer", "AdamW's state in the host's memory"
     yield "memory", expected_memory(session)
 
 
@@ -102,7 +106,9 @@ def expected_memory(session: Session) -> str:
     labels = float(session.text.num_labels[session.split.train].mean()) * samples
     labels = min(labels, config.run.loss_chunk or labels)
     logits = 3 * 4 * labels * language.config.vocab_size
-    learned = 16 * sum(each.numel() for each in session.model.projectors.parameters() if each.requires_grad)
+    modules = [part for _, part in session.model.trained_modules()]
+    trained = sum(each.numel() for part in modules for each in part.parameters() if each.requires_grad)
+    learned = (8 if config.optim.offload else 16) * trained
     parts = {"language model": weights, f"{samples} samples a pass": kept, "logits": logits, "projector": learned}
     shown = ", ".join(f"{name} {value / 2**30:.2g}" for name, value in parts.items())
     return f"{sum(parts.values()) / 2**30:.2g} GiB by calculation, with texts of the longest: {shown}"

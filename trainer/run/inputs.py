@@ -17,6 +17,7 @@ from cache_store.verify.verify import verify
 from trainer.config import DataConfig, TrainConfig
 from trainer.data.posterior import sampled_towers
 from trainer.data.views import open_views
+from trainer.model.language.kernels import choose_attention
 from trainer.model.language.language_model import LanguageModel
 from trainer.model.language.load import Transformers, load_with_whole
 from trainer.model.language.pretrained import pretrained_name
@@ -86,6 +87,11 @@ def open_inputs(config: TrainConfig, world: World) -> Inputs:
     language, whole = load_language_model(config, world)
     projectors = make_projectors(config.model, joined.caches, language, config.data.seed)
     refuse_too_long(config, language, projectors)
+    if config.run.attention != "auto":
+        text, before = config.data.max_text_tokens, int(chat.begins_with_bos)
+        block = projectors.sequence_blocks(text, before)
+        block_1T = None if block is None else torch.tensor([block], device=world.device)
+        choose_attention(language, config.run.attention, projectors.num_tokens + text, block_1T)
     said = describe_projectors(config, joined, chat, projectors, language)
     must_match = what_must_match(config, joined, chat, said, sampled)
     if config.run.gradient_checkpointing != "none":

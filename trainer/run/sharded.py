@@ -7,7 +7,7 @@ holds its parts and one whole weight at most. The projectors stay whole on every
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from cache_store.errors import ModelError
@@ -31,15 +31,16 @@ def load_sharded(name: str, dtype: torch.dtype, world: World) -> tuple[LanguageM
         full = load_every_weight(path, dtype, torch.device("meta"))
         model = take_language_model(full, image_parts_of=whole[0] if world.is_main else full)
         drop_other_parts(full, model)
-        shard(model, world)
+        shard(full, model, world)
         full.to_empty(device=world.device)
         fill(full, whole.pop() if world.is_main else None, world)
-        with model.whole_head():
-            check_forward(model, full)
+        check_forward(model, full)
+        assert isinstance(model.head, FSDPModule), "as shard has made it"
+        model.head.reshard()
     return model, full
 
 
-def shard(model: LanguageModel, world: World) -> None:
+def shard(full: Transformers, model: LanguageModel, world: World) -> None:
     """Leave each rank a part of each weight: of each layer, embedding and head, and of what else the decoder has.
 
     A head that shares its weight with the embedding gets one of its own, so that neither is gathered for the other.
@@ -54,7 +55,8 @@ def shard(model: LanguageModel, world: World) -> None:
     for module in (*layers, model.embed):
         fully_shard(module, mesh=mesh, reshard_after_forward=True)
     fully_shard(model.head, mesh=mesh, reshard_after_forward=False)  # its backward pass is the next thing
-    fully_shard(model.decoder, mesh=mesh, reshard_after_forward=True)
+    for module in (model.decoder, full):  # the last is the root of all, so it runs first, in check_forward
+        fully_shard(module, mesh=mesh, reshard_after_forward=True)
 
 
 def fill(full: nn.Module, whole: nn.Module | None, world: World) -> None:

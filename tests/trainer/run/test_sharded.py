@@ -3,13 +3,17 @@
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from tests.trainer.conftest import MakeConfig
-from tests.trainer.runs import ALONE, end_well, fork_ranks, metrics
+from tests.make_cache import make_cache
+from tests.trainer.conftest import MakeConfig, describe
+from tests.trainer.multimodal import FEATURES, PATCHES, save_multimodal
+from tests.trainer.runs import ALONE, end_well, fork_ranks, make_config, metrics
 from trainer.commands.train import train
 from trainer.config import TrainConfig
 from trainer.insight.startup import held_bytes
+from trainer.model.config import TowerConfig
 from trainer.model.language.language_model import LanguageModel
 from trainer.run import inputs
 from trainer.run.folder import checkpoints_of
@@ -62,6 +66,25 @@ def test_two_ranks_that_share_the_language_model_train_as_one_that_holds_it(
     expected = {step: loss for step, loss in metrics(whole.run.folder).items() if step > 5}
     for run in (alone, again):
         assert metrics(run.run.folder) == pytest.approx(expected, rel=1e-4)
+
+
+def test_ranks_share_a_multimodal_checkpoint_and_each_has_its_projector(configured_here, tmp_path):
+    """Rank 0 alone has read the projector; the tower of pretrained weights has embeddings of the checkpoint around."""
+    tokens = np.random.default_rng(1).standard_normal((24, PATCHES, FEATURES), np.float32)
+    cache = make_cache(tmp_path / "cache", tokens, conversations=[describe(row) for row in range(24)])
+    towers = {"siglip": TowerConfig(projector="pretrained", trained=True)}
+    language_model = save_multimodal(tmp_path / "lm")
+    alone, shared = (
+        make_config(
+            tmp_path, name, cache={"siglip": str(cache)}, language_model=language_model, towers=towers, max_steps=3,
+            parallel=name,
+        )
+        for name in ("ddp", "fsdp2")
+    )  # fmt: skip
+    train(alone, ALONE)
+    end_well(*fork_ranks(shared))
+    for key in ("loss", "val_loss"):
+        assert metrics(shared.run.folder, key) == pytest.approx(metrics(alone.run.folder, key), rel=1e-4)
 
 
 def test_one_rank_has_nothing_to_share(configured_here, whole, capfd):

@@ -9,7 +9,7 @@ would cost gigabytes a sample.
 import hashlib
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from cache_store.errors import ConfigError, ModelError
@@ -39,6 +40,8 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.embed, self.decoder, self.head = embed, decoder, head
         self.config = config.get_text_config(decoder=True)
+        self.attention: SDPBackend | None = None
+        """The only kernel that `hidden` may run; None: torch chooses."""
         self.logit_scale = 1.0
         self.soft_cap: float | None = getattr(self.config, "final_logit_softcapping", None)
         self.image_parts: ImageParts | None = None
@@ -82,8 +85,13 @@ class LanguageModel(nn.Module):
         Tokens of equal `block` see each other too, as `image_masks` says; it is the same of every sample.
         """
         masks = {} if block_1T is None else {"attention_mask": image_masks(self.config, block_1T, self.dtype)}
-        hidden: Tensor = self.decoder(inputs_embeds=embeddings_NTD, use_cache=False, **masks).last_hidden_state
+        with self.chosen_attention():
+            hidden: Tensor = self.decoder(inputs_embeds=embeddings_NTD, use_cache=False, **masks).last_hidden_state
         return hidden
+
+    def chosen_attention(self) -> AbstractContextManager[None]:
+        """Let torch run this attention kernel alone in the block; any of them where none was chosen."""
+        return nullcontext() if self.attention is None else sdpa_kernel(self.attention)
 
     def logits(self, hidden_LD: Tensor) -> Tensor:
         logits_LV: Tensor = self.head(hidden_LD)
@@ -140,13 +148,21 @@ class LanguageModel(nn.Module):
         """Recompute each layer in the backward pass, or of each what costs little.
 
         transformers' own switch acts only in training mode, which would also turn on the model's dropout. Without
-        dropout nothing is random, so no generator's state is kept.
+        dropout nothing is random, so no generator's state is kept. What is computed again runs the chosen attention.
         """
         if not (layers := self.layers()):
             raise ModelError("this language model has no layers to recompute; set run.gradient_checkpointing: none")
+
+        def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+            if kind == "full":
+                return nullcontext(), self.chosen_attention()
+            keep = partial(is_kept, self.width)
+            computed, again = create_selective_checkpoint_contexts(keep)  # type: ignore[no-untyped-call]
+            return computed, in_both(self.chosen_attention(), again)
+
         options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
-        if kind == "selective":
-            options["context_fn"] = partial(create_selective_checkpoint_contexts, partial(is_kept, self.width))
+        if kind == "selective" or self.attention is not None:
+            options["context_fn"] = contexts
         for layer in layers:
             layer.forward = partial(checkpoint, layer.forward, **options)
 
@@ -161,6 +177,12 @@ class LanguageModel(nn.Module):
             layer.compile(backend=backend, dynamic=False)
         if not layers:
             self.decoder.compile(backend=backend)
+
+
+@contextmanager
+def in_both(outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> Iterator[None]:
+    with outer, inner:
+        yield
 
 
 PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}
