@@ -106,6 +106,12 @@ class JoinedCache:
             for name, each in self.caches.items()
         }
 
+    def mask(self, numbers: np.ndarray) -> dict[str, NDArray[np.bool_]]:
+        """Which tokens are a text's, by joined number, of each cache that has a mask, by its name: [N, T] each."""
+        rows = self.rows(numbers)
+        texts = {name: each for name, each in self.caches.items() if each.spec.array.has_mask}
+        return {name: each.mask(self._numbers(name, rows)) for name, each in texts.items()}
+
     def samples(self, numbers: np.ndarray, columns: Sequence[str] = PLANNED) -> pa.Table:
         """Row, id, uri and conversations, or fewer, by joined number, in the order asked for."""
         if others := [name for name in columns if name not in PLANNED]:

@@ -24,16 +24,13 @@ from cache_store.format.formats import shard_format
 from cache_store.format.normalization import normalize as normalized
 from cache_store.format.normalization import refuse_moments
 from cache_store.format.schema import Seal, Spec
-from cache_store.format.tables import REJECTED, SAMPLES_SCHEMA, TEXT_COLUMNS
+from cache_store.format.tables import REJECTED, TEXT_COLUMNS, TOKENS, samples_schema
 from cache_store.refusal import counted, printable, refuse_other_seal, refuse_unsealed
 from cache_store.storage.kept import LEAST_BYTES
 from cache_store.storage.store import Address, Store, is_url, kept, local_path, open_store, wait_together
 
 READ_BYTES = 8 << 20
 """Copied or decoded at once: then checked, out of a cache and not out of memory, and then a Ctrl-C is heard."""
-
-SAMPLE_COLUMNS = [*SAMPLES_SCHEMA.names, *TEXT_COLUMNS]
-"""What `Cache.samples` offers."""
 
 CACHE_BYTES = 100 * 10**9
 """Kept of caches at URLs, in a folder that is named without saying how much."""
@@ -110,6 +107,8 @@ class Cache:
         self.store, self.spec, self.seal = store, spec, seal
         self.shards = SealedShards(store, spec, seal)
         self._copies, self._read_ahead_or_not = Fastest(COPIES), Fastest(READ_AHEAD_OR_NOT)
+        self._columns = [*samples_schema(spec.array).names, *TEXT_COLUMNS]
+        """What `samples` offers."""
         self._samples_table = lru_cache(maxsize=SAMPLE_TABLES)(self._read_samples)
 
     def __len__(self) -> int:
@@ -185,10 +184,28 @@ class Cache:
         read(numbers, mapped, target, check)
         return out
 
+    def mask(self, numbers: np.ndarray) -> NDArray[np.bool_]:
+        """Which tokens of samples of texts are a text's and no padding, by sample number: [N, T].
+
+        Raises ConfigError where samples are of images, or one vector of each text; else as `read`.
+        """
+        text = self.spec.array.text
+        if text is None or not self.spec.array.has_mask:
+            raise ConfigError(f"{self.store} holds [{self.spec.array.named_shape}], which has no mask of tokens")
+        numbers = valid_numbers(numbers, len(self))
+        shards = set(self.shards.of(numbers).tolist())
+        if self.store.is_remote:
+            self.shards.locate(shards)
+        else:
+            for shard in shards:
+                self.shards.mapped(shard)
+        mask: NDArray[np.bool_] = np.arange(text.max_tokens) < self.shards.places[TOKENS][numbers, None]
+        return mask
+
     def samples(self, numbers: np.ndarray, columns: list[str] | None = None) -> pa.Table:
         """What plan and samples tables say of samples, by sample number, in the order asked for."""
         numbers = valid_numbers(numbers, len(self))
-        columns = SAMPLE_COLUMNS if columns is None else columns
+        columns = self._columns if columns is None else columns
         has_text = not set(TEXT_COLUMNS).isdisjoint(columns)
         parts, order = [], []
         for shard, positions, local in self._by_shard(numbers):
@@ -199,7 +216,7 @@ class Cache:
         return pa.concat_tables(parts).take(np.argsort(np.concatenate(order)))
 
     def _read_samples(self, shard: int, has_text: bool) -> pa.Table:
-        return self.shards.samples(shard, SAMPLE_COLUMNS if has_text else SAMPLES_SCHEMA.names)
+        return self.shards.samples(shard, self._columns if has_text else samples_schema(self.spec.array).names)
 
     def _by_shard(self, numbers: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         """For each shard touched: its number, positions in `numbers`, and the samples' places within the shard."""

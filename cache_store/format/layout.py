@@ -56,7 +56,9 @@ class EncodedRows:
     checksums: NDArray[np.uint32]
     """crc32c of each."""
     contents: Sequence[str | None]
-    """SHA-256 of each row's image, [N]."""
+    """SHA-256 of each row's image or text, [N]."""
+    tokens: Sequence[int | None] = ()
+    """Of each row's text, [N], before it was cut; none of images."""
 
 
 class ShardWriter(Protocol):

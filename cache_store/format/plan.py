@@ -1,7 +1,7 @@
 """The plan on disk: which samples, in which rows. One row group per shard, so that a worker reads only its own."""
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -13,8 +13,16 @@ from cache_store.errors import CacheError
 from cache_store.format.schema import CommitContent
 from cache_store.format.tables import PLAN_SCHEMA, TableFile
 
+ASKING = frozenset({"human", "user", "system"})
+"""Whose turns of a conversation are no answers."""
+
 DIGESTED = ("row", "id", "uri", "conversations")
 """Columns that make two plans the same; fingerprints may hold a file's time and do not."""
+
+
+def answers_of(conversation: Sequence[Mapping[str, str]] | None) -> list[str]:
+    """What is answered in a conversation, turn by turn; a caption is an answer, too."""
+    return [turn["value"] or "" for turn in conversation or [] if turn["from"] not in ASKING]
 
 
 def plan_digest(table: pa.Table) -> str:

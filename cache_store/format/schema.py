@@ -37,6 +37,9 @@ MAX_PREVIEW_FEATURES = 2**10
 MAX_COUNT = 2**53 - 1
 """The largest integer of canonical JSON (RFC 8785)."""
 
+PLAIN_TEMPLATE = "{}"
+"""The template of a text that stands alone."""
+
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 Side = Annotated[int, msgspec.Meta(ge=1, le=MAX_SIDE)]
 Axis = Annotated[str, msgspec.Meta(pattern=r"\A[a-z][a-z0-9_]{0,31}\Z")]
@@ -67,6 +70,29 @@ class ImageRecipe(Record, frozen=True, kw_only=True):
         decode = "" if self.decode == "full" else f", decode {self.decode}"
         flipped = ", flipped" if self.flip else ""
         return f"{self.height} x {self.width}, {self.fit}, {self.resample}, range {self.range}{decode}{flipped}"
+
+
+class TextRecipe(Record, frozen=True, kw_only=True):
+    """How a sample's text becomes tokens; everything here changes samples."""
+
+    source: str
+    """Which text of a sample: `caption`, the first answer of its conversation."""
+    template: str
+    """What the text is put into, in place of its one `{}`."""
+    max_tokens: Count
+    """Tokens of a sample: a longer text is cut, a shorter one padded behind."""
+    drop: Count
+    """Tokens at the beginning, the template's, that are encoded and then left out."""
+    padding: str
+    """`seen`: other tokens attend to padding, and it is stored as the encoder gives it; `masked`: it is stored so, but
+    none attends to it; `zero`: none attends to it, and zeros are stored in its place."""
+
+    @property
+    def summary(self) -> str:
+        """As `caption, 512 tokens, padding seen`."""
+        within = "" if self.template == PLAIN_TEMPLATE else f" within {self.template!r}"
+        drop = f", the first {self.drop:,} dropped" if self.drop else ""
+        return f"{self.source}{within}, {self.max_tokens:,} tokens{drop}, padding {self.padding}"
 
 
 class Normalization(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -101,6 +127,12 @@ class EncoderIdentity(Normalization, frozen=True, kw_only=True, omit_defaults=Tr
     """The tower's hidden state that is cached, as transformers counts them; left out where it is the last."""
     class_token: bool = False
     """Whether a tower's tokens before the patches are kept; left out where they are not."""
+    layers: tuple[int, ...] = ()
+    """Hidden states of a text encoder whose features were joined; left out where it is one."""
+    pooled: bool = False
+    """Whether a text encoder's one vector of a text is cached; left out where its tokens are."""
+    tokenizer_sha256: str = ""
+    """Over the files of a text encoder's tokenizer."""
 
     @property
     def summary(self) -> str:
@@ -108,15 +140,17 @@ class EncoderIdentity(Normalization, frozen=True, kw_only=True, omit_defaults=Tr
         kept = "" if self.posterior == "none" else f"posterior {self.posterior}, "
         pooled = f"averages of {self.pool} x {self.pool} patches, " if self.pool > 1 else ""
         layer = "" if self.layer is None else f"hidden state {self.layer}, "
-        kept = f"{kept}{layer}{'class token, ' if self.class_token else ''}{pooled}"
+        joined = f"hidden states {', '.join(map(str, self.layers))}, " if self.layers else ""
+        vector = "pooled vector, " if self.pooled else ""
+        kept = f"{kept}{layer}{joined}{vector}{'class token, ' if self.class_token else ''}{pooled}"
         return f"{self.class_name}, {self.path}, {self.compute_dtype}, {kept}batches of {self.batch_size}"
 
 
 class SampleLayout(Record, frozen=True, kw_only=True):
-    """What an encoder makes of one image: an array of one to four named axes."""
+    """What an encoder makes of one image or text: an array of one to four named axes."""
 
     axes: Annotated[tuple[Axis, ...], msgspec.Meta(min_length=1, max_length=MAX_AXES)]
-    """As `channel, latent_y, latent_x` of a VAE, or `token, feature` of a vision tower."""
+    """As `channel, latent_y, latent_x` of a VAE, or `token, feature` of a vision tower or a text encoder."""
     shape: tuple[Side, ...]
     feature_axis: Axis
     """The axis whose entries each have statistics of their own: a VAE's channels, a tower's features."""
@@ -150,13 +184,41 @@ class SampleLayout(Record, frozen=True, kw_only=True):
         return ", ".join(f"{axis} {side}" for axis, side in zip(self.axes, self.shape, strict=True))
 
 
-class ArraySpec(SampleLayout, frozen=True, kw_only=True):
-    """The array of the cache: what a row holds and how it was made."""
+class ArraySpec(SampleLayout, frozen=True, kw_only=True, omit_defaults=True):
+    """The array of the cache: what a row holds and how it was made, of an image or of a text."""
 
     dtype: StoreDtype
     codec: CodecName
-    image: ImageRecipe
     encoder: EncoderIdentity
+    image: ImageRecipe | None = None
+    """Left out of the record where samples are of texts."""
+    text: TextRecipe | None = None
+    """Left out of the record where samples are of images."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.image is None) == (self.text is None):
+            raise ValueError("an array is made of images or of texts: it has one of `image` and `text`")
+
+    @property
+    def images(self) -> ImageRecipe:
+        """The recipe of an array that is made of images."""
+        assert self.image is not None, "an array of texts"
+        return self.image
+
+    @property
+    def made_of(self) -> Literal["image", "text"]:
+        return "image" if self.text is None else "text"
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether some tokens of a sample may be padding: it is of a text, token by token."""
+        return self.text is not None and "token" in self.axes
+
+    @property
+    def recipe_summary(self) -> str:
+        """How an image or a text enters the encoder."""
+        return self.images.summary if self.text is None else self.text.summary
 
     @property
     def numpy_dtype(self) -> np.dtype:
@@ -266,6 +328,8 @@ class CommitContent(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Non-finite values the encoder gave; their samples are rejected."""
     unreadable_exif: Count = 0
     """Cached samples whose image has broken EXIF, so that it was not turned; left out of the record where it is 0."""
+    cut_texts: Count = 0
+    """Cached samples whose text has more tokens than are kept; left out of the record where it is 0."""
     statistics: FeatureStatistics | None
     """None where no sample of the shard was cached."""
     preview: PreviewEquations | None
@@ -373,6 +437,8 @@ class Seal(Record, frozen=True, kw_only=True, omit_defaults=True):
     rejected: Count
     reasons: dict[str, Count]
     unreadable_exif: Count = 0
+    """Left out where it is 0."""
+    cut_texts: Count = 0
     """Left out where it is 0."""
     cached_per_shard: tuple[Count, ...]
     commits: tuple[str, ...]

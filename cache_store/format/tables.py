@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from cache_store.errors import CacheError
-from cache_store.format.schema import MAX_SAMPLES_PER_SHARD, MAX_SHARDS
+from cache_store.format.schema import MAX_SAMPLES_PER_SHARD, MAX_SHARDS, ArraySpec
 
 CONVERSATIONS = pa.list_(pa.struct([("from", pa.string()), ("value", pa.string())]))
 
@@ -44,10 +44,28 @@ SAMPLES_SCHEMA = pa.schema(
 )
 """`offset` and `length` delimit the encoded latent in its shard file; `crc32c` is over those bytes."""
 
+TOKENS = "tokens"
+"""Of a text: how many it has before it is cut, without those that are dropped of its template."""
+
+SAMPLES_OF_TEXTS = pa.schema(
+    [
+        *(field for field in list(SAMPLES_SCHEMA)[: SAMPLES_SCHEMA.get_field_index("width")]),
+        (TOKENS, pa.int32()),
+        *(field for field in list(SAMPLES_SCHEMA)[SAMPLES_SCHEMA.get_field_index("offset") :]),
+    ]
+)
+"""Where samples are of texts."""
+
 TEXT_COLUMNS = ("uri", "conversations")
 """What the plan alone holds; a reader offers it beside the columns of the samples table."""
 
 CACHED, REJECTED = "cached", "rejected"
+
+
+def samples_schema(array: ArraySpec) -> pa.Schema:
+    """The columns of a samples table."""
+    return SAMPLES_SCHEMA if array.text is None else SAMPLES_OF_TEXTS
+
 
 MAX_ROW_GROUP_BYTES = 2**32
 """Decompressed: 4 KB of text for each of a million samples."""
@@ -181,6 +199,14 @@ def text_bytes(array: pa.Array) -> int:
 def parse_table(data: bytes, where: str, columns: list[str] | None = None) -> pa.Table:
     """Of a file's bytes."""
     return TableFile(partial(pa.BufferReader, data), where).whole(columns)
+
+
+def cut_texts(array: ArraySpec, samples: pa.Table) -> int:
+    """How many cached samples of a table are of a text that was cut; 0 where they are of images."""
+    if array.text is None:
+        return 0
+    cached = samples.filter(pc.equal(samples["status"], CACHED))
+    return int(pc.sum(pc.greater(cached[TOKENS], array.text.max_tokens)).as_py() or 0)
 
 
 def rows_digest(rows: Iterable[int], ids: Iterable[str], contents: Iterable[str | None]) -> str:

@@ -22,6 +22,8 @@ def open_source_images(cache: Address) -> ReadImage:
     What it reads is upright and fitted to the recipe's size; SourceError says why there is no image.
     """
     built = BuildConfig.of_cache(cache)
+    if built.encoder.reads_text:
+        raise SourceError("it was made of texts")
     source, recipe = open_source(built.source), built.image.recipe
     silence_decoders()
 

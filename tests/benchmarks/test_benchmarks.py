@@ -19,6 +19,7 @@ from benchmarks import (
     ray_data,
     remote,
     scale,
+    switches,
     train_step,
     verify,
 )
@@ -231,7 +232,7 @@ def test_all_that_a_gpu_is_to_show_runs_here_at_toy_size(capsys, tmp_path):
 
 
 def test_a_cached_step_is_measured_against_memory_and_against_the_usual_loop(capsys):
-    toy = ["--widths=16", "--layers=1", "--vocabulary=64", "--samples=16", "--batch-size=2", "--repeats=3"]
+    toy = ["--widths=16", "--layers=1", "--vocabulary=64", "--samples=16", "--batch-size=2", "--repeats=8"]
     assert train_step.main([*toy, "--height=32", "--width=32"]) == 0
     *table, last = capsys.readouterr().out.splitlines()
     found = json.loads(last)["widths"]["16"]
@@ -259,3 +260,13 @@ def test_every_family_is_measured_against_its_library(capsys, tmp_path):
     with torch.device("meta"):
         made = [families.make(name) for name in families.FAMILIES]
     assert min(sum(weight.numel() for weight in model.parameters()) for model in made) > 1e6
+
+
+def test_each_pair_of_switches_is_there_and_one_is_compared_on_the_same_batches(capsys):
+    files = {path.stem for path in switches.CONFIGS.glob("*.yaml")}
+    assert files == {side for pair in switches.PAIRS.values() for side in pair}
+    toy = ["--model-width=16", "--layers=1", "--vocabulary=64", "--samples=16", "--batch-size=2", "--steps=10"]
+    assert switches.main([*toy, "--height=32", "--width=32", "--pairs=loss_chunk"]) == 0
+    *_, row, last = capsys.readouterr().out.splitlines()
+    assert row.startswith("| loss-whole, loss-chunked | ")
+    assert json.loads(last)["pairs"]["loss_chunk"]["max_loss_delta"] < 1e-4

@@ -15,7 +15,12 @@ from precompute.encoders.encoder import PIXEL_RANGES, PixelRange
 from precompute.encoders.family import refuse_unfit
 from precompute.encoders.model_files import ModelFiles
 from precompute.encoders.towers.place import VISION_CONFIG, Place
-from precompute.encoders.towers.transformers_tower import read_whole_tower, tower_config, weights_of_output
+from precompute.encoders.towers.transformers_tower import (
+    one_layer,
+    read_whole_tower,
+    tower_config,
+    weights_of_output,
+)
 from precompute.encoders.weight_files import loading
 
 
@@ -31,7 +36,7 @@ class QwenEncoder:
             values = {**place.tower_values(files.config), "model_type": place.kinds[0]}  # of the whole, in older ones
             held = replace(files, config={VISION_CONFIG: values})
             tower = read_whole_tower(held, place, tower_config(held, place))
-        layer = None if config.layer == "auto" else config.layer
+        layer = one_layer(config, None)
         self._level = None if layer is None else level_of(files, tower.config, layer)
         self.device = config.torch_device
         self.identity = EncoderIdentity(

@@ -224,7 +224,7 @@ def test_tokens_of_a_qwen_vl_are_what_its_language_model_is_given(name, rows, co
     ):
         load(tmp_path, layer=1)
     with pytest.raises(ConfigError, match=f"multiples of {2 * patch}, got 60x{4 * patch}"):
-        refuse_unfit_for(str(tmp_path), 60, 4 * patch)
+        refuse_unfit_for(EncoderConfig(model=str(tmp_path)), 60, 4 * patch)
 
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [
@@ -245,7 +245,7 @@ def test_another_size_is_refused_unloaded(kind, tmp_path):
     save(kind, tmp_path)
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match=f"must be {SIDE}, as the tower was trained, got 224x224"):
-        refuse_unfit_for(str(tmp_path), 224, 224)
+        refuse_unfit_for(EncoderConfig(model=str(tmp_path)), 224, 224)
 
 
 PROCESSORS = [
