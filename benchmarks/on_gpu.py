@@ -114,12 +114,12 @@ def on_cores(count: int) -> Iterator[None]:
 def one_build(config: "BuildConfig", workers: int) -> dict[str, Any]:
     from cache_store.cache.metadata import read_spec
     from cache_store.storage.store import open_store
-    from precompute.build.steps import plan
     from precompute.encode.engines.local import run_local
     from precompute.encode.job import EncodeJob, Progress
     from precompute.encode.progress import BuildProgress
     from precompute.encoders.registry import load_encoder
-    from precompute.resume.request import BuildRequest
+    from precompute.rerun.request import BuildRequest
+    from precompute.rerun.steps import plan
     from precompute.sources import open_source
 
     shutil.rmtree(config.cache, ignore_errors=True)
@@ -154,7 +154,7 @@ def encoder_alone(config: "BuildConfig", batches: int = 20) -> float:
 
     from precompute.encode.device_feed import feed_of
     from precompute.encoders.registry import load_encoder
-    from precompute.plan.spec import possible_spec, recipe_of
+    from precompute.rerun.spec import possible_spec, recipe_of
 
     encoder = load_encoder(config.encoder, config.image.range)
     feed = feed_of(encoder, possible_spec(recipe_of(config, encoder), 1, "0" * 64).array)
@@ -172,11 +172,11 @@ def encoder_alone(config: "BuildConfig", batches: int = 20) -> float:
 def checks(config: "BuildConfig", options: argparse.Namespace) -> dict[str, Any]:
     """How far the device is from the reference by dtype, an audit of its cache on the CPU, what an estimate says."""
     from precompute.audit.audit import audit
-    from precompute.build.steps import seal
     from precompute.config import AuditConfig
     from precompute.estimate.config import EstimateConfig
     from precompute.estimate.estimate import estimate
-    from precompute.resume.request import BuildRequest
+    from precompute.rerun.request import BuildRequest
+    from precompute.rerun.steps import seal
 
     one_build(config, 1)
     seal(config, BuildRequest())

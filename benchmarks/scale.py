@@ -29,11 +29,11 @@ from cache_store.format.schema import FileRecord
 from cache_store.program.run_program import run_program
 from cache_store.storage.local import LocalStore
 from cache_store.verify.verify import verify
-from precompute.plan.make import make_plan
-from precompute.resume.decide import decide
-from precompute.resume.images import examine_images
-from precompute.resume.listed import known_plan, wanted_by_plan
-from precompute.resume.request import BuildRequest
+from precompute.rerun.decide import decide
+from precompute.rerun.images import examine_images
+from precompute.rerun.listed import known_plan, wanted_by_plan
+from precompute.rerun.make import make_plan
+from precompute.rerun.request import BuildRequest
 from precompute.sources import SourceConfig, open_source
 
 BATCH = 256
@@ -198,7 +198,7 @@ def rerunning(folder: Path) -> Callable[[], object]:
 
 def running_again_as_rank(folder: Path) -> Callable[[], object]:
     """Decide what is left of the plan, as each rank does, which lists nothing."""
-    from precompute.build.steps import decide_planned  # with torch, whose memory no other step has
+    from precompute.rerun.steps import decide_planned  # with torch, whose memory no other step has
 
     return lambda: decide_planned(survey_as_stated(folder / "cache"), RECIPE, BuildRequest())
 

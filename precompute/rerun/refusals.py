@@ -12,10 +12,10 @@ from cache_store.refusal import ABSENT, Difference, counted, differing, recipe_d
 from cache_store.storage.store import Store
 from cache_store.verify.findings import Report
 from precompute.encode.job import MismatchedShard
-from precompute.plan.differences import PlanDifference
-from precompute.plan.ids import SHOWN_IDS, SomeIds, abridged
-from precompute.plan.rows import Rows
-from precompute.resume.request import BuildRequest
+from precompute.rerun.differences import PlanDifference
+from precompute.rerun.ids import SHOWN_IDS, SomeIds, abridged
+from precompute.rerun.request import BuildRequest
+from precompute.rerun.rows import Rows
 
 
 def refuse_other_inputs(store: Store, held: Recipe, asked: Recipe, request: BuildRequest) -> None:

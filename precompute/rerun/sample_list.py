@@ -10,12 +10,12 @@ import numpy as np
 
 from cache_store.cache.survey import PlanOnDisk, Survey
 from cache_store.format.schema import Recipe, Spec
-from precompute.plan.differences import compare_plans
-from precompute.plan.ids import hashes_of
-from precompute.plan.order import in_order_of
-from precompute.plan.rows import Rows, rows_on_disk
-from precompute.resume.refusals import refuse_grown_list, refuse_lost_list, refuse_other_list
-from precompute.resume.request import BuildRequest
+from precompute.rerun.differences import compare_plans
+from precompute.rerun.ids import hashes_of
+from precompute.rerun.order import in_order_of
+from precompute.rerun.refusals import refuse_grown_list, refuse_lost_list, refuse_other_list
+from precompute.rerun.request import BuildRequest
+from precompute.rerun.rows import Rows, rows_on_disk
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,8 @@ from itertools import islice
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from precompute.plan.order import reordered
-from precompute.plan.rows import numbered, plan_in_scratch, slices_of, table_of
+from precompute.rerun.order import reordered
+from precompute.rerun.rows import numbered, plan_in_scratch, slices_of, table_of
 
 RUN_ROWS = 2**17
 """Sorted at a time, and put together at a time: 100 MB where a sample's texts are 250 bytes."""

@@ -21,10 +21,10 @@ from cache_store.storage.store import Store
 from precompute.encode.job import MismatchedShard
 from precompute.images.decode import content_sha256
 from precompute.images.rejected import Rejected
-from precompute.plan.ids import abridged
-from precompute.resume.decide import Work
-from precompute.resume.refusals import refuse_changed_images, refuse_changed_rejects, refuse_unknown_images
-from precompute.resume.request import BuildRequest
+from precompute.rerun.decide import Work
+from precompute.rerun.ids import abridged
+from precompute.rerun.refusals import refuse_changed_images, refuse_changed_rejects, refuse_unknown_images
+from precompute.rerun.request import BuildRequest
 from precompute.sources import Source
 
 

@@ -18,7 +18,7 @@ from cache_store.format.plan import PlanDigests, PlanFile, PlanHash, encode_plan
 from cache_store.format.schema import Recipe, Spec
 from cache_store.format.tables import PLAN_SCHEMA, TableFile
 from cache_store.storage.files import naming_scratch
-from precompute.plan.ids import SHOWN_IDS, Hashes, SomeIds, hashes_of
+from precompute.rerun.ids import SHOWN_IDS, Hashes, SomeIds, hashes_of
 
 CHUNK = 8_192
 """Samples held as Python objects at a time."""

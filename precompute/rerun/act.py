@@ -13,8 +13,8 @@ from cache_store.format.schema import FileRecord
 from cache_store.log import log_info
 from cache_store.refusal import printable
 from precompute.config import BuildConfig
-from precompute.resume.decide import Work
-from precompute.resume.listed import listed_by
+from precompute.rerun.decide import Work
+from precompute.rerun.listed import listed_by
 
 
 def write_metadata(survey: Survey, work: Work, config: BuildConfig) -> FileRecord:

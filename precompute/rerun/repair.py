@@ -10,9 +10,9 @@ from cache_store.errors import CacheError, ConfigError
 from cache_store.refusal import counted, printable
 from cache_store.storage.store import Address, is_url, open_store
 from cache_store.verify.findings import SHOWN, Report
-from precompute.build.build import Summary, build
 from precompute.config import BuildConfig, RepairConfig, where_remembered
-from precompute.resume.request import BuildRequest
+from precompute.rerun.build import Summary, build
+from precompute.rerun.request import BuildRequest
 
 
 def repair(cache: Address, config: RepairConfig) -> Summary:

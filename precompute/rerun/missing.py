@@ -9,8 +9,8 @@ import pyarrow.compute as pc
 from cache_store.errors import SourceError
 from cache_store.refusal import counted
 from cache_store.storage.store import is_url
-from precompute.plan.ids import abridged
-from precompute.plan.rows import Rows
+from precompute.rerun.ids import abridged
+from precompute.rerun.rows import Rows
 from precompute.sources import SourceConfig
 from precompute.sources.archives.archive import MISSING
 from precompute.sources.archives.image_store import folder_below, is_unsafe

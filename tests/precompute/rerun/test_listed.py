@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cache_store.cache.metadata import read_build
-from precompute.build import build as module
+from precompute.rerun import build as module
 from tests.precompute.acts import RECORD, SHARD, TABLE, copied, flipped, lost
 from tests.precompute.conftest import SAMPLES, Project, image_bytes, sample_name
 from tests.precompute.sources.test_parquet import write_dataset

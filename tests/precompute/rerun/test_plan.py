@@ -16,11 +16,11 @@ from cache_store.errors import SourceError
 from cache_store.format.names import PLAN_FILE
 from cache_store.format.schema import Recipe
 from cache_store.storage.local import LocalStore
-from precompute.plan import order, sort
-from precompute.plan.differences import compare_plans
-from precompute.plan.make import make_plan, refuse_duplicates
-from precompute.plan.order import in_order_of
-from precompute.plan.rows import Rows
+from precompute.rerun import order, sort
+from precompute.rerun.differences import compare_plans
+from precompute.rerun.make import make_plan, refuse_duplicates
+from precompute.rerun.order import in_order_of
+from precompute.rerun.rows import Rows
 from precompute.sources.archives.listing import Samples
 from tests.make_cache import caption, make_array, make_encoder
 

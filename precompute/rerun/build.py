@@ -21,7 +21,6 @@ from cache_store.refusal import printable
 from cache_store.storage.objects.callers import giving_up
 from cache_store.storage.store import Store, open_store
 from cache_store.verify.leftovers import clear_leftovers
-from precompute.build.space import refuse_little_space
 from precompute.config import BuildConfig
 from precompute.encode.engines import ENGINES, refuse_no_engine
 from precompute.encode.job import EncodeJob
@@ -30,16 +29,17 @@ from precompute.encoders.encoder import Encoder
 from precompute.encoders.registry import load_encoder
 from precompute.images.decoder_messages import silence_decoders
 from precompute.images.rejected import TooManyRejectsError
-from precompute.plan.make import make_plan
-from precompute.plan.missing import refuse_missing_images, refuse_missing_texts
-from precompute.plan.spec import recipe_of
-from precompute.resume.act import write_metadata
-from precompute.resume.decide import Wanted, Work, decide
-from precompute.resume.images import examine_images, sample_changes
-from precompute.resume.listed import is_source_unchanged, known_plan, wanted_by_plan
-from precompute.resume.refusals import refuse_mismatched_shards
-from precompute.resume.rejected import refuse_rejected, try_rejected
-from precompute.resume.request import BuildRequest
+from precompute.rerun.act import write_metadata
+from precompute.rerun.decide import Wanted, Work, decide
+from precompute.rerun.images import examine_images, sample_changes
+from precompute.rerun.listed import is_source_unchanged, known_plan, wanted_by_plan
+from precompute.rerun.make import make_plan
+from precompute.rerun.missing import refuse_missing_images, refuse_missing_texts
+from precompute.rerun.refusals import refuse_mismatched_shards
+from precompute.rerun.rejected import refuse_rejected, try_rejected
+from precompute.rerun.request import BuildRequest
+from precompute.rerun.space import refuse_little_space
+from precompute.rerun.spec import recipe_of
 from precompute.sources import Source, open_source
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from cache_store.storage.local import LocalStore
-from precompute.build import space
 from precompute.cli import main
+from precompute.rerun import space
 
 
 def test_what_cannot_fit_is_refused_before_anything_is_written(project, monkeypatch):

@@ -16,9 +16,9 @@ from cache_store.storage.store import Store
 from precompute.images.decode import decode_image
 from precompute.images.fit import fit_image
 from precompute.images.rejected import Rejected
-from precompute.resume.decide import Work
-from precompute.resume.images import recorded_samples
-from precompute.resume.request import BuildRequest
+from precompute.rerun.decide import Work
+from precompute.rerun.images import recorded_samples
+from precompute.rerun.request import BuildRequest
 from precompute.sources import Source
 
 OF_THE_LATENT = "latent "

@@ -7,8 +7,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from cache_store.format.plan import PlanFile
-from precompute.plan.ids import Hashes
-from precompute.plan.rows import Rows, numbered, rows_in_scratch, slices_of
+from precompute.rerun.ids import Hashes
+from precompute.rerun.rows import Rows, numbered, rows_in_scratch, slices_of
 
 Places = NDArray[np.int64]
 

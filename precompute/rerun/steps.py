@@ -18,7 +18,11 @@ from cache_store.refusal import counted
 from cache_store.storage.store import Store, listed_once, open_store
 from cache_store.verify.findings import Finding
 from cache_store.verify.leftovers import clear_leftovers
-from precompute.build.build import (
+from precompute.config import BuildConfig
+from precompute.encode.engines import refuse_no_engine
+from precompute.encode.engines.local import worker_encoder
+from precompute.encode.progress import Encoded
+from precompute.rerun.build import (
     Decision,
     Summary,
     build_missing,
@@ -28,17 +32,13 @@ from precompute.build.build import (
     seal_all,
     write_planned,
 )
-from precompute.build.rank import Rank
-from precompute.build.space import refuse_little_space
-from precompute.config import BuildConfig
-from precompute.encode.engines import refuse_no_engine
-from precompute.encode.engines.local import worker_encoder
-from precompute.encode.progress import Encoded
-from precompute.plan.ids import abridged
-from precompute.plan.rows import rows_on_disk
-from precompute.plan.spec import recipe_of
-from precompute.resume.decide import Wanted, Work, damaged_metadata, decide
-from precompute.resume.request import BuildRequest
+from precompute.rerun.decide import Wanted, Work, damaged_metadata, decide
+from precompute.rerun.ids import abridged
+from precompute.rerun.rank import Rank
+from precompute.rerun.request import BuildRequest
+from precompute.rerun.rows import rows_on_disk
+from precompute.rerun.space import refuse_little_space
+from precompute.rerun.spec import recipe_of
 
 
 def plan(config: BuildConfig, request: BuildRequest) -> Work:

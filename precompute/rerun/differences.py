@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from precompute.plan.ids import NO_IDS, Hashes, SomeIds, hashes_of
-from precompute.plan.order import places_of
-from precompute.plan.rows import Rows
+from precompute.rerun.ids import NO_IDS, Hashes, SomeIds, hashes_of
+from precompute.rerun.order import places_of
+from precompute.rerun.rows import Rows
 
 
 @dataclass(frozen=True)

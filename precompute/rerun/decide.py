@@ -19,11 +19,11 @@ from cache_store.format.schema import CommitRecord, Recipe, Seal, Spec
 from cache_store.refusal import counted
 from cache_store.verify.findings import Finding
 from cache_store.verify.record import usable_record
-from precompute.plan.rows import Rows
-from precompute.plan.spec import possible_spec
-from precompute.resume.refusals import refuse_lost_recipe, refuse_other_inputs, refuse_other_report
-from precompute.resume.request import BuildRequest
-from precompute.resume.sample_list import SampleList, arrange
+from precompute.rerun.refusals import refuse_lost_recipe, refuse_other_inputs, refuse_other_report
+from precompute.rerun.request import BuildRequest
+from precompute.rerun.rows import Rows
+from precompute.rerun.sample_list import SampleList, arrange
+from precompute.rerun.spec import possible_spec
 
 AllowedDigests = dict[int, frozenset[str]]
 """By shard, digests of the contents that it may have; a shard of which nothing sound is left may have any."""

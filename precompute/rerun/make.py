@@ -14,9 +14,9 @@ import pyarrow.compute as pc
 
 from cache_store.errors import SourceError
 from cache_store.refusal import counted
-from precompute.plan.ids import Hashes, abridged, hashes_of
-from precompute.plan.rows import LISTED, Rows, numbered, rows_in_scratch, table_of
-from precompute.plan.sort import sorted_by_id
+from precompute.rerun.ids import Hashes, abridged, hashes_of
+from precompute.rerun.rows import LISTED, Rows, numbered, rows_in_scratch, table_of
+from precompute.rerun.sort import sorted_by_id
 from precompute.sources.archives.listing import Samples
 
 MAX_ID_BYTES = 2**14

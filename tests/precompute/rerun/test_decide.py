@@ -19,9 +19,9 @@ from cache_store.format.names import PLAN_FILE, SPEC_FILE, samples_file
 from cache_store.format.record import signed
 from cache_store.storage.local import LocalStore
 from cache_store.verify.findings import Report
-from precompute.plan.rows import Rows, rows_in_scratch, slices_of
-from precompute.resume.decide import Wanted, Work, decide
-from precompute.resume.request import BuildRequest
+from precompute.rerun.decide import Wanted, Work, decide
+from precompute.rerun.request import BuildRequest
+from precompute.rerun.rows import Rows, rows_in_scratch, slices_of
 from tests.make_cache import caption, make_array, make_encoder, make_plan
 
 PER_SHARD = 8

@@ -11,7 +11,7 @@ from cache_store.errors import EncodeOnceError
 from cache_store.storage.local import LocalStore
 from cache_store.storage.store import Store
 from precompute.config import BuildConfig
-from precompute.resume.decide import Work
+from precompute.rerun.decide import Work
 
 UNITS = {"TB": 1e12, "GB": 1e9, "MB": 1e6, "KB": 1e3}
 

@@ -6,8 +6,8 @@ from cache_store.cache.survey import Survey, held_recipe
 from cache_store.format.plan import PlanDigests
 from cache_store.format.schema import BuildRecord, FileRecord, Listed, Recipe
 from precompute.config import BuildConfig
-from precompute.plan.rows import rows_on_disk
-from precompute.resume.decide import Wanted, Work
+from precompute.rerun.decide import Wanted, Work
+from precompute.rerun.rows import rows_on_disk
 
 
 def is_source_unchanged(build: BuildRecord, config: BuildConfig, source_version: str | None) -> bool:
