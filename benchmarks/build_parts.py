@@ -15,7 +15,7 @@ from precompute.encode.batches import Decoders, decoded_batches, planned_batches
 from precompute.encode.engines.worker import ENCODER_THREADS
 from precompute.encode.progress import Encoded
 from precompute.encoders.registry import load_encoder
-from precompute.rerun.build import build
+from precompute.rerun.steps import build
 from precompute.sources import open_source
 
 # Axes: N images of a batch, Y X pixels, 3 RGB.

@@ -27,7 +27,7 @@ from precompute.encode.engines.local import run_local
 from precompute.encode.job import Progress
 from precompute.encoders.registry import load_encoder
 from precompute.rerun.request import BuildRequest
-from precompute.rerun.steps import plan
+from precompute.rerun.steps import plan_for_ranks
 from precompute.sources import open_source
 
 ALONE_BATCHES = 60
@@ -56,7 +56,7 @@ class Feed:
 
     def _plan(self) -> None:
         shutil.rmtree(self.config.cache, ignore_errors=True)
-        plan(self.config, BuildRequest())
+        plan_for_ranks(self.config, BuildRequest())
         self._store = open_store(self.config.cache)
 
     @property

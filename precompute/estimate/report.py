@@ -7,7 +7,7 @@ from cache_store.refusal import aligned, counted
 from precompute.estimate.costs import HOUR_S, Prices, Training, build_hours, cores_to_feed
 from precompute.estimate.estimate import Estimate
 from precompute.estimate.probe import Probe
-from precompute.rerun.space import shown_bytes
+from precompute.rerun.refusals import shown_bytes
 
 WORKERS = (1, 4, 8, 64)
 

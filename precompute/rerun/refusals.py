@@ -1,70 +1,88 @@
-"""What a build refuses, in words and tables: another recipe, another sample list, other images, other bytes."""
+"""The errors by which a build refuses a different recipe, sample list, image or shard content, or too little space."""
 
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from typing import NoReturn
 
 from cache_store.cache.survey import Survey
-from cache_store.errors import CacheError
+from cache_store.errors import CacheError, EncodeOnceError
 from cache_store.format.names import COMMITS, PLAN_FILE, SEAL_FILE, SPEC_FILE, commit_file
+from cache_store.format.plan import PlanDigests
 from cache_store.format.schema import Recipe
 from cache_store.refusal import ABSENT, Difference, counted, differing, recipe_differences, refuse
 from cache_store.storage.store import Store
-from cache_store.verify.findings import Report
+from cache_store.verify.findings import Finding, Report
 from precompute.encode.job import MismatchedShard
-from precompute.rerun.differences import PlanDifference
-from precompute.rerun.ids import SHOWN_IDS, SomeIds, abridged
+from precompute.rerun.order import PlanDifference
 from precompute.rerun.request import BuildRequest
-from precompute.rerun.rows import Rows
+from precompute.rerun.rows import abridged
+
+UNITS = {"TB": 1e12, "GB": 1e9, "MB": 1e6, "KB": 1e3}
+
+
+class NoSpaceError(EncodeOnceError):
+    """A cache is larger than the space that is free for it."""
+
+
+def shown_bytes(count: float) -> str:
+    """Format a byte count, such as `14.9 GB`."""
+    for unit, size in UNITS.items():
+        if count >= size:
+            return f"{count / size:,.1f} {unit}"
+    return f"{count:,.0f} bytes"
+
+
+def abridged_shards(shards: Collection[int]) -> str:
+    return abridged(list(map(str, sorted(shards))))
 
 
 def refuse_other_inputs(store: Store, held: Recipe, asked: Recipe, request: BuildRequest) -> None:
-    """StaleError naming every field of recipe, encoder and store that differs."""
+    """Raise StaleError naming every field of recipe, encoder and store that differs."""
     if differences := recipe_differences(held, asked):
         refuse(f"{store} was made from other inputs; it is untouched", differences, keep_both(request))
 
 
 def refuse_other_report(survey: Survey, report: Report | None) -> None:
-    """StaleError where both seals were sound and are not the same; what one of them says can be damaged."""
+    """Raise StaleError if the report and the cache have sound seals with different identities."""
     store, seal = survey.store, survey.seal.value
     if report is None or seal is None or report.identity in (None, seal.identity):
         return
     before = {"folder": report.cache, "cache identity": report.identity}
     differences = differing(before, {"folder": str(store), "cache identity": seal.identity})
     remedy = f"verify the cache as it is now: cache-store verify {shlex.quote(str(store))} --level full --report FILE"
-    refuse(f"the report is not one of {store} as it is; it is untouched", differences, [remedy], held="in the report")
+    refuse(f"the report does not fit {store} as it is; it is untouched", differences, [remedy], held="in the report")
 
 
 def refuse_lost_recipe(survey: Survey) -> NoReturn:
-    """StaleError where neither spec nor seal nor any record says what the cache was made with."""
+    """Raise StaleError if spec, seal and all records are lost, so that the cache's recipe is unknown."""
     name = shlex.quote(str(survey.store))
     refuse(
-        f"{survey.store}: nothing says with what recipe it was made; it is untouched",
+        f"{survey.store}: its recipe is lost; the cache is untouched",
         [Difference(file, "lost or damaged", "needed") for file in (SPEC_FILE, SEAL_FILE, f"{COMMITS}/")],
-        [f"restore one of them, or move what lies in {name} away, then run the same command again"],
+        [f"restore one of them, or move the files in {name} away, then run the same command again"],
     )
 
 
 def keep_both(request: BuildRequest) -> list[str]:
     return [
         f"to keep both, build another cache: {request.with_options('--cache', 'NEW')}",
-        "to go on with this one, restore what it was made from and run the same command again",
+        "to continue with this one, restore its original inputs and run the same command again",
     ]
 
 
-def refuse_grown_list(store: Store, rows: int, added: SomeIds, request: BuildRequest) -> NoReturn:
-    """StaleError for a list that has only gained samples."""
+def refuse_grown_list(store: Store, rows: int, difference: PlanDifference, request: BuildRequest) -> NoReturn:
+    """Raise StaleError for a list that has only gained samples."""
     refuse(
         f"{store} was planned from fewer samples than the source has now; it is untouched",
-        list_differences(rows, rows + added.total, PlanDifference(added=added)),
-        [f"to add them, keeping all that is encoded: {request.with_options('--extend')}"],
+        list_differences(rows, rows + difference.added.total, difference),
+        [f"to add them and keep everything encoded so far: {request.with_options('--extend')}"],
     )
 
 
 def refuse_other_list(
     store: Store, rows: int, rows_now: int, difference: PlanDifference, request: BuildRequest
 ) -> NoReturn:
-    """StaleError for a list that has lost samples or changed some."""
+    """Raise StaleError for a list that has lost samples or changed some."""
     refuse(
         f"{store} was planned from another sample list: {difference}; it is untouched",
         list_differences(rows, rows_now, difference),
@@ -81,11 +99,9 @@ def list_differences(rows: int, rows_now: int, difference: PlanDifference) -> li
     ]
 
 
-def refuse_lost_list(survey: Survey, source: Rows) -> NoReturn:
-    """StaleError where the plan file is lost or damaged, and the source's samples are not those it was made from."""
-    there = (name for table in source.shards(["id"]) for name in table["id"].to_pylist())
-    gone = sorted({*survey.ids.values()}.difference(there))
-    now = dict(enumerate(source.digests.shards))
+def refuse_lost_list(survey: Survey, source: PlanDigests, difference: PlanDifference) -> NoReturn:
+    """Raise StaleError if the plan file is lost or damaged and the source's samples differ from the planned ones."""
+    now = dict(enumerate(source.shards))
     changed = (
         Difference(f"samples of shard {shard}", record.content.plan_digest, now.get(shard, ABSENT))
         for shard, record in survey.records.items()
@@ -94,34 +110,34 @@ def refuse_lost_list(survey: Survey, source: Rows) -> NoReturn:
         f"{survey.store.where(PLAN_FILE)} is lost, and the source's samples are not those it was made from; the "
         "cache is untouched",
         [
-            *(Difference("gone sample", name, "") for name in gone[:SHOWN_IDS]),
+            *(Difference("gone sample", name, "") for name in difference.removed.first),
             *(each for each in changed if each.before != each.now),
         ],
-        ["restore the source and run the same command again, and the file is restored"],
+        ["restore the source and run the same command again; it then restores the file"],
     )
 
 
 def refuse_changed_images(store: Store, rows: int, changes: Sequence[Difference], request: BuildRequest) -> None:
-    """StaleError naming samples whose image is no longer the one encoded."""
+    """Raise StaleError naming samples whose image is no longer the one encoded."""
     remedies = [
         f"to encode the images as they are now, build another cache: {request.with_options('--cache', 'NEW')}",
-        "to go on with this one, restore the files and run the same command again",
+        "to continue with this one, restore the files and run the same command again",
     ]
     refuse_images(store, changes, f"{len(changes):,} of {rows:,} images changed since they were encoded", remedies)
 
 
 def refuse_changed_rejects(store: Store, changes: Sequence[Difference], request: BuildRequest) -> None:
-    """StaleError for rejected samples of shards that are to be built again: the shards would not come out the same."""
+    """Raise StaleError for changed rejected images in shards to be rebuilt: those would get other bytes."""
     what = f"{counted(len(changes), 'rejected image')} changed, in shards that are to be built again"
     remedies = [
         f"to build the shards with the images as they are: {request.with_options('--retry-rejected')}",
-        "to have the very same bytes again, restore the files as they were",
+        "to get the same bytes again, restore the original files",
     ]
     refuse_images(store, changes, what, remedies)
 
 
 def refuse_images(store: Store, changes: Sequence[Difference], what: str, remedies: Sequence[str]) -> None:
-    """StaleError for changes, if there are any; their fields are sample ids."""
+    """Raise StaleError for changes, if there are any; their fields are sample ids."""
     if changes:
         ids = abridged([change.field for change in changes])
         rows = [change._replace(field=f"image of {change.field}") for change in changes]
@@ -129,12 +145,12 @@ def refuse_images(store: Store, changes: Sequence[Difference], what: str, remedi
 
 
 def refuse_unknown_images(store: Store, shards: Sequence[int]) -> None:
-    """CacheError where nothing that can be trusted remembers the images of shards that were built."""
+    """Raise CacheError if no trusted table has the image hashes of these shards."""
     if shards:
         first = shlex.join(["precompute", "repair", str(store), "--shards", str(list(shards))])
         raise CacheError(
-            f"{store}: what the images of {counted(len(shards), 'shard')} were cannot be told, because their samples "
-            f"tables or records are damaged; first run {first}"
+            f"{store}: the images of {counted(len(shards), 'shard')} cannot be checked, because their samples tables "
+            f"or records are damaged; first run {first}"
         )
 
 
@@ -145,24 +161,61 @@ def refuse_mismatched_shards(
     changes: Mapping[int, Sequence[Difference]],
     request: BuildRequest,
 ) -> None:
-    """StaleError naming shards that were built again and left as they were, and their samples that have changed."""
+    """Raise StaleError naming rebuilt shards that differ, whose old files stay, and their changed samples."""
     if not mismatched:
         return
     differences = []
     for shard, each in sorted(mismatched.items()):
         differences += [Difference(f"content of shard {shard}", min(allowed[shard]), each.digest), *changes[shard]]
-    culprits = "an image may have changed unseen, or another machine or library made them"
+    culprits = "an image may have changed unnoticed, or the machine or a library is a different one"
     if all(changes.values()):
-        culprits = "samples are not the ones encoded"
+        culprits = "samples changed since they were encoded"
     names = [SEAL_FILE, *map(commit_file, sorted(mismatched))]
     vouching = abridged([name for name in names if store.has(name)])
     refuse(
-        f"{store}: {counted(len(mismatched), 'shard')} built again would not come out as before, so that nothing was "
-        f"replaced: {abridged(list(map(str, sorted(mismatched))))}",
+        f"{store}: {counted(len(mismatched), 'shard')} came out differently when rebuilt, so nothing was replaced: "
+        f"{abridged_shards(mismatched)}",
         differences,
         [
             f"{culprits}: restore that and run the same command again",
-            f"to take them as they come out now, as another cache for training: delete {vouching} in {store}, then "
+            f"to accept the new content (the cache gets a new identity): delete {vouching} in {store}, then run "
             f"{request.with_options()}",
         ],
     )
+
+
+def refuse_little_space(store: Store, needed: float, free: int | None) -> None:
+    """Raise NoSpaceError if a new cache certainly cannot fit.
+
+    A quota that the file system does not report shows up later as a full disk.
+    """
+    if free is not None and needed > free:
+        raise NoSpaceError(
+            f"{store} needs at least {shown_bytes(needed)} for its latents, but only {shown_bytes(free)} are free "
+            "there; make room or choose another place with --cache. If the file system compresses data or grows on "
+            "demand, skip this check with --run.check_space false"
+        )
+
+
+def refuse_unfinished_plan(store: Store, damage: Finding | Exception | None, request: BuildRequest) -> NoReturn:
+    """Raise CacheError if ranks, or the seal after them, find no whole plan."""
+    why = f" ({damage})" if damage else ""
+    raise CacheError(f"{store} is not planned to the end{why}; first run: {request.with_options()}")
+
+
+def refuse_mending(store: Store, shards: Collection[int], request: BuildRequest) -> None:
+    """Raise CacheError if shards have to get the same bytes as before: only a single-process build replaces files."""
+    if shards:
+        raise CacheError(
+            f"{store}: lost or damaged: {counted(len(shards), 'shard')} ({abridged_shards(shards)}), which only a "
+            f"single-process build mends; first run: {request.single_process_command}"
+        )
+
+
+def refuse_missing_shards(store: Store, shards: Collection[int], num_shards: int) -> None:
+    """Raise CacheError if shards are not committed, so that the cache cannot be sealed."""
+    if shards:
+        raise CacheError(
+            f"{store} is not sealed: {len(shards):,} of {num_shards:,} shards not committed: {abridged_shards(shards)}"
+            "; run their ranks again, then seal"
+        )

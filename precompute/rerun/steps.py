@@ -1,152 +1,169 @@
-"""A build in steps: plan once, encode by any number of ranks at the same time, seal once.
+"""The commands that make a cache: each reads the facts, decides by them, and acts; every check comes before a write.
 
-A rank is a build that takes only its shards, writes only what is absent, and leaves metadata and everything that would
-replace a file to `plan` or to a build alone. So ranks need not know of each other: two that meet in one shard make the
-same bytes, and a dead one is run again, as itself or as one of another number.
+A build alone does all, and again from wherever it stopped. Or it is done in steps: plan once, encode with any number of
+ranks at the same time, seal once. A rank is a build that takes only its shards, writes only absent files, and leaves
+metadata and everything that would replace a file to `plan` or to a single-process build. So ranks need not know of each
+other: two that meet in one shard make the same bytes, and a dead one is run again, as itself or under another number.
 """
 
-from dataclasses import replace
-from typing import NoReturn
+import shlex
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from cache_store.cache.survey import Survey, survey, survey_as_stated
-from cache_store.cache.writing.withdrawn import withdraw
+from cache_store.cache.metadata import refuse_no_cache, refuse_others
 from cache_store.errors import CacheError, NoCacheError
-from cache_store.format.formats import files_of_shard
-from cache_store.format.names import SEAL_FILE, SPEC_FILE
-from cache_store.format.schema import Recipe
-from cache_store.refusal import counted
-from cache_store.storage.store import Store, listed_once, open_store
-from cache_store.verify.findings import Finding
-from cache_store.verify.leftovers import clear_leftovers
-from precompute.config import BuildConfig
+from cache_store.format.names import SPEC_FILE
+from cache_store.format.schema import Seal
+from cache_store.refusal import counted, printable
+from cache_store.storage.store import Address, Store, is_url, open_store
+from cache_store.verify.findings import SHOWN
+from precompute.config import BuildConfig, RepairConfig, where_remembered
 from precompute.encode.engines import refuse_no_engine
 from precompute.encode.engines.local import worker_encoder
 from precompute.encode.progress import Encoded
-from precompute.rerun.build import (
-    Decision,
-    Summary,
-    build_missing,
-    decide_work,
-    list_if_changed,
-    open_inputs,
-    seal_all,
-    write_planned,
-)
-from precompute.rerun.decide import Wanted, Work, damaged_metadata, decide
-from precompute.rerun.ids import abridged
+from precompute.encoders.registry import load_encoder
+from precompute.images.decoder_messages import silence_decoders
+from precompute.rerun.act import build_shards, make_way_for_ranks, seal_cache, write_metadata
+from precompute.rerun.decide import Work, certain_bytes, decide, decide_planned
+from precompute.rerun.facts import Facts, Inputs, read_facts, read_planned_facts
+from precompute.rerun.images import compare_images, retry_rejected, settle_images
 from precompute.rerun.rank import Rank
-from precompute.rerun.request import BuildRequest
-from precompute.rerun.rows import rows_on_disk
-from precompute.rerun.space import refuse_little_space
-from precompute.rerun.spec import recipe_of
+from precompute.rerun.refusals import refuse_little_space, refuse_mending, refuse_missing_shards
+from precompute.rerun.request import BuildRequest, damaged_shards, read_report
+from precompute.sources import open_source
 
 
-def plan(config: BuildConfig, request: BuildRequest) -> Work:
-    """Write the plan and all else but shards, so that ranks can build those; again, to extend or to retry. Returns
-    what is left to do.
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """The result of a build: its seal and its counts."""
 
-    Raises StaleError, with nothing touched, where the cache was made from other inputs; CacheError where shards have to
-    be mended.
+    seal: Seal
+    encoded: Encoded
+    num_retried: int
+    """Rejected samples that were tried again."""
+    recovered: int
+    """Retried samples that are cached now."""
+
+
+def build(config: BuildConfig, request: BuildRequest | None = None) -> Summary:
+    """Build and seal the cache; keep committed shards that fit, unless `request` asks to rebuild them.
+
+    Raises StaleError, and touches nothing, if the cache was made from other inputs; Interrupted if a signal stops the
+    encoding; EncodeOnceError if too many samples are rejected.
+    """
+    refuse_no_engine(config)
+    inputs = open_inputs(config, request or BuildRequest())
+    with inputs.store.claim():
+        facts = read_facts(inputs)
+        work = write_metadata(inputs, facts, decide_all(inputs, facts))
+        del facts  # the list's temporary file too: from here on, nothing grows with the data set
+        progress = build_shards(inputs, work, work.to_build)
+        sealed = seal_cache(inputs.store, work, progress)
+    left = sum(progress.built[shard].content.rejected for shard in work.recovered)
+    recovered = sum(work.recovered.values()) - left
+    return Summary(seal=sealed, encoded=progress.encoded, num_retried=work.num_retried, recovered=recovered)
+
+
+def plan_for_ranks(config: BuildConfig, request: BuildRequest) -> Work:
+    """Write the plan and all else but shards, so that ranks can build those; return the work left to do.
+
+    Run again to extend or to retry. Raises StaleError, and touches nothing, if the cache was made from other inputs;
+    CacheError if shards have to be mended.
     """
     inputs = open_inputs(config, request)
-    wanted = list_if_changed(inputs)
     with inputs.store.claim():
-        decision = decide_work(inputs, wanted)
-        refuse_mending(decision, request)
-        refuse_little_space(config, inputs.store, decision.work)
-        if decision.work.recovered:
-            inputs.store.delete(SEAL_FILE)  # before anything that it vouches for is changed
-            for shard in decision.work.recovered:
-                withdraw(inputs.store, shard)
-        write_planned(inputs, decision)
-        clear_unfinished(inputs.store, decision.work)
-        return decision.work.without_plan()
+        facts = read_facts(inputs)
+        work = decide_all(inputs, facts)
+        refuse_mending(inputs.store, work.to_mend, request)
+        work = write_metadata(inputs, facts, work, for_ranks=True)
+        make_way_for_ranks(inputs.store, work)
+        return work
 
 
 def build_rank(config: BuildConfig, request: BuildRequest, rank: Rank) -> Encoded:
     """Build those shards of a planned cache that are the rank's and not committed, while others build theirs."""
     refuse_unplanned(open_store(config.cache), request)
     refuse_no_engine(config)
-    inputs = open_inputs(on_its_gpu(config, rank), request)
+    inputs = open_inputs(with_own_gpu(config, rank), request)
     with inputs.store.claim(shared=True):
-        surveyed = survey_as_stated(inputs.store)
-        work = decide_planned(surveyed, recipe_of(inputs.config, inputs.encoder), request).work.without_plan()
-        return build_missing(inputs, work, rank.shards_of(work.to_build), shared=True).encoded
+        work = decide_planned(read_planned_facts(inputs, as_stated=True), request).without_plan()
+        return build_shards(inputs, work, rank.shards_of(work.to_build), shared=True).encoded
 
 
-def seal(config: BuildConfig, request: BuildRequest) -> Summary:
-    """Seal a cache all of whose shards are committed; CacheError naming those that are not."""
+def seal_after_ranks(config: BuildConfig, request: BuildRequest) -> Summary:
+    """Seal a cache all of whose shards are committed; raise CacheError naming those that are not."""
     refuse_unplanned(open_store(config.cache), request)
     inputs = open_inputs(config, request)
     with inputs.store.claim():
-        decision = decide_planned(survey(inputs.store), recipe_of(inputs.config, inputs.encoder), request)
-        assert decision.surveyed.plan.value is not None
-        plan_file, work = decision.surveyed.plan.value.file, decision.work.without_plan()
-        if missing := work.to_build:
-            raise CacheError(
-                f"{inputs.store} is not sealed: {len(missing):,} of {work.spec.num_shards:,} shards not committed: "
-                f"{abridged(list(map(str, missing)))}; run their ranks again, then seal"
-            )
-        progress = build_missing(inputs, work, [])
-        return seal_all(inputs, work, progress, plan_file)
+        work = decide_planned(read_planned_facts(inputs), request).without_plan()
+        refuse_missing_shards(inputs.store, work.to_build, work.spec.num_shards)
+        progress = build_shards(inputs, work, [])
+        sealed = seal_cache(inputs.store, work, progress)
+    return Summary(seal=sealed, encoded=progress.encoded, num_retried=0, recovered=0)
 
 
-def clear_unfinished(store: Store, work: Work) -> None:
-    """Delete files of shards without a record: ranks replace none, and what comes out now may be other than it was."""
-    there = listed_once(store)
-    for name in (name for shard in work.to_build for name in files_of_shard(work.spec, shard)):
-        if there.has(name):
-            store.delete(name)
-    clear_leftovers(store, work.spec)
+def open_inputs(config: BuildConfig, request: BuildRequest) -> Inputs:
+    silence_decoders()
+    config = config.prepared()
+    store = open_store(config.cache)
+    refuse_others(store, "cache")
+    source = open_source(config.source)
+    encoder = load_encoder(config.own_encoder, config.image.range)
+    return Inputs(config=config, request=request, store=store, source=source, encoder=encoder)
 
 
-def on_its_gpu(config: BuildConfig, rank: Rank) -> BuildConfig:
-    """A rank that is one of several on its node takes one of the GPUs that it sees, its own; alone, it takes all."""
+def decide_all(inputs: Inputs, facts: Facts) -> Work:
+    """Decide by the facts, and then by the images that this decision concerns; write nothing.
+
+    Raises StaleError if an encoded image changed. Texts are in the plan, so a digest has compared them already.
+    """
+    config, request, store, source = inputs.config, inputs.request, inputs.store, inputs.source
+    work, threads = decide(facts, request), config.run.threads(1)
+    if facts.survey.has_cache and work.spec.array.text is None:
+        if request.retry_rejected:
+            work = retry_rejected(store, work, source, threads)
+        work = settle_images(store, work, compare_images(facts.survey, work, source, request, threads), request)
+    if config.run.check_space:
+        refuse_little_space(store, certain_bytes(work, config.run.max_reject_fraction), facts.free_bytes)
+    return work
+
+
+def with_own_gpu(config: BuildConfig, rank: Rank) -> BuildConfig:
+    """Let a rank that is one of several on its node use one GPU, its own; a rank alone there uses all."""
     return config if rank.local is None else replace(config, encoder=worker_encoder(config.encoder, rank.local))
 
 
 def refuse_unplanned(store: Store, request: BuildRequest) -> None:
-    """NoCacheError, before anything is loaded, where there is no plan to build from."""
+    """Raise NoCacheError, before anything is loaded, if there is no plan to build from."""
     if not store.has(SPEC_FILE):
         raise NoCacheError(f"{store} has no plan; first run: {request.with_options()}")
 
 
-def decide_planned(surveyed: Survey, recipe: Recipe, request: BuildRequest) -> Decision:
-    """What is left of the plan on disk; the source is not listed again, nor are images looked at: `plan` did that.
+def repair(cache: Address, config: RepairConfig) -> Summary:
+    """Rebuild the named shards with the source and encoder recorded in the cache, and reseal.
 
-    CacheError where planning has not come to its end, or something has to be mended.
+    Raises StaleError, and touches nothing, if source or encoder changed or the report is of another cache, or keeps the
+    old shards if rebuilt ones differ; Interrupted after a signal (run the same repair again to resume).
     """
-    surveyed.raise_unreadable()
-    store, spec, plan = surveyed.store, surveyed.spec.value, surveyed.plan.value
-    if spec is None or plan is None or (plan.plan.num_rows, plan.digests.whole) != (spec.rows, spec.plan_digest):
-        refuse_unfinished(store, surveyed.spec.problem or surveyed.plan.problem, request)
-    planned = rows_on_disk(plan.plan, spec.samples_per_shard, spec.rows, plan.digests)
-    work = decide(surveyed, Wanted(samples=planned, recipe=recipe), request)
-    decision = Decision(surveyed=surveyed, work=work, tried=0)
-    refuse_mending(decision, request)
-    damage = next(damaged_metadata(surveyed, work.spec), None)
-    if damage or work.writes_plan:
-        refuse_unfinished(store, damage, request)
-    return decision
+    refuse_no_cache(open_store(cache))
+    report = read_report(Path(config.report).expanduser()) if config.report else None
+    rebuild = {*config.named, *(damaged_shards(report) if report else ())}
+    build_config = BuildConfig.of_cache(cache)
+    with where_remembered(cache):
+        return build(build_config, BuildRequest(rebuild=rebuild, new_samples="leave out", report=report))
 
 
-def refuse_unfinished(store: Store, damage: Finding | Exception | None, request: BuildRequest) -> NoReturn:
-    why = f" ({damage})" if damage else ""
-    raise CacheError(f"{store} is not planned to the end{why}; first run: {request.with_options()}")
-
-
-def refuse_mending(decision: Decision, request: BuildRequest) -> None:
-    """CacheError where shards that were there have to come out as they were: that is work for one build."""
-    if damaged := shards_to_mend(decision):
-        shards = f"{counted(len(damaged), 'shard')} ({abridged(list(map(str, damaged)))})"
+def refuse_strays(cache: Address, config: RepairConfig) -> None:
+    """Raise CacheError if stray files that the report names are still there: no repair deletes them."""
+    if not config.report:
+        return
+    store, report = open_store(cache), read_report(Path(config.report).expanduser())
+    left = [each.file for each in report.findings if each.kind == "stray" and store.has(each.file)]
+    if left:
+        named = [shlex.quote(printable(store.where(name))) for name in left[:SHOWN]]
+        more = f"\n  and {len(left) - SHOWN:,} more that the report names" if len(left) > SHOWN else ""
+        command = "delete:\n  " if is_url(cache) else "run:\n  rm -r -- "
         raise CacheError(
-            f"{decision.surveyed.store}: lost or damaged: {shards}, which only a build alone mends; first run: "
-            f"{request.alone}"
+            f"all is mended but for {counted(len(left), 'stray')} of the report, which no command deletes; unless a "
+            f"build is running, {command}{' '.join(named)}{more}"
         )
-
-
-def shards_to_mend(decision: Decision) -> list[int]:
-    """Those to be built of which there is a record, be it damaged, or of which the seal says what they were."""
-    work = decision.work
-    known = {*decision.surveyed.shards, *work.allowed_digests} - {work.open_shard, *work.recovered}
-    return [shard for shard in work.to_build if shard in known]

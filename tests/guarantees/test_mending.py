@@ -78,7 +78,7 @@ def test_the_next_build_mends_damage_to_the_same_bytes(built, what):
     assert len(notes) == len(said), notes
     for note, words in zip(notes, said, strict=True):
         assert words in note
-    assert ("the seal was not that of these shards" in message) is ("foreign seal" in what or "beside it" in what)
+    assert ("the old seal did not match these shards" in message) is ("foreign seal" in what or "beside it" in what)
 
 
 RERUN, REPAIR = "rerun the", "precompute repair"

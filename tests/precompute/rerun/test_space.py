@@ -4,15 +4,15 @@ import pytest
 
 from cache_store.storage.local import LocalStore
 from precompute.cli import main
-from precompute.rerun import space
+from precompute.rerun import facts
 
 
 def test_what_cannot_fit_is_refused_before_anything_is_written(project, monkeypatch):
     """22 samples of 640 bytes, of which a fifth may be rejected."""
-    monkeypatch.setattr(space, "free_bytes", lambda store: 11_000)
+    monkeypatch.setattr(facts, "free_bytes", lambda store: 11_000)
     for command in ("build", "plan"):
         said = project.run(main, command, "--config", project.config(), code=1)
-        assert "needs 11.3 KB for its latents at least, and 11.0 KB are free there" in said
+        assert "needs at least 11.3 KB for its latents, but only 11.0 KB are free there" in said
         assert not list(project.cache.rglob("*.parquet"))
     project.build("--run.check_space", "false")
     project.build()
@@ -20,10 +20,10 @@ def test_what_cannot_fit_is_refused_before_anything_is_written(project, monkeypa
 
 @pytest.mark.parametrize("codec", ["lz4", "zstd"])
 def test_with_a_codec_nothing_is_certain(project, monkeypatch, codec):
-    monkeypatch.setattr(space, "free_bytes", lambda store: 0)
+    monkeypatch.setattr(facts, "free_bytes", lambda store: 0)
     project.build(store__codec=codec)
 
 
 def test_free_space_is_that_of_the_folder_to_be(tmp_path):
-    free = space.free_bytes(LocalStore(tmp_path / "not" / "yet"))
+    free = facts.free_bytes(LocalStore(tmp_path / "not" / "yet"))
     assert free is None or free > 0

@@ -97,7 +97,7 @@ def test_what_was_sealed_is_mended_by_a_build_alone(built, damage):
         with unchanged(built):
             for command, flags in (("plan", []), ("build", rank(0, 2)), ("seal", [])):
                 said = step(built, command, *flags, code=1)
-                assert "lost or damaged: 1 shard (1), which only a build alone mends" in said
+                assert "lost or damaged: 1 shard (1), which only a single-process build mends" in said
                 assert alone in said
         step(built, "build", *rank(0, 1))
 

@@ -3,13 +3,20 @@
 import json
 import os
 import zipfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cache_store.cache.metadata import read_build
-from precompute.rerun import build as module
+from cache_store.storage.store import STORES
+from precompute.config import BuildConfig
+from precompute.rerun import facts as module
+from precompute.rerun import steps
+from precompute.rerun.source_plan import SourceList
+from precompute.sources import Source
+from tests.faulty_store import CountingStore
 from tests.precompute.acts import RECORD, SHARD, TABLE, copied, flipped, lost
 from tests.precompute.conftest import SAMPLES, Project, image_bytes, sample_name
 from tests.precompute.sources.test_parquet import write_dataset
@@ -62,13 +69,13 @@ def file(request: pytest.FixtureRequest, project: Project) -> Path:
 def listings(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """One for each time that a source is listed."""
     seen = list[None]()
-    list_samples = module.list_samples
+    list_source = module.list_source
 
-    def counted(inputs: module.Inputs, version: str | None) -> module.Wanted:
+    def counted(source: Source, config: BuildConfig) -> SourceList:
         seen.append(None)
-        return list_samples(inputs, version)
+        return list_source(source, config)
 
-    monkeypatch.setattr(module, "list_samples", counted)
+    monkeypatch.setattr(module, "list_source", counted)
     return seen
 
 
@@ -80,6 +87,15 @@ def test_what_is_as_it_was_is_not_listed_again(project, file, listings):
         project.lose(RECORD, "seal.json")
         project.build()
     assert not listings
+
+
+def test_a_rerun_of_a_finished_build_opens_each_file_once_and_touches_none(built, monkeypatch):
+    opened = Counter[str]()
+    monkeypatch.setitem(STORES, "counting", lambda path: CountingStore(Path(path), opened))
+    with built.untouched():
+        assert "nothing to encode" in built.build("--cache", f"counting://{built.cache}")
+    metadata = ["build.json", "latents/zarr.json", "plan.parquet", "seal.json", "zarr.json"]
+    assert opened == dict.fromkeys([*(f"commits/{shard:06d}.json" for shard in range(3)), *metadata], 1)
 
 
 def test_what_was_written_is_listed_again_and_once(project, file, listings):
@@ -96,13 +112,13 @@ def test_what_was_written_is_listed_again_and_once(project, file, listings):
 def test_a_tar_that_is_replaced_while_a_build_begins_stops_it(project, monkeypatch):
     """After its index was read, and before it is listed."""
     file = as_tars(project)
-    first, load = file.with_stem("0"), module.load_encoder
+    first, load = file.with_stem("0"), steps.load_encoder
 
     def slow_load(*arguments: Any) -> Any:
         write_tar(first, numbered(20, 21, 22, 23, 24, 25))
         return load(*arguments)
 
-    monkeypatch.setattr(module, "load_encoder", slow_load)
+    monkeypatch.setattr(steps, "load_encoder", slow_load)
     assert "was changed while it was read" in project.build(code=1)
 
 
