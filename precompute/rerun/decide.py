@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 
 from cache_store.cache.metadata import spec_problems
-from cache_store.cache.survey import ShardOnDisk, Survey, held_recipe
+from cache_store.cache.survey import Survey, held_recipe
 from cache_store.errors import ConfigError
 from cache_store.format.formats import shard_format
 from cache_store.format.names import BUILD_FILE, PLAN_FILE, SPEC_FILE, commit_file
@@ -22,7 +22,6 @@ from cache_store.verify.findings import Finding
 from cache_store.verify.record import usable_record
 from precompute.rerun.facts import Facts
 from precompute.rerun.refusals import (
-    refuse_grown_list,
     refuse_lost_list,
     refuse_lost_recipe,
     refuse_mending,
@@ -203,13 +202,14 @@ def wanted_samples(facts: Facts, request: BuildRequest) -> tuple[Rows, int]:
     assert found is not None
     if planned is None:
         refuse_lost_list(facts.survey, found.digests, facts.difference)
+    lists = (len(planned), len(found), facts.difference)
     if not facts.continues:
-        refuse_other_list(store, len(planned), len(found), facts.difference, request)
+        refuse_other_list(store, *lists, request, has_grown=False)
     num_new = len(found) - len(planned)
     if not num_new or request.new_samples == "append" or facts.ends_as_begun:
         return found, 0
     if request.new_samples == "refuse":
-        refuse_grown_list(store, len(planned), facts.difference, request)
+        refuse_other_list(store, *lists, request, has_grown=True)
     return found.cut(len(planned), planned.digests), num_new
 
 
@@ -261,7 +261,9 @@ def with_shards(work: Work, survey: Survey, digests: PlanDigests, request: Build
     shards = [shard for shard in survey.shards if shard < work.spec.num_shards and shard not in work.open_shards]
     records, problems = dict[int, CommitRecord](), dict[int, str]()
     for shard in shards:
-        record, problem = planned_record(work.spec, digests, shard, survey.shards[shard])
+        record, problem = usable_record(work.spec, shard, survey.shards[shard])
+        if record and record.content.plan_digest != digests.shards[shard]:
+            record, problem = None, problem or f"{commit_file(shard)}: was made for other samples"
         if record is not None:
             records[shard] = record
         if problem is not None:
@@ -269,24 +271,10 @@ def with_shards(work: Work, survey: Survey, digests: PlanDigests, request: Build
     allowed = allowed_digests(work.spec, survey.seal.value, records)
     for shard, record in records.items():
         if shard not in problems and record.content.digest not in allowed.get(shard, ()):
-            problems[shard] = str(record_finding(shard, "is not the record that the cache was sealed with"))
+            problems[shard] = f"{commit_file(shard)}: is not the record that the cache was sealed with"
     kept = {shard: each for shard, each in records.items() if shard not in problems and shard not in request.rebuild}
     notes = tuple(f"damage found, shard {shard} is built again: {problems[shard]}" for shard in sorted(problems))
     return replace(work, kept=kept, allowed_digests=allowed, notes=notes)
-
-
-def planned_record(
-    spec: Spec, digests: PlanDigests, shard: int, on_disk: ShardOnDisk
-) -> tuple[CommitRecord | None, str | None]:
-    """Return the shard's record if it fits the plan, and the reason if the shard cannot be kept."""
-    record, problem = usable_record(spec, shard, on_disk)
-    if record and record.content.plan_digest != digests.shards[shard]:
-        return None, problem or str(record_finding(shard, "was made for other samples"))
-    return record, problem
-
-
-def record_finding(shard: int, problem: str) -> Finding:
-    return Finding(shard=shard, file=commit_file(shard), problem=problem)
 
 
 def allowed_digests(spec: Spec, seal: Seal | None, records: Mapping[int, CommitRecord]) -> AllowedDigests:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from cache_store.cache.survey import PlanOnDisk, Survey, survey, survey_as_stated, survey_build
+from cache_store.cache.survey import Survey, survey, survey_as_stated, survey_build
 from cache_store.format.plan import PlanDigests
 from cache_store.format.record import FORMAT_VERSION
-from cache_store.format.schema import ArraySpec, BuildRecord, Recipe, Spec
+from cache_store.format.schema import ArraySpec, BuildRecord, Recipe
 from cache_store.storage.local import LocalStore
 from cache_store.storage.store import Store
 from precompute.config import BuildConfig
@@ -101,14 +101,11 @@ def read_facts(inputs: Inputs) -> Facts:
     surveyed = survey(store, known_plans(build.value, source_list), build)
     if is_unchanged and (rows := unchanged_rows(surveyed)):
         facts = compare_lists(surveyed, inputs.recipe, rows)
-        return replace(facts, source_version=version, free_bytes=free_bytes(store))
-    listed = source_list or list_source(inputs.source, config)
-    return replace(
-        compare_lists(surveyed, inputs.recipe, listed.rows),
-        source_version=None if listed.num_missing else version,  # each build checks again how many may be missing
-        skipped_note=listed.skipped_note,
-        free_bytes=free_bytes(store),
-    )
+    else:
+        listed = source_list or list_source(inputs.source, config)
+        facts = replace(compare_lists(surveyed, inputs.recipe, listed.rows), skipped_note=listed.skipped_note)
+        version = None if listed.num_missing else version  # each build checks again how many may be missing
+    return replace(facts, source_version=version, free_bytes=free_bytes(store))
 
 
 def read_planned_facts(inputs: Inputs, *, as_stated: bool = False) -> Facts:
@@ -116,8 +113,7 @@ def read_planned_facts(inputs: Inputs, *, as_stated: bool = False) -> Facts:
 
     A rank takes the plan's rows `as_stated` by the records, and reads only those of its own shards.
     """
-    surveyed = (survey_as_stated if as_stated else survey)(inputs.store)
-    return planned_facts(surveyed, inputs.recipe)
+    return planned_facts((survey_as_stated if as_stated else survey)(inputs.store), inputs.recipe)
 
 
 def planned_facts(surveyed: Survey, recipe: Recipe) -> Facts:
@@ -156,19 +152,15 @@ def unchanged_rows(surveyed: Survey) -> Rows | None:
 def compare_lists(surveyed: Survey, recipe: Recipe, found: Rows) -> Facts:
     """Find the samples that the cache was planned with, and put the source's samples into its rows.
 
-    The plan file lists them, and the source is its backup. The correct list is the one that the spec, the seal or else
-    the records were made for. A cache of another recipe is refused anyway, so its lists are not compared.
+    A cache of another recipe is refused anyway, so its lists are not compared.
     """
     facts = Facts(survey=surveyed, recipe=recipe, found=found)
     if not surveyed.has_cache or not has_recipe(surveyed, recipe):
         return facts
-    restored = None if is_planned(surveyed, recipe) else source_in_rows(surveyed, recipe, found)
-    planned = planned_rows(surveyed, recipe, restored)
+    planned, restored = planned_rows(surveyed, recipe, found)
     if planned is None:
-        assert restored is not None
         gone = sorted({*surveyed.ids.values()}.difference(restored.ids()))
-        removed = SomeIds(len(gone), gone[:SHOWN_IDS])
-        return replace(facts, found=restored, difference=PlanDifference(removed=removed))
+        return replace(facts, found=restored, difference=PlanDifference(removed=SomeIds(len(gone), gone[:SHOWN_IDS])))
     in_rows = found if found.begins_with(planned) else in_order_of(found, planned.id_hashes())
     if not in_rows.begins_with(planned):
         return replace(facts, planned=planned, difference=compare_plans(planned, found))
@@ -183,54 +175,36 @@ def compare_lists(surveyed: Survey, recipe: Recipe, found: Rows) -> Facts:
         continues=True,
         difference=PlanDifference(added=added),
         has_begun_to_grow=has_begun,
-        ends_as_begun=has_begun and file.digests() == in_rows.digests,
+        ends_as_begun=has_begun and is_longer and file.digests() == in_rows.digests,
     )
 
 
 def has_recipe(surveyed: Survey, recipe: Recipe) -> bool:
     """Return whether the cache was made with this recipe, by all its records, or else its spec, or else its seal."""
     held = [record.content.recipe for record in surveyed.records.values()]
-    stated = (each.value.recipe for each in (surveyed.spec, surveyed.seal) if each.value)
-    held = held or [*stated][:1]
-    return bool(held) and all(each == recipe for each in held)
+    stated = [each.value.recipe for each in (surveyed.spec, surveyed.seal) if each.value]
+    return all(each == recipe for each in held) if held else stated[:1] == [recipe]
 
 
-def planned_rows(surveyed: Survey, recipe: Recipe, restored: Rows | None) -> Rows | None:
-    """Find the rows that the cache was planned with; None if neither the plan file nor the source can have had them."""
-    plan, spec, size = usable_plan(surveyed, recipe), sound_spec(surveyed, recipe), recipe.samples_per_shard
-    if restored is None:
-        assert plan is not None
-        assert spec is not None
-        return rows_on_disk(plan.plan, size, spec.rows, plan.digests)
+def planned_rows(surveyed: Survey, recipe: Recipe, found: Rows) -> tuple[Rows | None, Rows]:
+    """Find the rows that the cache was planned with, by what the spec, the seal or else the records were made for.
+
+    The plan file lists them, and the source is its backup; None if neither can have had them. The second result is what
+    the source has of them.
+    """
+    spec, plan, seal, size = surveyed.spec.value, surveyed.plan.value, surveyed.seal.value, recipe.samples_per_shard
+    spec = spec if spec and spec.recipe == recipe else None
+    plan = plan if plan and plan.plan.is_cut(size) else None
+    if spec and plan and plan.digests.whole == spec.plan_digest:
+        return rows_on_disk(plan.plan, size, spec.rows, plan.digests), found
+    restored = source_in_rows(surveyed, spec.rows if spec else count_planned(surveyed, size), found)
     candidates = [restored]
     if plan:
         candidates.insert(0, rows_on_disk(plan.plan, size, plan.plan.num_rows, plan.plan.digests()))
-    fitting = (rows for fits in (is_stated, fits_records) for rows in candidates if fits(surveyed, recipe, rows))
-    return next(fitting, None)
-
-
-def is_planned(surveyed: Survey, recipe: Recipe) -> bool:
-    """Return whether the plan file has the rows that the spec states."""
-    spec, plan = sound_spec(surveyed, recipe), usable_plan(surveyed, recipe)
-    return spec is not None and plan is not None and plan.digests.whole == spec.plan_digest
-
-
-def usable_plan(surveyed: Survey, recipe: Recipe) -> PlanOnDisk | None:
-    """Return the plan file's plan, unless its row groups are not shards of the recipe."""
-    plan = surveyed.plan.value
-    return plan if plan and plan.plan.is_cut(recipe.samples_per_shard) else None
-
-
-def sound_spec(surveyed: Survey, recipe: Recipe) -> Spec | None:
-    """Return the spec of the spec file, unless it has another recipe than the records."""
-    spec = surveyed.spec.value
-    return spec if spec and spec.recipe == recipe else None
-
-
-def is_stated(surveyed: Survey, recipe: Recipe, rows: Rows) -> bool:
-    """Return whether these are the rows of the spec, or of the seal."""
-    spec, seal = rows.spec(recipe), surveyed.seal.value
-    return spec == sound_spec(surveyed, recipe) or (seal is not None and seal.spec_digest == spec.digest)
+    stated = {each for each in (spec and spec.digest, seal and seal.spec_digest) if each}
+    fitting = [rows for rows in candidates if rows.spec(recipe).digest in stated]
+    fitting += [rows for rows in candidates if fits_records(surveyed, recipe, rows)]
+    return next(iter(fitting), None), restored
 
 
 def fits_records(surveyed: Survey, recipe: Recipe, rows: Rows) -> bool:
@@ -241,12 +215,12 @@ def fits_records(surveyed: Survey, recipe: Recipe, rows: Rows) -> bool:
     return bool(full) and all(each.plan_digest == rows.digests.shards[each.shard] for each in full)
 
 
-def source_in_rows(surveyed: Survey, recipe: Recipe, found: Rows) -> Rows:
+def source_in_rows(surveyed: Survey, num_planned: int, found: Rows) -> Rows:
     """Put the source's samples in the rows that samples tables state, as many as the cache was planned with.
 
     Rows that no table states go to the remaining samples, in order; a digest decides whether that was right.
     """
-    rows = min(planned_count(surveyed, recipe) or len(found), len(found))
+    rows = min(num_planned or len(found), len(found))
     known = [surveyed.ids.get(row) for row in range(rows)]
     taken = set(known)
     left = (name for name in found.ids() if name not in taken)
@@ -254,14 +228,10 @@ def source_in_rows(surveyed: Survey, recipe: Recipe, found: Rows) -> Rows:
     return in_order_of(found, hashes_of(name for name in named if name is not None)).first(rows)
 
 
-def planned_count(surveyed: Survey, recipe: Recipe) -> int:
-    """Count the planned rows by the spec, or else up to the last that a record or samples table knows."""
-    if spec := sound_spec(surveyed, recipe):
-        return spec.rows
-    ends = (
-        shard * recipe.samples_per_shard + record.content.cached + record.content.rejected
-        for shard, record in surveyed.records.items()
-    )
+def count_planned(surveyed: Survey, samples_per_shard: int) -> int:
+    """Count rows up to the last that a record or samples table knows."""
+    contents = ((shard, record.content) for shard, record in surveyed.records.items())
+    ends = (shard * samples_per_shard + each.cached + each.rejected for shard, each in contents)
     return max([0, *ends, *(row + 1 for row in surveyed.ids)])
 
 

@@ -40,7 +40,7 @@ def find_rank(index: str | None, world_size: str | None, environment: Mapping[st
     if index is not None or world_size is not None:
         if missing := [name for name, value in typed.items() if value is None]:
             raise ConfigError(f"--rank and --world-size go together; {missing[0]} is missing")
-        rank = make_rank(read_number("--rank", typed), read_number("--world-size", typed), "--rank", "--world-size")
+        rank = read_rank("--rank", "--world-size", typed)
     else:
         task, process = array_task(environment), launcher_rank(environment)
         whole, world = task.index * process.world_size + process.index, task.world_size * process.world_size
@@ -51,14 +51,13 @@ def find_rank(index: str | None, world_size: str | None, environment: Mapping[st
 def launcher_rank(environment: Mapping[str, str]) -> Rank:
     """Read the rank from torchrun's variables, else from srun's, which only srun steps have."""
     if environment.keys() >= {*TORCHRUN_VARIABLES}:
-        several_here = read_number("LOCAL_WORLD_SIZE", environment, 1) > 1
-        local = read_number("LOCAL_RANK", environment, 0) if several_here else None
-        rank, world_size = read_number("RANK", environment), read_number("WORLD_SIZE", environment)
-        return make_rank(rank, world_size, "RANK", "WORLD_SIZE", local)
+        shares_node = read_number("LOCAL_WORLD_SIZE", environment, 1) > 1
+        local = read_number("LOCAL_RANK", environment, 0) if shares_node else None
+        return read_rank("RANK", "WORLD_SIZE", environment, local)
     if environment.keys() >= {*SRUN_VARIABLES}:
-        tasks, nodes = read_number("SLURM_NTASKS", environment), read_number("SLURM_STEP_NUM_NODES", environment, 1)
-        local = read_number("SLURM_LOCALID", environment, 0) if tasks > nodes else None
-        return make_rank(read_number("SLURM_PROCID", environment), tasks, "SLURM_PROCID", "SLURM_NTASKS", local)
+        shares_node = read_number("SLURM_NTASKS", environment) > read_number("SLURM_STEP_NUM_NODES", environment, 1)
+        local = read_number("SLURM_LOCALID", environment, 0) if shares_node else None
+        return read_rank("SLURM_PROCID", "SLURM_NTASKS", environment, local)
     if environment.get("WORLD_SIZE") != "1":
         refuse_incomplete_variables(environment, "torchrun", TORCHRUN_VARIABLES)
     if "SLURM_STEP_ID" in environment or environment.get("SLURM_PROCID", "0") != "0":  # 0 in a batch script
@@ -72,9 +71,8 @@ def array_task(environment: Mapping[str, str]) -> Rank:
         refuse_incomplete_variables(environment, "a Slurm array", ARRAY_VARIABLES)
         return Rank(index=0, world_size=1)
     task, count = (read_number(name, environment) for name in ARRAY_VARIABLES)
-    first, step = (
-        read_number(f"SLURM_ARRAY_TASK_{name}", environment, least) for name, least in (("MIN", 0), ("STEP", 1))
-    )
+    first = read_number("SLURM_ARRAY_TASK_MIN", environment, 0)
+    step = read_number("SLURM_ARRAY_TASK_STEP", environment, 1)
     last = read_number("SLURM_ARRAY_TASK_MAX", environment, first + step * (count - 1))
     ids = range(first, last + 1, max(1, step))
     if task not in ids or len(ids) != count:  # uneven ids: all tasks refuse, so that no subset builds alone
@@ -107,7 +105,9 @@ def read_number(name: str, values: Mapping[str, str | None], default: int | None
     return int(text)
 
 
-def make_rank(index: int, world_size: int, index_name: str, size_name: str, local: int | None = None) -> Rank:
+def read_rank(index_name: str, size_name: str, values: Mapping[str, str | None], local: int | None = None) -> Rank:
+    """Read a rank; raise ConfigError if its number is not less than that of all."""
+    index, world_size = read_number(index_name, values), read_number(size_name, values)
     if not index < world_size:
         raise ConfigError(f"{index_name} must be in [0, {size_name}), got {index} of {world_size}")
     return Rank(index=index, world_size=world_size, local=local)

@@ -70,33 +70,21 @@ def keep_both(request: BuildRequest) -> list[str]:
     ]
 
 
-def refuse_grown_list(store: Store, rows: int, difference: PlanDifference, request: BuildRequest) -> NoReturn:
-    """Raise StaleError for a list that has only gained samples."""
-    refuse(
-        f"{store} was planned from fewer samples than the source has now; it is untouched",
-        list_differences(rows, rows + difference.added.total, difference),
-        [f"to add them and keep everything encoded so far: {request.with_options('--extend')}"],
-    )
-
-
 def refuse_other_list(
-    store: Store, rows: int, rows_now: int, difference: PlanDifference, request: BuildRequest
+    store: Store, rows: int, rows_now: int, difference: PlanDifference, request: BuildRequest, *, has_grown: bool
 ) -> NoReturn:
-    """Raise StaleError for a list that has lost samples or changed some."""
-    refuse(
-        f"{store} was planned from another sample list: {difference}; it is untouched",
-        list_differences(rows, rows_now, difference),
-        keep_both(request),
-    )
-
-
-def list_differences(rows: int, rows_now: int, difference: PlanDifference) -> list[Difference]:
-    return [
+    """Raise StaleError for a list that has lost samples or changed some, or that has only grown."""
+    summary, remedies = f"from another sample list: {difference}", keep_both(request)
+    if has_grown:
+        summary = "from fewer samples than the source has now"
+        remedies = [f"to add them and keep everything encoded so far: {request.with_options('--extend')}"]
+    differences = [
         Difference("samples", f"{rows:,}", f"{rows_now:,}"),
         *(Difference("new sample", "", name) for name in difference.added.first),
         *(Difference("gone sample", name, "") for name in difference.removed.first),
         *(Difference("image name or text", name, "changed") for name in difference.changed.first),
     ]
+    refuse(f"{store} was planned {summary}; it is untouched", differences, remedies)
 
 
 def refuse_lost_list(survey: Survey, source: PlanDigests, difference: PlanDifference) -> NoReturn:

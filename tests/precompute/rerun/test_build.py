@@ -123,6 +123,14 @@ def test_a_cache_in_its_sources_folder_is_said_once(project):
     assert said not in project.build(*options)
 
 
+def test_the_claim_of_a_cache_in_its_sources_folder_is_no_file_of_the_source(project):
+    """The build holds it while it lists the folder."""
+    project.unpack()
+    project.settings = {"source": {"kind": "folder", "path": str(project.images)}}
+    project.cache = project.images / "inside"
+    assert "passed over" not in project.build("--cache", project.cache)
+
+
 def test_a_build_that_caches_nothing_gives_an_example(project):
     nothing = {sample_name(number).replace("-", "_"): b"no image" for number in range(SAMPLES)}
     project.has(**{**nothing, "sample_001": image_bytes(1)[:60]})

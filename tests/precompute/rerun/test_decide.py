@@ -150,6 +150,7 @@ NO_SEAL = without("seal")
 SPEC_DAMAGED = replace(WHOLE, spec=DAMAGED, metadata={SPEC_FILE: b"damaged"})
 NO_ARRAY = replace(WHOLE, metadata={**WHOLE.metadata, "latents/zarr.json": None})
 OTHER_SEAL, OTHER_SIZE = replace(WHOLE, seal=FOREIGN.seal), replace(WHOLE, seal=surveyed(TALLER).seal)
+BESIDE_OTHER = replace(without("spec"), seal=OTHER_SIZE.seal)
 PLAN, AGAIN, EXTENDS = "plan.parquet is written again from the source", "shard 1 is built again: ", "from 12 to 20"
 
 DONE: dict[str, tuple[Case, list[int], list[int], str]] = {
@@ -173,6 +174,8 @@ DONE: dict[str, tuple[Case, list[int], list[int], str]] = {
     "neither spec nor records": (Case(replace(without("spec"), shards={})), [0, 1], [], "zarr.json: is missing"),
     "a spec of another recipe": (Case(OTHER_SPEC), [], [], "zarr.json: is not what the spec says it should be"),
     "a spec of another plan": (Case(OTHER_PLAN), [], [], "zarr.json: is not what the spec says it should be"),
+    "no spec, the seal of another recipe": (Case(BESIDE_OTHER), [], [], "zarr.json: is missing"),
+    "no spec or plan, beside that": (Case(replace(BESIDE_OTHER, plan=Reading())), [], [], PLAN),
     "a lost build record": (Case(without("build")), [], [], "build.json: is missing"),
     "a lost plan": (Case(without("plan")), [], [], PLAN),
     "a swapped plan": (Case(SWAPPED), [0, 1], [0, 1], PLAN),

@@ -1,4 +1,4 @@
-"""A rerun goes by the cache's own plan where no file of the source was written, added or taken away."""
+"""A rerun reads each file once, and goes by the cache's plan if no file of the source was written, added or removed."""
 
 import json
 import os
@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from cache_store.cache.metadata import read_build
+from cache_store.storage.local import LocalStore
 from cache_store.storage.store import STORES
+from precompute.cli import main
 from precompute.config import BuildConfig
 from precompute.rerun import facts as module
 from precompute.rerun import steps
@@ -109,6 +111,12 @@ def test_what_was_written_is_listed_again_and_once(project, file, listings):
     assert len(listings) == 1
 
 
+def test_a_second_build_is_refused_before_it_lists_the_source(built, listings):
+    with LocalStore(built.cache).claim():
+        assert "is being written by process" in built.build("--check-sources", code=1)
+    assert not listings
+
+
 def test_a_tar_that_is_replaced_while_a_build_begins_stops_it(project, monkeypatch):
     """After its index was read, and before it is listed."""
     file = as_tars(project)
@@ -187,3 +195,25 @@ def test_a_folder_of_images_is_looked_at_each_time(built, listings):
     built.build()
     assert len(listings) == 2
     assert read_build(built.cache).listed is None
+
+
+def test_what_cannot_fit_is_refused_before_anything_is_written(project, monkeypatch):
+    """22 samples of 640 bytes, of which a fifth may be rejected."""
+    monkeypatch.setattr(module, "free_bytes", lambda store: 11_000)
+    for command in ("build", "plan"):
+        said = project.run(main, command, "--config", project.config(), code=1)
+        assert "needs at least 11.3 KB for its latents, but only 11.0 KB are free there" in said
+        assert not list(project.cache.rglob("*.parquet"))
+    project.build("--run.check_space", "false")
+    project.build()
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+def test_with_a_codec_nothing_is_certain(project, monkeypatch, codec):
+    monkeypatch.setattr(module, "free_bytes", lambda store: 0)
+    project.build(store__codec=codec)
+
+
+def test_free_space_is_that_of_the_folder_to_be(tmp_path):
+    free = module.free_bytes(LocalStore(tmp_path / "not" / "yet"))
+    assert free is None or free > 0
