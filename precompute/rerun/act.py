@@ -77,7 +77,7 @@ def listing_record(work: Work, plan_file: FileRecord) -> Listed | None:
 
 
 def make_way_for_ranks(store: Store, work: Work) -> None:
-    """Delete all files of the shards to build, of which none has a record: ranks replace no file."""
+    """Delete files of shards without a record: ranks never replace files, and the new bytes may differ."""
     delete_shard_files(store, work.spec, work.to_build)
     clear_leftovers(store, work.spec)
 

@@ -93,7 +93,7 @@ class Work:
 
     @property
     def to_mend(self) -> list[int]:
-        """Shards to build that have a record, even a damaged one, or of which the seal says what they were."""
+        """Shards to build that already have a record, sound or damaged, or a digest in the seal."""
         known = {*self.recorded, *self.allowed_digests} - self.open_shards - {*self.recovered}
         return [shard for shard in self.to_build if shard in known]
 
@@ -172,9 +172,9 @@ def decide(facts: Facts, request: BuildRequest) -> Work:
 
 
 def decide_planned(facts: Facts, request: BuildRequest) -> Work:
-    """Decide what is left of the plan on disk, for ranks and the seal after them; `plan` has compared list and images.
+    """Decide the work left of the plan on disk, for ranks and the seal after them; `plan` has checked list and images.
 
-    Raises CacheError if the planning has not ended, or if a single-process build has to mend shards first.
+    Raises CacheError if planning has not finished, or if a single-process build has to mend shards first.
     """
     survey = facts.survey
     survey.raise_unreadable()

@@ -188,15 +188,15 @@ def refuse_little_space(store: Store, needed: float, free: int | None) -> None:
 def refuse_unfinished_plan(store: Store, damage: Finding | Exception | None, request: BuildRequest) -> NoReturn:
     """Raise CacheError if ranks, or the seal after them, find no whole plan."""
     why = f" ({damage})" if damage else ""
-    raise CacheError(f"{store} is not planned to the end{why}; first run: {request.with_options()}")
+    raise CacheError(f"{store}: planning has not finished{why}; first run: {request.with_options()}")
 
 
 def refuse_mending(store: Store, shards: Collection[int], request: BuildRequest) -> None:
-    """Raise CacheError if shards have to get the same bytes as before: only a single-process build replaces files."""
+    """Raise CacheError if existing shards must be rebuilt to the same bytes; only a single-process build does that."""
     if shards:
         raise CacheError(
-            f"{store}: lost or damaged: {counted(len(shards), 'shard')} ({abridged_shards(shards)}), which only a "
-            f"single-process build mends; first run: {request.single_process_command}"
+            f"{store}: {counted(len(shards), 'shard')} ({abridged_shards(shards)}) lost or damaged; only a "
+            f"single-process build mends them; run: {request.single_process_command}"
         )
 
 

@@ -1,9 +1,9 @@
 """The commands that make a cache: each reads the facts, decides by them, and acts; every check comes before a write.
 
-A build alone does all, and again from wherever it stopped. Or it is done in steps: plan once, encode with any number of
-ranks at the same time, seal once. A rank is a build that takes only its shards, writes only absent files, and leaves
-metadata and everything that would replace a file to `plan` or to a single-process build. So ranks need not know of each
-other: two that meet in one shard make the same bytes, and a dead one is run again, as itself or under another number.
+A single-process build does all, and resumes if it was stopped. Or the work is split: plan once, encode with any number
+of ranks at the same time, seal once. A rank builds only its own shards and writes only absent files; `plan` or a
+single-process build writes all metadata and replaces files. So ranks need not know of each other: two ranks that build
+the same shard write the same bytes, and a dead rank is run again, under the same number or another.
 """
 
 import shlex
@@ -65,10 +65,10 @@ def build(config: BuildConfig, request: BuildRequest | None = None) -> Summary:
 
 
 def plan_for_ranks(config: BuildConfig, request: BuildRequest) -> Work:
-    """Write the plan and all else but shards, so that ranks can build those; return the work left to do.
+    """Write the plan and the metadata, so that ranks can build the shards; return the work left.
 
-    Run again to extend or to retry. Raises StaleError, and touches nothing, if the cache was made from other inputs;
-    CacheError if shards have to be mended.
+    Run it again to extend or to retry. Raises StaleError, and touches nothing, if the cache was made from other inputs;
+    CacheError if shards need mending.
     """
     inputs = open_inputs(config, request)
     with inputs.store.claim():
@@ -81,7 +81,7 @@ def plan_for_ranks(config: BuildConfig, request: BuildRequest) -> Work:
 
 
 def build_rank(config: BuildConfig, request: BuildRequest, rank: Rank) -> Encoded:
-    """Build those shards of a planned cache that are the rank's and not committed, while others build theirs."""
+    """Build this rank's uncommitted shards of a planned cache, while other ranks build theirs."""
     refuse_unplanned(open_store(config.cache), request)
     refuse_no_engine(config)
     inputs = open_inputs(with_own_gpu(config, rank), request)
@@ -91,7 +91,7 @@ def build_rank(config: BuildConfig, request: BuildRequest, rank: Rank) -> Encode
 
 
 def seal_after_ranks(config: BuildConfig, request: BuildRequest) -> Summary:
-    """Seal a cache all of whose shards are committed; raise CacheError naming those that are not."""
+    """Seal a cache; raise CacheError naming the shards that are not committed."""
     refuse_unplanned(open_store(config.cache), request)
     inputs = open_inputs(config, request)
     with inputs.store.claim():
@@ -129,12 +129,12 @@ def decide_all(inputs: Inputs, facts: Facts) -> Work:
 
 
 def with_own_gpu(config: BuildConfig, rank: Rank) -> BuildConfig:
-    """Let a rank that is one of several on its node use one GPU, its own; a rank alone there uses all."""
+    """Give the rank its own GPU if several ranks share its node; a rank alone on its node uses all GPUs."""
     return config if rank.local is None else replace(config, encoder=worker_encoder(config.encoder, rank.local))
 
 
 def refuse_unplanned(store: Store, request: BuildRequest) -> None:
-    """Raise NoCacheError, before anything is loaded, if there is no plan to build from."""
+    """Raise NoCacheError if the cache has no plan; call it before anything is loaded."""
     if not store.has(SPEC_FILE):
         raise NoCacheError(f"{store} has no plan; first run: {request.with_options()}")
 

@@ -262,8 +262,8 @@ def test_the_work_says_which_shards_are_new_and_which_replace_others(name):
     assert (work.to_mend, work.unfinished, work.new) == (to_mend, unfinished, new)
 
 
-UNPLANNED = "C is not planned to the end"
-MEND_FIRST = r"lost or damaged: 1 shard \(1\), which only a single-process build mends; first run: precompute build"
+UNPLANNED = "C: planning has not finished"
+MEND_FIRST = r"1 shard \(1\) lost or damaged; only a single-process build mends them; run: precompute build"
 FOR_RANKS: dict[str, tuple[Survey, str]] = {
     "a shard not built yet": (shard_1(None, NO_SEAL), ""),
     "a finished cache": (WHOLE, ""),
