@@ -78,7 +78,7 @@ def edit(path: Path) -> None:
 def assert_left(project: Project, before: dict[str, bytes], message: str, by_table: bool) -> None:
     """Nothing of shard 1 was replaced, and the shard is named; the sample is where its samples table can be read."""
     assert "1 shard came out differently when rebuilt, so nothing was replaced: 1\n" in message
-    assert ("image of sample-009" in message) is by_table
+    assert ("content of sample-009" in message) is by_table
     assert ("an image may have changed unnoticed" in message) is not by_table
     now = contents(project)
     assert now.keys() >= before.keys()
