@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from precompute.build import build as build_module
 
+import precompute.rerun.steps as build_module
 from cache_store import open_cache, open_joined
 from cache_store.cache.metadata import read_commit
 from cache_store.cli import main as cache_store
