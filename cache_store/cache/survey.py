@@ -3,7 +3,7 @@
 Nothing here judges: a file is read, or it is said why not. Shard files and samples tables are looked at for their size.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Generic, TypeVar
@@ -11,8 +11,9 @@ from typing import Generic, TypeVar
 import msgspec
 import pyarrow as pa
 
-from cache_store.cache.files import open_plan, open_table, plan_record
+from cache_store.cache.files import open_recorded_plan, open_table
 from cache_store.cache.metadata import has_cache, parse_checked_spec, read_record
+from cache_store.cache.writing.withdrawn import withdrawn_shards
 from cache_store.errors import CacheError, NewerFormatError, OlderFormatError
 from cache_store.format.formats import shard_format
 from cache_store.format.names import BUILD_FILE, COMMITS, SAMPLES, SEAL_FILE, SPEC_FILE, commit_file
@@ -66,6 +67,8 @@ class Survey:
     plan: Reading[PlanOnDisk] = field(default_factory=Reading)
     shards: Mapping[int, ShardOnDisk] = field(default_factory=dict)
     """Those that have a commit record, be it damaged."""
+    withdrawn: frozenset[int] = frozenset()
+    """Shards whose record was withdrawn to replace their files, by the marks of a store that no claim guards."""
     metadata: Mapping[str, bytes | None] = field(default_factory=dict)
     """The files that the spec determines, as far as they can be read."""
     ids: Mapping[int, str] = field(default_factory=dict)
@@ -84,13 +87,18 @@ class Survey:
                 raise problem
 
 
-def survey(cache: Address, known_plans: Mapping[str, PlanDigests] | None = None) -> Survey:
+def survey(
+    cache: Address,
+    known_plans: Mapping[str, PlanDigests] | None = None,
+    build: Reading[BuildRecord] | None = None,
+) -> Survey:
     """Read what there is; NewerFormatError where the spec is of a version that this program does not know, and
     OlderFormatError where it lacks a field and no record makes good for it.
 
-    `known_plans` has digests of rows by the SHA-256 of the plan file that holds them.
+    `known_plans` has digests of rows by the SHA-256 of the plan file that holds them; `build` is the build record, if
+    it was read already.
     """
-    found = survey_records(cache)
+    found = survey_records(cache, build)
     if not found.has_cache:
         return found
     store, spec = found.store, found.spec.value
@@ -108,7 +116,7 @@ def survey_as_stated(cache: Address) -> Survey:
     return replace(found, plan=read(partial(stated_plan, found, found.spec.value))) if found.spec.value else found
 
 
-def survey_records(cache: Address) -> Survey:
+def survey_records(cache: Address, build: Reading[BuildRecord] | None = None) -> Survey:
     """All but the plan, which grows with the data set."""
     if not has_cache(store := open_store(cache)):
         return Survey(store=store)
@@ -118,18 +126,24 @@ def survey_records(cache: Address) -> Survey:
         spec = read(partial(parse_checked_spec, group.value, store.where(SPEC_FILE)))
     if isinstance(spec.problem, NewerFormatError):
         raise spec.problem
+    names = names_in(there := listed_once(store), COMMITS)
     found = Survey(
         store=store,
         has_cache=True,
         spec=spec,
         seal=read(partial(read_record, Seal, store, SEAL_FILE)),
-        build=read(partial(read_record, BuildRecord, store, BUILD_FILE)),
-        shards=dict(read_shards(listed_once(store))),
+        build=build or survey_build(store),
+        shards=dict(read_shards(there, names)),
+        withdrawn=withdrawn_shards(names),
         metadata={SPEC_FILE: group.value, **metadata_beside(store, spec.value)},
     )
     if isinstance(spec.problem, OlderFormatError) and not found.records and found.seal.value is None:
         raise spec.problem
     return found
+
+
+def survey_build(store: Store) -> Reading[BuildRecord]:
+    return read(partial(read_record, BuildRecord, store, BUILD_FILE))
 
 
 def held_recipe(survey: Survey) -> Recipe | None:
@@ -165,8 +179,7 @@ def metadata_beside(store: Store, spec: Spec | None) -> dict[str, bytes | None]:
 def read_plan_file(found: Survey, known_plans: Mapping[str, PlanDigests]) -> PlanOnDisk:
     """The plan, a shard of it in memory at a time; of one that was sealed, or is known, no row is looked at."""
     store, spec = found.store, found.spec.value
-    file = plan_record(store)  # a file that the system cannot read is no damaged one
-    plan = open_plan(store)
+    plan, file = open_recorded_plan(store)  # OSError where the system cannot read it: that is no damage
     digests = sealed_digests(found, file) or known_plans.get(file.sha256)
     if digests is None or (spec and digests.whole != spec.plan_digest):
         digests = plan.digests(spec.rows if spec else None)
@@ -177,7 +190,8 @@ def stated_plan(found: Survey, spec: Spec) -> PlanOnDisk:
     store, records = found.store, found.records
     by_shard = (records[shard].content.plan_digest if shard in records else "" for shard in range(spec.num_shards))
     digests = PlanDigests(spec.plan_digest, tuple(by_shard))
-    return PlanOnDisk(plan=open_plan(store), file=plan_record(store), digests=digests)
+    plan, file = open_recorded_plan(store)
+    return PlanOnDisk(plan=plan, file=file, digests=digests)
 
 
 def sealed_digests(found: Survey, file: FileRecord) -> PlanDigests | None:
@@ -191,9 +205,9 @@ def sealed_digests(found: Survey, file: FileRecord) -> PlanDigests | None:
     return PlanDigests(spec.plan_digest, tuple(content.plan_digest for content in contents))
 
 
-def read_shards(store: Store) -> Iterator[tuple[int, ShardOnDisk]]:
-    """Every shard for which there is a commit record, sound or not."""
-    stems = (name.removesuffix(".json") for name in names_in(store, COMMITS))
+def read_shards(store: Store, names: Iterable[str]) -> Iterator[tuple[int, ShardOnDisk]]:
+    """Every shard for which there is a commit record, sound or not, by the names in the folder of records."""
+    stems = (name.removesuffix(".json") for name in names)
     shards = [int(stem) for stem in stems if stem.isdecimal() and commit_file(int(stem)) == f"{COMMITS}/{stem}.json"]
     readings = wait_together(store, partial(read_shard_record, store, {}), shards)
     for shard, record in zip(shards, readings, strict=True):

@@ -172,12 +172,15 @@ class LocalStore(Store):
         return claim(self.root, shared=shared)
 
     def free_bytes(self) -> int | None:
-        place = next((each for each in (self.root, *self.root.absolute().parents) if each.is_dir()), Path("/"))
-        try:
-            usage = shutil.disk_usage(place)
-        except OSError:  # some network file systems
-            return None
-        return usage.free if usage.total else None
+        for place in (self.root, *self.root.absolute().parents):
+            try:
+                usage = shutil.disk_usage(place)
+            except FileNotFoundError:
+                continue
+            except OSError:  # some network file systems
+                return None
+            return usage.free if usage.total else None
+        return None
 
     def contains(self, other: Store) -> bool:
         """Return whether another store is this one or lies within it; a URL never does."""

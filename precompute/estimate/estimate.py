@@ -22,7 +22,8 @@ from precompute.estimate.probe import Probe, Prober
 from precompute.estimate.sizes import CacheSize, sizes_by_codec
 from precompute.estimate.training_run import MeasuredStep, read_step
 from precompute.images.decoder_messages import silence_decoders
-from precompute.plan.spec import possible_spec, recipe_of
+from precompute.rerun.decide import possible_spec
+from precompute.rerun.facts import recipe_of
 from precompute.sources import Source, open_source
 
 UNMEASURED_STEPS_S = (0.1, 0.3, 1.0)

@@ -15,6 +15,7 @@ import numpy as np
 from cache_store.errors import MissingPathError, NotAFileError, SourceError, TooLargeError
 from cache_store.format.names import PLAN_FILE, SPEC_FILE
 from cache_store.storage.ahead import Expected
+from cache_store.storage.claim import CLAIM_FILE
 from cache_store.storage.local import LocalFile, LocalStore
 from cache_store.storage.store import Store, is_url, listed_once, open_store, split_url
 from cache_store.storage.verbs import File
@@ -104,14 +105,16 @@ class ImageFolder:
         for name, _ in self._known.walk():
             if name.endswith("/"):
                 found.linked_folders.append(name[:-1])
-            elif not is_mac_metadata(name):
-                folder, _, last = name.rpartition("/")
-                if last in CACHE_FILES:
-                    marks[folder].add(last)
-                if is_utf8(name):
-                    yield name
-                else:
-                    found.not_utf8.append(name)
+                continue
+            folder, _, last = name.rpartition("/")
+            if last in CACHE_FILES:
+                marks[folder].add(last)
+            if is_mac_metadata(name) or last == CLAIM_FILE:
+                continue
+            if is_utf8(name):
+                yield name
+            else:
+                found.not_utf8.append(name)
 
     def version(self) -> None:
         """Only each file tells whether it is as it was."""
