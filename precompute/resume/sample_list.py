@@ -68,7 +68,7 @@ def planned_rows(survey: Survey, recipe: Recipe, found: Rows) -> Rows:
 def usable_plan(survey: Survey, recipe: Recipe) -> PlanOnDisk | None:
     """Return the plan file's plan, unless its row groups are no shards of the recipe."""
     plan = survey.plan.value
-    return plan if plan and plan.plan.is_cut(recipe.samples_per_shard) else None
+    return plan if plan and plan.plan.has_shards_of(recipe.samples_per_shard) else None
 
 
 def sound_spec(survey: Survey, recipe: Recipe) -> Spec | None:
