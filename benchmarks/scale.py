@@ -22,8 +22,8 @@ from benchmarks.scale_cache import PER_SHARD, RECIPE, drop_half, write_lines, wr
 from cache_store import Cache, open_cache
 from cache_store.cache.files import file_record, write_plan
 from cache_store.cache.metadata import read_build
-from cache_store.cache.survey import survey, survey_as_stated, survey_records
-from cache_store.cache.writing.seal import make_seal, refuse_other_form, write_seal
+from cache_store.cache.survey import survey, survey_records, survey_without_reading_plan
+from cache_store.cache.writing.seal import make_seal, refuse_non_canonical, write_seal
 from cache_store.format.names import PLAN_FILE
 from cache_store.format.schema import FileRecord
 from cache_store.program.run_program import run_program
@@ -140,7 +140,7 @@ def sealing(folder: Path) -> Callable[[], object]:
         found = survey_records(store)
         assert found.spec.value is not None
         contents = [record.content for _, record in sorted(found.records.items())]
-        refuse_other_form(store, contents)
+        refuse_non_canonical(store, contents)
         plan = FileRecord(path=PLAN_FILE, bytes=0, sha256="0" * 64)
         plan = file_record(store, PLAN_FILE) if store.has(PLAN_FILE) else plan
         write_seal(store, make_seal(found.spec.value, contents, plan), None)
@@ -200,7 +200,7 @@ def running_again_as_rank(folder: Path) -> Callable[[], object]:
     """Decide what is left of the plan, as each rank does, which lists nothing."""
     from precompute.build.steps import decide_planned  # with torch, whose memory no other step has
 
-    return lambda: decide_planned(survey_as_stated(folder / "cache"), RECIPE, BuildRequest())
+    return lambda: decide_planned(survey_without_reading_plan(folder / "cache"), RECIPE, BuildRequest())
 
 
 STEPS: dict[str, Callable[[Path], Callable[[], object]]] = {

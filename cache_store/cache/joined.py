@@ -45,15 +45,15 @@ def refuse_other_plan(first: Cache, other: Cache) -> None:
 
 
 class JoinedCache:
-    """Sealed caches of one plan, read-only; sample numbers are dense over the rows cached in all, in row order."""
+    """Sealed caches of one plan, read-only; sample numbers count the rows cached in all of them, in row order."""
 
-    # Axes: N samples asked for.
+    # Axes: N samples to read.
 
-    def __init__(self, caches: Mapping[str, Cache], without: Sequence[int] | NDArray[np.int64] = ()) -> None:
-        """Join the caches; `without` lists rows to leave out although every cache holds them."""
+    def __init__(self, caches: Mapping[str, Cache], excluded_rows: Sequence[int] | NDArray[np.int64] = ()) -> None:
+        """Join the caches; `excluded_rows` lists rows to leave out although every cache holds them."""
         self.caches = dict(caches)
         self._rejected = {name: each.rejected_rows() for name, each in self.caches.items()}
-        self._lacking = np.unique(np.concatenate([*self._rejected.values(), np.asarray(without, np.int64)]))
+        self._lacking = np.unique(np.concatenate([*self._rejected.values(), np.asarray(excluded_rows, np.int64)]))
         self._cached_before = self._lacking - np.arange(len(self._lacking))
         """For each row left out, the number of joined samples before it."""
         self._count = self.first.spec.rows - len(self._lacking)
@@ -91,7 +91,7 @@ class JoinedCache:
     def read(self, numbers: np.ndarray, *, check: bool = True, normalize: bool = False) -> dict[str, np.ndarray]:
         """Read samples by joined number: each cache's name with its array [N, *shape], in the order of `numbers`.
 
-        Raises as `Cache.read` does, with the same options.
+        Options and errors are those of `Cache.read`.
         """
         return self.read_rows(self.rows(numbers), check=check, normalize=normalize)
 

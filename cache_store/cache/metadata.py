@@ -1,4 +1,4 @@
-"""Reading and writing a cache's records: the spec, the commit records, the seal."""
+"""Read and write a cache's records: spec, commit records, build record and seal."""
 
 import contextlib
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ def has_cache(store: Store) -> bool:
     return any(map(store.has, (SPEC_FILE, SEAL_FILE, COMMITS)))
 
 
-def refuse_others(store: Store, option: str) -> None:
+def refuse_foreign_place(store: Store, option: str) -> None:
     """Raise ConfigError, naming the option, if the place is in another cache, is not a folder or holds other files."""
     if not has_cache(store):
         for outer in map(open_store, places_above(store)):

@@ -128,7 +128,7 @@ class Auditor:
         size = self._array.encoder.batch_size
         batched = set[int]()
         for number in (number for number in drawn if number not in batched):
-            shard = int(self._cache.shards.of(number))
+            shard = int(self._cache.shards.shards_of(number))
             planned, numbers = self._planned(shard)
             batch = Batch(self._cache.spec, planned, shard, int(np.flatnonzero(numbers == number)[0]) // size * size)
             batched.update(numbers[batch.start : batch.stop].tolist())

@@ -8,9 +8,9 @@ from collections.abc import Collection, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 
-from cache_store.cache.metadata import read_build, refuse_others
+from cache_store.cache.metadata import read_build, refuse_foreign_place
 from cache_store.cache.survey import Survey, survey
-from cache_store.cache.writing.seal import make_seal, refuse_other_form, write_seal
+from cache_store.cache.writing.seal import make_seal, refuse_non_canonical, write_seal
 from cache_store.cache.writing.withdrawn import withdrawn_shards
 from cache_store.errors import CacheError, Interrupted
 from cache_store.format.names import SEAL_FILE
@@ -109,7 +109,7 @@ def open_inputs(config: BuildConfig, request: BuildRequest) -> Inputs:
     silence_decoders()
     config = config.prepared()
     store = open_store(config.cache)
-    refuse_others(store, "cache")
+    refuse_foreign_place(store, "cache")
     source = open_source(config.source)
     encoder = load_encoder(config.own_encoder, config.image.range)
     return Inputs(config=config, request=request, store=store, source=source, encoder=encoder)
@@ -233,7 +233,7 @@ def seal_of(store: Store, work: Work, progress: BuildProgress, plan_file: FileRe
     """Seal the cache, from the records of all its shards."""
     records = {**work.kept, **progress.built}
     contents = [records[shard].content for shard in range(work.spec.num_shards)]
-    refuse_other_form(store, contents)
+    refuse_non_canonical(store, contents)
     seal = make_seal(work.spec, contents, plan_file)
     return write_seal(store, seal, work.earlier_seal)
 

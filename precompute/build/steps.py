@@ -8,7 +8,7 @@ same bytes, and a dead one is run again, as itself or as one of another number.
 from dataclasses import replace
 from typing import NoReturn
 
-from cache_store.cache.survey import Survey, survey, survey_as_stated
+from cache_store.cache.survey import Survey, survey, survey_without_reading_plan
 from cache_store.cache.writing.withdrawn import withdraw
 from cache_store.errors import CacheError, NoCacheError
 from cache_store.format.formats import files_of_shard
@@ -69,7 +69,7 @@ def build_rank(config: BuildConfig, request: BuildRequest, rank: Rank) -> Encode
     refuse_no_engine(config)
     inputs = open_inputs(on_its_gpu(config, rank), request)
     with inputs.store.claim(shared=True):
-        surveyed = survey_as_stated(inputs.store)
+        surveyed = survey_without_reading_plan(inputs.store)
         work = decide_planned(surveyed, recipe_of(inputs.config, inputs.encoder), request).work.without_plan()
         return build_missing(inputs, work, rank.shards_of(work.to_build), shared=True).encoded
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from cache_store.cache.metadata import refuse_others
+from cache_store.cache.metadata import refuse_foreign_place
 from cache_store.errors import SourceError
 from cache_store.format.schema import CodecName, Spec
 from cache_store.format.tables import PLAN_SCHEMA
@@ -63,7 +63,7 @@ def estimate(config: EstimateConfig) -> Estimate:
     """
     silence_decoders()
     config = config.prepared()
-    refuse_others(store := open_store(config.cache), "cache")
+    refuse_foreign_place(store := open_store(config.cache), "cache")
     step = read_step(config.training_run) if config.training_run is not None else None
     source = open_source(config.source)
     encoder = load_encoder(config.encoder, config.image.range)

@@ -20,11 +20,11 @@ def write_seal(store: Store, seal: Seal, held: Seal | None) -> Seal:
 
 
 def cache_identity(contents: Iterable[CommitContent]) -> str:
-    """SHA-256 over the digests of every commit record's content, shards in order."""
+    """Hash the digests of every commit record's content, in shard order (SHA-256)."""
     return hashlib.sha256("".join(each.digest for each in contents).encode()).hexdigest()
 
 
-def refuse_other_form(store: Store, contents: Iterable[CommitContent]) -> None:
+def refuse_non_canonical(store: Store, contents: Iterable[CommitContent]) -> None:
     """Raise CacheError for a record that is not canonical JSON: its digest is then not that of its contents."""
     for content in contents:
         if not content.is_canonical:
