@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from cache_store import Cache
-from cache_store.cache.image_encoder import EncodeImages
+from cache_store.cache.images import EncodeImages
 from cache_store.errors import ConfigError, SourceError
 from cache_store.format.schema import ArraySpec
 from cache_store.refusal import differing, refuse
@@ -37,7 +37,10 @@ def encode_images(cache: Cache, images: Sequence[Path | str], device: str = "aut
 
 
 def open_encoder(array: ArraySpec, model: str, device: str = "auto") -> EncodeImages:
-    """Open the encoder that made `array`; `encode_once.encoder` is the entry point that names this function."""
+    """Open the encoder that made `array`; `cache_store.cache.images` calls it.
+
+    Raises StaleError if the model is another one.
+    """
     identity, range_ = array.encoder, image_config(array).range
     family, _ = find_family(model)  # of another class, some fields of the cache's encoder may mean nothing
     encoder = load_encoder(EncoderConfig.of_identity(identity, family.takes, model, device), range_)

@@ -105,7 +105,7 @@ def seal_findings(spec: Spec, seal: Seal, checked: Sequence[CheckedShard], damag
     if seal.spec_digest != spec.digest:
         yield Finding(file=SEAL_FILE, problem="is the seal of another spec")
         return
-    others = other_records(seal, checked)
+    others = unsealed_records(seal, checked)
     if len(others) == len(checked) > 1:
         yield Finding(file=SEAL_FILE, problem="matches none of the commit records")
         return
@@ -124,7 +124,7 @@ def contents_of(checked: Sequence[CheckedShard]) -> list[CommitContent]:
     return [each.content for each in checked if each.content]
 
 
-def other_records(seal: Seal, checked: Sequence[CheckedShard]) -> list[Finding]:
+def unsealed_records(seal: Seal, checked: Sequence[CheckedShard]) -> list[Finding]:
     """List readable records that were not sealed; empty if the seal's own list is at fault."""
     findings = []
     for each in checked:

@@ -126,7 +126,7 @@ def status_findings(samples: ShardSamples) -> Iterator[Finding]:
         yield Finding(shard=shard, row=table["row"][slot].as_py(), file=name, problem=problem)
 
 
-def other_rows(samples: ShardSamples) -> Iterator[Finding]:
+def mismatched_rows(samples: ShardSamples) -> Iterator[Finding]:
     """Yield rows of the samples table that differ from the plan; one finding if every row does."""
     if samples.planned is None:
         return

@@ -21,7 +21,7 @@ from cache_store.verify.findings import Finding, Level, unreadable
 from cache_store.verify.record import (
     content_findings,
     file_finding,
-    other_rows,
+    mismatched_rows,
     statistics_findings,
     status_findings,
     table_findings,
@@ -108,7 +108,7 @@ class ShardVerifier:
         if samples is None:
             return
         yield from table_findings(samples, content)
-        yield from other_rows(samples)
+        yield from mismatched_rows(samples)
         is_tables_fault = wrong_table is not None and wrong_data is None
         sums = RunningSums(self._spec.array, self._spec.array.dtype) if task.level == "deep" else None
         differing = [*self._data_findings(task, samples, is_tables_fault, sums)]
@@ -124,7 +124,7 @@ class ShardVerifier:
         if task.level == "quick":
             return
         samples, found = self._read_samples(task, None)
-        found += [] if samples is None else other_rows(samples)
+        found += [] if samples is None else mismatched_rows(samples)
         yield from found
         if samples is not None and not found:
             yield from status_findings(samples)
@@ -164,7 +164,7 @@ class ShardVerifier:
                 return self._plan.recorded_rows(content)
             rows = self._plan.shard(shard, list(PLAN_COLUMNS))
         except CacheError:
-            return None  # plan and record differ, which is found elsewhere
+            return None  # other checks report that plan and record differ
         return rows if rows.num_rows == len(self._spec.shard_rows(shard)) else None
 
     def _data_findings(

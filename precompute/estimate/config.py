@@ -12,7 +12,7 @@ BATCH_SIZE = 64
 
 def option(typed: str, default: Any = None) -> Any:
     """A field whose option is not its name."""
-    return field(default=default, metadata={"typed": typed})
+    return field(default=default, metadata={"option": typed})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,12 +1,9 @@
-"""A cache's source images as its encoder saw them, for programs that know only the cache; needs no torch.
-
-`cache_store.gallery` finds `open_source_images` by the entry point group `encode_once.images`.
-"""
+"""Read a cache's source images as its encoder saw them; `cache_store.cache.images` calls it. Needs no torch."""
 
 from PIL import Image
 
+from cache_store.cache.images import ReadImage
 from cache_store.errors import SourceError
-from cache_store.gallery.source_images import ReadImage
 from cache_store.storage.store import Address
 from precompute.config import BuildConfig
 from precompute.images.decode import content_sha256, decode_image

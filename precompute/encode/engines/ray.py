@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 from posixpath import commonpath, dirname
 from typing import Any
 
-from cache_store.cores import usable_cores
 from cache_store.errors import EncodeOnceError, Interrupted
 from cache_store.format.formats import files_of_shard
 from cache_store.format.names import COMMITS, commit_file
 from cache_store.log import log_info
+from cache_store.program.run_program import usable_cores
 from cache_store.refusal import printable
 from cache_store.storage.local import LocalStore
 from cache_store.storage.store import Store

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from contextlib import nullcontext, suppress
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -211,30 +210,6 @@ def test_a_stop_that_a_library_calls_an_error_is_a_stop(number, capsys):
 
     assert run_program("program", run, []) == 3
     assert capsys.readouterr().err.startswith("program: stopped: ")
-
-
-STOPPED_MODULE = """
-import os, signal
-os.kill(os.getpid(), signal.SIGINT)
-{more}
-"""
-
-
-@pytest.mark.parametrize(("more", "is_whole"), [("", True), ("os.kill(os.getpid(), signal.SIGINT)", False)])
-def test_a_stop_waits_for_an_import_and_a_second_does_not(tmp_path, monkeypatch, capsys, more, is_whole):
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "stopped", raising=False)
-    (tmp_path / "stopped.py").write_text(STOPPED_MODULE.format(more=more))
-
-    def run(argv):
-        import_module("stopped")
-        return time.sleep(5) or 0
-
-    began = time.monotonic()
-    assert run_program("program", run, []) == 3
-    assert time.monotonic() - began < 4
-    assert capsys.readouterr().err == "program: stopped: what is on disk is whole; run the same command again\n"
-    assert ("stopped" in sys.modules) == is_whole
 
 
 class StopsWhenDeleted:

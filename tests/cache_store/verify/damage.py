@@ -220,7 +220,7 @@ SCENES = {
         [flip_row_7, lambda at: shutil.copy(at("record 0"), at("record 1"))], ROW_7 | RECORD, quick=RECORD
     ),
     "a flipped bit, half a record, half a table": Scene(
-        [flip_row_7, cut_in_half("record 1", "table 1")], TABLE | RECORD, quick=RECORD, says="was not looked at"
+        [flip_row_7, cut_in_half("record 1", "table 1")], TABLE | RECORD, quick=RECORD, says="was not checked"
     ),
     "two rows swapped in the shard": Scene([swap_rows], ROWS_6_7, quick=NOTHING),
     "their crc32c swapped as well": Scene([swap_rows, swap_columns("crc32c")], DATA | TABLE),
