@@ -4,12 +4,12 @@
     python examples/lightning_loop.py CACHE OUT --steps 200 --devices 2            # Lightning starts the second process
     python examples/lightning_loop.py CACHE OUT --steps 200 --devices 2 --resume   # after any stop
 
-The model restores latents from copies of half their size; yours takes its place. What to look at:
+The model restores latents from copies of half their size; put yours in its place. Three points matter:
 
-1. The stream takes rank and world size from the Trainer, and its batch size is that of all processes together; so
-   `use_distributed_sampler=False`, and any number of processes trains on the same batches.
-2. The stream never ends, so the run's length is `max_steps`.
-3. The position is the DataModule's state, in Lightning's own checkpoint. It is noted when a batch is trained on, not
+1. The stream takes rank and world size from the Trainer, and its batch size counts all processes together. So set
+   `use_distributed_sampler=False`; any number of processes then trains on the same batches.
+2. The stream never ends, so `max_steps` sets the length of the run.
+3. The position is the DataModule's state, in Lightning's own checkpoint. It is recorded when a batch is trained on, not
    when it is read: Lightning reads one batch ahead, and the workers more.
 """
 

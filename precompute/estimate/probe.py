@@ -1,7 +1,6 @@
 """Measuring real batches: decoded alone, encoded alone, and both at once, as one worker of a build does it.
 
-Each takes a third of the time, whose clock runs from the end of the first batch: that one warms up what comes later,
-and fills the queues.
+Each measurement takes a third of the time. Its clock starts after the first batch, which warms up and fills the queues.
 """
 
 # Axes: N images of a batch, Y X pixels, 3 RGB.
@@ -27,18 +26,18 @@ from precompute.encoders.encoder import Encoder
 from precompute.sources import Source
 
 KEPT_BATCHES = BATCHES_AHEAD
-"""Decoded batches that are encoded again and again; in memory, as in a build."""
+"""Decoded batches that are kept in memory and encoded repeatedly."""
 
 MEASURED_AT_LEAST = 2
-"""Batches after the first, however little time there is."""
+"""Fewest batches to measure after the first, even if the time is over."""
 
 KEPT_SAMPLES = 256
-"""Encoded, to see how far codecs compress them."""
+"""Encoded samples kept, to measure how well codecs compress them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """What one worker reaches on this machine."""
+    """The rates of one worker on this machine."""
 
     device: str
     decode_threads: int
@@ -48,14 +47,14 @@ class Probe:
     both_per_s: float
     """Images decoded and encoded at the same time."""
     waiting_share: float
-    """Of the encoder's time, when both ran."""
+    """Share of the encoder's time spent waiting, when both ran."""
     seconds: float
     images: int
-    """Different ones that were decoded."""
+    """Number of different images decoded."""
     rejected: Counter[str]
-    """How many of them, by reason."""
+    """Number of rejected images, by reason."""
     samples: np.ndarray
-    """Encoded ones: [N, *shape], float32."""
+    """Encoded samples: [N, *shape], float32."""
 
     @property
     def shares_cores(self) -> bool:
@@ -123,7 +122,7 @@ class Prober:
             yield len(batch.pixels_NYX3), 0.0
 
     def _encode(self, batches: Iterable[tuple[Batch, float]], kept: list[np.ndarray]) -> Iterator[tuple[int, float]]:
-        """Each batch's size once its samples are here, the next one being encoded, with the time waited for it."""
+        """Encode one batch ahead; yield each batch's size when its samples have arrived, with a waiting time."""
         ahead = deque[Encoding]()
         for batch, waited_s in batches:
             ahead.append(self._feed.encode(batch.room, len(batch.pixels_NYX3)))
@@ -138,12 +137,12 @@ class Prober:
         reasons = [reason for each in self._reasons.values() for reason in each]
         rejected = [reason for reason in reasons if reason is not None]
         if len(rejected) == len(reasons):
-            raise SourceError(f"none of {len(reasons):,} samples drawn has an image that can be read: {rejected[0]}")
+            raise SourceError(f"all {len(reasons):,} samples drawn have unreadable images, such as: {rejected[0]}")
         return rejected
 
 
 def paced(work: Iterator[tuple[int, float]], seconds: float, show: Callable[[], object]) -> tuple[float, float]:
-    """Images a second, and the share of the time that was waited; of work that yields both, batch by batch."""
+    """Run `work`, which yields images and seconds waited per batch; return images per second and the waiting share."""
     began, images, waited_s, batches = 0.0, 0, 0.0, 0
     for count, waited in work:
         now = time.monotonic()

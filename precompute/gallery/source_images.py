@@ -14,9 +14,10 @@ from precompute.sources import open_source
 
 
 def open_source_images(cache: Address) -> ReadImage:
-    """A reader by uri, from what the cache remembers of its build; EncodeOnceError where the source cannot be had.
+    """Open a reader of images by uri from the cache's recorded source; raise EncodeOnceError if the source cannot be
+    opened.
 
-    What it reads is upright and fitted to the recipe's size; SourceError says why there is no image.
+    The reader returns the image upright and fitted to the recipe's size, or raises SourceError with the reason.
     """
     built = BuildConfig.of_cache(cache)
     source, recipe = open_source(built.source), built.image.recipe
