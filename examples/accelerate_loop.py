@@ -40,7 +40,7 @@ def loss_of(model: nn.Module, latents_NCHW: Tensor) -> Tensor:
 
 
 def save(accelerator: Accelerator, out: Path, step: int) -> None:
-    """Write all files elsewhere first: a folder named `step-…` is whole."""
+    """Write all files elsewhere first, so that a folder named `step-…` is always complete."""
     accelerator.save_state(str(out / "unfinished"))
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
@@ -49,7 +49,7 @@ def save(accelerator: Accelerator, out: Path, step: int) -> None:
 
 def train(path: str, out: Path, steps: int, batch_size: int, resume: bool) -> None:
     torch.manual_seed(0)
-    # Without a GPU, Accelerate overlooks torchrun's other processes unless it is told so.
+    # Without a GPU, Accelerate does not see torchrun's other processes unless it is told about them.
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
     rank, world_size = accelerator.process_index, accelerator.num_processes
     cache = open_cache(path)

@@ -51,7 +51,7 @@ class Latents(LightningDataModule):
         return {**self.stream.state_dict(), "cursor": self.cursor}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.stream.load_state_dict(state_dict)  # which refuses another cache, seed or batch size
+        self.stream.load_state_dict(state_dict)  # refuses another cache, seed or batch size
         self.cursor = state_dict["cursor"]
 
 
@@ -79,7 +79,7 @@ def train(path: str, out: Path, steps: int, batch_size: int, devices: int, resum
     torch.manual_seed(0)
     latents = Latents(path, batch_size)
     model = Upscaler(latents.cache.spec.array.shape)
-    # One file, that Lightning replaces whole.
+    # One file, which Lightning replaces as a whole.
     saving = ModelCheckpoint(out, "checkpoint", every_n_train_steps=SAVE_EVERY, enable_version_counter=False)
     trainer = Trainer(
         max_steps=steps,

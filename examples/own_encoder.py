@@ -2,8 +2,8 @@
 
     PYTHONPATH=examples precompute build --encoder.model own_encoder:PatchColours --cache … --source.kind …
 
-`precompute` does the rest: decoding, batches, shards, resuming, sealing; `audit` checks that the encoder still gives the
-same samples.
+`precompute` does the rest: decoding, batches, shards, resuming, sealing; `audit` checks that the encoder still gives
+the same samples.
 """
 
 # Axes: N images, Y X pixels, T tokens, F features, P a patch's pixels.

@@ -61,11 +61,11 @@ def train(path: str, out: Path, steps: int, batch_size: int, resume: bool) -> No
         optimizer.zero_grad()
         print(f"step {step}  loss {loss.item():.6f}  samples {batch['numbers'][:4].tolist()} …", flush=True)
         if step % SAVE_EVERY == 0 or step == steps:
-            # What else is in the stream's state lets it refuse another cache, seed or batch size.
+            # The rest of the stream's state lets it refuse another cache, seed or batch size.
             state = {"step": step, "stream": {**stream.state_dict(), "cursor": batch["cursor"]}}
             state |= {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
             torch.save(state, out / "checkpoint.new")
-            (out / "checkpoint.new").replace(checkpoint)  # at any instant the old one or the new one, whole
+            (out / "checkpoint.new").replace(checkpoint)  # always a complete file: the old one or the new one
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ def train(path: str, out: Path, steps: int, batch_size: int, resume: bool) -> No
             state = {"step": step, "loader": loader.state_dict()}
             state |= {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
             torch.save(state, out / "checkpoint.new")
-            (out / "checkpoint.new").replace(checkpoint)  # at any instant the old one or the new one, whole
+            (out / "checkpoint.new").replace(checkpoint)  # always a complete file: the old one or the new one
 
 
 if __name__ == "__main__":
