@@ -15,7 +15,7 @@ OUTPUT = "demo-run"
 """The folder that both YAML files name."""
 
 FEWEST_SCENES = 100
-"""With fewer, the broken files alone would be too many rejects, and hardly a scene would be held out."""
+"""Fewest scenes: with fewer, the broken files would be too many rejects, and hardly a scene would be held out."""
 
 
 @dataclass(frozen=True, kw_only=True)

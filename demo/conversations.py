@@ -1,4 +1,4 @@
-"""What is said about a scene, in LLaVA's form: one or two turns, `<image>` in different places.
+"""Write conversations about scenes in LLaVA's form: one or two turns, `<image>` in different places.
 
 Each colour and shape is asked for before the text names it, so only the image (or luck) can give the answer.
 """

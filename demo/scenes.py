@@ -29,7 +29,7 @@ PLACES = {
     "left of": ("on the left", "on the right"),
     "above": ("at the top", "at the bottom"),
 }
-"""Where the first and the second shape of each relation lie."""
+"""Places of the first and the second shape of each relation."""
 
 RELATIONS = tuple(PLACES)
 

@@ -20,7 +20,7 @@ ORIENTATION_TAG, TURN_CLOCKWISE = 0x0112, 6
 
 @dataclass(frozen=True, kw_only=True)
 class SpecialFile:
-    """How one kind of file is made from a scene."""
+    """A way to make one kind of file from a scene."""
 
     suffix: str
     write: Callable[[Scene], bytes | None]

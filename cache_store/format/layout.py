@@ -13,7 +13,7 @@ from cache_store.format.schema import CodecName, Spec, StoreDtype
 
 
 class Location(NamedTuple):
-    """Where an encoded sample lies in its shard file, and the crc32c over those bytes."""
+    """The place of an encoded sample in its shard file, and the crc32c over those bytes."""
 
     offset: int
     length: int
@@ -68,7 +68,7 @@ class ShardWriter(Protocol):
 
 
 class ShardFormat(Protocol):
-    """How the shards of one cache are laid out."""
+    """The layout of the shards of one cache."""
 
     def __init__(self, spec: Spec) -> None: ...
 

@@ -45,7 +45,7 @@ Moment = Annotated[float, msgspec.Meta(ge=-1e100, le=1e100)]
 
 
 class ImageRecipe(Record, frozen=True, kw_only=True):
-    """How an image file becomes pixels; every field here changes the latents."""
+    """The steps from an image file to pixels; every field changes the latents."""
 
     height: Count
     width: Count
@@ -70,7 +70,7 @@ class ImageRecipe(Record, frozen=True, kw_only=True):
 
 
 class Normalization(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """How a VAE's latents, as a cache holds them, become the input of its diffusion models.
+    """The map from a VAE's latents, as a cache holds them, to the input of its diffusion models.
 
     Channels of `patch` x `patch` cells are stacked, in the order of `torch.pixel_unshuffle`, then each value becomes
     (value - shift - mean) * scale / std. The record omits what the model does not use.
@@ -249,7 +249,7 @@ class PreviewEquations(Record, frozen=True, kw_only=True):
 
 
 class CommitContent(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """What a shard holds; equal inputs give equal contents."""
+    """The contents of a shard; equal inputs give equal contents."""
 
     shard: Count
     recipe: Recipe
@@ -273,7 +273,7 @@ class CommitContent(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class CommitRun(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """How the shard was built: times and hosts, which enter no digest but the record's own."""
+    """The circumstances of a shard's build, such as times and hosts; they enter no digest but the record's own."""
 
     attempt: Count
     seconds: float

@@ -16,7 +16,7 @@ MAX_ROWS = 256
 
 @dataclass(frozen=True, kw_only=True)
 class GalleryConfig:
-    """What a gallery shows, and where it is written."""
+    """Options of a gallery: the rows that it shows, and the files that it writes."""
 
     output: str = field(default="gallery.html", metadata={"option": "-o,--output OUTPUT"})
     """The HTML file to write; its folder must exist, and an older file is replaced."""

@@ -26,7 +26,7 @@ FLAT = 2
 
 @dataclass(frozen=True, kw_only=True)
 class PageContent:
-    """What a gallery shows, before it is laid out."""
+    """The content of a gallery, before it is laid out."""
 
     cache: Cache
     seed: int

@@ -103,7 +103,7 @@ def in_reading_order(finding: Finding) -> tuple[int, str, int, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a verification checked and found."""
+    """The scope and the findings of a verification."""
 
     cache: str
     level: Level

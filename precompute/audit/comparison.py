@@ -11,7 +11,7 @@ from cache_store.format.schema import DTYPES, StoreDtype
 
 @dataclass(frozen=True, kw_only=True)
 class LatentDifference:
-    """How far two latents of one image differ, each rounded to the stored dtype."""
+    """The difference between two latents of one image, each rounded to the stored dtype."""
 
     largest: float
     """Largest absolute difference of any value; infinite where the new latent is not finite."""

@@ -30,7 +30,7 @@ class EstimateConfig(BuildConfig):
     gpus: int = 1
     """GPUs that share a training step; each encodes its share of the batch."""
     epochs: float | None = None
-    """How often the training will see each sample, over all runs on this cache."""
+    """Number of times that training will see each sample, over all runs on this cache."""
     read_mb_per_s: float = option("--read-mb-per-s NUMBER", 200.0)
     """Read speed of the cache in MB/s; 200 is a slow network disk."""
     dollars_per_gpu_hour: float | None = option("--dollars-per-gpu-hour NUMBER")
@@ -38,7 +38,7 @@ class EstimateConfig(BuildConfig):
     dollars_per_gb_month: float = option("--dollars-per-gb-month NUMBER", 0.0)
     """Price of storing one GB for a month."""
     months: float = 1.0
-    """How long the cache will be stored."""
+    """Months for which the cache will be stored."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

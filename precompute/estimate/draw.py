@@ -14,7 +14,7 @@ RUNS = 64
 
 @dataclass(frozen=True)
 class Drawn:
-    """How many samples there are, and some of them."""
+    """The number of samples, and some of them."""
 
     count: int
     runs: list[list[Mapping[str, Any]]]

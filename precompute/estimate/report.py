@@ -70,7 +70,7 @@ def hour_lines(probe: Probe, images: int) -> Iterator[str]:
 
 
 def price_lines(probe: Probe, prices: Prices) -> Iterator[str]:
-    """What encoding costs, by a worker that has a GPU of its own."""
+    """Yield what encoding costs with a worker that has its own GPU."""
     line = f"a million images at ${prices.gpu_hour:g} a GPU-hour: {dollars_a_million(probe.both_per_s, prices)}"
     if probe.is_decode_bound and not probe.shares_cores:
         line += f"; with cores enough to feed it {dollars_a_million(probe.encode_per_s, prices)}"
@@ -86,7 +86,7 @@ def hour_row(name: str, images: int, images_per_s: float) -> tuple[str, ...]:
 
 
 def shown_hours(hours: float) -> str:
-    """As `1,234 h`, `33.8 h`, `12 min`, `40 s` or `under 1 s`."""
+    """Format hours: `1,234 h`, `33.8 h`, `12 min`, `40 s` or `under 1 s`."""
     if hours >= 1.0:
         return f"{hours:,.{1 if hours < 100.0 else 0}f} h"
     if hours >= 1 / 60:

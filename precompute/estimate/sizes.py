@@ -1,4 +1,4 @@
-"""How large a cache would be, by codec: probed samples laid out as a build lays them out, in memory."""
+"""Compute a cache's size by codec: lay out probed samples in memory as a build lays them out on disk."""
 
 # Axes: N samples, H W latent cells, 3 RGB.
 

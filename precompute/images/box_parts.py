@@ -15,7 +15,7 @@ from precompute.images.rejected import Rejected
 SIZ, COD, COC, SOT, SOD, EOC = 0xFF51, 0xFF52, 0xFF53, 0xFF90, 0xFF93, 0xFFD9
 
 SIZ_CONTENT = struct.Struct(">2x8IH")
-"""Where the image ends and begins, the tiles' size and beginning, the number of components."""
+"""End and start of the image, size and start of the tiles, number of components."""
 
 MAX_COMPONENTS = 4
 MAX_LAYERS = 100

@@ -84,8 +84,8 @@ ORIENTING = frozenset({"exif", "xmp"})
 """Segments of a JPEG that may say its orientation."""
 
 DECODER_ERRORS = (ArithmeticError, EOFError, LookupError, OSError, RuntimeError, SyntaxError, TypeError, ValueError)
-"""What decoders raise on broken input, beside struct.error; libavif's are RuntimeErrors. Anything else, such as a
-MemoryError, stops the build.
+"""Errors that decoders raise on broken input, besides struct.error; libavif raises RuntimeErrors. Other errors, such as a
+MemoryError, stop the build.
 """
 
 AVIF_EXIF_ITEM = re.compile(rb"(infe\x02.{7})Exif", re.DOTALL)
@@ -94,7 +94,7 @@ AVIF_EXIF_ITEM = re.compile(rb"(infe\x02.{7})Exif", re.DOTALL)
 
 @dataclass(frozen=True, kw_only=True)
 class ImageConfig:
-    """How an image becomes pixels; everything here changes latents, so changing it means a new cache."""
+    """The steps from an image to pixels; every field changes the latents, so changing one means a new cache."""
 
     height: int = 224
     """Pixels; a multiple of a VAE's spatial factor (8 for Cosmos), a vision tower's own size."""
@@ -203,7 +203,7 @@ def decode_reduced(image: JpegImageFile, recipe: ImageRecipe) -> Decoded:
 
 
 def turn_of(image: Image.Image) -> Turn:
-    """What EXIF says, or else XMP; `UNREADABLE` where the EXIF is broken, which spares the pixels."""
+    """Return the orientation of EXIF, else of XMP; `UNREADABLE` if the EXIF is broken, although the pixels are not."""
     if len(image.info.get("exif", b"")) > MAX_EXIF_BYTES:
         raise Rejected("too many parts", f"more than {MAX_EXIF_BYTES:,} bytes of EXIF")
     try:

@@ -94,7 +94,7 @@ def fit_of(recipe: ImageRecipe) -> Fit:
 
 
 def place_of(size: int, target: int) -> int:
-    """Where the fitted image begins, of one axis: a border is rounded as by Pillow's `ImageOps.pad`, a cut down."""
+    """Return the fitted image's start on one axis: a border is rounded as in Pillow's `ImageOps.pad`, a cut down."""
     return -((size - target) // 2) if size > target else round((target - size) * 0.5)
 
 

@@ -21,7 +21,7 @@ PATH = "own_encoder:PatchColours"
 
 @pytest.fixture(autouse=True)
 def importable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As PYTHONPATH makes the example, and a module of the user's."""
+    """Make the example and a user's module importable, as PYTHONPATH does."""
     (tmp_path / "mine.py").write_text(MINE)
     for folder in (EXAMPLES, tmp_path):
         monkeypatch.syspath_prepend(str(folder))

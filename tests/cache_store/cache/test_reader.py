@@ -70,7 +70,7 @@ WRONG_BUFFERS = [
 
 @pytest.mark.parametrize("copy", [*COPY_FUNCTIONS, move_rows])
 def test_every_copy_function_fills_a_buffer_or_refuses_it(cache, latents, copy):
-    """Those in C, and that of a machine without a compiler."""
+    """The functions in C, and the one used without a compiler."""
     opened, numbers = open_cache(cache), np.random.default_rng(1).permutation(len(CACHED_ROWS))
     opened.fastest = Fastest([copy])
     out = np.empty((len(numbers), 4, 6, 5), np.float16)
@@ -97,7 +97,7 @@ def test_threads_and_processes_share_a_cache(cache, latents, open_shards, monkey
 
 @pytest.mark.parametrize("copied_at_once", [0, 1, 5, 27])
 def test_a_flipped_bit_is_never_read_and_names_its_row(tmp_path, latents, form, copied_at_once, monkeypatch):
-    """Of any sample, however few are copied at once."""
+    """It names the row of any sample, however few are copied at a time."""
     monkeypatch.setattr(reader, "READ_BYTES", copied_at_once * 240 + 239)
     store_format, codec = form
     path = make_cache(tmp_path / "cache", latents, rejected=REJECTED, store_format=store_format, codec=codec)
@@ -192,7 +192,7 @@ SAMPLES = {"world": samples_of((4, 6, 5), ROWS, seed=1), "tower": samples_of((3,
 
 @pytest.fixture(scope="module")
 def caches(tmp_path_factory) -> dict[str, Path]:
-    """Of other shapes, shard sizes, forms and rejects."""
+    """Their shapes, shard sizes, formats and rejects may differ."""
     folder, options = tmp_path_factory.mktemp("joined"), {"samples_per_shard": 5, "store_format": "webdataset"}
     return {
         "world": make_cache(folder / "world", SAMPLES["world"], rejected=REJECTS["world"]),

@@ -56,7 +56,7 @@ def test_the_first_writer_of_a_shard_wins(store, latents):
 
 
 def test_files_without_a_record_are_taken_if_they_are_the_same(store, latents):
-    """As a writer leaves them that died before its record."""
+    """A writer that dies before its record leaves such files."""
     record = commit(writer(store, latents))
     store.delete(commit_file(0))
     with pytest.raises(CacheError, match=r"has sha256 .*, written by another rank, perhaps a dead one, .*; it stays"):

@@ -24,7 +24,7 @@ LAYOUTS = [
 
 
 def random_samples(layout: SampleLayout, number: int) -> np.ndarray:
-    """Of all magnitudes that float16 knows, and beyond on both sides; some values are not finite."""
+    """Make samples of all magnitudes of float16, and smaller and larger ones; some values are not finite."""
     rng = np.random.default_rng(number)
     shape = (number, *layout.shape)
     samples = rng.standard_normal(shape) * 2.0 ** rng.integers(-30, 14, shape)
@@ -37,7 +37,7 @@ def random_samples(layout: SampleLayout, number: int) -> np.ndarray:
 
 
 def summed(monkeypatch, way, layout, dtype, samples, rgb, batches):
-    """What came out of batches of such sizes: sums, stored bytes of those kept, which they are, their checksums."""
+    """Add batches of these sizes; return sums, stored bytes of kept samples, which are kept, and their checksums."""
     monkeypatch.setattr(sums, "add_batch", way)
     running, found = RunningSums(layout, dtype), []
     wanted = np.arange(len(samples)) % 5 != 4
@@ -75,7 +75,7 @@ def test_c_and_numpy_give_the_same_bits_in_any_batches(monkeypatch, layout, dtyp
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: str(layout.shape))
 def test_sums_are_added_in_the_order_that_is_written_down(monkeypatch, way, layout):
-    """As a loop over Python's floats adds them."""
+    """The sums equal those of a loop over Python's floats."""
     rng = np.random.default_rng(0)
     samples = rng.standard_normal((3, *layout.shape)).astype(np.float32)
     rgb = rng.random((3, *layout.shape[1:], 3)).astype(np.float32) if layout.has_preview else None

@@ -106,7 +106,7 @@ def read_plan(root: Path) -> None:
 
 
 def verify_deep(root: Path) -> str:
-    """What is found, in words."""
+    """Return the findings as text."""
     return "\n".join(map(str, verify(root, "deep").findings))
 
 

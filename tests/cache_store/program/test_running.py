@@ -1,4 +1,4 @@
-"""What the programs share while they run: files for their user, progress, and signals to stop."""
+"""Output files, progress and stop signals, which all programs share."""
 
 import errno
 import io
@@ -77,7 +77,7 @@ def test_a_report_that_may_not_be_written_is_refused_at_once(cache, tmp_path):
 
 @pytest.mark.parametrize("closed", ["2>&-", "0<&- 2>&-"])
 def test_a_closed_standard_error_takes_nothing_but_messages(cache, tmp_path, closed):
-    """As some crons have it; nor does a library's message get into the file that took its number."""
+    """Some crons close it; messages of libraries do not end up in a file that gets its number."""
     for command in (["verify", cache], ["copy", cache, tmp_path / "copied"], ["verify", tmp_path / "nothing"]):
         line = [sys.executable, "-m", "cache_store", *map(str, command)]
         done = subprocess.run(["sh", "-c", f'exec "$@" {closed}', "sh", *line], capture_output=True, timeout=120)

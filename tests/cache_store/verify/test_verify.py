@@ -1,4 +1,4 @@
-"""What verification looks at, says and answers; `test_damage.py` holds that it finds all damage."""
+"""Levels, messages and exit codes of verification; `test_findings.py` shows that it finds all damage."""
 
 import itertools
 import json

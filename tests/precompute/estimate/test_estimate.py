@@ -17,7 +17,7 @@ PRICES = ["--dollars-per-gpu-hour", 2, "--dollars-per-gb-month", 0.02]
 
 
 def write_run(folder, seconds, batch_size=32, waited=0.0):
-    """As `trainer train` leaves one."""
+    """Make a run's folder as `trainer train` leaves it."""
     folder.mkdir()
     (folder / trainer_run.CONFIG_FILE).write_text(yaml.safe_dump({"data": {"batch_size": batch_size}}))
     log = MetricsLog(folder, 0)
