@@ -84,8 +84,8 @@ ORIENTING = frozenset({"exif", "xmp"})
 """Segments of a JPEG that may say its orientation."""
 
 DECODER_ERRORS = (ArithmeticError, EOFError, LookupError, OSError, RuntimeError, SyntaxError, TypeError, ValueError)
-"""Errors that decoders raise on broken input, besides struct.error; libavif raises RuntimeErrors. Other errors, such as a
-MemoryError, stop the build.
+"""Errors that decoders raise on broken input, besides struct.error; libavif raises RuntimeErrors. Other errors stop the
+build, such as a MemoryError.
 """
 
 AVIF_EXIF_ITEM = re.compile(rb"(infe\x02.{7})Exif", re.DOTALL)

@@ -136,7 +136,7 @@ def edit_table(name: str, edit: Callable[[list[dict[str, Any]]], object]) -> Dam
 
 
 def swap_columns(*names: str) -> Damage:
-    """Swap rows 6 and 7 of the samples table."""
+    """Exchange these columns between rows 6 and 7 of the samples table."""
 
     def swap_in(rows: list[dict[str, Any]]) -> None:
         for name in names:
