@@ -31,7 +31,7 @@ class ModelError(EncodeOnceError):
 
 
 class DeviceError(EncodeOnceError):
-    """A device that does not compute what an encoder's weights give."""
+    """A device does not compute the result that an encoder's weights give."""
 
 
 class CacheError(EncodeOnceError):

@@ -19,7 +19,7 @@ SHOWN_MAKERS = 8
 """Most lines of hardware and libraries; those that made most shards are shown."""
 
 SHOWN_FEATURES = 64
-"""Most features whose means and deviations are format_values; of more, only minimum and maximum are shown."""
+"""Most features whose means and deviations are listed; of more, only minimum and maximum are shown."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ import yaml
 from cache_store.errors import ConfigError
 
 MAX_VALUE = 200
-"""Characters format_value of a value, which may have any length in a file."""
+"""Characters shown of a value, which may have any length in a file."""
 
 MAX_CHARACTERS = 1_000_000
 """Most characters of a config file."""
