@@ -118,32 +118,6 @@ class Trials:
             self.fastest = medians.index(min(medians))
 
 
-class ReadAhead:
-    """Requests batches from the disk while rows are not in memory; threads may share it."""
-
-    def __init__(self, major_faults: Callable[[], int] | None = None) -> None:
-        self._major_faults = major_faults or disk_waits
-        self._left, self._next = AHEAD[0], 2 * AHEAD[0]
-        """Batches to read ahead before one is read without, and how many follow if that one waits for the disk."""
-        self._is_cold = True
-
-    @contextmanager
-    def batch(self, addresses: NDArray[Any], lengths: NDArray[Any] | int) -> Iterator[bool]:
-        """Read rows [N] ahead, or count how many of them wait for the disk; yield whether they seem to be in memory."""
-        if self._left > 0:
-            self._left -= 1
-            read_ahead(addresses, lengths)
-            yield False
-            return
-        before = self._major_faults()
-        yield not self._is_cold
-        self._is_cold = (self._major_faults() - before) * COLD_PART > len(addresses)
-        if self._is_cold:
-            self._left, self._next = self._next, min(2 * self._next, AHEAD[1])
-        else:
-            self._next = AHEAD[0]
-
-
 def disk_waits() -> int:
     """Return how often this thread (on a Mac: this process) has waited for a page of a mapped file."""
     return resource.getrusage(getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)).ru_majflt
@@ -159,3 +133,33 @@ def read_ahead(addresses: NDArray[Any], lengths: NDArray[Any] | int) -> None:
     for start, end in zip(first.tolist(), (addresses + lengths).tolist(), strict=True):
         for piece in range(start, end, PIECE_BYTES):
             MADVISE(piece, min(PIECE_BYTES, end - piece), mmap.MADV_WILLNEED)
+
+
+class ReadAhead:
+    """Requests batches from the disk while rows are not in memory; threads may share it."""
+
+    def __init__(
+        self,
+        count_waits: Callable[[], int] = disk_waits,
+        request: Callable[[NDArray[Any], NDArray[Any] | int], None] = read_ahead,
+    ) -> None:
+        self._count_waits, self._request = count_waits, request
+        self._left, self._next = AHEAD[0], 2 * AHEAD[0]
+        """Batches to read ahead before one is read without, and how many follow if that one waits for the disk."""
+        self._is_cold = True
+
+    @contextmanager
+    def batch(self, addresses: NDArray[Any], lengths: NDArray[Any] | int) -> Iterator[bool]:
+        """Read rows [N] ahead, or count how many of them wait for the disk; yield whether they seem to be in memory."""
+        if self._left > 0:
+            self._left -= 1
+            self._request(addresses, lengths)
+            yield False
+            return
+        before = self._count_waits()
+        yield not self._is_cold
+        self._is_cold = (self._count_waits() - before) * COLD_PART > len(addresses)
+        if self._is_cold:
+            self._left, self._next = self._next, min(2 * self._next, AHEAD[1])
+        else:
+            self._next = AHEAD[0]

@@ -125,9 +125,10 @@ except ImportError:  # not built, or built for another machine
 
 
 class RunningSums:
-    """Sums over one shard's cached samples for its commit record, added batch by batch."""
+    """Sums over one shard's cached samples for its commit record, added batch by batch; `add` has the arithmetic."""
 
-    def __init__(self, layout: SampleLayout, dtype: StoreDtype) -> None:
+    def __init__(self, layout: SampleLayout, dtype: StoreDtype, add: Callable[..., None] = add_batch) -> None:
+        self._add_batch = add
         shape, place, features = layout.shape, layout.feature_place, layout.num_features
         self._kind, self._dtype, self._shape = KINDS.index(dtype), DTYPES[dtype], shape
         self._layout = math.prod(shape[:place]), features, math.prod(shape[place + 1 :])
@@ -170,7 +171,7 @@ class RunningSums:
         preview: tuple[Array | None, ...] = None, None, None
         if self._gram is not None and rgb_NHW3 is not None:
             preview = np.ascontiguousarray(rgb_NHW3, np.float32), self._gram, self._moment
-        add_batch(self._kind, self._layout, self._cells, stored, samples, kept, self._totals, *preview, checksums)
+        self._add_batch(self._kind, self._layout, self._cells, stored, samples, kept, self._totals, *preview, checksums)
         self._count += int(kept.sum())
         return kept.view(np.bool_)
 

@@ -168,10 +168,9 @@ def test_threads_share_what_was_learnt():
 class Disk:
     """Batches of 256 rows of which some wait for the disk, unless they are read ahead; no address is touched."""
 
-    def __init__(self, monkeypatch):
+    def __init__(self):
         self.waits, self.ahead = 0, []
-        monkeypatch.setattr(gather, "read_ahead", lambda addresses, lengths: self.ahead.append(len(addresses)))
-        self.reader = ReadAhead(lambda: self.waits)
+        self.reader = ReadAhead(lambda: self.waits, lambda addresses, lengths: self.ahead.append(len(addresses)))
 
     def batches(self, count, waiting_rows):
         """Whether each of so many batches was read ahead."""
@@ -185,8 +184,8 @@ class Disk:
         return is_ahead
 
 
-def test_batches_are_read_ahead_while_rows_wait_for_the_disk(monkeypatch):
-    disk, (few, most) = Disk(monkeypatch), AHEAD
+def test_batches_are_read_ahead_while_rows_wait_for_the_disk():
+    disk, (few, most) = Disk(), AHEAD
     assert disk.batches(few + 100, 256 // COLD_PART) == [True] * few + [False] * 100, "a few that wait cost less"
     assert disk.batches(3 * few + 2, 200) == [False, *[True] * few, False, *[True] * 2 * few]
     assert disk.batches(50 * most, 200).count(False) < 70, "soon few batches are touched to find out"
