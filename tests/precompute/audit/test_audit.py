@@ -69,8 +69,9 @@ def test_a_wrong_latent_is_named_though_checksums_are_right(project, encoding):
     seed = next(seed for seed in range(1000) if first_drawn(CACHED_SAMPLES, 1, seed)[0] in neighbours)
     report, _ = audit(project, "--samples", "1", "--seed", str(seed), code=1)
     assert (report["compared"], report["bound"]) == (3, pytest.approx(0.95))
-    remove = next(line for line in said.splitlines() if line.startswith("next: rm "))
-    for name in shlex.split(remove.removeprefix("next: rm ").partition(", if ")[0]):
+    condition = "next: if the encoder and the sources are right, run: rm "
+    remove = next(line for line in said.splitlines() if line.startswith(condition))
+    for name in shlex.split(remove.removeprefix(condition)):
         Path(name).unlink()
     assert "next: rerun the `precompute build`" in said
     project.build()
