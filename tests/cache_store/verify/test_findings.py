@@ -129,4 +129,4 @@ def test_what_is_wrong_with_a_sample_is_said_wherever_it_lies(gap, value):
     places[12] = places[11]._replace(offset=starts[11] + 2)
     problems = dict(scan_shard(stream, array, places))
     assert sorted(problems) == [0, 3, 9, 10, 12, 29]
-    assert "where another sample lies too" in problems[12]
+    assert "which overlap another sample" in problems[12]
