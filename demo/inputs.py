@@ -14,7 +14,7 @@ from demo.language_model import Caption, Lesson, make_language_model, train_on_t
 from demo.scenes import draw
 from demo.tokenizer import make_tokenizer
 from demo.vae import STATISTICS_IMAGES, make_vae
-from trainer.text.chat import load_chat_tokenizer
+from trainer.text.tokenizer import load_chat_tokenizer
 
 MARKER = ".made-by-the-demo"
 

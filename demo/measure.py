@@ -18,7 +18,7 @@ from trainer.run.checkpoint import restore_projectors
 from trainer.run.inputs import open_inputs
 from trainer.run.parallel import join_world
 from trainer.run.session import Session, open_session
-from trainer.text.chat import load_chat_tokenizer
+from trainer.text.tokenizer import load_chat_tokenizer
 
 KINDS = {"colour": tuple(COLOURS), "shape": tuple(SHAPES)}
 

@@ -108,7 +108,7 @@ def refuse_unfit_size(config: BuildConfig | EstimateConfig) -> None:
     """Raise ConfigError for an image size that the encoder does not take, before torch is imported."""
     from precompute.encoders.registry import refuse_unfit_for
 
-    refuse_unfit_for(config.encoder.model, config.image.height, config.image.width)
+    refuse_unfit_for(config.encoder, config.image.height, config.image.width)
 
 
 def request_of(arguments: Any) -> BuildRequest:
@@ -190,6 +190,8 @@ def show(summary: Any, cache: str) -> None:
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(seal.reasons.items()))
     why = f" ({reasons})" if reasons else ""
     console.print(f"{seal.planned:,} planned = {seal.cached:,} cached + {seal.rejected:,} rejected{why}")
+    if seal.cut_texts:
+        console.print(f"cut {counted(seal.cut_texts, 'text')} longer than encoder.max_tokens")
     if seal.unreadable_exif:
         console.print(f"broken EXIF in {counted(seal.unreadable_exif, 'cached image')}, not turned")
     console.print(f"sealed {cache}: {seal.array.bytes:,} bytes of samples, cache identity {seal.identity}")

@@ -5,7 +5,7 @@ The commands' own sections stand together here, without torch, so that `--help` 
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -100,6 +100,7 @@ class BuildConfig:
     def __post_init__(self) -> None:
         if not self.cache:
             raise ConfigError("cache: the name is empty; name the cache's folder")
+        self._refuse_other_inputs()
         folder = self._folder  # a URL of another kind is refused here, whatever the source
         if self.source.kind == "cache" and Path(self.source.path).expanduser().resolve() == folder:
             raise ConfigError(f"source.path: {self.source.path} is the cache itself; name another one of the same plan")
@@ -107,6 +108,19 @@ class BuildConfig:
             raise ConfigError(
                 f"encoder.device: Ray says which GPU is whose; use auto, cpu or cuda, not {self.encoder.device}"
             )
+
+    def _refuse_other_inputs(self) -> None:
+        """Raise ConfigError where source, recipe and encoder are not all for images, or all for texts."""
+        if self.encoder.reads_text and self.source.text is None:
+            raise ConfigError("encoder.max_tokens is for a text encoder, which reads texts; set source.text: caption")
+        if self.source.text is not None and not self.encoder.reads_text:
+            raise ConfigError(
+                f"source.text: {self.source.text} is for a text encoder; set encoder.max_tokens too, 512 say, or leave "
+                "it out"
+            )
+        told = [each.name for each in fields(ImageConfig) if getattr(self.image, each.name) != each.default]
+        if self.encoder.reads_text and told:
+            raise ConfigError(f"image.{told[0]} means nothing to a text encoder; leave image: out")
 
     def prepared(self) -> Self:
         """With the values of `image:` that its model's own files say, where they are to; these may be downloaded."""

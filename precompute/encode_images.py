@@ -42,7 +42,9 @@ def open_encoder(array: ArraySpec, model: str, device: str = "auto") -> EncodeIm
     Raises StaleError if the model is another one.
     """
     identity, range_ = array.encoder, image_config(array).range
-    family, _ = find_family(model)  # of another class, some fields of the cache's encoder may mean nothing
+    family, _ = find_family(
+        EncoderConfig(model=model)
+    )  # of another class, some fields of the cache's encoder may mean nothing
     encoder = load_encoder(EncoderConfig.of_identity(identity, family.takes, model, device), range_)
     refuse_other_encoder(array, encoder, model)
     silence_decoders()
@@ -59,6 +61,8 @@ def open_encoder(array: ArraySpec, model: str, device: str = "auto") -> EncodeIm
 
 def image_config(array: ArraySpec) -> ImageConfig:
     """The recipe that the array was made with, as this version knows it; ConfigError where it knows no such recipe."""
+    if array.image is None:
+        raise ConfigError("the cache was made of texts, not of images, so no image can be encoded as it was")
     known = {name: getattr(array.image, name) for name in ImageConfig.__dataclass_fields__ if name != "from_model"}
     try:
         config = msgspec.convert(known, ImageConfig, strict=True)
@@ -80,7 +84,7 @@ def read_pixels(path: Path | str | Image.Image, array: ArraySpec) -> np.ndarray:
     if isinstance(path, Image.Image):
         return to_pixels(path)
     try:
-        return to_pixels(fit_image(decode_image(Path(path).read_bytes(), array.image), array.image))
+        return to_pixels(fit_image(decode_image(Path(path).read_bytes(), array.images), array.images))
     except Rejected as rejected:
         raise SourceError(f"{path}: {rejected.reason}") from None
 

@@ -49,12 +49,13 @@ def make_cache(
     latents_std: Sequence[float] | None = None,
     posterior: str = "mean",
     image: Mapping[str, Any] | None = None,
+    text: schema.TextRecipe | None = None,
     seal: bool = True,
 ) -> Path:
     """Write `latents` [N, *shape] float32 as a cache; rows in `rejected` are planned but not cached.
 
     Three axes are a VAE's, with previews; one, two and four are those of an encoder without. `image` has fields of
-    the recipe that are to be others.
+    the recipe that are to be others. Samples are of texts where there is a `text` recipe, of five tokens each.
     """
     plan = make_plan(len(latents), ids, conversations)
     channels = latents.shape[1] if latents.ndim == 4 else 0
@@ -65,7 +66,7 @@ def make_cache(
         rows=len(latents),
         samples_per_shard=samples_per_shard,
         plan_digest=plan_digest(plan),
-        array=make_array(latents.shape[1:], dtype, codec, encoder, image),
+        array=make_array(latents.shape[1:], dtype, codec, encoder, image, text),
     )
     shards = [plan.slice(rows.start, len(rows)) for rows in map(spec.shard_rows, range(spec.num_shards))]
     store = LocalStore(path)
@@ -116,7 +117,12 @@ def make_encoder(
 
 
 def make_array(
-    shape: Any, dtype: Any, codec: Any, encoder: schema.EncoderIdentity, image: Mapping[str, Any] | None = None
+    shape: Any,
+    dtype: Any,
+    codec: Any,
+    encoder: schema.EncoderIdentity,
+    image: Mapping[str, Any] | None = None,
+    text: schema.TextRecipe | None = None,
 ) -> schema.ArraySpec:
     has_preview = len(shape) == 3
     height, width = (8 * side for side in shape[1:]) if has_preview else (32, 40)
@@ -129,7 +135,8 @@ def make_array(
         has_preview=has_preview,
         dtype=dtype,
         codec=codec,
-        image=schema.ImageRecipe(height=height, width=width, **recipe),
+        image=None if text else schema.ImageRecipe(height=height, width=width, **recipe),
+        text=text,
         encoder=encoder,
     )
 
@@ -137,4 +144,4 @@ def make_array(
 def outcome(row: int, is_rejected: bool) -> Outcome:
     if is_rejected:
         return Outcome(content_sha256=None, width=None, height=None, reason="missing: no such file")
-    return Outcome(content_sha256=f"{row:064x}", width=64, height=48, reason=None)
+    return Outcome(content_sha256=f"{row:064x}", width=64, height=48, reason=None, tokens=5)

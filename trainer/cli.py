@@ -40,6 +40,7 @@ SIDES = {"a": "A config (YAML).", "b": "Another one, which is compared with it."
 COMPARE_OPTIONS = {
     "--base FILE": "A config that both are read over, so that they may hold what differs alone.",
     "--steps N": "Steps of each, in five turns; 50 if nothing is said.",
+    "--ranks N": "Processes of each side, which share the global batch as torchrun's would; 1 if nothing is said.",
     "--min-speedup X": "How many times as fast as A's a step of B has to be.",
     "--max-memory-ratio X": "How much of A's peak memory B may take.",
     "--max-loss-delta X": "How far the losses of a step may be apart.",
@@ -145,7 +146,8 @@ def compare_command(arguments: Any) -> int:
     limits = Limits(**{name: number(name, text) for name, text in named.items() if text is not None})
     report = local_path("report", arguments.report) if arguments.report else None
     steps = whole_number("steps", arguments.steps or "50")
-    return int(bool(compare(arguments.a, arguments.b, arguments.base, steps, limits, report)))
+    ranks = whole_number("ranks", arguments.ranks or "1")
+    return int(bool(compare(arguments.a, arguments.b, arguments.base, steps, limits, report, ranks)))
 
 
 def number(name: str, text: str) -> float:

@@ -112,8 +112,29 @@ class DataConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReconstructionConfig:
+    """An auxiliary loss: the language model's last hidden states at world tokens predict the latent."""
+
+    weight: float = 0.0
+    """Of a linear head's loss on the standardised latent, beside the loss of the text; 0: no head, and no such loss."""
+    every: int = 4
+    """It is computed at every so manyth step, and at no other."""
+    kind: Literal["cosine", "mse"] = "cosine"
+    """One less the cosine between prediction and latent, or their mean square difference."""
+
+    def __post_init__(self) -> None:
+        weight, every = self.weight, self.every
+        require(0 <= weight <= MAX_LR, "optim.reconstruction.weight", f"in [0, {MAX_LR:g}]", weight)
+        require(1 <= every <= MAX_STEPS, "optim.reconstruction.every", f"in [1, {MAX_STEPS:,}]", every)
+
+    def is_due(self, step: int) -> bool:
+        """Tell whether the update with `step` updates before it computes the loss."""
+        return self.weight > 0 and (step + 1) % self.every == 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-    """AdamW and its learning rate."""
+    """AdamW and its learning rate, and what is learned beside the text."""
 
     lr: float = 1e-4
     """Learning rate at its peak."""
@@ -125,6 +146,10 @@ class OptimConfig:
     """After warm-up: down to zero at the last step along a cosine, or constant."""
     max_grad_norm: float | None = 1.0
     """Gradients are scaled down to this norm; null: never."""
+    offload: bool = False
+    """AdamW's moments and float32 copies of what learns lie in the host's memory, where the update is computed; of use
+    on a GPU alone."""
+    reconstruction: ReconstructionConfig = field(default_factory=ReconstructionConfig)
 
     def __post_init__(self) -> None:
         require(0 < self.lr <= MAX_LR, "optim.lr", f"above 0 and at most {MAX_LR:g}", self.lr)
@@ -163,6 +188,9 @@ class TrainRunConfig:
     compile: Literal["none", "layers", "whole"] = "none"
     """Compile the language model with torch.compile, each layer by itself or all at once; of layers, texts are padded
     to a few lengths, so that nothing is compiled again."""
+    attention: Literal["auto", "flash", "efficient", "cudnn", "math"] = "auto"
+    """Kernel of the language model's attention in training and validation; auto: torch takes the fastest that can. One
+    that cannot run at the run's length is refused. A CPU has flash and math; math holds all weights in memory."""
     gradient_checkpointing: Literal["none", "selective", "full"] = "none"
     """Recompute in the backward pass: of each layer norms, activations, gates and small products, or all of it.
     Selective keeps less than half of a layer's memory, full a twentieth, for a fifth to a third more time."""
@@ -174,8 +202,9 @@ class TrainRunConfig:
     nonfinite: Literal["stop", "skip"] = "stop"
     """What follows a step whose loss or gradient is not finite: the run stops, or leaves the projector as it was and
     goes on; after ten such steps in a row it stops too."""
-    parallel: Literal["ddp"] = "ddp"
-    """Under torchrun every rank holds the model and gradients are summed; without torchrun one process trains."""
+    parallel: Literal["ddp", "fsdp2"] = "ddp"
+    """Under torchrun every rank holds the model (ddp), or a part of each of the language model's weights, which are
+    gathered layer by layer (fsdp2); the projector's gradients are summed. Without torchrun one process trains."""
     save_every: int = 500
     """Steps between checkpoints; the last step always has one."""
     keep_last: int = 3
@@ -203,6 +232,10 @@ class TrainRunConfig:
         require(
             self.loss_chunk is None or self.loss_chunk >= 1, "run.loss_chunk", "at least 1 or null", self.loss_chunk
         )
+        if self.parallel == "fsdp2":
+            alone = "false with run.parallel: fsdp2, where no rank can try a pass alone; set data.accumulate"
+            require(not self.fit_memory, "run.fit_memory", alone, self.fit_memory)
+            require(self.compile != "whole", "run.compile", "none or layers with run.parallel: fsdp2", self.compile)
         self.folder  # noqa: B018 (a URL is an error here)
 
     @property

@@ -53,6 +53,7 @@ class Described:
             "rejected": sum(content.rejected for content in contents),
             "reasons": all_reasons(contents),
             "unreadable_exif": sum(content.unreadable_exif for content in contents),
+            "cut_texts": sum(content.cut_texts for content in contents),
             "images_per_s": statistics.median(run.images_per_s for run in runs) if runs else None,
             "devices": sorted({run.device for run in runs}),
             "hosts": sorted({run.host for run in runs}),
@@ -84,7 +85,7 @@ def spec_lines(spec: Spec) -> Iterator[tuple[str, str]]:
 
 def array_lines(array: ArraySpec) -> Iterator[tuple[str, str]]:
     yield "array", f"{array.dtype} [{array.named_shape}], codec {array.codec}, {array.sample_bytes:,} bytes a sample"
-    yield "image", array.image.summary
+    yield array.made_of, array.recipe_summary
     yield "encoder", array.encoder.summary
     yield "weights sha256", array.encoder.weights_sha256
 
@@ -94,16 +95,21 @@ def progress_lines(spec: Spec, records: list[CommitRecord]) -> Iterator[tuple[st
     cached, rejected = sum(each.cached for each in contents), sum(each.rejected for each in contents)
     why = ", ".join(f"{count} {reason}" for reason, count in all_reasons(contents).most_common())
     stored = sum(content.files[0].bytes for content in contents)
-    unreadable = sum(content.unreadable_exif for content in contents)
+    unreadable, cut = (sum(getattr(each, name) for each in contents) for name in ("unreadable_exif", "cut_texts"))
     yield "committed", f"{len(records):,} of {counted(spec.num_shards, 'shard')}, {stored:,} bytes"
     yield "samples", f"{cached:,} cached, {rejected:,} rejected" + (f" ({why})" if why else "")
     if unreadable:
         yield "broken EXIF", f"{counted(unreadable, 'cached image')}, not turned"
+    if cut:
+        yield "longer texts", f"{counted(cut, 'cached text')}, cut"
     if records:
         rates = [record.run.images_per_s for record in records]
         devices = ", ".join(sorted({record.run.device for record in records}))
         hosts = ", ".join(sorted({record.run.host for record in records}))
-        yield "built", f"{statistics.median(rates):.1f} images/s a worker (median shard) on {devices} at {hosts}"
+        yield (
+            "built",
+            f"{statistics.median(rates):.1f} {spec.array.made_of}s/s a worker (median shard) on {devices} at {hosts}",
+        )
         made_by = Counter(record.run.made_by for record in records)
         for maker, shards in made_by.most_common(SHOWN_MAKERS):
             yield "made by", f"{counted(shards, 'shard')}: {maker}" if len(made_by) > 1 else maker

@@ -24,16 +24,13 @@ from cache_store.format.formats import shard_format
 from cache_store.format.normalization import normalize as normalized
 from cache_store.format.normalization import refuse_moments
 from cache_store.format.schema import Seal, Spec
-from cache_store.format.tables import REJECTED, SAMPLES_SCHEMA, TEXT_COLUMNS
+from cache_store.format.tables import REJECTED, TEXT_COLUMNS, TOKENS, samples_schema
 from cache_store.refusal import counted, printable, refuse_other_seal, refuse_unsealed
 from cache_store.storage.kept_blocks import LEAST_BYTES
 from cache_store.storage.store import Address, FetchedStore, Store, is_url, local_path, open_store, wait_together
 
 READ_BYTES = 8 << 20
 """Bytes copied or decoded at a time: checking then finds them in the CPU cache, and Ctrl-C can act in between."""
-
-READABLE_COLUMNS = [*SAMPLES_SCHEMA.names, *TEXT_COLUMNS]
-"""Columns that `Cache.samples` can return."""
 
 CACHE_BYTES = 100 * 10**9
 """Default bound of `cache_dir`, the folder that keeps blocks of caches at URLs."""
@@ -113,6 +110,8 @@ class Cache:
         self.shards = SealedShards(store, spec, seal)
         self._fetched = store if isinstance(store, FetchedStore) else None
         self.fastest, self.read_ahead = Fastest(COPY_FUNCTIONS), ReadAhead()
+        self._columns = [*samples_schema(spec.array).names, *TEXT_COLUMNS]
+        """Columns that `samples` can return."""
         self._samples_table = lru_cache(maxsize=SAMPLE_TABLES)(self._read_samples)
 
     def __len__(self) -> int:
@@ -188,10 +187,28 @@ class Cache:
         read(numbers, mapped, target, check)
         return out
 
+    def mask(self, numbers: np.ndarray) -> NDArray[np.bool_]:
+        """Read by sample number which tokens are a text's: [N, T], False at padding.
+
+        Raises ConfigError if samples are images, or one vector per text; otherwise the errors of `read`.
+        """
+        text = self.spec.array.text
+        if text is None or not self.spec.array.has_mask:
+            raise ConfigError(f"{self.store} holds [{self.spec.array.named_shape}], which has no mask of tokens")
+        numbers = valid_numbers(numbers, len(self))
+        shards = set(self.shards.shards_of(numbers).tolist())
+        if self._fetched is not None:
+            self.shards.locate(shards, self._fetched)
+        else:
+            for shard in shards:
+                self.shards.mapped(shard)
+        mask: NDArray[np.bool_] = np.arange(text.max_tokens) < self.shards.places[TOKENS][numbers, None]
+        return mask
+
     def samples(self, numbers: np.ndarray, columns: list[str] | None = None) -> pa.Table:
         """Read columns of the plan and the samples tables by sample number, in the order of `numbers`."""
         numbers = valid_numbers(numbers, len(self))
-        columns = READABLE_COLUMNS if columns is None else columns
+        columns = self._columns if columns is None else columns
         has_text = not set(TEXT_COLUMNS).isdisjoint(columns)
         parts, order = [], []
         for shard, positions, local in self._by_shard(numbers):
@@ -202,7 +219,7 @@ class Cache:
         return pa.concat_tables(parts).take(np.argsort(np.concatenate(order)))
 
     def _read_samples(self, shard: int, has_text: bool) -> pa.Table:
-        return self.shards.samples(shard, READABLE_COLUMNS if has_text else SAMPLES_SCHEMA.names)
+        return self.shards.samples(shard, self._columns if has_text else samples_schema(self.spec.array).names)
 
     def _by_shard(self, numbers: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         """Yield for each shard its number, the positions in `numbers`, and the samples' indices within the shard."""

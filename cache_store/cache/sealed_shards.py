@@ -24,9 +24,10 @@ from cache_store.format.tables import (
     CACHED,
     MAX_ROW_GROUP_BYTES,
     PLAN_SCHEMA,
-    SAMPLES_SCHEMA,
     TEXT_COLUMNS,
+    TOKENS,
     parse_table,
+    samples_schema,
 )
 from cache_store.storage.store import FetchedStore, MappedStore, Store
 
@@ -104,7 +105,8 @@ class SealedShards:
         self.located[shard] = data
 
     def _place(self, shard: int, file: str, size: int, content: CommitContent | None = None) -> None:
-        table = self.samples(shard, ["status", "offset", "length", "crc32c"], content)
+        tokens = [TOKENS] if self.spec.array.text else []
+        table = self.samples(shard, ["status", "offset", "length", "crc32c", *tokens], content)
         if any(column.null_count for column in table.columns):
             raise self._broken(f"{samples_file(shard)} lacks values that every cached row has")
         offset, length = table["offset"].to_numpy(), table["length"].to_numpy()
@@ -125,7 +127,8 @@ class SealedShards:
 
     def _unknown_places(self) -> SampleColumns:
         names = ["offset", "crc32c"] if self.spec.array.codec == "none" else ["offset", "length", "crc32c"]
-        types = {name: SAMPLES_SCHEMA.field(name).type.to_pandas_dtype() for name in names}
+        names += [TOKENS] if self.spec.array.text else []
+        types = {name: samples_schema(self.spec.array).field(name).type.to_pandas_dtype() for name in names}
         try:
             return {name: np.empty(self.seal.cached, dtype) for name, dtype in types.items()}
         except MemoryError:
@@ -147,9 +150,10 @@ class SealedShards:
         `content` is the shard's record if the caller has just read it. The record is read after the shard file is
         mapped, to detect a cache that replaced this one after it was opened: its samples would pass their checksums.
         """
-        names = [*SAMPLES_SCHEMA.names, *TEXT_COLUMNS] if columns is None else columns
+        whole = samples_schema(self.spec.array)
+        names = [*whole.names, *TEXT_COLUMNS] if columns is None else columns
         content, file = content or self._sealed_content(shard), samples_file(shard)
-        schema = pa.schema([SAMPLES_SCHEMA.field(name) for name in names if name not in TEXT_COLUMNS])
+        schema = pa.schema([whole.field(name) for name in names if name not in TEXT_COLUMNS])
         table = parse_table(self._sealed_bytes(content, file), self.store.where(file), schema.names)
         if table.schema != schema:
             raise self._broken(f"{file} does not have the columns of the format")

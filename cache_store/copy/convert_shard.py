@@ -20,7 +20,7 @@ from cache_store.format.formats import shard_format
 from cache_store.format.layout import EncodedRows, Location, ShardSamples
 from cache_store.format.record import signed
 from cache_store.format.schema import ArraySpec, CodecName, CommitRecord, Spec
-from cache_store.format.tables import SAMPLES_SCHEMA
+from cache_store.format.tables import TOKENS, samples_schema
 from cache_store.storage.store import Store
 from cache_store.verify.record import file_finding
 
@@ -65,7 +65,7 @@ class ShardConverter:
         if finding := file_finding(self._source.store, file, shard):
             raise self._damaged(str(finding))
         table = read_samples(self._source.store, shard)
-        if table.schema != SAMPLES_SCHEMA:
+        if table.schema != samples_schema(self._source.spec.array):
             raise self._damaged(f"{file.path} does not have the columns of the format")
         return ShardSamples(self._source.spec, shard, table, self._plan.recorded_rows(record.content))
 
@@ -75,18 +75,19 @@ class ShardConverter:
         file = shard_format(source.spec).shard_file(shard)
         writer = shard_format(target.spec).writer(stream, samples.planned)
         contents = samples.table["content_sha256"].to_pylist()
+        tokens = samples.table[TOKENS].to_pylist() if source.spec.array.text else [None] * len(contents)
         locations = list[Location | None]()
         with source.store.local(file) as data:
-            for slot, (location, content) in enumerate(zip(found, contents, strict=True)):
+            for slot, (location, content, count) in enumerate(zip(found, contents, tokens, strict=True)):
                 if location is None:
-                    writer.append(encoded_row(None, content))
+                    writer.append(encoded_row(None, content, count))
                     locations.append(None)
                 else:
                     payload = data[location.offset : location.offset + location.length]
                     if crc32c(payload) != location.crc32c:
                         row = samples.rows.start + slot
                         raise self._damaged(f"row {row} in shard {shard} ({file}) does not match its crc32c")
-                    (place,) = writer.append(encoded_row(self._recoded(payload), content)).tolist()
+                    (place,) = writer.append(encoded_row(self._recoded(payload), content, count)).tolist()
                     locations.append(Location(*place))
                 if (slot + 1) % REPORTED_EVERY == 0:
                     self._progress(REPORTED_EVERY)
@@ -110,11 +111,17 @@ class ShardConverter:
         return CacheError(f"{root} is damaged: {problem}; run `cache-store verify {shlex.quote(root)} --level full`")
 
 
-def encoded_row(payload: bytes | memoryview | None, content: str | None) -> EncodedRows:
+def encoded_row(payload: bytes | memoryview | None, content: str | None, tokens: int | None) -> EncodedRows:
     """Make one row of a shard; without a payload, it is absent."""
     payloads = [] if payload is None else [payload]
     checksums = np.array([*map(crc32c, payloads)], np.uint32)
-    return EncodedRows(kept=np.array([payload is not None]), payloads=payloads, checksums=checksums, contents=[content])
+    return EncodedRows(
+        kept=np.array([payload is not None]),
+        payloads=payloads,
+        checksums=checksums,
+        contents=[content],
+        tokens=[tokens],
+    )
 
 
 class Recoder:
@@ -139,6 +146,7 @@ def relocated(samples: pa.Table, locations: list[Location | None]) -> pa.Table:
     """Return the samples table with the new places of its latents."""
     for name in Location._fields:
         values = [location and getattr(location, name) for location in locations]
-        field = SAMPLES_SCHEMA.field(name)
-        samples = samples.set_column(SAMPLES_SCHEMA.get_field_index(name), field, pa.array(values, field.type))
+        place = samples.schema.get_field_index(name)
+        field = samples.schema.field(place)
+        samples = samples.set_column(place, field, pa.array(values, field.type))
     return samples

@@ -56,7 +56,9 @@ class EncodedRows:
     checksums: NDArray[np.uint32]
     """crc32c of each payload."""
     contents: Sequence[str | None]
-    """SHA-256 of each row's image, [N]."""
+    """SHA-256 of each row's image or text, [N]."""
+    tokens: Sequence[int | None] = ()
+    """Number of tokens of each row's text before it was cut, [N]; empty for images."""
 
 
 class ShardWriter(Protocol):

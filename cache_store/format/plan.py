@@ -1,7 +1,7 @@
 """The plan file: which sample is in which row. It has one row group per shard, so that a worker reads only its own."""
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -12,6 +12,14 @@ import pyarrow.parquet as pq
 from cache_store.errors import CacheError
 from cache_store.format.schema import CommitContent
 from cache_store.format.tables import PLAN_COLUMNS, PLAN_SCHEMA, TableFile
+
+NOT_ANSWERS = frozenset({"human", "user", "system"})
+"""Senders of a conversation's turns that are not answers."""
+
+
+def answers_of(conversation: Sequence[Mapping[str, str]] | None) -> list[str]:
+    """Return a conversation's answers in order; a caption is an answer, too."""
+    return [turn["value"] or "" for turn in conversation or [] if turn["from"] not in NOT_ANSWERS]
 
 
 def plan_digest(table: pa.Table) -> str:

@@ -37,6 +37,9 @@ MAX_PREVIEW_FEATURES = 2**10
 MAX_COUNT = 2**53 - 1
 """The largest integer of canonical JSON (RFC 8785)."""
 
+PLAIN_TEMPLATE = "{}"
+"""The template that adds nothing to the text."""
+
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 Side = Annotated[int, msgspec.Meta(ge=1, le=MAX_SIDE)]
 Axis = Annotated[str, msgspec.Meta(pattern=r"\A[a-z][a-z0-9_]{0,31}\Z")]
@@ -67,6 +70,29 @@ class ImageRecipe(Record, frozen=True, kw_only=True):
         decode = "" if self.decode == "full" else f", decode {self.decode}"
         flipped = ", flipped" if self.flip else ""
         return f"{self.height} x {self.width}, {self.fit}, {self.resample}, range {self.range}{decode}{flipped}"
+
+
+class TextRecipe(Record, frozen=True, kw_only=True):
+    """How a sample's text becomes tokens; everything here changes samples."""
+
+    source: str
+    """The text that is encoded: `caption`, the first answer of the sample's conversation."""
+    template: str
+    """A text around the sample's, which replaces its one `{}`."""
+    max_tokens: Count
+    """Tokens per sample: a longer text is cut, a shorter one padded at the end."""
+    drop: Count
+    """Number of the template's first tokens that are encoded, then left out of the sample."""
+    padding: str
+    """With `seen`, text tokens attend to padding; with `masked`, they do not; both store the encoder's output there.
+    With `zero`, text tokens do not attend to padding, and it is stored as zeros."""
+
+    @property
+    def summary(self) -> str:
+        """The recipe on one line: `caption, 512 tokens, padding seen`."""
+        within = "" if self.template == PLAIN_TEMPLATE else f" within {self.template!r}"
+        drop = f", the first {self.drop:,} dropped" if self.drop else ""
+        return f"{self.source}{within}, {self.max_tokens:,} tokens{drop}, padding {self.padding}"
 
 
 class Normalization(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -101,6 +127,12 @@ class EncoderIdentity(Normalization, frozen=True, kw_only=True, omit_defaults=Tr
     """Index of the tower's hidden state that is cached, as transformers counts them; the record omits the last one."""
     class_token: bool = False
     """Whether a tower's tokens before the patches are kept; the record omits false."""
+    layers: tuple[int, ...] = ()
+    """Indices of a text encoder's hidden states whose features were joined; omitted if there is only one."""
+    pooled: bool = False
+    """Whether a text encoder's one vector per text is cached instead of its tokens; the record omits false."""
+    tokenizer_sha256: str = ""
+    """SHA-256 over the files of a text encoder's tokenizer; the record omits it for other encoders."""
 
     @property
     def summary(self) -> str:
@@ -108,15 +140,17 @@ class EncoderIdentity(Normalization, frozen=True, kw_only=True, omit_defaults=Tr
         kept = "" if self.posterior == "none" else f"posterior {self.posterior}, "
         pooled = f"averages of {self.pool} x {self.pool} patches, " if self.pool > 1 else ""
         layer = "" if self.layer is None else f"hidden state {self.layer}, "
-        kept = f"{kept}{layer}{'class token, ' if self.class_token else ''}{pooled}"
+        joined = f"hidden states {', '.join(map(str, self.layers))}, " if self.layers else ""
+        vector = "pooled vector, " if self.pooled else ""
+        kept = f"{kept}{layer}{joined}{vector}{'class token, ' if self.class_token else ''}{pooled}"
         return f"{self.class_name}, {self.path}, {self.compute_dtype}, {kept}batches of {self.batch_size}"
 
 
 class SampleLayout(Record, frozen=True, kw_only=True):
-    """The shape of one sample: an array of one to four named axes."""
+    """The shape of one sample, which an encoder computes from one image or text: an array of one to four named axes."""
 
     axes: Annotated[tuple[Axis, ...], msgspec.Meta(min_length=1, max_length=MAX_AXES)]
-    """A VAE has `channel, latent_y, latent_x`, a vision tower `token, feature`."""
+    """A VAE has `channel, latent_y, latent_x`, a vision tower or a text encoder `token, feature`."""
     shape: tuple[Side, ...]
     feature_axis: Axis
     """The axis that has separate statistics for each entry: a VAE's channels, a tower's features."""
@@ -150,13 +184,41 @@ class SampleLayout(Record, frozen=True, kw_only=True):
         return ", ".join(f"{axis} {side}" for axis, side in zip(self.axes, self.shape, strict=True))
 
 
-class ArraySpec(SampleLayout, frozen=True, kw_only=True):
-    """The array of the cache: what a row holds and how it was made."""
+class ArraySpec(SampleLayout, frozen=True, kw_only=True, omit_defaults=True):
+    """The array of the cache: the shape of a row, and the recipe that made it from an image or a text."""
 
     dtype: StoreDtype
     codec: CodecName
-    image: ImageRecipe
     encoder: EncoderIdentity
+    image: ImageRecipe | None = None
+    """The record omits it if samples are texts."""
+    text: TextRecipe | None = None
+    """The record omits it if samples are images."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.image is None) == (self.text is None):
+            raise ValueError("an array is made from images or from texts: it has exactly one of `image` and `text`")
+
+    @property
+    def images(self) -> ImageRecipe:
+        """The image recipe; only for an array that is made from images."""
+        assert self.image is not None, "an array of texts"
+        return self.image
+
+    @property
+    def made_of(self) -> Literal["image", "text"]:
+        return "image" if self.text is None else "text"
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether samples have tokens that may be padding: they are texts, stored token by token."""
+        return self.text is not None and "token" in self.axes
+
+    @property
+    def recipe_summary(self) -> str:
+        """The image or text recipe on one line."""
+        return self.images.summary if self.text is None else self.text.summary
 
     @property
     def numpy_dtype(self) -> np.dtype:
@@ -266,6 +328,8 @@ class CommitContent(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Number of non-finite values that the encoder returned; their samples are rejected."""
     unreadable_exif: Count = 0
     """Cached samples whose image has broken EXIF and was therefore not rotated; the record omits 0."""
+    cut_texts: Count = 0
+    """Cached samples whose text was cut, since it has more tokens than a sample; the record omits 0."""
     statistics: FeatureStatistics | None
     """The sums over the shard's cached samples, or None if it has none."""
     preview: PreviewEquations | None
@@ -374,6 +438,8 @@ class Seal(Record, frozen=True, kw_only=True, omit_defaults=True):
     rejected: Count
     reasons: dict[str, Count]
     unreadable_exif: Count = 0
+    """The record omits 0."""
+    cut_texts: Count = 0
     """The record omits 0."""
     cached_per_shard: tuple[Count, ...]
     commits: tuple[str, ...]

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from cache_store.errors import CacheError
-from cache_store.format.schema import MAX_SAMPLES_PER_SHARD, MAX_SHARDS
+from cache_store.format.schema import MAX_SAMPLES_PER_SHARD, MAX_SHARDS, ArraySpec
 
 CONVERSATIONS = pa.list_(pa.struct([("from", pa.string()), ("value", pa.string())]))
 
@@ -44,6 +44,18 @@ SAMPLES_SCHEMA = pa.schema(
 )
 """`offset` and `length` delimit the encoded latent in its shard file; `crc32c` is over those bytes."""
 
+TOKENS = "tokens"
+"""Column that counts a text's tokens before it is cut, without the dropped ones of its template."""
+
+SAMPLES_OF_TEXTS = pa.schema(
+    [
+        *(field for field in list(SAMPLES_SCHEMA)[: SAMPLES_SCHEMA.get_field_index("width")]),
+        (TOKENS, pa.int32()),
+        *(field for field in list(SAMPLES_SCHEMA)[SAMPLES_SCHEMA.get_field_index("offset") :]),
+    ]
+)
+"""Columns if samples are texts: `tokens` instead of an image's width and height."""
+
 PLAN_COLUMNS = ("row", "id", "uri", "conversations")
 """The plan's columns that its digest covers; fingerprints are left out, since they may contain a file's time."""
 
@@ -51,6 +63,12 @@ TEXT_COLUMNS = ("uri", "conversations")
 """Columns that only the plan has; a reader adds them to those of the samples table."""
 
 CACHED, REJECTED = "cached", "rejected"
+
+
+def samples_schema(array: ArraySpec) -> pa.Schema:
+    """Return the columns of a samples table, for images or texts."""
+    return SAMPLES_SCHEMA if array.text is None else SAMPLES_OF_TEXTS
+
 
 MAX_ROW_GROUP_BYTES = 2**32
 """Decompressed size, which allows 4 KB of text for each of a million samples."""
@@ -183,6 +201,14 @@ def text_bytes(array: pa.Array) -> int:
 def parse_table(data: bytes, where: str, columns: list[str] | None = None) -> pa.Table:
     """Read a Parquet table from bytes; `where` names the file in errors."""
     return TableFile(partial(pa.BufferReader, data), where).whole(columns)
+
+
+def cut_texts(array: ArraySpec, samples: pa.Table) -> int:
+    """Count the cached samples of a table whose text was cut; 0 for images."""
+    if array.text is None:
+        return 0
+    cached = samples.filter(pc.equal(samples["status"], CACHED))
+    return int(pc.sum(pc.greater(cached[TOKENS], array.text.max_tokens)).as_py() or 0)
 
 
 def rows_digest(rows: Iterable[int], ids: Iterable[str], contents: Iterable[str | None]) -> str:

@@ -12,6 +12,7 @@ The file ends with at least two blocks of zeros, filled up to a multiple of 10,2
 import struct
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import repeat
 from typing import Any, BinaryIO
 
 import msgspec
@@ -23,7 +24,7 @@ from cache_store.format.layout import NOWHERE, EncodedRows, ShardSamples
 from cache_store.format.names import SPEC_ATTRIBUTE, SPEC_FILE
 from cache_store.format.record import canonical_json
 from cache_store.format.schema import ArraySpec, CodecName, Spec, StoreDtype
-from cache_store.format.tables import PLAN_COLUMNS
+from cache_store.format.tables import PLAN_COLUMNS, TOKENS
 
 BLOCK_BYTES = 512
 RECORD_BYTES = 20 * BLOCK_BYTES
@@ -63,12 +64,13 @@ class TarShardWriter:
         """Add the next rows; return their places [N, 3]: offset, length and crc32c, or -1 for an absent row."""
         places = np.full((len(rows.kept), 3), NOWHERE, np.int64)
         payloads = zip(rows.payloads, rows.checksums.tolist(), strict=True)
-        for number, (is_kept, content) in enumerate(zip(rows.kept.tolist(), rows.contents, strict=True)):
+        tokens = rows.tokens or repeat(None, len(rows.kept))
+        for number, (is_kept, content, count) in enumerate(zip(rows.kept.tolist(), rows.contents, tokens, strict=True)):
             row, name, uri, conversations = next(self._samples)
             if not is_kept:
                 continue
             payload, checksum = next(payloads)
-            before, after = self._layout.around_latent(row, sample_json(name, uri, conversations, content))
+            before, after = self._layout.around_latent(row, sample_json(name, uri, conversations, content, count))
             places[number] = self._position + len(before), len(payload), checksum
             self._stream.write(b"".join((before, payload, after)))
             self._position += len(before) + len(payload) + len(after)
@@ -109,11 +111,13 @@ class TarFormat:
             return
         first_row, layout = samples.rows.start, RowLayout(self._spec.array)
         contents, position = samples.table["content_sha256"].to_pylist(), 0
+        of_texts = self._spec.array.text is not None
+        tokens = samples.table[TOKENS].to_pylist() if of_texts else [None] * len(contents)
         for slot, (_, name, uri, conversations) in enumerate(iterate_samples(samples.planned)):
             location = samples.locations[slot]
             if location is None:
                 continue
-            text = sample_json(name, uri, conversations, contents[slot])
+            text = sample_json(name, uri, conversations, contents[slot], tokens[slot])
             before, after = layout.around_latent(first_row + slot, text)
             offset = position + len(before)
             if location.offset != offset or location.length != layout.latent_bytes:
@@ -153,8 +157,12 @@ class RowLayout:
         return b"".join(before), b"".join((self._npy_padding, digits, json_header, text, padding(size)))
 
 
-def sample_json(name: str, uri: str, conversations: list[dict[str, str]], content_sha256: str | None) -> bytes:
-    return ENCODER.encode({"conversations": conversations, "id": name, "sha256": content_sha256, "uri": uri})
+def sample_json(
+    name: str, uri: str, conversations: list[dict[str, str]], content_sha256: str | None, tokens: int | None = None
+) -> bytes:
+    """Encode the JSON member of a row; `tokens` is a text's number of tokens, None for an image."""
+    counted = {} if tokens is None else {TOKENS: tokens}
+    return ENCODER.encode({"conversations": conversations, "id": name, "sha256": content_sha256, **counted, "uri": uri})
 
 
 def npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:

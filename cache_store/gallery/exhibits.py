@@ -2,7 +2,7 @@
 
 # Axes: N samples, Y X pixels, 3 RGB.
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,8 @@ from PIL import Image
 from cache_store.cache.images import ReadImage
 from cache_store.cache.reader import Cache
 from cache_store.errors import SourceError
+from cache_store.format.plan import answers_of
+from cache_store.format.tables import TOKENS
 from cache_store.gallery.draw import batches
 from cache_store.gallery.pictures import channel_strip, error_map, preview, psnr, thumbnail
 from cache_store.program.progress_bar import progress_bar
@@ -22,8 +24,7 @@ Decode = Callable[[np.ndarray], np.ndarray]
 BATCH = 4
 """Rows in memory at full size."""
 
-EXHIBIT_COLUMNS = ["row", "id", "uri", "content_sha256", "width", "height", "conversations", "reason"]
-NOT_ANSWERS = {"human", "user", "system"}
+EXHIBIT_COLUMNS = ["row", "id", "uri", "content_sha256", "conversations", "reason"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +36,8 @@ class Exhibit:
     uri: str
     size: tuple[int, int] | None
     """Width and height of the original image."""
+    tokens: int | None = None
+    """Number of the text's tokens before it was cut; None for an image."""
     caption: str
     reason: str | None = None
     """Why it was rejected."""
@@ -76,7 +79,8 @@ class Showcase:
     def _batch(self, numbers: np.ndarray) -> Iterator[Exhibit]:
         stored = self.cache.read(numbers)
         decoded_NYX3 = self.decode(stored) if self.decode else [None] * len(numbers)
-        samples = self.cache.samples(numbers, EXHIBIT_COLUMNS).to_pylist()
+        more = [TOKENS] if self.cache.spec.array.text else ["width", "height"]
+        samples = self.cache.samples(numbers, [*EXHIBIT_COLUMNS, *more]).to_pylist()
         for sample, values, decoded_YX3 in zip(samples, stored.astype(np.float32), decoded_NYX3, strict=True):
             yield self._with_pictures(sample, values, decoded_YX3)
 
@@ -96,13 +100,15 @@ class Showcase:
     def _exhibit(self, sample: dict[str, Any]) -> tuple[Exhibit, np.ndarray | None]:
         """Collect what the samples table and the source know; also return the source at full size."""
         image_YX3, problem = self._source(sample)
-        width, height = sample["width"], sample["height"]
+        width, height = sample.get("width"), sample.get("height")
+        answers = answers_of(sample["conversations"])
         exhibit = Exhibit(
             row=sample["row"],
             id=sample["id"],
             uri=sample["uri"],
             size=(width, height) if width and height else None,
-            caption=caption(sample["conversations"]),
+            tokens=sample.get(TOKENS),
+            caption=caption(answers[:1] if self.cache.spec.array.text else answers),
             reason=sample["reason"],
             source=None if image_YX3 is None else thumbnail(image_YX3),
             source_problem=problem,
@@ -127,7 +133,6 @@ def difference(recorded: str | None, found: str) -> str | None:
     return None if recorded == found else "this file has changed since it was encoded"
 
 
-def caption(conversations: list[dict[str, str]] | None) -> str:
-    """Join the answers of all turns of a conversation."""
-    answers = [turn["value"] or "" for turn in conversations or [] if turn["from"] not in NOT_ANSWERS]
+def caption(answers: Sequence[str]) -> str:
+    """Join answers on one line."""
     return " · ".join(" ".join(answer.split()) for answer in answers)

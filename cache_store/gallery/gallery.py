@@ -43,7 +43,8 @@ def collect(cache: Cache, config: GalleryConfig, decode: Decode | None) -> PageC
     surveyed = survey_latents(cache, drawn)
     unusual = most_unusual(surveyed, config.rows)
     numbers = random_numbers(cache, config.rows, config.seed).tolist()
-    read_image, source_problem = source_reader(cache.store)
+    is_of_texts = cache.spec.array.text is not None
+    read_image, source_problem = (None, None) if is_of_texts else source_reader(cache.store)
     showcase = Showcase(cache=cache, read_image=read_image, source_problem=source_problem, decode=decode)
     exhibits = showcase.cached([*numbers, *(each.number for each in unusual)])
     return PageContent(
@@ -84,12 +85,15 @@ def write_sheets(content: PageContent, config: GalleryConfig) -> list[Path]:
         "unusual": [exhibit for exhibit, _ in content.unusual],
         "rejected": content.rejected,
     }
-    image, written = content.cache.spec.array.image, []
+    if (image := content.cache.spec.array.image) is None:
+        kinds = dict.fromkeys(kinds, ())  # a sheet of pictures has nothing to show of texts
+    written = []
     for kind, exhibits in kinds.items():
         path = config.sheet(kind)
         if not exhibits:
             path.unlink(missing_ok=True)
             continue
+        assert image is not None
         write_file(path, contact_sheet(f"{content.cache.name}: {kind} rows", exhibits, image))
         written.append(path)
     return written

@@ -43,6 +43,8 @@ class PageContent:
         array = self.cache.spec.array
         if array.has_preview:
             return None
+        if array.text is not None:
+            return "the cache was made of texts; shown are texts, distributions, and unusual and rejected rows"
         return (
             f"samples of [{array.named_shape}] have no preview; the page shows source images, distributions, and "
             "unusual and rejected rows"
@@ -79,7 +81,7 @@ def render(content: PageContent) -> str:
         spec=spec,
         summary=summary,
         array=array,
-        layout=layout(array.image),
+        layout=layout(array.image) if array.image else "tall",
         features=f"{array.feature_axis}s".capitalize(),
         facts=[*spec_lines(spec), *array_lines(array)],
         reasons=sorted(seal.reasons.items(), key=lambda reason: (-reason[1], reason[0])),

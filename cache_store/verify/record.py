@@ -15,7 +15,7 @@ from cache_store.format.layout import Location, ShardSamples
 from cache_store.format.names import commit_file, samples_file
 from cache_store.format.schema import ArraySpec, CommitContent, CommitRecord, FeatureStatistics, FileRecord, Spec
 from cache_store.format.sums import equal_but_for_rounding
-from cache_store.format.tables import CACHED, REJECTED, SAMPLES_SCHEMA, reason_kind, rows_digest
+from cache_store.format.tables import CACHED, REJECTED, cut_texts, reason_kind, rows_digest, samples_schema
 from cache_store.refusal import recipe_differences
 from cache_store.storage.store import Store
 from cache_store.verify.findings import Finding, unreadable
@@ -91,7 +91,7 @@ def expected_shape(array: ArraySpec, cached: int) -> list[int]:
 
 def table_problem(samples: ShardSamples) -> str | None:
     """Say why a samples table cannot be the shard's, or return None."""
-    if samples.table.schema != SAMPLES_SCHEMA:
+    if samples.table.schema != samples_schema(samples.spec.array):
         return "does not have the columns of the format"
     if samples.table.num_rows != len(samples.rows):
         return f"has {samples.table.num_rows} rows, {len(samples.rows)} are planned"
@@ -108,6 +108,9 @@ def table_findings(samples: ShardSamples, content: CommitContent) -> Iterator[Fi
     expected = {CACHED: content.cached, REJECTED: content.rejected}
     if counts != {status: count for status, count in expected.items() if count}:
         yield Finding(shard=shard, file=name, problem=f"counts {counts}, the commit record {expected}")
+    if (cut := cut_texts(samples.spec.array, table)) != content.cut_texts:
+        problem = f"{cut} texts were cut, the commit record says {content.cut_texts}"
+        yield Finding(shard=shard, file=name, problem=problem)
     reasons = Counter(reason_kind(reason) for reason in table["reason"].drop_null().to_pylist())
     if reasons != content.reasons:
         problem = f"rejects {dict(reasons)}, the commit record {content.reasons}"

@@ -34,10 +34,12 @@ from precompute.config import AuditConfig, BuildConfig, where_remembered
 from precompute.encode.batches import Batch, Decoders, decoded_batches
 from precompute.encode.engines.worker import ENCODER_THREADS
 from precompute.encode.pipeline import library_versions
-from precompute.encode.tolerance import RELATIVE_TOLERANCE, device_class, feature_scale, root_mean_square
+from precompute.encode.text_batches import batches_for
+from precompute.encode.tolerance import device_class, feature_scale, root_mean_square, tolerances
 from precompute.encoders.encoder import Encoder
 from precompute.encoders.registry import load_encoder
 from precompute.images.decoder_messages import silence_decoders
+from precompute.plan.spec import recipe_of
 from precompute.sources import Source, open_source
 
 SHARDS_HELD = 16
@@ -72,8 +74,7 @@ def audit(address: Address, config: AuditConfig, stop: threading.Event, on_drawn
 
 def refuse_changed_encoder(cache: Cache, built: BuildConfig, encoder: Encoder) -> None:
     """Raise StaleError with a table of what changed in the recorded encoder and recipe since the build."""
-    before = cache.spec.array
-    now = msgspec.structs.replace(before, image=built.image.recipe, encoder=encoder.identity)
+    before, now = cache.spec.array, recipe_of(built, encoder).array
     if differences := differing(msgspec.to_builtins(before), msgspec.to_builtins(now)):
         refuse(
             f"{cache.store}: {built.encoder.model} is no longer the encoder that made this cache; nothing was compared",
@@ -99,7 +100,7 @@ class Auditor:
 
     def __init__(self, cache: Cache, source: Source, encoder: Encoder, pool: Decoders) -> None:
         self._cache, self._source, self._encoder, self._pool = cache, source, encoder, pool
-        self._array = cache.spec.array
+        self._array, self._make_batch = cache.spec.array, batches_for(encoder)
         self._rms = root_mean_square(cache.seal.array)
         self._scale = feature_scale(self._array, cache.seal.array)
         self._planned = lru_cache(maxsize=SHARDS_HELD)(self._read_planned)
@@ -130,14 +131,16 @@ class Auditor:
         for number in (number for number in drawn if number not in batched):
             shard = int(self._cache.shards.shards_of(number))
             planned, numbers = self._planned(shard)
-            batch = Batch(self._cache.spec, planned, shard, int(np.flatnonzero(numbers == number)[0]) // size * size)
+            start = int(np.flatnonzero(numbers == number)[0]) // size * size
+            batch = self._make_batch(self._cache.spec, planned, shard, start)
             batched.update(numbers[batch.start : batch.stop].tolist())
             yield batch
 
     def _read_planned(self, shard: int) -> tuple[pa.Table, np.ndarray]:
         """Read a shard's planned samples, and their sample numbers, -1 where rejected."""
         shards, file, count = self._cache.shards, samples_file(shard), self._cache.seal.cached_per_shard[shard]
-        table = shards.table(shard, ["row", "id", "uri", "content_sha256", "status"])
+        text = ["conversations"] if self._array.text else []
+        table = shards.table(shard, ["row", "id", "uri", "content_sha256", "status", *text])
         cached = np.array(table["status"].to_pylist()) == CACHED
         if table["row"].to_pylist() != list(self._cache.spec.shard_rows(shard)) or cached.sum() != count:
             raise CacheError(f"{file} is damaged; run `cache-store verify {shlex.quote(str(self._cache.store))}`")
@@ -148,7 +151,7 @@ class Auditor:
     def _compare(self, batch: Batch) -> Iterator[ComparedSample]:
         """Encode the batch again and compare every cached sample of it."""
         outcomes = batch.wait()
-        encoded = self._encoder.encode(torch.from_numpy(batch.pixels_NYX3)).cpu().numpy()
+        encoded = self._encoder.encode(torch.from_numpy(batch.inputs)).cpu().numpy()
         samples = batch.samples.to_pylist()
         numbers = self._planned(batch.shard)[1][batch.start : batch.stop]
         places = np.flatnonzero(numbers >= 0)
@@ -174,7 +177,8 @@ class Auditor:
                 raise CacheError(f"{commit_file(shard)} is missing; run `{command}`")
             self._runs[shard] = record.run
         devices = device_class(self._runs[shard].device, str(self._encoder.device))
-        return RELATIVE_TOLERANCE[self._array.encoder.compute_dtype, devices]
+        _, largest = tolerances(self._array.encoder.compute_dtype, devices, self._array.made_of)
+        return largest
 
     def _report(
         self, seed: int, seconds: float, asked: int, drawn: Iterable[ComparedSample], compared: Iterable[ComparedSample]

@@ -31,7 +31,7 @@ from precompute.encoders.registry import load_encoder
 from precompute.images.decoder_messages import silence_decoders
 from precompute.images.rejected import TooManyRejectsError
 from precompute.plan.make import make_plan
-from precompute.plan.missing import refuse_missing_images
+from precompute.plan.missing import refuse_missing_images, refuse_missing_texts
 from precompute.plan.spec import recipe_of
 from precompute.resume.act import write_metadata
 from precompute.resume.decide import Wanted, Work, decide
@@ -130,7 +130,9 @@ def list_samples(inputs: Inputs, version: str | None) -> Wanted:
     """What is wanted of the cache, by all that the source has; `version` is the source's, from before."""
     config, samples = inputs.config, inputs.source.samples()
     found = make_plan(samples, config.store.samples_per_shard, f"source.path: {config.source.path}")
-    if refuse_missing_images(found, config.source, config.run.max_reject_fraction):
+    if config.source.text:
+        refuse_missing_texts(found, config.source, config.run.max_reject_fraction)
+    elif refuse_missing_images(found, config.source, config.run.max_reject_fraction):
         version = None  # each build asks anew whether so many may be missing
     recipe = recipe_of(config, inputs.encoder)
     return Wanted(samples=found, recipe=recipe, source_version=version, passed_over=samples.passed_over)
@@ -164,7 +166,12 @@ def write_planned(inputs: Inputs, decision: Decision) -> FileRecord:
 def look_at_images(
     config: BuildConfig, surveyed: Survey, work: Work, source: Source, request: BuildRequest
 ) -> tuple[Work, int]:
-    """The work with shards of rejected samples that succeed now, how many were tried; StaleError for changed images."""
+    """The work with shards of rejected samples that succeed now, how many were tried; StaleError for changed images.
+
+    Texts stand in the plan, which is the source's by its digest: none can have changed, or have come, unseen.
+    """
+    if work.spec.array.text is not None:
+        return work, 0
     threads, tried = config.run.threads(1), 0
     if request.retry_rejected:
         tried, rejected_before = try_rejected(surveyed.store, work, source, threads)
@@ -189,7 +196,8 @@ def build_missing(
         config=config, store=store, spec=spec, shards=shards, allowed_digests=allowed, shared=shared, new=new
     )
     limit = config.run.max_reject_fraction
-    with closing(BuildProgress(spec.rows, work.kept.values(), limit, to_build=rows, shared=shared)) as progress:
+    made_of, kept = spec.array.made_of, work.kept.values()
+    with closing(BuildProgress(spec.rows, kept, limit, to_build=rows, shared=shared, made_of=made_of)) as progress:
         try:
             progress.refuse_too_many_rejects()
             if shards:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +23,7 @@ from cache_store.errors import SourceError
 from cache_store.format.schema import ArraySpec, Spec
 from cache_store.storage.store import Store
 from precompute.encode.busy import BusyTimes
+from precompute.encoders.encoder import NO_TOKEN
 from precompute.images.decode import content_sha256, decode_image
 from precompute.images.fit import MID_GREY, fit_image
 from precompute.images.pixels import write_pixels
@@ -67,7 +68,24 @@ class TimedReading:
 
 
 Room = np.ndarray
-"""Memory for the pixels of a full batch: uint8 [B, Y, X, 3]."""
+"""Memory for the pixels of a full batch: uint8 [B, Y, X, 3]; or for tokens of texts, int32 [B, T]."""
+
+
+class Inputs(NamedTuple):
+    """A full batch as an encoder is given it."""
+
+    shape: tuple[int, ...]
+    dtype: type[np.integer[Any]]
+    filler: int
+    """In the places of a short batch that stay empty."""
+
+
+def inputs_of(array: ArraySpec) -> Inputs:
+    """Pixels of images, or tokens of texts."""
+    if array.text is not None:
+        return Inputs((array.encoder.batch_size, array.text.drop + array.text.max_tokens), np.int32, NO_TOKEN)
+    image = array.images
+    return Inputs((array.encoder.batch_size, image.height, image.width, 3), np.uint8, MID_GREY)
 
 
 class Rooms:
@@ -88,24 +106,28 @@ class Rooms:
 
 
 def make_room(array: ArraySpec) -> Room:
-    return np.empty((array.encoder.batch_size, array.image.height, array.image.width, 3), np.uint8)
+    shape, dtype, _ = inputs_of(array)
+    return np.empty(shape, dtype)
 
 
 class Batch:
     """A planned batch: images decode into it from several threads, each into its own place."""
 
     def __init__(self, spec: Spec, planned: pa.Table, shard: int, start: int, room: Room | None = None) -> None:
-        array, recipe = spec.array, spec.array.image
-        self.shard, self.planned, self.start, self.recipe = shard, planned, start, recipe
-        self.stop = min(start + array.encoder.batch_size, planned.num_rows)
-        count = self.stop - start
-        self.room = make_room(array) if room is None else room
-        self.pixels_NYX3 = self.room[:count]
-        """Its part of the room."""
-        self.rgb_Nhw3 = np.empty((count, *array.shape[1:], 3), np.uint8) if array.has_preview else None
+        self.shard, self.planned, self.start = shard, planned, start
+        self.stop = min(start + spec.array.encoder.batch_size, planned.num_rows)
+        self.room = make_room(spec.array) if room is None else room
+        self.inputs = self.room[: self.stop - start]
+        """What the encoder is given, once all is decoded: its part of the room."""
         self._pieces: list[Future[list[Outcome]]] = []
         self.encoding_since = 0.0
         """When the encoder got it, by the monotonic clock."""
+        self._furnish(spec.array)
+
+    def _furnish(self, array: ArraySpec) -> None:
+        self.recipe, self.pixels_NYX3 = array.images, self.inputs
+        shape = len(self.inputs), *array.shape[1:], 3
+        self.rgb_Nhw3 = np.empty(shape, np.uint8) if array.has_preview else None
 
     @property
     def samples(self) -> pa.Table:
@@ -161,15 +183,26 @@ class Batch:
         return [outcome for piece in self._pieces for outcome in piece.result()]
 
 
+class MakeBatch(Protocol):
+    """How a batch is made: of images, or of texts."""
+
+    def __call__(self, spec: Spec, planned: pa.Table, shard: int, start: int, room: Room | None = None) -> Batch:
+        """The batch that starts at a place of a shard, whose rows are `planned`."""
+
+
 def planned_batches(
-    store: Store, spec: Spec, shards: Iterable[int], take_room: Callable[[], Room] | None = None
+    store: Store,
+    spec: Spec,
+    shards: Iterable[int],
+    take_room: Callable[[], Room] | None = None,
+    make_batch: MakeBatch = Batch,
 ) -> Iterator[Batch]:
     """Every batch of the given shards, in order, not yet decoded; in new memory, unless rooms are given."""
     plan, take = open_plan(store), take_room or partial(make_room, spec.array)
     for shard in shards:
         planned = plan.shard(shard)
         for start in range(0, planned.num_rows, spec.array.encoder.batch_size):
-            yield Batch(spec, planned, shard, start, take())
+            yield make_batch(spec, planned, shard, start, take())
 
 
 def decoded_batches(

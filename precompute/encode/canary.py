@@ -18,7 +18,7 @@ import torch
 
 from cache_store.errors import DeviceError
 from cache_store.format.schema import SampleLayout
-from precompute.encode.tolerance import OVERALL_TOLERANCE, RELATIVE_TOLERANCE, device_class
+from precompute.encode.tolerance import device_class, tolerances
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import PixelRange
 from precompute.encoders.hardware import hardware_of
@@ -55,32 +55,33 @@ class Canary:
     def wants_images(self) -> bool:
         return self._compared is None
 
-    def begin(self, pixels_NYX3: np.ndarray, encoded: np.ndarray, good: Sequence[int], layout: SampleLayout) -> None:
-        """Start to compare the first of a batch's `good` images, with what the device made of them: float32."""
-        height, width = pixels_NYX3.shape[1:3]
-        places = [*good][: max(1, min(IMAGES, PIXELS // (height * width)))]
+    def begin(self, inputs: np.ndarray, encoded: np.ndarray, good: Sequence[int], layout: SampleLayout) -> None:
+        """Start to compare the first of a batch's `good` images or texts, with what the device made: float32."""
+        size = int(np.prod(inputs.shape[1:3]))
+        places = [*good][: max(1, min(IMAGES, PIXELS // size))]
         if places:
-            self._compared = self._pool.submit(self._compare, pixels_NYX3[places], encoded[places], layout)
+            self._compared = self._pool.submit(self._compare, inputs[places], encoded[places], layout)
 
-    def _compare(self, pixels_NYX3: np.ndarray, encoded: np.ndarray, layout: SampleLayout) -> Difference:
+    def _compare(self, inputs: np.ndarray, encoded: np.ndarray, layout: SampleLayout) -> Difference:
         reference = load_reference(self._config, self._range)
-        return difference(encoded, reference.encode(torch.from_numpy(pixels_NYX3)).numpy(), layout)
+        return difference(encoded, reference.encode(torch.from_numpy(inputs)).numpy(), layout)
 
     def refuse_wrong_device(self, device: torch.device) -> None:
         """Wait for the comparison; DeviceError where it shows another encoder than the weights are."""
         if self._compared is None:
             return
         found, kind = self._compared.result(), (self._config.compute_dtype, device_class(str(device)))
-        allowed = Difference(OVERALL_TOLERANCE[kind], RELATIVE_TOLERANCE[kind])
+        allowed = Difference(*tolerances(*kind, "text" if self._config.reads_text else "image"))
         if found.overall <= allowed.overall and found.largest <= allowed.largest:
             return
         hardware = ", ".join(" ".join(each) for each in hardware_of(device).items())
+        try_first = "encoder.compile: false, then " if self._config.compiles else ""
+        try_first += "encoder.compute_dtype: float32, then " if kind[0] != "float32" else ""
         raise DeviceError(
             f"encoder.device {device} ({hardware}) does not give what the same weights give in float32 on a CPU: "
             f"samples differ by {found.overall:.2g} of their root mean square, at most by {found.largest:.2g}; "
             f"{kind[0]} on a {kind[1]} device may differ by {allowed.overall:g}, at most by {allowed.largest:g}. "
-            "Nothing of this worker was committed; try encoder.compile: false, then encoder.compute_dtype: float32, "
-            "then another device, or other versions of torch and cuDNN"
+            f"Nothing of this worker was committed; try {try_first}another device, or other versions of torch and cuDNN"
         )
 
 

@@ -3,7 +3,7 @@
 On a GPU images are decoded into pinned memory; a batch goes up on a stream of its own, is encoded on another and comes
 down on a third, each waiting for the one before it by an event: nothing else waits, so that the next batch is on its
 way while one is encoded. The encoder's work is captured once as a CUDA graph and replayed: a launch in place of
-hundreds, which Python's lock would hold up. So shapes are static: a short batch is filled up with grey.
+hundreds, which Python's lock would hold up. So shapes are static: a short batch is filled up with grey or padding.
 """
 
 # Axes: N images of a batch, B of a full one, Y X pixels, 3 RGB.
@@ -21,9 +21,8 @@ from torch import Tensor
 
 from cache_store.format.schema import ArraySpec
 from cache_store.log import log_warning
-from precompute.encode.batches import Room, Rooms, make_room
+from precompute.encode.batches import Room, Rooms, inputs_of, make_room
 from precompute.encoders.encoder import Encoder
-from precompute.images.fit import MID_GREY
 
 SLOTS = 3
 """Batches on their way: one that goes up, one that is encoded, one that comes down and is written."""
@@ -41,7 +40,7 @@ class Encoding(Protocol):
 
 class DeviceFeed(Protocol):
     rooms: Rooms
-    """Memory from which the device takes pixels."""
+    """Memory from which the device takes pixels, or tokens."""
 
     def encode(self, room: Room, count: int) -> Encoding:
         """Give the device the first `count` images of a room, which may be used again once the samples are there."""
@@ -120,8 +119,8 @@ class CudaRuntime:
 class Slot:
     """Room for a batch on its way up, on the device, and on its way down."""
 
-    def __init__(self, runtime: Runtime, pixels: tuple[int, ...], samples: tuple[int, ...]) -> None:
-        self.pixels = runtime.on_device(pixels, torch.uint8)
+    def __init__(self, runtime: Runtime, inputs: tuple[int, ...], dtype: torch.dtype, samples: tuple[int, ...]) -> None:
+        self.inputs = runtime.on_device(inputs, dtype)
         self.samples, self.result = runtime.on_device(samples, torch.float32), runtime.pinned(samples, torch.float32)
         self.uploaded, self.began, self.encoded, self.downloaded = (runtime.event() for _ in range(4))
 
@@ -147,15 +146,16 @@ class StreamedFeed:
 
     def __init__(self, encoder: Encoder, array: ArraySpec, runtime: Runtime) -> None:
         self._encoder, self._runtime = encoder, runtime
-        self.rooms = Rooms(lambda: runtime.pinned(pixels, torch.uint8).numpy())
-        pixels = (array.encoder.batch_size, array.image.height, array.image.width, 3)
+        shape, kind, self._filler = inputs_of(array)
+        dtype = torch.from_numpy(np.empty(0, kind)).dtype
+        self.rooms = Rooms(lambda: runtime.pinned(shape, dtype).numpy())
         self._upload, self._compute, self._download = (runtime.stream() for _ in range(3))
-        self._input = runtime.on_device(pixels, torch.uint8)
-        self._input.fill_(MID_GREY)
+        self._input = runtime.on_device(shape, dtype)
+        self._input.fill_(self._filler)
         self._run, self._output = self._captured()
         self._free = queue.SimpleQueue[Slot]()
         for _ in range(SLOTS):
-            self._free.put(Slot(runtime, pixels, (pixels[0], *array.shape)))
+            self._free.put(Slot(runtime, shape, dtype, (array.encoder.batch_size, *array.shape)))
 
     def _captured(self) -> tuple[Callable[[], object], Tensor | None]:
         """The encoder's work as a graph; where it cannot be captured, as it is."""
@@ -168,14 +168,14 @@ class StreamedFeed:
 
     def encode(self, room: Room, count: int) -> StreamedEncoding:
         slot, within = self._free.get(), self._runtime.within
-        room[count:] = MID_GREY
+        room[count:] = self._filler
         with within(self._upload):
-            slot.pixels.copy_(torch.from_numpy(room), non_blocking=True)
+            slot.inputs.copy_(torch.from_numpy(room), non_blocking=True)
             slot.uploaded.record()
         with within(self._compute):
             self._compute.wait_event(slot.uploaded)
             slot.began.record()
-            self._input.copy_(slot.pixels)
+            self._input.copy_(slot.inputs)
             self._run()
             slot.samples.copy_(self._encoder.encode(self._input) if self._output is None else self._output)
             slot.encoded.record()

@@ -20,6 +20,7 @@ from precompute.encode.busy import BusyTimes
 from precompute.encode.canary import Canary
 from precompute.encode.device_feed import DeviceFeed, Encoded, Encoding, feed_of
 from precompute.encode.job import EncodeJob, MismatchedShard, Progress
+from precompute.encode.text_batches import batches_for
 from precompute.encoders.encoder import Encoder
 from precompute.encoders.hardware import hardware_of
 from precompute.sources import Source
@@ -77,7 +78,7 @@ class ShardSink:
         rgb, outcomes = None if batch.rgb_Nhw3 is None else batch.rgb_Nhw3.astype(np.float32) / 255.0, batch.wait()
         if self._canary and self._canary.wants_images:
             good = [place for place, outcome in enumerate(outcomes) if outcome.reason is None]
-            self._canary.begin(batch.pixels_NYX3, samples, good, self._job.spec.array)
+            self._canary.begin(batch.inputs, samples, good, self._job.spec.array)
         self._builder.append(samples, rgb, outcomes)
         if batch.stop == batch.planned.num_rows:
             self._wait_for_commit()
@@ -151,19 +152,20 @@ def encode_shards(
     writer = ThreadPoolExecutor(1, thread_name_prefix="write")
     try:
         last = time.monotonic()
-        batches = planned_batches(job.store, job.spec, shards, feed.rooms.take)
+        batches = planned_batches(job.store, job.spec, shards, feed.rooms.take, batches_for(encoder))
         for batch in decoded_batches(batches, decoders, source, busy):
             batch.wait()
             if stop.is_set():
                 raise Interrupted("the shard in hand was dropped; run the same command again to go on")
-            refuse_vanished(batch, source)
+            if job.spec.array.image is not None:
+                refuse_vanished(batch, source)
             batch.encoding_since = time.monotonic()
             writes.append(writer.submit(write, batch, encode_batch(feed, batch, job.spec)))
             while len(writes) > WRITES_BEHIND:
                 writes.popleft().result()
             now, since = time.monotonic(), last
             last = now
-            on_progress(Progress(len(batch.pixels_NYX3), now - since, busy.take()))
+            on_progress(Progress(len(batch.inputs), now - since, busy.take()))
         while writes:
             writes.popleft().result()
         sink.finish()
@@ -177,5 +179,5 @@ def encode_shards(
 def encode_batch(feed: DeviceFeed, batch: Batch, spec: Spec) -> Encoding:
     """Give a decoded batch to the device; zeros where every image was rejected, of which nothing is kept."""
     if all(outcome.reason is not None for outcome in batch.wait()):
-        return Encoded(torch.zeros(len(batch.pixels_NYX3), *spec.array.shape))
-    return feed.encode(batch.room, len(batch.pixels_NYX3))
+        return Encoded(torch.zeros(len(batch.inputs), *spec.array.shape))
+    return feed.encode(batch.room, len(batch.inputs))

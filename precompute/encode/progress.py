@@ -20,17 +20,20 @@ class Encoded:
 
     shards: int
     images: int
+    """Or texts."""
     images_per_s: float
+    made_of: str
+    """image, or text."""
     working_share: float
     """Share of the time that the encoder worked; the rest it waited for images, its turn or the writer."""
     slowest: Part | None
     """What held the others back; None where nothing was encoded."""
 
     def __str__(self) -> str:
-        done = f"encoded {counted(self.images, 'image')} in {counted(self.shards, 'shard')}"
+        done = f"encoded {counted(self.images, self.made_of)} in {counted(self.shards, 'shard')}"
         if self.slowest is None:
             return done
-        speed = f"{self.images_per_s:.1f} images/s, the encoder worked {self.working_share:.0%} of the time"
+        speed = f"{self.images_per_s:.1f} {self.made_of}s/s, the encoder worked {self.working_share:.0%} of the time"
         return f"{done}, {speed}; {self.slowest} was slowest: {REMEDIES[self.slowest]}"
 
 
@@ -45,15 +48,16 @@ class BuildProgress:
         *,
         to_build: int | None = None,
         shared: bool = False,
+        made_of: str = "image",
     ) -> None:
-        self._planned = planned
+        self._planned, self._made_of = planned, made_of
         self._allowed = max_reject_fraction
         self._reasons: Counter[str] = Counter()
         contents = [record.content for record in committed]
         done = 0 if shared else sum(content.cached + content.rejected for content in contents)  # not those of others
         total = planned if to_build is None else done + to_build
         idle = to_build == 0  # as where a cache is only sealed
-        self._bar = progress_bar(total=total, initial=done, desc="encode", unit="image", smoothing=0.1, disable=idle)
+        self._bar = progress_bar(total=total, initial=done, desc="encode", unit=made_of, smoothing=0.1, disable=idle)
         self.close = self._bar.close
         self._elapsed_s, self.busy_s = 0.0, defaultdict[Part, float](float)
         self._started = time.monotonic()
@@ -100,6 +104,7 @@ class BuildProgress:
             shards=len(self.built),
             images=self.images,
             images_per_s=images_per_s,
+            made_of=self._made_of,
             working_share=self.working_share,
             slowest=slowest(self.busy_s),
         )

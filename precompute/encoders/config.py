@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from cache_store.errors import ConfigError
-from cache_store.format.schema import EncoderIdentity
+from cache_store.format.schema import PLAIN_TEMPLATE, EncoderIdentity
 
 if TYPE_CHECKING:
     import torch  # it takes seconds to import, and `--help` needs none of it
@@ -15,31 +15,51 @@ Posterior = Literal["mean", "moments"]
 ComputeDtype = Literal["float32", "bfloat16"]
 """No float16: SDXL's VAE and others overflow in it."""
 
-FOR_SOME = ("posterior", "pool", "layer", "class_token", "fold", "compile")
+Padding = Literal["seen", "masked", "zero"]
+
+OF_TEXTS = ("max_tokens", "output", "template", "drop", "padding")
+FOR_SOME = ("posterior", "pool", "layer", "class_token", "fold", "compile", *OF_TEXTS)
 """Fields that mean something to some families alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig:
-    """Which frozen encoder turns images into latents, and how it runs."""
+    """Which frozen encoder turns images, or texts, into latents, and how it runs."""
 
     model: str
     """Hub id, or a folder as `save_pretrained` leaves it, of one of the families listed below; a pipeline's subfolder
-    `vae` is found by itself. Or an encoder of your own, as my_package.module:MyEncoder."""
+    `vae`, or `text_encoder`, is found by itself. Or an encoder of your own, as my_package.module:MyEncoder."""
+    subfolder: str | None = None
+    """The pipeline's subfolder that holds the encoder, where it is another, as text_encoder_2; the tokenizer is then
+    that of tokenizer_2."""
     posterior: Posterior = "mean"
     """Of a VAE `mean` keeps the posterior's mean; `moments` keeps mean and log-variance, twice the channels."""
     pool: int | Literal["auto"] = "auto"
     """Of a vision tower: average squares of so many patches a side into one token each, 1 keeps every patch; auto is
     what the model itself does: Gemma 3 pools 64 x 64 patches to 16 x 16 tokens, SigLIP keeps all."""
-    layer: int | Literal["auto"] = "auto"
-    """Of a vision tower: which of its hidden states, as transformers counts them, from 0 or from -1 at the end; auto is
-    what the model itself takes: LLaVA the second to last, -2, others the last, behind any final norm."""
+    layer: int | list[int] | Literal["auto"] = "auto"
+    """Of a vision tower or text encoder: which of its hidden states, as transformers counts them, from 0 or from -1 at
+    the end; auto is what the model itself takes: LLaVA the second to last, -2, others the last, behind any final norm.
+    Qwen3-VL takes one of its deepstack_visual_indexes, for that level's tokens in place of its merger's. Of a text
+    encoder several, as [9, 18, 27], are joined feature by feature."""
     class_token: bool = False
     """Of a vision tower: keep its class token and registers before the patches."""
+    max_tokens: int | None = None
+    """Makes a text encoder of the model, which reads what source.text names: tokens of a sample, as 77 for CLIP or 512
+    for T5. A longer text is cut, a shorter one padded."""
+    output: Literal["tokens", "pooled"] = "tokens"
+    """Of a text encoder tokens are the hidden states of a text; pooled is the one vector that CLIP makes of it."""
+    template: str = PLAIN_TEMPLATE
+    """Of a text encoder: what each text is put into, in place of {}."""
+    drop: int = 0
+    """Of a text encoder: so many tokens at the template's beginning are encoded, then left out; 34 for Qwen-Image."""
+    padding: Padding | Literal["auto"] = "auto"
+    """Of a text encoder: seen, padding is attended to and its output kept (T5 of FLUX.1 and SD3, CLIP); masked, it is
+    kept and not attended to (Gemma); zero, it is neither (UMT5, Qwen). auto is as in these brackets."""
     compute_dtype: ComputeDtype = "bfloat16"
     """Dtype of weights and activations while encoding; normalisation is float32 in either."""
     batch_size: int = 32
-    """Images per planned batch; part of the cache's identity, since batch composition can change bits."""
+    """Images, or texts, per planned batch; part of the cache's identity, since batch composition can change bits."""
     device: str = "auto"
     """`auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:N`."""
     fold: bool = True
@@ -57,6 +77,17 @@ class EncoderConfig:
             raise ConfigError("encoder.compile needs encoder.fold: true; diffusers' own path is not compiled")
         if self.pool != "auto" and self.pool < 1:
             raise ConfigError(f"encoder.pool must be at least 1 or auto, got {self.pool}")
+        if self.max_tokens is None:
+            if told := [name for name in OF_TEXTS if getattr(self, name) != getattr(type(self), name)]:
+                raise ConfigError(
+                    f"encoder.{told[0]} is for text encoders; set encoder.max_tokens, 512 say, or leave it out"
+                )
+            return
+        if self.max_tokens < 1 or self.drop < 0:
+            name, least = ("max_tokens", 1) if self.max_tokens < 1 else ("drop", 0)
+            raise ConfigError(f"encoder.{name} must be at least {least}, got {getattr(self, name)}")
+        if self.template.count(PLAIN_TEMPLATE) != 1:
+            raise ConfigError(f"encoder.template must have one {{}}, where the text goes, got {self.template!r}")
 
     @classmethod
     def of_identity(cls, identity: EncoderIdentity, takes: Collection[str], model: str, device: str) -> Self:
@@ -71,6 +102,11 @@ class EncoderConfig:
         }
         common: dict[str, Any] = {"compute_dtype": identity.compute_dtype, "batch_size": identity.batch_size}
         return cls(model=model, device=device, **common, **{name: made[name] for name in takes})
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether the model is to be a text encoder; of some, images could be read too."""
+        return self.max_tokens is not None
 
     def refuse_meaningless(self, takes: Collection[str], class_name: str) -> None:
         """Raise ConfigError where a field is set that is for other classes; `takes` are those for this one."""

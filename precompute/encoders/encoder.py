@@ -7,10 +7,10 @@ Everything that changes a sample is in `identity`, or in the image recipe that n
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
 
-from cache_store.format.schema import EncoderIdentity, SampleLayout
+from cache_store.format.schema import EncoderIdentity, SampleLayout, TextRecipe
 
 if TYPE_CHECKING:  # what decides and reports knows encoders, and needs no torch
     import torch
@@ -38,6 +38,32 @@ class Encoder(Protocol):
 
     def encode(self, image_NYX3: Tensor) -> Tensor:
         """Map uint8 RGB, on any device, to [N, *shape], float32, on the encoder's device."""
+
+
+NO_TOKEN = -1
+"""In place of a token where a text is padded."""
+
+
+class Tokens(NamedTuple):
+    """A text as a text encoder reads it."""
+
+    ids: list[int]
+    """Cut to as many as it reads."""
+    whole: int
+    """How many there were before it was cut, without those that are dropped of its template."""
+
+
+@runtime_checkable
+class TextEncoder(Protocol):
+    """Maps tokens of texts to samples, on one device; its `encode` takes int32 [N, T], padded with `NO_TOKEN`.
+
+    Its layout is the same whatever the size of an image.
+    """
+
+    recipe: TextRecipe
+
+    def tokens(self, texts: Sequence[str]) -> list[Tokens]:
+        """Put texts into the template and make tokens of them; from any thread."""
 
 
 def to_signed(pixels: Tensor) -> Tensor:

@@ -5,10 +5,10 @@ A pipeline such as Cosmos-Predict2 keeps its VAE in the subfolder `vae`; nothing
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from huggingface_hub import hf_hub_download, is_offline_mode, try_to_load_from_cache
@@ -24,8 +24,8 @@ from cache_store.errors import MissingPathError, ModelError
 from cache_store.log import log_info
 from cache_store.refusal import counted
 
-CONFIGS = {"vae": "vae/config.json", "": "config.json"}
-"""Subfolder to config file, in the order looked for: a pipeline may have a config of its own at its root."""
+SUBFOLDERS = ("vae", "")
+"""In the order looked for: a pipeline may have a config of its own at its root."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,38 +40,41 @@ class ModelFiles:
     """Its config.json; diffusers and transformers have defaults for what that leaves out."""
 
 
-def find_model(model: str) -> ModelFiles:
-    """Locate the encoder of `model`, a folder or a hub id, which has an owner; MissingPathError when there is none."""
+def find_model(model: str, subfolders: Sequence[str] = SUBFOLDERS) -> ModelFiles:
+    """Locate the encoder of `model`, a folder or a hub id, which has an owner, in the first of these subfolders that
+    has a config; MissingPathError when there is none.
+    """
+    names = {subfolder: str(PurePosixPath(subfolder, "config.json")) for subfolder in subfolders}
     folder = Path(model).expanduser()
     if folder.exists():
-        configs = {subfolder: folder / config for subfolder, config in CONFIGS.items()}
-        return found_config(str(folder), {name: path for name, path in configs.items() if path.is_file()})
+        configs = {subfolder: folder / config for subfolder, config in names.items()}
+        return found_config(str(folder), {name: path for name, path in configs.items() if path.is_file()}, names)
     try:
         if "/" in model:
-            return found_config(model, cached_configs(model) or hub_configs(model))
+            return found_config(model, cached_configs(model, names) or hub_configs(model, names), names)
     except HFValidationError:
         pass
     raise MissingPathError(f"encoder.model {model} is neither a folder here nor a hub id, which is owner/name")
 
 
-def found_config(model: str, configs: dict[str, Path]) -> ModelFiles:
+def found_config(model: str, configs: dict[str, Path], names: Mapping[str, str]) -> ModelFiles:
     for subfolder, config in configs.items():
         class_name, values = read_config(config)
         return ModelFiles(model=model, subfolder=subfolder, class_name=class_name, config=values)
-    raise MissingPathError(f"encoder.model {model} holds no model: it has none of {', '.join(CONFIGS.values())}")
+    raise MissingPathError(f"encoder.model {model} holds no model: it has none of {', '.join(names.values())}")
 
 
-def cached_configs(model: str) -> dict[str, Path]:
+def cached_configs(model: str, names: Mapping[str, str]) -> dict[str, Path]:
     """Find configs of an earlier download; they come first, so that no network is needed."""
-    configs = {subfolder: try_to_load_from_cache(model, config) for subfolder, config in CONFIGS.items()}
+    configs = {subfolder: try_to_load_from_cache(model, config) for subfolder, config in names.items()}
     return {subfolder: Path(path) for subfolder, path in configs.items() if isinstance(path, str)}
 
 
-def hub_configs(model: str) -> dict[str, Path]:
+def hub_configs(model: str, names: Mapping[str, str]) -> dict[str, Path]:
     """Download the first config that the Hub has; an unreachable Hub is given up after half a minute."""
     if not is_offline_mode():
         log_info(f"looking for encoder.model {model} on the Hub")
-    for subfolder, config in CONFIGS.items():
+    for subfolder, config in names.items():
         if path := hub_file(model, config):
             return {subfolder: path}
     return {}

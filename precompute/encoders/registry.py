@@ -9,7 +9,7 @@ import importlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cache_store.errors import ConfigError, ModelError
 from precompute.encoders.config import EncoderConfig
@@ -73,32 +73,64 @@ FAMILIES = (
         "CLIP, LLaVA",
         ("CLIPVisionModel", "CLIPVisionModelWithProjection", "CLIPModel", "LlavaForConditionalGeneration"),
     ),
-    Entry("towers.qwen_vl", "Qwen2.5-VL, at a fixed size", ("Qwen2_5_VLForConditionalGeneration",)),
+    Entry(
+        "towers.qwen_vl",
+        "Qwen2-VL to Qwen3-VL, at a fixed size",
+        (
+            "Qwen2VLForConditionalGeneration",
+            "Qwen2_5_VLForConditionalGeneration",
+            "Qwen3VLForConditionalGeneration",
+            "Qwen3VLMoeForConditionalGeneration",
+        ),
+    ),
     Entry("towers.dino", "DINOv2, DINOv3", ("Dinov2Model", "Dinov2WithRegistersModel", "DINOv3ViTModel")),
 )
+
+TEXTS = (
+    Entry(
+        "texts.t5",
+        "text of FLUX.1, SD3, LTX; UMT5 of Wan",
+        ("T5EncoderModel", "T5ForConditionalGeneration", "UMT5EncoderModel", "UMT5ForConditionalGeneration"),
+    ),
+    Entry("texts.clip_text", "text of SD, SDXL, SD3, FLUX.1", ("CLIPTextModel", "CLIPTextModelWithProjection")),
+    Entry(
+        "texts.gemma",
+        "text of Lumina 2, SANA",
+        (
+            *("Gemma2Model", "Gemma2ForCausalLM", "Gemma3TextModel", "Gemma3ForCausalLM"),
+            "Gemma3ForConditionalGeneration",
+        ),
+    ),
+    Entry(
+        "texts.qwen",
+        "text of Z-Image, FLUX.2 klein, Qwen-Image",
+        (
+            *("Qwen3ForCausalLM", "Qwen3Model", "Qwen2ForCausalLM", "Qwen2Model"),
+            "Qwen2_5_VLForConditionalGeneration",
+        ),
+    ),
+)
+"""Families that read texts; some of their classes have a vision tower too, which is in `FAMILIES`."""
 
 OTHER = Entry("towers.other", "any vision tower of fixed size in transformers", ("AutoModel",))
 
 OWN = Entry("own", "an encoder of your own, by import path", ("my_module:MyEncoder",))
 
-NO_TEXT = "text encoders are not run: a cache holds what an encoder makes of images"
-
 REFUSED = {
-    **dict.fromkeys(("T5EncoderModel", "UMT5EncoderModel", "CLIPTextModel", "CLIPTextModelWithProjection"), NO_TEXT),
     "AutoencoderKLAllegro": "diffusers encodes videos alone with it, in tiles",
     "AutoencoderKLHunyuanVideo15": "diffusers encodes no batch with it",
-    "Qwen3VLForConditionalGeneration": "its language model takes hidden states of several layers",
     "Siglip2Model": "its images have sizes of their own (NaFlex); take a SigLIP 2 of fixed size",
     "Siglip2VisionModel": "its images have sizes of their own (NaFlex); take a SigLIP 2 of fixed size",
 }
 """Classes that cannot be served, and why."""
 
 ENTRIES = {class_name: entry for entry in FAMILIES for class_name in entry.classes}
+TEXT_ENTRIES = {class_name: entry for entry in TEXTS for class_name in entry.classes}
 
 
 def help_lines() -> Iterator[str]:
     """Yield a line for each family: the first of its classes, and models that it serves."""
-    for entry in (*FAMILIES, OTHER, OWN):
+    for entry in (*FAMILIES, OTHER, *TEXTS, OWN):
         yield f"  {entry.classes[0]:<20}  {entry.models}"
 
 
@@ -107,16 +139,17 @@ def entry_of(files: ModelFiles) -> Entry | None:
     return ENTRIES.get(files.class_name) or (OTHER if "image_size" in files.config else None)
 
 
-def find_family(model: str) -> tuple[Family, ModelFiles]:
-    """Find the files of a hub id or folder and its family; ModelError for an unknown class."""
-    from precompute.encoders.model_files import (  # needs huggingface_hub, which `--help` does without
-        ModelFiles,
-        find_model,
-    )
+def find_family(config: EncoderConfig) -> tuple[Family, ModelFiles]:
+    """Find the files of the model, a hub id or folder, and its family; ModelError for an unknown class."""
+    from precompute.encoders.model_files import ModelFiles  # needs huggingface_hub, which `--help` does without
 
+    model = config.model
     if IMPORT_PATH.fullmatch(model):
         return OWN.family, ModelFiles(model=model, subfolder="", class_name=model, config={})
-    files = find_model(model)
+    files = files_of(config)
+    refuse_other_use(files, config)
+    if config.reads_text:
+        return TEXT_ENTRIES[files.class_name].family, files
     if reason := REFUSED.get(files.class_name):
         raise ModelError(f"encoder.model {model} is of class {files.class_name}: {reason}")
     if (entry := entry_of(files)) is None:
@@ -125,13 +158,37 @@ def find_family(model: str) -> tuple[Family, ModelFiles]:
     return entry.family, files
 
 
-def refuse_unfit_for(model: str, height: int, width: int) -> None:
-    """Raise ConfigError for a size that the encoder of `model` does not take; a broken config passes here."""
-    if IMPORT_PATH.fullmatch(model):
-        return
-    from precompute.encoders.model_files import find_model
+def files_of(config: EncoderConfig) -> ModelFiles:
+    """Find the encoder's part of the model."""
+    from precompute.encoders.model_files import SUBFOLDERS, find_model
 
-    files = find_model(model)
+    if config.subfolder is not None:
+        return find_model(config.model, (config.subfolder,))
+    return find_model(config.model, ("text_encoder", "") if config.reads_text else SUBFOLDERS)
+
+
+def refuse_other_use(files: ModelFiles, config: EncoderConfig) -> None:
+    """Raise ConfigError where texts are to be read by what reads images, or images by what reads texts."""
+    where = f"encoder.model {config.model} is of class {files.class_name}"
+    if config.reads_text and files.class_name not in TEXT_ENTRIES:
+        raise ConfigError(
+            f"{where}, which is no text encoder that is known; leave out encoder.max_tokens and source.text"
+        )
+    if not config.reads_text and files.class_name in TEXT_ENTRIES.keys() - ENTRIES.keys():
+        raise ConfigError(
+            f"{where}, which reads texts; set source.text: caption, and encoder.max_tokens: how many tokens each is to "
+            "have"
+        )
+
+
+def refuse_unfit_for(config: EncoderConfig, height: int, width: int) -> None:
+    """Raise ConfigError for a size that the encoder does not take; a broken config passes here."""
+    if IMPORT_PATH.fullmatch(config.model):
+        return
+    files = files_of(config)
+    refuse_other_use(files, config)
+    if config.reads_text:
+        return
     try:
         if entry := entry_of(files):
             entry.family.refuse_size(files.config, height, width)
@@ -141,26 +198,27 @@ def refuse_unfit_for(model: str, height: int, width: int) -> None:
 
 def load_encoder(config: EncoderConfig, pixel_range: PixelRange) -> Encoder:
     """The frozen encoder that `config` names, ready on its device; pixels enter it in `pixel_range`."""
-    family, files = find_family(config.model)
+    family, files = find_family(config)
     config.refuse_meaningless(family.takes, files.class_name)
     return family.load(files, config, pixel_range)
 
 
 def load_reference(config: EncoderConfig, pixel_range: PixelRange, device: str = "cpu") -> Encoder:
     """The same weights in float32 as diffusers or transformers itself runs them: what a canary compares with."""
-    family, _ = find_family(config.model)
+    family, _ = find_family(config)
     config = replace(config, compute_dtype="float32", device=device)
-    if "fold" not in family.takes:
-        return load_encoder(config, pixel_range)
+    native: dict[str, Any] = {name: False for name in ("fold", "compile") if name in family.takes}
     try:
-        return load_encoder(replace(config, fold=False, compile=False), pixel_range)
-    except ConfigError:  # one that diffusers itself cannot run
-        return load_encoder(replace(config, compile=False), pixel_range)
+        return load_encoder(replace(config, **native), pixel_range)
+    except ConfigError:
+        if not native:
+            raise
+        return load_encoder(replace(config, **native | {"fold": True}), pixel_range)  # diffusers itself cannot run it
 
 
 def load_decoder(config: EncoderConfig) -> Decoder:
     """The decoder of the model that `config` names, and the SHA-256 of its encode path."""
-    family, files = find_family(config.model)
+    family, files = find_family(config)
     if family.load_decoder is None:
         raise ConfigError(f"encoder.model {config.model} is of class {files.class_name}, which has no decoder")
     return family.load_decoder(files, config.torch_device)

@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from cache_store.errors import ModelError
-from precompute.encoders.model_files import ModelFiles, model_file, one_line
+from precompute.encoders.model_files import ModelFiles, model_file, one_line, quiet
 
 Naming = Callable[[str], str | None]
 """From the name of a weight in the checkpoint to that within the part; None for one that is not the part's."""
@@ -34,6 +34,21 @@ def loading(files: ModelFiles) -> Iterator[None]:
         yield
     except UNREADABLE as error:
         raise ModelError(f"encoder.model {files.model} cannot be loaded: {one_line(error)}") from error
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """Silence transformers' warnings and its bar over weights."""
+    from transformers.utils import logging  # which VAEs do without
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        with quiet(logging):
+            yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def read_weights(files: ModelFiles, names: tuple[str, str], name_within: Naming) -> Iterator[tuple[str, Tensor]]:

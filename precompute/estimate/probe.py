@@ -22,6 +22,7 @@ from cache_store.format.tables import reason_kind
 from cache_store.program.progress_bar import progress_bar
 from precompute.encode.batches import BATCHES_AHEAD, Batch, Decoders, decoded_batches
 from precompute.encode.device_feed import Encoding, feed_of
+from precompute.encode.text_batches import batches_for
 from precompute.encoders.encoder import Encoder
 from precompute.sources import Source
 
@@ -40,9 +41,11 @@ class Probe:
     """The rates of one worker on this machine."""
 
     device: str
+    made_of: str
+    """image, or text."""
     decode_threads: int
     decode_per_s: float
-    """Images, by all these threads together."""
+    """Images, or texts, by all these threads together."""
     encode_per_s: float
     both_per_s: float
     """Images decoded and encoded at the same time."""
@@ -71,7 +74,7 @@ class Prober:
 
     def __init__(self, spec: Spec, planned: list[pa.Table], source: Source, encoder: Encoder, threads: int) -> None:
         self._spec, self._planned, self._source, self._encoder = spec, planned, source, encoder
-        self._threads, self._feed = threads, feed_of(encoder, spec.array)
+        self._threads, self._feed, self._make_batch = threads, feed_of(encoder, spec.array), batches_for(encoder)
         self._reasons: dict[int, list[str | None]] = {}
         """Why each sample of a batch was rejected, or None; by the batch's number."""
 
@@ -93,6 +96,7 @@ class Prober:
         rejected = self._rejected()
         return Probe(
             device=str(self._encoder.device),
+            made_of=self._spec.array.made_of,
             decode_threads=self._threads,
             decode_per_s=decode_per_s,
             encode_per_s=encode_per_s,
@@ -110,7 +114,7 @@ class Prober:
         pool = Decoders(self._threads)
         try:
             numbers = cycle(range(len(self._planned)))
-            batches = (Batch(self._spec, self._planned[number], number, 0) for number in numbers)
+            batches = (self._make_batch(self._spec, self._planned[number], number, 0) for number in numbers)
             yield decoded_batches(batches, pool, self._source)
         finally:
             pool.shutdown(cancel_futures=True)
@@ -119,13 +123,13 @@ class Prober:
         for batch in batches:
             self._reasons[batch.shard] = [outcome.reason for outcome in batch.wait()]
             kept.append(batch)
-            yield len(batch.pixels_NYX3), 0.0
+            yield len(batch.inputs), 0.0
 
     def _encode(self, batches: Iterable[tuple[Batch, float]], kept: list[np.ndarray]) -> Iterator[tuple[int, float]]:
         """Encode one batch ahead; yield each batch's size when its samples have arrived, with a waiting time."""
         ahead = deque[Encoding]()
         for batch, waited_s in batches:
-            ahead.append(self._feed.encode(batch.room, len(batch.pixels_NYX3)))
+            ahead.append(self._feed.encode(batch.room, len(batch.inputs)))
             if len(ahead) > 1:
                 samples, _ = ahead.popleft().samples()
                 if sum(map(len, kept)) < KEPT_SAMPLES:
@@ -133,11 +137,12 @@ class Prober:
                 yield len(samples), waited_s
 
     def _rejected(self) -> list[str]:
-        """Why samples were rejected; SourceError where all were."""
+        """Return why samples were rejected; SourceError if all were."""
         reasons = [reason for each in self._reasons.values() for reason in each]
         rejected = [reason for reason in reasons if reason is not None]
         if len(rejected) == len(reasons):
-            raise SourceError(f"all {len(reasons):,} samples drawn have unreadable images, such as: {rejected[0]}")
+            unreadable = f"unreadable {self._spec.array.made_of}s"
+            raise SourceError(f"all {len(reasons):,} samples drawn have {unreadable}, such as: {rejected[0]}")
         return rejected
 
 

@@ -37,13 +37,13 @@ def report_lines(estimate: Estimate) -> Iterator[str]:
 def rate_lines(probe: Probe) -> Iterator[str]:
     threads = counted(probe.decode_threads, "thread")
     bound = "the decoding" if probe.is_decode_bound else "the encoder"
-    waits = f"; the encoder waits for images {probe.waiting_share:.0%} of the time"
+    waits = f"; the encoder waits for {probe.made_of}s {probe.waiting_share:.0%} of the time"
     rows = [
-        ("decode alone", rate(probe.decode_per_s), threads),
-        ("encode alone", rate(probe.encode_per_s), probe.device),
+        ("decode alone", rate(probe, probe.decode_per_s), threads),
+        ("encode alone", rate(probe, probe.encode_per_s), probe.device),
         (
             "a worker",
-            rate(probe.both_per_s),
+            rate(probe, probe.both_per_s),
             f"bound by {bound}{', on cores that both share' if probe.shares_cores else waits}",
         ),
     ]
@@ -53,9 +53,9 @@ def rate_lines(probe: Probe) -> Iterator[str]:
     yield f"one encoder is kept busy by {counted(cores, 'decoding core')}{beside}"
 
 
-def rate(images_per_s: float) -> str:
-    digits = 1 if images_per_s < 100 else 0
-    return f"{images_per_s:,.{digits}f} images/s"
+def rate(probe: Probe, per_s: float) -> str:
+    digits = 1 if per_s < 100 else 0
+    return f"{per_s:,.{digits}f} {probe.made_of}s/s"
 
 
 def hour_lines(probe: Probe, images: int) -> Iterator[str]:
@@ -71,7 +71,9 @@ def hour_lines(probe: Probe, images: int) -> Iterator[str]:
 
 def price_lines(probe: Probe, prices: Prices) -> Iterator[str]:
     """Yield what encoding costs with a worker that has its own GPU."""
-    line = f"a million images at ${prices.gpu_hour:g} a GPU-hour: {dollars_a_million(probe.both_per_s, prices)}"
+    line = (
+        f"a million {probe.made_of}s at ${prices.gpu_hour:g} a GPU-hour: {dollars_a_million(probe.both_per_s, prices)}"
+    )
     if probe.is_decode_bound and not probe.shares_cores:
         line += f"; with cores enough to feed it {dollars_a_million(probe.encode_per_s, prices)}"
     yield line

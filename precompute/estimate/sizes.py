@@ -17,7 +17,7 @@ from cache_store.cache.writing.writer import Outcome, encoded_rows, samples_tabl
 from cache_store.format.formats import FORMATS, shard_format
 from cache_store.format.plan import encode_plan
 from cache_store.format.record import canonical_json
-from cache_store.format.schema import CodecName, Spec
+from cache_store.format.schema import ArraySpec, CodecName, Spec
 from cache_store.format.sums import RunningSums
 
 
@@ -46,25 +46,26 @@ def with_codec(spec: Spec, codec: CodecName) -> Spec:
 
 
 def measured(spec: Spec, planned: pa.Table, samples: np.ndarray) -> CacheSize:
-    stream, outcomes = io.BytesIO(), [*map(outcome, planned["id"].to_pylist())]
+    stream, outcomes = io.BytesIO(), [outcome(name, spec.array) for name in planned["id"].to_pylist()]
     writer = shard_format(spec).writer(stream, planned)
     sums, everyone = RunningSums(spec.array, spec.array.dtype), np.ones(len(samples), np.bool_)
     grey = np.full((len(samples), *spec.array.shape[1:], 3), 1 / 3) if spec.array.has_preview else None
     stored, _, checksums = sums.round_and_add(samples, everyone, grey)
-    contents = [each.content_sha256 for each in outcomes]
-    places = writer.append(encoded_rows(spec.array, stored, everyone, checksums, contents))
+    places = writer.append(encoded_rows(spec.array, stored, everyone, checksums, outcomes))
     sample_bytes = stream.tell() / len(samples)
     writer.finish()
     end_bytes = stream.tell() - sample_bytes * len(samples)
-    table_row, table_end = row_and_end(write_rows, samples_table(planned, outcomes, places))
+    table_row, table_end = row_and_end(write_rows, samples_table(spec.array, planned, outcomes, places))
     plan_row, plan_end = row_and_end(write_plan, planned)
     by_row, by_shard = sample_bytes + table_row + plan_row, end_bytes + table_end + record_bytes(spec, sums)
     return CacheSize(sample_bytes, by_row * spec.rows + by_shard * spec.num_shards + plan_end)
 
 
-def outcome(sample_id: str) -> Outcome:
-    """Make the outcome of a made-up image whose digest and size compress as little as real ones."""
+def outcome(sample_id: str, array: ArraySpec) -> Outcome:
+    """Make the outcome of a made-up image or text whose digest and size compress as little as real ones."""
     digest = hashlib.sha256(sample_id.encode()).hexdigest()
+    if array.text is not None:
+        return Outcome(content_sha256=digest, tokens=int(digest[:3], 16))
     return Outcome(content_sha256=digest, width=int(digest[:3], 16), height=int(digest[3:6], 16), reason=None)
 
 

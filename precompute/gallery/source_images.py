@@ -20,6 +20,8 @@ def open_source_images(cache: Address) -> ReadImage:
     The reader returns the image upright and fitted to the recipe's size, or raises SourceError with the reason.
     """
     built = BuildConfig.of_cache(cache)
+    if built.encoder.reads_text:
+        raise SourceError("it was made of texts")
     source, recipe = open_source(built.source), built.image.recipe
     silence_decoders()
 

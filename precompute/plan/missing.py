@@ -1,4 +1,4 @@
-"""Refusing a list too many of whose images are not there, before anything is encoded."""
+"""Refusing a list too many of whose images, or texts, are not there, before anything is encoded."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +15,7 @@ from precompute.sources import SourceConfig
 from precompute.sources.archives.archive import MISSING
 from precompute.sources.archives.image_store import folder_below, is_unsafe
 from precompute.sources.files.urls import split_url
+from precompute.sources.turns import answer_of
 
 
 def refuse_missing_images(found: Rows, source: SourceConfig, allowed: float) -> int:
@@ -28,6 +29,28 @@ def refuse_missing_images(found: Rows, source: SourceConfig, allowed: float) -> 
             f"than run.max_reject_fraction {allowed:g} allows; nothing was encoded. {'. '.join(advice)}"
         )
     return int(missing.num_rows)
+
+
+def refuse_missing_texts(found: Rows, source: SourceConfig, allowed: float) -> None:
+    """SourceError where more samples than are allowed have no text for a text encoder."""
+    tables = found.shards(["id", "conversations"])
+    pairs = (zip(table["id"].to_pylist(), table["conversations"].to_pylist(), strict=True) for table in tables)
+    without = [name for pair in pairs for name, turns in pair if not answer_of(turns)]
+    if len(without) > allowed * len(found):
+        raise SourceError(
+            f"{len(without)} of {len(found)} samples of {source.path} without a {source.text}: {abridged(without)}. "
+            f"That is more than run.max_reject_fraction {allowed:g} allows; nothing was encoded. "
+            f"{WHERE_TEXTS_ARE[source.kind]}"
+        )
+
+
+WHERE_TEXTS_ARE = {
+    "llava": "Give each record an answer in its conversations",
+    "folder": "Put each caption beside its image, as name.txt",
+    "webdataset": "Put a .txt, or a .json with caption, beside each image",
+    "parquet": "Name the column with source.fields.caption, or source.fields.conversations",
+    "cache": "That cache's samples were planned without texts; plan another from a source that has them",
+}
 
 
 def why_missing(missing: pa.Table, source: SourceConfig) -> Iterator[tuple[str, str]]:

@@ -7,7 +7,7 @@ from cache_store.errors import ConfigError
 from cache_store.format.record import FORMAT_VERSION
 from cache_store.format.schema import ArraySpec, Recipe, Spec
 from precompute.config import BuildConfig
-from precompute.encoders.encoder import Encoder
+from precompute.encoders.encoder import Encoder, TextEncoder
 
 
 def recipe_of(config: BuildConfig, encoder: Encoder) -> Recipe:
@@ -15,7 +15,8 @@ def recipe_of(config: BuildConfig, encoder: Encoder) -> Recipe:
         **msgspec.structs.asdict(encoder.layout(config.image.height, config.image.width)),
         dtype=config.store.dtype,
         codec=config.store.codec,
-        image=config.image.recipe,
+        image=None if isinstance(encoder, TextEncoder) else config.image.recipe,
+        text=encoder.recipe if isinstance(encoder, TextEncoder) else None,
         encoder=encoder.identity,
     )
     return Recipe(

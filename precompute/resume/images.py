@@ -161,6 +161,6 @@ def sample_changes(store: Store, mismatched: MismatchedShard) -> Iterator[Differ
         return
     for was, now in zip(before.to_pylist(), mismatched.samples.to_pylist(), strict=True):
         if was["content_sha256"] != now["content_sha256"]:
-            yield Difference(f"image of {was['id']}", *(each["content_sha256"] or ABSENT for each in (was, now)))
+            yield Difference(f"content of {was['id']}", *(each["content_sha256"] or ABSENT for each in (was, now)))
         elif was["status"] != now["status"]:
             yield Difference(f"sample {was['id']}", *(each["reason"] or each["status"] for each in (was, now)))

@@ -30,7 +30,7 @@ def try_rejected(store: Store, work: Work, source: Source, threads: int) -> tupl
 
     And the shards to build again, since one of their samples can be decoded now, with how many each had rejected.
     """
-    tried, again, recipe = 0, dict[int, int](), work.spec.array.image
+    tried, again, recipe = 0, dict[int, int](), work.spec.array.images
     counts = {shard: record.content.rejected for shard, record in work.kept.items() if record.content.rejected}
     with (
         ThreadPoolExecutor(threads, thread_name_prefix="retry") as pool,

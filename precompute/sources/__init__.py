@@ -61,6 +61,10 @@ class SourceConfig:
     """llava: a folder, or a zip or uncompressed tar that is read in place, here or at such a URL; by default the folder
     of the chat.json."""
 
+    text: Literal["caption"] | None = None
+    """For a text encoder: which text of a sample it reads. caption is the caption, or the first answer of a
+    conversation; a sample without one is rejected."""
+
     fields: FieldNames = field(default_factory=FieldNames)
 
     def __post_init__(self) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import msgspec
 
 from cache_store.errors import SourceError
+from cache_store.format.plan import answers_of
 from precompute.images.rejected import Rejected
 
 Conversation = list[dict[str, str]]
@@ -25,6 +26,11 @@ def text_of(where: str, read: Callable[[], bytes]) -> str:
     except UnicodeDecodeError as error:
         at = f"byte {error.start:,} is 0x{error.object[error.start]:02x}"
         raise SourceError(f"{where} is not UTF-8 text: {at}; mend or remove it") from None
+
+
+def answer_of(conversation: Conversation | None) -> str:
+    """The first answer of a conversation, as a caption is; empty where nobody answers."""
+    return next(iter(answers_of(conversation)), "").strip()
 
 
 def captioned(caption: str) -> Conversation:

@@ -12,18 +12,21 @@ from benchmarks import (
     decode,
     decode_parts,
     encode,
+    families,
     feed,
     loader,
     on_gpu,
     ray_data,
     remote,
     scale,
+    switches,
     train_step,
     verify,
 )
 from benchmarks.remote_peers import installed_peers
 from precompute.images.decode import ImageConfig
 from tests.precompute.conftest import make_vae
+from tests.precompute.encoders.test_vaes import VAES
 
 
 def test_encode_measures_both_paths_in_both_dtypes(capsys):
@@ -229,7 +232,7 @@ def test_all_that_a_gpu_is_to_show_runs_here_at_toy_size(capsys, tmp_path):
 
 
 def test_a_cached_step_is_measured_against_memory_and_against_the_usual_loop(capsys):
-    toy = ["--widths=16", "--layers=1", "--vocabulary=64", "--samples=16", "--batch-size=2", "--repeats=3"]
+    toy = ["--widths=16", "--layers=1", "--vocabulary=64", "--samples=16", "--batch-size=2", "--repeats=8"]
     assert train_step.main([*toy, "--height=32", "--width=32"]) == 0
     *table, last = capsys.readouterr().out.splitlines()
     found = json.loads(last)["widths"]["16"]
@@ -238,3 +241,32 @@ def test_a_cached_step_is_measured_against_memory_and_against_the_usual_loop(cap
     assert found["seconds"].keys() == {"cache", "memory", "loop"}
     assert found["loop_parts_s"].keys() == {"decode", "encode", "language model"}
     assert any(found["verdict"] in line for line in table)
+
+
+def test_every_family_is_measured_against_its_library(capsys, tmp_path):
+    """Measures models in folders; each of full size can be made."""
+    for kind in VAES:
+        kind.save(tmp_path / str(kind))
+    assert families.main(["--families=none"]) == 2
+    assert "invalid choice: 'none'" in capsys.readouterr().err
+    toy = ["--height=64", "--width=64", "--repeats=1", "--model", *map(str, sorted(tmp_path.iterdir()))]
+    assert families.main(toy) == 0
+    *table, last = capsys.readouterr().out.splitlines()
+    record = json.loads(last)
+    assert record["speedup"].keys() == {str(kind) for kind in VAES}
+    assert len(table) == len(VAES) + 1
+    for sides in record["images_per_s"].values():
+        assert {"library", "here"} == sides.keys()
+    with torch.device("meta"):
+        made = [families.make(name) for name in families.FAMILIES]
+    assert min(sum(weight.numel() for weight in model.parameters()) for model in made) > 1e6
+
+
+def test_each_pair_of_switches_is_there_and_one_is_compared_on_the_same_batches(capsys):
+    files = {path.stem for path in switches.CONFIGS.glob("*.yaml")}
+    assert files == {side for pair in switches.PAIRS.values() for side in pair}
+    toy = ["--model-width=16", "--layers=1", "--vocabulary=64", "--samples=16", "--batch-size=2", "--steps=10"]
+    assert switches.main([*toy, "--height=32", "--width=32", "--pairs=loss_chunk"]) == 0
+    *_, row, last = capsys.readouterr().out.splitlines()
+    assert row.startswith("| loss-whole, loss-chunked | ")
+    assert json.loads(last)["pairs"]["loss_chunk"]["max_loss_delta"] < 1e-4

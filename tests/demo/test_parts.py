@@ -18,7 +18,7 @@ from demo.tokenizer import make_tokenizer
 from demo.vae import encode, make_vae
 from precompute.images.decode import ImageConfig, decode_image
 from precompute.images.rejected import Rejected
-from trainer.text.chat import load_chat_tokenizer
+from trainer.text.tokenizer import load_chat_tokenizer
 
 SCENES = [compose(7, number) for number in range(60)]
 FILLED_SHARE = {"circle": 0.785, "square": 1.0, "triangle": 0.5, "cross": 0.556, "ring": 0.52}

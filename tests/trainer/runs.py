@@ -19,6 +19,7 @@ import torch
 from cache_store import open_joined
 from tests.forked import FORKED
 from trainer.cli import main
+from trainer.commands.side import options_of
 from trainer.config import DataConfig, OptimConfig, TrainConfig, TrainRunConfig
 from trainer.insight.console import Console
 from trainer.insight.log import StepLog
@@ -68,11 +69,7 @@ def make_config(
 
 
 def command(config: TrainConfig, name: str = "train") -> list[str]:
-    options = [f"--cache={config.cache}"] if config.cache else [f"--caches={json.dumps(config.caches)}"]
-    for section in ("model", "data", "optim", "run"):
-        for key, value in asdict(getattr(config, section)).items():
-            options.append(f"--{section}.{key}={json.dumps(value) if not isinstance(value, str) else value}")
-    return [name, *options]
+    return [name, *options_of(asdict(config))]
 
 
 def metrics(output: Path, key: str = "loss") -> dict[int, Any]:

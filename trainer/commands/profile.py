@@ -11,6 +11,7 @@ from trainer.data.batches import LatentSource
 from trainer.insight.profiling.live import LiveEncoder
 from trainer.insight.profiling.measure import Profile, profile_steps
 from trainer.insight.profiling.report import markdown_summary, write_profile
+from trainer.run.fit import fitted
 from trainer.run.inputs import open_inputs
 from trainer.run.parallel import World
 from trainer.run.session import open_session
@@ -30,7 +31,7 @@ def profile(config: TrainConfig, world: World, steps: int, folder: Path, *, live
         refuse_inside("out", folder, cache)
     inputs = open_inputs(replace(config, run=replace(config.run, max_steps=None)), world)
     source: LatentSource | None = LiveEncoder(inputs.cache, world.device) if live_encoder else None
-    session = open_session(inputs, source)
+    session = fitted(open_session(inputs, source))
     make_folder(folder)
     measured = profile_steps(session, steps, folder, live_encoder=live_encoder)
     write_profile(measured, folder, str(folder))

@@ -1,4 +1,4 @@
-"""One side of `trainer compare`, in a process of its own: `python -m trainer.commands.side CONFIG STEPS`.
+"""One rank of a side of `trainer compare`, in a process of its own: `python -m trainer.commands.side CONFIG STEPS`.
 
 CONFIG is a whole config as JSON. Each line on standard input is a number of steps to do; the answer is a line of JSON.
 """
@@ -14,12 +14,14 @@ from typing import Any
 
 from cache_store.errors import EncodeOnceError
 from cache_store.program.command_line import parse_config
+from cache_store.program.config_fields import config_fields
 from trainer.config import TrainConfig
 from trainer.data.prefetch import prefetched
 from trainer.run.checkpoint import CACHE_IDENTITY, SHOWN
+from trainer.run.fit import fitted
 from trainer.run.inputs import open_inputs
 from trainer.run.memory import peak_memory_bytes
-from trainer.run.parallel import World, local_device
+from trainer.run.parallel import World, join_world
 from trainer.run.session import open_session
 from trainer.run.update import Updater
 
@@ -32,26 +34,32 @@ def main() -> None:
     os.dup2(2, 1)  # what a run says is no answer
     config = parse_config(TrainConfig, options_of(json.loads(sys.argv[1])))
     try:
-        for answer in answer_each(config, int(sys.argv[2])):
-            print(json.dumps(answer), file=answers, flush=True)
+        with join_world() as world:
+            for answer in answer_each(config, int(sys.argv[2]), world):
+                print(json.dumps(answer), file=answers, flush=True)
     except EncodeOnceError as error:
         print(json.dumps({"error": str(error)}), file=answers, flush=True)
 
 
 def options_of(config: dict[str, Any]) -> list[str]:
     """Spell a config as options: texts as they are, all else as JSON, which is YAML too."""
-    flat = {name: value for name, value in config.items() if not isinstance(value, dict) or name == "caches"}
-    sections = {name: value for name, value in config.items() if name not in flat}
-    flat |= {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
-    return [f"--{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in flat.items()]
+    known = {field.name for field in config_fields(TrainConfig)}
+
+    def fields_of(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+        for key, value in values.items():
+            if (name := prefix + key) in known:
+                yield name, value
+            else:
+                yield from fields_of(value, f"{name}.")
+
+    return [f"--{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in fields_of(config)]
 
 
-def answer_each(config: TrainConfig, steps: int) -> Iterator[dict[str, Any]]:
+def answer_each(config: TrainConfig, steps: int, world: World) -> Iterator[dict[str, Any]]:
     """Say which batches the run has, then do as many steps as each line asks for."""
-    world = World(rank=0, size=1, device=local_device(0))
     run, optim = replace(config.run, max_steps=steps), replace(config.optim, warmup_steps=None)
     inputs = open_inputs(replace(config, run=run, optim=optim), world)
-    session = open_session(inputs)
+    session = fitted(open_session(inputs))
     yield {"batches": {key: inputs.must_match.get(key) for key in DECIDE_BATCHES}}
     updater, done = Updater(session, steps), 0
     with closing(prefetched(session.loader, range(steps), session.loader.threads)) as batches:

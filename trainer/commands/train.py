@@ -15,7 +15,7 @@ from trainer.insight.startup import announce
 from trainer.insight.trackers import refuse_missing
 from trainer.model.config import PRETRAINED
 from trainer.run.checkpoint import find_checkpoint, refuse_other_run
-from trainer.run.fit import fit_memory
+from trainer.run.fit import fitted
 from trainer.run.folder import checkpoints_of, refuse_foreign_output
 from trainer.run.inputs import Inputs, open_inputs
 from trainer.run.loop import TrainingLoop
@@ -43,8 +43,7 @@ def train(config: TrainConfig, world: World, source: LatentSource | None = None)
         announce_other_vision_tower(inputs)
         session = open_session(inputs, source, start=initial_projector(inputs) if start is None else None)
         announce_large_batch(session)
-        if config.run.fit_memory:
-            session = fit_memory(session)
+        session = fitted(session)
         loop = TrainingLoop(session, checkpoints, make_captioner(session))
         loop.observers += make_observers(session, loop.total_steps) if world.is_main else []
         announce_warmup(session, loop.total_steps)
@@ -65,10 +64,13 @@ def make_observers(session: Session, total_steps: int) -> list[Observer]:
 
 
 def make_captioner(session: Session) -> Captioner | None:
-    """Return what captions held-out samples on rank 0, where the config asks for captions and there are samples."""
+    """Return what captions held-out samples, where the config asks for captions and there are samples.
+
+    Rank 0 does it alone, unless it cannot run the language model without the others.
+    """
     if not session.config.run.sample_captions or not len(session.split.validation):
         return None
-    return HeldOutCaptions(session) if session.world.is_main else lambda _: []
+    return HeldOutCaptions(session) if session.world.is_main or session.in_step else lambda _: []
 
 
 def announce_other_vision_tower(inputs: Inputs) -> None:

@@ -83,7 +83,8 @@ class LatentStream(IterableDataset[dict[str, Any]]):
 
     Yields `latents` [batch_size / world_size, *shape] in the stored dtype (of joined caches a tensor each, by name),
     `numbers` (sample numbers, for `cache.samples`), `positions` (of each sample, for `sample_posterior`) and `cursor`,
-    the position after the batch.
+    the position after the batch. Of texts also `mask` [batch_size / world_size, tokens], bool, True where a token is no
+    padding (of joined caches a tensor for each cache of texts, by name).
     `load_state_dict({"cursor": …})` resumes there: the next pass holds what was left of that one. A pass that is left
     before its end is not over: without workers the next one begins where it began; with workers, which read ahead, load
     the cursor of the last batch first.
@@ -184,7 +185,16 @@ class LatentStream(IterableDataset[dict[str, Any]]):
             latents = self._normalized(latents, positions)
         shown = {"numbers": torch.from_numpy(numbers), "positions": torch.from_numpy(positions)}
         cursor = (batch + 1) * self.batch_size
+        shown |= self._mask(numbers)
         return {"latents": latents[WORLD] if self._is_alone else latents, **shown, "cursor": cursor}
+
+    def _mask(self, numbers: Int64Array) -> dict[str, Any]:
+        """Which tokens are no padding, where there are texts."""
+        if isinstance(self.cache, Cache):
+            has_mask = self.cache.spec.array.has_mask
+            return {"mask": torch.from_numpy(self.cache.mask(numbers))} if has_mask else {}
+        masks = {name: torch.from_numpy(each) for name, each in self.cache.mask(numbers).items()}
+        return {"mask": masks[WORLD] if self._is_alone else masks} if masks else {}
 
     def _normalized(self, latents: dict[str, Tensor], positions: Int64Array) -> dict[str, Tensor]:
         """Draw where there are moments, as the trainer does, then normalise."""

@@ -92,5 +92,7 @@ def what_views_share(array: ArraySpec) -> dict[str, object]:
     }
     for section, others in MAY_DIFFER.items():
         fields = msgspec.to_builtins(getattr(array, section))
+        if fields is None:
+            continue  # of texts, which have no image recipe
         shared[section] = {name: str(value) for name, value in fields.items() if name not in others}
     return shared

@@ -139,7 +139,7 @@ def input_rows(tower: Tower, config: ProjectorConfig) -> dict[str, str]:
     first = "after BOS" if config.text.begins_with_bos else "first of all"
     first = f"after those of {before[-1].name}" if before else first
     return {
-        "image": tower.array.image.summary,
+        tower.array.made_of: tower.array.recipe_summary,
         "encoder": f"{encoder.class_name}{where}, posterior {encoder.posterior}, weights `{encoder.weights_sha256}`",
         kind_of(tower): f"[{tower.array.named_shape}], {given_as(tower)}",
         "becomes": f"{tower.tokens} tokens of {language.width}{ends_in_words(tower)}, {first}",

@@ -7,7 +7,7 @@ from itertools import groupby, pairwise
 from math import isqrt
 from string import Template
 
-from trainer.model.config import PRETRAINED
+from trainer.model.config import PRETRAINED, TEXT_ALONE
 from trainer.model.projectors.file import ProjectorConfig, Tower
 
 FLATTEN = {
@@ -24,6 +24,9 @@ LAYERS = {
 }
 """Of each shape."""
 
+EAGER = ', attn_implementation="eager"'
+"""For multimodal models: PaliGemma's faster attention lets a prompt see what comes after it."""
+
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 
 
@@ -38,6 +41,9 @@ def use_alone(config: ProjectorConfig) -> str | None:
         functions.append(f"def project(samples):\n    return torch.cat([{calls}], 1)\n")
     return USE_ALONE.substitute(
         model=language.name,
+        opened_by=language.opened_by,
+        eager="" if language.opened_by == TEXT_ALONE else EAGER,
+        content='[{"type": "text", "text": prompt}]' if config.text.content_in_parts else "prompt",
         dtype=DTYPES[language.precision],
         layer=f"{config.towers[0].name}.layers.{{n}}" if only else "{n}",
         imports="avg_pool2d, gelu, linear" if any("avg_pool2d" in each for each in functions) else "gelu, linear",
@@ -120,10 +126,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 from torch.nn.functional import $imports
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import $opened_by, AutoTokenizer
 
 text, weights = json.loads(Path("config.json").read_text())["text"], load_file("projector.safetensors")
-model = AutoModelForCausalLM.from_pretrained("$model", dtype=torch.$dtype)
+model = $opened_by.from_pretrained("$model", dtype=torch.$dtype$eager)
 tokenizer, embed = AutoTokenizer.from_pretrained("$model"), model.get_input_embeddings()
 stop = [tokenizer.eos_token_id, *tokenizer.encode(text["end_of_turn"], add_special_tokens=False)[:1]]
 
@@ -136,7 +142,7 @@ $functions
 
 @torch.no_grad()
 def answer(latents, prompt, longest=128):
-    chat, ours = [{"role": "user", "content": prompt}], {"chat_template": text["chat_template"]}
+    chat, ours = [{"role": "user", "content": $content}], {"chat_template": text["chat_template"]}
     words = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False, **ours)
     tokens, first = tokenizer.encode(words, add_special_tokens=False), $bos
     x = embed(torch.tensor([tokens if tokens[:1] == first else first + tokens]))

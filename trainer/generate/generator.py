@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
 from cache_store.errors import ConfigError, MissingPathError, ModelError, SourceError
@@ -28,7 +28,8 @@ from trainer.model.model import WorldModel
 from trainer.model.projectors.file import ProjectorConfig
 from trainer.model.projectors.trained import TrainedProjector
 from trainer.run.inputs import PRECISIONS
-from trainer.text.chat import ChatTokenizer, Message, prompt_tokenizer
+from trainer.text.chat import ChatTokenizer, Message
+from trainer.text.tokenizer import prompt_tokenizer
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class Generator:
         refuse_too_long(language, embeddings_NTD.shape[1], self._config.max_tokens)
         stop = [*self._stop, WhenTold(stopped)] if stopped else self._stop
         try:
-            with ready_to_generate(self._whole, self._masks(tokens, mask_NT)):
+            with ready_to_generate(self._whole), prompt_masked(language.decoder, self._masks(tokens, mask_NT)):
                 said_NT = self._whole.generate(
                     inputs_embeds=embeddings_NTD,
                     attention_mask=mask_NT,
@@ -138,14 +139,11 @@ class Generator:
 
 
 @contextmanager
-def ready_to_generate(whole: Any, masks: Masks | None = None) -> Iterator[None]:
-    """Set transformers' model to generate from embeddings, by our options alone; then leave it as it was.
-
-    `masks` are the prompt's; what is said after it sees all before it.
-    """
+def ready_to_generate(whole: Any) -> Iterator[None]:
+    """Set transformers' model to generate from embeddings, by our options alone; then leave it as it was."""
     own = whole.generation_config
     whole.generation_config = GenerationConfig()  # a model's own may sample, penalise, or forbid words
-    whole.prepare_inputs_for_generation = naming_embeddings(whole.prepare_inputs_for_generation, masks)
+    whole.prepare_inputs_for_generation = naming_embeddings(whole.prepare_inputs_for_generation)
     try:
         yield
     finally:
@@ -153,8 +151,26 @@ def ready_to_generate(whole: Any, masks: Masks | None = None) -> Iterator[None]:
         del whole.prepare_inputs_for_generation  # the instance's, which hid the class's
 
 
-def naming_embeddings(prepare: Callable[..., Any], masks: Masks | None) -> Callable[..., Any]:
-    """Name `inputs_embeds` among the parameters of `prepare_inputs_for_generation`; give the prompt its masks.
+@contextmanager
+def prompt_masked(decoder: nn.Module, masks: Masks | None) -> Iterator[None]:
+    """Give the decoder its masks when it first runs, with the prompt; what is said after that sees all before it.
+
+    There, and not in `prepare_inputs_for_generation`: not every multimodal model passes masks on as they are.
+    """
+    remaining = [masks] if masks is not None else []
+
+    def put_masks(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        return (args, kwargs | {"attention_mask": remaining.pop()}) if remaining else None
+
+    hook = decoder.register_forward_pre_hook(put_masks, with_kwargs=True)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def naming_embeddings(prepare: Callable[..., Any]) -> Callable[..., Any]:
+    """Name `inputs_embeds` among the parameters of `prepare_inputs_for_generation`.
 
     transformers' `generate` refuses models, such as the multimodal Gemma 3, that take them without naming them
     (huggingface/transformers, pull request 21405); a test shows that they then say what they say word by word. By the
@@ -162,9 +178,7 @@ def naming_embeddings(prepare: Callable[..., Any], masks: Masks | None) -> Calla
     """
 
     def prepare_inputs_for_generation(input_ids: Tensor, inputs_embeds: Tensor | None = None, **kwargs: Any) -> Any:
-        prepared = prepare(input_ids, inputs_embeds=inputs_embeds, **kwargs)
-        is_prompt = prepared.get("inputs_embeds") is not None
-        return prepared | {"attention_mask": masks} if is_prompt and masks is not None else prepared
+        return prepare(input_ids, inputs_embeds=inputs_embeds, **kwargs)
 
     return prepare_inputs_for_generation
 

@@ -1,9 +1,10 @@
 """The table at the start of a run: hardware, versions, attention, trainable parameters, expected memory."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from cache_store.errors import ModelError
 from trainer.model.language.kernels import MATH, attention_kernels
@@ -20,41 +21,47 @@ LIBRARIES = ("torch", "transformers", "encode-once")
 def announce(session: Session) -> None:
     """Say it on rank 0; ModelError where anything but the projectors would learn."""
     refuse_other_trainable(session)
-    if not session.world.is_main:
+    if not session.world.is_main and not session.in_step:
         return
-    facts = dict(facts_of(session))
+    text = torch.empty(1, longest(session) - session.projectors.num_tokens, device=session.world.device)
+    kernels = attention_kernels(session.language, longest(session), session.model.blocks(text))
+    facts = dict(facts_of(session, kernels))
     width = max(map(len, facts))
     session.world.say("\n".join(f"{name:<{width}}  {value}" for name, value in facts.items()))
-    math_layers = [kind for kind, kernel in kernels_of(session).items() if kernel == MATH]
+    math_layers = [kind for kind, kernel in kernels.items() if kernel == MATH]
     if math_layers:
         session.world.warn(f"{' and '.join(math_layers)}: torch's math kernel holds all attention weights in memory")
 
 
 def refuse_other_trainable(session: Session) -> None:
-    learning = {id(each) for each in session.model.projectors.parameters()}
+    learning = {id(each) for _, module in session.model.trained_modules() for each in module.parameters()}
     for module in (session.model, session.whole):
         for name, each in module.named_parameters():
             if each.requires_grad and id(each) not in learning:
                 raise ModelError(f"{name} of the language model would be trained; only projectors learn here")
 
 
-def facts_of(session: Session) -> Iterator[tuple[str, str]]:
+def facts_of(session: Session, kernels: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     run, world = session.config.run, session.world
     memory = memory_bytes(world.device)
     kind = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "CPU"
     threads = "" if world.device.type == "cuda" else f", {torch.get_num_threads()} threads"
     of = f" of {memory / 2**30:,.0f} GiB" if memory else ""
     yield "device", f"{world.size} x {kind}{of}{threads}; {run.precision}"
+    if world.size > 1 or run.parallel != "ddp":
+        yield "parallel", parallel(session)
     yield "versions", ", ".join(f"{name} {found}" for name in LIBRARIES if (found := version_of(name)))
-    kernels = kernels_of(session)
     implementation = session.language.config._attn_implementation
     shown = ", ".join(f"{kind}: {kernel}" for kind, kernel in kernels.items()) or "not known"
-    yield "attention", f"{implementation}; {shown}; at {longest(session):,} tokens"
+    asked = "" if run.attention == "auto" else f", run.attention: {run.attention}"
+    yield "attention", f"{implementation}{asked}; {shown}; at {longest(session):,} tokens"
     yield "compile", f"{run.compile}; gradient checkpointing {run.gradient_checkpointing}"
-    towers = session.model.projectors.items()
-    named = [(f"{tower}.{name}", each) for tower, module in towers for name, each in module.named_parameters()]
+    modules = session.model.trained_modules()
+    named = [(f"{module}.{name}", each) for module, part in modules for name, each in part.named_parameters()]
     trained = [(name, each) for name, each in named if each.requires_grad]
     yield "learns", f"{sum(each.numel() for _, each in trained):,} parameters: {', '.join(map(named_size, trained))}"
+    if session.config.optim.offload:
+        yield "optimizer", "AdamW's state in the host's memory"
     yield "memory", expected_memory(session)
 
 
@@ -69,12 +76,23 @@ def named_size(named: tuple[str, torch.Tensor]) -> str:
     return f"{named[0]} {'x'.join(map(str, named[1].shape))}"
 
 
+def parallel(session: Session) -> str:
+    run = session.config.run
+    if run.parallel == "ddp":
+        return "ddp: each rank holds the language model"
+    if not session.in_step:
+        return "fsdp2: one rank, which holds the language model"
+    return "fsdp2: each rank holds a part of each of the language model's weights, and gathers a layer's as it runs"
+
+
+def held_bytes(weight: torch.Tensor) -> int:
+    """Bytes of it that this rank holds."""
+    local = weight.to_local() if isinstance(weight, DTensor) else weight
+    return local.numel() * local.element_size()
+
+
 def longest(session: Session) -> int:
     return session.projectors.num_tokens + int(session.text.lengths(session.split.train).max())
-
-
-def kernels_of(session: Session) -> dict[str, str]:
-    return attention_kernels(session.language, longest(session))
 
 
 def expected_memory(session: Session) -> str:
@@ -82,13 +100,15 @@ def expected_memory(session: Session) -> str:
     config, language = session.config, session.language
     size = 2 if config.run.precision == "bf16" else 4
     samples = config.data.batch_size // (session.world.size * config.data.accumulate)
-    weights = sum(each.numel() * each.element_size() for each in language.parameters())
+    weights = sum(map(held_bytes, language.parameters()))
     layers = getattr(language.config, "num_hidden_layers", 0)
     kept = KEPT_BYTES[config.run.gradient_checkpointing] * language.width * size * samples * longest(session) * layers
     labels = float(session.text.num_labels[session.split.train].mean()) * samples
     labels = min(labels, config.run.loss_chunk or labels)
     logits = 3 * 4 * labels * language.config.vocab_size
-    learned = 16 * sum(each.numel() for each in session.model.projectors.parameters() if each.requires_grad)
+    modules = [part for _, part in session.model.trained_modules()]
+    trained = sum(each.numel() for part in modules for each in part.parameters() if each.requires_grad)
+    learned = (8 if config.optim.offload else 16) * trained
     parts = {"language model": weights, f"{samples} samples a pass": kept, "logits": logits, "projector": learned}
     shown = ", ".join(f"{name} {value / 2**30:.2g}" for name, value in parts.items())
     return f"{sum(parts.values()) / 2**30:.2g} GiB by calculation, with texts of the longest: {shown}"

@@ -19,8 +19,8 @@ Masks = Tensor | dict[str, Tensor]
 def image_masks(config: Any, block_NT: Tensor, dtype: torch.dtype, is_padding_NT: Tensor | None = None) -> Masks:
     """Masks under which tokens of equal `block` see each other too, unless it is CAUSAL.
 
-    Sliding windows bound how far back a token sees, as in transformers' Gemma 3. A padding token sees itself, so that
-    its row is not empty, and no other sees it.
+    Sliding windows and chunks bound how far a token sees, as in transformers' Gemma 3 and Llama 4. A padding token sees
+    itself, so that its row is not empty, and no other sees it.
     """
     place_T = torch.arange(block_NT.shape[1], device=block_NT.device)
     same_NQK = (block_NT[:, :, None] == block_NT[:, None]) & (block_NT[:, :, None] != CAUSAL)
@@ -29,13 +29,18 @@ def image_masks(config: Any, block_NT: Tensor, dtype: torch.dtype, is_padding_NT
         seen_NQK = (seen_NQK & ~is_padding_NT[:, None]) | torch.eye(
             len(place_T), dtype=torch.bool, device=place_T.device
         )
-    window = getattr(config, "sliding_window", None)
-    near_NQK = seen_NQK if window is None else seen_NQK & (place_T > place_T[:, None] - window)
-    full, near = (as_given(config, each_NQK[:, None], dtype) for each_NQK in (seen_NQK, near_NQK))
+    near_NQK, chunk_NQK = seen_NQK, seen_NQK
+    if (window := getattr(config, "sliding_window", None)) is not None:
+        near_NQK = seen_NQK & (place_T > place_T[:, None] - window)
+    if (size := getattr(config, "attention_chunk_size", None)) is not None:
+        padding_N1 = 0 if is_padding_NT is None else is_padding_NT.sum(1, keepdim=True)
+        chunk_NT = (place_T[None] - padding_N1) // size  # padding stands before a text
+        chunk_NQK = seen_NQK & (chunk_NT[:, :, None] == chunk_NT[:, None])
+    bounded = {"sliding_attention": near_NQK, "chunked_attention": chunk_NQK}
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
-        return near
-    return {kind: near if kind == "sliding_attention" else full for kind in set(kinds)}
+        return as_given(config, near_NQK[:, None], dtype)
+    return {kind: as_given(config, bounded.get(kind, seen_NQK)[:, None], dtype) for kind in set(kinds)}
 
 
 def as_given(config: Any, seen_N1QK: Tensor, dtype: torch.dtype) -> Tensor:

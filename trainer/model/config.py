@@ -16,6 +16,10 @@ TOWER_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 PRETRAINED = "pretrained"
 """The projector that a multimodal checkpoint brings."""
 
+AutoClass = Literal["AutoModelForCausalLM", "AutoModelForImageTextToText"]
+TEXT_ALONE: AutoClass = "AutoModelForCausalLM"
+"""The class of transformers that opens a language model; multimodal ones may need the other."""
+
 ProjectorKind = Literal["linear", "mlp", "mlp_gelu", "pretrained"]
 Layout = Literal["spatial", "channel"]
 Ends = Literal["learned", "none", "checkpoint"]
@@ -55,7 +59,8 @@ class ModelConfig:
     """The frozen language model and the projector in front of it."""
 
     language_model: str
-    """A hub id or a folder: any transformers causal language model; it stays frozen."""
+    """A hub id or a folder: any transformers causal language model, or a multimodal one, which gives its text model; it
+    stays frozen."""
     layout: Layout = "spatial"
     """World tokens of a latent: `spatial` gives H·W tokens of C values, `channel` C tokens of H·W values."""
     projector: ProjectorKind = "mlp"

@@ -14,7 +14,8 @@ def label_losses(language: LanguageModel, states_LD: Tensor, target_L: Tensor, c
     """Compute the cross entropy of every label token, in float32: [L]."""
     if chunk is None or chunk >= len(target_L):
         return cross_entropy(language.logits(states_LD).float(), target_L, reduction="none")
-    losses_L: Tensor = ChunkedLoss.apply(states_LD, target_L, language, chunk)  # type: ignore[no-untyped-call]
+    with language.whole_head():
+        losses_L: Tensor = ChunkedLoss.apply(states_LD, target_L, language, chunk)  # type: ignore[no-untyped-call]
     return losses_L
 
 

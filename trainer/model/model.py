@@ -5,18 +5,21 @@ model runs in its own dtype throughout, since autocast would put some of its ope
 """
 # Axes: N samples, P projector tokens, T text tokens, D model width, L label tokens, V vocabulary.
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from trainer.model.attention import CAUSAL
 from trainer.model.language.language_model import LanguageModel
 from trainer.model.loss import label_losses
 from trainer.model.phases import phase
 from trainer.model.projectors.joined import Projectors
+from trainer.model.reconstruction import Reconstruction
+
+RECONSTRUCTION = "reconstruction"
+"""Name of its heads among what learns."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +48,26 @@ class WorldModel(nn.Module):
     """A frozen language model that reads each tower's samples through a projector."""
 
     def __init__(
-        self, language: LanguageModel, projectors: Projectors, *, begins_with_bos: bool, loss_chunk: int | None = None
+        self,
+        language: LanguageModel,
+        projectors: Projectors,
+        *,
+        begins_with_bos: bool,
+        loss_chunk: int | None = None,
+        reconstruction: Reconstruction | None = None,
     ) -> None:
         """`loss_chunk`: label tokens whose logits are made at once."""
         super().__init__()
         self.language, self.projectors, self.loss_chunk = language, projectors, loss_chunk
+        self.reconstruction = reconstruction
         self.num_before = 1 if begins_with_bos else 0
         """Text tokens that stand before the first tower's."""
+
+    def trained_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """Name all that may learn: each tower's projector, and the heads of reconstruction."""
+        yield from self.projectors.items()
+        if self.reconstruction is not None:
+            yield RECONSTRUCTION, self.reconstruction
 
     def sequence(self, latents: Mapping[str, Tensor], tokens_NT: Tensor) -> Tensor:
         """Embed what enters the decoder: [N, P + T, D] in the language model's dtype."""
@@ -68,11 +84,8 @@ class WorldModel(nn.Module):
 
     def blocks(self, tokens_NT: Tensor) -> Tensor | None:
         """Tell which tokens of a sequence see each other, as `image_masks` takes it: [1, P + T]; None where none do."""
-        if not self.projectors.full:
-            return None
-        text = [CAUSAL] * tokens_NT.shape[1]
-        block = [*text[: self.num_before], *self.projectors.blocks(), *text[self.num_before :]]
-        return torch.tensor([block], device=tokens_NT.device)
+        block = self.projectors.sequence_blocks(tokens_NT.shape[1], self.num_before)
+        return None if block is None else torch.tensor([block], device=tokens_NT.device)
 
     def hidden(self, latents: Mapping[str, Tensor], tokens_NT: Tensor) -> Tensor:
         """Compute the decoder's last hidden states: [N, P + T, D]."""
@@ -80,26 +93,36 @@ class WorldModel(nn.Module):
         with phase("decoder"):
             return self.language.hidden(sequence_NTD, block_1T)
 
-    def label_states(self, batch: ModelInput) -> Tensor:
-        """Compute the hidden states that predict every label token: [L, D].
+    def label_states(self, hidden_NTD: Tensor, batch: ModelInput) -> Tensor:
+        """Pick the hidden states that predict every label token: [L, D].
 
         Text token t > 0 stands at P + t, after BOS and all towers' tokens; the position before predicts it.
         """
-        hidden_NTD = self.hidden(batch.latents, batch.tokens_NT)
         predicting_L = batch.column_L + (self.projectors.num_tokens - 1)
         return hidden_NTD[batch.sample_L, predicting_L]
 
     def forward(self, batch: ModelInput) -> Tensor:
         """Compute the cross entropy of every label token, in float32: [L]."""
-        states_LD = self.label_states(batch)
+        return self.losses(batch)[0]
+
+    def losses(self, batch: ModelInput, *, reconstructed: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Compute the cross entropy of every label token, and each sample's loss of reconstruction: [L] and [N]."""
+        hidden_NTD = self.hidden(batch.latents, batch.tokens_NT)
+        states_LD = self.label_states(hidden_NTD, batch)
         with phase("logits and loss"):
-            return label_losses(self.language, states_LD, batch.target_L, self.loss_chunk)
+            loss_L = label_losses(self.language, states_LD, batch.target_L, self.loss_chunk)
+        if self.reconstruction is None or not reconstructed:
+            return loss_L, None
+        with phase("reconstruction"):
+            return loss_L, self.reconstruction(hidden_NTD, batch.latents, self.projectors)
 
     def score(self, batch: ModelInput) -> Tensor:
         """Compute the cross entropy of every label token, and whether it is the likeliest one: [2, L]."""
-        states_LD, chunk = self.label_states(batch), self.loss_chunk or len(batch.target_L)
+        hidden_NTD, chunk = self.hidden(batch.latents, batch.tokens_NT), self.loss_chunk or len(batch.target_L)
+        states_LD = self.label_states(hidden_NTD, batch)
         parts = zip(torch.split(states_LD, chunk), torch.split(batch.target_L, chunk), strict=True)
-        return torch.cat([score_part(self.language, *part) for part in parts], 1)
+        with self.language.whole_head():
+            return torch.cat([score_part(self.language, *part) for part in parts], 1)
 
 
 def score_part(language: LanguageModel, states_LD: Tensor, target_L: Tensor) -> Tensor:

@@ -9,7 +9,8 @@ PREFIX = "trainer: "
 
 Phase = Literal[
     "data wait", "image decoding", "live encoder", "host to device", "forward", "projector", "embedding", "decoder",
-    "attention", "MLP", "norms", "logits and loss", "backward", "communication", "optimizer", "bookkeeping",
+    "attention", "MLP", "norms", "logits and loss", "reconstruction", "backward", "communication", "optimizer",
+    "bookkeeping",
 ]  # fmt: skip
 
 _open = threading.local()

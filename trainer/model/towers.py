@@ -36,6 +36,9 @@ UNUSUAL: dict[str, Any] = {
     "latents_patch": 1,
     "layer": None,
     "class_token": False,
+    "layers": (),
+    "pooled": False,
+    "tokenizer_sha256": "",
 }
 """Further ones and their usual values, which are not said, as they were not in older versions."""
 
@@ -187,14 +190,15 @@ def what_tower_is(tower: Tower) -> dict[str, str]:
 
 
 def what_samples_mean(array: ArraySpec) -> dict[str, str]:
-    """Describe the pixels and the encoder that samples come from.
+    """Describe the pixels, or the text, and the encoder that samples come from.
 
     Not dtype and batch size, which only round, nor how far a JPEG is reduced while it is decoded, which
     changes samples about as much as bfloat16 does; nor a flip: a projector reads a flipped picture as any other.
     """
-    image = {f"image.{name}": value for name, value in asdict(array.image).items() if name not in NOT_OF_MEANING}
+    recipe, of = array.text or array.images, array.made_of
+    entered = {f"{of}.{name}": value for name, value in asdict(recipe).items() if name not in NOT_OF_MEANING}
     encoder = {f"encoder.{name}": getattr(array.encoder, name) for name in ENCODER_FIELDS}
     for name, usual in UNUSUAL.items():
         if (value := getattr(array.encoder, name)) != usual:
             encoder[f"encoder.{name}"] = value
-    return {name: str(value) for name, value in {"latents.shape": array.shape, **image, **encoder}.items()}
+    return {name: str(value) for name, value in {"latents.shape": array.shape, **entered, **encoder}.items()}

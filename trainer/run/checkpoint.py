@@ -3,7 +3,8 @@
 OUTPUT/checkpoints/step-00000500/
     projector.safetensors    the projector, as `trainer/model/projectors/file.py` describes it
     optimizer.safetensors    AdamW's moments
-    state.json               step, position, what must match, the resolved config, SHA-256 of both files; signed
+    reconstruction.safetensors    the heads of an auxiliary loss, where the run has one
+    state.json               step, position, what must match, the resolved config, SHA-256 of the other files; signed
 """
 
 import re
@@ -13,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import load_file, save
-from torch import Tensor
+from torch import Tensor, nn
 
 from cache_store.errors import CacheError, ConfigError, NewerFormatError
 from cache_store.format.record import FORMAT_VERSION, Record, canonical_json, parse_signed, signed
@@ -28,9 +28,11 @@ from trainer.model.projectors.joined import Projectors
 from trainer.model.projectors.trained import load_tensors
 from trainer.model.towers import TOWERS
 from trainer.published import clear_folders, publish_folder, remove_folder
+from trainer.run.optim import Optimizer
 
-STATE_FILE, OPTIMIZER_FILE = "state.json", "optimizer.safetensors"
+STATE_FILE, OPTIMIZER_FILE, HEADS_FILE = "state.json", "optimizer.safetensors", "reconstruction.safetensors"
 TENSOR_FILES = (PROJECTOR_FILE, OPTIMIZER_FILE)
+"""Of each checkpoint; HEADS_FILE is of some."""
 
 CACHE_IDENTITY = "cache identity"
 """Key of `must_match`: the cache a run was trained from."""
@@ -100,25 +102,29 @@ class CheckpointFolder:
         step: int,
         position: int,
         projector: bytes,
-        optimizer: torch.optim.Optimizer,
+        optimizer: Optimizer,
         must_match: dict[str, str],
         config: dict[str, Any],
+        heads: nn.Module | None = None,
     ) -> None:
         """Publish a checkpoint, then delete all but the newest `keep_last`; leftovers of a killed run go first.
 
         `projector` is the whole of its file.
         """
         clear_folders(self.root, "step-*")
+        parts = {PROJECTOR_FILE: projector, OPTIMIZER_FILE: save(optimizer_tensors(optimizer))}
+        if heads is not None:
+            parts[HEADS_FILE] = save(heads.state_dict())
         with publish_folder(self.path(step)) as scratch:
-            write_part(scratch, PROJECTOR_FILE, projector)
-            write_part(scratch, OPTIMIZER_FILE, save(optimizer_tensors(optimizer)))
+            for name, data in parts.items():
+                write_part(scratch, name, data)
             state = CheckpointState(
                 format_version=FORMAT_VERSION,
                 step=step,
                 position=position,
                 must_match=must_match,
                 config=config,
-                files={name: file_sha256(scratch / name) for name in TENSOR_FILES},
+                files={name: file_sha256(scratch / name) for name in parts},
                 sha256="",
             )
             write_part(scratch, STATE_FILE, canonical_json(signed(state)))
@@ -160,7 +166,7 @@ def read_state(path: Path) -> CheckpointState:
         raise
     except CacheError as error:
         raise damaged_checkpoint(path, str(error)) from None
-    if set(state.files) != set(TENSOR_FILES):
+    if set(state.files) - {HEADS_FILE} != set(TENSOR_FILES):
         raise damaged_checkpoint(path, f"{STATE_FILE} lists other files than {' and '.join(TENSOR_FILES)}")
     for name, expected in state.files.items():
         if not (path / name).is_file() or file_sha256(path / name) != expected:
@@ -228,15 +234,25 @@ def restore_projectors(path: Path, projectors: Projectors) -> ProjectorConfig:
     return config
 
 
-def load_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> None:
+def load_optimizer(path: Path, optimizer: Optimizer) -> None:
+    """Give the optimizer its moments; those of what no longer learns are left out."""
+    groups = optimizer.state_dict()["param_groups"]
+    known = {index for group in groups for index in group["params"]}
     state: dict[int, dict[str, Tensor]] = {}
     for name, tensor in load_file(path / OPTIMIZER_FILE).items():
         index, field = name.split(".")
-        state.setdefault(int(index), {})[field] = tensor
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+        if int(index) in known:
+            state.setdefault(int(index), {})[field] = tensor
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
-def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def restore_heads(path: Path, heads: nn.Module | None) -> None:
+    """Load the heads of reconstruction, where the run has them and the checkpoint too; else they begin anew."""
+    if heads is not None and (path / HEADS_FILE).is_file():
+        heads.load_state_dict(load_file(path / HEADS_FILE))
+
+
+def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
     return {
         f"{index}.{field}": tensor.contiguous()
         for index, fields in optimizer.state_dict()["state"].items()

@@ -14,6 +14,11 @@ NO_MEMORY = ("out of memory", "can't allocate memory")
 """What torch says, of a GPU or of a CPU."""
 
 
+def fitted(session: Session) -> Session:
+    """Cut passes as `run.fit_memory` says, where it does."""
+    return fit_memory(session) if session.config.run.fit_memory else session
+
+
 def fit_memory(session: Session) -> Session:
     """Cut each rank's share into as few passes as fit; EncodeOnceError where not even one sample a pass does."""
     share = session.config.data.batch_size // session.world.size
@@ -39,7 +44,8 @@ def fits(session: Session, numbers: np.ndarray) -> bool:
     try:
         alone = replace(session.world, size=1)
         updater.world = alone
-        updater.compute_gradients(StepBatch(numbers, session.text.label_tokens(numbers), 0, [batch]))
+        with_all = session.config.optim.reconstruction.every - 1  # a step at which every loss is due
+        updater.compute_gradients(StepBatch(numbers, session.text.label_tokens(numbers), 0, [batch]), with_all)
     except RuntimeError as error:
         if not any(words in str(error) for words in NO_MEMORY):
             raise

@@ -3,7 +3,7 @@
 Tokenising a new data set takes minutes, so everything that can be refused before it is refused here.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,9 @@ from cache_store.verify.verify import verify
 from trainer.config import DataConfig, TrainConfig
 from trainer.data.posterior import sampled_towers
 from trainer.data.views import open_views
+from trainer.model.language.kernels import choose_attention
 from trainer.model.language.language_model import LanguageModel
-from trainer.model.language.load import load_with_whole
+from trainer.model.language.load import Transformers, load_with_whole
 from trainer.model.language.pretrained import pretrained_name
 from trainer.model.projectors.file import (
     PROJECTOR_VERSION,
@@ -32,8 +33,10 @@ from trainer.model.projectors.joined import Projectors
 from trainer.model.towers import describe_tower, make_projectors, refuse_unread, what_towers_are
 from trainer.run.checkpoint import CACHE_IDENTITY, GROUP_LENGTHS, POSTERIOR, SHUFFLE_BLOCK, UNSAID, VAL_FRACTION
 from trainer.run.parallel import World
-from trainer.text.chat import ChatTokenizer, load_chat_tokenizer
+from trainer.run.sharded import load_sharded
+from trainer.text.chat import ChatTokenizer
 from trainer.text.store import TEXT_VERSION, text_folder
+from trainer.text.tokenizer import load_chat_tokenizer
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -64,6 +67,15 @@ class Inputs:
     projector_config: ProjectorConfig
     """What a projector's file says of it, before its first step."""
 
+    @property
+    def in_step(self) -> bool:
+        """Whether ranks share the language model, so that none may run it without all others."""
+        return self.world.size > 1 and self.config.run.parallel == "fsdp2"
+
+    def on_all(self, stopped: Callable[[], bool]) -> Callable[[], bool]:
+        """Tell whether any rank was stopped, where all have to end together; else whether this one was."""
+        return (lambda: self.world.any(stopped())) if self.in_step else stopped
+
 
 def open_inputs(config: TrainConfig, world: World) -> Inputs:
     joined = open_sound_caches(config, world)
@@ -73,9 +85,14 @@ def open_inputs(config: TrainConfig, world: World) -> Inputs:
     folder = text_folder(joined, chat, config.text_dir)
     for path in config.all_caches:
         refuse_inside("data.text_dir", folder, path)
-    language, whole = load_with_whole(config.model.language_model, PRECISIONS[config.run.precision], world.device)
+    language, whole = load_language_model(config, world)
     projectors = make_projectors(config.model, joined.caches, language, config.data.seed)
     refuse_too_long(config, language, projectors)
+    if config.run.attention != "auto":
+        text, before = config.data.max_text_tokens, int(chat.begins_with_bos)
+        block = projectors.sequence_blocks(text, before)
+        block_1T = None if block is None else torch.tensor([block], device=world.device)
+        choose_attention(language, config.run.attention, projectors.num_tokens + text, block_1T)
     said = describe_projectors(config, joined, chat, projectors, language)
     must_match = what_must_match(config, joined, chat, said, sampled)
     if config.run.gradient_checkpointing != "none":
@@ -86,6 +103,14 @@ def open_inputs(config: TrainConfig, world: World) -> Inputs:
         config=config, world=world, cache=joined, chat=chat, text_folder=folder, language=language, whole=whole,
         projectors=projectors, sampled=sampled, must_match=must_match, projector_config=said,
     )  # fmt: skip
+
+
+def load_language_model(config: TrainConfig, world: World) -> tuple[LanguageModel, Transformers]:
+    """Load it whole, or a part of it on each of several ranks, as `run.parallel` says."""
+    name, dtype = config.model.language_model, PRECISIONS[config.run.precision]
+    if config.run.parallel == "fsdp2" and world.size > 1:
+        return load_sharded(name, dtype, world)
+    return load_with_whole(name, dtype, world.device)
 
 
 def open_sound_caches(config: TrainConfig, world: World) -> JoinedCache:
@@ -113,9 +138,13 @@ def describe_projectors(
             identity=language.identity(),
             width=language.width,
             precision=config.run.precision,
+            opened_by=language.opened_by,
         ),
         text=TextRule(
-            begins_with_bos=chat.begins_with_bos, chat_template=chat.template, end_of_turn=chat.end_of_turn()
+            begins_with_bos=chat.begins_with_bos,
+            chat_template=chat.template,
+            content_in_parts=chat.takes_parts,
+            end_of_turn=chat.end_of_turn(),
         ),
         training=Training(steps=0, samples=0, val_fraction=config.data.val_fraction),
         versions=library_versions(),

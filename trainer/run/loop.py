@@ -11,7 +11,6 @@ from pathlib import Path
 from threading import Event
 
 import numpy as np
-import torch
 
 from cache_store.errors import EncodeOnceError, Interrupted
 from cache_store.program.stop_signals import stop_on_signals
@@ -20,7 +19,7 @@ from trainer.data.batches import StepBatch
 from trainer.data.prefetch import prefetched
 from trainer.model.phases import phase
 from trainer.model.projectors.file import CONFIG_FILE, PROJECTOR_FILE, ProjectorConfig, projector_bytes
-from trainer.run.checkpoint import CheckpointFolder, CheckpointState, load_optimizer, restore_projectors
+from trainer.run.checkpoint import CheckpointFolder, CheckpointState, load_optimizer, restore_heads, restore_projectors
 from trainer.run.folder import has_run, write_changed, write_config
 from trainer.run.memory import peak_memory_bytes
 from trainer.run.observers import Caption, Captioner, Metrics, Observer, StepDone, Validation
@@ -84,6 +83,7 @@ class TrainingLoop:
 
     def resume(self, path: Path, state: CheckpointState) -> None:
         self.started_from = restore_projectors(path, self.model.projectors).training.started_from
+        restore_heads(path, self.model.reconstruction)
         load_optimizer(path, self.updater.optimizer)
         self.completed = state.step
         self.world.say(f"going on after step {state.step:,} of {self.total_steps:,}, from {path}")
@@ -199,11 +199,11 @@ class TrainingLoop:
 
     def owes_validation(self) -> bool:
         """Tell whether the run was stopped before the validation that its last step was due; rank 0's log tells."""
-        owed = 0.0
+        owed = False
         if self.world.is_main and self.validation_due:
             metrics = read_metrics(self.output, self.completed)
-            owed = float(bool(metrics) and "val_loss" not in metrics)
-        return bool(self.world.sum(torch.tensor(owed, device=self.world.device)))
+            owed = bool(metrics) and "val_loss" not in metrics
+        return self.world.any(owed)
 
     def catch_up(self) -> None:
         """Do the validation that is still due."""
@@ -251,13 +251,17 @@ class TrainingLoop:
         return Validation(result.metrics, (), str(result) if last else f"step {self.completed:,}: {result.on_one_line}")
 
     def caption(self) -> list[Caption] | None:
-        """Have rank 0 generate while the others wait; None where it was stopped."""
+        """Have rank 0 generate while the others wait, or do the same; None where it was stopped."""
         captions = list[Caption]()
         if (captioner := self.captioner) is None:
             return captions
-        self.world.on_main(lambda: captions.extend(captioner(self.stop_request.is_set)))
-        cut = float(self.world.is_main and self.stop_request.is_set())
-        return None if self.world.sum(torch.tensor(cut, device=self.world.device)) else captions
+        stopped = self.session.on_all(self.stop_request.is_set)
+        if self.session.in_step:
+            captions.extend(captioner(stopped))
+        else:
+            self.world.on_main(lambda: captions.extend(captioner(stopped)))
+        cuts = self.session.in_step or self.world.is_main
+        return None if self.world.any(cuts and self.stop_request.is_set()) else captions
 
     def save_if_due(self) -> None:
         due = self.completed % self.config.run.save_every == 0 or self.completed == self.total_steps
@@ -272,4 +276,5 @@ class TrainingLoop:
             self.updater.optimizer,
             self.session.must_match,
             asdict(self.config),
+            self.model.reconstruction,
         )

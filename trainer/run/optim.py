@@ -1,11 +1,73 @@
 """AdamW over the projectors, with a learning rate that is a pure function of the step."""
 
 import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from trainer.config import OptimConfig
+
+
+class Optimizer(Protocol):
+    """What a run asks of an optimizer."""
+
+    param_groups: list[dict[str, Any]]
+
+    def step(self) -> object:
+        """Update every parameter that has a gradient."""
+
+    def zero_grad(self) -> None:
+        """Drop all gradients."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return moments by the parameter's number, and the groups."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take what `state_dict` gave, for parameters that have been restored already."""
+
+
+class OffloadedAdamW:
+    """AdamW on copies in the host's memory: moments lie there, and each update is computed there.
+
+    Its state is AdamW's own, so that a run goes on with it or without. torchao's takes each gradient in the backward
+    pass, before ranks have summed it and before it is clipped, and needs a GPU.
+    """
+
+    def __init__(self, groups: Sequence[Mapping[str, Any]], **options: Any) -> None:
+        self.trained = [each for group in groups for each in group["params"]]
+        self.copies = [nn.Parameter(torch.empty_like(each, device="cpu")) for each in self.trained]
+        copies = iter(self.copies)
+        hosted = [{**group, "params": [next(copies) for _ in group["params"]]} for group in groups]
+        self._adamw = torch.optim.AdamW(hosted, **options)
+        self.param_groups = self._adamw.param_groups
+        self._copy()
+
+    @torch.no_grad()
+    def _copy(self) -> None:
+        for mine, copied in zip(self.trained, self.copies, strict=True):
+            copied.copy_(mine)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for mine, copied in zip(self.trained, self.copies, strict=True):
+            copied.grad = None if mine.grad is None else mine.grad.to("cpu")
+        self._adamw.step()
+        for mine, copied in zip(self.trained, self.copies, strict=True):
+            mine.copy_(copied)
+
+    def zero_grad(self) -> None:
+        for each in (*self.trained, *self.copies):
+            each.grad = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._adamw.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._adamw.load_state_dict(state_dict)
+        self.param_groups = self._adamw.param_groups
+        self._copy()
 
 
 def learning_rate(config: OptimConfig, step: int, total_steps: int) -> float:
@@ -22,13 +84,24 @@ def learning_rate(config: OptimConfig, step: int, total_steps: int) -> float:
     return config.lr * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
 
-def make_optimizer(projectors: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
-    """Make AdamW for all that is trained, with weight decay on matrices alone; fused into one kernel on a GPU."""
-    trained = {name: each for name, each in projectors.named_parameters() if each.requires_grad}
+def make_optimizer(projectors: nn.Module, config: OptimConfig, heads: nn.Module | None = None) -> Optimizer:
+    """Make AdamW for all that is trained, with weight decay on matrices alone; fused into one kernel on a GPU.
+
+    `heads` come last, so that the projectors' moments have the same numbers with and without them.
+    """
+    groups = [*decay_groups(projectors, config), *(decay_groups(heads, config) if heads is not None else ())]
+    fused = groups[0]["params"][0].is_cuda
+    if config.offload:
+        return OffloadedAdamW(groups, lr=config.lr, fused=fused)
+    return torch.optim.AdamW(groups, lr=config.lr, fused=fused)
+
+
+def decay_groups(module: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
+    """Cut what is trained into matrices, which decay, and all else, which does not."""
+    trained = {name: each for name, each in module.named_parameters() if each.requires_grad}
     matrices = [each for name, each in trained.items() if name.endswith("weight")]
     others = [each for name, each in trained.items() if not name.endswith("weight")]
-    groups = [
+    return [
         {"params": matrices, "weight_decay": config.weight_decay},
         {"params": others, "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=config.lr, fused=matrices[0].is_cuda)

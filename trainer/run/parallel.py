@@ -133,12 +133,20 @@ class World:
                 dist.all_reduce(tensor)
         return tensor
 
-    def broadcast(self, module: nn.Module) -> None:
-        """Give every rank rank 0's parameters."""
+    def any(self, flag: bool) -> bool:
+        """Tell whether the flag is set on any rank."""
+        return bool(self.sum(torch.tensor(float(flag), device=self.device)))
+
+    def give(self, tensor: Tensor) -> None:
+        """Give every rank rank 0's values, in place."""
         if self.size > 1:
             with collective():
-                for parameter in module.parameters():
-                    dist.broadcast(parameter.data, src=0)
+                dist.broadcast(tensor, src=0)
+
+    def broadcast(self, module: nn.Module) -> None:
+        """Give every rank rank 0's parameters."""
+        for parameter in module.parameters():
+            self.give(parameter.data)
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter], extras: Tensor) -> Tensor:
         """Sum the gradients over ranks, in place, and `extras` with them; returns the summed extras."""

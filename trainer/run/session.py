@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from cache_store import CacheError
-from cache_store.errors import ModelError
+from cache_store.errors import ConfigError, ModelError
 from cache_store.storage.store import is_url
 from trainer.config import TrainConfig
 from trainer.data.batches import LatentSource, StepLoader
@@ -15,6 +15,8 @@ from trainer.data.order import GroupedOrder, SampleOrder, lanes_of
 from trainer.data.stream import RankShare, as_tensor
 from trainer.model.model import WorldModel
 from trainer.model.projectors.trained import TrainedProjector
+from trainer.model.reconstruction import Reconstruction
+from trainer.model.towers import tower_seed
 from trainer.run.checkpoint import restore_projectors
 from trainer.run.inputs import Inputs
 from trainer.run.parallel import World
@@ -64,11 +66,13 @@ def open_session(
     else:
         begin(inputs, loader, start)
     inputs.world.broadcast(inputs.projectors.to(inputs.world.device))
+    begins_with_bos = text.meta.begins_with_bos
     model = WorldModel(
         inputs.language,
         inputs.projectors,
-        begins_with_bos=text.meta.begins_with_bos,
+        begins_with_bos=begins_with_bos,
         loss_chunk=inputs.config.run.loss_chunk,
+        reconstruction=None if trained is not None else make_reconstruction(inputs, begins_with_bos=begins_with_bos),
     )
     started_from = None if start is None else start.sha256
     return Session(**vars(inputs), text=text, split=split, model=model, loader=loader, started_from=started_from)
@@ -106,6 +110,22 @@ def announce_split(split: Split, world: World, *, to_train: bool) -> None:
     left_out = f", {split.unlabelled:,} skipped: no assistant's words" if split.unlabelled else ""
     too_few = ": too few to compare with another's image" if to_train and len(split.validation) == 1 else ""
     world.say(f"samples: {trained_on}{len(split.validation):,} held out{too_few}{left_out}")
+
+
+def make_reconstruction(inputs: Inputs, *, begins_with_bos: bool) -> Reconstruction | None:
+    """Make the heads of the auxiliary loss, where the config gives it weight; ConfigError where none has a latent."""
+    config, language = inputs.config.optim.reconstruction, inputs.language
+    if not config.weight:
+        return None
+    seed = tower_seed("reconstruction", inputs.config.data.seed)
+    made = Reconstruction(inputs.projectors, language.width, config.kind, int(begins_with_bos), seed)
+    if not made.first:
+        raise ConfigError(
+            "optim.reconstruction.weight: no tower has a latent to predict: pretrained projectors read hidden states, "
+            "and frozen ones learn nothing; set it to 0"
+        )
+    inputs.world.broadcast(made.to(inputs.world.device))
+    return made
 
 
 def make_loader(inputs: Inputs, source: LatentSource, text: TextStore, train: np.ndarray) -> StepLoader:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainer.data.batches import StepBatch
 from trainer.model.phases import phase
@@ -46,16 +46,16 @@ class Updater:
     def __init__(self, session: Session, total_steps: int) -> None:
         self.model, self.world, self.config = session.model, session.world, session.config
         self.total_steps = total_steps
-        self.named = {name: each for name, each in self.model.projectors.named_parameters() if each.requires_grad}
-        self.parameters = list(self.named.values())
         self.groups = dict(parameter_groups(session))
-        self.optimizer = make_optimizer(self.model.projectors, self.config.optim)
+        modules = [module for _, module in self.model.trained_modules()]
+        self.parameters = [each for module in modules for each in module.parameters() if each.requires_grad]
+        self.optimizer = make_optimizer(self.model.projectors, self.config.optim, self.model.reconstruction)
 
     def __call__(self, batch: StepBatch, step: int, *, stop: bool = False) -> Update:
         """Do the update with `step` updates before it; the projector stays as it is where the loss is not finite."""
-        loss, stops = self.compute_gradients(batch, stop=stop)
-        norms = self.clip()
-        metrics: Metrics = {"step": step + 1, "loss": loss, **norms}
+        losses, stops = self.compute_gradients(batch, step, stop=stop)
+        loss, norms = losses["loss"], self.clip()
+        metrics: Metrics = {"step": step + 1, **losses, **norms}
         if not (math.isfinite(loss) and math.isfinite(norms["grad_norm"])):
             self.optimizer.zero_grad()
             return Update(metrics, stops)
@@ -69,51 +69,62 @@ class Updater:
             param_norm = torch.nn.utils.get_total_norm([parameter.detach() for parameter in self.parameters]).item()
         return Update({**metrics, "param_norm": param_norm, "lr": lr}, stops)
 
-    def compute_gradients(self, batch: StepBatch, *, stop: bool = False) -> tuple[float, bool]:
+    def compute_gradients(self, batch: StepBatch, step: int, *, stop: bool = False) -> tuple[Metrics, bool]:
         """Sum the global batch's gradients over its passes and ranks; return its loss per label token.
 
-        It is the same whatever share each rank has. Here ranks also learn whether one of them was asked to stop.
+        Where it is due, the loss of reconstruction, a mean over samples, is another figure. They are the same whatever
+        share each rank has. Here ranks also learn whether one of them was asked to stop.
         """
-        loss = torch.zeros((), device=self.world.device)
+        reconstruction = self.config.optim.reconstruction
+        is_due = reconstruction.is_due(step)
+        sums = torch.zeros(3, device=self.world.device)
+        sums[0] = float(stop)
         for micro_batch in batch.micro_batches:
             with phase("host to device"):
                 on_device = micro_batch.to(self.world.device)
             with phase("forward"):
-                part = self.model(on_device).sum() / batch.label_tokens
+                loss_L, reconstruction_N = self.model.losses(on_device, reconstructed=is_due)
+                part = loss_L.sum() / batch.label_tokens
+                sums[1] += part.detach()
+                if reconstruction_N is not None:
+                    reconstructed = reconstruction_N.sum() / len(batch.numbers)
+                    sums[2] += reconstructed.detach()
+                    part = part + reconstruction.weight * reconstructed
             with phase("backward"):
-                part.backward()
-            loss += part.detach()
+                part.backward()  # type: ignore[no-untyped-call]
         with phase("communication"):
-            flag = torch.tensor(float(stop), device=self.world.device)
-            sums = self.world.sum_gradients(self.parameters, torch.stack([loss, flag]))
+            sums = self.world.sum_gradients(self.with_gradients(), sums)
         with phase("bookkeeping"):  # where the host waits for the device
-            total_loss, stops = sums.tolist()
-        return total_loss, stops > 0
+            stops, loss, reconstructed_loss = sums.tolist()
+        return {"loss": loss} | ({"reconstruction_loss": reconstructed_loss} if is_due else {}), stops > 0
+
+    def with_gradients(self) -> list[nn.Parameter]:
+        """List what learns at this step: the heads of reconstruction do not at each."""
+        return [each for each in self.parameters if each.grad is not None]
 
     def clip(self) -> Metrics:
         """Scale gradients down to `max_grad_norm`; return their norms before, of all and of each group."""
         with phase("optimizer"):
-            names = [name for name, group in self.groups.items() for _ in group]
-            parameters = [each for group in self.groups.values() for each in group]
-            squares = [each.double() ** 2 for each in torch._foreach_norm([grad_of(each) for each in parameters])]
+            named = [(name, each) for name, group in self.groups.items() for each in group if each.grad is not None]
+            squares = [each.double() ** 2 for each in torch._foreach_norm([grad_of(each) for _, each in named])]
             norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.config.optim.max_grad_norm or math.inf)
         with phase("bookkeeping"):
             total, *each = torch.stack([norm.double(), *squares]).tolist()
-        by_group = dict.fromkeys(names, 0.0)
-        for name, square in zip(names, each, strict=True):
+        by_group = {name: 0.0 for name, _ in named}
+        for (name, _), square in zip(named, each, strict=True):
             by_group[name] += square
         return {"grad_norm": total, **{f"grad_norm.{name}": square**0.5 for name, square in by_group.items()}}
 
 
-def grad_of(parameter: torch.nn.Parameter) -> Tensor:
+def grad_of(parameter: nn.Parameter) -> Tensor:
     assert parameter.grad is not None, "every parameter of the projector takes part in every forward pass"
     return parameter.grad
 
 
-def parameter_groups(session: Session) -> Iterator[tuple[str, list[torch.nn.Parameter]]]:
-    """Parameter groups of each trained tower: its matrices, and its biases with START and END."""
-    for name, tower in session.model.projectors.items():
-        trained = [(key, each) for key, each in tower.named_parameters() if each.requires_grad]
+def parameter_groups(session: Session) -> Iterator[tuple[str, list[nn.Parameter]]]:
+    """Parameter groups of each trained module: its matrices, and its biases with START and END."""
+    for name, module in session.model.trained_modules():
+        trained = [(key, each) for key, each in module.named_parameters() if each.requires_grad]
         kinds = {"matrices": True, "vectors": False}
         for kind, is_matrix in kinds.items():
             if group := [each for key, each in trained if key.endswith("weight") == is_matrix]:

@@ -3,6 +3,7 @@
 The shuffle gives every sample the latents of the next one in validation order, so none keeps its own.
 """
 
+import math
 import shlex
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext
@@ -151,14 +152,20 @@ def sample_scores(session: Session, latents_of: np.ndarray, stopped: Callable[[]
     # The last column counts the ranks that were stopped.
     sums = torch.zeros(2, len(numbers) + 1, dtype=torch.float64, device=world.device)
     parts = rank_parts(len(numbers), session.config.run.eval_batch_size, world)
+    mine = len(parts)
+    if session.in_step:  # a rank whose share makes fewer passes does some over a sample that counts for another
+        parts += [slice(0, 1)] * (most_passes(len(numbers), session.config.run.eval_batch_size, world) - mine)
+    stopped = session.on_all(stopped)
     loads = prefetched(lambda part: session.loader.load(numbers[part], latents_of[part]), parts, session.loader.threads)
     with closing(loads) as batches, in_shapes_of_its_own(session):
-        for part, batch in zip(parts, batches, strict=True):
+        for place, (part, batch) in enumerate(zip(parts, batches, strict=True)):
             if stopped():
                 sums[:, -1] = 1
                 break
             on_device = batch.to(world.device)
-            sums[:, part].index_add_(1, on_device.sample_L, session.model.score(on_device).double())
+            scores = session.model.score(on_device).double()
+            if place < mine:
+                sums[:, part].index_add_(1, on_device.sample_L, scores)
     world.sum(sums)
     if sums[0, -1] > 0:
         return None
@@ -191,3 +198,8 @@ def rank_parts(count: int, batch_size: int, world: World) -> list[slice]:
     """Cut this rank's contiguous share of [0, count) into batches."""
     first, last = (count * rank // world.size for rank in (world.rank, world.rank + 1))
     return [slice(start, min(start + batch_size, last)) for start in range(first, last, batch_size)]
+
+
+def most_passes(count: int, batch_size: int, world: World) -> int:
+    """Return the most batches that any rank's share is cut into."""
+    return math.ceil(math.ceil(count / world.size) / batch_size)

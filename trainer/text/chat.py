@@ -2,7 +2,8 @@
 
 Labels are what the assistant says and the end of its turn. A turn without words has none: its end alone would teach
 the projector to say nothing. Where a turn stands in the text is found by rendering what comes before it with the
-template's own generation prompt, so that no template needs to be known here.
+template's own generation prompt, so that no template needs to be known here. A template that writes no end of turn, as
+LLaVA 1.5's, has EOS after the last one, or answers would never end.
 """
 
 import hashlib
@@ -10,21 +11,14 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-from jinja2 import TemplateError, TemplateSyntaxError
+from jinja2 import TemplateError
 
-from cache_store.errors import ConfigError, ModelError, SourceError
-from trainer.config import MAX_TOKENS
-from trainer.model.language.pretrained import (
-    UNREADABLE_MODEL,
-    first_line,
-    pretrained_name,
-    refuse_unreachable,
-    why_unreadable,
-)
+from cache_store.errors import ConfigError, SourceError
+from trainer.model.language.pretrained import first_line
 from trainer.text.special_text import MASK, Span, SpecialText, masked
 
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
@@ -34,12 +28,6 @@ IMAGE_MARKER = re.compile(r"(?<![ \t])[ \t]*<image>\n?")
 
 TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, ArithmeticError)
 """What a template raises by itself, and what the code in it can."""
-
-TOKENIZER_FILES = ("tokenizer*", "vocab*", "spiece*")
-"""A folder without any such file has no tokenizer, though transformers would make an empty one."""
-
-SHOWN_CHARACTERS = 200
-"""Most characters shown of Jinja's own message."""
 
 Message = dict[str, str]
 
@@ -102,7 +90,22 @@ class ChatTokenizer:
         """SHA-256 over everything that decides a text's tokens and labels."""
         special = {name: str(token) for name, token in self.tokenizer.special_tokens_map.items()}  # templates see them
         parts = [self.tokenizer.backend_tokenizer.to_str(), self.template, special, self.max_tokens]
+        parts += ["content in parts"] * self.takes_parts + ["EOS ends the text"] * (self.end is not None)
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+    @cached_property
+    def takes_parts(self) -> bool:
+        """Whether the template reads a message's content as a list of parts alone, as LLaVA's does."""
+        texts = [self._render_if_taken([{"role": "user", "content": each}]) for each in (MASK, as_part(MASK))]
+        return [MASK in text for text in texts] == [False, True]
+
+    @cached_property
+    def end(self) -> int | None:
+        """EOS, where the template writes nothing after the assistant's words."""
+        messages = [{"role": "user", "content": MASK}, {"role": "assistant", "content": MASK}]
+        _, found, after = self._render_if_taken(self._as_taken(messages)).rpartition(MASK)
+        eos: int | None = self.tokenizer.eos_token_id
+        return eos if found and not after.strip() else None
 
     def __call__(self, ids: Sequence[str], conversations: Sequence[Sequence[Message]]) -> list[TokenizedText]:
         """Tokenise each conversation, `max_tokens` at most, and label what the assistant says."""
@@ -137,10 +140,7 @@ class ChatTokenizer:
     def end_of_turn(self) -> str:
         """Find what follows the assistant's words, white space aside; nothing where that cannot be told."""
         messages = [{"role": "user", "content": MASK}, {"role": "assistant", "content": MASK}]
-        try:
-            return self._render(messages).rpartition(MASK)[2].strip()
-        except TEMPLATE_ERRORS:
-            return ""
+        return self._render_if_taken(self._as_taken(messages)).rpartition(MASK)[2].strip()
 
     def _render_sample(self, sample_id: str, conversation: Sequence[Message]) -> Rendered:
         """Render the turns up to the assistant's last; nothing where it says no word or that cannot be told."""
@@ -177,8 +177,25 @@ class ChatTokenizer:
 
     def _render(self, messages: list[Message], add_generation_prompt: bool = False) -> str:
         text: str = self.tokenizer.apply_chat_template(
-            messages, chat_template=self.template, tokenize=False, add_generation_prompt=add_generation_prompt
+            self._as_taken(messages),
+            chat_template=self.template,
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
         )
+        return text
+
+    def _as_taken(self, messages: list[Message]) -> list[Any]:
+        """Put messages into the form that the template reads."""
+        if not self.takes_parts:
+            return messages
+        return [{**message, "content": as_part(message["content"])} for message in messages]
+
+    def _render_if_taken(self, messages: list[Any]) -> str:
+        """Render messages as they are; nothing where the template refuses them."""
+        try:
+            text: str = self.tokenizer.apply_chat_template(messages, chat_template=self.template, tokenize=False)
+        except TEMPLATE_ERRORS:
+            return ""
         return text
 
     def _label(self, sample_id: str, tokens: list[int], offsets: list[Span], rendered: Rendered) -> TokenizedText:
@@ -190,8 +207,14 @@ class ChatTokenizer:
         is_label = begins_within(offsets, rendered.spans)
         if bos := self._bos_before(tokens):
             tokens, is_label = [*bos, *tokens], np.concatenate([[False], is_label])
+        if self.end is not None and is_label.any():
+            tokens, is_label = [*tokens, self.end], np.concatenate([is_label, [True]])
         length = length_to_keep(is_label, self.max_tokens)
         return TokenizedText(np.array(tokens[:length], np.int32), is_label[:length], rendered.problem)
+
+
+def as_part(content: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": content}]
 
 
 def begins_within(offsets: Sequence[Span], spans: Sequence[Span]) -> np.ndarray:
@@ -207,56 +230,3 @@ def length_to_keep(is_label: np.ndarray, max_tokens: int) -> int:
     """Count at most `max_tokens`, and none after the last label: under causal attention those change nothing."""
     labels = np.flatnonzero(is_label[:max_tokens])
     return int(labels[-1]) + 1 if len(labels) else 0
-
-
-def load_chat_tokenizer(model: str, template_file: str | None, max_tokens: int) -> ChatTokenizer:
-    """Load the tokenizer of a hub id or folder, with a template of its own or from `template_file`."""
-    tokenizer = load_tokenizer(model)
-    template = tokenizer.chat_template if template_file is None else read_template(template_file)
-    if not isinstance(template, str):
-        raise ConfigError(f"the tokenizer of {model!r} has no chat template; name a Jinja file in model.chat_template")
-    where = f"of the tokenizer of {model!r}" if template_file is None else template_file
-    refuse_broken_template(tokenizer, template, where)
-    return ChatTokenizer(tokenizer, template, max_tokens)
-
-
-def prompt_tokenizer(model: str, template: str) -> ChatTokenizer:
-    """Load the tokenizer of a hub id or folder to prompt with, in the template that a projector was trained with."""
-    return ChatTokenizer(load_tokenizer(model), template, MAX_TOKENS)
-
-
-def load_tokenizer(model: str) -> Any:
-    """Load a fast tokenizer, which labels need."""
-    name = pretrained_name(model)
-    if Path(name).is_dir() and not any(any(Path(name).glob(files)) for files in TOKENIZER_FILES):
-        raise ModelError(f"no tokenizer can be loaded from {model!r}: no file there is a tokenizer's")
-    refuse_unreachable(name)
-    from transformers import AutoTokenizer  # it takes seconds, and a projector is read without it
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    except UNREADABLE_MODEL as error:
-        raise ModelError(f"no tokenizer can be loaded from {model!r}: {why_unreadable(error)}") from None
-    if not tokenizer.is_fast:
-        raise ModelError(f"the tokenizer of {model!r} is not a fast one (tokenizer.json), which labels need")
-    return tokenizer
-
-
-def refuse_broken_template(tokenizer: Any, template: str, where: str) -> None:
-    """Raise ConfigError for a template that is no Jinja; one that refuses a conversation may take others."""
-    try:
-        tokenizer.apply_chat_template([{"role": "user", "content": "a"}], chat_template=template, tokenize=False)
-    except TemplateSyntaxError as error:
-        raise ConfigError(
-            f"the chat template {where} is broken in line {error.lineno}: {first_line(error)[:SHOWN_CHARACTERS]}; "
-            "mend it, or name another Jinja file in model.chat_template"
-        ) from None
-    except TEMPLATE_ERRORS:
-        return  # perhaps of this conversation alone; each sample's own problem is reported with its name
-
-
-def read_template(path: str) -> str:
-    try:
-        return Path(path).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"model.chat_template cannot be read: {error}") from None

@@ -52,6 +52,7 @@ def make_seal(spec: Spec, contents: Sequence[CommitContent], plan_file: FileReco
         rejected=rejected,
         reasons=dict(reasons),
         unreadable_exif=sum(each.unreadable_exif for each in contents),
+        cut_texts=sum(each.cut_texts for each in contents),
         cached_per_shard=tuple(each.cached for each in contents),
         commits=tuple(each.digest for each in contents),
         plan_file=plan_file,

@@ -21,7 +21,7 @@ from cache_store.format.plan import plan_digest
 from cache_store.format.record import FORMAT_VERSION, signed
 from cache_store.format.schema import ArraySpec, CommitContent, CommitRecord, CommitRun, FileRecord, Spec
 from cache_store.format.sums import RunningSums
-from cache_store.format.tables import CACHED, REJECTED, SAMPLES_SCHEMA, reason_kind, rows_digest
+from cache_store.format.tables import CACHED, REJECTED, cut_texts, reason_kind, rows_digest, samples_schema
 from cache_store.storage.store import Store
 
 
@@ -29,10 +29,12 @@ class Outcome(NamedTuple):
     """The result of encoding one planned sample; it is rejected if there is a reason."""
 
     content_sha256: str | None
-    width: int | None
-    height: int | None
-    reason: str | None
+    width: int | None = None
+    height: int | None = None
+    reason: str | None = None
     exif_is_readable: bool = True
+    tokens: int | None = None
+    """Number of the text's tokens before it is cut; None for an image."""
 
 
 class MismatchedShardError(CacheError):
@@ -88,8 +90,7 @@ class ShardBuilder:
         outcomes = [*outcomes]
         for number in np.flatnonzero(wanted & ~kept).tolist():
             outcomes[number] = self._rejected(samples[number], outcomes[number])
-        contents = [outcome.content_sha256 for outcome in outcomes]
-        rows = encoded_rows(self._spec.array, stored, kept, checksums, contents)
+        rows = encoded_rows(self._spec.array, stored, kept, checksums, outcomes)
         with self._files.writing():
             self._places.append(self._writer.append(rows))
         self._outcomes.extend(outcomes)
@@ -126,14 +127,14 @@ class ShardBuilder:
         )
         with self._files.writing():
             self._writer.finish()
-        samples = samples_table(self._planned, self._outcomes, np.concatenate(self._places))
-        content = self._content(self._files.finish(samples))
+        samples = samples_table(self._spec.array, self._planned, self._outcomes, np.concatenate(self._places))
+        content = self._content(self._files.finish(samples), samples)
         if self._allowed_digests and content.digest not in self._allowed_digests:
             raise MismatchedShardError(self._shard, content.digest, samples)
         record = signed(CommitRecord(format_version=FORMAT_VERSION, content=content, run=run, sha256=""))
         return self._files.commit(record)
 
-    def _content(self, files: tuple[FileRecord, ...]) -> CommitContent:
+    def _content(self, files: tuple[FileRecord, ...], samples: pa.Table) -> CommitContent:
         planned = self._planned
         reasons = [outcome.reason for outcome in self._outcomes if outcome.reason is not None]
         contents = [outcome.content_sha256 for outcome in self._outcomes]
@@ -148,13 +149,14 @@ class ShardBuilder:
             reasons=dict(Counter(reason_kind(reason) for reason in reasons)),
             non_finite=self._non_finite,
             unreadable_exif=sum(each.reason is None and not each.exif_is_readable for each in self._outcomes),
+            cut_texts=cut_texts(self._spec.array, samples),
             statistics=self._sums.statistics(),
             preview=self._sums.preview(),
         )
 
 
 def encoded_rows(
-    array: ArraySpec, stored: np.ndarray, kept: np.ndarray, checksums: np.ndarray, contents: Sequence[str | None]
+    array: ArraySpec, stored: np.ndarray, kept: np.ndarray, checksums: np.ndarray, outcomes: Sequence[Outcome]
 ) -> EncodedRows:
     """Encode the kept rows of `stored`, uint8 [N, bytes of a sample]; `checksums` are the crc32c of the plain bytes."""
     payloads, checksums = (stored, checksums) if kept.all() else (stored[kept], checksums[kept])
@@ -163,18 +165,21 @@ def encoded_rows(
         values = payloads.view(f"<u{array.numpy_dtype.itemsize}")
         encoded = [encode_sample(each, array.codec) for each in values]
         checksums = np.array([*map(crc32c, encoded)], np.uint32)
-    return EncodedRows(kept=kept, payloads=encoded, checksums=checksums, contents=contents)
+    contents = [outcome.content_sha256 for outcome in outcomes]
+    tokens = [] if array.text is None else [outcome.tokens for outcome in outcomes]
+    return EncodedRows(kept=kept, payloads=encoded, checksums=checksums, contents=contents, tokens=tokens)
 
 
-def samples_table(planned: pa.Table, outcomes: Sequence[Outcome], places: np.ndarray) -> pa.Table:
+def samples_table(array: ArraySpec, planned: pa.Table, outcomes: Sequence[Outcome], places: np.ndarray) -> pa.Table:
     """Make the samples table: each planned sample's outcome and place; `places` [rows, 3] has -1 for absent rows."""
+    schema = samples_schema(array)
     fields = dict(zip(Outcome._fields, zip(*outcomes, strict=True), strict=True))
     columns: dict[str, Any] = {
         "row": planned["row"],
         "id": planned["id"],
         "status": [CACHED if reason is None else REJECTED for reason in fields["reason"]],
-        **{name: fields[name] for name in ("reason", "content_sha256", "width", "height")},
+        **{name: values for name, values in fields.items() if name in schema.names},
     }
     for field, values in zip(Location._fields, places.T, strict=True):
-        columns[field] = pa.array(values, SAMPLES_SCHEMA.field(field).type, mask=values < 0, safe=False)
-    return pa.table(columns, schema=SAMPLES_SCHEMA)
+        columns[field] = pa.array(values, schema.field(field).type, mask=values < 0, safe=False)
+    return pa.table(columns, schema=schema)

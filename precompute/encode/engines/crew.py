@@ -70,6 +70,8 @@ def crew_on_gpus(config: BuildConfig, shards: int, machine: Machine) -> Crew:
     if config.run.workers != "auto":
         return alone(min(config.run.workers, max(1, shards)))
     used = machine.gpus if config.encoder.device in ("auto", "cuda") else 1
+    if config.encoder.reads_text:  # nothing is decoded, and its weights are many: one keeps a GPU busy
+        return Crew(min(used, max(1, shards)), machine.gpus)
     batch_pixels = config.encoder.batch_size * config.image.height * config.image.width
     a_gpu = machine.workers_a_gpu(batch_pixels, is_float32=config.encoder.compute_dtype == "float32")
     workers = min(used * a_gpu, max(1, shards))

@@ -3,33 +3,41 @@
 # Axes: N images, Y X pixels, T tokens, F features, G squares of patches, S patches of a square's side, P pixels.
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from cache_store.errors import ConfigError
+from cache_store.errors import ConfigError, ModelError
 from cache_store.format.schema import EncoderIdentity, SampleLayout
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import PIXEL_RANGES, PixelRange
 from precompute.encoders.family import refuse_unfit
 from precompute.encoders.model_files import ModelFiles
 from precompute.encoders.towers.place import VISION_CONFIG, Place
-from precompute.encoders.towers.transformers_tower import read_whole_tower, tower_config, weights_of_output
+from precompute.encoders.towers.transformers_tower import (
+    one_layer,
+    read_whole_tower,
+    tower_config,
+    weights_of_output,
+)
 from precompute.encoders.weight_files import loading
-
-PLACE = Place(kinds=("qwen2_5_vl_vision",), prefixes=("model.visual.", "visual."), is_part=True)
 
 
 class QwenEncoder:
     """Maps uint8 RGB to the tokens that the language model is given, on one device."""
 
-    def __init__(self, files: ModelFiles, config: EncoderConfig, pixel_range: PixelRange, side: int) -> None:
+    def __init__(
+        self, files: ModelFiles, place: Place, config: EncoderConfig, pixel_range: PixelRange, side: int
+    ) -> None:
         if pixel_range == "theworld":
-            raise ConfigError(f"image.range: {pixel_range} is for VAEs; a {files.class_name} needs clip")
+            raise ConfigError(f"image.range: {pixel_range} is for VAEs; a {files.class_name} needs clip or signed")
         with loading(files):
-            values = {**PLACE.tower_values(files.config), "model_type": PLACE.kinds[0]}  # of the whole, in older ones
+            values = {**place.tower_values(files.config), "model_type": place.kinds[0]}  # of the whole, in older ones
             held = replace(files, config={VISION_CONFIG: values})
-            tower = read_whole_tower(held, PLACE, tower_config(held, PLACE))
+            tower = read_whole_tower(held, place, tower_config(held, place))
+        layer = one_layer(config, None)
+        self._level = None if layer is None else level_of(files, tower.config, layer)
         self.device = config.torch_device
         self.identity = EncoderIdentity(
             class_name=type(tower).__name__,
@@ -41,9 +49,10 @@ class QwenEncoder:
             batch_size=config.batch_size,
             latents_mean=(),
             latents_std=(),
+            layer=layer,
         )
         self._config, self._side = tower.config, side
-        self._features = tower.config.out_hidden_size
+        self._features = getattr(tower.config, "out_hidden_size", tower.config.hidden_size)  # Qwen2-VL's own name
         self._tower = tower.to(config.torch_device, config.torch_dtype)
         self._dtype, self._to_range = config.torch_dtype, PIXEL_RANGES[pixel_range]
 
@@ -63,7 +72,7 @@ class QwenEncoder:
         patch = self._config.patch_size
         grids_N3 = torch.tensor([[1, height // patch, width // patch]] * number, device=self.device)
         made = self._tower(self._patches(pixels_N3YX).to(self._dtype), grid_thw=grids_N3)
-        tokens: Tensor = made.pooler_output
+        tokens: Tensor = made.pooler_output if self._level is None else made.deepstack_features[self._level]
         return tokens.view(number, -1, tokens.shape[-1]).float()
 
     def _patches(self, pixels_N3YX: Tensor) -> Tensor:
@@ -77,3 +86,12 @@ class QwenEncoder:
         squares_NGGSS3PP = squares_N3GSPGSP.permute(0, 2, 5, 3, 6, 1, 4, 7)
         filmed = squares_NGGSS3PP.unsqueeze(6).expand(*[-1] * 6, frames, -1, -1)
         return filmed.reshape(-1, colours * frames * patch**2)
+
+
+def level_of(files: ModelFiles, config: Any, layer: int) -> int:
+    """Which of the deepstack levels follows the block that `encoder.layer` names; ModelError where none does."""
+    blocks = list(getattr(config, "deepstack_visual_indexes", ()))
+    if layer not in blocks:
+        levels = f"has deepstack features of the layers {blocks}" if blocks else "has no deepstack features"
+        raise ModelError(f"encoder.layer is {layer}, but {files.model} {levels}; leave it out for its merger's tokens")
+    return blocks.index(layer)

@@ -1,4 +1,8 @@
-"""The vision tower of Qwen2.5-VL, at a fixed size that `image:` says: the tokens of its merger."""
+"""The vision towers of Qwen-VL, at a fixed size that `image:` says: the tokens of the merger, or of a deepstack level.
+
+Qwen3-VL's language model takes the merger's tokens as others do, and adds those of its deepstack levels to what its
+first layers make of them; each level is a cache of its own.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,27 +12,50 @@ from precompute.encoders.encoder import Encoder, PixelRange
 from precompute.encoders.family import Family, refuse_unfit
 from precompute.encoders.model_files import ModelFiles
 from precompute.encoders.preprocessing import refuse_other_range
+from precompute.encoders.towers.place import Place
 
-PATCH, MERGED = 14, 2
-"""transformers' defaults of `patch_size` and `spatial_merge_size`."""
+MERGED = 2
+"""transformers' default of `spatial_merge_size`."""
+
+PATCHES = {
+    "Qwen2VLForConditionalGeneration": 14,
+    "Qwen2_5_VLForConditionalGeneration": 14,
+    "Qwen3VLForConditionalGeneration": 16,
+    "Qwen3VLMoeForConditionalGeneration": 16,
+}
+"""transformers' defaults of `patch_size`, by class."""
+
+KINDS = {
+    "Qwen2VLForConditionalGeneration": "qwen2_vl_vision",
+    "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl_vision",
+    "Qwen3VLForConditionalGeneration": "qwen3_vl_vision",
+    "Qwen3VLMoeForConditionalGeneration": "qwen3_vl_moe_vision",
+}
+"""The model type of each class' tower."""
 
 
-def side_of_token(config: Mapping[str, Any]) -> int:
+def place_of(class_name: str) -> Place:
+    return Place(kinds=(KINDS[class_name],), prefixes=("model.visual.", "visual."), is_part=True)
+
+
+def side_of_token(class_name: str, config: Mapping[str, Any]) -> int:
     """Pixels of a side of what one token stands for."""
     vision = config["vision_config"]
-    side: int = vision.get("patch_size", PATCH) * vision.get("spatial_merge_size", MERGED)
+    side: int = vision.get("patch_size", PATCHES[class_name]) * vision.get("spatial_merge_size", MERGED)
     return side
 
 
 def refuse_size(config: Mapping[str, Any], height: int, width: int) -> None:
-    refuse_unfit(height, width, side_of_token(config))
+    (class_name,) = config["architectures"]
+    refuse_unfit(height, width, side_of_token(class_name, config))
 
 
 def load(files: ModelFiles, config: EncoderConfig, pixel_range: PixelRange) -> Encoder:
     from precompute.encoders.towers.qwen_tower import QwenEncoder
 
     refuse_other_range(files.model, pixel_range)
-    return QwenEncoder(files, config, pixel_range, side_of_token(files.config))
+    side = side_of_token(files.class_name, files.config)
+    return QwenEncoder(files, place_of(files.class_name), config, pixel_range, side)
 
 
-FAMILY = Family(load=load, refuse_size=refuse_size)
+FAMILY = Family(load=load, refuse_size=refuse_size, takes=("layer",))

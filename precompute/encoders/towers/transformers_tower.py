@@ -8,7 +8,6 @@ error.
 # Axes: N images, Y X pixels, T tokens, F features.
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
 from math import isqrt
 from typing import Any
@@ -16,15 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import CONFIG_MAPPING, MODEL_MAPPING
-from transformers.utils import logging
 
-from cache_store.errors import ModelError
+from cache_store.errors import ConfigError, ModelError
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.identity import weights_sha256
-from precompute.encoders.model_files import ModelFiles, quiet, refuse_partial
+from precompute.encoders.model_files import ModelFiles, refuse_partial
 from precompute.encoders.towers.place import VISION_CONFIG, Place
 from precompute.encoders.towers.tower import FrozenTower
-from precompute.encoders.weight_files import loading, read_weights
+from precompute.encoders.weight_files import loading, read_weights, silence
 
 COMMON = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_channels", "image_size")
 ENCODE_CONFIG = {
@@ -57,7 +55,7 @@ def load_tower(files: ModelFiles, place: Place, config: EncoderConfig) -> Frozen
             f"encoder.model {files.model} makes {tokens} tokens of an image, which are no square of patches"
         )
     digest = weights_of_output(tower)
-    layer = own_layer(files) if config.layer == "auto" else config.layer
+    layer = one_layer(config, own_layer(files))
     tower = tower.to(config.torch_device, config.torch_dtype)
 
     def hidden(image_N3YX: Tensor) -> Tensor:
@@ -81,6 +79,13 @@ def load_tower(files: ModelFiles, place: Place, config: EncoderConfig) -> Frozen
         pool=pool,
         layer=layer,
     )
+
+
+def one_layer(config: EncoderConfig, default: int | None) -> int | None:
+    """Return the layer that `encoder.layer` names, or the model's own; ConfigError for several."""
+    if isinstance(config.layer, list):
+        raise ConfigError(f"encoder.layer: {config.layer} is for text encoders; of a vision tower, name one")
+    return default if config.layer == "auto" else config.layer
 
 
 def own_layer(files: ModelFiles) -> int | None:
@@ -110,7 +115,7 @@ def tower_config(files: ModelFiles, place: Place) -> Any:
 
 def read_whole_tower(files: ModelFiles, place: Place, config: Any) -> Any:
     """The tower in float32, frozen."""
-    tower_class = MODEL_MAPPING[type(config)]
+    tower_class = class_of_tower(config)
     with silence():
         tower, report = tower_class.from_pretrained(
             None,
@@ -124,6 +129,17 @@ def read_whole_tower(files: ModelFiles, place: Place, config: Any) -> Any:
     needed = {kind: [key for key in keys if is_used(key)] for kind, keys in report.items() if kind.endswith("_keys")}
     refuse_partial(files, needed, "vision tower", ("",))
     return tower.requires_grad_(False).eval()
+
+
+def class_of_tower(config: Any) -> Any:
+    """Transformers' class by a tower's config; its table lacks Qwen2-VL's."""
+    if type(config) in MODEL_MAPPING:
+        return MODEL_MAPPING[type(config)]
+    from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
+
+    if Qwen2VisionTransformerPretrainedModel.config_class is not type(config):
+        raise KeyError(config.model_type)
+    return Qwen2VisionTransformerPretrainedModel
 
 
 def is_used(key: Any) -> bool:
@@ -164,16 +180,3 @@ def tower_weights(files: ModelFiles, place: Place, tower_class: Any) -> Iterator
 def name_within(prefixes: tuple[str, ...], name: str) -> str | None:
     """The name in the tower of a weight of the checkpoint; None for one that is not the tower's."""
     return next((name.removeprefix(prefix) for prefix in prefixes if name.startswith(prefix)), None)
-
-
-@contextmanager
-def silence() -> Iterator[None]:
-    """Silence transformers' warnings and its bar over weights."""
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        with quiet(logging):
-            yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()

@@ -21,6 +21,9 @@ from precompute.encoders.vaes.kind import VaeKind, refuse_other_lengths
 from precompute.encoders.vaes.vae import FrozenVae, Network, few_at_once, opaque
 from precompute.encoders.weight_files import loading, refuse_damaged
 
+Fold = Callable[[torch.nn.Module, torch.dtype], None]
+"""Puts layers for still images, in a dtype, into the place of those of an encoder."""
+
 WEIGHTS = ("diffusion_pytorch_model.safetensors.index.json", "diffusion_pytorch_model.safetensors")
 """As diffusers looks for them."""
 
@@ -43,8 +46,8 @@ def read_whole_vae(files: ModelFiles, needed: Mapping[str, tuple[str, ...]]) -> 
     return vae.requires_grad_(False).eval()
 
 
-def load_native(files: ModelFiles, kind: VaeKind, config: EncoderConfig) -> FrozenVae:
-    """The frozen encode path of the model in `files`, as diffusers runs it."""
+def load_native(files: ModelFiles, kind: VaeKind, config: EncoderConfig, fold: Fold | None = None) -> FrozenVae:
+    """The frozen encode path of the model in `files`, as diffusers runs it, or with layers that `fold` puts into it."""
     vae = read_whole_vae(files, {"encode path": kind.encode_weights + kind.further_weights})
     drop(vae, kind.decode_weights)
     with loading(files):
@@ -52,6 +55,8 @@ def load_native(files: ModelFiles, kind: VaeKind, config: EncoderConfig) -> Froz
         digest = encode_path_sha256(files, kind, vae.config, weights)  # before these are rounded in place
         normalization = kind.normalization(vae.config, weights)
         refuse_other_lengths(files, kind, normalization, vae.config[kind.channels])
+    if fold is not None:
+        fold(vae.encoder, config.torch_dtype)
     on_cpu = config.torch_device.type == "cpu"
     network = native_network(vae, kind, config)
     return FrozenVae(
@@ -62,6 +67,8 @@ def load_native(files: ModelFiles, kind: VaeKind, config: EncoderConfig) -> Froz
         channels=vae.config[kind.channels],
         normalization=normalization,
         has_posterior=kind.has_posterior,
+        exact_pixels=bool(kind.float32_until),
+        is_folded=fold is not None,
     )
 
 
@@ -84,6 +91,9 @@ def native_network(vae: Any, kind: VaeKind, config: EncoderConfig) -> Network:
     has_alpha = kind.pixel_channels(vae.config) == 4
     with quiet(logging):
         vae = vae.to(config.torch_device, config.torch_dtype)
+    if kind.float32_until:
+        first = vae.encoder.get_submodule(kind.float32_until)
+        first.register_forward_hook(lambda _, __, made: made.to(config.torch_dtype))
 
     def network(image_N3YX: Tensor) -> Tensor:
         entering = (opaque(image_N3YX) if has_alpha else image_N3YX).contiguous()

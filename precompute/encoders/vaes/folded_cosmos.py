@@ -45,6 +45,7 @@ def folded_cosmos(files: ModelFiles, kind: VaeKind, config: EncoderConfig) -> Fr
         normalization=normalization,
         has_posterior=False,
         is_folded=True,
+        is_compilable=True,
     )
 
 
@@ -208,7 +209,7 @@ def fold_downsampler(weights: Weights, dtype: torch.dtype) -> nn.Module:
     conv = then(conv, *summed(weights, "conv3"))
     if not halves:
         return flat_conv(*conv, dtype)
-    return nn.Sequential(nn.ZeroPad2d((0, 1, 0, 1)), flat_conv(*conv, dtype, stride=2))
+    return nn.Sequential(nn.ZeroPad2d((0, 1, 0, 1)), flat_conv(*conv, dtype, stride=(2, 2)))
 
 
 def point_conv(matrix_OI: Tensor, bias_O: Tensor, dtype: torch.dtype) -> nn.Module:

@@ -61,6 +61,7 @@ def folded_wan(files: ModelFiles, kind: VaeKind, config: EncoderConfig) -> Froze
         channels=held.z_dim,
         normalization=normalization,
         is_folded=True,
+        is_compilable=True,
     )
 
 
@@ -191,7 +192,7 @@ class AttentionBlock(nn.Module):
 
 def fold_resample(weights: Weights, dtype: torch.dtype) -> nn.Module:
     """Halve height and width; `time_conv` waits for a second frame, which a still image has not."""
-    conv = flat_conv(weights["resample.1.weight"], weights["resample.1.bias"], dtype, stride=2)
+    conv = flat_conv(weights["resample.1.weight"], weights["resample.1.bias"], dtype, stride=(2, 2))
     return nn.Sequential(nn.ZeroPad2d((0, 1, 0, 1)), conv)
 
 

@@ -14,6 +14,9 @@ from precompute.encoders.config import EncoderConfig
 from precompute.encoders.vaes.vae import Network, few_at_once
 
 ConvOrLinear = TypeVar("ConvOrLinear", nn.Conv2d, nn.Linear)
+Sides = tuple[int, int]
+"""Of height and width."""
+
 Weights = Mapping[str, Tensor]
 """By name, of the whole encode path or of one of its parts."""
 
@@ -60,13 +63,29 @@ def below(weights: Weights, part: str) -> Weights:
     return {name.removeprefix(prefix): weight for name, weight in weights.items() if name.startswith(prefix)}
 
 
-def flat_conv(weight_OIYX: Tensor, bias: Tensor, dtype: torch.dtype, stride: int = 1) -> nn.Module:
+def flat_conv(
+    weight_OIYX: Tensor,
+    bias: Tensor,
+    dtype: torch.dtype,
+    stride: Sides = (1, 1),
+    padding: Sides | None = None,
+    padding_mode: str = "zeros",
+) -> nn.Module:
     """A frozen convolution of these weights, copied; Wan pads 3x3 by one unless it strides."""
     outputs, inputs, height, width = weight_OIYX.shape
     if height == width == 1:
         return copied(ChannelLinear(inputs, outputs, device="meta"), weight_OIYX[:, :, 0, 0], bias, dtype)
-    padding = (height // 2, width // 2) if stride == 1 else (0, 0)
-    flat = nn.Conv2d(inputs, outputs, (height, width), stride=stride, padding=padding, device="meta")
+    if padding is None:
+        padding = (height // 2, width // 2) if stride == (1, 1) else (0, 0)
+    flat = nn.Conv2d(
+        inputs,
+        outputs,
+        (height, width),
+        stride=stride,
+        padding=padding,
+        padding_mode=padding_mode,  # type: ignore[arg-type]  # as diffusers' own layer has it
+        device="meta",
+    )
     return copied(flat, weight_OIYX.contiguous(memory_format=torch.channels_last), bias, dtype)
 
 

@@ -51,6 +51,8 @@ class VaeKind:
     has_posterior: bool = True
     takes_frames: bool = False
     """Whether an image enters as a video of one frame."""
+    float32_until: str = ""
+    """The part of the encoder that pixels enter in float32, whatever the dtype: else rounding would be multiplied."""
     pixel_channels: Callable[[Config], int] = rgb
     """4 where an image has an alpha channel."""
 

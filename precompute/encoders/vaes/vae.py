@@ -45,7 +45,10 @@ class FrozenVae:
     """Channels of a latent."""
     normalization: Normalization
     has_posterior: bool = True
+    exact_pixels: bool = False
+    """Whether the network takes pixels in float32, and rounds them itself."""
     is_folded: bool = False
+    is_compilable: bool = False
 
 
 class VaeEncoder:
@@ -59,7 +62,7 @@ class VaeEncoder:
             class_name=vae.class_name,
             weights_sha256=vae.weights_sha256,
             path="folded" if vae.is_folded else "native",
-            compiled=config.compile if vae.is_folded else False,
+            compiled=config.compile if vae.is_compilable else False,
             posterior=config.posterior if vae.has_posterior else "none",
             compute_dtype=config.compute_dtype,
             batch_size=config.batch_size,
@@ -86,7 +89,8 @@ class VaeEncoder:
     def encode(self, image_NYX3: Tensor) -> Tensor:
         """Map uint8 RGB, on any device, to [N, C, H, W], float32, on the encoder's device."""
         pixels_N3YX = image_NYX3.to(self.device, non_blocking=True).permute(0, 3, 1, 2)
-        latents_NCHW = self._vae.network(self._to_range(pixels_N3YX.float()).to(self._dtype))
+        pixels_N3YX = self._to_range(pixels_N3YX.float())
+        latents_NCHW = self._vae.network(pixels_N3YX if self._vae.exact_pixels else pixels_N3YX.to(self._dtype))
         return self._kept(latents_NCHW).float().contiguous()
 
 

@@ -1,9 +1,13 @@
-"""VAEs of other video models, each image a video of one frame, as diffusers runs them."""
+"""VAEs of other video models, each image a video of one frame: folded, or as diffusers runs them."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from cache_store.format.schema import Normalization
+from precompute.encoders.config import EncoderConfig
+from precompute.encoders.encoder import Encoder, PixelRange
+from precompute.encoders.model_files import ModelFiles
 from precompute.encoders.vaes.kind import Config, VaeKind, halvings, scaled
 from precompute.encoders.vaes.native import native_family
 
@@ -84,7 +88,7 @@ KINDS = {
     ),
     "AutoencoderKLMochi": video_kind(
         mochi_factor, (*MOCHI, "temporal_expansions", "spatial_expansions", "add_attention_block"),
-        encode_weights=PLAIN, decode_weights=("decoder.",),
+        encode_weights=PLAIN, decode_weights=("decoder.",), float32_until="fourier_features",
     ),
     "AutoencoderKLCogVideoX": video_kind(
         cogvideox_factor, (*BLOCKS, "down_block_types", "act_fn", "norm_eps", "norm_num_groups", "use_quant_conv"),
@@ -93,4 +97,13 @@ KINDS = {
 }  # fmt: skip
 
 
-FAMILY = native_family(KINDS)
+def load(files: ModelFiles, config: EncoderConfig, pixel_range: PixelRange) -> Encoder:
+    from precompute.encoders.vaes.diffusers_vae import load_native
+    from precompute.encoders.vaes.folded_video import fold_still
+    from precompute.encoders.vaes.vae import VaeEncoder
+
+    frozen = load_native(files, KINDS[files.class_name], config, fold_still if config.fold else None)
+    return VaeEncoder(frozen, config, pixel_range)
+
+
+FAMILY = replace(native_family(KINDS), load=load, takes=("posterior", "fold"))

@@ -77,7 +77,7 @@ RECORD_EDITS: list[dict[str, Any]] = [
     *({field: 0.25} for field in ("statistics.sum.0", "preview.moment.0.0")),
     *({field: 7} for field in ("recipe.array.image.height", "files.0.bytes")),
     *({"shard": 0}, {"files.0.path": "../x"}, {"files": []}, {"reasons": {"too large": 1}}, {"non_finite": 3}),
-    {"unreadable_exif": 1},
+    *({"unreadable_exif": 1}, {"cut_texts": 1}),
     *({"statistics.maximum.3": 9.0}, {"statistics.count": 1}, {"statistics.sum": [0.0, 0.0, 0.0]}),
     {"cached": 6, "rejected": 0, "reasons": {}},
     {"cached": -1, "rejected": 7, "reasons": {"missing": 7}},

@@ -200,7 +200,7 @@ def test_a_size_that_would_be_cropped_is_refused_unloaded(tmp_path, config, size
     """By the config alone, which is left to the loading of the model where it makes no sense."""
     (tmp_path / "config.json").write_text(json.dumps({"_class_name": "AutoencoderKLWan", **config}))
     with pytest.raises(ConfigError, match=f"multiples of {factor}, got ") if factor else nullcontext():
-        refuse_unfit_for(str(tmp_path), *size)
+        refuse_unfit_for(EncoderConfig(model=str(tmp_path)), *size)
 
 
 @pytest.mark.parametrize(

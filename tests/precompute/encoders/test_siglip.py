@@ -203,10 +203,10 @@ def test_a_field_for_another_encoder_is_refused(folders, tmp_path, kind, options
 def test_a_tower_takes_its_own_size_and_range_alone(folders):
     """The size is known without its weights, which name their default by leaving it out."""
     for folder in folders.values():
-        refuse_unfit_for(str(folder), SIDE, SIDE)
+        refuse_unfit_for(EncoderConfig(model=str(folder)), SIDE, SIDE)
         for size in ((SIDE, 40), (64, 64)):
             with pytest.raises(ConfigError, match=f"must be {SIDE}, as the tower was trained, got {size[0]}x{size[1]}"):
-                refuse_unfit_for(str(folder), *size)
+                refuse_unfit_for(EncoderConfig(model=str(folder)), *size)
             with pytest.raises(ConfigError, match=f"must be {SIDE}, as"):
                 load(folder).layout(*size)
     with pytest.raises(ConfigError, match="image.range: theworld is for VAEs"):

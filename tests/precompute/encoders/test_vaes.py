@@ -107,7 +107,7 @@ VAES = [
 NARROW_VIDEO = {"block_out_channels": (8, 8, 8, 8), "layers_per_block": 1, "norm_num_groups": 4, "latent_channels": 4}
 NARROW_LTX = {"layers_per_block": (1,) * 5, "latent_channels": 8}
 VAES += [
-    Vae("AutoencoderKLHunyuanVideo", NARROW_VIDEO, 8, 4, scale={"latents_scale": 0.476986}),
+    Vae("AutoencoderKLHunyuanVideo", NARROW_VIDEO, 8, 4, folds=True, scale={"latents_scale": 0.476986}),
     Vae(
         "AutoencoderKLLTXVideo",
         {
@@ -118,6 +118,7 @@ VAES += [
         },
         32,
         8,
+        folds=True,
         scale={"latents_mean": (0.0,) * 8, "latents_std": (1.0,) * 8},
     ),
     Vae(
@@ -130,6 +131,7 @@ VAES += [
         },
         32,
         8,
+        folds=True,
         scale={"latents_mean": (0.0,) * 8, "latents_std": (1.0,) * 8},
     ),
     Vae(
@@ -141,12 +143,14 @@ VAES += [
         },
         8,
         12,
+        folds=True,
     ),
     Vae(
         "AutoencoderKLCogVideoX",
         {**NARROW_VIDEO, "invert_scale_latents": True, "scaling_factor": 4.0},
         8,
         4,
+        folds=True,
         scale={"latents_scale": 0.25},
     ),
 ]
@@ -225,7 +229,7 @@ def test_a_size_that_is_no_multiple_is_refused_unloaded(kind, tmp_path):
     """FLUX.2 joins two cells a side."""
     kind.save(tmp_path)
     multiple = kind.factor * kind.scale.get("latents_patch", 1)
-    for refuse in (load(tmp_path).layout, lambda *size: refuse_unfit_for(str(tmp_path), *size)):
+    for refuse in (load(tmp_path).layout, lambda *size: refuse_unfit_for(EncoderConfig(model=str(tmp_path)), *size)):
         with pytest.raises(ConfigError, match=f"multiples of {multiple}, got 96x{multiple * 3 + kind.factor // 2}"):
             refuse(96, multiple * 3 + kind.factor // 2)
 
@@ -240,12 +244,10 @@ def test_weights_that_are_missing_are_named(kind, tmp_path):
         load(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "class_name", ["AutoencoderKLAllegro", "Siglip2Model", "Qwen3VLForConditionalGeneration", "T5EncoderModel"]
-)
+@pytest.mark.parametrize("class_name", ["AutoencoderKLAllegro", "Siglip2Model"])
 def test_a_class_that_cannot_be_served_says_why(class_name, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"_class_name": class_name}))
-    reason = "(diffusers encodes videos|its images|its language model|text encoders are not run)"
+    reason = "(diffusers encodes videos|its images)"
     with pytest.raises(ModelError, match=f"is of class {class_name}: {reason}"):
         load(tmp_path)
 
@@ -256,10 +258,12 @@ def test_a_tower_has_no_decoder(tmp_path):
         load_decoder(EncoderConfig(model=str(tmp_path), device="cpu"))
 
 
-def test_bfloat16_is_close(tmp_path):
-    KL.save(tmp_path)
+@pytest.mark.parametrize("kind", [KL, *VAES[8:]], ids=str)
+def test_bfloat16_is_close(kind, tmp_path):
+    """Mochi takes sines of its pixels multiplied by 256 pi, which must not be rounded before."""
+    kind.save(tmp_path)
     exact, rounded = (load(tmp_path, compute_dtype=each).encode(photos(64, 96)) for each in ("float32", "bfloat16"))
-    assert 0 < (exact - rounded).abs().max() < 0.1 * exact.std()
+    assert 0 < (exact - rounded).abs().max() < 0.15 * exact.std()
 
 
 WRONG: list[tuple[Vae, dict[str, Any], str]] = [

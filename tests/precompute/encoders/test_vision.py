@@ -27,7 +27,13 @@ from transformers import (
     LlavaForConditionalGeneration,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
     Qwen2VLImageProcessorPil,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeConfig,
+    Qwen3VLMoeForConditionalGeneration,
     SiglipImageProcessorPil,
     ViTConfig,
     ViTForImageClassification,
@@ -35,7 +41,7 @@ from transformers import (
     ViTModel,
 )
 
-from cache_store.errors import ConfigError, EncodeOnceError
+from cache_store.errors import ConfigError, EncodeOnceError, ModelError
 from precompute.config import BuildConfig
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import PIXEL_RANGES, Encoder
@@ -157,32 +163,68 @@ def test_the_hash_is_the_towers_wherever_it_lies(tmp_path):
     assert load(tmp_path / "other").identity.weights_sha256 != hashed
 
 
-QWEN = {"depth": 2, "hidden_size": 16, "intermediate_size": 20, "num_heads": 2, "out_hidden_size": 8, "window_size": 28}
+QWEN = {"depth": 2, "hidden_size": 16, "intermediate_size": 20, "num_heads": 2, "out_hidden_size": 8}
+QWEN_2 = {"depth": 2, "embed_dim": 16, "hidden_size": 8, "num_heads": 2}
+QWEN_3 = {**QWEN, "depth": 3, "deepstack_visual_indexes": [0, 2], "num_position_embeddings": 16}
 QWEN_TEXT = {
     **TEXT,
     "num_key_value_heads": 2,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1]},
 }
+EXPERTS = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8}
+QWENS: dict[str, tuple[Any, Any, dict[str, Any], int]] = {
+    "2": (Qwen2VLForConditionalGeneration, Qwen2VLConfig, QWEN_2, 14),
+    "2.5": (
+        Qwen2_5_VLForConditionalGeneration,
+        Qwen2_5_VLConfig,
+        {**QWEN, "window_size": 28, "fullatt_block_indexes": [1]},
+        14,
+    ),
+    "3": (Qwen3VLForConditionalGeneration, Qwen3VLConfig, QWEN_3, 16),
+    "3 of experts": (Qwen3VLMoeForConditionalGeneration, Qwen3VLMoeConfig, QWEN_3, 16),
+}
 
 
-@pytest.mark.parametrize(("height", "width"), [(56, 56), (84, 56)])
-def test_tokens_of_qwen_2_5_vl_are_what_its_language_model_is_given(height, width, tmp_path):
-    """At any multiple of a token's side, with its own processor's patches."""
+def save_qwen(name: str, folder: Path) -> Any:
+    model_class, config_class, vision, _ = QWENS[name]
     torch.manual_seed(0)
-    config = Qwen2_5_VLConfig(vision_config={**QWEN, "fullatt_block_indexes": [1]}, text_config=QWEN_TEXT)
-    model = Qwen2_5_VLForConditionalGeneration(config).eval().requires_grad_(False)
-    model.save_pretrained(tmp_path)
+    text = {**QWEN_TEXT, **EXPERTS} if "experts" in name else QWEN_TEXT
+    model = model_class(config_class(vision_config=vision, text_config=text)).eval().requires_grad_(False)
+    for weight in model.parameters():
+        weight.normal_(std=0.3)
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(2, 2), (3, 2)])
+@pytest.mark.parametrize("name", QWENS)
+def test_tokens_of_a_qwen_vl_are_what_its_language_model_is_given(name, rows, columns, tmp_path):
+    """At any multiple of a token's side, with its own processor's patches; of Qwen3-VL each deepstack level, too."""
+    model, patch = save_qwen(name, tmp_path), QWENS[name][3]
+    height, width = 2 * patch * rows, 2 * patch * columns
     noise = np.random.default_rng(0).integers(0, 256, (2, height, width, 3), np.uint8)
-    made = Qwen2VLImageProcessorPil(do_resize=False)([Image.fromarray(each) for each in noise], return_tensors="pt")
+    processor = Qwen2VLImageProcessorPil(do_resize=False, patch_size=patch)
+    made = processor([Image.fromarray(each) for each in noise], return_tensors="pt")
     with torch.inference_mode():
-        expected = torch.stack(model.get_image_features(made["pixel_values"], made["image_grid_thw"]).pooler_output)
-    encoder = load(tmp_path)
-    tokens = encoder.encode(torch.from_numpy(noise))
-    assert expected.std() > 0.001
-    torch.testing.assert_close(tokens, expected, rtol=0, atol=1e-5)
-    assert tokens.shape[1:] == encoder.layout(height, width).shape
-    with pytest.raises(ConfigError, match="multiples of 28, got 60x56"):
-        refuse_unfit_for(str(tmp_path), 60, 56)
+        given = model.model.get_image_features(made["pixel_values"], made["image_grid_thw"])
+    levels = (
+        dict(zip(model.config.vision_config.deepstack_visual_indexes, given.deepstack_features, strict=True))
+        if "3" in name
+        else {}
+    )
+    for layer, expected in {"auto": given.pooler_output, **levels}.items():
+        encoder = load(tmp_path, layer=layer)
+        tokens = encoder.encode(torch.from_numpy(noise))
+        torch.testing.assert_close(tokens, torch.stack(expected), rtol=0, atol=1e-5)
+        assert tokens.std() > 0.1
+        assert tokens.shape[1:] == encoder.layout(height, width).shape == (rows * columns, 8)
+        assert encoder.identity.layer == (None if layer == "auto" else layer)
+    with pytest.raises(
+        ModelError, match="has deepstack features of the layers \\[0, 2\\]" if levels else "has no deepstack"
+    ):
+        load(tmp_path, layer=1)
+    with pytest.raises(ConfigError, match=f"multiples of {2 * patch}, got 60x{4 * patch}"):
+        refuse_unfit_for(EncoderConfig(model=str(tmp_path)), 60, 4 * patch)
 
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [
@@ -203,7 +245,7 @@ def test_another_size_is_refused_unloaded(kind, tmp_path):
     save(kind, tmp_path)
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match=f"must be {SIDE}, as the tower was trained, got 224x224"):
-        refuse_unfit_for(str(tmp_path), 224, 224)
+        refuse_unfit_for(EncoderConfig(model=str(tmp_path)), 224, 224)
 
 
 PROCESSORS = [

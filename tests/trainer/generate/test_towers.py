@@ -12,6 +12,8 @@ import torch
 from cache_store import open_joined
 from precompute.cli import main as precompute
 from tests.precompute.conftest import GOOD, image_bytes, make_vae, run_build, sample_name, write_source
+from tests.precompute.encoders.test_vision import PROCESSORS
+from tests.precompute.encoders.test_vision import save as save_tower
 from tests.trainer.conftest import GEMMA_TEMPLATE, MakeConfig, make_tokenizer
 from tests.trainer.generate.test_generator import PROMPTS, word_by_word
 from tests.trainer.multimodal import save_multimodal
@@ -69,6 +71,24 @@ def test_masks_change_no_loss_however_a_step_is_cut_up(home, trained, caches, co
     end_well(*fork_ranks(config)) if "ranks" in changes else train(config, ALONE)
     for key in ("loss", "val_loss", "val_loss_shuffled"):
         assert metrics(config.run.folder, key) == pytest.approx(metrics(trained.run.folder, key), rel=1e-4)
+
+
+def test_a_clip_and_a_vae_train_together_and_speak_of_an_image(home, configured_here, tmp_path):
+    """CLIP's images are as its own processor prepares them, at another size than the VAE's."""
+    clip = home / "clip"
+    save_tower("CLIPVisionModel", clip)
+    PROCESSORS[0].save_pretrained(clip)
+    where = [f"--cache={home}/clip-cache", "--source.kind=cache", f"--source.path={home}/world/cache"]
+    encoder = [f"--encoder.model={clip}", "--image.from_model=true", "--encoder.device=cpu"]
+    assert precompute(["build", *where, *encoder, "--run.max_reject_fraction=0.2"]) == 0
+    caches = {"clip": f"{home}/clip-cache", "world": f"{home}/world/cache"}
+    config = configured_here("clip-and-vae", cache=caches, language_model=home / "multimodal", max_steps=3)
+    train(config, ALONE)
+    trained = load_projector(config.run.folder)
+    assert [(tower.name, tower.tokens) for tower in trained.config.towers] == [("clip", 18), ("world", 22)]
+    image = image_file(home, 7)
+    rows = said(config.run.folder, tmp_path / "report", "--rows=7")
+    assert said(config.run.folder, tmp_path / "report", f"--image={image}") == rows
 
 
 def image_file(home: Path, number: int) -> Path:

@@ -44,3 +44,19 @@ def test_two_configs_are_compared_on_the_same_batches(configured: MakeConfig, tm
     assert json.loads(record)["max_loss_delta"] == 0
     assert not (tmp_path / "run").exists()
     assert main([*command[:-1], "3"]) == 2
+    assert main([*command, "--ranks", "3"]) == 2  # four samples a batch
+
+
+def test_two_ranks_of_each_side_share_the_batches(configured: MakeConfig, tmp_path, capsys):
+    """The language model whole on each against parts of it: losses differ by rounding."""
+    config = configured()
+    base = {"cache": config.cache, "model": {"language_model": config.model.language_model}}
+    base |= {"data": {"batch_size": 4, "max_text_tokens": 64, "text_dir": config.data.text_dir}}
+    base |= {"run": {"output": str(tmp_path / "run"), "precision": "fp32"}}
+    paths = {name: tmp_path / f"{name}.yaml" for name in ("base", "ddp", "fsdp2")}
+    for name, path in paths.items():
+        path.write_text(yaml.safe_dump(base if name == "base" else {"run": {"parallel": name}}))
+    command = ["compare", str(paths["ddp"]), str(paths["fsdp2"]), "--base", str(paths["base"]), "--steps", "10"]
+    assert main([*command, "--ranks", "2", "--max-loss-delta", "1e-4"]) == 0
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (record["ranks"], record["steps"]) == (2, 10)

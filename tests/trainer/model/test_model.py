@@ -15,11 +15,12 @@ from torch._dynamo.utils import counters
 from torch.nn.functional import cross_entropy, linear
 
 from cache_store import CacheError
-from cache_store.errors import ModelError
+from cache_store.errors import ConfigError, ModelError
 from tests.trainer.conftest import MEAN, STD, TINY, save_language_model
 from trainer.data.batches import model_input
 from trainer.insight.profiling.saved import saved_bytes
-from trainer.model.language.kernels import MATH, attention_kernels
+from trainer.model.attention import CAUSAL
+from trainer.model.language.kernels import MATH, attention_kernels, choose_attention
 from trainer.model.language.language_model import LanguageModel
 from trainer.model.language.load import load_with_whole
 from trainer.model.language.pretrained import loading_bar_hidden
@@ -106,6 +107,7 @@ def drop_weights(folder: Path, part: str) -> None:
 
 def test_a_multimodal_checkpoint_gives_its_text_model_quietly(tmp_path, capfd):
     folder = save_multimodal(tmp_path)
+    drop_weights(folder, "vision_tower")  # which are not read
     capfd.readouterr()
     model = load(folder)
     assert type(model.decoder).__name__ == "Gemma3TextModel"
@@ -143,15 +145,15 @@ def test_losses_are_those_of_models_that_scale_their_logits(tmp_path, kind, sett
     assert torch.allclose(found, expected.float(), atol=1e-6 if dtype == FLOAT32 else 1e-3)
 
 
-def save_llava_config(folder: Path) -> None:
-    hf.LlavaConfig(text_config={"model_type": "llama"}).save_pretrained(folder)
+def save_audio_config(folder: Path) -> None:
+    hf.Qwen2AudioConfig().save_pretrained(folder)
 
 
 REFUSED = [
     (
-        save_llava_config,
+        save_audio_config,
         FLOAT32,
-        "is multimodal (llava), and its text model (llama) cannot be used by itself here; name",
+        "is multimodal (qwen2_audio), and its text model (qwen2) cannot be used by itself here; name",
     ),
     (partial(save_decoder, kind=hf.BertConfig, is_decoder=True), FLOAT32, "in a way the trainer does not know"),
     (partial(save_decoder, kind=hf.Gemma4TextConfig, **LAYER_TYPES), FLOAT32, "fails when it runs on embeddings"),
@@ -229,10 +231,35 @@ def test_the_kernel_of_each_kind_of_layer_is_named_and_none_is_math_at_4_098_tok
     model = load(folder)
     kernels = attention_kernels(model, 4_098)
     assert kernels.keys() == set(kinds)
-    assert set(kernels.values()) == {"flash (CPU)"}
+    assert set(kernels.values()) == {"flash"}
     model.config._attn_implementation = "eager"
     assert set(attention_kernels(model, 16).values()) == {MATH}
     assert len(model.decoder.layers) == 3
+
+
+def profiled_attention(model: LanguageModel, tokens: int, block_1T: torch.Tensor | None) -> set[str]:
+    """Attention operations of a forward and backward pass, as torch's profiler names them."""
+    embeddings_1TD = torch.randn(1, tokens, model.width, requires_grad=True)
+    with torch.profiler.profile() as recorded:
+        model.hidden(embeddings_1TD, block_1T).sum().backward()
+    names = {event.name.removeprefix("aten::") for event in recorded.events()}
+    return {name for name in names if name.startswith("_scaled_dot_product") and not name.endswith("_backward")}
+
+
+@pytest.mark.parametrize("image", [False, True], ids=["causal", "image tokens see each other"])
+def test_the_profiler_sees_the_kernel_that_was_chosen_and_no_other(tmp_path, image):
+    """Sliding layers have masks, and so have all where image tokens see each other; math is chosen to be seen here."""
+    model, tokens = load(save_language_model(tmp_path)), 90
+    block_1T = torch.tensor([[CAUSAL] + [0] * 60 + [CAUSAL] * 29]) if image else None
+    model.checkpoint_layers("selective")
+    flash, math = ({f"_scaled_dot_product_{name}"} for name in ("flash_attention_for_cpu", "attention_math"))
+    assert profiled_attention(model, tokens, block_1T) == flash
+    for choice, seen in (("math", math), ("flash", flash)):
+        choose_attention(model, choice, tokens, block_1T)
+        assert profiled_attention(model, tokens, block_1T) == seen
+    for choice in ("efficient", "cudnn"):
+        with pytest.raises(ConfigError, match=rf"^run.attention: {choice} does not run here, at 90 tokens .*: auto$"):
+            choose_attention(model, choice, tokens, block_1T)
 
 
 def kept_bytes(folder: Path, kind: str) -> float:

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from cache_store import open_joined
+from cache_store import open_cache, open_joined
 from cache_store.errors import Interrupted
+from cache_store.format.schema import TextRecipe
 from tests.make_cache import make_cache
 from tests.trainer.conftest import MakeConfig, describe
 from tests.trainer.runs import (
@@ -36,6 +37,7 @@ from trainer.data.stream import as_tensor
 from trainer.model.config import TowerConfig
 from trainer.model.projectors.file import CONFIG_FILE
 from trainer.model.projectors.projector import rms
+from trainer.model.towers import what_samples_mean
 from trainer.run.checkpoint import read_state
 from trainer.run.folder import checkpoints_of
 
@@ -87,6 +89,28 @@ def test_both_towers_learn_and_say_what_they_read(two, caches):
     own = session.model.language.embedding_rms()
     assert [rms(each) for each in (out[:, :8], out[:, 8:])] == [pytest.approx(own, rel=0.2)] * 2
     assert not torch.equal(after(samples), out)
+
+
+TEXT = TextRecipe(source="caption", template="{}", max_tokens=6, drop=0, padding="seen")
+
+
+def test_a_text_tower_is_trained_beside_a_vae(configured_here, cache_path, tmp_path):
+    """It is said what it read, and another text recipe is no tower of the run."""
+    tokens = np.random.default_rng(1).standard_normal((ROWS, 6, 12), np.float32)
+    talk = [describe(row) for row in range(ROWS)]
+    text = make_cache(tmp_path / "text", tokens, conversations=talk, text=TEXT)
+    config = configured_here(
+        "text-tower",
+        cache={"world": str(cache_path), "text": str(text)},
+        towers={"text": TOWERS["siglip"]},
+        max_steps=2,
+    )
+    train(config, ALONE)
+    assert load_projector(config.run.folder).names == ("world", "text")
+    _, tower = json.loads((config.run.folder / CONFIG_FILE).read_text())["towers"]
+    assert (tower["tokens"], tower["array"]["text"]["max_tokens"], "image" in tower["array"]) == (6, 6, False)
+    meant = what_samples_mean(open_cache(text).spec.array)
+    assert (meant["text.padding"], "image.height" in meant) == ("seen", False)
 
 
 @pytest.mark.parametrize("stop", [4, 6, 18])

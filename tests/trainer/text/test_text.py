@@ -18,14 +18,16 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from cache_store import CacheError, open_cache, open_joined
-from cache_store.errors import ModelError
+from cache_store.errors import ConfigError, ModelError
 from cache_store.format.record import canonical_json, signed
 from demo.dataset import is_held_out
 from tests.make_cache import caption
 from tests.trainer.conftest import GEMMA_TEMPLATE, describe, described_cache, make_tokenizer
+from tests.trainer.multimodal import LLAVA_TEMPLATE
 from tests.trainer.runs import damages
-from trainer.text.chat import ChatTokenizer, TokenizedText, load_chat_tokenizer, to_messages
+from trainer.text.chat import ChatTokenizer, TokenizedText, to_messages
 from trainer.text.store import TextStore, file_crc32c, read_meta, text_folder
+from trainer.text.tokenizer import load_chat_tokenizer
 from trainer.text.writer import make_text, number_chunks
 
 TWO_TURNS = [*caption("a red square"), {"from": "human", "value": "is it left"}, {"from": "gpt", "value": "yes"}]
@@ -62,6 +64,31 @@ def test_labels_are_what_the_assistant_says_and_end_the_text(conversation, max_t
     """Every text begins with one BOS, and with a user's turn; an answer that comes first is one to the image."""
     for template in (GEMMA_TEMPLATE, GEMMA_TEMPLATE.replace("{{ bos_token }}", "")):
         assert labelled(conversation, max_tokens, template) == [words, labels]
+
+
+def test_a_template_of_parts_is_given_parts_and_one_without_ends_gets_eos():
+    """LLaVA's: words that are no part would vanish."""
+    words, labels = labelled(TWO_TURNS, template=LLAVA_TEMPLATE)
+    assert words == "<bos> <unk> <unk> a red square <unk> is it left <unk> yes <eos>"
+    assert labels == "a red square yes <eos>"
+    assert labelled(TWO_TURNS, 5, LLAVA_TEMPLATE)[1] == "a red"
+    chat = ChatTokenizer(make_tokenizer(), LLAVA_TEMPLATE, 64)
+    assert chat.takes_parts
+    assert not ChatTokenizer(make_tokenizer(), GEMMA_TEMPLATE, 64).takes_parts
+    prompt = chat.prompt_tokens([{"role": "user", "content": "what is this"}])
+    assert chat.tokenizer.decode(prompt) == "<bos> <unk> what is this <unk>"
+
+
+def test_the_template_of_a_processor_is_the_tokenizers_where_it_has_none(tmp_path):
+    make_tokenizer(None).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="has no chat template; name a Jinja file in model.chat_template"):
+        load_chat_tokenizer(str(tmp_path), None, 64)
+    held = tmp_path / "chat_template.json"
+    held.write_text("[")
+    with pytest.raises(ModelError, match="chat_template.json of .* cannot be read"):
+        load_chat_tokenizer(str(tmp_path), None, 64)
+    held.write_text(json.dumps({"chat_template": LLAVA_TEMPLATE}))
+    assert load_chat_tokenizer(str(tmp_path), None, 64).template == LLAVA_TEMPLATE
 
 
 def test_image_markers_vanish_wherever_they_stand():

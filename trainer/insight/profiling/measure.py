@@ -143,8 +143,10 @@ def memory_of(session: Session, updater: Updater, batch: StepBatch) -> dict[str,
     """Add up what one pass holds when its forward half is done."""
     model = session.model
     weights = [*model.language.parameters(), *model.language.buffers()]
-    learning = [*model.projectors.parameters(), *model.projectors.buffers()]
-    states = [each for state in updater.optimizer.state.values() for each in state.values() if torch.is_tensor(each)]
+    modules = [part for _, part in model.trained_modules()]
+    learning = [each for part in modules for each in (*part.parameters(), *part.buffers())]
+    moments = updater.optimizer.state_dict()["state"].values()
+    states = [each for state in moments for each in state.values() if torch.is_tensor(each)]
     held = {
         "language model": total_bytes(weights),
         "projector": total_bytes(learning),
@@ -175,7 +177,7 @@ def flops_of(updater: Updater, batch: StepBatch) -> int:
         ),
     }
     with FlopCounterMode(display=False, custom_mapping=of_cpu) as counter:
-        updater.compute_gradients(batch)
+        updater.compute_gradients(batch, 0)
     updater.optimizer.zero_grad()
     return int(counter.get_total_flops())
 

@@ -1,28 +1,56 @@
 """Which attention kernel runs in each kind of layer: looked at as it runs, at a run's own length."""
 # Axes: N samples, T tokens, D model width.
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from cache_store.errors import ConfigError
 from trainer.model.language.language_model import LanguageModel
+from trainer.model.language.pretrained import first_line
 
 MATH = "math"
 """The kernel that holds all of a sequence's attention weights in memory."""
 
+FLASH, EFFICIENT, CUDNN = "flash", "memory-efficient", "cuDNN"
+
 KERNELS = {
-    "_scaled_dot_product_flash_attention_for_cpu": "flash (CPU)",
-    "_scaled_dot_product_flash_attention": "flash",
-    "_scaled_dot_product_efficient_attention": "memory-efficient",
-    "_scaled_dot_product_cudnn_attention": "cuDNN",
-    "flex_attention": "flex",
+    "_scaled_dot_product_flash_attention_for_cpu": FLASH,
+    "_scaled_dot_product_flash_attention": FLASH,
+    "_scaled_dot_product_efficient_attention": EFFICIENT,
+    "_scaled_dot_product_cudnn_attention": CUDNN,
     "_softmax": MATH,
+    "_safe_softmax": MATH,
 }
 """By the operation that is seen; torch's math kernel is only seen by its softmax."""
+
+CHOICES = {
+    "flash": (SDPBackend.FLASH_ATTENTION, FLASH),
+    "efficient": (SDPBackend.EFFICIENT_ATTENTION, EFFICIENT),
+    "cudnn": (SDPBackend.CUDNN_ATTENTION, CUDNN),
+    "math": (SDPBackend.MATH, MATH),
+}
+"""Values of run.attention: what torch is told, and the kernel that is to be seen."""
+
+
+def choose_attention(model: LanguageModel, choice: str, tokens: int, block_1T: Tensor | None) -> None:
+    """Have the model run this kernel alone; ConfigError where it does not, at a sequence of so many tokens."""
+    model.attention, wanted = CHOICES[choice]
+    refused = f"run.attention: {choice} does not run here, at {tokens:,} tokens on this {model.device.type}"
+    try:
+        with warnings.catch_warnings(record=True):  # torch warns why each kernel cannot run
+            found = attention_kernels(model, tokens, block_1T)
+    except RuntimeError as error:
+        raise ConfigError(f"{refused} ({first_line(error).rstrip('.')}); set run.attention: auto") from None
+    if set(found.values()) != {wanted}:
+        shown = ", ".join(f"{kind}: {kernel}" for kind, kernel in found.items()) or "kernels that are not known"
+        raise ConfigError(f"{refused}, which runs {shown}; set run.attention: auto")
 
 
 class Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -39,9 +67,10 @@ class Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **kwargs or {})
 
 
-def attention_kernels(model: LanguageModel, tokens: int) -> dict[str, str]:
+def attention_kernels(model: LanguageModel, tokens: int, block_1T: Tensor | None = None) -> dict[str, str]:
     """Name the kernel of each kind of layer, for one sequence of so many tokens; empty where layers are not known.
 
+    `block_1T` tells which of them see each other, as for `LanguageModel.hidden`.
     With gradients, as in training: a kernel may have no backward pass. Layers up to the first of the last kind run.
     """
     layers = model.layers()
@@ -53,7 +82,7 @@ def attention_kernels(model: LanguageModel, tokens: int) -> dict[str, str]:
     # Compiled layers would be hidden from the mode, and would not be compiled later, once they ran under it.
     eager = torch.compiler.set_stance("force_eager")
     with eager, first_layers(model.decoder, needed) as is_cut, Seen() as seen:
-        model.hidden(embeddings_1TD)
+        model.hidden(embeddings_1TD, block_1T)
     if not is_cut or len(seen.kernels) != needed:
         return {"attention": kernel} if len(set(seen.kernels)) == 1 and (kernel := seen.kernels[0]) else {}
     return dict(reversed(list(zip(kinds, seen.kernels, strict=False))))

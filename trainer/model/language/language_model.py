@@ -8,15 +8,21 @@ would cost gigabytes a sample.
 
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from cache_store.errors import ConfigError, ModelError
 from trainer.model.attention import image_masks
+from trainer.model.config import TEXT_ALONE, AutoClass
 from trainer.model.language.pretrained import first_line
 from trainer.model.projectors.pretrained import ImageParts
 
@@ -35,10 +41,16 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.embed, self.decoder, self.head = embed, decoder, head
         self.config = config.get_text_config(decoder=True)
+        self.attention: SDPBackend | None = None
+        """The only kernel that `hidden` may run; None: torch chooses."""
         self.logit_scale = 1.0
         self.soft_cap: float | None = getattr(self.config, "final_logit_softcapping", None)
         self.image_parts: ImageParts | None = None
         """What a multimodal checkpoint has for images; no part of what the language model is."""
+        self.opened_by: AutoClass = TEXT_ALONE
+        """The class of transformers that opens the whole model."""
+        self.weight_names = sorted(name for name, _ in self.named_parameters())
+        """A weight that two parts share has one name, also when ranks share the model and each part has its own."""
         self.requires_grad_(False)
         self.eval()
 
@@ -76,8 +88,13 @@ class LanguageModel(nn.Module):
         Tokens of equal `block` see each other too, as `image_masks` says; it is the same of every sample.
         """
         masks = {} if block_1T is None else {"attention_mask": image_masks(self.config, block_1T, self.dtype)}
-        hidden: Tensor = self.decoder(inputs_embeds=embeddings_NTD, use_cache=False, **masks).last_hidden_state
+        with self.chosen_attention():
+            hidden: Tensor = self.decoder(inputs_embeds=embeddings_NTD, use_cache=False, **masks).last_hidden_state
         return hidden
+
+    def chosen_attention(self) -> AbstractContextManager[None]:
+        """Let torch run this attention kernel alone in the block; any of them where none was chosen."""
+        return nullcontext() if self.attention is None else sdpa_kernel(self.attention)
 
     def logits(self, hidden_LD: Tensor) -> Tensor:
         logits_LV: Tensor = self.head(hidden_LD)
@@ -96,16 +113,34 @@ class LanguageModel(nn.Module):
     def identity(self) -> str:
         """Hash the config and, of every weight, its name, its shape and some thousand values spread over it.
 
-        The values enter as bfloat16, so that the precision of a run does not change the identity.
+        The values enter as bfloat16, so that the precision of a run does not change the identity. Ranks that share the
+        model call it together.
         """
         config = {key: value for key, value in self.config.to_dict().items() if key not in NOT_IDENTITY}
         digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
-        for name, weight in sorted(self.named_parameters()):
+        for name in self.weight_names:
+            weight: Tensor = self.get_parameter(name)
+            if isinstance(weight, DTensor):
+                weight = weight.full_tensor()
             stride = max(1, weight.numel() // FINGERPRINT_VALUES)
             values = weight.flatten()[::stride].to(torch.bfloat16).cpu().contiguous()
             digest.update(f"{name} {tuple(weight.shape)}\n".encode())
             digest.update(values.view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
+
+    @contextmanager
+    def whole_head(self) -> Iterator[None]:
+        """Keep the head whole in the block, on ranks that share it: there each may use it as often as it needs."""
+        if not isinstance(self.head, FSDPModule):
+            yield
+            return
+        self.head.set_reshard_after_backward(False)
+        self.head.unshard()
+        try:
+            yield
+        finally:
+            self.head.set_reshard_after_backward(True)
+            self.head.reshard()
 
     def layers(self) -> list[nn.Module]:
         from transformers.modeling_layers import GradientCheckpointingLayer  # seconds, as in trainer/model/load.py
@@ -116,13 +151,21 @@ class LanguageModel(nn.Module):
         """Recompute each layer in the backward pass, or of each what costs little.
 
         transformers' own switch acts only in training mode, which would also turn on the model's dropout. Without
-        dropout nothing is random, so no generator's state is kept.
+        dropout nothing is random, so no generator's state is kept. What is computed again runs the chosen attention.
         """
         if not (layers := self.layers()):
             raise ModelError("this language model has no layers to recompute; set run.gradient_checkpointing: none")
+
+        def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+            if kind == "full":
+                return nullcontext(), self.chosen_attention()
+            keep = partial(is_kept, self.width)
+            computed, again = create_selective_checkpoint_contexts(keep)  # type: ignore[no-untyped-call]
+            return computed, in_both(self.chosen_attention(), again)
+
         options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
-        if kind == "selective":
-            options["context_fn"] = partial(create_selective_checkpoint_contexts, partial(is_kept, self.width))
+        if kind == "selective" or self.attention is not None:
+            options["context_fn"] = contexts
         for layer in layers:
             layer.forward = partial(checkpoint, layer.forward, **options)
 
@@ -137,6 +180,12 @@ class LanguageModel(nn.Module):
             layer.compile(backend=backend, dynamic=False)
         if not layers:
             self.decoder.compile(backend=backend)
+
+
+@contextmanager
+def in_both(outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> Iterator[None]:
+    with outer, inner:
+        yield
 
 
 PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}

@@ -1,10 +1,12 @@
 """Loading a language model: every weight from the checkpoint, and what it computes compared with its own forward."""
 # Axes: N samples, T tokens, D model width, V vocabulary.
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cache_store.errors import ConfigError, ModelError
 from trainer.model.attention import CAUSAL
@@ -13,9 +15,17 @@ from trainer.model.language.pretrained import (
     UNREADABLE_MODEL,
     first_line,
     loading_bar_hidden,
-    multimodal_remedy,
     pretrained_name,
     why_unreadable,
+)
+from trainer.model.language.text_part import (
+    causal_config,
+    drop_other_parts,
+    is_multimodal,
+    loader_of,
+    multimodal_remedy,
+    opened_by,
+    text_modules,
 )
 from trainer.model.projectors.pretrained import find_image_parts
 
@@ -25,48 +35,54 @@ LOGIT_SCALES = ("logit_scale", "logits_scaling", "lm_head_multiplier")
 """Where configs keep a scale of the logits: Cohere, Falcon-H1 and HyperCLOVA X multiply by theirs, Granite divides."""
 
 
-def load_with_whole(name: str, dtype: torch.dtype, device: torch.device) -> tuple[LanguageModel, Any]:
+Transformers = Any
+"""A model as transformers has it."""
+
+
+def load_with_whole(name: str, dtype: torch.dtype, device: torch.device) -> tuple[LanguageModel, Transformers]:
     """Load the text model of a hub id or folder, frozen, and the model that it is a part of, which can generate.
 
-    What a multimodal checkpoint holds besides, such as a vision tower, is dropped from both.
+    A multimodal checkpoint's vision tower is not read; its own projector, where it is known here, leaves `whole` too.
     """
-    path = pretrained_name(name)
-    try:
+    with name_model(name) as path:
         full = load_every_weight(path, dtype).to(device)
-        head = full.get_output_embeddings()
-        if head is None:
-            raise ModelError("has no output embeddings, so it is no language model")
-        model = LanguageModel(full.get_input_embeddings(), full.get_decoder(), head, full.config)
+        model = take_language_model(full, image_parts_of=full)
         check_forward(model, full)
-        model.image_parts = find_image_parts(full)
-        drop_other_parts(full, model)
-    except ModelError as error:
-        raise ModelError(f"model.language_model {name!r} {error}") from None
+        drop_other_parts(full, [model])
     return model, full
 
 
-def drop_other_parts(full: nn.Module, model: LanguageModel) -> None:
-    """Take every module out of `full` whose weights the text model does not use."""
-    used = {id(weight) for weight in model.parameters()}
-    for module in list(full.modules()):
-        for name, child in list(module.named_children()):
-            weights = {id(weight) for weight in child.parameters()}
-            if weights and not weights & used:
-                setattr(module, name, None)
+@contextmanager
+def name_model(name: str) -> Iterator[str]:
+    """Give the hub id or folder for transformers to load; ModelErrors of the block are told with the model's name."""
+    path = pretrained_name(name)
+    try:
+        yield path
+    except ModelError as error:
+        raise ModelError(f"model.language_model {name!r} {error}") from None
 
 
-def load_every_weight(path: str, dtype: torch.dtype) -> Any:
-    """Load transformers' model; ModelError for weights that the checkpoint lacks: transformers makes them random."""
-    from transformers import AutoModelForCausalLM  # it takes seconds, and a projector is read without it
+def take_language_model(full: Transformers, image_parts_of: Transformers) -> LanguageModel:
+    """Take the parts that training needs; `image_parts_of` is the model that has their weights."""
+    embed, decoder, head = text_modules(full)
+    model = LanguageModel(embed, decoder, head, full.config)
+    model.opened_by = opened_by(full.config)
+    model.image_parts = find_image_parts(image_parts_of)
+    return model
 
+
+def load_every_weight(path: str, dtype: torch.dtype, device: torch.device | None = None) -> Transformers:
+    """Load transformers' model; ModelError for weights that the checkpoint lacks: transformers makes them random.
+
+    On the device `meta` it has shapes and no values.
+    """
     try:
         with loading_bar_hidden():
-            full, report = AutoModelForCausalLM.from_pretrained(
-                path, dtype=dtype, output_loading_info=True, use_safetensors=True, trust_remote_code=False
+            config = causal_config(path)
+            full, report = loader_of(config).from_pretrained(
+                path, config=config, dtype=dtype, output_loading_info=True, use_safetensors=True, device_map=device
             )
     except UNREADABLE_MODEL as error:
-        if (remedy := multimodal_remedy(path)) is not None:
-            raise ModelError(remedy) from None
         raise ModelError(f"cannot be loaded: {why_unreadable(error)}") from None
     if missing := sorted(report["missing_keys"]):  # one of another shape is an error of transformers' own
         named = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
@@ -78,18 +94,20 @@ def load_every_weight(path: str, dtype: torch.dtype) -> Any:
 
 
 @torch.no_grad()
-def check_forward(model: LanguageModel, full: Any) -> None:
+def check_forward(model: LanguageModel, full: Transformers) -> None:
     """Run the model on a few tokens as training will, and compare it with its own forward and with causality."""
     generator = torch.Generator().manual_seed(0)
     tokens_NT = torch.randint(model.config.vocab_size, (2, 8), generator=generator).to(model.device)
     try:
+        # First, so that a sharded model is known as one whole before its parts run.
+        expected_NTV = full(input_ids=tokens_NT, use_cache=False).logits.float()
         embeddings_NTD = model.embed(tokens_NT)
         hidden_NTD = model.hidden(embeddings_NTD)
-        find_logit_scale(model, hidden_NTD, full(input_ids=tokens_NT, use_cache=False).logits.float())
+        find_logit_scale(model, hidden_NTD, expected_NTV)
         refuse_not_causal(model, embeddings_NTD, hidden_NTD)
     except UNREADABLE_MODEL as error:
-        reason = multimodal_remedy(full.config._name_or_path)
-        raise ModelError(reason or f"fails when it runs on embeddings, as it does here: {first_line(error)}") from None
+        reason = f"fails when it runs on embeddings, as it does here: {first_line(error)}"
+        raise ModelError(multimodal_remedy(full.config) if is_multimodal(full.config) else reason) from None
 
 
 def find_logit_scale(model: LanguageModel, hidden_NTD: Tensor, expected_NTV: Tensor) -> None:

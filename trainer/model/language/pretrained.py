@@ -93,27 +93,6 @@ def why_unreadable(error: Exception) -> str:
     return f"{first_line(error).rstrip('.')}; {WITHOUT_THE_HUB}"
 
 
-def multimodal_remedy(path: str) -> str | None:
-    """Say what to name in the place of a multimodal checkpoint; None where its config is no such one's, or unreadable.
-
-    Its config knows what its text model was made from, where whoever saved it kept that.
-    """
-    from transformers import AutoConfig
-
-    try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-    except UNREADABLE_MODEL:
-        return None
-    text = config.get_text_config(decoder=True)
-    if text is config:
-        return None
-    made_from = getattr(text, "_name_or_path", "") or "for example the one that it was made from"
-    return (
-        f"is multimodal ({config.model_type}), and its text model ({text.model_type}) cannot be used by itself here; "
-        f"name a text-only model that AutoModelForCausalLM loads ({made_from}), or a multimodal Gemma 3"
-    )
-
-
 def first_line(error: Exception) -> str:
     """Return the first line of a message; after a colon the next one too, and for a KeyError its name."""
     line, *more = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]

@@ -26,7 +26,7 @@ from torch import Tensor
 from cache_store.errors import CacheError, ConfigError, NewerFormatError
 from cache_store.format.record import Record, canonical_json, parse_record
 from cache_store.format.schema import ArraySpec, Count
-from trainer.model.config import PRETRAINED, Attention
+from trainer.model.config import PRETRAINED, TEXT_ALONE, Attention, AutoClass
 from trainer.model.projectors.joined import Projectors
 from trainer.model.projectors.projector import LAYOUTS, SHAPES
 
@@ -74,7 +74,7 @@ class Tower(Record, frozen=True, kw_only=True, omit_defaults=True):
     cache_identity: str
 
 
-class ReadBy(Record, frozen=True, kw_only=True):
+class ReadBy(Record, frozen=True, kw_only=True, omit_defaults=True):
     """The frozen language model."""
 
     name: str
@@ -83,15 +83,19 @@ class ReadBy(Record, frozen=True, kw_only=True):
     """SHA-256 over its config and values of all its weights."""
     width: Width
     precision: Literal["bf16", "fp32"]
+    opened_by: AutoClass = TEXT_ALONE
+    """The class of transformers that opens it."""
 
 
-class TextRule(Record, frozen=True, kw_only=True):
+class TextRule(Record, frozen=True, kw_only=True, omit_defaults=True):
     """How the text around the tokens is written."""
 
     begins_with_bos: bool
     """BOS stands before all towers; without, the first of them is first."""
     chat_template: str
     """Jinja."""
+    content_in_parts: bool = False
+    """Whether the template reads a message's content as a list of parts, not as a string."""
     end_of_turn: str
     """What the template writes after the assistant's words, white space aside; the model has learned to say it."""
 

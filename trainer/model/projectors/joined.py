@@ -50,3 +50,10 @@ class Projectors(nn.Module):
             inside = [number if name in self.full else CAUSAL] * each.num_world_tokens
             blocks += [*margin, *inside, *margin]
         return blocks
+
+    def sequence_blocks(self, text_tokens: int, num_before: int) -> list[int] | None:
+        """Return those of a whole sequence, `num_before` text tokens of it first; None where all are CAUSAL."""
+        if not self.full:
+            return None
+        text = [CAUSAL] * text_tokens
+        return [*text[:num_before], *self.blocks(), *text[num_before:]]

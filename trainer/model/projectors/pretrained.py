@@ -34,20 +34,29 @@ class ImageParts:
     """Number of the token after them."""
 
 
+def find_own_projector(whole: nn.Module) -> Any:
+    """Find the projector in transformers' model; None where it has none that is known here."""
+    return next((each for each in whole.modules() if type(each).__name__ == "Gemma3MultiModalProjector"), None)
+
+
 def find_image_parts(whole: Any) -> ImageParts | None:
-    """Find them in transformers' model; None where it has none that are known here."""
-    named = (each for each in whole.modules() if type(each).__name__ == "Gemma3MultiModalProjector")
-    if (projector := next(named, None)) is None:
+    """Find them in transformers' model; None where it has none that are known here; zeros where it has no values."""
+    if (projector := find_own_projector(whole)) is None:
         return None
     return ImageParts(
-        weight_FD=projector.mm_input_projection_weight.detach().float().cpu(),
-        norm_F=projector.mm_soft_emb_norm.weight.detach().float().cpu(),
+        weight_FD=on_cpu(projector.mm_input_projection_weight),
+        norm_F=on_cpu(projector.mm_soft_emb_norm.weight),
         norm_eps=projector.mm_soft_emb_norm.eps,
         patches=projector.patches_per_image**2,
         tokens=projector.tokens_per_side**2,
         boi=whole.config.boi_token_index,
         eoi=whole.config.eoi_token_index,
     )
+
+
+def on_cpu(weight: Tensor) -> Tensor:
+    """Copy to the CPU, in float32; zeros where a rank has no values, which rank 0's projector replaces."""
+    return torch.zeros(weight.shape) if weight.is_meta else weight.detach().float().cpu()
 
 
 class PretrainedProjector(TowerProjector):

@@ -46,6 +46,14 @@ def test_workers_on_gpus_follow_from_cores_memory_and_shards(machine, options, s
     assert crew_on_gpus(config(**options), shards, machine) == crew
 
 
+def test_a_text_encoder_has_one_worker_on_each_gpu():
+    encoder = EncoderConfig(model="model", max_tokens=512)
+    source = SourceConfig(kind="folder", path="images", text="caption")
+    texts = replace(config(), source=source, encoder=encoder, image=ImageConfig())
+    assert crew_on_gpus(texts, 146, NODE) == Crew(8, 8)
+    assert crew_on_gpus(texts, 3, NODE) == Crew(3, 8)
+
+
 def test_a_cpu_has_a_worker_for_each_pair_of_threads(monkeypatch):
     monkeypatch.setattr("torch.get_num_threads", lambda: 9)
     assert [crew_of(config("cpu"), shards) for shards in (1, 3, 100)] == [Crew(1, 1), Crew(3, 3), Crew(4, 4)]

@@ -1,0 +1,112 @@
+"""What each switch of training does to a step: `trainer compare` of every pair of configs/compare, as a table.
+
+The cache, a Gemma 3 of random weights and texts of different lengths are made for it. Each pair is a process a side,
+which take turns on the same batches; parallel runs on two ranks. With `--pairs` some of them alone.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from benchmarks.options import parser_with, positive
+from benchmarks.record import print_record
+from benchmarks.train_step import WORDS, save_model, say
+from cache_store.program.run_program import run_program
+from tests.make_cache import make_cache
+from trainer.commands.compare import read_config, take_turns
+from trainer.insight.comparison import Comparison
+
+CONFIGS = Path(__file__).parent.parent / "configs" / "compare"
+
+PAIRS = {
+    "checkpointing: selective": ("checkpointing-none", "checkpointing-selective"),
+    "checkpointing: full": ("checkpointing-none", "checkpointing-full"),
+    "loss_chunk": ("loss-whole", "loss-chunked"),
+    "group_lengths": ("lengths-mixed", "lengths-grouped"),
+    "fit_memory": ("passes-one-sample", "passes-fitted"),
+    "attention": ("attention-math", "attention-auto"),
+    "reconstruction: every 4": ("reconstruction-none", "reconstruction-every-4"),
+    "reconstruction: every 1": ("reconstruction-none", "reconstruction-every-1"),
+    "offload": ("optimizer-device", "optimizer-offloaded"),
+    "parallel": ("parallel-ddp", "parallel-fsdp2"),
+    "precision": ("precision-fp32", "precision-bf16"),
+    "compile: layers": ("compile-none", "compile-layers"),
+    "compile: whole": ("compile-none", "compile-whole"),
+}
+"""Files of configs/compare, A and B."""
+
+RANKS = {"parallel": 2}
+"""Of pairs that need more than one."""
+
+COMPILED = ("compile: layers", "compile: whole")
+"""Left out where no pair is named: they take minutes."""
+
+PACKAGES = ("torch", "transformers", "encode-once")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run_program("benchmarks.switches", run, argv)
+
+
+def run(argv: Sequence[str]) -> int:
+    parser = parser_with(__doc__, batch_size=8, height=64, width=64)
+    parser.add_argument("--pairs", nargs="+", choices=PAIRS, default=[each for each in PAIRS if each not in COMPILED])
+    parser.add_argument("--model-width", type=positive, default=256)
+    parser.add_argument("--layers", type=positive, default=6)
+    parser.add_argument("--vocabulary", type=positive, default=8_192)
+    parser.add_argument("--samples", type=positive, default=512)
+    parser.add_argument("--steps", type=positive, default=50, help="of each side, in five turns")
+    options = parser.parse_args(argv)
+    found = {}
+    print(
+        "| switch | A, B (seconds a step) | speed-up (95 %) | peak memory | losses differ by |\n" + "| --- " * 5 + "|"
+    )
+    with tempfile.TemporaryDirectory(prefix="switches-") as name:
+        base = make_inputs(Path(name), options)
+        for pair in options.pairs:
+            configs = [read_config(str(CONFIGS / f"{side}.yaml"), str(base)) for side in PAIRS[pair]]
+            compared = take_turns(configs, options.steps, RANKS.get(pair, 1))
+            found[pair] = asdict(compared)
+            print(row(pair, compared), flush=True)
+    print_record("switches", PACKAGES, settings=vars(options), pairs=found)
+    return 0
+
+
+def make_inputs(folder: Path, options: argparse.Namespace) -> Path:
+    """Write cache, language model and the config that all sides are read over; return the config's file."""
+    save_model(folder / "lm", options.model_width, options.layers, options.vocabulary)
+    cells = (options.height // 8, options.width // 8)
+    rng = np.random.default_rng(0)
+    latents = rng.standard_normal((options.samples, 16, *cells), np.float32)
+    spoken = [" ".join([WORDS] * 4).split()[: 4 + int(each)] for each in rng.integers(0, 50, options.samples)]
+    said = [say(" ".join(words)) for words in spoken]
+    make_cache(folder / "cache", latents, conversations=said, samples_per_shard=64)
+    config = {
+        "cache": str(folder / "cache"),
+        "model": {"language_model": str(folder / "lm")},
+        "data": {"batch_size": options.batch_size, "val_fraction": 0.0},
+        "run": {"precision": "fp32", "output": str(folder / "run")},
+    }
+    file = folder / "base.yaml"
+    file.write_text(yaml.safe_dump(config))
+    return file
+
+
+def row(pair: str, found: Comparison) -> str:
+    a, b = PAIRS[pair]
+    (a_s, b_s), delta = found.step_s, found.max_loss_delta
+    losses = "other batches" if delta is None else f"{delta:.2g}"
+    return (
+        f"| {a}, {b} | {a_s:.3f}, {b_s:.3f} | {found.speedup:.2f} ({found.low:.2f} to {found.high:.2f}) | "
+        f"{found.memory_ratio:.2f} | {losses} |"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""Narrow text encoders of random weights, as pipelines of diffusers hold them, and tokenizers that know every byte."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import (
+    CLIPTextConfig,
+    CLIPTextModel,
+    CLIPTextModelWithProjection,
+    Gemma2Config,
+    Gemma2Model,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    PreTrainedTokenizerFast,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    T5Config,
+    T5EncoderModel,
+    T5ForConditionalGeneration,
+    UMT5Config,
+    UMT5EncoderModel,
+)
+
+SPECIAL = ("<pad>", "</s>", "<s>")
+PAD, EOS, BOS = range(3)
+LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())
+VOCABULARY = {token: number for number, token in enumerate((*SPECIAL, *LETTERS))}
+SIZE, FEATURES, LAYERS = len(VOCABULARY), 16, 4
+
+T5 = {"d_model": FEATURES, "d_kv": 8, "d_ff": 24, "num_layers": LAYERS, "num_heads": 2, "vocab_size": SIZE}
+STACK = {"hidden_size": FEATURES, "intermediate_size": 24, "num_hidden_layers": LAYERS, "num_attention_heads": 2}
+KNOWN = {"vocab_size": SIZE, "pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS}
+DECODER = {**STACK, **KNOWN, "num_key_value_heads": 1, "head_dim": 8}
+CLIP = {**STACK, **KNOWN, "max_position_embeddings": 40}
+VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": FEATURES}
+ROPE = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e4}
+
+
+def qwen_vl() -> Any:
+    text = {**DECODER, "rope_parameters": ROPE}
+    vision = {**VISION, "fullatt_block_indexes": [0]}
+    return Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=vision))
+
+
+MAKERS: dict[str, Callable[[], Any]] = {
+    "T5EncoderModel": lambda: T5EncoderModel(T5Config(**T5, feed_forward_proj="gated-gelu")),
+    "T5ForConditionalGeneration": lambda: T5ForConditionalGeneration(T5Config(**T5)),
+    "UMT5EncoderModel": lambda: UMT5EncoderModel(UMT5Config(**T5)),
+    "CLIPTextModel": lambda: CLIPTextModel(CLIPTextConfig(**CLIP)),
+    "CLIPTextModelWithProjection": lambda: CLIPTextModelWithProjection(CLIPTextConfig(**CLIP, projection_dim=8)),
+    "Gemma2Model": lambda: Gemma2Model(Gemma2Config(**DECODER)),
+    "Gemma3ForCausalLM": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**DECODER)),
+    "Qwen3ForCausalLM": lambda: Qwen3ForCausalLM(Qwen3Config(**DECODER)),
+    "Qwen2_5_VLForConditionalGeneration": qwen_vl,
+}
+
+AROUND = {"T5": "$A </s>", "UMT5": "$A </s>", "CLIP": "<s> $A </s>", "Gemma": "<s> $A", "Qwen": "$A"}
+"""Special tokens around a text, by how the class begins."""
+
+CHAT = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+"""What Qwen3's chat template makes of one question."""
+
+
+def random_text_model(kind: str) -> Any:
+    """A model whose norms and biases count as trained ones do."""
+    torch.manual_seed(0)
+    model = MAKERS[kind]()
+    for name, weight in model.named_parameters():
+        if weight.dim() == 1:
+            weight.data.normal_(mean=float(name.endswith("norm.weight")), std=0.3)
+        elif "embed" in name or "shared" in name:
+            weight.data.normal_(std=1.0)
+    return model.eval().requires_grad_(False)
+
+
+def make_text_tokenizer(kind: str) -> PreTrainedTokenizerFast:
+    backend = Tokenizer(models.BPE(vocab=VOCABULARY, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    around = next(each for begins, each in AROUND.items() if kind.startswith(begins))
+    special = [(token, number) for number, token in enumerate(SPECIAL) if token in around]
+    if special:
+        backend.post_processor = processors.TemplateProcessing(single=around, special_tokens=special)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token="<pad>",
+        eos_token="</s>",
+        bos_token="<s>",
+        chat_template=CHAT,
+        model_max_length=40,
+        padding_side="right",
+    )
+
+
+def save_text_encoder(kind: str, folder: Path, which: str = "") -> Path:
+    """As a pipeline has it, in text_encoder and tokenizer, or in those that end with `which`."""
+    random_text_model(kind).save_pretrained(folder / f"text_encoder{which}")
+    make_text_tokenizer(kind).save_pretrained(folder / f"tokenizer{which}")
+    return folder

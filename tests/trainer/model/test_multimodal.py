@@ -1,0 +1,183 @@
+"""Text models of multimodal checkpoints: read alone, and equal to what the whole model makes of text."""
+
+import json
+import math
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from cache_store import open_cache
+from cache_store.errors import ModelError
+from tests.trainer.conftest import MakeConfig
+from tests.trainer.generate.test_generator import PROMPTS, make_generator, word_by_word
+from tests.trainer.model.test_model import drop_weights, load, make_input, make_latents, make_model
+from tests.trainer.multimodal import CHECKPOINTS, save_checkpoint
+from tests.trainer.runs import ALONE, metrics, open_alone
+from trainer import load_projector
+from trainer.cli import main
+from trainer.commands.train import train
+from trainer.config import TrainConfig
+from trainer.data.stream import as_tensor
+from trainer.generate.generator import TurnEnd
+from trainer.model.language.load import load_with_whole
+
+WEIGHTS = "model.safetensors"
+DECODERS = {
+    "qwen2_vl": "Qwen2VLTextModel",
+    "qwen2_5_vl": "Qwen2_5_VLTextModel",
+    "qwen3_vl": "Qwen3VLTextModel",
+    "qwen3_vl_moe": "Qwen3VLMoeTextModel",
+    "llava": "LlamaModel",
+    "paligemma": "GemmaModel",
+    "paligemma2": "Gemma2Model",
+    "llama4": "Llama4TextModel",
+}
+
+
+@pytest.fixture(scope="module", params=CHECKPOINTS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def saved(kind: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    folder = tmp_path_factory.mktemp(kind)
+    return folder, save_checkpoint(kind, folder)
+
+
+def text_of_whole(kind: str, whole: Any, **entering: torch.Tensor) -> torch.Tensor:
+    """Logits of text; PaliGemma counts positions from 1, and sees later tokens but where types say it is no prefix."""
+    own = {"token_type_ids": torch.ones(2, 14, dtype=torch.long), "position_ids": torch.arange(14)[None]}
+    with torch.no_grad():
+        logits: torch.Tensor = whole(**entering, **own if kind.startswith("paligemma") else {}).logits
+    return logits
+
+
+def test_its_logits_are_those_of_the_whole_model_for_tokens_and_for_embeddings(kind, saved):
+    """To the bit, but for PaliGemma, which has a mask where we have none."""
+    folder, whole = saved
+    tokens_NT = torch.randint(3, 20, (2, 14), generator=torch.Generator().manual_seed(0))
+    drawn_NTD = torch.randn(2, 14, 32, generator=torch.Generator().manual_seed(1))
+    model = load(folder)
+    assert type(model.decoder).__name__ == DECODERS[kind]
+    for entering, embeddings_NTD in (
+        ({"input_ids": tokens_NT}, model.embed(tokens_NT)),
+        ({"inputs_embeds": drawn_NTD}, drawn_NTD),
+    ):
+        theirs = text_of_whole(kind, whole, **entering)
+        with torch.no_grad():
+            ours = model.logits(model.hidden(embeddings_NTD))
+        atol = 2e-6 * float(theirs.abs().max()) if kind.startswith("paligemma") else 0
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=atol)
+
+
+def is_of_images(name: str) -> bool:
+    return any(part in name for part in ("vision", "visual", "projector"))
+
+
+def test_weights_of_its_vision_tower_are_never_read(saved, tmp_path, capfd):
+    """Nor said to be left over; without them in the file the model is the same."""
+    folder, _ = saved
+    capfd.readouterr()
+    model, whole = load_with_whole(str(folder), torch.float32, torch.device("cpu"))
+    assert capfd.readouterr().err == ""
+    assert {id(each) for each in whole.parameters()} == {id(each) for each in model.parameters()}
+    assert not any(is_of_images(name) for name, _ in whole.named_parameters())
+    weights = load_file(folder / WEIGHTS)
+    text = {name: each for name, each in weights.items() if not is_of_images(name)}
+    assert len(text) < len(weights)
+    save_file(text, tmp_path / WEIGHTS, metadata={"format": "pt"})
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    assert load(tmp_path).identity() == model.identity()
+
+
+OLDER = {
+    "qwen2_vl": {"model.language_model.": "model.", "model.visual.": "visual."},
+    "qwen2_5_vl": {"model.language_model.": "model.", "model.visual.": "visual."},
+    "llava": {"lm_head.": "language_model.lm_head.", "model.language_model.": "language_model.model."},
+    "paligemma": {"model.language_model.": "language_model.model."},
+    "paligemma2": {"model.language_model.": "language_model.model."},
+}
+"""Beginnings of names now, and as transformers saved them before 4.52, and the Hub has them."""
+
+
+@pytest.mark.parametrize("kind", OLDER)
+def test_a_checkpoint_of_older_names_is_the_same_model(tmp_path, kind):
+    whole = save_checkpoint(kind, tmp_path)
+    model = load(tmp_path)
+    now = {name: each for name, each in whole.state_dict().items() if not is_of_images(name)}
+    if whole.config.tie_word_embeddings:
+        del now["lm_head.weight"]
+    older = dict[str, torch.Tensor]()
+    for name, each in now.items():
+        begin = next((begin for begin in OLDER[kind] if name.startswith(begin)), "")
+        older[OLDER[kind].get(begin, "") + name.removeprefix(begin)] = each.clone()
+    save_file(older, tmp_path / WEIGHTS, metadata={"format": "pt"})
+    assert load(tmp_path).identity() == model.identity()
+
+
+def test_weights_that_the_file_lacks_are_named(kind, saved, tmp_path):
+    folder, whole = saved
+    lacking = ["self_attn.q_proj", "embed_tokens", *([] if whole.config.tie_word_embeddings else ["lm_head"])]
+    for part in lacking:
+        copy = shutil.copytree(folder, tmp_path / part)
+        drop_weights(copy, part)
+        with pytest.raises(ModelError, match=r"lacks \d+ of its weights \(.*they would be random"):
+            load(copy)
+
+
+def test_only_the_projector_has_gradients(saved):
+    folder, _ = saved
+    model = make_model(folder)
+    model(make_input()).sum().backward()
+    assert all(each.grad is not None for each in model.projectors.parameters())
+    assert all(each.grad is None and not each.requires_grad for each in model.language.parameters())
+
+
+@pytest.fixture(scope="module")
+def trained(kind: str, saved: tuple[Path, Any], configured_here: MakeConfig) -> TrainConfig:
+    config = configured_here(kind, language_model=saved[0], max_steps=3, sample_captions=1)
+    train(config, ALONE)
+    return config
+
+
+def test_a_few_steps_train_its_projector_alone(kind, trained):
+    assert len(losses := metrics(trained.run.folder)) == 3
+    assert all(math.isfinite(loss) for loss in losses.values())
+    after, session = load_projector(trained.run.folder), open_alone(trained)
+    before = session.model.projectors["world"].state_dict()
+    moved = {name for name, each in after["world"].state_dict().items() if not torch.equal(each, before[name])}
+    assert moved == {"ends", *(f"layers.{n}.{part}" for n in (0, 2) for part in ("weight", "bias"))}
+    assert session.model.language.identity() == after.config.language_model.identity
+    assert after.config.text.begins_with_bos == (not kind.startswith("qwen"))
+
+
+def test_the_code_on_its_card_says_what_generate_says(trained, tmp_path, monkeypatch):
+    folder, report = tmp_path / "exported", tmp_path / "report.json"
+    assert main(["export", str(trained.run.folder), str(folder)]) == 0
+    model = trained.model.language_model
+    options = [f"--cache={trained.cache}", f"--language_model={model}", f"--report={report}"]
+    assert main(["generate", str(folder), "--rows=1,8", "--prompt=what is this", "--max_tokens=8", *options]) == 0
+    (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+    names: dict[str, Any] = {}
+    monkeypatch.chdir(folder)
+    exec(code.replace("./" + Path(model).name, model), names)
+    latents = as_tensor(open_cache(trained.cache).read(np.array([1, 7])))  # row 3 was rejected
+    answers = [each["answer"] for each in json.loads(report.read_text())["answers"]]
+    assert [names["answer"](latent[None], "what is this", 8) for latent in latents] == answers
+
+
+@pytest.mark.parametrize("attention", ["causal", "full"])
+def test_a_padded_batch_with_cached_keys_says_what_each_says(saved, attention):
+    folder, _ = saved
+    generator, latents = make_generator(folder, end=TurnEnd((), "")), {"world": make_latents(len(PROMPTS))}
+    generator.model.projectors.full = frozenset(["world"] if attention == "full" else [])
+    alone = [word_by_word(generator, {"world": latents["world"][[row]]}, each, 12) for row, each in enumerate(PROMPTS)]
+    assert generator.said(latents, PROMPTS) == alone
+    assert len({tuple(each) for each in alone}) > 1

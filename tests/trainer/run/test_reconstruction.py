@@ -1,0 +1,107 @@
+"""The auxiliary loss: at every k-th step and no other, exact over resumes, and nothing where it has no weight."""
+
+import os
+import signal
+
+import pytest
+import torch
+
+from cache_store.errors import ConfigError, Interrupted
+from tests.trainer.conftest import MakeConfig
+from tests.trainer.runs import ALONE, assert_same_run, end_well, fork_ranks, make_loop, metrics, open_alone, watched
+from trainer.commands.train import train
+from trainer.config import ReconstructionConfig, TrainConfig
+from trainer.run.checkpoint import HEADS_FILE
+from trainer.run.folder import checkpoints_of
+
+EVERY_THIRD = ReconstructionConfig(weight=1.0, every=3)
+
+
+@pytest.fixture(scope="module")
+def reconstructed(configured_here: MakeConfig) -> TrainConfig:
+    config = configured_here("reconstructed", reconstruction=EVERY_THIRD)
+    train(config, ALONE)
+    return config
+
+
+@pytest.mark.parametrize("kind", ["cosine", "mse"])
+def test_it_is_computed_at_every_kth_step_alone_and_falls(configured, kind):
+    config = configured(reconstruction=ReconstructionConfig(weight=1.0, every=3, kind=kind), max_steps=60, lr=1e-2)
+    session = open_alone(config)
+    calls, steps = [], []
+    session.model.reconstruction.register_forward_hook(lambda *_: calls.append(len(steps)))
+    loop = make_loop(session)
+    update = loop.updater
+    loop.updater = lambda *given, **named: (steps.append(given[1]), update(*given, **named))[1]
+    loop.updater.optimizer = update.optimizer
+    loop.run()
+    losses = metrics(config.run.folder, "reconstruction_loss")
+    assert calls == list(losses) == list(range(3, 61, 3))
+    assert losses[60] < 0.8 * losses[3]
+    assert list(metrics(config.run.folder, "grad_norm.reconstruction.matrices")) == list(losses)
+
+
+def test_the_text_is_learned_as_before_where_it_has_no_weight(configured_here):
+    plain, without = configured_here("plain"), configured_here("without", reconstruction=ReconstructionConfig(every=1))
+    for config in (plain, without):
+        train(config, ALONE)
+    assert_same_run(plain, without)
+    assert not metrics(without.run.folder, "reconstruction_loss")
+    assert not list(without.run.folder.rglob(HEADS_FILE))
+
+
+def test_a_run_with_it_that_was_stopped_twice_is_the_run_never_stopped(configured_here, reconstructed):
+    """Before its first time, and between two of them."""
+    config = configured_here("stopped", reconstruction=EVERY_THIRD)
+    for stop in (3, 4):
+        source = watched(config, lambda read, _, stop=stop: read == stop and os.kill(os.getpid(), signal.SIGTERM))
+        with pytest.raises(Interrupted):
+            train(config, ALONE, source)
+    train(config, ALONE)
+    assert_same_run(config, reconstructed)
+    losses = metrics(reconstructed.run.folder, "reconstruction_loss")
+    assert metrics(config.run.folder, "reconstruction_loss") == losses
+    newest = [checkpoints_of(each.run).newest() / HEADS_FILE for each in (config, reconstructed)]
+    assert newest[0].read_bytes() == newest[1].read_bytes()
+
+
+def test_two_ranks_and_passes_compute_the_same(configured_here, reconstructed):
+    config = configured_here("ranks", reconstruction=EVERY_THIRD, accumulate=2)
+    end_well(*fork_ranks(config))
+    for key in ("loss", "reconstruction_loss", "val_loss"):
+        assert metrics(config.run.folder, key) == pytest.approx(metrics(reconstructed.run.folder, key), rel=1e-4)
+
+
+def test_a_run_goes_on_with_it_and_without(configured_here, reconstructed, capfd):
+    """Its head begins anew, or is left out."""
+    plain = configured_here("plain-first", max_steps=5, schedule="constant", warmup_steps=0)
+    train(plain, ALONE)
+    start = str(checkpoints_of(plain.run).newest())
+    joined = configured_here("joined", reconstruction=EVERY_THIRD, resume=start)
+    train(joined, ALONE)
+    assert list(metrics(joined.run.folder, "reconstruction_loss")) == [6, 9, 12]
+    assert "reconstruction.heads.world.weight 4x32" in capfd.readouterr().out
+    left = configured_here("left", resume=str(checkpoints_of(reconstructed.run).path(5)))
+    train(left, ALONE)
+    assert list(metrics(left.run.folder)) == list(range(6, 13))
+
+
+def test_the_latent_at_a_world_token_is_predicted_from_the_state_there(configured):
+    """With hidden states that are the standardised latents themselves, a head that copies them has no loss."""
+    session = open_alone(configured(reconstruction=ReconstructionConfig(weight=1.0, kind="mse")))
+    model, batch = session.model, session.loader(0).micro_batches[0]
+    features_NSF = model.projectors["world"].features(batch.latents["world"])
+    hidden_NTD = torch.full((len(features_NSF), 30, 32), torch.nan)
+    first = 1 + 1  # BOS, START
+    hidden_NTD[:, first : first + 6] = 0
+    hidden_NTD[:, first : first + 6, :4] = features_NSF
+    head = model.reconstruction.heads["world"]
+    torch.nn.init.eye_(head.weight)
+    assert model.reconstruction(hidden_NTD, batch.latents, model.projectors).abs().max() == 0
+
+
+def test_what_cannot_be_is_refused_in_one_line():
+    with pytest.raises(ConfigError, match="optim.reconstruction.weight must be in"):
+        ReconstructionConfig(weight=-1)
+    with pytest.raises(ConfigError, match="optim.reconstruction.every must be in"):
+        ReconstructionConfig(every=0)

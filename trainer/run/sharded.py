@@ -1,0 +1,86 @@
+"""The frozen language model over all ranks (FSDP2): each holds a part of each weight and gathers a layer as it runs.
+
+Rank 0 alone reads the checkpoint, into its host's memory, and gives one weight after the other to all; a rank's device
+holds its parts and one whole weight at most. The projectors stay whole on every rank.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+
+from cache_store.errors import ModelError
+from trainer.model.language.language_model import LanguageModel
+from trainer.model.language.load import (
+    Transformers,
+    check_forward,
+    load_every_weight,
+    name_model,
+    take_language_model,
+)
+from trainer.model.language.text_part import drop_other_parts
+from trainer.run.parallel import World
+
+
+def load_sharded(name: str, dtype: torch.dtype, world: World) -> tuple[LanguageModel, Transformers]:
+    """Load as `load_with_whole` does, with a part of each weight on each rank; all ranks call it together."""
+    whole = list[Transformers]()
+    with name_model(name) as path:
+        world.on_main(lambda: whole.append(load_every_weight(path, dtype)))
+        full = load_every_weight(path, dtype, torch.device("meta"))
+        model = take_language_model(full, image_parts_of=whole[0] if world.is_main else full)
+        drop_other_parts(full, [model])
+        shard(full, model, world)
+        full.to_empty(device=world.device)
+        fill(full, whole.pop() if world.is_main else None, world)
+        check_forward(model, full)
+        assert isinstance(model.head, FSDPModule), "as shard has made it"
+        model.head.reshard()
+    return model, full
+
+
+def shard(full: Transformers, model: LanguageModel, world: World) -> None:
+    """Leave each rank a part of each weight: of each layer, embedding and head, and of what else the decoder has.
+
+    A head that shares its weight with the embedding gets one of its own, so that neither is gathered for the other.
+    """
+    if not (layers := model.layers()):
+        raise ModelError("has no layers that are known here, by which FSDP2 would share it; set run.parallel: ddp")
+    weight = model.head.weight
+    assert isinstance(weight, nn.Parameter), "an output head is a matrix"
+    if weight is model.embed.weight:
+        model.head.weight = nn.Parameter(torch.empty_like(weight), requires_grad=False)
+    mesh = init_device_mesh(world.device.type, (world.size,))
+    for module in (*layers, model.embed):
+        fully_shard(module, mesh=mesh, reshard_after_forward=True)
+    fully_shard(model.head, mesh=mesh, reshard_after_forward=False)  # its backward pass is the next thing
+    for module in (model.decoder, full):  # the last is the root of all, so it runs first, in check_forward
+        fully_shard(module, mesh=mesh, reshard_after_forward=True)
+
+
+def fill(full: nn.Module, whole: nn.Module | None, world: World) -> None:
+    """Give each rank its parts of the weights, and all of the buffers, of the model that rank 0 has as `whole`."""
+    for name, mine in [*full.named_parameters(), *full.named_buffers()]:
+        if whole is None:
+            value = torch.empty(mine.shape, dtype=mine.dtype, device=world.device)
+        else:
+            value = tensor_of(whole, name).detach().to(world.device).contiguous()
+        world.give(value)
+        with torch.no_grad():
+            if isinstance(mine, DTensor):
+                mine.to_local().copy_(part_of(value, world))
+            else:
+                mine.copy_(value)
+
+
+def tensor_of(module: nn.Module, name: str) -> Tensor:
+    owner, _, last = name.rpartition(".")
+    found: Tensor = getattr(module.get_submodule(owner), last)
+    return found
+
+
+def part_of(value: Tensor, world: World) -> Tensor:
+    """Cut out this rank's rows, as FSDP2 shares them; the last ranks may have fewer, or none."""
+    parts = torch.chunk(value, world.size)
+    return parts[world.rank] if world.rank < len(parts) else value[:0]
