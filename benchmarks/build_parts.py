@@ -10,12 +10,12 @@ from diffusers import AutoencoderKLWan
 from cache_store.cache.metadata import read_spec
 from cache_store.storage.store import open_store
 from demo.vae import random_vae
-from precompute.build.build import build
 from precompute.config import BuildConfig
 from precompute.encode.batches import Decoders, decoded_batches, planned_batches
 from precompute.encode.engines.worker import ENCODER_THREADS
 from precompute.encode.progress import Encoded
 from precompute.encoders.registry import load_encoder
+from precompute.rerun.steps import build
 from precompute.sources import open_source
 
 # Axes: N images of a batch, Y X pixels, 3 RGB.

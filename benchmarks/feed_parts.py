@@ -19,7 +19,6 @@ from cache_store.cache.writing.writer import ShardBuilder
 from cache_store.format.sums import RunningSums
 from cache_store.program.run_program import usable_cores
 from cache_store.storage.store import open_store
-from precompute.build.steps import plan
 from precompute.config import BuildConfig
 from precompute.encode.batches import Decoders, decoded_batches, planned_batches
 from precompute.encode.device_feed import SLOTS, Encoding, StreamedEncoding, StreamedFeed
@@ -27,7 +26,8 @@ from precompute.encode.engines.crew import crew_of
 from precompute.encode.engines.local import run_local
 from precompute.encode.job import Progress
 from precompute.encoders.registry import load_encoder
-from precompute.resume.request import BuildRequest
+from precompute.rerun.request import BuildRequest
+from precompute.rerun.steps import plan_for_ranks
 from precompute.sources import open_source
 
 ALONE_BATCHES = 60
@@ -56,7 +56,7 @@ class Feed:
 
     def _plan(self) -> None:
         shutil.rmtree(self.config.cache, ignore_errors=True)
-        plan(self.config, BuildRequest())
+        plan_for_ranks(self.config, BuildRequest())
         self._store = open_store(self.config.cache)
 
     @property

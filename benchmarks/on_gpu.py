@@ -113,17 +113,17 @@ def on_cores(count: int) -> Iterator[None]:
 def one_build(config: "BuildConfig", workers: int) -> dict[str, Any]:
     from cache_store.cache.metadata import read_spec
     from cache_store.storage.store import open_store
-    from precompute.build.steps import plan
     from precompute.encode.engines.local import run_local
     from precompute.encode.job import EncodeJob, Progress
     from precompute.encode.progress import BuildProgress
     from precompute.encoders.registry import load_encoder
-    from precompute.resume.request import BuildRequest
+    from precompute.rerun.request import BuildRequest
+    from precompute.rerun.steps import plan_for_ranks
     from precompute.sources import open_source
 
     shutil.rmtree(config.cache, ignore_errors=True)
     config = replace(config, run=replace(config.run, workers=workers))
-    plan(config, BuildRequest())
+    plan_for_ranks(config, BuildRequest())
     store = open_store(config.cache)
     spec, started = read_spec(store), time.monotonic()
     done, steps = BuildProgress(spec.rows, [], 1.0), list[tuple[float, int]]()
@@ -153,7 +153,8 @@ def encoder_alone(config: "BuildConfig", batches: int = 20) -> float:
 
     from precompute.encode.device_feed import feed_of
     from precompute.encoders.registry import load_encoder
-    from precompute.plan.spec import possible_spec, recipe_of
+    from precompute.rerun.decide import possible_spec
+    from precompute.rerun.facts import recipe_of
 
     encoder = load_encoder(config.encoder, config.image.range)
     feed = feed_of(encoder, possible_spec(recipe_of(config, encoder), 1, "0" * 64).array)
@@ -171,14 +172,14 @@ def encoder_alone(config: "BuildConfig", batches: int = 20) -> float:
 def checks(config: "BuildConfig", options: argparse.Namespace) -> dict[str, Any]:
     """How far the device is from the reference by dtype, an audit of its cache on the CPU, what an estimate says."""
     from precompute.audit.audit import audit
-    from precompute.build.steps import seal
     from precompute.config import AuditConfig
     from precompute.estimate.config import EstimateConfig
     from precompute.estimate.estimate import estimate
-    from precompute.resume.request import BuildRequest
+    from precompute.rerun.request import BuildRequest
+    from precompute.rerun.steps import seal_after_ranks
 
     one_build(config, 1)
-    seal(config, BuildRequest())
+    seal_after_ranks(config, BuildRequest())
     samples = min(options.count, 2 * options.batch_size)
     report = audit(config.cache, AuditConfig(samples=samples, seed=0, device="cpu"), threading.Event(), lambda *_: None)
     values = {name: getattr(config, name) for name in ("source", "encoder", "image", "store", "run")}

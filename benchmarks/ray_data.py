@@ -38,7 +38,7 @@ def run(argv: Sequence[str]) -> int:
     options = option_parser(__doc__, "model").parse_args(argv)
     os.environ.update(ALONE)
     ray: Any = importlib.import_module("ray")
-    from precompute.build.build import build
+    from precompute.rerun.steps import build
 
     with tempfile.TemporaryDirectory(prefix="ray-data-", dir=options.folder) as name:
         folder = Path(name)

@@ -21,19 +21,18 @@ from benchmarks.record import print_record
 from benchmarks.scale_cache import PER_SHARD, RECIPE, drop_half, write_lines, write_parquet, write_records
 from cache_store import Cache, open_cache
 from cache_store.cache.files import file_record, write_plan
-from cache_store.cache.metadata import read_build
-from cache_store.cache.survey import survey, survey_records, survey_without_reading_plan
+from cache_store.cache.survey import survey, survey_build, survey_records, survey_without_reading_plan
 from cache_store.cache.writing.seal import make_seal, refuse_non_canonical, write_seal
 from cache_store.format.names import PLAN_FILE
 from cache_store.format.schema import FileRecord
 from cache_store.program.run_program import run_program
 from cache_store.storage.local import LocalStore
 from cache_store.verify.verify import verify
-from precompute.plan.make import make_plan
-from precompute.resume.decide import decide
-from precompute.resume.images import examine_images
-from precompute.resume.listed import known_plan, wanted_by_plan
-from precompute.resume.request import BuildRequest
+from precompute.rerun.decide import decide, decide_planned
+from precompute.rerun.facts import compare_lists, known_plans, planned_facts, unchanged_rows
+from precompute.rerun.images import compare_images
+from precompute.rerun.request import BuildRequest
+from precompute.rerun.source_plan import make_plan
 from precompute.sources import SourceConfig, open_source
 
 BATCH = 256
@@ -186,21 +185,20 @@ def rerunning(folder: Path) -> Callable[[], object]:
     source = open_source(SourceConfig(kind="folder", path=str(folder / "cache")))
 
     def work() -> None:
-        build = read_build(store)
-        assert build.listed is not None
-        surveyed = survey(store, known_plan(build.listed))
-        wanted = wanted_by_plan(surveyed, build, RECIPE)
-        assert wanted is not None
-        examine_images(surveyed, decide(surveyed, wanted, request), source, request, 1)
+        build = survey_build(store)
+        surveyed = survey(store, known_plans(build.value, None), build)
+        rows = unchanged_rows(surveyed)
+        assert rows is not None
+        decided = decide(compare_lists(surveyed, RECIPE, rows), request)
+        compare_images(surveyed, decided, source, request, 1)
 
     return work
 
 
 def running_again_as_rank(folder: Path) -> Callable[[], object]:
     """Decide what is left of the plan, as each rank does, which lists nothing."""
-    from precompute.build.steps import decide_planned  # with torch, whose memory no other step has
-
-    return lambda: decide_planned(survey_without_reading_plan(folder / "cache"), RECIPE, BuildRequest())
+    cache = folder / "cache"
+    return lambda: decide_planned(planned_facts(survey_without_reading_plan(cache), RECIPE), BuildRequest())
 
 
 STEPS: dict[str, Callable[[Path], Callable[[], object]]] = {

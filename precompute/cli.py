@@ -15,11 +15,11 @@ from cache_store.program.output_file import ReportFile
 from cache_store.program.stop_signals import stop_on_signals
 from cache_store.refusal import counted
 from precompute.audit.bar import AuditBar
-from precompute.build.rank import find_rank
 from precompute.config import AuditConfig, BuildConfig, DecodedGalleryConfig, RepairConfig
 from precompute.encoders.registry import help_lines
 from precompute.estimate.config import EstimateConfig
-from precompute.resume.request import BuildRequest, without_options
+from precompute.rerun.rank import find_rank
+from precompute.rerun.request import BuildRequest, without_options
 
 EXAMPLES = """\
   precompute estimate --config my.yaml                hours, bytes, does it pay?
@@ -64,18 +64,18 @@ def build_command(arguments: Any) -> int:
         )
     refuse_unfit_size(config)
     if rank is None:
-        from precompute.build.build import build  # torch takes seconds to import
+        from precompute.rerun.steps import build  # torch takes seconds to import
 
         show(build(config, request_of(arguments)), config.cache)
         return 0
     for option in (name for name in ONCE if getattr(arguments, name.removeprefix("--").replace("-", "_"))):
         raise ConfigError(f"{option} is for `precompute plan`, before its ranks build; this is {rank}")
-    from precompute.build.steps import build_rank
+    from precompute.rerun.steps import build_rank
 
     request = step_request(arguments)
     encoded = build_rank(config, request, rank)
     print(f"{rank} {encoded}" if encoded.shards else f"{rank}: nothing to encode, its shards are committed and fit")
-    print(f"next, once every rank has ended: {request.of('seal')}")
+    print(f"next, once every rank has ended: {request.other_command('seal')}")
     return 0
 
 
@@ -83,24 +83,24 @@ def plan_command(arguments: Any) -> int:
     """Plan a cache for ranks to build; run again to extend it or to retry rejected samples."""
     config, request = arguments.config.prepared(), request_of(arguments)
     refuse_unfit_size(config)
-    from precompute.build.steps import plan
+    from precompute.rerun.steps import plan_for_ranks
 
-    work = plan(config, request)
+    work = plan_for_ranks(config, request)
     spec, steps = work.spec, step_request(arguments)
     print(f"planned {config.cache}: {counted(spec.rows, 'sample')} in {counted(spec.num_shards, 'shard')}")
     if work.to_build:
-        print(f"next: {steps.of('build')} --rank R --world-size N, for each R from 0 to N - 1")
+        print(f"next: {steps.other_command('build')} --rank R --world-size N, for each R from 0 to N - 1")
     else:
-        print(f"nothing to encode: every shard is committed and fits; next: {steps.of('seal')}")
+        print(f"nothing to encode: every shard is committed and fits; next: {steps.other_command('seal')}")
     return 0
 
 
 def seal_command(arguments: Any) -> int:
     """Seal a cache that ranks have built; exits 1, and names them, while shards are missing."""
     config = arguments.config.prepared()
-    from precompute.build.steps import seal
+    from precompute.rerun.steps import seal_after_ranks
 
-    show(seal(config, step_request(arguments)), config.cache)
+    show(seal_after_ranks(config, step_request(arguments)), config.cache)
     return 0
 
 
@@ -141,7 +141,7 @@ def estimate_command(arguments: Any) -> int:
 
 def repair_command(arguments: Any) -> int:
     """Build damaged shards again, to the same bytes, and reseal; exits 1 while a stray of the report is there."""
-    from precompute.build.repair import refuse_strays, repair
+    from precompute.rerun.steps import refuse_strays, repair
 
     show(repair(arguments.cache, arguments.config), arguments.cache)
     refuse_strays(arguments.cache, arguments.config)
@@ -185,8 +185,8 @@ def show(summary: Any, cache: str) -> None:
     seal, console = summary.seal, Console(highlight=False, soft_wrap=True)
     encoded = summary.encoded
     console.print(str(encoded) if encoded.shards else "nothing to encode: every shard is committed and fits")
-    if summary.tried_again:
-        console.print(f"recovered {summary.recovered:,} of {summary.tried_again:,} rejected samples tried again")
+    if summary.num_retried:
+        console.print(f"recovered {summary.recovered:,} of {summary.num_retried:,} rejected samples tried again")
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(seal.reasons.items()))
     why = f" ({reasons})" if reasons else ""
     console.print(f"{seal.planned:,} planned = {seal.cached:,} cached + {seal.rejected:,} rejected{why}")

@@ -1,15 +1,18 @@
-"""Stores on disks that fail, or whose programs die, where a test says so: `faulty://PATH`, `deadly://PATH`."""
+"""Stores that fail, kill their program or count, where a test says so: `faulty://PATH`, `deadly://`, `counting://`."""
 
 import errno
 import io
 import os
 import signal
 from collections import Counter
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from io import BufferedReader
 from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from cache_store.storage.files import MAX_READ_BYTES
 from cache_store.storage.local import WRITE_BYTES, LocalStore
 
 
@@ -90,3 +93,29 @@ class DeadlyStore(LocalStore):
         if next(self.syncs) == self.dies_at:
             os.kill(os.getpid(), signal.SIGKILL)
         super().sync(descriptor)
+
+
+@dataclass(frozen=True)
+class CountingStore(LocalStore):
+    """Counts how often each file is opened, however it is read."""
+
+    opened: Counter[str]
+
+    def __str__(self) -> str:
+        return f"counting://{self.root}"
+
+    def read(self, name: str, at_most: int = MAX_READ_BYTES) -> bytes:
+        self.opened[name] += 1
+        return super().read(name, at_most)
+
+    def open(self, name: str) -> BufferedReader:
+        self.opened[name] += 1
+        return super().open(name)
+
+    def map(self, name: str) -> memoryview:
+        self.opened[name] += 1
+        return super().map(name)
+
+    def local(self, name: str) -> AbstractContextManager[memoryview]:
+        self.opened[name] += 1
+        return super().local(name)

@@ -5,6 +5,7 @@ import configparser
 import re
 import subprocess
 import sys
+from fnmatch import fnmatch
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -52,8 +53,7 @@ def test_imports_point_inward_only(package):
 def test_cache_store_and_what_a_rerun_decides_never_import_torch():
     paths = [path.relative_to(ROOT).with_suffix("") for path in (ROOT / "cache_store").rglob("*.py")]
     modules = [".".join(path.parts) for path in paths if path.name not in ("__init__", "__main__")]
-    modules += ["precompute.resume.act", "precompute.encode.progress"]
-    modules += ["precompute.plan.make", "precompute.plan.missing"]
+    modules += ["precompute.rerun.images", "precompute.encode.progress"]  # and what they import: facts, decide
     code = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
     assert python(code).returncode == 0
 
@@ -143,3 +143,10 @@ def may_unpickle(node: ast.AST) -> bool:
     if isinstance(node, ast.Attribute):
         return node.attr == "load" and isinstance(node.value, ast.Name) and node.value.id in ("torch", "joblib")
     return isinstance(node, ast.ImportFrom) and node.module == "torch" and any(a.name == "load" for a in node.names)
+
+
+def test_pytest_collects_the_tests_of_every_folder(pytestconfig):
+    """By default it recurses into no folder named `build`, for one."""
+    skipped = pytestconfig.getini("norecursedirs")
+    folders = {path.parent.relative_to(ROOT) for path in (ROOT / "tests").rglob("test_*.py")}
+    assert not [each for each in folders if any(fnmatch(part, name) for part in each.parts for name in skipped)]

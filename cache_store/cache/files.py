@@ -28,11 +28,18 @@ def open_plan(cache: Address) -> PlanFile:
     return PlanFile(open_table(open_store(cache), PLAN_FILE, MAX_PLAN_FOOTER_BYTES))
 
 
-def plan_record(store: Store) -> FileRecord:
-    """Record the plan's file; CacheError, before the whole file is read, if its end is not that of a Parquet file."""
+def open_recorded_plan(store: Store) -> tuple[PlanFile, FileRecord]:
+    """Open the plan and record its file, opened once for both.
+
+    Raises CacheError, before the whole file is read, if its end is not that of a Parquet file.
+    """
+    where = store.where(PLAN_FILE)
     with store.open(PLAN_FILE) as stream:
-        refuse_large_footer(stream, store.where(PLAN_FILE), MAX_PLAN_FOOTER_BYTES)
-    return file_record(store, PLAN_FILE)
+        refuse_large_footer(stream, where, MAX_PLAN_FOOTER_BYTES)
+        sha256 = stream_sha256(stream)
+        file = FileRecord(path=PLAN_FILE, bytes=stream.tell(), sha256=sha256)
+        table = TableFile(partial(store.open, PLAN_FILE), where, MAX_PLAN_FOOTER_BYTES, opened=stream)
+    return PlanFile(table), file
 
 
 def write_plan(store: Store, shards: Iterable[pa.Table]) -> None:

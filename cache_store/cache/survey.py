@@ -4,7 +4,7 @@ Nothing here decides: a file gives its contents or the reason why it cannot be r
 are checked for their size only.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Generic, TypeVar
@@ -12,8 +12,9 @@ from typing import Generic, TypeVar
 import msgspec
 import pyarrow as pa
 
-from cache_store.cache.files import open_plan, open_table, plan_record
+from cache_store.cache.files import open_recorded_plan, open_table
 from cache_store.cache.metadata import has_cache, parse_checked_spec, read_record
+from cache_store.cache.writing.withdrawn import withdrawn_shards
 from cache_store.errors import CacheError, NewerFormatError, OlderFormatError
 from cache_store.format.formats import shard_format
 from cache_store.format.names import BUILD_FILE, COMMITS, SAMPLES, SEAL_FILE, SPEC_FILE, commit_file
@@ -67,6 +68,8 @@ class Survey:
     plan: Reading[PlanOnDisk] = field(default_factory=Reading)
     shards: Mapping[int, ShardOnDisk] = field(default_factory=dict)
     """Shards that have a commit record, damaged ones included."""
+    withdrawn: frozenset[int] = frozenset()
+    """Shards whose record was withdrawn to replace their files; only a store without exclusive claims marks them."""
     metadata: Mapping[str, bytes | None] = field(default_factory=dict)
     """Bytes of the files that the spec determines; None for one that cannot be read."""
     ids: Mapping[int, str] = field(default_factory=dict)
@@ -85,15 +88,21 @@ class Survey:
                 raise problem
 
 
-def survey(cache: Address, known_plans: Mapping[str, PlanDigests] | None = None) -> Survey:
+def survey(
+    cache: Address,
+    known_plans: Mapping[str, PlanDigests] | None = None,
+    build: Reading[BuildRecord] | None = None,
+) -> Survey:
     """Read a cache's records and its plan.
+
 
     Raises NewerFormatError if the spec has an unknown version, and OlderFormatError if it lacks a field and no
     readable record or seal can restore it.
 
     `known_plans` has the digests of plans by the SHA-256 of their files; the rows of a known plan are not read.
+    `build` is the build record, if the caller has just read it.
     """
-    found = survey_records(cache)
+    found = survey_records(cache, build)
     if not found.has_cache:
         return found
     store, spec = found.store, found.spec.value
@@ -115,7 +124,7 @@ def survey_without_reading_plan(cache: Address) -> Survey:
     )
 
 
-def survey_records(cache: Address) -> Survey:
+def survey_records(cache: Address, build: Reading[BuildRecord] | None = None) -> Survey:
     """Read a cache's records without the plan, whose size grows with the data set."""
     if not has_cache(store := open_store(cache)):
         return Survey(store=store)
@@ -125,18 +134,25 @@ def survey_records(cache: Address) -> Survey:
         spec = try_read(partial(parse_checked_spec, group.value, store.where(SPEC_FILE)))
     if isinstance(spec.problem, NewerFormatError):
         raise spec.problem
+    names = names_in(there := listed_once(store), COMMITS)
     found = Survey(
         store=store,
         has_cache=True,
         spec=spec,
         seal=try_read(partial(read_record, Seal, store, SEAL_FILE)),
-        build=try_read(partial(read_record, BuildRecord, store, BUILD_FILE)),
-        shards=dict(read_shards(listed_once(store))),
+        build=build or survey_build(store),
+        shards=dict(read_shards(there, names)),
+        withdrawn=withdrawn_shards(names),
         metadata={SPEC_FILE: group.value, **read_array_metadata(store, spec.value)},
     )
     if isinstance(spec.problem, OlderFormatError) and not found.records and found.seal.value is None:
         raise spec.problem
     return found
+
+
+def survey_build(store: Store) -> Reading[BuildRecord]:
+    """Read the build record alone, from which a build learns whether its source must be listed."""
+    return try_read(partial(read_record, BuildRecord, store, BUILD_FILE))
 
 
 def held_recipe(survey: Survey) -> Recipe | None:
@@ -172,8 +188,7 @@ def read_array_metadata(store: Store, spec: Spec | None) -> dict[str, bytes | No
 def read_plan_file(found: Survey, known_plans: Mapping[str, PlanDigests]) -> PlanOnDisk:
     """Open the plan and get its digests; its rows are read, shard by shard, unless it is sealed or known."""
     store, spec = found.store, found.spec.value
-    file = plan_record(store)  # first, so that a file that cannot be read gives its OSError, not CacheError
-    plan = open_plan(store)
+    plan, file = open_recorded_plan(store)  # a file that cannot be read gives its OSError, not CacheError
     digests = sealed_digests(found, file) or known_plans.get(file.sha256)
     if digests is None or (spec and digests.whole != spec.plan_digest):
         digests = plan.digests(spec.rows if spec else None)
@@ -184,7 +199,8 @@ def plan_from_records(found: Survey, spec: Spec) -> PlanOnDisk:
     store, records = found.store, found.records
     by_shard = (records[shard].content.plan_digest if shard in records else "" for shard in range(spec.num_shards))
     digests = PlanDigests(spec.plan_digest, tuple(by_shard))
-    return PlanOnDisk(plan=open_plan(store), file=plan_record(store), digests=digests)
+    plan, file = open_recorded_plan(store)
+    return PlanOnDisk(plan=plan, file=file, digests=digests)
 
 
 def sealed_digests(found: Survey, file: FileRecord) -> PlanDigests | None:
@@ -198,9 +214,9 @@ def sealed_digests(found: Survey, file: FileRecord) -> PlanDigests | None:
     return PlanDigests(spec.plan_digest, tuple(content.plan_digest for content in contents))
 
 
-def read_shards(store: Store) -> Iterator[tuple[int, ShardOnDisk]]:
-    """Read every commit record, sound or damaged, and check the sizes of its files."""
-    stems = (name.removesuffix(".json") for name in names_in(store, COMMITS))
+def read_shards(store: Store, names: Iterable[str]) -> Iterator[tuple[int, ShardOnDisk]]:
+    """Read every commit record, sound or damaged, by the names in its folder, and check the sizes of its files."""
+    stems = (name.removesuffix(".json") for name in names)
     shards = [int(stem) for stem in stems if stem.isdecimal() and commit_file(int(stem)) == f"{COMMITS}/{stem}.json"]
     readings = wait_together(store, partial(read_shard_record, store, {}), shards)
     for shard, record in zip(shards, readings, strict=True):

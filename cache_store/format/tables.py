@@ -4,6 +4,7 @@ import hashlib
 import os
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from typing import BinaryIO
 
@@ -102,11 +103,15 @@ class TableFile:
         open_file: Callable[[], BinaryIO | pa.NativeFile],
         where: str,
         max_footer_bytes: int = MAX_FOOTER_BYTES,
+        opened: BinaryIO | None = None,
     ) -> None:
-        """Open the file and parse its index; `where` names the file in messages."""
+        """Open the file and parse its index; `where` names the file in messages.
+
+        If the caller has the file open as `opened`, that stream is read, and left open.
+        """
         self._open_file, self.where = open_file, where
         try:
-            with open_file() as stream:
+            with nullcontext(opened) if opened else open_file() as stream:
                 refuse_large_footer(stream, where, max_footer_bytes)
                 file = pq.ParquetFile(stream, pre_buffer=False)
                 columns = [file.metadata.schema.column(number) for number in range(file.metadata.num_columns)]

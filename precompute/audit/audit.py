@@ -39,7 +39,7 @@ from precompute.encode.tolerance import device_class, feature_scale, root_mean_s
 from precompute.encoders.encoder import Encoder
 from precompute.encoders.registry import load_encoder
 from precompute.images.decoder_messages import silence_decoders
-from precompute.plan.spec import recipe_of
+from precompute.rerun.facts import recipe_of
 from precompute.sources import Source, open_source
 
 SHARDS_HELD = 16

@@ -12,7 +12,6 @@ from cache_store.format.schema import CodecName, Spec
 from cache_store.format.tables import PLAN_SCHEMA
 from cache_store.program.progress_bar import progress_bar
 from cache_store.storage.store import open_store
-from precompute.build.space import free_bytes
 from precompute.encode.engines.crew import crew_of
 from precompute.encode_images import encoder_threads
 from precompute.encoders.registry import load_encoder
@@ -23,7 +22,8 @@ from precompute.estimate.probe import Probe, Prober
 from precompute.estimate.sizes import CacheSize, sizes_by_codec
 from precompute.estimate.training_run import MeasuredStep, read_step
 from precompute.images.decoder_messages import silence_decoders
-from precompute.plan.spec import possible_spec, recipe_of
+from precompute.rerun.decide import possible_spec
+from precompute.rerun.facts import free_bytes, recipe_of
 from precompute.sources import Source, open_source
 
 UNMEASURED_STEPS_S = (0.1, 0.3, 1.0)

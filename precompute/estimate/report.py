@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from math import ceil, inf
 
 from cache_store.refusal import aligned, counted
-from precompute.build.space import shown_bytes
 from precompute.estimate.costs import HOUR_S, Prices, Training, build_hours, cores_to_feed
 from precompute.estimate.estimate import Estimate
 from precompute.estimate.probe import Probe
+from precompute.rerun.refusals import shown_bytes
 
 WORKERS = (1, 4, 8, 64)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import precompute.build.build as build_module
+import precompute.rerun.steps as build_module
 from cache_store.format.schema import StoreFormat
 from precompute.encoders.registry import load_encoder
 from tests.command_runs import PROGRAMS, make_scene

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import precompute.build.build as build_module
+import precompute.rerun.steps as build_module
 from cache_store.cli import main as cache_store
 from cache_store.storage.objects import client
 from precompute.cli import main as precompute

@@ -26,7 +26,7 @@ from cache_store.verify.verify import verify
 from precompute.cli import main
 from precompute.encode.canary import Canary
 from precompute.encoders.vaes.vae import VaeEncoder
-from precompute.plan.make import make_plan
+from precompute.rerun.source_plan import make_plan
 from precompute.sources import SourceConfig, open_source
 from precompute.sources.archives.listing import Samples
 from tests.places import Folder, Place

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+import precompute.rerun.steps as build_module
 from cache_store import open_cache, open_joined
 from cache_store.cache.metadata import read_commit
 from cache_store.cli import main as cache_store
 from cache_store.errors import ConfigError
 from cache_store.format.tables import SAMPLES_OF_TEXTS
 from cache_store.verify.verify import verify
-from precompute.build import build as build_module
 from precompute.cli import main
 from precompute.encode_images import encode_images
 from precompute.encoders.config import EncoderConfig

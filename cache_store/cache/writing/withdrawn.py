@@ -4,7 +4,9 @@ If the store has no exclusive claims, another program may be building a shard th
 replaced. A mark tells a rerun of a dead build that the record was withdrawn, so that the files may be replaced.
 """
 
-from cache_store.format.names import COMMITS, commit_file
+from collections.abc import Iterable
+
+from cache_store.format.names import commit_file
 from cache_store.storage.files import SCRATCH_SUFFIX, scratch_of
 from cache_store.storage.store import Store
 
@@ -24,11 +26,11 @@ def clear_mark(store: Store, shard: int) -> None:
     store.delete(mark_of(shard))
 
 
-def withdrawn_shards(store: Store) -> set[int]:
-    """Return the shards that have a mark."""
-    names = (scratch_of(name) for name in store.list(COMMITS))
-    stems = (name.removesuffix(".json") for name in names if name)
-    return {int(stem) for stem in stems if stem.isdecimal()}
+def withdrawn_shards(names: Iterable[str]) -> frozenset[int]:
+    """Return the shards that have a mark among the `names` in the folder of commit records."""
+    records = (record for name in names if (record := scratch_of(name)))
+    stems = (record.removesuffix(".json") for record in records)
+    return frozenset(int(stem) for stem in stems if stem.isdecimal())
 
 
 def mark_of(shard: int) -> str:

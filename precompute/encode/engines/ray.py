@@ -9,20 +9,16 @@ import math
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from posixpath import commonpath, dirname
 from typing import Any
 
 from cache_store.errors import EncodeOnceError, Interrupted
-from cache_store.format.formats import files_of_shard
-from cache_store.format.names import COMMITS, commit_file
 from cache_store.log import log_info
 from cache_store.program.run_program import usable_cores
 from cache_store.refusal import printable
 from cache_store.storage.local import LocalStore
-from cache_store.storage.store import Store
 from precompute.encode.engines.ray_cluster import (
     ClusterHead,
     RayCluster,
@@ -66,34 +62,14 @@ def run_ray(
 
 
 def job_of_actors(job: EncodeJob, place: Mapping[str, int]) -> EncodeJob:
-    """The job with whole paths and the actors' device, whose new shards replace no file: a lost node may be at work.
-
-    Files that lie there without a record are deleted, as by `precompute plan`.
-    """
+    """Return the job with absolute paths and the actors' device."""
     config, recorded = job.config, job.config.recorded()
     source = replace(config.source, **{name: recorded["source"][name] for name in ("path", "images")})
     device = "cuda" if place["num_gpus"] else "cpu"
     encoder = replace(config.encoder, model=recorded["encoder"]["model"], device=device)
     config = replace(config, source=source, encoder=encoder)
     store = replace(job.store, root=job.store.root.absolute()) if isinstance(job.store, LocalStore) else job.store
-    new = job.new
-    if store.keeps_others_out:  # but for nodes that were lost
-        committed = {f"{COMMITS}/{name}" for name in store.list(COMMITS)}
-        known = {*job.allowed_digests, *(shard for shard in job.shards if commit_file(shard) in committed)}
-        new = {*job.shards} - known
-        if not job.shared:
-            delete_files(store, [files_of_shard(job.spec, shard) for shard in sorted(new)])
-    return replace(job, config=config, store=store, new=new)
-
-
-def delete_files(store: Store, files: Sequence[Sequence[str]]) -> None:
-    """Delete what lies there of shards' files, by one listing of each folder in place of a look at each file."""
-    for names in zip(*files, strict=True):
-        folder = commonpath([*names, dirname(names[0])])
-        there = {entry.rstrip("/") for entry in store.list(folder)}
-        for name in names:
-            if name.removeprefix(f"{folder}/").partition("/")[0] in there:
-                store.delete(name)
+    return replace(job, config=config, store=store)
 
 
 @dataclass(eq=False)

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from cache_store.errors import SourceError
 from cache_store.format.names import PLAN_FILE, SPEC_FILE
+from cache_store.storage.claim import CLAIM_FILE
 from precompute.images.not_images import COMPRESSED, by_magic
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.archive import MAX_FILE_BYTES, MISSING, is_mac_metadata, refuse_large
@@ -90,7 +91,7 @@ class ImageFolder:
                 continue
             subfolders.sort()
             others.linked_folders.extend(within(name) for name in subfolders if Path(folder, name).is_symlink())
-            for path in (within(name) for name in sorted(files)):
+            for path in (within(name) for name in sorted(files) if name != CLAIM_FILE):
                 if not is_mac_metadata(path):
                     if is_utf8(path):
                         yield path

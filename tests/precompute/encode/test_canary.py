@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-import precompute.build.build as build_module
+import precompute.rerun.steps as build_module
 from cache_store.cli import main as cache_store
 from cache_store.format.schema import SampleLayout
 from precompute.cli import main

@@ -19,7 +19,7 @@ from typing import Any, get_args
 
 import pytest
 
-import precompute.build.build
+import precompute.rerun.steps
 from cache_store.cli import main as cache_store
 from cache_store.format.schema import StoreFormat
 from cache_store.storage.store import STORES
@@ -35,7 +35,7 @@ load_once = cache(load_encoder)
 
 @pytest.fixture(autouse=True)
 def quick_loading(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precompute.build.build, "load_encoder", load_once)
+    monkeypatch.setattr(precompute.rerun.steps, "load_encoder", load_once)
 
 
 @pytest.fixture(scope="module", params=get_args(StoreFormat))
@@ -81,15 +81,15 @@ def test_no_half_file_is_left_by_a_disk_failing_at_any_step(scene, tmp_path, mon
 SIGNALS = [signal.SIGTERM, signal.SIGINT]
 
 PHASES = [
-    ("build", "precompute.build.build:make_plan", 1),
-    ("build", "precompute.resume.act:write_build", 1),
+    ("build", "precompute.rerun.source_plan:make_plan", 1),
+    ("build", "precompute.rerun.act:write_build", 1),
     ("build", "precompute.encoders.vaes.vae:VaeEncoder.encode", 3),
     ("build", "cache_store.cache.writing.shard_files:write_rows", 2),
-    ("build", "precompute.build.build:make_seal", 1),
-    ("build", "precompute.build.build:write_seal", 1),
-    ("repair", "precompute.build.build:examine_images", 1),
+    ("build", "precompute.rerun.act:make_seal", 1),
+    ("build", "precompute.rerun.act:write_seal", 1),
+    ("repair", "precompute.rerun.steps:compare_images", 1),
     ("repair", "precompute.encoders.vaes.vae:VaeEncoder.encode", 1),
-    ("repair", "precompute.build.build:make_seal", 1),
+    ("repair", "precompute.rerun.act:make_seal", 1),
 ]
 """Commands, and before which call of which function, named in the module that calls it, they are sent a signal."""
 

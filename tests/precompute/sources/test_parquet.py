@@ -64,7 +64,7 @@ def test_rows_give_the_latents_of_a_folder_and_grow(project, forked_workers):
     write_dataset(project.folder / "data/train-0.parquet", 8, 10)
     assert "2 new" not in project.build("--extend", store__samples_per_shard=3)
     os.utime(project.folder / "data/train-2.parquet")
-    assert "10 images read again; all" in project.build("--check-sources", store__samples_per_shard=3)
+    assert "10 images read again; every" in project.build("--check-sources", store__samples_per_shard=3)
     order = [9, 1, 2, 3, 4, 5, 6, 7, 8, 10]
     ours, rows = open_cache(project.cache), np.arange(len(order))
     assert ours.samples(rows, ["id", "uri"]).slice(0, 1).to_pylist() == [{"id": "9", "uri": "train-1.parquet/0"}]

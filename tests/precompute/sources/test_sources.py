@@ -16,8 +16,8 @@ from cache_store import open_cache, open_joined
 from cache_store.errors import SourceError
 from precompute.cli import main
 from precompute.images.rejected import Rejected
-from precompute.plan.differences import compare_plans
-from precompute.plan.make import make_plan
+from precompute.rerun.order import compare_plans
+from precompute.rerun.source_plan import make_plan
 from precompute.sources import Source, SourceConfig, llava, open_source
 from precompute.sources.archives.image_store import MISSING
 from precompute.sources.files.file import LocalFile

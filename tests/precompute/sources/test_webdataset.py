@@ -88,7 +88,7 @@ def test_tars_give_the_latents_of_a_folder_and_grow(project, forked_workers):
     assert "new sample                000000008" in project.build(code=1, store__samples_per_shard=3)
     project.build("--extend", store__samples_per_shard=3)
     os.utime(project.folder / "tars/00001.tar")
-    assert "10 images read again; all" in project.build("--check-sources", store__samples_per_shard=3)
+    assert "10 images read again; every" in project.build("--check-sources", store__samples_per_shard=3)
     order = [9, 1, 2, 3, 4, 5, 6, 7, 8, 10]
     ours, rows = open_cache(project.cache), np.arange(len(order))
     assert ours.samples(rows, ["id"])["id"].to_pylist() == [f"{number:09d}" for number in order]

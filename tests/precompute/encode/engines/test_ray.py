@@ -17,10 +17,9 @@ import yaml
 
 from cache_store.cache.metadata import read_spec
 from cache_store.errors import CacheError, ConfigError, EncodeOnceError
-from cache_store.format.formats import files_of_shard
 from cache_store.storage.local import LocalStore
 from precompute.config import BuildConfig, RunConfig
-from precompute.encode.engines.ray import in_hand, job_of_actors, run_ray
+from precompute.encode.engines.ray import in_hand, run_ray
 from precompute.encode.engines.ray_cluster import ClusterHead, connected, say_waiting
 from precompute.encode.job import EncodeJob
 from precompute.encoders.registry import load_encoder
@@ -159,18 +158,6 @@ def test_a_node_that_does_not_see_the_plan_is_named(built, cluster):
     message = rf"node {os.uname().nodename} does not see the plan at {built.folder}/elsewhere/plan.parquet; on Ray"
     with built.untouched(), pytest.raises(CacheError, match=message):
         run_ray(job, source, encoder, threading.Event(), lambda _: None)
-
-
-def test_files_without_a_record_make_way_and_others_stay(built):
-    """What is replaced stays until the new files are whole, as in a repair."""
-    built.lose("commits/000000.json")
-    config = replace(BuildConfig.of_cache(built.cache), run=RunConfig(engine="ray"))
-    store, spec = LocalStore(built.cache), read_spec(built.cache)
-    job = EncodeJob(config=config, store=store, spec=spec, shards=[0, 1, 2], allowed_digests={2: {"as it was"}})
-    sent = job_of_actors(job, {"num_gpus": 0, "num_cpus": 2})
-    assert (sent.shared, sent.new) == (False, {0})
-    assert [shard for shard in job.shards if all(map(store.has, files_of_shard(spec, shard)))] == [1, 2]
-    assert not any(map(store.has, files_of_shard(spec, 0)))
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,10 @@ from cache_store.errors import SourceError
 from cache_store.format.names import PLAN_FILE
 from cache_store.format.schema import Recipe
 from cache_store.storage.local import LocalStore
-from precompute.plan import order, sort
-from precompute.plan.differences import compare_plans
-from precompute.plan.make import make_plan, refuse_duplicates
-from precompute.plan.order import in_order_of
-from precompute.plan.rows import Rows
+from precompute.rerun import order, source_plan
+from precompute.rerun.order import compare_plans, in_order_of
+from precompute.rerun.rows import Rows
+from precompute.rerun.source_plan import make_plan, refuse_duplicates
 from precompute.sources.archives.listing import Samples
 from tests.make_cache import caption, make_array, make_encoder
 
@@ -88,8 +87,8 @@ def test_ids_of_one_hash_are_no_duplicates():
 @pytest.mark.parametrize("count", [1, 32, 33, 100])
 def test_samples_in_no_order_are_sorted_a_run_at_a_time(monkeypatch, count):
     """By id, as in memory."""
-    monkeypatch.setattr(sort, "RUN_ROWS", 32)
-    monkeypatch.setattr(sort, "PAGE_ROWS", 8)
+    monkeypatch.setattr(source_plan, "RUN_ROWS", 32)
+    monkeypatch.setattr(source_plan, "PAGE_ROWS", 8)
     numbers = random.Random(0).sample(range(count), count)
     found = make_plan(Samples(map(sample, numbers)), 20)
     assert found.digests == (expected := plan_of(range(count), per_shard=20)).digests

@@ -3,7 +3,7 @@
 import pytest
 
 from cache_store.errors import ConfigError
-from precompute.build.rank import Rank, find_rank
+from precompute.rerun.rank import Rank, find_rank
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 BATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}
@@ -54,14 +54,22 @@ def test_a_rank_is_what_was_typed_or_what_launchers_say(typed, environment, foun
         (("-1", "2"), {}, "--rank must be a whole number from 0, got '-1'"),
         (("0", "0"), {}, "got 0 of 0"),
         ((None, None), {"RANK": "one", "WORLD_SIZE": "2"}, "RANK must be a whole number"),
-        ((None, None), {"RANK": "1"}, "RANK=1 without WORLD_SIZE, which torchrun sets too: is this one of several"),
+        (
+            (None, None),
+            {"RANK": "1"},
+            "RANK=1 without WORLD_SIZE, although torchrun sets them together. ",
+        ),
         ((None, None), {"WORLD_SIZE": "8"}, "WORLD_SIZE=8 without RANK"),
-        ((None, None), {"SLURM_PROCID": "3"}, "SLURM_PROCID=3 without SLURM_STEP_ID and SLURM_NTASKS, which srun"),
+        ((None, None), {"SLURM_PROCID": "3"}, "SLURM_PROCID=3 without SLURM_STEP_ID and SLURM_NTASKS, although srun"),
         ((None, None), {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}, "without SLURM_NTASKS"),
         ((None, None), {"SLURM_ARRAY_TASK_ID": "3"}, "SLURM_ARRAY_TASK_ID=3 without SLURM_ARRAY_TASK_COUNT"),
-        ((None, None), array(5, 2), "SLURM_ARRAY_TASK_ID 5 is one of 2 ids that are not those from 0 to 1 in"),
+        (
+            (None, None),
+            array(5, 2),
+            "the 2 ids of this Slurm array are not 0 to 1 in steps of 1 .SLURM_",
+        ),
         *(
-            ((None, None), array(task, 3, MAX=5), "3 ids that are not those from 0 to 5 in steps of 1")
+            ((None, None), array(task, 3, MAX=5), "3 ids of this Slurm array are not 0 to 5 in steps of 1")
             for task in (0, 5)
         ),
         ((None, None), array(2, 2, step=3), "submit an array such as 0-1"),

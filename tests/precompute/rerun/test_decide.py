@@ -1,8 +1,10 @@
-"""What a rerun does: a table of what was found and asked, and the work or the refusal. No disk is touched."""
+"""What a rerun does: a table of what was found and asked, and the work or the refusal.
+
+The facts hold a store that can do nothing and lists that cannot be read, so a decision that touched a disk would fail.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -17,17 +19,27 @@ from cache_store.format import schema
 from cache_store.format.formats import shard_format
 from cache_store.format.names import PLAN_FILE, SPEC_FILE, samples_file
 from cache_store.format.record import signed
-from cache_store.storage.local import LocalStore
 from cache_store.verify.findings import Report
-from precompute.plan.rows import Rows, rows_in_scratch, slices_of
-from precompute.resume.decide import Wanted, Work, decide
-from precompute.resume.request import BuildRequest
+from precompute.rerun.decide import Work, decide, decide_planned
+from precompute.rerun.facts import Facts, compare_lists, planned_facts
+from precompute.rerun.request import BuildRequest
+from precompute.rerun.rows import Rows, rows_in_scratch, slices_of
 from tests.make_cache import caption, make_array, make_encoder, make_plan
 
 PER_SHARD = 8
 ARRAY = make_array((1, 1, 1), "float16", "none", make_encoder(4, [0.0], [1.0]))
 RECIPE = schema.Recipe(format_version=1, store_format="zarr", samples_per_shard=PER_SHARD, array=ARRAY)
 TALLER = msgspec.structs.replace(RECIPE, array=make_array((1, 2, 1), "float16", "none", ARRAY.encoder))
+
+
+class NoStore:
+    """A store that has a name, and nothing else."""
+
+    def __str__(self) -> str:
+        return "C"
+
+    def where(self, name: str) -> str:
+        return f"C/{name}"
 
 
 def samples(numbers: Sequence[int] = range(12), **texts: str) -> pa.Table:
@@ -69,7 +81,7 @@ def surveyed(recipe: schema.Recipe = RECIPE, plan: pa.Table | None = None, conte
     records = {shard: record(spec, plan, shard, content) for shard in range(spec.num_shards)}
     on_disk = plan_on_disk(plan, spec.rows, content, size)
     return Survey(
-        store=LocalStore(Path("C")), has_cache=True, spec=Reading(spec), plan=on_disk,
+        store=NoStore(), has_cache=True, spec=Reading(spec), plan=on_disk,
         seal=Reading(make_seal(spec, [each.content for each in records.values()], on_disk.value.file)),
         build=Reading(signed(schema.BuildRecord(format_version=1, config={}, sha256=""))),
         shards={shard: ShardOnDisk(record=Reading(each)) for shard, each in records.items()},
@@ -103,9 +115,18 @@ class Case(NamedTuple):
     """Shards with rejected samples that can be decoded now."""
 
     def decided(self) -> Work:
-        return decide(self.found, Wanted(samples=rows(self.source), recipe=self.recipe), self.request).recovering(
-            self.recovered
-        )
+        facts = compare_lists(self.found, self.recipe, rows(self.source))
+        return decide(unreadable(facts), self.request).recovering(0, self.recovered)
+
+
+def unreadable(facts: Facts) -> Facts:
+    """The facts without anything that a decision could read."""
+
+    def closed(found: Any) -> Any:
+        return found and replace(found, plan=None)
+
+    found = replace(facts.survey, plan=replace(facts.survey.plan, value=closed(facts.survey.plan.value)))
+    return replace(facts, survey=found, found=closed(facts.found), planned=closed(facts.planned))
 
 
 def reported(survey: Survey) -> BuildRequest:
@@ -119,21 +140,27 @@ LONGER = samples(range(20))
 APPEND, LEAVE_OUT = BuildRequest(new_samples="append"), BuildRequest(new_samples="leave out")
 BEGUN = replace(WHOLE, plan=plan_on_disk(LONGER, 12))
 SWAPPED = replace(WHOLE, plan=plan_on_disk(samples([1, 0, *range(2, 12)]), 12), seal=Reading(), shards={})
+OTHER_TEXTS = replace(WHOLE, plan=plan_on_disk(samples(s09="x"), 12))
 FINER = msgspec.structs.replace(RECIPE, samples_per_shard=4)
 OTHER_SPEC = replace(surveyed(FINER), shards=WHOLE.shards, seal=WHOLE.seal, plan=WHOLE.plan)
 OTHER_PLAN = replace(WHOLE, spec=Reading(RECIPE.spec(12, "0")), metadata={SPEC_FILE: b"of another plan"})
 NO_FILE = ShardOnDisk(record=WHOLE.shards[1].record, file_problems={"f": CacheError("C/f is missing")})
 NO_RECORD, UNREADABLE = ShardOnDisk(record=DAMAGED), ShardOnDisk(record=Reading(problem=OSError("no such device")))
+NO_SEAL = without("seal")
+SPEC_DAMAGED = replace(WHOLE, spec=DAMAGED, metadata={SPEC_FILE: b"damaged"})
+NO_ARRAY = replace(WHOLE, metadata={**WHOLE.metadata, "latents/zarr.json": None})
 OTHER_SEAL, OTHER_SIZE = replace(WHOLE, seal=FOREIGN.seal), replace(WHOLE, seal=surveyed(TALLER).seal)
+BESIDE_OTHER = replace(without("spec"), seal=OTHER_SIZE.seal)
 PLAN, AGAIN, EXTENDS = "plan.parquet is written again from the source", "shard 1 is built again: ", "from 12 to 20"
 
 DONE: dict[str, tuple[Case, list[int], list[int], str]] = {
-    "a new cache": (Case(Survey(store=LocalStore(Path("C")))), [0, 1], [0, 1], ""),
+    "a new cache": (Case(Survey(store=NoStore())), [0, 1], [0, 1], ""),
     "a finished cache": (Case(), [], [], ""),
     "a shard not built yet": (Case(shard_1(None, without("seal"))), [1], [1], ""),
     "a lost record": (Case(shard_1(None)), [1], [], ""),
     "a damaged record": (Case(shard_1(NO_RECORD)), [1], [], f"{AGAIN}it is damaged"),
     "a lost file": (Case(shard_1(NO_FILE)), [1], [], f"{AGAIN}C/f is missing"),
+    "a lost file, no seal": (Case(shard_1(NO_FILE, NO_SEAL)), [1], [], f"{AGAIN}C/f is missing"),
     "a foreign shard": (Case(shard_1(FOREIGN.shards[1])), [1], [], "is not the record that the cache was sealed with"),
     "a shard of other text": (Case(shard_1(surveyed(plan=samples(s09="x")).shards[1])), [1], [], "for other samples"),
     "a repair": (Case(request=BuildRequest(rebuild=[0])), [0], [], ""),
@@ -142,12 +169,18 @@ DONE: dict[str, tuple[Case, list[int], list[int], str]] = {
     "a retry": (Case(recovered={1: 2}), [1], [1], ""),
     "a retry beside damage": (Case(shard_1(NO_FILE), recovered={0: 1}), [0, 1], [0], AGAIN),
     "a lost spec": (Case(without("spec")), [], [], "zarr.json: is missing"),
+    "a damaged spec": (Case(SPEC_DAMAGED), [], [], "zarr.json: is not what the spec says it should be"),
+    "no metadata of the array": (Case(NO_ARRAY), [], [], "latents/zarr.json: is missing"),
     "neither spec nor records": (Case(replace(without("spec"), shards={})), [0, 1], [], "zarr.json: is missing"),
     "a spec of another recipe": (Case(OTHER_SPEC), [], [], "zarr.json: is not what the spec says it should be"),
     "a spec of another plan": (Case(OTHER_PLAN), [], [], "zarr.json: is not what the spec says it should be"),
+    "no spec, the seal of another recipe": (Case(BESIDE_OTHER), [], [], "zarr.json: is missing"),
+    "no spec or plan, beside that": (Case(replace(BESIDE_OTHER, plan=Reading())), [], [], PLAN),
     "a lost build record": (Case(without("build")), [], [], "build.json: is missing"),
     "a lost plan": (Case(without("plan")), [], [], PLAN),
     "a swapped plan": (Case(SWAPPED), [0, 1], [0, 1], PLAN),
+    "a damaged plan": (Case(replace(WHOLE, plan=DAMAGED)), [], [], PLAN),
+    "a plan of other texts": (Case(OTHER_TEXTS), [], [], PLAN),
     "a plan of other bytes": (Case(replace(WHOLE, plan=FOREIGN.plan)), [], [], PLAN),
     "no spec, seal or plan": (Case(without("spec", "seal", "plan")), [], [], PLAN),
     "a lost seal": (Case(without("seal")), [], [], ""),
@@ -156,7 +189,7 @@ DONE: dict[str, tuple[Case, list[int], list[int], str]] = {
     "an extension": (Case(source=LONGER, request=APPEND), [1, 2], [1, 2], EXTENDS),
     "one without a spec": (Case(without("spec"), LONGER, APPEND), [1, 2], [1, 2], EXTENDS),
     "one that has begun": (Case(BEGUN, LONGER), [1, 2], [1, 2], EXTENDS),
-    "one that is given up": (Case(BEGUN), [], [], "an extension that had only begun is undone: plan.parquet"),
+    "one that is given up": (Case(BEGUN), [], [], "an unfinished extension is undone: plan.parquet is written again"),
 }
 """By what was found and asked: shards to build, those of them that may come out as anything, and what is said."""
 
@@ -172,7 +205,7 @@ def test_what_is_kept_and_built(name):
     assert work.allowed_digests == held
     assert said in " ".join(work.notes)
     assert bool(work.notes) == bool(said)
-    assert work.writes_plan is (name == "a new cache" or said == EXTENDS or "plan.parquet" in said)
+    assert (work.plan_file is None) is (name == "a new cache" or said == EXTENDS or "plan.parquet" in said)
     assert said != EXTENDS or len(work.notes) == 1
     assert work.samples_differ is (bool(case.recovered) or said == EXTENDS)
 
@@ -196,7 +229,7 @@ REFUSED: dict[str, tuple[Case, type[Exception], str]] = {
     "other text": (Case(source=samples(s09="x")), StaleError, "image name or text  s09"),
     "other text, no spec": (Case(without("spec"), samples(s09="x")), StaleError, "image name or text  s09"),
     "other text, no plan": (Case(without("plan"), samples(s09="x")), StaleError, "parquet is lost.*samples of shard 1"),
-    "another's report": (Case(request=reported(FOREIGN)), StaleError, "not one of C as it is.*cache-store verify C"),
+    "another's report": (Case(request=reported(FOREIGN)), StaleError, "does not fit C as it is.*cache-store verify C"),
     "no such shard": (Case(request=BuildRequest(rebuild=[2])), ConfigError, "has no shard 2"),
     "an unreadable record": (Case(shard_1(UNREADABLE)), OSError, "no such device"),
 }
@@ -209,9 +242,49 @@ def test_what_is_refused_and_in_which_words(name):
         case.decided()
 
 
-@pytest.mark.parametrize("typed", [["--cache", "r1"], ["--cache=r1"], ["--extend"], []])
-def test_a_command_that_is_named_has_no_option_twice(typed):
-    request = BuildRequest(command=("precompute", "plan", *typed, "--run.workers", "2"))
-    kept = " --extend" if "--extend" in typed else ""
-    assert request.with_options("--cache", "NEW") == f"precompute plan{kept} --run.workers 2 --cache NEW"
-    assert request.with_options("--extend").count("--extend") == 1
+SHARDS: dict[str, tuple[Case, list[int], list[int], set[int]]] = {
+    "a new cache": (Case(Survey(store=NoStore())), [], [0, 1], {0, 1}),
+    "a shard not built yet": (Case(shard_1(None, NO_SEAL)), [], [1], {1}),
+    "one that a dead build withdrew": (Case(shard_1(None, replace(NO_SEAL, withdrawn=frozenset([1])))), [], [1], set()),
+    "a lost record, sealed": (Case(shard_1(None)), [1], [], set()),
+    "a damaged record, no seal": (Case(shard_1(NO_RECORD, NO_SEAL)), [1], [], set()),
+    "a repair": (Case(request=BuildRequest(rebuild=[0])), [0], [], set()),
+    "a retry": (Case(recovered={1: 2}), [], [], set()),
+    "an extension": (Case(source=LONGER, request=APPEND), [], [1, 2], {2}),
+}
+"""Shards to mend, shards without a record or seal, and those of them that were never there."""
+
+
+@pytest.mark.parametrize("name", SHARDS)
+def test_the_work_says_which_shards_are_new_and_which_replace_others(name):
+    case, to_mend, unfinished, new = SHARDS[name]
+    work = case.decided()
+    assert (work.to_mend, work.unfinished, work.new) == (to_mend, unfinished, new)
+
+
+UNPLANNED = "C: planning has not finished"
+MEND_FIRST = r"1 shard \(1\) lost or damaged; only a single-process build mends them; run: precompute build"
+FOR_RANKS: dict[str, tuple[Survey, str]] = {
+    "a shard not built yet": (shard_1(None, NO_SEAL), ""),
+    "a finished cache": (WHOLE, ""),
+    "a lost plan": (without("plan"), UNPLANNED),
+    "a begun extension": (BEGUN, UNPLANNED),
+    "a plan of other bytes": (replace(WHOLE, plan=FOREIGN.plan), UNPLANNED),
+    "a lost build record": (without("build"), rf"{UNPLANNED} \(build.json: is missing\)"),
+    "a lost record, sealed": (shard_1(None), MEND_FIRST),
+    "a lost file": (shard_1(NO_FILE, NO_SEAL), MEND_FIRST),
+    "another recipe": (OTHER_SIZE, "array.image.height"),
+}
+"""By what was found: the refusal, if ranks and the seal after them are refused."""
+
+
+@pytest.mark.parametrize("name", FOR_RANKS)
+def test_ranks_build_a_whole_plan_and_mend_nothing(name):
+    found, words = FOR_RANKS[name]
+    facts = unreadable(planned_facts(found, TALLER if name == "another recipe" else RECIPE))
+    if not words:
+        work = decide_planned(facts, BuildRequest())
+        assert (work.to_build, work.unfinished) == ([1] if found is not WHOLE else [],) * 2
+        return
+    with pytest.raises((CacheError, StaleError), match=words):
+        decide_planned(facts, BuildRequest())

@@ -86,18 +86,18 @@ def test_ranks_and_seal_name_the_plan_that_is_missing(project):
     assert not project.cache.exists()
     step(project, "plan")
     (project.cache / "build.json").unlink()
-    assert "is not planned to the end (" in step(project, "build", *rank(0, 2), code=1)
+    assert "planning has not finished (" in step(project, "build", *rank(0, 2), code=1)
 
 
 @pytest.mark.parametrize("damage", ["commits/000001.json", "latents/c/1/0/0/0"])
 def test_what_was_sealed_is_mended_by_a_build_alone(built, damage):
-    alone = f"first run: precompute build --config {built.folder / 'cache.yaml'} --rank 0 --world-size 1"
+    alone = f"; run: precompute build --config {built.folder / 'cache.yaml'} --rank 0 --world-size 1"
     with built.same_in_the_end():
         built.lose(damage)
         with unchanged(built):
             for command, flags in (("plan", []), ("build", rank(0, 2)), ("seal", [])):
                 said = step(built, command, *flags, code=1)
-                assert "lost or damaged: 1 shard (1), which only a build alone mends" in said
+                assert "1 shard (1) lost or damaged; only a single-process build mends them" in said
                 assert alone in said
         step(built, "build", *rank(0, 1))
 
@@ -129,13 +129,13 @@ def test_a_damaged_plan_is_not_sealed(project):
     for damage in (lambda: plan.write_bytes(whole[:-9]), plan.unlink):
         damage()
         for command, flags in (("build", rank(0, 2)), ("seal", [])):
-            assert "is not planned to the end" in step(project, command, *flags, code=1)
+            assert "planning has not finished" in step(project, command, *flags, code=1)
         step(project, "plan")
         assert plan.read_bytes() == whole
     pq.write_table(rows.set_column(2, "uri", rows["uri"][::-1]), plan, 8)
     for index in range(2):
         step(project, "build", *rank(index, 2))
-    assert "is not planned to the end" in step(project, "seal", code=1)
+    assert "planning has not finished" in step(project, "seal", code=1)
 
 
 def test_too_many_rejected_of_all_ranks_are_not_sealed(project):

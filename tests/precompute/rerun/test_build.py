@@ -103,7 +103,7 @@ def test_too_many_rejects_end_the_build_and_say_why(project):
     message = project.build(code=1, **few)
     assert "1 of 22 samples rejected (1 cannot decode), more than run.max_reject_fraction 0.01" in message
     assert "cannot decode  1        sample-004: cannot decode: " in message
-    assert "mend the images, or where the source says they are, then: precompute build" in message
+    assert "fix the images, or their paths in the source, then run: precompute build" in message
     assert "--run.max_reject_fraction" in message
     assert "--retry-rejected" in message
     assert not (project.cache / "seal.json").exists()
@@ -121,6 +121,14 @@ def test_a_cache_in_its_sources_folder_is_said_once(project):
     options = ("--cache", project.cache)
     assert said in project.build(*options)
     assert said not in project.build(*options)
+
+
+def test_the_claim_of_a_cache_in_its_sources_folder_is_no_file_of_the_source(project):
+    """The build holds it while it lists the folder."""
+    project.unpack()
+    project.settings = {"source": {"kind": "folder", "path": str(project.images)}}
+    project.cache = project.images / "inside"
+    assert "passed over" not in project.build("--cache", project.cache)
 
 
 def test_a_build_that_caches_nothing_gives_an_example(project):
@@ -165,7 +173,7 @@ def test_records_that_name_no_image_are_named(project, count):
     chat.write_text(json.dumps([{**each, "image": None} for each in records[:count]] + records[count:]))
     message = project.build(run__max_reject_fraction=0.01, code=1)
     assert f"{count} of 22 samples without an image" in message
-    assert f"{count} records without the name of one: sample-000, sample-001" in message
+    assert f"{count} records without an image name: sample-000, sample-001" in message
     assert f"Give each such record an `image`, or leave it out of {chat}" in message
     assert "source.images" not in message
 

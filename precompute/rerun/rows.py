@@ -1,4 +1,4 @@
-"""Samples in rows, in a file and not in memory: a cache's plan or a temporary one, read a shard at a time."""
+"""Rows of samples in a file, not in memory: a cache's plan or a temporary one, read one shard at a time."""
 
 import hashlib
 import os
@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from heapq import nsmallest
 from io import BufferedRandom
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,13 +19,45 @@ from cache_store.format.plan import PlanDigests, PlanFile, PlanHash, encode_plan
 from cache_store.format.schema import Recipe, Spec
 from cache_store.format.tables import PLAN_SCHEMA, TableFile
 from cache_store.storage.files import naming_scratch
-from precompute.plan.ids import SHOWN_IDS, Hashes, SomeIds, hashes_of
 
 CHUNK = 8_192
 """Samples held as Python objects at a time."""
 
+SHOWN_IDS = 5
+"""Ids named in a message before it says how many more there are."""
+
 LISTED = pa.schema([field for field in PLAN_SCHEMA if field.name != "row"])
-"""What a source says of a sample."""
+"""The columns that a source gives for a sample."""
+
+Hashes = NDArray[np.int64]
+"""8 bytes per sample, where millions of ids would not fit in memory. Among ten million ids, two have the same hash in
+about one of 400,000 processes, so every match is confirmed by the ids or by a digest."""
+
+
+class SomeIds(NamedTuple):
+    """The number of samples in a group, and the first of their ids."""
+
+    total: int
+    first: Sequence[str]
+
+    def __str__(self) -> str:
+        return abridged(self.first, self.total)
+
+
+NO_IDS = SomeIds(0, ())
+
+
+def hashes_of(values: Iterable[object]) -> Hashes:
+    """Hash values with Python's `hash`, which differs from process to process."""
+    return np.fromiter(map(hash, values), np.int64)
+
+
+def abridged(names: Sequence[str], count: int | None = None) -> str:
+    """Format the first SHOWN_IDS of `count` names and the number of the rest; `names` may hold only the first ones."""
+    count = len(names) if count is None else count
+    shown = [name if name.isprintable() else ascii(name) for name in names[:SHOWN_IDS]]  # one line, whatever they hold
+    more = f" and {count - SHOWN_IDS} more" if count > SHOWN_IDS else ""
+    return ", ".join(shown) + more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,11 +68,11 @@ class Rows:
     count: int
     samples_per_shard: int
     digests: PlanDigests
-    """Of these rows."""
+    """Digests of these rows."""
     on_disk: bool = False
-    """As the cache's plan file has them; else as the source has them."""
+    """Whether these rows come from the cache's plan file; otherwise they come from the source."""
     file_sha256: str | None = None
-    """Of a temporary file that holds these rows and no others: a cache's plan of the same bytes has the same rows."""
+    """SHA-256 of a temporary file of exactly these rows; a plan file with the same SHA-256 has the same rows."""
 
     def __len__(self) -> int:
         return self.count
@@ -50,15 +83,15 @@ class Rows:
 
     @property
     def known_plan(self) -> dict[str, PlanDigests]:
-        """The digests by the SHA-256 of a plan file that has these rows, as far as it is known."""
+        """Digests of these rows by the SHA-256 of their plan file; empty if that is unknown."""
         return {self.file_sha256: self.digests} if self.file_sha256 else {}
 
     def spec(self, recipe: Recipe) -> Spec:
-        """Of a cache of that recipe with these rows."""
+        """Make the spec of a cache with this recipe and these rows."""
         return recipe.spec(self.count, self.digests.whole)
 
     def shard(self, shard: int, columns: Sequence[str] | None = None) -> pa.Table:
-        """The rows of a shard; none beyond the last one."""
+        """Read the rows of a shard; return an empty table beyond the last one."""
         if shard >= self.num_shards:
             return PLAN_SCHEMA.empty_table().select(columns or PLAN_SCHEMA.names)
         rows = self.plan.shard(shard, None if columns is None else list(columns))
@@ -67,19 +100,24 @@ class Rows:
     def shards(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         return (self.shard(shard, columns) for shard in range(self.num_shards))
 
-    def first(self, count: int) -> "Rows":
-        """The first `count` rows, digested anew."""
-        if count == self.count:
-            return self
-        return replace(self, count=count, digests=self.plan.digests(count), file_sha256=None)
+    def ids(self) -> Iterator[str]:
+        return (name for table in self.shards(["id"]) for name in table["id"].to_pylist())
 
     def id_hashes(self) -> Hashes:
-        """Of every row's id."""
+        """Hash every row's id."""
         parts = [hashes_of(table["id"].to_pylist()) for table in self.shards(["id"])]
         return np.concatenate([np.empty(0, np.int64), *parts])
 
+    def first(self, count: int) -> "Rows":
+        """Keep the first `count` rows and compute their digests."""
+        return self if count == self.count else self.cut(count, self.plan.digests(count))
+
+    def cut(self, count: int, digests: PlanDigests) -> "Rows":
+        """Keep the first `count` rows, whose digests are known."""
+        return replace(self, count=count, digests=digests, file_sha256=None)
+
     def ids_where(self, mask: NDArray[np.bool_]) -> SomeIds:
-        """The least ids of the rows that are marked in `mask` [rows]."""
+        """Count the rows marked in `mask` [rows], and return the smallest of their ids."""
         first: list[str] = []
         for shard in np.unique(np.flatnonzero(mask) // self.samples_per_shard).tolist():
             start = shard * self.samples_per_shard
@@ -88,7 +126,7 @@ class Rows:
         return SomeIds(int(np.count_nonzero(mask)), first)
 
     def begins_with(self, rows: "Rows") -> bool:
-        """Whether these samples begin with those, by their digests; of as many samples a shard."""
+        """Return whether these rows begin with `rows`, by digest; both must have the same `samples_per_shard`."""
         if rows.count == self.count:
             return self.digests == rows.digests
         full, rest = divmod(rows.count, rows.samples_per_shard)
@@ -123,15 +161,15 @@ def rows_in_scratch(shards: Iterable[pa.Table], samples_per_shard: int) -> Rows:
 
 
 def plan_in_scratch(tables: Iterable[pa.Table]) -> "tuple[PlanFile, ScratchFile]":
-    """Write samples, a row group a table, to a temporary file, which goes with the plan."""
+    """Write samples to a temporary file, one row group per table; the file is deleted with the plan."""
     file = ScratchFile()
-    with naming_scratch(), file.stream() as stream:  # of which the last bytes are written when it is closed
+    with naming_scratch(), file.stream() as stream:  # closing it writes the last bytes
         encode_plan(stream, tables)
     return PlanFile(TableFile(file.stream, "the list of samples")), file
 
 
 def numbered(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Samples with their rows, from 0."""
+    """Number the samples' rows from 0."""
     first = 0
     for table in tables:
         row = pa.array(np.arange(first, first + table.num_rows))
@@ -139,7 +177,8 @@ def numbered(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
         first += table.num_rows
 
 
-def table_of(samples: Iterator[dict[str, object]]) -> pa.Table:
+def listed_table(samples: Iterator[dict[str, object]]) -> pa.Table:
+    """Make one table of all samples."""
     chunks = iter(lambda: list(islice(samples, CHUNK)), [])
     batches = [pa.RecordBatch.from_pylist(chunk, schema=LISTED) for chunk in chunks]
     return pa.Table.from_batches(batches, schema=LISTED).combine_chunks()
@@ -150,7 +189,7 @@ def slices_of(table: pa.Table, size: int) -> Iterator[pa.Table]:
 
 
 class ScratchFile:
-    """A file without a name, which the system deletes with the last that refers to it, however a program ends."""
+    """A file without a name; the system deletes it with its last open descriptor, however the program ends."""
 
     def __init__(self) -> None:
         with tempfile.TemporaryFile() as stream:
@@ -159,7 +198,7 @@ class ScratchFile:
         weakref.finalize(self, os.close, descriptor)
 
     def stream(self) -> BufferedRandom:
-        """To write or to read it, by one at a time: all that open it share its position."""
+        """Open it to write or read, one user at a time: all streams share one position."""
         stream = os.fdopen(os.dup(self._descriptor), "r+b")
         stream.seek(0)
         return stream

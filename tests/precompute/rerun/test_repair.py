@@ -28,7 +28,7 @@ def test_where_seal_and_records_disagree_a_shard_may_be_either(built, names, sha
     with built.same_in_the_end():
         copied("images", *names)(built)
         message = built.repair("--shards", shards)
-    assert ("the seal was not that of these shards" in message) is (names == ["seal.json"])
+    assert ("the old seal did not match these shards" in message) is (names == ["seal.json"])
 
 
 @pytest.mark.parametrize("mend", ["build", "repair"])
@@ -77,9 +77,9 @@ def edit(path: Path) -> None:
 
 def assert_left(project: Project, before: dict[str, bytes], message: str, by_table: bool) -> None:
     """Nothing of shard 1 was replaced, and the shard is named; the sample is where its samples table can be read."""
-    assert "1 shard built again would not come out as before, so that nothing was replaced: 1\n" in message
-    assert ("image of sample-009" in message) is by_table
-    assert ("an image may have changed unseen" in message) is not by_table
+    assert "1 shard came out differently when rebuilt, so nothing was replaced: 1\n" in message
+    assert ("content of sample-009" in message) is by_table
+    assert ("an image may have changed unnoticed" in message) is not by_table
     now = contents(project)
     assert now.keys() >= before.keys()
     for name in (SHARD, "shards/000001.tar", TABLE, RECORD, "seal.json", "plan.parquet", "zarr.json"):
@@ -116,7 +116,7 @@ def test_a_shard_that_comes_out_otherwise_stays_as_it_was(built, command, name, 
             message = built.do(command, code=1)
             assert_left(built, damaged, message, by_table=(name, damage) != (TABLE, Path.unlink))
         taken = Path(shutil.copytree(built.cache, built.folder / "taken"))
-        for vouching in re.findall(r"delete (.*) in .*, then precompute build --config", message)[0].split(", "):
+        for vouching in re.findall(r"delete (.*) in .*, then run precompute build --config", message)[0].split(", "):
             (taken / vouching).unlink()
         built.build(name="taken")
         assert not verify(taken, "full").findings
@@ -148,7 +148,7 @@ def test_new_work_holds_a_damaged_shard_to_what_it_was(built, flag, numbers, men
     built.lose(TABLE)
     built.has(numbers, **mended, sample_009=image_bytes(99))
     said = built.build(flag, code=1)
-    assert "would not come out as before, so that nothing was replaced: 1\n" in said
+    assert "came out differently when rebuilt, so nothing was replaced: 1\n" in said
     built.has(numbers, **mended)
     built.build(flag)
     assert [built.files()[name] for name in (SHARD, TABLE)] == [whole[name] for name in (SHARD, TABLE)]

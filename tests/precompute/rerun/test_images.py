@@ -115,7 +115,7 @@ def test_a_change_that_no_size_or_time_shows_is_found(folder, command):
 
 
 def test_a_check_reads_every_image_before_other_work(folder):
-    everything = f"{SAMPLES} images read again; all that are encoded have the bytes"
+    everything = f"{SAMPLES} images read again; every encoded image is unchanged"
     with folder.untouched():
         said = folder.build("--check-sources")
     assert everything in said
@@ -137,7 +137,7 @@ def test_a_check_names_shards_whose_images_nothing_remembers(folder, name, losse
     (folder.cache / name).write_bytes(bytes(reversed((folder.cache / name).read_bytes())))
     with folder.untouched():
         message = folder.build("--check-sources", code=1)
-    assert "what the images of 1 shard were cannot be told" in message
+    assert "the images of 1 shard cannot be checked" in message
     assert f"first run precompute repair {folder.cache} --shards '[1]'" in message
     folder.repair("--shards", "[1]")
     assert "22 images read again" in folder.build("--check-sources")

@@ -1,15 +1,24 @@
-"""A rerun goes by the cache's own plan where no file of the source was written, added or taken away."""
+"""A rerun reads each file once, and goes by the cache's plan if no file of the source was written, added or removed."""
 
 import json
 import os
 import zipfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cache_store.cache.metadata import read_build
-from precompute.build import build as module
+from cache_store.storage.local import LocalStore
+from cache_store.storage.store import STORES
+from precompute.cli import main
+from precompute.config import BuildConfig
+from precompute.rerun import facts as module
+from precompute.rerun import steps
+from precompute.rerun.source_plan import SourceList
+from precompute.sources import Source
+from tests.faulty_store import CountingStore
 from tests.precompute.acts import RECORD, SHARD, TABLE, copied, flipped, lost
 from tests.precompute.conftest import SAMPLES, Project, image_bytes, sample_name
 from tests.precompute.sources.test_parquet import write_dataset
@@ -62,13 +71,13 @@ def file(request: pytest.FixtureRequest, project: Project) -> Path:
 def listings(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """One for each time that a source is listed."""
     seen = list[None]()
-    list_samples = module.list_samples
+    list_source = module.list_source
 
-    def counted(inputs: module.Inputs, version: str | None) -> module.Wanted:
+    def counted(source: Source, config: BuildConfig) -> SourceList:
         seen.append(None)
-        return list_samples(inputs, version)
+        return list_source(source, config)
 
-    monkeypatch.setattr(module, "list_samples", counted)
+    monkeypatch.setattr(module, "list_source", counted)
     return seen
 
 
@@ -82,6 +91,15 @@ def test_what_is_as_it_was_is_not_listed_again(project, file, listings):
     assert not listings
 
 
+def test_a_rerun_of_a_finished_build_opens_each_file_once_and_touches_none(built, monkeypatch):
+    opened = Counter[str]()
+    monkeypatch.setitem(STORES, "counting", lambda path: CountingStore(Path(path), opened))
+    with built.untouched():
+        assert "nothing to encode" in built.build("--cache", f"counting://{built.cache}")
+    metadata = ["build.json", "latents/zarr.json", "plan.parquet", "seal.json", "zarr.json"]
+    assert opened == dict.fromkeys([*(f"commits/{shard:06d}.json" for shard in range(3)), *metadata], 1)
+
+
 def test_what_was_written_is_listed_again_and_once(project, file, listings):
     """Also where size and time are what they were."""
     time_ns = file.stat().st_mtime_ns
@@ -93,16 +111,22 @@ def test_what_was_written_is_listed_again_and_once(project, file, listings):
     assert len(listings) == 1
 
 
+def test_a_second_build_is_refused_before_it_lists_the_source(built, listings):
+    with LocalStore(built.cache).claim():
+        assert "is being written by process" in built.build("--check-sources", code=1)
+    assert not listings
+
+
 def test_a_tar_that_is_replaced_while_a_build_begins_stops_it(project, monkeypatch):
     """After its index was read, and before it is listed."""
     file = as_tars(project)
-    first, load = file.with_stem("0"), module.load_encoder
+    first, load = file.with_stem("0"), steps.load_encoder
 
     def slow_load(*arguments: Any) -> Any:
         write_tar(first, numbered(20, 21, 22, 23, 24, 25))
         return load(*arguments)
 
-    monkeypatch.setattr(module, "load_encoder", slow_load)
+    monkeypatch.setattr(steps, "load_encoder", slow_load)
     assert "was changed while it was read" in project.build(code=1)
 
 
@@ -171,3 +195,25 @@ def test_a_folder_of_images_is_looked_at_each_time(built, listings):
     built.build()
     assert len(listings) == 2
     assert read_build(built.cache).listed is None
+
+
+def test_what_cannot_fit_is_refused_before_anything_is_written(project, monkeypatch):
+    """22 samples of 640 bytes, of which a fifth may be rejected."""
+    monkeypatch.setattr(module, "free_bytes", lambda store: 11_000)
+    for command in ("build", "plan"):
+        said = project.run(main, command, "--config", project.config(), code=1)
+        assert "needs at least 11.3 KB for its latents, but only 11.0 KB are free there" in said
+        assert not list(project.cache.rglob("*.parquet"))
+    project.build("--run.check_space", "false")
+    project.build()
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+def test_with_a_codec_nothing_is_certain(project, monkeypatch, codec):
+    monkeypatch.setattr(module, "free_bytes", lambda store: 0)
+    project.build(store__codec=codec)
+
+
+def test_free_space_is_that_of_the_folder_to_be(tmp_path):
+    free = module.free_bytes(LocalStore(tmp_path / "not" / "yet"))
+    assert free is None or free > 0

@@ -1,0 +1,174 @@
+"""Carry out what was decided: every write and delete of a build, so that a rerun can resume after a kill at any moment.
+
+The plan comes first: from then on every build, with or without --extend, sees that an extension has begun. The spec is
+the last of the metadata: it makes the folder a cache, or a cache with more rows. Then come the shards, and at last the
+seal. Every step is idempotent.
+"""
+
+import threading
+from collections.abc import Collection, Sequence
+from contextlib import closing
+from dataclasses import replace
+from posixpath import commonpath, dirname
+
+from cache_store.cache.files import file_record, write_plan
+from cache_store.cache.metadata import metadata_of, write_build
+from cache_store.cache.writing.seal import make_seal, refuse_non_canonical, write_seal
+from cache_store.cache.writing.withdrawn import withdraw
+from cache_store.errors import Interrupted
+from cache_store.format.formats import files_of_shard
+from cache_store.format.names import PLAN_FILE, SEAL_FILE
+from cache_store.format.schema import FileRecord, Listed, Seal, Spec
+from cache_store.log import log_info
+from cache_store.program.stop_signals import stop_on_signals
+from cache_store.refusal import printable
+from cache_store.storage.objects.callers import giving_up
+from cache_store.storage.store import Store, listed_once
+from cache_store.verify.leftovers import clear_leftovers
+from precompute.encode.engines import ENGINES
+from precompute.encode.job import EncodeJob
+from precompute.encode.progress import BuildProgress
+from precompute.images.rejected import TooManyRejectsError
+from precompute.rerun.decide import Work
+from precompute.rerun.facts import Facts, Inputs
+from precompute.rerun.images import refuse_rejected, sample_changes
+from precompute.rerun.refusals import refuse_mismatched_shards
+
+
+def write_metadata(inputs: Inputs, facts: Facts, work: Work, *, for_ranks: bool = False) -> Work:
+    """Write metadata that is missing, damaged or changed, and print notes; return the work without the plan.
+
+    The notes come before the encoding, which can take days. The only shard records that it deletes are that of a partly
+    filled last shard, when the cache grows, and `for_ranks` those of retried shards.
+    """
+    survey, store, config = facts.survey, inputs.store, inputs.config
+    overlap = None if survey.has_cache else config.overlap
+    for note in filter(None, (*work.notes, facts.skipped_note, overlap)):
+        log_info(printable(note))
+    if work.plan_file is None:
+        write_plan(store, map(work.plan_rows, range(work.spec.num_shards)))
+    plan_file = work.plan_file or file_record(store, PLAN_FILE)
+    retried = work.recovered if for_ranks else ()
+    if work.grows or retried:
+        store.delete(SEAL_FILE)  # before anything that it covers changes
+        for shard in (*retried, *work.open_shards):
+            withdraw(store, shard)
+    listed = listing_record(work, plan_file)
+    build = survey.build.value
+    if build is None or (build.config, build.listed) != (config.recorded(), listed):
+        write_build(store, config.recorded(), listed)
+    for name, data in metadata_of(work.spec):
+        if survey.metadata.get(name) != data:
+            store.put_whole(name, data)
+    return replace(work.without_plan(), plan_file=plan_file)
+
+
+def listing_record(work: Work, plan_file: FileRecord) -> Listed | None:
+    """Make the record of the listing, once its plan is on disk; None if every build must list the source."""
+    if work.source_version is None or work.plan is None:
+        return None
+    digests = work.plan.digests
+    return Listed(
+        source=work.source_version,
+        plan_sha256=plan_file.sha256,
+        plan_digest=digests.whole,
+        shard_digests=digests.shards,
+    )
+
+
+def make_way_for_ranks(store: Store, work: Work) -> None:
+    """Delete files of shards without a record: ranks never replace files, and the new bytes may differ."""
+    delete_shard_files(store, work.spec, work.to_build)
+    clear_leftovers(store, work.spec)
+
+
+def delete_shard_files(store: Store, spec: Spec, shards: Collection[int]) -> None:
+    """Delete what lies there of these shards' files, by one listing of each folder rather than a look at each file."""
+    there = listed_once(store)
+    for names in zip(*(files_of_shard(spec, shard) for shard in shards), strict=True):
+        folder = commonpath([*names, dirname(names[0])])
+        entries = {entry.rstrip("/") for entry in there.list(folder)}
+        for name in names:
+            if name.removeprefix(f"{folder}/").partition("/")[0] in entries:
+                store.delete(name)
+
+
+def build_shards(inputs: Inputs, work: Work, shards: Sequence[int], *, shared: bool = False) -> BuildProgress:
+    """Build these shards, alone or (`shared`) beside other ranks; return the progress.
+
+    Only a single-process build replaces files.
+    """
+    spec, store, config, request = work.spec, inputs.store, inputs.config, inputs.request
+    num_rows, limit = sum(len(spec.shard_rows(shard)) for shard in shards), config.run.max_reject_fraction
+    made_of, kept = spec.array.made_of, work.kept.values()
+    with closing(BuildProgress(spec.rows, kept, limit, to_build=num_rows, shared=shared, made_of=made_of)) as progress:
+        try:
+            progress.refuse_too_many_rejects()
+            if shards:
+                # Keep the seal while shards must match its digests, so that an interrupted repair loses nothing.
+                if not shared and (work.samples_differ or not work.allowed_digests):
+                    store.delete(SEAL_FILE)
+                encode(inputs, encode_job(inputs, work, shards, shared), progress)
+        except TooManyRejectsError as error:
+            allow = "to continue without these samples, raise --run.max_reject_fraction"
+            refuse_rejected(str(error), store, spec, request, allow)
+    if progress.all_rejected:
+        none = f"{store}: none of {spec.rows:,} samples could be cached, so there is nothing to seal"
+        refuse_rejected(none, store, spec, request)
+    return progress
+
+
+def encode_job(inputs: Inputs, work: Work, shards: Sequence[int], shared: bool) -> EncodeJob:
+    """Make the engine's job.
+
+    No file of a new shard is replaced where another program may be writing it: in a store that no claim guards, and on
+    Ray, where a lost node may still be at work; there, files without a record are deleted first.
+    """
+    store, new = inputs.store, frozenset[int]()
+    if not store.keeps_others_out:
+        new = work.new
+    elif inputs.config.run.engine == "ray" and not shared:
+        new = frozenset(work.unfinished)
+        delete_shard_files(store, work.spec, new)
+    return EncodeJob(
+        config=inputs.config,
+        store=store,
+        spec=work.spec,
+        shards=shards,
+        allowed_digests=work.allowed_digests,
+        shared=shared,
+        new=new,
+    )
+
+
+def encode(inputs: Inputs, job: EncodeJob, progress: BuildProgress) -> None:
+    """Build the job's shards; raise StaleError if one has the wrong bytes, Interrupted after a signal."""
+    stop = threading.Event()
+    # Worker threads and processes must be told to stop; elsewhere a signal unwinds the stack.
+    with stop_on_signals(stop.set), giving_up(stop.is_set):
+        ENGINES[job.config.run.engine](job, inputs.source, inputs.encoder, stop, progress)
+    mismatched = progress.mismatched
+    changes = {shard: list(sample_changes(job.store, each)) for shard, each in mismatched.items()}
+    refuse_mismatched_shards(job.store, mismatched, job.allowed_digests, changes, inputs.request)
+    if stop.is_set() and not job.shared:  # the signal came after the last batch
+        raise Interrupted("every shard is committed; run the same command again to seal the cache")
+
+
+def seal_cache(store: Store, work: Work, progress: BuildProgress) -> Seal:
+    """Delete leftovers of dead builds and seal the cache; every shard must be committed."""
+    clear_leftovers(store, work.spec)
+    records = {**work.kept, **progress.built}
+    contents = [records[shard].content for shard in range(work.spec.num_shards)]
+    refuse_non_canonical(store, contents)
+    assert work.plan_file is not None
+    seal = write_seal(store, make_seal(work.spec, contents, work.plan_file), work.earlier_seal)
+    announce_identity(work, seal)
+    return seal
+
+
+def announce_identity(work: Work, seal: Seal) -> None:
+    """Print a notice if the cache's identity changed."""
+    if work.earlier_seal is None or work.earlier_seal.identity == seal.identity:
+        return
+    why = "its samples changed; restart training" if work.samples_differ else "the old seal did not match these shards"
+    log_info(f"the cache's identity was {work.earlier_seal.identity} and is {seal.identity}: {why}")

@@ -1,0 +1,297 @@
+"""Decide what a build has to do, from the facts and the request: pure functions that touch no disk.
+
+A cache is the recipe, the list of samples and the shards. Each is on disk more than once, so that a loss is repaired by
+copying: the recipe is in the spec, the seal and every record; the list is in the plan and the source; a shard's digest
+is in its record and the seal.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+
+from cache_store.cache.metadata import spec_problems
+from cache_store.cache.survey import Survey, held_recipe
+from cache_store.errors import ConfigError
+from cache_store.format.formats import shard_format
+from cache_store.format.names import BUILD_FILE, PLAN_FILE, SPEC_FILE, commit_file
+from cache_store.format.plan import PlanDigests
+from cache_store.format.schema import CommitRecord, FileRecord, Recipe, Seal, Spec
+from cache_store.refusal import counted
+from cache_store.verify.findings import Finding
+from cache_store.verify.record import usable_record
+from precompute.rerun.facts import Facts
+from precompute.rerun.refusals import (
+    refuse_lost_list,
+    refuse_lost_recipe,
+    refuse_mending,
+    refuse_other_inputs,
+    refuse_other_list,
+    refuse_other_report,
+    refuse_unfinished_plan,
+)
+from precompute.rerun.request import BuildRequest
+from precompute.rerun.rows import Rows
+
+AllowedDigests = dict[int, frozenset[str]]
+"""Content digests allowed for each shard; a shard without a sound record or seal may have any content."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """The work left to do."""
+
+    spec: Spec
+    plan: Rows | None
+    """All samples that the cache will hold, as the source has them now; None once the plan is on disk."""
+    rows_before: int = 0
+    """Rows that the cache was planned with."""
+    trusted: Rows | None = None
+    """These rows from the plan file; None if its fingerprints cannot be trusted."""
+    plan_file: FileRecord | None = None
+    """The plan's file; None if it has to be written."""
+    source_version: str | None = None
+    """Version of the source, if `plan` holds all its samples; None if every build must list it."""
+    kept: Mapping[int, CommitRecord] = field(default_factory=dict)
+    """Records of the shards that need no work."""
+    recorded: frozenset[int] = frozenset()
+    """Shards that have a record, sound or not."""
+    withdrawn: frozenset[int] = frozenset()
+    """Shards whose files an earlier build was replacing when it died, in a store that no claim guards."""
+    allowed_digests: AllowedDigests = field(default_factory=dict)
+    earlier_seal: Seal | None = None
+    notes: tuple[str, ...] = ()
+    """Notes for the user, such as damage that is mended."""
+    num_retried: int = 0
+    """Rejected samples that were tried again."""
+    recovered: Mapping[int, int] = field(default_factory=dict)
+    """Shards with rejected samples that succeed now, and how many each had rejected."""
+
+    @property
+    def grows(self) -> bool:
+        return 0 < self.rows_before < self.spec.rows
+
+    @property
+    def samples_differ(self) -> bool:
+        """Whether this work changes the cache's samples, and so its identity, on purpose."""
+        return self.grows or bool(self.recovered)
+
+    @property
+    def open_shards(self) -> frozenset[int]:
+        """The partly filled last shard, if new rows are added to it; else none."""
+        full, open_rows = divmod(self.rows_before, self.spec.samples_per_shard)
+        return frozenset([full] if self.grows and open_rows else [])
+
+    @property
+    def reuses_plan(self) -> bool:
+        """Whether this run uses the cache's plan instead of listing the source, because the source is unchanged."""
+        return self.plan is not None and self.plan.on_disk
+
+    @property
+    def to_build(self) -> list[int]:
+        return [shard for shard in range(self.spec.num_shards) if shard not in self.kept]
+
+    @property
+    def to_mend(self) -> list[int]:
+        """Shards to build that already have a record, sound or damaged, or a digest in the seal."""
+        known = {*self.recorded, *self.allowed_digests} - self.open_shards - {*self.recovered}
+        return [shard for shard in self.to_build if shard in known]
+
+    @property
+    def unfinished(self) -> list[int]:
+        """Shards to build for which neither a record nor a seal vouches, once the metadata is written."""
+        known = {*self.to_mend, *self.recovered}
+        return [shard for shard in self.to_build if shard not in known]
+
+    @property
+    def new(self) -> frozenset[int]:
+        """Shards to build that were never there; in a store that no claim guards, their files replace none."""
+        return frozenset(self.unfinished) - self.open_shards - self.withdrawn
+
+    def planned(self, shard: int, columns: Sequence[str] | None = None) -> pa.Table:
+        """Read a shard's rows, as the source has them now."""
+        assert self.plan is not None
+        return self.plan.shard(shard, columns)
+
+    def plan_rows(self, shard: int) -> pa.Table:
+        """Return a shard's rows, with the fingerprints that the images had when they were encoded."""
+        rows = self.planned(shard)
+        before = self.trusted.shard(shard, ["fingerprint"])["fingerprint"].chunks if self.trusted else []
+        new = rows["fingerprint"].slice(sum(map(len, before)))
+        fingerprints = pa.chunked_array([*before, *new.chunks], pa.string()).combine_chunks()
+        return rows.set_column(rows.column_names.index("fingerprint"), "fingerprint", fingerprints)
+
+    def without_plan(self) -> "Work":
+        """Drop the plan once it is on disk, so that memory does not grow with the data set."""
+        return replace(self, plan=None, trusted=None)
+
+    def recovering(self, num_retried: int, shards: Mapping[int, int]) -> "Work":
+        """Add these shards to the build, and allow them any content."""
+        return replace(
+            self,
+            num_retried=num_retried,
+            recovered=shards,
+            kept={shard: record for shard, record in self.kept.items() if shard not in shards},
+            allowed_digests={shard: each for shard, each in self.allowed_digests.items() if shard not in shards},
+        )
+
+
+def decide(facts: Facts, request: BuildRequest) -> Work:
+    """Decide the work; raise StaleError if the cache was made from other inputs, ConfigError if it is impossible."""
+    survey, found = facts.survey, facts.found
+    assert found is not None
+    if not survey.has_cache:
+        spec = possible_spec(facts.recipe, len(found), found.digests.whole)
+        return Work(spec=spec, plan=found, source_version=facts.source_version)
+    survey.raise_unreadable()
+    refuse_other_report(survey, request.report)
+    recipe = held_recipe(survey)
+    if recipe is None:
+        refuse_lost_recipe(survey)
+    refuse_other_inputs(survey.store, recipe, facts.recipe, request)
+    samples, num_left_out = wanted_samples(facts, request)
+    planned, trusted = facts.planned, trusted_rows(facts)
+    assert planned is not None
+    spec = possible_spec(recipe, len(samples), samples.digests.whole)
+    if beyond := [shard for shard in sorted(request.rebuild) if not 0 <= shard < spec.num_shards]:
+        raise ConfigError(f"{survey.store} has shards [0, {spec.num_shards}); it has no shard {beyond[0]}")
+    keeps_plan = trusted is not None and not facts.has_begun_to_grow and spec.rows == len(planned)
+    work = Work(
+        spec=spec,
+        plan=samples,
+        rows_before=len(planned),
+        trusted=trusted,
+        plan_file=survey.plan.value.file if survey.plan.value and keeps_plan else None,
+        source_version=None if num_left_out else facts.source_version,
+        recorded=frozenset(survey.shards),
+        withdrawn=survey.withdrawn,
+        earlier_seal=survey.seal.value,
+    )
+    work = with_shards(work, survey, samples.digests, request)
+    return replace(work, notes=(*work.notes, *metadata_notes(facts, work, num_left_out)))
+
+
+def decide_planned(facts: Facts, request: BuildRequest) -> Work:
+    """Decide the work left of the plan on disk, for ranks and the seal after them; `plan` has checked list and images.
+
+    Raises CacheError if planning has not finished, or if a single-process build has to mend shards first.
+    """
+    survey = facts.survey
+    survey.raise_unreadable()
+    if facts.found is None:
+        refuse_unfinished_plan(survey.store, survey.spec.problem or survey.plan.problem, request)
+    work = decide(facts, request)
+    refuse_mending(survey.store, work.to_mend, request)
+    damage = next(damaged_metadata(survey, work.spec), None)
+    if damage or work.plan_file is None:
+        refuse_unfinished_plan(survey.store, damage, request)
+    return work
+
+
+def possible_spec(recipe: Recipe, rows: int, plan_digest: str) -> Spec:
+    """Make the spec of a cache of this plan; raise ConfigError if no cache can have it."""
+    spec = recipe.spec(rows, plan_digest)
+    if problems := spec_problems(spec):
+        raise ConfigError(f"no cache can hold {rows:,} samples of this size: {'; '.join(problems)}")
+    return spec
+
+
+def wanted_samples(facts: Facts, request: BuildRequest) -> tuple[Rows, int]:
+    """Return the samples that the cache will hold, and how many new ones are left out; raise StaleError if others."""
+    store, planned, found = facts.survey.store, facts.planned, facts.found
+    assert found is not None
+    if planned is None:
+        refuse_lost_list(facts.survey, found.digests, facts.difference)
+    lists = (len(planned), len(found), facts.difference)
+    if not facts.continues:
+        refuse_other_list(store, *lists, request, has_grown=False)
+    num_new = len(found) - len(planned)
+    if not num_new or request.new_samples == "append" or facts.ends_as_begun:
+        return found, 0
+    if request.new_samples == "refuse":
+        refuse_other_list(store, *lists, request, has_grown=True)
+    return found.cut(len(planned), planned.digests), num_new
+
+
+def trusted_rows(facts: Facts) -> Rows | None:
+    """Return the rows planned before if the plan file is the sealed one, or none is sealed, or an extension began."""
+    plan, seal, planned = facts.survey.plan.value, facts.survey.seal.value, facts.planned
+    if plan is None or planned is None or not planned.on_disk:
+        return None
+    is_sealed = seal is not None and seal.spec_digest == planned.spec(facts.recipe).digest
+    if seal is not None and is_sealed and not facts.has_begun_to_grow and seal.plan_file != plan.file:
+        return None
+    return planned
+
+
+def metadata_notes(facts: Facts, work: Work, num_left_out: int) -> Iterator[str]:
+    """Yield notes on the plan, the seal and the other metadata."""
+    survey = facts.survey
+    if num_left_out:
+        yield f"new in the source: {counted(num_left_out, 'sample')}; `precompute build … --extend` adds them"
+    if survey.seal.problem:
+        yield f"damage found, the seal is made again from the records: {survey.seal.problem}"
+    if work.grows:
+        before, full = work.rows_before, work.rows_before // work.spec.samples_per_shard
+        kept = f"; shards [0, {full:,}) are full and kept" if full else ""
+        again = "".join(f"; shard {shard}, partly filled so far, is written again" for shard in work.open_shards)
+        yield f"extending from {before:,} to {counted(work.spec.rows, 'sample')}{kept}{again}"
+        return
+    for finding in damaged_metadata(survey, work.spec):
+        yield f"damage found and mended: {finding}"
+    if facts.has_begun_to_grow:
+        yield f"an unfinished extension is undone: {PLAN_FILE} is written again"
+    elif work.plan_file is None:
+        yield f"damage found, {PLAN_FILE} is written again from the source"
+
+
+def damaged_metadata(survey: Survey, spec: Spec) -> Iterator[Finding | Exception]:
+    for name, data in shard_format(spec).metadata().items():
+        found = survey.metadata.get(name)
+        if found is None and (survey.spec.value is not None or name == SPEC_FILE):
+            yield Finding(file=name, problem="is missing")
+        elif found is not None and found != data:
+            yield Finding(file=name, problem="is not what the spec says it should be")
+    if survey.build.value is None:
+        yield survey.build.problem or Finding(file=BUILD_FILE, problem="is missing")
+
+
+def with_shards(work: Work, survey: Survey, digests: PlanDigests, request: BuildRequest) -> Work:
+    """Divide the shards into kept and to-build; a rebuilt shard with the same samples must get the same bytes."""
+    shards = [shard for shard in survey.shards if shard < work.spec.num_shards and shard not in work.open_shards]
+    records, problems = dict[int, CommitRecord](), dict[int, str]()
+    for shard in shards:
+        record, problem = usable_record(work.spec, shard, survey.shards[shard])
+        if record and record.content.plan_digest != digests.shards[shard]:
+            record, problem = None, problem or f"{commit_file(shard)}: was made for other samples"
+        if record is not None:
+            records[shard] = record
+        if problem is not None:
+            problems[shard] = problem
+    allowed = allowed_digests(work.spec, survey.seal.value, records)
+    for shard, record in records.items():
+        if shard not in problems and record.content.digest not in allowed.get(shard, ()):
+            problems[shard] = f"{commit_file(shard)}: is not the record that the cache was sealed with"
+    kept = {shard: each for shard, each in records.items() if shard not in problems and shard not in request.rebuild}
+    notes = tuple(f"damage found, shard {shard} is built again: {problems[shard]}" for shard in sorted(problems))
+    return replace(work, kept=kept, allowed_digests=allowed, notes=notes)
+
+
+def allowed_digests(spec: Spec, seal: Seal | None, records: Mapping[int, CommitRecord]) -> AllowedDigests:
+    """Return the digests allowed for rebuilt shards: damage is repaired to the old bytes or not at all.
+
+    The seal's digests count if at least one record matches them or no record is left; otherwise a shard may match its
+    record or the seal.
+    """
+    recorded = {shard: record.content.digest for shard, record in records.items()}
+    sealed = dict(enumerate(seal.commits)) if seal and seal.spec_digest == spec.digest else {}
+    if not recorded or any(digest == sealed.get(shard) for shard, digest in recorded.items()):
+        return {shard: frozenset([digest]) for shard, digest in (sealed or recorded).items()}
+    return {shard: frozenset({digest, sealed.get(shard, digest)}) for shard, digest in recorded.items()}
+
+
+def certain_bytes(work: Work, max_reject_fraction: float) -> float:
+    """Return a lower bound on the new bytes; 0 with a codec, or if the cache already has shards."""
+    if work.spec.array.codec != "none" or work.kept or work.allowed_digests:
+        return 0.0
+    return work.spec.rows * (1.0 - max_reject_fraction) * work.spec.array.sample_bytes

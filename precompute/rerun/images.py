@@ -1,0 +1,256 @@
+"""Check that images are still the encoded ones, by the SHA-256 in the samples tables, and retry rejected ones."""
+
+import hashlib
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cache_store.cache.files import read_samples
+from cache_store.cache.survey import Survey
+from cache_store.errors import CacheError, EncodeOnceError
+from cache_store.format.names import samples_file
+from cache_store.format.schema import CommitRecord, ImageRecipe, Spec
+from cache_store.format.tables import MAX_ROW_GROUP_BYTES, REJECTED, parse_table, reason_kind
+from cache_store.program.progress_bar import progress_bar
+from cache_store.refusal import ABSENT, Difference, aligned, counted, printable
+from cache_store.storage.store import Store
+from precompute.encode.job import MismatchedShard
+from precompute.images.decode import content_sha256, decode_image
+from precompute.images.fit import fit_image
+from precompute.images.rejected import Rejected
+from precompute.rerun.decide import Work
+from precompute.rerun.refusals import refuse_changed_images, refuse_changed_rejects, refuse_unknown_images
+from precompute.rerun.request import BuildRequest
+from precompute.rerun.rows import abridged
+from precompute.sources import Source
+
+LATENT_REASON = "latent "
+"""Reasons with this prefix come from the encoder or the store; a retry would give the same result."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageChange:
+    """A sample whose image changed since its shard was built."""
+
+    shard: int
+    rejected: bool
+    """Whether the sample was rejected; then no latent depends on the image, and a retry may succeed."""
+    difference: Difference
+    """The sample's id, and before and now: its content SHA-256, ABSENT, or why it cannot be read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageFacts:
+    """The images that were compared with the encoded ones."""
+
+    num_compared: int = 0
+    changes: tuple[ImageChange, ...] = ()
+    unknown: tuple[int, ...] = ()
+    """Shards whose image hashes no trusted table has."""
+
+
+def compare_images(survey: Survey, work: Work, source: Source, request: BuildRequest, threads: int) -> ImageFacts:
+    """Compare images with the encoded ones.
+
+    It reads images whose fingerprint (a file's size and time, a zip member's CRC) differs from the planned one, and all
+    images of shards that are rebuilt, because a new latent would hide a changed image.
+    """
+    compared, changes, unknown = 0, list[ImageChange](), list[int]()
+    before, size = None if request.check_sources else work.trusted, work.spec.samples_per_shard
+    rows = {shard: min(size, work.rows_before - shard * size) for shard in shards_to_check(survey, work)}
+    with (
+        ThreadPoolExecutor(threads, thread_name_prefix="check") as pool,
+        progress_bar(total=sum(rows.values()), desc="check images", unit="image", delay=0.5) as bar,
+    ):
+        for shard, count in rows.items():
+            now = work.planned(shard, ["fingerprint"]).slice(0, count)
+            trusted = before.shard(shard, ["fingerprint"]) if before and shard in work.kept else None
+            suspects = changed_places(now["fingerprint"], trusted and trusted["fingerprint"])
+            samples = encoded_samples(survey, work, shard, now.num_rows) if suspects else None
+            if samples is not None:
+                chosen = [samples[place] for place in suspects]
+                found = pool.map(lambda sample: compare_image(source, shard, sample), chosen)  # noqa: B023 (used at once)
+                changes += filter(None, found)
+                compared += len(chosen)
+            elif suspects:
+                unknown.append(shard)
+            bar.update(now.num_rows)
+    return ImageFacts(num_compared=compared, changes=tuple(changes), unknown=tuple(unknown))
+
+
+def shards_to_check(survey: Survey, work: Work) -> list[int]:
+    """List the planned shards to check; skip shards never built, and kept ones whose source is unchanged."""
+    planned = range(-(-work.rows_before // work.spec.samples_per_shard))
+    built = survey.shards if survey.seal.is_absent else planned
+    return [shard for shard in planned if shard in built and not (work.reuses_plan and shard in work.kept)]
+
+
+def changed_places(now: pa.ChunkedArray, before: pa.ChunkedArray | None) -> list[int]:
+    """Return the places of samples whose fingerprints differ; all places if no fingerprint can be trusted."""
+    if before is None:
+        return list(range(len(now)))
+    if before.equals(now):
+        return []
+    pairs = zip(before.to_pylist(), now.to_pylist(), strict=True)
+    return [place for place, (was, is_now) in enumerate(pairs) if was != is_now]
+
+
+def encoded_samples(survey: Survey, work: Work, shard: int, count: int) -> list[dict[str, Any]] | None:
+    """Return a shard's first `count` samples with their recorded SHA-256 and status; None without a trusted table."""
+    record, allowed = survey.records.get(shard), work.allowed_digests.get(shard)
+    if record is None or (allowed is not None and record.content.digest not in allowed):
+        return None
+    samples = recorded_samples(survey.store, record, ["id", "content_sha256", "status"])
+    planned = work.planned(shard, ["id", "uri"]).slice(0, count)
+    if samples is None or not samples["id"].equals(planned["id"]):
+        return None
+    rows: list[dict[str, Any]] = samples.append_column("uri", planned["uri"]).to_pylist()
+    return rows
+
+
+def recorded_samples(store: Store, record: CommitRecord, columns: list[str]) -> pa.Table | None:
+    """Read a shard's samples table; return None unless it is, byte for byte, the one that the record names."""
+    name = samples_file(record.content.shard)
+    try:
+        for file in (each for each in record.content.files if each.path == name):
+            data = store.read(name, min(file.bytes, MAX_ROW_GROUP_BYTES))
+            if hashlib.sha256(data).hexdigest() == file.sha256:
+                return parse_table(data, store.where(name), columns)
+    except (CacheError, FileNotFoundError):
+        pass
+    return None
+
+
+def compare_image(source: Source, shard: int, sample: dict[str, Any]) -> ImageChange | None:
+    """Compare a sample's image with the encoded one; return None if it is unchanged."""
+    before = sample["content_sha256"]
+    try:
+        now, readable = content_sha256(source.read(sample["uri"])), True
+    except Rejected as rejected:
+        now, readable = reason_kind(rejected.reason), False
+    if now == before or (before is None and not readable):
+        return None
+    difference = Difference(sample["id"], before or ABSENT, now)
+    return ImageChange(shard=shard, rejected=sample["status"] == REJECTED, difference=difference)
+
+
+def settle_images(store: Store, work: Work, images: ImageFacts, request: BuildRequest) -> Work:
+    """Raise StaleError naming changed images; rejected images count only in shards that must keep their bytes.
+
+    Returns the work with notes on changed rejected images; unless they are retried, every build lists the source.
+    """
+    changes = [each.difference for each in images.changes if not each.rejected]
+    refuse_changed_images(store, work.rows_before, changes, request)
+    notes = list[str]()
+    if request.check_sources:
+        refuse_unknown_images(store, images.unknown)
+        notes.append(f"{counted(images.num_compared, 'image')} read again; every encoded image is unchanged")
+    rejected = [each for each in images.changes if each.rejected and not request.retry_rejected]
+    held = [each.difference for each in rejected if each.shard not in {*work.kept, *work.open_shards}]
+    refuse_changed_rejects(store, held, request)
+    notes += changed_reject_notes(rejected, work.open_shards, request)
+    source_version = None if rejected else work.source_version
+    return replace(work, notes=(*notes, *work.notes), source_version=source_version)
+
+
+def changed_reject_notes(
+    changes: Sequence[ImageChange], rewritten: Collection[int], request: BuildRequest
+) -> Iterator[str]:
+    """Report rejected samples that may succeed now; an extension retries those of its open shard anyway."""
+    if tried := [each.difference.field for each in changes if each.shard in rewritten]:
+        count = f"{len(tried):,} ({abridged(tried)})"
+        yield f"rejected images that have changed, in the shard that is written again: {count}"
+    rest = [each.difference for each in changes if each.shard not in rewritten]
+    back = [each.field for each in rest if each.before == ABSENT]
+    changed = [each.field for each in rest if each.before != ABSENT]
+    for ids, what in ((back, "were missing and are there now"), (changed, "were rejected and have changed")):
+        if ids:
+            flag = request.with_options("--retry-rejected")
+            yield f"images that {what}: {len(ids):,} ({abridged(ids)}); they stay rejected, unless you run {flag}"
+
+
+def retry_rejected(store: Store, work: Work, source: Source, threads: int) -> Work:
+    """Read, decode and fit every rejected sample of the kept shards, without an encoder.
+
+    Returns the work with the shards to build in which at least one can be decoded now.
+    """
+    tried, again, recipe = 0, dict[int, int](), work.spec.array.images
+    counts = {shard: record.content.rejected for shard, record in work.kept.items() if record.content.rejected}
+    with (
+        ThreadPoolExecutor(threads, thread_name_prefix="retry") as pool,
+        progress_bar(total=sum(counts.values()), desc="retry", unit="image", delay=0.5) as bar,
+    ):
+        for shard, count in counts.items():
+            samples = recorded_samples(store, work.kept[shard], ["status"])
+            if samples is None:
+                continue  # damaged; `cache-store verify` reports it
+            planned = work.planned(shard, ["uri"]).slice(0, samples.num_rows)
+            rejected = planned.filter(pc.equal(samples["status"], REJECTED))["uri"].to_pylist()
+            outcomes = list(pool.map(lambda uri: gives_pixels(source, uri, recipe), rejected))
+            tried += len(outcomes)
+            if any(outcomes):
+                again[shard] = count
+            bar.update(len(outcomes))
+    return work.recovering(tried, again)
+
+
+def gives_pixels(source: Source, uri: str, recipe: ImageRecipe) -> bool:
+    try:
+        fit_image(decode_image(source.read(uri), recipe), recipe)
+    except Rejected:
+        return False
+    return True
+
+
+def sample_changes(store: Store, mismatched: MismatchedShard) -> Iterator[Difference]:
+    """Yield how samples differ from the table on disk; only for messages, because the table may be damaged."""
+    try:
+        before = read_samples(store, mismatched.shard, mismatched.samples.column_names)
+    except CacheError:
+        return
+    if not before["id"].equals(mismatched.samples["id"]):
+        return
+    for was, now in zip(before.to_pylist(), mismatched.samples.to_pylist(), strict=True):
+        if was["content_sha256"] != now["content_sha256"]:
+            yield Difference(f"content of {was['id']}", *(each["content_sha256"] or ABSENT for each in (was, now)))
+        elif was["status"] != now["status"]:
+            yield Difference(f"sample {was['id']}", *(each["reason"] or each["status"] for each in (was, now)))
+
+
+def refuse_rejected(problem: str, store: Store, spec: Spec, request: BuildRequest, *more: str) -> NoReturn:
+    """Raise EncodeOnceError with the problem, a table of the rejected samples so far, and advice."""
+    kinds = rejected_kinds(store, spec)
+    rows = [(kind, f"{count:,}", printable(example)) for kind, (count, example) in sorted(kinds.items())]
+    table = aligned([("reason", "samples", "one of them"), *rows])
+    raise EncodeOnceError("\n  ".join([problem, *table, *reject_advice(kinds, request), *more])) from None
+
+
+def rejected_kinds(store: Store, spec: Spec) -> dict[str, tuple[int, str]]:
+    """Count how many samples of committed shards are rejected for each kind of reason, and the first of them."""
+    kinds: dict[str, tuple[int, str]] = {}
+    for shard in range(spec.num_shards):
+        try:
+            samples = read_samples(store, shard, ["id", "reason"])
+        except CacheError:
+            continue  # not built yet
+        for name, reason in zip(samples["id"].to_pylist(), samples["reason"].to_pylist(), strict=True):
+            if reason is not None:
+                count, example = kinds.get(reason_kind(reason), (0, f"{name}: {reason}"))
+                kinds[reason_kind(reason)] = (count + 1, example)
+    return kinds
+
+
+def reject_advice(kinds: Iterable[str], request: BuildRequest) -> Iterator[str]:
+    """Return advice for these kinds of reasons."""
+    if any(not kind.startswith(LATENT_REASON) for kind in kinds):
+        retry = request.with_options("--retry-rejected")
+        yield f"fix the images, or their paths in the source, then run: {retry}"
+    if any(kind.startswith(LATENT_REASON) for kind in kinds):
+        yield (
+            "latents do not fit the dtype: set encoder.compute_dtype and store.dtype to float32, in a new cache; if "
+            "both are float32 already, check the model's weights"
+        )

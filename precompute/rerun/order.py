@@ -1,0 +1,105 @@
+"""Compare two lists of samples, and put one into the rows of the other: known samples keep their rows."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from cache_store.format.plan import PlanFile
+from precompute.rerun.rows import NO_IDS, Hashes, Rows, SomeIds, hashes_of, numbered, rows_in_scratch, slices_of
+
+Places = NDArray[np.int64]
+
+ROWS_HELD = 2**18
+"""Rows reordered at a time, about 200 MB; if the list's order is very different, each time reads the whole list."""
+
+
+@dataclass(frozen=True)
+class PlanDifference:
+    """How the source's samples differ from the cache's plan, by id."""
+
+    added: SomeIds = NO_IDS
+    removed: SomeIds = NO_IDS
+    changed: SomeIds = NO_IDS
+
+    def __str__(self) -> str:
+        parts = [(self.added, "new"), (self.removed, "gone"), (self.changed, "with another image name or text")]
+        return "; ".join(f"{ids.total:,} {what} ({ids})" for ids, what in parts if ids.total)
+
+
+NO_DIFFERENCE = PlanDifference()
+
+
+def compare_plans(planned: Rows, found: Rows) -> PlanDifference:
+    """Compare two plans by hashes of ids and of the other columns, in 24 bytes of memory per sample."""
+    before, now = planned.id_hashes(), found.id_hashes()
+    places, is_there = places_of(now, before)
+    differs = content_hashes(planned) != content_hashes(found)[places]
+    is_new = np.ones(len(now), bool)
+    is_new[places[is_there]] = False
+    return PlanDifference(
+        added=found.ids_where(is_new),
+        removed=planned.ids_where(~is_there),
+        changed=planned.ids_where(is_there & differs),
+    )
+
+
+def content_hashes(rows: Rows) -> Hashes:
+    """Hash every row's uri and conversations."""
+    tables = rows.shards(["uri", "conversations"])
+    pairs = (zip(each["uri"].to_pylist(), each["conversations"].to_pylist(), strict=True) for each in tables)
+    return np.concatenate([np.empty(0, np.int64), *(hashes_of(map(repr, shard)) for shard in pairs)])
+
+
+def in_order_of(found: Rows, ids: Hashes) -> Rows:
+    """Reorder `found`: first the samples that `ids` name, in that order, then the others, in their own order."""
+    order = order_of(found.id_hashes(), ids)
+    if len(order) == len(found) and (order[1:] > order[:-1]).all():
+        return found
+    size = found.samples_per_shard
+    return rows_in_scratch(numbered(reordered(found.plan, size, order, size, ROWS_HELD)), size)
+
+
+def order_of(found: Hashes, wanted: Hashes) -> Places:
+    """Return places in `found`: first of those `wanted` that are there, then of all others."""
+    places, is_there = places_of(found, wanted)
+    known = places[is_there]
+    is_new = np.ones(len(found), bool)
+    is_new[known] = False
+    return np.concatenate([known, np.flatnonzero(is_new)])
+
+
+def places_of(found: Hashes, wanted: Hashes) -> tuple[Places, NDArray[np.bool_]]:
+    """Return, for each of `wanted`, its place in `found`, and whether it is there."""
+    if not len(found):
+        return np.zeros(len(wanted), np.int64), np.zeros(len(wanted), bool)
+    by_hash = np.argsort(found, kind="stable")
+    at = np.minimum(np.searchsorted(found, wanted, sorter=by_hash), len(found) - 1)
+    places: Places = by_hash[at]
+    return places, found[places] == wanted
+
+
+def reordered(
+    found: PlanFile, page_rows: int, order: Places, samples_per_shard: int, rows_held: int
+) -> Iterator[pa.Table]:
+    """Yield shards of the rows of `found` at the places in `order`; pages of `found` have `page_rows` rows."""
+    block = max(1, rows_held // samples_per_shard) * samples_per_shard
+    for first in range(0, len(order), block):
+        rows = rows_at(found, page_rows, order[first : first + block])
+        yield from (each.combine_chunks() for each in slices_of(rows, samples_per_shard))
+
+
+def rows_at(found: PlanFile, page_rows: int, places: Places) -> pa.Table:
+    """Read the rows at these places, each page only once."""
+    in_order = np.argsort(places, kind="stable")
+    rising = places[in_order]
+    pages, starts = np.unique(rising // page_rows, return_index=True)
+    parts = [
+        found.shard(page).take(rising[start:stop] - page * page_rows)
+        for page, start, stop in zip(pages.tolist(), starts, [*starts[1:], len(rising)], strict=True)
+    ]
+    back = np.empty(len(places), np.int64)
+    back[in_order] = np.arange(len(places))
+    return pa.concat_tables(parts).combine_chunks().take(back)

@@ -1,0 +1,209 @@
+"""The errors by which a build refuses a different recipe, sample list, image or shard content, or too little space."""
+
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from typing import NoReturn
+
+from cache_store.cache.survey import Survey
+from cache_store.errors import CacheError, EncodeOnceError
+from cache_store.format.names import COMMITS, PLAN_FILE, SEAL_FILE, SPEC_FILE, commit_file
+from cache_store.format.plan import PlanDigests
+from cache_store.format.schema import Recipe
+from cache_store.refusal import ABSENT, Difference, counted, differing, recipe_differences, refuse
+from cache_store.storage.store import Store
+from cache_store.verify.findings import Finding, Report
+from precompute.encode.job import MismatchedShard
+from precompute.rerun.order import PlanDifference
+from precompute.rerun.request import BuildRequest
+from precompute.rerun.rows import abridged
+
+UNITS = {"TB": 1e12, "GB": 1e9, "MB": 1e6, "KB": 1e3}
+
+
+class NoSpaceError(EncodeOnceError):
+    """A cache is larger than the space that is free for it."""
+
+
+def shown_bytes(count: float) -> str:
+    """Format a byte count, such as `14.9 GB`."""
+    for unit, size in UNITS.items():
+        if count >= size:
+            return f"{count / size:,.1f} {unit}"
+    return f"{count:,.0f} bytes"
+
+
+def abridged_shards(shards: Collection[int]) -> str:
+    return abridged(list(map(str, sorted(shards))))
+
+
+def refuse_other_inputs(store: Store, held: Recipe, asked: Recipe, request: BuildRequest) -> None:
+    """Raise StaleError naming every field of recipe, encoder and store that differs."""
+    if differences := recipe_differences(held, asked):
+        refuse(f"{store} was made from other inputs; it is untouched", differences, keep_both(request))
+
+
+def refuse_other_report(survey: Survey, report: Report | None) -> None:
+    """Raise StaleError if the report and the cache have sound seals with different identities."""
+    store, seal = survey.store, survey.seal.value
+    if report is None or seal is None or report.identity in (None, seal.identity):
+        return
+    before = {"folder": report.cache, "cache identity": report.identity}
+    differences = differing(before, {"folder": str(store), "cache identity": seal.identity})
+    remedy = f"verify the cache as it is now: cache-store verify {shlex.quote(str(store))} --level full --report FILE"
+    refuse(f"the report does not fit {store} as it is; it is untouched", differences, [remedy], held="in the report")
+
+
+def refuse_lost_recipe(survey: Survey) -> NoReturn:
+    """Raise StaleError if spec, seal and all records are lost, so that the cache's recipe is unknown."""
+    name = shlex.quote(str(survey.store))
+    refuse(
+        f"{survey.store}: its recipe is lost; the cache is untouched",
+        [Difference(file, "lost or damaged", "needed") for file in (SPEC_FILE, SEAL_FILE, f"{COMMITS}/")],
+        [f"restore one of them, or move the files in {name} away, then run the same command again"],
+    )
+
+
+def keep_both(request: BuildRequest) -> list[str]:
+    return [
+        f"to keep both, build another cache: {request.with_options('--cache', 'NEW')}",
+        "to continue with this one, restore its original inputs and run the same command again",
+    ]
+
+
+def refuse_other_list(
+    store: Store, rows: int, rows_now: int, difference: PlanDifference, request: BuildRequest, *, has_grown: bool
+) -> NoReturn:
+    """Raise StaleError for a list that has lost samples or changed some, or that has only grown."""
+    summary, remedies = f"from another sample list: {difference}", keep_both(request)
+    if has_grown:
+        summary = "from fewer samples than the source has now"
+        remedies = [f"to add them and keep everything encoded so far: {request.with_options('--extend')}"]
+    differences = [
+        Difference("samples", f"{rows:,}", f"{rows_now:,}"),
+        *(Difference("new sample", "", name) for name in difference.added.first),
+        *(Difference("gone sample", name, "") for name in difference.removed.first),
+        *(Difference("image name or text", name, "changed") for name in difference.changed.first),
+    ]
+    refuse(f"{store} was planned {summary}; it is untouched", differences, remedies)
+
+
+def refuse_lost_list(survey: Survey, source: PlanDigests, difference: PlanDifference) -> NoReturn:
+    """Raise StaleError if the plan file is lost or damaged and the source's samples differ from the planned ones."""
+    now = dict(enumerate(source.shards))
+    changed = (
+        Difference(f"samples of shard {shard}", record.content.plan_digest, now.get(shard, ABSENT))
+        for shard, record in survey.records.items()
+    )
+    refuse(
+        f"{survey.store.where(PLAN_FILE)} is lost, and the source's samples are not those it was made from; the "
+        "cache is untouched",
+        [
+            *(Difference("gone sample", name, "") for name in difference.removed.first),
+            *(each for each in changed if each.before != each.now),
+        ],
+        ["restore the source and run the same command again; it then restores the file"],
+    )
+
+
+def refuse_changed_images(store: Store, rows: int, changes: Sequence[Difference], request: BuildRequest) -> None:
+    """Raise StaleError naming samples whose image is no longer the one encoded."""
+    remedies = [
+        f"to encode the images as they are now, build another cache: {request.with_options('--cache', 'NEW')}",
+        "to continue with this one, restore the files and run the same command again",
+    ]
+    refuse_images(store, changes, f"{len(changes):,} of {rows:,} images changed since they were encoded", remedies)
+
+
+def refuse_changed_rejects(store: Store, changes: Sequence[Difference], request: BuildRequest) -> None:
+    """Raise StaleError for changed rejected images in shards to be rebuilt: those would get other bytes."""
+    what = f"{counted(len(changes), 'rejected image')} changed, in shards that are to be built again"
+    remedies = [
+        f"to build the shards with the images as they are: {request.with_options('--retry-rejected')}",
+        "to get the same bytes again, restore the original files",
+    ]
+    refuse_images(store, changes, what, remedies)
+
+
+def refuse_images(store: Store, changes: Sequence[Difference], what: str, remedies: Sequence[str]) -> None:
+    """Raise StaleError for changes, if there are any; their fields are sample ids."""
+    if changes:
+        ids = abridged([change.field for change in changes])
+        rows = [change._replace(field=f"image of {change.field}") for change in changes]
+        refuse(f"{store}: {what}: {ids}; the cache is untouched", rows, remedies)
+
+
+def refuse_unknown_images(store: Store, shards: Sequence[int]) -> None:
+    """Raise CacheError if no trusted table has the image hashes of these shards."""
+    if shards:
+        first = shlex.join(["precompute", "repair", str(store), "--shards", str(list(shards))])
+        raise CacheError(
+            f"{store}: the images of {counted(len(shards), 'shard')} cannot be checked, because their samples tables "
+            f"or records are damaged; first run {first}"
+        )
+
+
+def refuse_mismatched_shards(
+    store: Store,
+    mismatched: Mapping[int, MismatchedShard],
+    allowed: Mapping[int, Collection[str]],
+    changes: Mapping[int, Sequence[Difference]],
+    request: BuildRequest,
+) -> None:
+    """Raise StaleError naming rebuilt shards that differ, whose old files stay, and their changed samples."""
+    if not mismatched:
+        return
+    differences = []
+    for shard, each in sorted(mismatched.items()):
+        differences += [Difference(f"content of shard {shard}", min(allowed[shard]), each.digest), *changes[shard]]
+    culprits = "an image may have changed unnoticed, or the machine or a library is a different one"
+    if all(changes.values()):
+        culprits = "samples changed since they were encoded"
+    names = [SEAL_FILE, *map(commit_file, sorted(mismatched))]
+    vouching = abridged([name for name in names if store.has(name)])
+    refuse(
+        f"{store}: {counted(len(mismatched), 'shard')} came out differently when rebuilt, so nothing was replaced: "
+        f"{abridged_shards(mismatched)}",
+        differences,
+        [
+            f"{culprits}: restore that and run the same command again",
+            f"to accept the new content (the cache gets a new identity): delete {vouching} in {store}, then run "
+            f"{request.with_options()}",
+        ],
+    )
+
+
+def refuse_little_space(store: Store, needed: float, free: int | None) -> None:
+    """Raise NoSpaceError if a new cache certainly cannot fit.
+
+    A quota that the file system does not report shows up later as a full disk.
+    """
+    if free is not None and needed > free:
+        raise NoSpaceError(
+            f"{store} needs at least {shown_bytes(needed)} for its latents, but only {shown_bytes(free)} are free "
+            "there; make room or choose another place with --cache. If the file system compresses data or grows on "
+            "demand, skip this check with --run.check_space false"
+        )
+
+
+def refuse_unfinished_plan(store: Store, damage: Finding | Exception | None, request: BuildRequest) -> NoReturn:
+    """Raise CacheError if ranks, or the seal after them, find no whole plan."""
+    why = f" ({damage})" if damage else ""
+    raise CacheError(f"{store}: planning has not finished{why}; first run: {request.with_options()}")
+
+
+def refuse_mending(store: Store, shards: Collection[int], request: BuildRequest) -> None:
+    """Raise CacheError if existing shards must be rebuilt to the same bytes; only a single-process build does that."""
+    if shards:
+        raise CacheError(
+            f"{store}: {counted(len(shards), 'shard')} ({abridged_shards(shards)}) lost or damaged; only a "
+            f"single-process build mends them; run: {request.single_process_command}"
+        )
+
+
+def refuse_missing_shards(store: Store, shards: Collection[int], num_shards: int) -> None:
+    """Raise CacheError if shards are not committed, so that the cache cannot be sealed."""
+    if shards:
+        raise CacheError(
+            f"{store} is not sealed: {len(shards):,} of {num_shards:,} shards not committed: {abridged_shards(shards)}"
+            "; run their ranks again, then seal"
+        )

@@ -1,0 +1,199 @@
+"""Make a plan from a source's samples; this takes the memory of one shard plus 8 bytes per sample, or the ids to sort.
+
+A new cache keeps the source's order for tars, Parquet files, JSON Lines and another cache. Samples of folders, archives
+and JSON lists have no fixed order, so they are sorted by id: Arrow sorts runs of them into a file, then the runs are
+merged. Each run is sorted, so neighbours in the final order are neighbours in every run, and few pages are read twice.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cache_store.errors import SourceError
+from cache_store.refusal import counted
+from cache_store.storage.store import is_url
+from precompute.config import BuildConfig
+from precompute.rerun.order import reordered
+from precompute.rerun.rows import (
+    LISTED,
+    Hashes,
+    Rows,
+    abridged,
+    hashes_of,
+    listed_table,
+    numbered,
+    plan_in_scratch,
+    rows_in_scratch,
+    slices_of,
+)
+from precompute.sources import Source, SourceConfig
+from precompute.sources.archives.archive import MISSING
+from precompute.sources.archives.image_store import folder_below, is_unsafe
+from precompute.sources.archives.listing import Samples
+from precompute.sources.files.urls import split_url
+from precompute.sources.turns import answer_of
+
+MAX_ID_BYTES = 2**14
+"""An id stands in the plan, in a samples table and in messages; the longest path of a file has 4 KB."""
+
+RUN_ROWS = 2**17
+"""Rows sorted or merged at a time: 100 MB if a sample's texts take 250 bytes."""
+
+PAGE_ROWS = 2**10
+"""Rows read at a time; ten million samples make 77 runs, and each merged block needs two pages of each run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceList:
+    """A source's samples, as one run listed them."""
+
+    rows: Rows
+    num_missing: int
+    """Samples without an image."""
+    skipped_note: str
+    """Note on the source's files that are not samples; may be empty."""
+
+
+def list_source(source: Source, config: BuildConfig) -> SourceList:
+    """List the source as a plan for this config; raise SourceError if too many images, or texts, are missing."""
+    samples = source.samples()
+    rows = make_plan(samples, config.store.samples_per_shard, f"source.path: {config.source.path}")
+    refuse_missing = refuse_missing_texts if config.source.text else refuse_missing_images
+    num_missing = refuse_missing(rows, config.source, config.run.max_reject_fraction)
+    return SourceList(rows=rows, num_missing=num_missing, skipped_note=samples.passed_over)
+
+
+def make_plan(samples: Samples, samples_per_shard: int, source: str = "the source") -> Rows:
+    """Plan the samples, sorted by id unless they are in rows; raise SourceError for duplicate ids or no samples."""
+    rows, hashes = iter(samples), list[Hashes]()
+    if samples.in_rows:
+        shards = iter(lambda: listed_table(islice(rows, samples_per_shard)), LISTED.empty_table())
+    else:
+        shards = sorted_by_id(rows, samples_per_shard)
+
+    def hashed() -> Iterator[pa.Table]:
+        for shard in shards:
+            refuse_long_ids(shard, source)
+            hashes.append(hashes_of(shard["id"].to_pylist()))
+            yield shard
+
+    plan = rows_in_scratch(numbered(hashed()), samples_per_shard)
+    if not len(plan):
+        raise SourceError("; ".join(filter(None, [f"{source} holds no samples", samples.passed_over])))
+    refuse_duplicates(plan, np.concatenate(hashes), source)
+    return plan
+
+
+def sorted_by_id(samples: Iterator[dict[str, object]], samples_per_shard: int) -> Iterator[pa.Table]:
+    """Sort all samples by id; yield them as shards."""
+    ids = list[pa.Array]()
+
+    def pages() -> Iterator[pa.Table]:
+        while (run := listed_table(islice(samples, RUN_ROWS)).sort_by("id").combine_chunks()).num_rows:
+            ids.extend(run["id"].cast(pa.large_string()).chunks)
+            yield from slices_of(run, PAGE_ROWS)
+            del run  # before the next one is made
+
+    runs, _ = plan_in_scratch(numbered(pages()))
+    order = pc.sort_indices(pa.chunked_array(ids, pa.large_string())).to_numpy()
+    ids.clear()
+    return reordered(runs, PAGE_ROWS, order, samples_per_shard, RUN_ROWS)
+
+
+def refuse_long_ids(shard: pa.Table, source: str) -> None:
+    lengths = pc.binary_length(shard["id"])
+    if (longest := pc.max(lengths).as_py() or 0) > MAX_ID_BYTES:
+        begins = shard["id"][pc.index(lengths, longest).as_py()].as_py()[:20]
+        raise SourceError(
+            f"{source}: a sample id of {longest:,} bytes, more than {MAX_ID_BYTES:,}, begins {abridged([begins])}"
+        )
+
+
+def refuse_duplicates(plan: Rows, hashes: Hashes, source: str) -> None:
+    """Raise SourceError naming duplicate ids and two images of the first; ids with equal hashes are compared."""
+    ordered = np.sort(hashes)
+    repeated = pa.array(np.unique(ordered[1:][ordered[1:] == ordered[:-1]]))
+    if not len(repeated):
+        return
+    uris = defaultdict[str, list[str]](list)
+    for shard, table in enumerate(plan.shards(["id", "uri"])):
+        first = shard * plan.samples_per_shard
+        is_suspect = pc.is_in(pa.array(hashes[first : first + table.num_rows]), value_set=repeated)
+        for sample in table.filter(is_suspect).to_pylist():
+            if len(uris[sample["id"]]) < 2:
+                uris[sample["id"]].append(sample["uri"] or "none")
+    if names := sorted(name for name, images in uris.items() if len(images) > 1):
+        raise SourceError(
+            f"{source}: {counted(len(names), 'sample id')} came more than once: {abridged(names)} (first with "
+            f"the images {abridged(uris[names[0]])}); give each sample an id of its own, or leave out all but one"
+        )
+
+
+def refuse_missing_images(found: Rows, source: SourceConfig, allowed: float) -> int:
+    """Raise SourceError if too many images are missing, before an hour of encoding; return how many are missing."""
+    tables = found.shards(["id", "uri", "fingerprint"])
+    missing = pa.concat_tables([table.filter(pc.equal(table["fingerprint"], MISSING)) for table in tables])
+    if missing.num_rows > allowed * len(found):
+        reasons, advice = zip(*why_missing(missing, source), strict=True)
+        raise SourceError(
+            f"{missing.num_rows} of {len(found)} samples without an image: {'; '.join(reasons)}. That is more "
+            f"than run.max_reject_fraction {allowed:g} allows; nothing was encoded. {'. '.join(advice)}"
+        )
+    return int(missing.num_rows)
+
+
+def refuse_missing_texts(found: Rows, source: SourceConfig, allowed: float) -> int:
+    """Raise SourceError if too many samples have no text for a text encoder; return 0, because texts do not come back.
+
+    A text stands in the plan, so another list is another plan.
+    """
+    tables = found.shards(["id", "conversations"])
+    pairs = (zip(table["id"].to_pylist(), table["conversations"].to_pylist(), strict=True) for table in tables)
+    without = [name for pair in pairs for name, turns in pair if not answer_of(turns)]
+    if len(without) > allowed * len(found):
+        raise SourceError(
+            f"{len(without)} of {len(found)} samples of {source.path} without a {source.text}: {abridged(without)}. "
+            f"That is more than run.max_reject_fraction {allowed:g} allows; nothing was encoded. "
+            f"{WHERE_TEXTS_ARE[source.kind]}"
+        )
+    return 0
+
+
+WHERE_TEXTS_ARE = {
+    "llava": "Give each record an answer in its conversations",
+    "folder": "Put each caption beside its image, as name.txt",
+    "webdataset": "Put a .txt, or a .json with caption, beside each image",
+    "parquet": "Name the column with source.fields.caption, or source.fields.conversations",
+    "cache": "That cache's samples were planned without texts; plan another from a source that has them",
+}
+
+
+def why_missing(missing: pa.Table, source: SourceConfig) -> Iterator[tuple[str, str]]:
+    """Yield each reason why images are missing, and what to do about it."""
+    is_unnamed = pc.equal(missing["uri"], "")
+    unnamed, named = missing.filter(is_unnamed)["id"], missing.filter(pc.invert(is_unnamed))["uri"]
+    if len(named):
+        where = source.images or (folder_of(source.path) if source.kind == "llava" else source.path)
+        shown = where if is_url(where) else Path(where).expanduser().resolve()  # "." would read as a full stop
+        mend = f"Mend {shown}"
+        if source.kind == "llava":
+            below = None if is_url(where) else folder_below(Path(where), named[0].as_py())
+            mend = f"Set source.images to {below}, where they are" if below else "Set source.images, or mend it"
+        outside = [name for name in named.to_pylist() if is_unsafe(name)]
+        why = f"; not a name inside it: {abridged(outside)}" if outside else ""
+        yield f"{abridged(named.to_pylist())}; looked in {shown}{why}", mend
+    if len(unnamed):
+        yield (
+            f"{counted(len(unnamed), 'record')} without an image name: {abridged(unnamed.to_pylist())}",
+            f"Give each such record an `image`, or leave it out of {source.path}",
+        )
+
+
+def folder_of(path: str) -> str:
+    return split_url(path)[0] if is_url(path) else str(Path(path).parent)

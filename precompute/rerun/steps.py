@@ -1,0 +1,169 @@
+"""The commands that make a cache: each reads the facts, decides by them, and acts; every check comes before a write.
+
+A single-process build does all, and resumes if it was stopped. Or the work is split: plan once, encode with any number
+of ranks at the same time, seal once. A rank builds only its own shards and writes only absent files; `plan` or a
+single-process build writes all metadata and replaces files. So ranks need not know of each other: two ranks that build
+the same shard write the same bytes, and a dead rank is run again, under the same number or another.
+"""
+
+import shlex
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from cache_store.cache.metadata import refuse_foreign_place, refuse_no_cache
+from cache_store.errors import CacheError, NoCacheError
+from cache_store.format.names import SPEC_FILE
+from cache_store.format.schema import Seal
+from cache_store.refusal import counted, printable
+from cache_store.storage.store import Address, Store, is_url, open_store
+from cache_store.verify.findings import SHOWN
+from precompute.config import BuildConfig, RepairConfig, where_remembered
+from precompute.encode.engines import refuse_no_engine
+from precompute.encode.engines.local import worker_encoder
+from precompute.encode.progress import Encoded
+from precompute.encoders.registry import load_encoder
+from precompute.images.decoder_messages import silence_decoders
+from precompute.rerun.act import build_shards, make_way_for_ranks, seal_cache, write_metadata
+from precompute.rerun.decide import Work, certain_bytes, decide, decide_planned
+from precompute.rerun.facts import Facts, Inputs, read_facts, read_planned_facts
+from precompute.rerun.images import compare_images, retry_rejected, settle_images
+from precompute.rerun.rank import Rank
+from precompute.rerun.refusals import refuse_little_space, refuse_mending, refuse_missing_shards
+from precompute.rerun.request import BuildRequest, damaged_shards, read_report
+from precompute.sources import open_source
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """The result of a build: its seal and its counts."""
+
+    seal: Seal
+    encoded: Encoded
+    num_retried: int
+    """Rejected samples that were tried again."""
+    recovered: int
+    """Retried samples that are cached now."""
+
+
+def build(config: BuildConfig, request: BuildRequest | None = None) -> Summary:
+    """Build and seal the cache; keep committed shards that fit, unless `request` asks to rebuild them.
+
+    Raises StaleError, and touches nothing, if the cache was made from other inputs; Interrupted if a signal stops the
+    encoding; EncodeOnceError if too many samples are rejected.
+    """
+    refuse_no_engine(config)
+    inputs = open_inputs(config, request or BuildRequest())
+    with inputs.store.claim():
+        facts = read_facts(inputs)
+        work = write_metadata(inputs, facts, decide_all(inputs, facts))
+        del facts  # the list's temporary file too: from here on, nothing grows with the data set
+        progress = build_shards(inputs, work, work.to_build)
+        sealed = seal_cache(inputs.store, work, progress)
+    left = sum(progress.built[shard].content.rejected for shard in work.recovered)
+    recovered = sum(work.recovered.values()) - left
+    return Summary(seal=sealed, encoded=progress.encoded, num_retried=work.num_retried, recovered=recovered)
+
+
+def plan_for_ranks(config: BuildConfig, request: BuildRequest) -> Work:
+    """Write the plan and the metadata, so that ranks can build the shards; return the work left.
+
+    Run it again to extend or to retry. Raises StaleError, and touches nothing, if the cache was made from other inputs;
+    CacheError if shards need mending.
+    """
+    inputs = open_inputs(config, request)
+    with inputs.store.claim():
+        facts = read_facts(inputs)
+        work = decide_all(inputs, facts)
+        refuse_mending(inputs.store, work.to_mend, request)
+        work = write_metadata(inputs, facts, work, for_ranks=True)
+        make_way_for_ranks(inputs.store, work)
+        return work
+
+
+def build_rank(config: BuildConfig, request: BuildRequest, rank: Rank) -> Encoded:
+    """Build this rank's uncommitted shards of a planned cache, while other ranks build theirs."""
+    refuse_unplanned(open_store(config.cache), request)
+    refuse_no_engine(config)
+    inputs = open_inputs(with_own_gpu(config, rank), request)
+    with inputs.store.claim(shared=True):
+        work = decide_planned(read_planned_facts(inputs, as_stated=True), request).without_plan()
+        return build_shards(inputs, work, rank.shards_of(work.to_build), shared=True).encoded
+
+
+def seal_after_ranks(config: BuildConfig, request: BuildRequest) -> Summary:
+    """Seal a cache; raise CacheError naming the shards that are not committed."""
+    refuse_unplanned(open_store(config.cache), request)
+    inputs = open_inputs(config, request)
+    with inputs.store.claim():
+        work = decide_planned(read_planned_facts(inputs), request).without_plan()
+        refuse_missing_shards(inputs.store, work.to_build, work.spec.num_shards)
+        progress = build_shards(inputs, work, [])
+        sealed = seal_cache(inputs.store, work, progress)
+    return Summary(seal=sealed, encoded=progress.encoded, num_retried=0, recovered=0)
+
+
+def open_inputs(config: BuildConfig, request: BuildRequest) -> Inputs:
+    silence_decoders()
+    config = config.prepared()
+    store = open_store(config.cache)
+    refuse_foreign_place(store, "cache")
+    source = open_source(config.source)
+    encoder = load_encoder(config.own_encoder, config.image.range)
+    return Inputs(config=config, request=request, store=store, source=source, encoder=encoder)
+
+
+def decide_all(inputs: Inputs, facts: Facts) -> Work:
+    """Decide by the facts, and then by the images that this decision concerns; write nothing.
+
+    Raises StaleError if an encoded image changed. Texts are in the plan, so a digest has compared them already.
+    """
+    config, request, store, source = inputs.config, inputs.request, inputs.store, inputs.source
+    work, threads = decide(facts, request), config.run.threads(1)
+    if facts.survey.has_cache and work.spec.array.text is None:
+        if request.retry_rejected:
+            work = retry_rejected(store, work, source, threads)
+        work = settle_images(store, work, compare_images(facts.survey, work, source, request, threads), request)
+    if config.run.check_space:
+        refuse_little_space(store, certain_bytes(work, config.run.max_reject_fraction), facts.free_bytes)
+    return work
+
+
+def with_own_gpu(config: BuildConfig, rank: Rank) -> BuildConfig:
+    """Give the rank its own GPU if several ranks share its node; a rank alone on its node uses all GPUs."""
+    return config if rank.local is None else replace(config, encoder=worker_encoder(config.encoder, rank.local))
+
+
+def refuse_unplanned(store: Store, request: BuildRequest) -> None:
+    """Raise NoCacheError if the cache has no plan; call it before anything is loaded."""
+    if not store.has(SPEC_FILE):
+        raise NoCacheError(f"{store} has no plan; first run: {request.with_options()}")
+
+
+def repair(cache: Address, config: RepairConfig) -> Summary:
+    """Rebuild the named shards with the source and encoder recorded in the cache, and reseal.
+
+    Raises StaleError, and touches nothing, if source or encoder changed or the report is of another cache, or keeps the
+    old shards if rebuilt ones differ; Interrupted after a signal (run the same repair again to resume).
+    """
+    refuse_no_cache(open_store(cache))
+    report = read_report(Path(config.report).expanduser()) if config.report else None
+    rebuild = {*config.named, *(damaged_shards(report) if report else ())}
+    build_config = BuildConfig.of_cache(cache)
+    with where_remembered(cache):
+        return build(build_config, BuildRequest(rebuild=rebuild, new_samples="leave out", report=report))
+
+
+def refuse_strays(cache: Address, config: RepairConfig) -> None:
+    """Raise CacheError if stray files that the report names are still there: no repair deletes them."""
+    if not config.report:
+        return
+    store, report = open_store(cache), read_report(Path(config.report).expanduser())
+    left = [each.file for each in report.findings if each.kind == "stray" and store.has(each.file)]
+    if left:
+        named = [shlex.quote(printable(store.where(name))) for name in left[:SHOWN]]
+        more = f"\n  and {len(left) - SHOWN:,} more that the report names" if len(left) > SHOWN else ""
+        command = "delete:\n  " if is_url(cache) else "run:\n  rm -r -- "
+        raise CacheError(
+            f"all is mended but for {counted(len(left), 'stray')} of the report, which no command deletes; unless a "
+            f"build is running, {command}{' '.join(named)}{more}"
+        )
