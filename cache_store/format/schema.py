@@ -73,7 +73,7 @@ class ImageRecipe(Record, frozen=True, kw_only=True):
 
 
 class TextRecipe(Record, frozen=True, kw_only=True):
-    """How a sample's text becomes tokens; everything here changes samples."""
+    """The steps from a sample's text to tokens; every field changes the latents."""
 
     source: str
     """The text that is encoded: `caption`, the first answer of the sample's conversation."""

@@ -44,7 +44,7 @@ class PageContent:
         if array.has_preview:
             return None
         if array.text is not None:
-            return "the cache was made of texts; shown are texts, distributions, and unusual and rejected rows"
+            return "samples are texts, not images; the page shows texts, distributions, and unusual and rejected rows"
         return (
             f"samples of [{array.named_shape}] have no preview; the page shows source images, distributions, and "
             "unusual and rejected rows"

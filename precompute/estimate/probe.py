@@ -42,10 +42,10 @@ class Probe:
 
     device: str
     made_of: str
-    """image, or text."""
+    """`image` or `text`."""
     decode_threads: int
     decode_per_s: float
-    """Images, or texts, by all these threads together."""
+    """Images or texts per second, of all these threads together."""
     encode_per_s: float
     both_per_s: float
     """Images decoded and encoded at the same time."""
@@ -141,8 +141,7 @@ class Prober:
         reasons = [reason for each in self._reasons.values() for reason in each]
         rejected = [reason for reason in reasons if reason is not None]
         if len(rejected) == len(reasons):
-            unreadable = f"unreadable {self._spec.array.made_of}s"
-            raise SourceError(f"all {len(reasons):,} samples drawn have {unreadable}, such as: {rejected[0]}")
+            raise SourceError(f"all {len(reasons):,} samples drawn are unreadable, such as: {rejected[0]}")
         return rejected
 
 

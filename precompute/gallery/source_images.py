@@ -21,7 +21,7 @@ def open_source_images(cache: Address) -> ReadImage:
     """
     built = BuildConfig.of_cache(cache)
     if built.encoder.reads_text:
-        raise SourceError("it was made of texts")
+        raise SourceError("it was made from texts")
     source, recipe = open_source(built.source), built.image.recipe
     silence_decoders()
 

@@ -110,7 +110,7 @@ def test_wrong_options_are_refused_in_a_line(project, options, error):
 def test_a_source_without_a_readable_image_is_no_estimate(project):
     project.has([4, 13])
     said = project.run(main, "estimate", "--config", project.config(), "--seconds", 0.01, code=1)
-    assert "all 2 samples drawn have unreadable images, such as: cannot decode" in said
+    assert "all 2 samples drawn are unreadable, such as: cannot decode" in said
 
 
 def test_an_estimate_of_what_does_not_fit_fails(project, monkeypatch):
