@@ -128,7 +128,7 @@ WRONG = {
     "no bucket": ("parquet", "s3:///a.parquet", 2, "names no bucket"),
     "another kind of URL": ("webdataset", "http://host/a.tar", 2, "not read; .*one of s3://, gs://, az://, hf://"),
     "no tar": ("webdataset", "BUCKET/in/images.zip", 1, "images.zip is no tar"),
-    "no table": ("parquet", "BUCKET/in/images.zip", 1, "images.zip is damaged: it is no whole Parquet file"),
+    "no table": ("parquet", "BUCKET/in/images.zip", 1, "images.zip is damaged: it is not a complete Parquet file"),
 }
 
 
