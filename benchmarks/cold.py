@@ -1,9 +1,9 @@
 """Shuffled batches of a cache that is not in memory: samples a second, and what the disk reads for each.
 
-One side has the disk read a whole batch ahead, the other touches one sample after the other; `cache.read` tries both
-and keeps the faster. Before each round the cache's pages are dropped from the page cache. So the disk under `--folder`
-is measured, with what it reads ahead (`/sys/block/*/queue/read_ahead_kb`), and few batches of a large cache, as where
-memory holds a small part of it.
+One side has the disk read every batch ahead, one touches one sample after the other, and one is `cache.read` as it is,
+which reads ahead once batches wait for the disk. The cache's pages are dropped from the page cache before each round;
+so the disk under `--folder` is measured, with what it reads ahead (`/sys/block/*/queue/read_ahead_kb`), and few batches
+of a large cache, as where memory holds a small part of it.
 """
 
 import argparse
@@ -12,20 +12,19 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.options import parser_with, positive
 from benchmarks.record import print_record
 from benchmarks.timing import rates, speedups, spread
 from cache_store import open_cache
-from cache_store.cache import reader
-from cache_store.cache.gather import WAYS, no_read_ahead, read_ahead, reading_ahead
+from cache_store.cache.gather import ReadAhead, read_ahead
 from cache_store.errors import ConfigError
 from cache_store.format.schema import CodecName
 from cache_store.program.run_program import run_program
@@ -33,9 +32,25 @@ from tests.make_cache import make_cache
 
 SHAPE = (16, 28, 28)
 CODECS: tuple[CodecName, CodecName] = ("none", "zstd")
-SIDES: dict[str, dict[str, list[Any]]] = {
-    "read ahead": {"COPIES": [reading_ahead(WAYS[0])], "READ_AHEAD_OR_NOT": [read_ahead]},
-    "touched": {"COPIES": WAYS[:1], "READ_AHEAD_OR_NOT": [no_read_ahead]},
+
+
+class AlwaysReadAhead(ReadAhead):
+    @contextmanager
+    def batch(self, addresses: NDArray[Any], lengths: NDArray[Any] | int) -> Iterator[bool]:
+        read_ahead(addresses, lengths)
+        yield False
+
+
+class NeverReadAhead(ReadAhead):
+    @contextmanager
+    def batch(self, addresses: NDArray[Any], lengths: NDArray[Any] | int) -> Iterator[bool]:
+        yield False
+
+
+SIDES: dict[str, Callable[[], ReadAhead]] = {
+    "read ahead": AlwaysReadAhead,
+    "touched": NeverReadAhead,
+    "as cache.read": ReadAhead,
 }
 PACKAGES = ("numpy", "pyarrow", "numcodecs", "encode-once")
 
@@ -58,8 +73,8 @@ def run(argv: Sequence[str]) -> int:
         for round_ in range(-1, options.repeats):
             order = np.random.default_rng(round_ + 1).permutation(options.samples)[:count]
             for codec, cache in caches.items():
-                for side, ways in SIDES.items():
-                    taken, fetched = read_cold(cache, order.reshape(options.batches, -1), ways)
+                for side, make_read_ahead in SIDES.items():
+                    taken, fetched = read_cold(cache, order.reshape(options.batches, -1), make_read_ahead())
                     if round_ >= 0:  # the first warms up
                         seconds[f"{codec}, {side}"].append(taken)
                         read_bytes[f"{codec}, {side}"].append(fetched / count)
@@ -74,20 +89,18 @@ def option_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def read_cold(cache: Path, batches: np.ndarray, ways: dict[str, list[Any]]) -> tuple[float, int]:
-    """Seconds, and bytes that the disk read, for sample numbers [batches, batch size]."""
-    gc.collect()  # what is mapped is not dropped
+def read_cold(cache: Path, batches: np.ndarray, read_ahead: ReadAhead) -> tuple[float, int]:
+    """Return the seconds, and the bytes that the disk read, for sample numbers [batches, batch size]."""
+    gc.collect()  # mapped pages cannot be dropped
     drop_pages(cache)
-    with ExitStack() as patches:
-        for name, way in ways.items():
-            patches.enter_context(mock.patch.object(reader, name, way))
-        opened = open_cache(cache)
-        for shard in range(opened.spec.num_shards):
-            opened.shards.mapped(shard)
-        before, start = disk_bytes(), time.perf_counter()
-        for numbers in batches:
-            opened.read(numbers)
-        return time.perf_counter() - start, disk_bytes() - before
+    opened = open_cache(cache)
+    opened.read_ahead = read_ahead
+    for shard in range(opened.spec.num_shards):
+        opened.shards.mapped(shard)
+    before, start = disk_bytes(), time.perf_counter()
+    for numbers in batches:
+        opened.read(numbers)
+    return time.perf_counter() - start, disk_bytes() - before
 
 
 def drop_pages(folder: Path) -> None:
@@ -99,7 +112,7 @@ def drop_pages(folder: Path) -> None:
 
 
 def disk_bytes() -> int:
-    """That this process has had read."""
+    """Return the bytes that the disk has read for this process."""
     lines = Path("/proc/self/io").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
 
@@ -109,15 +122,14 @@ def report(
 ) -> None:
     speeds = {name: spread(rates(count, each), 0) for name, each in seconds.items()}
     fetched = {name: spread(each, 0) for name, each in read_bytes.items()}
-    ahead, touched = SIDES
-    pairs = {codec: (seconds[f"{codec}, {touched}"], seconds[f"{codec}, {ahead}"]) for codec in CODECS}
+    pairs = {codec: (seconds[f"{codec}, touched"], seconds[f"{codec}, read ahead"]) for codec in CODECS}
     ratios = {codec: spread(speedups(*both), 1) for codec, both in pairs.items()}
     if not any(map(any, read_bytes.values())):
-        print("nothing was read of a disk: --folder lies in memory", file=sys.stderr)
+        print("nothing was read from a disk: --folder is in memory", file=sys.stderr)
     for name, speed in speeds.items():
         print(
-            f"{name:<16}{speed['median']:>8,.0f} samples/s ({speed['min']:,.0f}-{speed['max']:,.0f})"
-            f"{fetched[name]['median']:>12,.0f} bytes read a sample"
+            f"{name:<20}{speed['median']:>8,.0f} samples/s ({speed['min']:,.0f}-{speed['max']:,.0f})"
+            f"{fetched[name]['median']:>12,.0f} bytes read per sample"
         )
     for codec, ratio in ratios.items():
         print(f"{codec}, read ahead over touched: {ratio['median']}x ({ratio['min']}-{ratio['max']})")

@@ -29,7 +29,7 @@ from benchmarks.options import parser_with
 from benchmarks.record import print_record
 from benchmarks.timing import interleaved_seconds, rates, speedups, spread
 from cache_store import open_cache
-from cache_store.cache.gather import WAYS, move_rows
+from cache_store.cache.gather import COPY_FUNCTIONS, move_rows
 from cache_store.errors import ConfigError
 from cache_store.format.names import ZARR_ARRAY
 from cache_store.format.schema import CodecName
@@ -95,7 +95,7 @@ def run(argv: Sequence[str]) -> int:
     print_record(
         "loader",
         PACKAGES,
-        **{"options": vars(options), "cache.read copies": "row by row" if move_rows in WAYS else "in C"},
+        **{"options": vars(options), "cache.read copies": "row by row" if move_rows in COPY_FUNCTIONS else "in C"},
         samples_per_s={name: spread(each, 0) for name, each in speeds.items()},
         fastest_rival=fastest,
         ratios=ratios,

@@ -21,8 +21,8 @@ from benchmarks.record import print_record
 from benchmarks.scale_cache import PER_SHARD, RECIPE, drop_half, write_lines, write_parquet, write_records
 from cache_store import Cache, open_cache
 from cache_store.cache.files import file_record, write_plan
-from cache_store.cache.survey import survey, survey_as_stated, survey_build, survey_records
-from cache_store.cache.writing.seal import make_seal, refuse_other_form, write_seal
+from cache_store.cache.survey import survey, survey_build, survey_records, survey_without_reading_plan
+from cache_store.cache.writing.seal import make_seal, refuse_non_canonical, write_seal
 from cache_store.format.names import PLAN_FILE
 from cache_store.format.schema import FileRecord
 from cache_store.program.run_program import run_program
@@ -139,7 +139,7 @@ def sealing(folder: Path) -> Callable[[], object]:
         found = survey_records(store)
         assert found.spec.value is not None
         contents = [record.content for _, record in sorted(found.records.items())]
-        refuse_other_form(store, contents)
+        refuse_non_canonical(store, contents)
         plan = FileRecord(path=PLAN_FILE, bytes=0, sha256="0" * 64)
         plan = file_record(store, PLAN_FILE) if store.has(PLAN_FILE) else plan
         write_seal(store, make_seal(found.spec.value, contents, plan), None)
@@ -197,7 +197,8 @@ def rerunning(folder: Path) -> Callable[[], object]:
 
 def running_again_as_rank(folder: Path) -> Callable[[], object]:
     """Decide what is left of the plan, as each rank does, which lists nothing."""
-    return lambda: decide_planned(planned_facts(survey_as_stated(folder / "cache"), RECIPE), BuildRequest())
+    cache = folder / "cache"
+    return lambda: decide_planned(planned_facts(survey_without_reading_plan(cache), RECIPE), BuildRequest())
 
 
 STEPS: dict[str, Callable[[Path], Callable[[], object]]] = {

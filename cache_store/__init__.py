@@ -1,4 +1,4 @@
-"""What a cache of latents is: its records, its bytes, how to read and verify it. Needs no torch."""
+"""The cache of latents: its records, its bytes, and how to read and verify it. Needs no torch."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -36,7 +36,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import numpy and Arrow only for those who ask for it: programs start, and hear Ctrl-C, without."""
+    """Import a public name at its first use: programs then start, and react to Ctrl-C, before numpy and Arrow load."""
     if name in HOMES:
         found = globals()[name] = getattr(import_module(HOMES[name]), name)
         return found

@@ -1,11 +1,11 @@
-"""`cache-store`: look into a cache and verify it, on any machine, without torch."""
+"""`cache-store`: inspect, verify, convert and copy caches, on any machine, without torch."""
 
 from typing import Any
 
 import msgspec
 
 from cache_store.cache.info import describe
-from cache_store.convert.convert import ConvertConfig, run_convert
+from cache_store.copy.convert import ConvertConfig, run_convert
 from cache_store.copy.copy import run_copy
 from cache_store.gallery.command import GalleryConfig, print_gallery
 from cache_store.program.command_line import CACHE, Command, Program
@@ -22,7 +22,7 @@ EXAMPLES = """\
   cache-store convert data/cc3m data/tars --format webdataset
   cache-store copy data/cc3m s3://bucket/cc3m
 """
-CONVERTED = {"cache": "The cache; it is read only.", "out": "The new cache's folder, made if need be, or its URL."}
+CONVERTED = {"cache": "The source cache; only read.", "out": "The new cache: a folder, created if missing, or a URL."}
 
 
 def info_command(arguments: Any) -> int:
@@ -44,7 +44,7 @@ def verify_command(arguments: Any) -> int:
 
 
 def convert_command(arguments: Any) -> int:
-    """Write a cache again in the other form or with another codec, checking every latent; run again to resume."""
+    """Convert a cache to the other format or to another codec and check every latent; run it again to resume."""
     return run_convert(arguments.cache, arguments.out, arguments.config)
 
 

@@ -1,4 +1,4 @@
-"""What can go wrong for a user, as exceptions whose text is the whole message."""
+"""Errors for users: exceptions whose text is the whole message."""
 
 
 def install(extra: str = "") -> str:
@@ -19,7 +19,7 @@ class ConfigError(EncodeOnceError):
 
 
 class MissingPathError(ConfigError):
-    """Nothing of the kind is where a config says that a file or a folder is."""
+    """A file or folder that a config names does not exist or is of the wrong kind."""
 
 
 class SourceError(EncodeOnceError):
@@ -35,7 +35,7 @@ class ModelError(EncodeOnceError):
 
 
 class DeviceError(EncodeOnceError):
-    """A device that does not compute what an encoder's weights give."""
+    """A device does not compute the result that an encoder's weights give."""
 
 
 class CacheError(EncodeOnceError):
@@ -43,13 +43,13 @@ class CacheError(EncodeOnceError):
 
 
 class NoCacheError(CacheError):
-    """A path that was given for a cache, where there is none: wrong usage, and no damage."""
+    """A path was given as a cache, but holds none: wrong usage, not damage."""
 
     exit_code = 2
 
 
 class NotAFileError(CacheError):
-    """Something else than a file lies where a cache's file belongs."""
+    """A folder, pipe or broken link is in the place of a cache's file."""
 
 
 class TooLargeError(CacheError):
@@ -68,10 +68,10 @@ class OlderFormatError(CacheError):
 
 
 class StaleError(CacheError):
-    """A cache, or a run, made from other inputs than those given now."""
+    """A cache or a run was made from inputs that differ from the ones given now."""
 
 
 class Interrupted(EncodeOnceError):  # noqa: N818 (an outcome, not a fault)
-    """Stopped before the end by a signal; what is on disk is whole, and a rerun goes on."""
+    """A signal stopped the program early; the files on disk are whole, and a rerun resumes."""
 
     exit_code = 3

@@ -1,6 +1,6 @@
-"""The one way in which a build, a repair or a trainer refuses a cache or a checkpoint that does not fit.
+"""Refuse a cache or checkpoint that does not fit; builds, repairs and trainers all refuse this way.
 
-A summary of what does not fit, a short table (field, what is held, what is asked now), and the command that fits.
+The error has a summary, a short table (field, value found, value wanted now), and the command to run.
 """
 
 import re
@@ -16,7 +16,7 @@ from cache_store.storage.store import Store
 
 SHOWN_ROWS = 12
 CELL = 36
-"""Longest value that a table shows; of longer ones, the place where they differ."""
+"""Characters shown of a value; a longer one is cut to the part that differs."""
 
 DIGEST = re.compile(r"[0-9a-f]{32,}")
 DIGEST_SHOWN = 12
@@ -24,15 +24,15 @@ DIGEST_SHOWN = 12
 ABSENT = "absent"
 
 MADE_BY = "`precompute build`, `cache-store convert` or `cache-store copy` that made the cache"
-"""Nothing in a cache tells which: a conversion or a copy gives the bytes of a build."""
+"""The message names all three because a cache does not record which one made it: their bytes are equal."""
 
-SEALED_BY = f"{MADE_BY} (after ranks: `precompute seal`)"
+SEALED_BY = f"{MADE_BY} (if it was built in ranks: `precompute seal`)"
 
-BUILD_AGAIN = f"to finish it, rerun the {SEALED_BY}: what is committed is kept"
+BUILD_AGAIN = f"to finish it, rerun the {SEALED_BY}: committed shards are kept"
 
 
 class Difference(NamedTuple):
-    """One field: as it was when the cache (or the run) was made, and as it is now."""
+    """A field whose value differs between the making of the cache (or run) and now."""
 
     field: str
     before: str
@@ -46,7 +46,7 @@ def refuse(
     held: str = "in the cache",
     now: str = "now",
 ) -> NoReturn:
-    """StaleError of a summary, the table of differences under `held` and `now`, and a line for each remedy."""
+    """Raise StaleError: a summary, a table of differences with columns `held` and `now`, and one line per remedy."""
     shown = [Difference(printable(each.field), *shorten(each.before, each.now)) for each in differences[:SHOWN_ROWS]]
     lines = [printable(summary), *aligned([("field", held, now), *shown])]
     if (more := len(differences) - SHOWN_ROWS) > 0:
@@ -55,7 +55,7 @@ def refuse(
 
 
 def refuse_unsealed(store: Store, spec: Spec) -> None:
-    """StaleError where the build has not come to its end."""
+    """Raise StaleError if the cache has no seal, that is, its build did not finish."""
     if not store.has(SEAL_FILE):
         committed = sum(name.endswith(".json") for name in store.list(COMMITS))
         differences = [Difference("seal", ABSENT, "needed")]
@@ -65,27 +65,27 @@ def refuse_unsealed(store: Store, spec: Spec) -> None:
 
 
 def refuse_other_seal(store: Store, seal: Seal, spec: Spec) -> None:
-    """StaleError where the seal was made of another spec than the one that the folder has."""
+    """Raise StaleError if the seal was made for a spec other than the cache's."""
     sealed = {"rows": seal.planned, "spec digest": seal.spec_digest}
     if differences := differing(sealed, {"rows": spec.rows, "spec digest": spec.digest}):
         refuse(f"{store}: the seal belongs to another spec", differences, [BUILD_AGAIN], held="in the seal")
 
 
 def refuse_other_recipe(store: Store, one: CommitRecord, other: CommitRecord) -> None:
-    """StaleError where two shards of a cache were made with two recipes."""
+    """Raise StaleError if two shards were made with different recipes."""
     if differences := recipe_differences(one.content.recipe, other.content.recipe):
         names = [commit_file(record.content.shard) for record in (one, other)]
-        remedy = "move the shards of one of them away, and run the build of the other again"
-        refuse(f"{store} holds shards of two recipes", differences, [remedy], *names)
+        remedy = "move the shards of one recipe away, and rerun the build of the other"
+        refuse(f"{store} holds shards made with two different recipes", differences, [remedy], *names)
 
 
 def recipe_differences(before: Recipe, now: Recipe) -> list[Difference]:
-    """Field by field."""
+    """List the fields in which two recipes differ."""
     return [] if before == now else differing(msgspec.to_builtins(before), msgspec.to_builtins(now))
 
 
 def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
-    """Every field, of nested mappings and lists too, whose values are not equal."""
+    """List the fields whose values differ, in nested mappings too, sorted by dotted name."""
     old, new = dict(flatten(before)), dict(flatten(now))
     return [
         Difference(name, str(old.get(name, ABSENT)), str(new.get(name, ABSENT)))
@@ -95,7 +95,7 @@ def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Differe
 
 
 def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested mappings as one, keys joined by dots."""
+    """Yield the values of nested mappings by dotted name."""
     if isinstance(value, Mapping):
         for name, child in value.items():
             yield from flatten(child, f"{prefix}.{name}" if prefix else str(name))
@@ -104,19 +104,19 @@ def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Rows as lines of aligned text."""
+    """Format rows as lines of aligned text."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     cells = ([cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows)
     return ["  ".join(row).rstrip() for row in cells]
 
 
 def counted(number: int, noun: str) -> str:
-    """As `1 shard` and `2,000 shards`."""
+    """Format a number with its noun: `1 shard`, `2,000 shards`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def shorten(before: str, now: str) -> tuple[str, str]:
-    """Both values, digests and long texts cut to what tells them apart."""
+    """Shorten both values: digests to their first digits, long texts to the part that differs."""
     before, now = (DIGEST.sub(lambda each: f"{each[0][:DIGEST_SHOWN]}…", printable(value)) for value in (before, now))
     if max(len(before), len(now)) <= CELL:
         return before, now
@@ -125,18 +125,18 @@ def shorten(before: str, now: str) -> tuple[str, str]:
 
 
 def common_length(left: str, right: str) -> int:
-    """Characters until the first that differs."""
+    """Count the characters that both texts begin with."""
     shorter = min(len(left), len(right))
     return next((place for place in range(shorter) if left[place] != right[place]), shorter)
 
 
 def window(text: str, start: int) -> str:
-    """CELL characters from `start`, dots where something is left out; all of a short text."""
+    """Cut out CELL characters from `start`, with an ellipsis at each cut; keep a short text whole."""
     if len(text) <= CELL:
         return text
     return ("…" if start else "") + text[start : start + CELL] + ("…" if start + CELL < len(text) else "")
 
 
 def printable(text: str) -> str:
-    """On one line and without control characters: ids and names come from others' files."""
+    """Escape control characters and line breaks: ids and names come from untrusted files."""
     return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)

@@ -1,4 +1,4 @@
-"""What the demo is told, and what it tells the programs."""
+"""The demo's options, and the options that it passes to the programs."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +15,12 @@ OUTPUT = "demo-run"
 """The folder that both YAML files name."""
 
 FEWEST_SCENES = 100
-"""With fewer, the broken files alone would be too many rejects, and hardly a scene would be held out."""
+"""Fewest scenes: with fewer, the broken files would be too many rejects, and hardly a scene would be held out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DemoConfig:
-    """The whole way in some minutes on a CPU: draw scenes, make small models, build, verify, look, train, evaluate."""
+    """Run all steps in a few minutes on a CPU: draw scenes, make small models, build, verify, look, train, evaluate."""
 
     output: str = OUTPUT
     """Folder for everything; a previous demo's folder is replaced, any other is left alone."""
@@ -31,7 +31,7 @@ class DemoConfig:
     train_steps: int | None = None
     """Steps in which the projector learns, in place of those in configs/train_demo.yaml."""
     seed: int = 0
-    """Of the scenes and of the models' random weights."""
+    """Seed of the scenes and of the models' random weights."""
 
     def __post_init__(self) -> None:
         for name, least in (("scenes", FEWEST_SCENES), ("text_steps", 1), ("train_steps", 1), ("seed", 0)):
@@ -47,26 +47,26 @@ class DemoConfig:
 
     @property
     def build_options(self) -> list[str]:
-        """Of `precompute build`: the YAML, and what differs from it."""
+        """Options of `precompute build`: the YAML file, and what differs from it."""
         return self._options(BUILD_YAML)
 
     @property
     def train_options(self) -> list[str]:
-        """Of `trainer train` and `trainer eval`."""
+        """Options of `trainer train` and `trainer eval`."""
         shorter = [f"--run.max_steps={self.train_steps}", "--optim.warmup_steps=null"]
         return [*self._options(TRAIN_YAML), *(shorter if self.train_steps is not None else [])]
 
     def _options(self, file: str) -> list[str]:
-        """A YAML file and, of its paths, those that lie elsewhere."""
+        """Return the options for a YAML file, with its paths moved if the output folder is another one."""
         given = flatten(load_yaml(Path(file).read_text(encoding="utf-8")))
         paths = {name: Path(value) for name, value in given if str(value).startswith(f"{OUTPUT}/")}
         moved = [f"--{name}={self.root / path.relative_to(OUTPUT)}" for name, path in paths.items()]
         return ["--config", file, *(moved if self.root != Path(OUTPUT) else [])]
 
     def build_config(self) -> BuildConfig:
-        """What `precompute build` will make of its options."""
+        """Parse the build options as `precompute build` does."""
         return parse_config(BuildConfig, self.build_options)
 
     def train_config(self) -> TrainConfig:
-        """What the trainer will make of its options."""
+        """Parse the train options as the trainer does."""
         return parse_config(TrainConfig, self.train_options)

@@ -1,6 +1,6 @@
-"""What is said about a scene, in LLaVA's form: one or two turns, `<image>` in different places.
+"""Write conversations about scenes in LLaVA's form: one or two turns, `<image>` in different places.
 
-Each colour and shape is asked for before it is said, so only the image (or luck) can give it.
+Each colour and shape is asked for before the text names it, so only the image (or luck) can give the answer.
 """
 
 from collections.abc import Callable
@@ -33,5 +33,5 @@ KINDS: tuple[Callable[[Scene], list[Turn]], ...] = (describe_after_image, descri
 
 
 def converse(scene: Scene, number: int) -> list[Turn]:
-    """The conversation of scene `number`; kinds take turns."""
+    """Make the conversation of scene `number`; the kinds alternate."""
     return KINDS[number % len(KINDS)](scene)

@@ -29,7 +29,7 @@ class Sample:
 
 
 def samples(count: int, seed: int) -> Iterator[Sample]:
-    """`count` ordinary scenes, then one for each special kind of file."""
+    """Yield `count` ordinary scenes, then one scene for each special kind of file."""
     for number in range(count):
         scene = compose(seed, number)
         name = f"scene-{number:05d}"
@@ -46,7 +46,7 @@ def samples(count: int, seed: int) -> Iterator[Sample]:
 
 
 def write_dataset(folder: Path, drawn: list[Sample]) -> None:
-    """Write chat.json and images.zip; members carry zip's earliest date, so that no clock enters."""
+    """Write chat.json and images.zip; members have zip's earliest date, so that equal inputs give equal bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     records = [{"id": each.id, "image": each.image, "conversations": each.conversation} for each in drawn]
     (folder / CHAT_FILE).write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")

@@ -20,9 +20,9 @@ MARKER = ".made-by-the-demo"
 
 
 def prepare_folder(root: Path) -> bool:
-    """Make an empty folder with the demo's marker; whether a previous demo's folder had to go.
+    """Make an empty folder with the demo's marker; return whether a previous demo's folder was deleted.
 
-    ConfigError for a folder that the demo did not make.
+    Raises ConfigError for a folder that the demo did not make.
     """
     is_ours = (root / MARKER).is_file()
     if root.exists() and not is_ours and (not root.is_dir() or any(root.iterdir())):
@@ -41,13 +41,13 @@ def make_data(config: DemoConfig) -> list[Sample]:
 
 
 def save_vae(config: DemoConfig, drawn: Sequence[Sample]) -> None:
-    """A VAE with random weights, in the subfolder where a Cosmos checkpoint has its own."""
+    """Save a VAE with random weights, in the same subfolder as in a Cosmos checkpoint."""
     images = np.stack([np.asarray(draw(sample.scene)) for sample in drawn[:STATISTICS_IMAGES]])
     make_vae(images, config.seed).save_pretrained(Path(config.build_config().encoder.model) / "vae")
 
 
 def save_language_model(config: DemoConfig, drawn: Sequence[Sample]) -> float:
-    """Tokenizer and model, from the texts of the training part alone; returns the last text loss."""
+    """Train and save tokenizer and model on the texts of the training part only; return the last text loss."""
     # Progress bars of saving a megabyte would only hide the demo's own lines.
     logging.disable_progress_bar()
     train_config = config.train_config()

@@ -1,12 +1,12 @@
 """A small Gemma 3 text model, trained on text alone and then frozen.
 
-Large language models can answer from what stands before a question; this small one is taught to, with notes: the
-words of a caption scattered over a grid, as the scene they tell of might lie in it, each cell a random blend of the
-embeddings of its words. The captions are those of the training part; no image takes part, and no position that a
-caption does not tell. Later the projector's world tokens stand where the notes stood, and it has only to learn to
-write latents in a language that the model reads.
+Large language models can use the text before a question. This small one learns that from notes: the words of a caption
+on a grid, where the scene might have them, each cell a random blend of the embeddings of its words. The captions are
+those of the training part; no images are used, and no positions beyond those that a caption tells. Later the
+projector's world tokens take the place of the notes, and it only has to learn to write latents in a language that the
+model reads.
 
-Blends matter: a model that has only met whole words reads a projected token as one word, and colours drown shapes.
+Blends matter: a model trained only on whole words reads a projected token as one word, and colours hide shapes.
 """
 # Axes: N texts, T tokens, K cells of the notes, B words blended in a cell, D model width.
 
@@ -39,7 +39,7 @@ NOT_LABEL = -100
 
 @dataclass(frozen=True)
 class Caption:
-    """What is known of a scene from its text: colour and shape of both things, and the relation."""
+    """The facts in a scene's text: colour and shape of both things, and their relation."""
 
     first: tuple[str, str]
     second: tuple[str, str]
@@ -70,7 +70,7 @@ class LessonBatch:
 
 
 def make_language_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Gemma3ForCausalLM:
-    """The untrained model."""
+    """Make the untrained model."""
     config = Gemma3TextConfig(
         vocab_size=len(tokenizer),
         hidden_size=WIDTH,
@@ -94,7 +94,7 @@ def make_language_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Gemma3
 def train_on_text(
     model: Gemma3ForCausalLM, tokenizer: PreTrainedTokenizerFast, lessons: Sequence[Lesson], steps: int, seed: int
 ) -> float:
-    """Teach it to answer from notes; returns the last step's loss."""
+    """Train the model to answer from notes; return the last step's loss."""
     optimizer = torch.optim.AdamW(model.parameters(), PEAK_LR, betas=(0.9, 0.98))
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min(1, (step + 1) / WARMUP_STEPS) * 0.5 * (1 + math.cos(math.pi * step / steps))
@@ -125,7 +125,7 @@ def text_loss(model: Gemma3ForCausalLM, batch: LessonBatch, ends: Tensor) -> Ten
 
 
 def embed(model: Gemma3ForCausalLM, batch: LessonBatch, ends: Tensor) -> Tensor:
-    """[BOS] [NOTES] blends [/NOTES] text, as the trainer lays out world tokens."""
+    """Embed [BOS] [NOTES] blends [/NOTES] text, in the order that the trainer uses for world tokens."""
     look_up = model.get_input_embeddings()
     notes_NKD = (look_up(batch.words_NKB) * batch.weights_NKB[..., None]).sum(2)
     begin_N1D, end_N1D = look_up(ends).expand(len(notes_NKD), 2, -1).split(1, dim=1)
@@ -158,9 +158,9 @@ def padded(rows: list[np.ndarray], value: int) -> Tensor:
 
 
 def write_notes(caption: Caption, rng: np.random.Generator) -> tuple[list[tuple[str, str, str]], np.ndarray]:
-    """A caption as a grid, row by row: three words of each cell, and their weights [cells, 3] of unit norm.
+    """Write a caption as a grid, row by row: three words per cell, and their weights [cells, 3] of unit norm.
 
-    Around two places that fit the relation lie a thing's colour and shape; everywhere else is ground.
+    The colour and shape of each thing lie around a place that fits the relation; all other cells are ground.
     """
     words = np.full((GRID, GRID, 3), GROUND_WORD, dtype=object)
     weights = np.zeros((GRID, GRID, 3), np.float32)

@@ -1,7 +1,7 @@
-"""How many colour and shape words does the trained model get right on held-out scenes, and how many blindly?
+"""Measure how many colour and shape words the trained model gets right on held-out scenes, and how many blindly.
 
-Each word is predicted after the true words before it. Blind means with the latents of another scene, so the answer
-can only be guessed: one in eight colours, one in five shapes.
+Each word is predicted after the true words before it. Blind means with the latents of another scene, so that the model
+can only guess: one in eight colours, one in five shapes.
 """
 # Axes: N samples, L label tokens, V vocabulary.
 
@@ -31,11 +31,11 @@ class WordAccuracy:
     own: float
     blind: float
     choices: int
-    """How many such words there are: a guess is right once in so many."""
+    """Number of words of this kind; a random guess is right once in this many."""
 
 
 def word_accuracy(config: TrainConfig) -> dict[str, WordAccuracy]:
-    """By kind of word, on the validation split, with the projector that the run at `config.run.output` trained."""
+    """Measure each kind of word on the validation split, with the projector of the run at `config.run.output`."""
     with join_world() as world:
         session = open_session(open_inputs(config, world))
         restore_projectors(Path(config.run.output), session.model.projectors)
@@ -51,14 +51,14 @@ def word_accuracy(config: TrainConfig) -> dict[str, WordAccuracy]:
 
 
 def token_ids(config: TrainConfig, words: tuple[str, ...]) -> Tensor:
-    """The token of each word where it follows a space, as it does in every answer."""
+    """Return the token of each word after a space, as in every answer."""
     chat = load_chat_tokenizer(config.model.language_model, config.model.chat_template, config.data.max_text_tokens)
     return torch.tensor(chat.tokenizer.convert_tokens_to_ids([f" {word}" for word in words]))
 
 
 @torch.no_grad()
 def predictions(session: Session, latents_of: np.ndarray) -> tuple[Tensor, Tensor]:
-    """Target tokens, and whether the token that the model would say there is the target: both [L]."""
+    """Return the target tokens, and whether the model predicts each of them: both [L]."""
     held_out, size, model = session.split.validation, session.config.run.eval_batch_size, session.model
     targets, right = list[Tensor](), list[Tensor]()
     for start in range(0, len(held_out), size):

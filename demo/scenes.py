@@ -29,7 +29,7 @@ PLACES = {
     "left of": ("on the left", "on the right"),
     "above": ("at the top", "at the bottom"),
 }
-"""Where the first and the second shape of each relation lie."""
+"""Places of the first and the second shape of each relation."""
 
 RELATIONS = tuple(PLACES)
 
@@ -65,7 +65,7 @@ class Scene:
 
 
 def compose(seed: int, number: int) -> Scene:
-    """The scene of this number; the same on every machine."""
+    """Make the scene of this number, which is the same on every machine."""
     rng = np.random.default_rng([seed, number])
     relation = RELATIONS[rng.integers(len(RELATIONS))]
     colours = rng.choice(list(COLOURS), 2, replace=False)
@@ -78,7 +78,7 @@ def compose(seed: int, number: int) -> Scene:
 
 
 def place(relation: str, order: int, across: float, colour: str, rng: np.random.Generator) -> Thing:
-    """A thing in its half of the image; `across` is where it lies along the other axis, as a share of the side."""
+    """Place a thing in its half of the image; `across` is its position on the other axis, as a share of the side."""
     along = 0.25 + 0.5 * order + rng.uniform(-0.02, 0.02)
     x, y = (along, across) if relation == "left of" else (across, along)
     shape = list(SHAPES)[rng.integers(len(SHAPES))]
@@ -86,7 +86,7 @@ def place(relation: str, order: int, across: float, colour: str, rng: np.random.
 
 
 def draw(scene: Scene) -> Image.Image:
-    """The scene as an RGB image of SIDE x SIDE."""
+    """Draw the scene as an RGB image of SIDE x SIDE."""
     image = Image.fromarray(paint_ground(scene))
     pen = ImageDraw.Draw(image)
     for thing in (scene.first, scene.second):
@@ -95,7 +95,7 @@ def draw(scene: Scene) -> Image.Image:
 
 
 def paint_ground(scene: Scene) -> np.ndarray:
-    """A greyish texture [y, x, rgb], uint8: none of the colours that shapes have."""
+    """Paint a greyish texture [y, x, rgb], uint8, without any colour that shapes have."""
     rng = np.random.default_rng(scene.ground_seed)
     base_rgb = rng.uniform(105, 165) + rng.uniform(-14, 14, 3)
     texture_yx = TEXTURES[scene.ground](rng) + rng.normal(0, 4, (SIDE, SIDE))

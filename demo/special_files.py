@@ -20,13 +20,13 @@ ORIENTATION_TAG, TURN_CLOCKWISE = 0x0112, 6
 
 @dataclass(frozen=True, kw_only=True)
 class SpecialFile:
-    """How one kind of file is made from a scene."""
+    """A way to make one kind of file from a scene."""
 
     suffix: str
     write: Callable[[Scene], bytes | None]
     """None: the file is missing."""
     recolour: tuple[str, str] | None = None
-    """Colours of both things, where the kind cannot hold all."""
+    """Colours for both things, if this kind of file cannot hold all colours."""
 
 
 def jpeg(scene: Scene) -> bytes:
@@ -69,7 +69,7 @@ def grey_16_bit(scene: Scene) -> bytes:
 
 
 def palette_transparent(scene: Scene) -> bytes:
-    """The same image in 32 colours, those of the ground's texture transparent, so that it lies on white."""
+    """Write the image in 32 colours, with the ground's colours transparent, so that the things lie on white."""
     palette = draw(scene).quantize(32)
     colours = np.array(palette.getpalette()).reshape(-1, 3)
     is_ground = np.ptp(colours, axis=1) < 60
@@ -95,7 +95,7 @@ UNUSUAL: dict[str, SpecialFile] = {
 
 
 def suited(scene: Scene, special: SpecialFile) -> Scene:
-    """The scene in colours that this kind of file can hold."""
+    """Return the scene in colours that this kind of file can hold."""
     if special.recolour is None:
         return scene
     first, second = special.recolour

@@ -1,4 +1,4 @@
-"""What came of the demo: read back from what the programs left on disk, and shown in tables."""
+"""Show the demo's results in tables, from the files that the programs left on disk."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,17 +17,17 @@ from trainer.run.records import read_records
 
 STAND_INS = """\
 The weights of this demo are small stand-ins: the VAE's are random, and the language model has read nothing but a few
-thousand captions. What it shows is that the whole way works. Two lines of YAML load the real ones:
+thousand captions. It shows that every step works. Two lines of YAML load the real weights:
 
   configs/llava_cc3m.yaml         encoder.model: nvidia/Cosmos-Predict2-2B-Video2World
   configs/train_llava_cc3m.yaml   model.language_model: google/gemma-3-4b-it"""
 
 
 def show(console: Console, config: DemoConfig, words: Mapping[str, WordAccuracy], seconds: Mapping[str, float]) -> None:
-    """Tables of the cache, losses, accuracy by kind of word and seconds by step; and what it comes to."""
+    """Print tables of the cache, losses, accuracy by kind of word and seconds by step, and a verdict."""
     cache, run = open_cache(config.build_config().cache), config.train_config().run
     *_, validated = read_records(run.folder)
-    console.rule("What came of it")
+    console.rule("Results")
     for table in (facts_table(cache, validated, seconds), rejects_table(cache), words_table(words)):
         console.print(table)
         console.print()
@@ -43,7 +43,7 @@ def facts_table(cache: Cache, validated: Mapping[str, float], seconds: Mapping[s
     table.add_column(style="bold")
     table.add_column()
     table.add_row("images", f"{seal.planned:,} planned = {seal.cached:,} cached + {seal.rejected:,} rejected")
-    # Of one worker, over its shards: records do not say which of them were built at once.
+    # The speed of one worker: records do not say which shards were built at the same time.
     table.add_row("encoding", f"{images_per_s:,.0f} images/s a worker, decoding and writing included")
     table.add_row("cache size", f"{disk_bytes / 1e6:.1f} MB")
     table.add_row(
@@ -75,7 +75,7 @@ def words_table(words: Mapping[str, WordAccuracy]) -> Table:
 
 
 def verdict(colour: WordAccuracy) -> str:
-    """In words, whether the projector learned; three standard errors of a share make the difference clear."""
+    """Say whether the projector learned: its share must exceed the blind share by three standard errors."""
     error = (colour.blind * (1 - colour.blind) / colour.words) ** 0.5
     if colour.own > colour.blind + 3 * error:
         return f"The projector learned: {colour.own:.0%} of colour words right, {colour.blind:.0%} without the image."

@@ -12,7 +12,7 @@ from demo.conversations import Turn
 from trainer.text.chat import to_messages
 
 NOTES_BEGIN, NOTES_END = "<notes>", "</notes>"
-"""Around the notes that the language model is trained to read; see demo/language_model.py."""
+"""Tokens around the notes that the language model learns to read; see demo/language_model.py."""
 
 SPECIAL_TOKENS = ["<pad>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>", NOTES_BEGIN, NOTES_END]
 
@@ -26,7 +26,7 @@ CHAT_TEMPLATE = """\
 
 
 def make_tokenizer(conversations: Sequence[Sequence[Turn]]) -> PreTrainedTokenizerFast:
-    """A tokenizer whose vocabulary is every word of these conversations."""
+    """Make a tokenizer whose vocabulary is every word of these conversations."""
     tokenizer = Tokenizer(models.WordLevel(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r" ?\w+| ?[^\w\s]|\s"), "isolated")
     tokenizer.decoder = decoders.Fuse()

@@ -1,9 +1,8 @@
 """A narrow stand-in for the Cosmos VAE: the same architecture (`AutoencoderKLWan`), a sixth as wide, random weights.
 
-Plain random convolutions scramble flat colour, which a trained VAE keeps. Three changes to the draw keep it, and no
-weight is trained: in the layers that shrink the image, each 3 x 3 filter's mean over its taps counts `MEAN_BOOST`
-times; residual branches are damped; and the first layer has random biases, so that the normalisations cannot take
-brightness away.
+A trained VAE keeps flat colour, but plain random convolutions scramble it. Three changes to the random weights keep it,
+without training: in the layers that shrink the image, the mean of each 3 x 3 filter is multiplied by `MEAN_BOOST`;
+residual branches are damped; and the first layer has random biases, so that normalisation cannot remove brightness.
 """
 # Axes: N images, C latent channels, H W latent cells, Y X image pixels.
 
@@ -24,7 +23,7 @@ STATISTICS_IMAGES = 128
 
 
 def make_vae(images_NYX3: np.ndarray, seed: int) -> AutoencoderKLWan:
-    """A frozen VAE whose config states the mean and deviation of its latents, measured on these uint8 images."""
+    """Make a frozen VAE whose config has the mean and deviation of its latents, measured on these uint8 images."""
     vae = random_vae(seed)
     latents_NCHW = encode(vae, images_NYX3[:STATISTICS_IMAGES])
     std_C, mean_C = torch.std_mean(latents_NCHW, dim=(0, 2, 3))
@@ -46,9 +45,9 @@ def random_vae(seed: int) -> AutoencoderKLWan:
 
 
 def keep_variance(weight: Tensor, mean_boost: float) -> Tensor:
-    """The filters with their flat part boosted, scaled to pass the signal's variance on.
+    """Boost the flat part of the filters, and scale them to keep the signal's variance.
 
-    torch draws with variance 1 / (3 · fan_in); of the three temporal taps a still image meets only one.
+    torch draws with variance 1 / (3 · fan_in), and a still image uses only one of the three temporal taps.
     """
     if weight.shape[-1] == 3:
         flat = weight.mean((-2, -1), keepdim=True)
@@ -58,7 +57,7 @@ def keep_variance(weight: Tensor, mean_boost: float) -> Tensor:
 
 @torch.no_grad()
 def encode(vae: AutoencoderKLWan, images_NYX3: np.ndarray) -> Tensor:
-    """Posterior means [N, C, H, W] of uint8 RGB images."""
+    """Encode uint8 RGB images to posterior means [N, C, H, W]."""
     pixels = torch.from_numpy(images_NYX3).permute(0, 3, 1, 2).unsqueeze(2).float() / 127.5 - 1
     latents: Tensor = vae.encode(pixels).latent_dist.mode().squeeze(2)
     return latents

@@ -1,4 +1,4 @@
-"""The demo from end to end; what a user would type is run as typed, in a process of its own."""
+"""Run the demo from end to end; each command runs as a user would type it, in its own process."""
 
 import shlex
 import subprocess
@@ -26,7 +26,7 @@ class StepFailedError(EncodeOnceError):
     """A command of the demo did not succeed; the demo ends with its exit code."""
 
     def __init__(self, command: str, exit_code: int) -> None:
-        super().__init__(f"`{command}` ended with exit code {exit_code}; what it said stands above")
+        super().__init__(f"`{command}` ended with exit code {exit_code}; its output is above")
         self.exit_code = exit_code
 
 
@@ -45,7 +45,7 @@ class Walk:
         self.seconds[title] = time.perf_counter() - began
 
     def run(self, module: str, *arguments: str) -> None:
-        """`python -m module arguments`, with its output where ours goes."""
+        """Run `python -m module arguments`, with its output in ours."""
         typed = shlex.join(["python", "-m", module, *arguments])
         self.console.print(f"[cyan]$ {typed}[/cyan]")
         exit_code = run_process([sys.executable, "-m", module, *arguments])
@@ -54,8 +54,8 @@ class Walk:
 
 
 def run_process(command: Sequence[str]) -> int:
-    """Exit code of a child that gets our stop signals as one SIGTERM, so that it can end in good order."""
-    # A session of its own: otherwise Ctrl-C reaches the child twice, and the second one kills.
+    """Run a child and return its exit code; pass our stop signals on as one SIGTERM, so that it can stop cleanly."""
+    # Start a new session: otherwise the child gets Ctrl-C twice, and the second one kills it.
     process = subprocess.Popen(command, start_new_session=True)
     with stop_on_signals(process.terminate):
         code = process.wait()
@@ -63,7 +63,7 @@ def run_process(command: Sequence[str]) -> int:
 
 
 def walk(config: DemoConfig, console: Console) -> None:
-    """Run the demo and show what came of it."""
+    """Run the demo and show its results."""
     replaced = prepare_folder(config.root)
     console.print(f"Everything goes into {config.root}/" + (", in place of the previous demo." if replaced else "."))
     steps = Walk(console)
@@ -102,11 +102,11 @@ def make_inputs(config: DemoConfig, steps: Walk) -> list[Sample]:
 
 def make_cache(config: DemoConfig, steps: Walk) -> None:
     cache, page = config.build_config().cache, str(config.root / "gallery.html")
-    with steps.step("Build the cache", "Every image is decoded and encoded once; what cannot be read is rejected."):
+    with steps.step("Build the cache", "Every image is decoded and encoded once; unreadable images are rejected."):
         steps.run("precompute", "build", *config.build_options)
     with steps.step("Verify it", "Every byte, by the hash of its file."):
         steps.run("cache_store", "verify", cache, "--level", "full")
-    with steps.step("Look into it", "Sources beside what their latents hold: random rows, unusual ones, rejects."):
+    with steps.step("Look into it", "Source images beside their latents: random rows, unusual rows, rejects."):
         steps.run("cache_store", "gallery", cache, "-o", page)
 
 
@@ -120,14 +120,12 @@ def train(config: DemoConfig, steps: Walk) -> None:
 
 
 def use_projector(config: DemoConfig, steps: Walk, drawn: list[Sample]) -> None:
-    """Export the projector, and let the export describe scenes that it has not met."""
+    """Export the projector, and describe held-out scenes with it."""
     train_config, exported = config.train_config(), str(config.root / "projector")
     ids = [sample.id for sample in drawn[: config.scenes] if is_held_out(sample.id, train_config.data.val_fraction)]
-    with steps.step("Export the projector", "Weights that say what they are, and a model card: a folder to share."):
+    with steps.step("Export the projector", "A folder to share: self-describing weights and a model card."):
         steps.run("trainer", "export", train_config.run.output, exported)
-    with steps.step(
-        "Let it speak", "What the language model says of scenes held out of training, beside what is true of them."
-    ):
+    with steps.step("Let it speak", "The language model's descriptions of held-out scenes, beside the true ones."):
         last = ",".join(ids[-CAPTIONED:])  # training has shown the first
         model = ["--language_model", train_config.model.language_model]
         steps.run("trainer", "generate", exported, "--ids", last, "--cache", config.build_config().cache, *model)

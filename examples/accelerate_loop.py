@@ -4,14 +4,14 @@
     torchrun --nproc-per-node 2 examples/accelerate_loop.py CACHE OUT --steps 200            # or accelerate launch
     torchrun --nproc-per-node 2 examples/accelerate_loop.py CACHE OUT --steps 200 --resume   # after any stop
 
-The model restores latents from copies of half their size; yours takes its place. What to look at:
+The model restores latents from copies of half their size; put yours in its place. Three points matter:
 
-1. The stream takes rank and world size itself, and its batch size is that of all processes together. So any number of
-   them trains on the same batches.
-2. So it is not given to `accelerator.prepare`, which divides the batches of any loader among processes once more (and
-   of whole batches cannot: with two processes it fails at the first one).
-3. `register_for_checkpointing(stream)` puts its position into `save_state`. The batch last taken counts as trained on,
-   so save after the step. (That holds without DataLoader workers, which latents seldom need.)
+1. The stream finds rank and world size by itself, and its batch size counts all processes together. So any number of
+   processes trains on the same batches.
+2. So do not pass it to `accelerator.prepare`, which would divide the batches among the processes again (and cannot
+   divide whole batches: with two processes it fails at the first one).
+3. `register_for_checkpointing(stream)` adds its position to `save_state`. The last batch taken counts as trained on, so
+   save after the step. (This holds without DataLoader workers, which latents seldom need.)
 """
 
 import argparse
@@ -40,7 +40,7 @@ def loss_of(model: nn.Module, latents_NCHW: Tensor) -> Tensor:
 
 
 def save(accelerator: Accelerator, out: Path, step: int) -> None:
-    """Write all files elsewhere first: a folder named `step-…` is whole."""
+    """Write all files elsewhere first, so that a folder named `step-…` is always complete."""
     accelerator.save_state(str(out / "unfinished"))
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
@@ -49,7 +49,7 @@ def save(accelerator: Accelerator, out: Path, step: int) -> None:
 
 def train(path: str, out: Path, steps: int, batch_size: int, resume: bool) -> None:
     torch.manual_seed(0)
-    # Without a GPU, Accelerate overlooks torchrun's other processes unless it is told so.
+    # Without a GPU, Accelerate does not see torchrun's other processes unless it is told about them.
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
     rank, world_size = accelerator.process_index, accelerator.num_processes
     cache = open_cache(path)

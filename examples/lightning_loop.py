@@ -4,12 +4,12 @@
     python examples/lightning_loop.py CACHE OUT --steps 200 --devices 2            # Lightning starts the second process
     python examples/lightning_loop.py CACHE OUT --steps 200 --devices 2 --resume   # after any stop
 
-The model restores latents from copies of half their size; yours takes its place. What to look at:
+The model restores latents from copies of half their size; put yours in its place. Three points matter:
 
-1. The stream takes rank and world size from the Trainer, and its batch size is that of all processes together; so
-   `use_distributed_sampler=False`, and any number of processes trains on the same batches.
-2. The stream never ends, so the run's length is `max_steps`.
-3. The position is the DataModule's state, in Lightning's own checkpoint. It is noted when a batch is trained on, not
+1. The stream takes rank and world size from the Trainer, and its batch size counts all processes together. So set
+   `use_distributed_sampler=False`; any number of processes then trains on the same batches.
+2. The stream never ends, so `max_steps` sets the length of the run.
+3. The position is the DataModule's state, in Lightning's own checkpoint. It is recorded when a batch is trained on, not
    when it is read: Lightning reads one batch ahead, and the workers more.
 """
 
@@ -51,7 +51,7 @@ class Latents(LightningDataModule):
         return {**self.stream.state_dict(), "cursor": self.cursor}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.stream.load_state_dict(state_dict)  # which refuses another cache, seed or batch size
+        self.stream.load_state_dict(state_dict)  # refuses another cache, seed or batch size
         self.cursor = state_dict["cursor"]
 
 
@@ -79,7 +79,7 @@ def train(path: str, out: Path, steps: int, batch_size: int, devices: int, resum
     torch.manual_seed(0)
     latents = Latents(path, batch_size)
     model = Upscaler(latents.cache.spec.array.shape)
-    # One file, that Lightning replaces whole.
+    # One file, which Lightning replaces as a whole.
     saving = ModelCheckpoint(out, "checkpoint", every_n_train_steps=SAVE_EVERY, enable_version_counter=False)
     trainer = Trainer(
         max_steps=steps,

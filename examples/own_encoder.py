@@ -1,9 +1,9 @@
-"""An encoder of one's own: each patch's mean colour and contrast, as tokens. It needs no weights.
+"""An example of your own encoder: each patch's mean colour and contrast, as tokens. It needs no weights.
 
     PYTHONPATH=examples precompute build --encoder.model own_encoder:PatchColours --cache … --source.kind …
 
-`precompute` does all the rest: decoding, batches, shards, resuming, sealing; and `audit` checks that it still makes the
-same samples.
+`precompute` does the rest: decoding, batches, shards, resuming, sealing; `audit` checks that the encoder still gives
+the same samples.
 """
 
 # Axes: N images, Y X pixels, T tokens, F features, P a patch's pixels.
@@ -16,12 +16,12 @@ PATCH = 16
 
 
 class PatchColours:
-    """Three means and three deviations of each patch of 16 x 16 pixels."""
+    """Encodes each patch of 16 x 16 pixels as three means and three deviations."""
 
     identity = "patch colours, version 1"
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
-        """It has nothing to put on the device."""
+        """Do nothing: there are no weights to put on the device."""
 
     def layout(self, height: int, width: int) -> dict[str, int]:
         if height % PATCH or width % PATCH:

@@ -3,12 +3,12 @@
     python examples/plain_pytorch.py CACHE OUT --steps 200            # stop it: Ctrl-C, kill -9
     python examples/plain_pytorch.py CACHE OUT --steps 200 --resume   # losses and samples of a run never stopped
 
-The model restores latents from copies of half their size; yours takes its place. What to look at:
+The model restores latents from copies of half their size; put yours in its place. Three points matter:
 
 1. The stream gives whole, shuffled batches, so the DataLoader has `batch_size=None`. Its workers read ahead; any number
-   of them gives the same batches. (A cache is read so fast that `num_workers=0` often does.)
-2. `batch["cursor"]` of the last batch trained on, saved beside the weights, is all that resuming needs.
-3. A model that draws random numbers also has to save `torch.get_rng_state()`; this one draws none.
+   of workers gives the same batches. (Reading a cache is so fast that `num_workers=0` is often enough.)
+2. To resume, save `batch["cursor"]` of the last batch trained on with the weights; nothing else is needed.
+3. A model that draws random numbers must also save `torch.get_rng_state()`; this one draws none.
 """
 
 import argparse
@@ -61,11 +61,11 @@ def train(path: str, out: Path, steps: int, batch_size: int, resume: bool) -> No
         optimizer.zero_grad()
         print(f"step {step}  loss {loss.item():.6f}  samples {batch['numbers'][:4].tolist()} …", flush=True)
         if step % SAVE_EVERY == 0 or step == steps:
-            # What else is in the stream's state lets it refuse another cache, seed or batch size.
+            # The rest of the stream's state lets it refuse another cache, seed or batch size.
             state = {"step": step, "stream": {**stream.state_dict(), "cursor": batch["cursor"]}}
             state |= {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
             torch.save(state, out / "checkpoint.new")
-            (out / "checkpoint.new").replace(checkpoint)  # at any instant the old one or the new one, whole
+            (out / "checkpoint.new").replace(checkpoint)  # always a complete file: the old one or the new one
 
 
 if __name__ == "__main__":

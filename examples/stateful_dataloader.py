@@ -1,14 +1,14 @@
-"""Train from a cache with torchdata's StatefulDataLoader, whose state is taken in the middle of an epoch.
+"""Train from a cache with torchdata's StatefulDataLoader, and save its state in the middle of an epoch.
 
     python examples/stateful_dataloader.py CACHE OUT --steps 200            # stop it: Ctrl-C, kill -9
     python examples/stateful_dataloader.py CACHE OUT --steps 200 --resume   # losses and samples of a run never stopped
 
-The model restores latents from copies of half their size; yours takes its place. What to look at:
+The model restores latents from copies of half their size; put yours in its place. Three points matter:
 
 1. The stream gives whole, shuffled batches, so the loader has `batch_size=None`.
-2. `loader.state_dict()` asks the stream in each worker for its state, and belongs to the last batch that was taken,
-   however far the workers have read ahead. Its `load_state_dict` gives each worker's back: no batch is read again.
-3. Such a state needs the same `num_workers`. Where that may change, save `batch["cursor"]` (see plain_pytorch.py).
+2. `loader.state_dict()` asks the stream in each worker for its state. It belongs to the last batch taken, however far
+   the workers have read ahead. `load_state_dict` restores each worker's state, so that no batch is read twice.
+3. This state needs the same `num_workers`. If that may change, save `batch["cursor"]` (see plain_pytorch.py).
 """
 
 import argparse
@@ -64,7 +64,7 @@ def train(path: str, out: Path, steps: int, batch_size: int, resume: bool) -> No
             state = {"step": step, "loader": loader.state_dict()}
             state |= {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
             torch.save(state, out / "checkpoint.new")
-            (out / "checkpoint.new").replace(checkpoint)  # at any instant the old one or the new one, whole
+            (out / "checkpoint.new").replace(checkpoint)  # always a complete file: the old one or the new one
 
 
 if __name__ == "__main__":

@@ -10,12 +10,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from cache_store.cores import usable_cores
 from cache_store.errors import ConfigError, MissingPathError, ModelError, SourceError, install
 from cache_store.format.formats import FORMATS
 from cache_store.format.names import BUILD_FILE
 from cache_store.format.schema import MAX_SAMPLES_PER_SHARD, CodecName, StoreDtype, StoreFormat
 from cache_store.gallery.command import GalleryConfig
+from cache_store.program.run_program import usable_cores
 from cache_store.storage.store import Address, is_url, open_store
 from precompute.encoders.config import EncoderConfig
 from precompute.images.decode import ImageConfig
@@ -246,7 +246,7 @@ class AuditConfig:
 class DecodedGalleryConfig(GalleryConfig):
     """A gallery's config, with decoded images."""
 
-    decode: bool = field(default=False, metadata={"typed": "--decode"})
+    decode: bool = field(default=False, metadata={"option": "--decode"})
     """Add decoded images, error maps and PSNR; a full-size VAE takes seconds an image on a CPU."""
     model: str | None = None
     """Where the VAE is now, if not where the build found it: a hub id or a folder."""

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from cache_store import Cache
-from cache_store.cache.image_encoder import EncodeImages
+from cache_store.cache.images import EncodeImages
 from cache_store.errors import ConfigError, SourceError
 from cache_store.format.schema import ArraySpec
 from cache_store.refusal import differing, refuse
@@ -37,11 +37,12 @@ def encode_images(cache: Cache, images: Sequence[Path | str], device: str = "aut
 
 
 def open_encoder(array: ArraySpec, model: str, device: str = "auto") -> EncodeImages:
-    """Open the encoder that made `array`; `encode_once.encoder` is the entry point that names this function."""
+    """Open the encoder that made `array`; `cache_store.cache.images` calls it.
+
+    Raises StaleError if the model is another one.
+    """
     identity, range_ = array.encoder, image_config(array).range
-    family, _ = find_family(
-        EncoderConfig(model=model)
-    )  # of another class, some fields of the cache's encoder may mean nothing
+    family, _ = find_family(EncoderConfig(model=model))  # some fields mean nothing for another class
     encoder = load_encoder(EncoderConfig.of_identity(identity, family.takes, model, device), range_)
     refuse_other_encoder(array, encoder, model)
     silence_decoders()
@@ -59,7 +60,7 @@ def open_encoder(array: ArraySpec, model: str, device: str = "auto") -> EncodeIm
 def image_config(array: ArraySpec) -> ImageConfig:
     """The recipe that the array was made with, as this version knows it; ConfigError where it knows no such recipe."""
     if array.image is None:
-        raise ConfigError("the cache was made of texts, not of images, so no image can be encoded as it was")
+        raise ConfigError("the cache was made from texts, so no image can be encoded as its samples were")
     known = {name: getattr(array.image, name) for name in ImageConfig.__dataclass_fields__ if name != "from_model"}
     try:
         config = msgspec.convert(known, ImageConfig, strict=True)

@@ -73,7 +73,7 @@ class DataConfig:
     posterior: Literal["sample", "mean"] | None = None
     """Of caches of posterior moments, what training shows: `sample` draws a latent anew each time; null: sample where
     there are moments. Validation, captions and generation read the mean."""
-    views: list[str | dict[str, str]] | None = field(default=None, metadata={"typed": "--data.views [CACHE,…]"})
+    views: list[str | dict[str, str]] | None = field(default=None, metadata={"option": "--data.views [CACHE,…]"})
     """In place of `cache`, caches of one plan that show the same images flipped or cropped otherwise; each sample shows
     them in turn, and validation the first. Of several towers, a mapping for each view, as `caches` is one."""
     text_dir: str | None = None
@@ -255,7 +255,7 @@ class TrainRunConfig:
 class TrainConfig:
     """A training run."""
 
-    cache: str | None = field(default=None, metadata={"instead": ("caches", "data.views")})
+    cache: str | None = field(default=None, metadata={"alternatives": ("caches", "data.views")})
     """The sealed cache to train from."""
     caches: dict[str, str] | None = None
     """In place of `cache`, several of one plan, by the name of their tower, in the order in which the language model

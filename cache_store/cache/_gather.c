@@ -1,15 +1,15 @@
-/* Rows that lie scattered in memory, copied into one buffer; cache_store/cache/gather.py says what for, and times the ways.
+/* Copy rows scattered in memory into one buffer; cache_store/cache/gather.py calls it and times the variants.
  *
- * MEMCPY: one memcpy a row. On an Intel Xeon with AMX it is twice as fast as the other.
+ * MEMCPY: one memcpy per row. On an Intel Xeon with AMX it is twice as fast as PREFETCH.
  *
- * PREFETCH: a shuffled batch reads each row from another place, and the processor, which sees no pattern in that, waits
- * for memory at the start of every row and of every page in it. Here each line that is copied asks for the one
- * AHEAD_BYTES further on, across the end of the row into the next: 1.1 us a row of 25 KB where memcpy takes 1.4 us
- * (Zen 5, 0.4 GB of rows; of 2, 4, 8, 12, 16 and 20 KB, 8 to 16 do alike). The lines are asked for as ones that are read
- * once, which leaves the caches to the batch; Zen 5 then saves 0.1 us. The Xeon seems to keep few such lines, and to
- * have dropped them again by the time they are copied.
+ * PREFETCH: a shuffled batch reads each row from another place. The processor sees no pattern in that and waits for
+ * memory at the start of every row and of every page in it. Here, each line that is copied prefetches the one
+ * AHEAD_BYTES further on, across the end of the row into the next: 1.1 us per row of 25 KB where memcpy takes 1.4 us
+ * (Zen 5, 0.4 GB of rows; distances of 8 to 16 KB are equally fast, 2, 4 and 20 KB slower). Lines are prefetched as
+ * lines that are read once, which leaves the CPU caches to the batch and saves 0.1 us on Zen 5. The Xeon seems to keep
+ * few such lines, and to drop them before they are copied.
  *
- * Either in one thread or in two, each with half of the rows.
+ * Both run in one thread, or in two with half of the rows each.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -40,7 +40,7 @@ static void copy(char *to, const char *from, const char *ahead, Py_ssize_t bytes
 {
     Py_ssize_t at = 0;
     for (; at + LINE_BYTES <= bytes; at += LINE_BYTES) {
-        char line[LINE_BYTES]; /* read whole before it is written: 1.4 us otherwise, loads then wait for stores */
+        char line[LINE_BYTES]; /* read whole before it is written; otherwise loads wait for stores, and it takes 1.4 us */
         __builtin_prefetch(ahead + at, 0, 0);
         memcpy(line, from + at, LINE_BYTES);
         memcpy(to + at, line, LINE_BYTES);
@@ -64,7 +64,7 @@ static void *prefetch_rows(void *argument)
 
 static void *(*const COPIES[])(void *) = {memcpy_rows, prefetch_rows};
 
-/* A thread is made for the call: it costs 20 us, and there is none to lose in a fork. */
+/* The thread is created for each call: that costs 20 us, and a fork cannot lose it. */
 static void copy_in_two_threads(void *(*rows_of)(void *), Rows all)
 {
     Rows first = all, second = all;

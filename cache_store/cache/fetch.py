@@ -1,4 +1,4 @@
-"""Reading samples of a cache that lies in an object store: their ranges, and no more, many at a time."""
+"""Read samples of a cache in an object store: only their byte ranges, many at the same time."""
 
 import errno
 import shlex
@@ -16,27 +16,27 @@ from cache_store.storage.store import Store
 from cache_store.storage.verbs import Ranges
 
 RANGES_A_CALL = 10
-"""Of samples of one file: obstore fetches so many side by side, and more of them one after the other."""
+"""Most ranges of one file in a call: obstore fetches ten at the same time, and any more only after those."""
 
 CALL_BYTES = 4 << 20
-"""Samples that follow each other are one range, of about so much at most: several connections carry more than one."""
+"""Adjacent samples form one range of about this size at most: several connections together are faster than one."""
 
 CALLS_AT_ONCE = 32
-"""In flight: each waits some 20 ms for its first byte, on connections of its own, of which a process has hundreds."""
+"""Calls in flight: each waits about 20 ms for its first byte on its own connection, and a process can have hundreds."""
 
 
 def fetch_samples(store: Store, shards: SealedShards, numbers: NDArray[np.int64]) -> Iterator[tuple[int, memoryview]]:
-    """Positions in `numbers` and the encoded samples of these, as they lie in their files.
+    """Fetch samples by number: yield each sample's position in `numbers` and its encoded bytes.
 
-    CacheError where a file is gone, or too short for them and not of its sealed size.
+    Raises CacheError if a file is missing, or too short for a sample and not of its sealed size.
     """
-    by_shard = shards.of(numbers)
+    by_shard = shards.shards_of(numbers)
     shards.locate(np.unique(by_shard).tolist())
     places, fixed = shards.places, shards.spec.array.sample_bytes
     offsets = places["offset"][numbers]
     lengths = places["length"][numbers] if "length" in places else np.full(len(numbers), fixed)
     order = np.lexsort((offsets, by_shard))
-    parts = [*cut(order, *(each[order].tolist() for each in (by_shard, offsets, lengths)))]
+    parts = [*split_into_calls(order, *(each[order].tolist() for each in (by_shard, offsets, lengths)))]
     for first in range(0, len(parts), CALLS_AT_ONCE):
         at_once = parts[first : first + CALLS_AT_ONCE]
         files = [shards.located[int(by_shard[part[0]])] for part in at_once]
@@ -49,7 +49,7 @@ def fetch_samples(store: Store, shards: SealedShards, numbers: NDArray[np.int64]
 
 
 def fetch_sealed(store: Store, files: Sequence[FileRecord], wanted: Sequence[Ranges]) -> Sequence[Sequence[memoryview]]:
-    """Parts of files that are sealed as these: one that lacks what is wanted is told from answers that are cut."""
+    """Fetch ranges of sealed files; CacheError if a file is missing or of a wrong size, OSError if answers are cut."""
     try:
         return store.fetch(wanted)
     except OSError as error:
@@ -60,10 +60,10 @@ def fetch_sealed(store: Store, files: Sequence[FileRecord], wanted: Sequence[Ran
         raise
 
 
-def cut(
+def split_into_calls(
     order: NDArray[np.int64], shards: Sequence[int], offsets: Sequence[int], lengths: Sequence[int]
 ) -> Iterator[NDArray[np.int64]]:
-    """Cut samples in the order of their places into parts of one shard, of a call each."""
+    """Split samples, sorted by shard and offset, into parts of one shard and one call each."""
     first = ranges = 0
     for place in range(1, len(order)):
         is_near = offsets[place] - offsets[place - 1] - lengths[place - 1] <= COALESCED_BYTES

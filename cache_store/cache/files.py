@@ -1,4 +1,4 @@
-"""The tables of a cache, and the files that records name, in its store."""
+"""Read and write a cache's Parquet tables, and make records of its files."""
 
 import hashlib
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ from cache_store.storage.store import Address, Store, open_store
 
 
 def open_table(store: Store, name: str, max_footer_bytes: int = MAX_FOOTER_BYTES) -> TableFile:
-    """CacheError for a file that is absent or broken."""
+    """Open a Parquet file; CacheError if it is missing or broken."""
     return TableFile(partial(store.open, name), store.where(name), max_footer_bytes)
 
 
@@ -62,6 +62,6 @@ def file_record(store: Store, name: str) -> FileRecord:
     return FileRecord(path=name, bytes=store.size(name), sha256=stored_sha256(store, name))
 
 
-def record_of(name: str, data: bytes | memoryview) -> FileRecord:
-    """Of a file that holds these bytes."""
+def record_bytes(name: str, data: bytes | memoryview) -> FileRecord:
+    """Make the record of a file that holds these bytes."""
     return FileRecord(path=name, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())

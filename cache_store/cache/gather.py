@@ -1,69 +1,133 @@
-"""Rows that lie scattered in mapped files, copied into one buffer: the inner loop of reading uncompressed samples.
+"""Copy rows scattered over mapped files into one buffer: the inner loop of reading uncompressed samples.
 
-Every way to copy has the signature `(out, addresses, row_bytes)`: row i of `out` [N, row_bytes], C-contiguous, becomes
-the bytes at addresses[i], which are trusted. The C ways are there where the machine that installed the package had a
-compiler. Which of them is fast depends on the processor (prefetching takes 0.8 of memcpy's time on one, twice its time
+Every copy function has the signature `(out, addresses, row_bytes)`: it fills row i of `out` [N, row_bytes],
+C-contiguous, from addresses[i], which it trusts. The C functions exist if there was a compiler when the package was
+installed. Which one is fastest depends on the processor (prefetching takes 0.8 of memcpy's time on one, twice its time
 on another) and on the batch, so they are timed on real batches and the fastest is kept.
 
-One more has the disk read the whole batch before it copies: several times as fast where the rows are not in memory
-(`benchmarks/cold.py`), slower where they are.
+Rows that are not in memory are another matter: then the whole batch is requested from the disk before it is copied,
+which is several times as fast (`benchmarks/cold.py`).
 """
 
 import ctypes
-import math
 import mmap
+import resource
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from numpy.typing import NDArray
 
-from cache_store.cores import usable_cores
-
-__all__ = ["COPIES", "READ_AHEAD_OR_NOT", "WAYS", "Fastest", "move_rows", "read_ahead", "reading_ahead"]
+__all__ = ["COPY_FUNCTIONS", "Fastest", "ReadAhead", "move_rows", "read_ahead"]
 
 Copy = Callable[[NDArray[Any], NDArray[Any], int], None]
 
-Way = TypeVar("Way")
-
 TRIALS = 8
-"""Batches given to each way before the fastest is kept."""
+"""Batches on which each function is timed; medians decide, since two threads are sometimes fast on a busy machine."""
 
-ROUNDS = 128, 2_048
-"""Batches until the choice is made again, at first and at most, four times as many each time: early batches page their
-files in, and later other work may come to the machine.
-"""
+SETTLED = 128
+"""The functions are timed a second and last time after this many batches: by then most pages are mapped."""
 
-HOPELESS = 4
-"""Times the fastest one's: a way both of whose first trials took longer is not tried again in this round. Rows that are
-not in memory make all ways that slow but the one that reads ahead.
-"""
+COLD_PART = 64
+"""A batch is read ahead after one in which more than one row in this many had to wait for the disk."""
 
-SLOW_BATCHES = 8
-"""One after the other that took `HOPELESS` times what was typical: something has changed, and all ways are tried again.
+AHEAD = 8, 1_024
+"""Batches that are read ahead before one is read without, to find out whether the rows are in memory by now: the first
+value, then twice as many each time, up to the second.
 """
 
 PIECE_BYTES = 128 << 10
-"""Of a row: the system reads ahead no more at a time than the device does, which is this or more."""
+"""Bytes per request: the system reads at most the device's read-ahead at a time, which is this or more."""
 
 MADVISE = ctypes.CDLL(None).madvise
 MADVISE.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 
 
 def move_rows(out: NDArray[Any], addresses: NDArray[Any], row_bytes: int, /) -> None:
-    """One memmove a row: as right as in C; a read takes 1.3 to 1.6 times as long."""
+    """Copy with one memmove per row, without the C extension; a read then takes 1.3 to 1.6 times as long."""
     target = out.ctypes.data
     for row, address in enumerate(addresses.tolist()):
         ctypes.memmove(target + row * row_bytes, address, row_bytes)
 
 
-def read_ahead(addresses: NDArray[Any], lengths: NDArray[Any] | int) -> None:
-    """Have the system read what is not in memory of rows [N] in mapped files: these pages alone, without waiting.
+def compiled_functions() -> list[Copy]:
+    """List the C functions, with and without prefetching, for one thread and two; ImportError without the extension."""
+    from cache_store.cache._gather import gather
 
-    A row that is only touched is waited for before the next is asked for, and the system reads around it as much as it
-    reads ahead on that device: 128 KiB on most, 8 MiB on some. All of that is advice, so errors do not matter.
+    def function(prefetch: bool, threads: int) -> Copy:
+        return lambda out, addresses, row_bytes: gather(out, addresses, row_bytes, prefetch, threads)
+
+    return [function(prefetch, threads) for threads in (1, 2) for prefetch in (False, True)]
+
+
+try:
+    COPY_FUNCTIONS = compiled_functions()
+except ImportError:  # not built, or built for another machine
+    COPY_FUNCTIONS = [move_rows]
+
+
+class Fastest:
+    """Chooses the copy function that was fastest when all were timed in turn on similar batches.
+
+    Threads may share it: a race only adds a trial or loses one.
+    """
+
+    def __init__(self, functions: Sequence[Copy], clock: Callable[[], float] = time.perf_counter) -> None:
+        self._functions, self._clock = functions, clock
+        self._kinds: dict[tuple[int, bool], Trials] = {}
+
+    @contextmanager
+    def choose(self, batch_bytes: int, is_checked: bool, is_in_memory: bool = True) -> Iterator[Copy]:
+        """Choose a function for a batch, and time the block while the functions are tried and the rows are in memory.
+
+        The block includes the check of checksums: rows that another core has copied take longer to read.
+        """
+        kind = batch_bytes.bit_length(), is_checked  # batches between two powers of two count as one size
+        trials = self._kinds.get(kind) or self._kinds.setdefault(kind, Trials(len(self._functions)))
+        number, is_trial = trials.next() if is_in_memory else (trials.fastest, False)
+        began = self._clock()
+        yield self._functions[number]
+        if is_trial:
+            trials.record(number, (self._clock() - began) / max(1, batch_bytes))
+
+
+class Trials:
+    """Times of each copy function on batches of one kind."""
+
+    def __init__(self, functions: int) -> None:
+        self.fastest = 0
+        self._batches = 0
+        self._seconds: list[list[float]] = [[] for _ in range(functions)]
+        """Seconds per byte of each function's trials."""
+
+    def next(self) -> tuple[int, bool]:
+        """Return the index of the function for the next batch, and whether that is a trial."""
+        self._batches += 1
+        if self._batches == SETTLED:
+            self._seconds = [[] for _ in self._seconds]
+        least = min(self._seconds, key=len)
+        is_trial = len(self._seconds) > 1 and len(least) < TRIALS
+        return (self._seconds.index(least) if is_trial else self.fastest), is_trial
+
+    def record(self, number: int, seconds_per_byte: float) -> None:
+        self._seconds[number].append(seconds_per_byte)
+        if all(len(each) >= TRIALS for each in self._seconds):
+            medians = [statistics.median(each) for each in self._seconds]
+            self.fastest = medians.index(min(medians))
+
+
+def disk_waits() -> int:
+    """Return how often this thread (on a Mac: this process) has waited for a page of a mapped file."""
+    return resource.getrusage(getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)).ru_majflt
+
+
+def read_ahead(addresses: NDArray[Any], lengths: NDArray[Any] | int) -> None:
+    """Ask the system to read the pages of rows [N] in mapped files that are not in memory, without waiting for them.
+
+    Without this, each row is waited for before the next is requested, and the system also reads the pages around it:
+    128 KiB on most devices, 8 MiB on some. The request is only advice, so errors are ignored.
     """
     first = addresses - addresses % mmap.PAGESIZE
     for start, end in zip(first.tolist(), (addresses + lengths).tolist(), strict=True):
@@ -71,95 +135,31 @@ def read_ahead(addresses: NDArray[Any], lengths: NDArray[Any] | int) -> None:
             MADVISE(piece, min(PIECE_BYTES, end - piece), mmap.MADV_WILLNEED)
 
 
-def no_read_ahead(addresses: NDArray[Any], lengths: NDArray[Any] | int) -> None:
-    """What is touched is read as it is touched."""
+class ReadAhead:
+    """Requests batches from the disk while rows are not in memory; threads may share it."""
 
-
-def reading_ahead(copy: Copy) -> Copy:
-    def read_and_copy(out: NDArray[Any], addresses: NDArray[Any], row_bytes: int) -> None:
-        read_ahead(addresses, row_bytes)
-        copy(out, addresses, row_bytes)
-
-    return read_and_copy
-
-
-class Fastest(Generic[Way]):
-    """Gives each batch a way: the one that was the fastest when all were tried, turn about, on batches like it.
-
-    Threads may share one: whichever of them chooses, it is one of the ways.
-    """
-
-    def __init__(self, ways: Sequence[Way], clock: Callable[[], float] = time.perf_counter) -> None:
-        self._ways, self._clock = ways, clock
-        self._choices: dict[tuple[int, bool], Choice] = {}
+    def __init__(
+        self,
+        count_waits: Callable[[], int] = disk_waits,
+        request: Callable[[NDArray[Any], NDArray[Any] | int], None] = read_ahead,
+    ) -> None:
+        self._count_waits, self._request = count_waits, request
+        self._left, self._next = AHEAD[0], 2 * AHEAD[0]
+        """Batches to read ahead before one is read without, and how many follow if that one waits for the disk."""
+        self._is_cold = True
 
     @contextmanager
-    def way(self, batch_bytes: int, is_checked: bool) -> Iterator[Way]:
-        """The way for a batch; what is done in the block is what is timed.
-
-        A check belongs to it: rows that another core has copied take longer to read.
-        """
-        kind = batch_bytes.bit_length(), is_checked  # of one size: from a power of two up to the next
-        choice = self._choices.get(kind) or self._choices.setdefault(kind, Choice(len(self._ways)))
-        number, is_trial = choice.next()
-        began = self._clock()
-        yield self._ways[number]
-        choice.tell(number, (self._clock() - began) / max(1, batch_bytes), is_trial)
-
-
-class Choice:
-    """Which of several ways takes the least time a byte. Threads that share one may change it at any line."""
-
-    def __init__(self, ways: int) -> None:
-        self._ways = ways
-        self._batches, self._round = 0, ROUNDS[0]
-        """Batches of this round so far, and of the whole of it."""
-        self._seconds: list[list[float]] = [[] for _ in range(ways)]
-        """A byte, of each way's trials in this round."""
-        self._typical = [math.inf] * ways
-        """Medians, of this round's trials or of the last's."""
-        self._slow = 0
-        """Batches just now that took much longer than is typical."""
-
-    def next(self) -> tuple[int, bool]:
-        """The way for the next batch, and whether it is a trial of that way."""
-        if self._batches >= self._round:
-            self._batches, self._round = 0, min(4 * self._round, ROUNDS[1])
-            self._seconds = [[] for _ in range(self._ways)]
-        place, self._batches = self._batches, self._batches + 1
-        way, typical = place % self._ways, [*self._typical]
-        tried, fastest = self._seconds[way], min(typical)
-        is_hopeless = len(tried) > 1 and min(tried) > HOPELESS * fastest
-        is_trial = self._ways > 1 and place < TRIALS * self._ways and not is_hopeless
-        return (way if is_trial else typical.index(fastest)), is_trial
-
-    def tell(self, way: int, seconds_a_byte: float, is_trial: bool) -> None:
-        """By the median: a second thread has its good moments on a machine that is busy otherwise."""
-        if is_trial:
-            tried = self._seconds[way]
-            tried.append(seconds_a_byte)
-            self._typical[way] = statistics.median(tried)
+    def batch(self, addresses: NDArray[Any], lengths: NDArray[Any] | int) -> Iterator[bool]:
+        """Read rows [N] ahead, or count how many of them wait for the disk; yield whether they seem to be in memory."""
+        if self._left > 0:
+            self._left -= 1
+            self._request(addresses, lengths)
+            yield False
             return
-        self._slow = self._slow + 1 if seconds_a_byte > HOPELESS * self._typical[way] else 0
-        if self._slow == SLOW_BATCHES:
-            self._slow, self._batches = 0, self._round
-
-
-def compiled_ways() -> list[Copy]:
-    """One thread and, where there is a second core, two; ImportError where the extension is not there."""
-    from cache_store.cache._gather import gather
-
-    def way(prefetch: bool, threads: int) -> Copy:
-        return lambda out, addresses, row_bytes: gather(out, addresses, row_bytes, prefetch, threads)
-
-    return [way(prefetch, threads) for threads in range(1, min(2, usable_cores()) + 1) for prefetch in (False, True)]
-
-
-try:
-    WAYS = compiled_ways()
-except ImportError:  # not built, or built for another machine
-    WAYS = [move_rows]
-
-COPIES = [*WAYS, reading_ahead(WAYS[0])]
-READ_AHEAD_OR_NOT = [no_read_ahead, read_ahead]
-"""Of rows that are decoded, not copied."""
+        before = self._count_waits()
+        yield not self._is_cold
+        self._is_cold = (self._count_waits() - before) * COLD_PART > len(addresses)
+        if self._is_cold:
+            self._left, self._next = self._next, min(2 * self._next, AHEAD[1])
+        else:
+            self._next = AHEAD[0]

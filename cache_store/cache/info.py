@@ -1,4 +1,4 @@
-"""What a person wants to know of a cache at a glance."""
+"""Describe a cache in a few lines."""
 
 import statistics
 from collections import Counter
@@ -16,10 +16,10 @@ from cache_store.storage.store import Address, open_store, wait_together
 from cache_store.version import __version__
 
 SHOWN_MAKERS = 8
-"""Of hardware and libraries that made shards, those of most."""
+"""Most lines of hardware and libraries; those that made most shards are shown."""
 
 SHOWN_FEATURES = 64
-"""Whose means and deviations are listed; of more, the least and the largest."""
+"""Most features whose means and deviations are listed; of more, only minimum and maximum are shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,12 +34,12 @@ class Described:
     """Why there is no seal."""
 
     def as_lines(self) -> list[tuple[str, str]]:
-        """Field and value, in reading order."""
+        """List fields and values, in reading order."""
         lines = [("cache", self.cache), *spec_lines(self.spec), *array_lines(self.spec.array)]
         return [*lines, *progress_lines(self.spec, self.records), *seal_lines(self.seal, self.problem)]
 
     def as_dict(self) -> dict[str, object]:
-        """For programs: the spec and the statistics as they stand in the cache, and sums over the commit records."""
+        """Return spec and statistics as the cache records them, and sums over the commit records, for programs."""
         contents, runs = [record.content for record in self.records], [record.run for record in self.records]
         return {
             "cache": self.cache,
@@ -65,7 +65,7 @@ class Described:
 
 
 def describe(cache: Address) -> Described:
-    """Read what a cache says of itself; CacheError where it has no readable spec."""
+    """Read a cache's spec, records and seal; CacheError if its spec cannot be read."""
     spec = read_spec(store := open_store(cache))
     found = wait_together(store, partial(read_commit, store), range(spec.num_shards))
     seal, problem = None, None
@@ -116,7 +116,7 @@ def progress_lines(spec: Spec, records: list[CommitRecord]) -> Iterator[tuple[st
 
 
 def all_reasons(contents: list[CommitContent]) -> "Counter[str]":
-    """How many samples were rejected for each reason."""
+    """Count the rejected samples by reason."""
     return sum((Counter(content.reasons) for content in contents), Counter[str]())
 
 
@@ -126,12 +126,12 @@ def seal_lines(seal: Seal | None, problem: str | None) -> Iterator[tuple[str, st
         return
     yield "cache identity", seal.identity
     summary = seal.array
-    yield "mean", listed(summary.mean)
-    yield "std", listed(summary.std)
+    yield "mean", format_values(summary.mean)
+    yield "std", format_values(summary.std)
     yield "range", f"{min(summary.minimum):.4g} to {max(summary.maximum):.4g}"
 
 
-def listed(values: Sequence[float]) -> str:
+def format_values(values: Sequence[float]) -> str:
     if len(values) > SHOWN_FEATURES:
         return f"{min(values):.3f} to {max(values):.3f} over {len(values):,} features"
     return ", ".join(f"{value:.3f}" for value in values)

@@ -1,4 +1,4 @@
-"""Reading and writing a cache's records: the spec, the commit records, the seal."""
+"""Read and write a cache's records: spec, commit records, build record and seal."""
 
 import contextlib
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ from cache_store.format.names import (
 )
 from cache_store.format.record import (
     FORMAT_VERSION,
-    LACKS,
-    NO_JSON,
+    JSON_ERRORS,
+    MISSING_FIELD,
     RecordT,
     canonical_json,
-    misfit,
-    no_json,
+    describe_mismatch,
+    not_json_error,
     parse_signed,
     refuse_version,
     signed,
@@ -37,28 +37,28 @@ from cache_store.storage.store import Address, Store, is_url, open_store
 from cache_store.storage.verbs import read_only
 
 BEFORE_THE_SPEC = {BUILD_FILE, PLAN_FILE, ZARR_ARRAY}
-"""What a writer that died before the spec may leave, claim and scratch files aside."""
+"""Files that a writer may leave if it dies before it writes the spec, besides claim and scratch files."""
 
 
 def has_cache(store: Store) -> bool:
-    """Whether there is a cache, be it one that has lost its spec."""
+    """Whether the store holds a cache, even one that has lost its spec."""
     return any(map(store.has, (SPEC_FILE, SEAL_FILE, COMMITS)))
 
 
-def refuse_others(store: Store, option: str) -> None:
-    """ConfigError, naming the option, where no cache can lie, or something else than a cache does."""
+def refuse_foreign_place(store: Store, option: str) -> None:
+    """Raise ConfigError, naming the option, if the place is in another cache, is not a folder or holds other files."""
     if store.is_read_only:
         raise read_only(f"{option}: {store}")
     if not has_cache(store):
         for outer in map(open_store, places_above(store)):
-            with contextlib.suppress(PermissionError):  # who may write to a folder may see nothing of those above it
+            with contextlib.suppress(PermissionError):  # a user may lack permission to read the folders above
                 if outer.has(PLAN_FILE) and outer.has(SPEC_FILE):
-                    raise ConfigError(f"{option}: {store} lies in the cache {outer}; name a place outside of it")
+                    raise ConfigError(f"{option}: {store} lies inside the cache {outer}; name a place outside it")
         store.refuse_others(BEFORE_THE_SPEC, option, "cache")
 
 
 def places_above(store: Store) -> Sequence[str | Path]:
-    """The folders that a store lies in."""
+    """List the folders above a store, nearest first."""
     if not is_url(store):
         return Path(str(store)).resolve().parents
     scheme, _, place = str(store).partition("://")
@@ -67,13 +67,13 @@ def places_above(store: Store) -> Sequence[str | Path]:
 
 
 def refuse_no_cache(store: Store) -> None:
-    """NoCacheError where nothing of a cache is, be it for want of the folder."""
+    """Raise NoCacheError if the store holds no part of a cache, or does not exist."""
     if not has_cache(store):
         raise NoCacheError(f"{store} holds no cache; make one with `precompute build`")
 
 
 def read_spec(cache: Address) -> Spec:
-    """The spec, from the group's attributes; refuses other versions and a file that the spec does not account for."""
+    """Read the spec from the group's attributes; CacheError for an unknown version or a group that was edited."""
     refuse_no_cache(store := open_store(cache))
     where = store.where(SPEC_FILE)
     try:
@@ -84,12 +84,12 @@ def read_spec(cache: Address) -> Spec:
 
 
 def parse_checked_spec(data: bytes, where: str) -> Spec:
-    """The spec that a group holds; CacheError for a group that is not the one of its own spec."""
+    """Parse the spec in a group; CacheError if the group's bytes are not those that the spec determines."""
     spec = parse_spec(data, where)
     if problems := spec_problems(spec):
         raise CacheError(f"{where} holds no valid spec: {'; '.join(problems)}")
     if shard_format(spec).metadata()[SPEC_FILE] != data:
-        raise CacheError(f"{where} was edited or damaged: it is not what its own spec says it should be")
+        raise CacheError(f"{where} was edited or damaged: its bytes do not match its own spec")
     return spec
 
 
@@ -97,29 +97,29 @@ def parse_spec(data: bytes, where: str) -> Spec:
     try:
         raw = msgspec.json.decode(data)["attributes"][SPEC_ATTRIBUTE]
         version = raw["format_version"]
-    except NO_JSON:
-        raise no_json(data, where) from None
+    except JSON_ERRORS:
+        raise not_json_error(data, where) from None
     except (KeyError, TypeError):
         raise CacheError(f"{where} is not the group of a cache: no attribute {SPEC_ATTRIBUTE!r}") from None
     refuse_version(version, where)
     try:
         return msgspec.convert(raw, Spec, strict=True)
     except msgspec.ValidationError as error:
-        problem = misfit(error)
-        if not problem.startswith(LACKS):
+        problem = describe_mismatch(error)
+        if not problem.startswith(MISSING_FIELD):
             raise CacheError(f"{where} holds no valid spec: {problem}") from None
         raise OlderFormatError(
-            f"{where} holds no valid spec: {problem}, as if an earlier version had made the cache; no command makes it "
-            "current: build it anew, as with `precompute build … --cache NEW`"
+            f"{where} holds no valid spec: {problem}; an earlier version probably made the cache. No command "
+            "converts it: build it again, for example with `precompute build … --cache NEW`"
         ) from None
 
 
 def spec_problems(spec: Spec) -> list[str]:
-    """What a reader would refuse: a field's own bounds, and those between fields that later arithmetic relies on."""
+    """List what a reader would refuse: fields out of bounds, too many shards, large samples, an unsupported array."""
     try:
         msgspec.convert(msgspec.to_builtins(spec), Spec, strict=True)
     except msgspec.ValidationError as error:
-        return [misfit(error)]
+        return [describe_mismatch(error)]
     problems = []
     if spec.num_shards > MAX_SHARDS:
         problems.append(f"{spec.num_shards:,} shards, more than {MAX_SHARDS:,}; take more samples per shard")
@@ -131,7 +131,7 @@ def spec_problems(spec: Spec) -> list[str]:
 
 
 def read_commit(cache: Address, shard: int) -> CommitRecord | None:
-    """A shard's record, or None where the shard is not committed."""
+    """Read a shard's record; None if the shard is not committed."""
     with contextlib.suppress(FileNotFoundError):
         return read_record(CommitRecord, open_store(cache), commit_file(shard))
     return None
@@ -159,11 +159,11 @@ def read_record(record_class: type[RecordT], store: Store, name: str) -> RecordT
 
 
 def write_build(cache: Address, config: dict[str, Any], listed: Listed | None = None) -> None:
-    """Keep what the cache was built from, so that later programs find sources and encoder by themselves."""
+    """Write what the cache was built from, so that later programs find sources and encoder without being told."""
     record = signed(BuildRecord(format_version=FORMAT_VERSION, config=config, listed=listed, sha256=""))
     open_store(cache).put_whole(BUILD_FILE, canonical_json(record))
 
 
 def metadata_of(spec: Spec) -> list[tuple[str, bytes]]:
-    """Name and bytes of every file that the spec determines; the group, which makes the folder a cache, comes last."""
+    """List name and bytes of every file that the spec determines; the group is last: it makes the folder a cache."""
     return sorted(shard_format(spec).metadata().items(), key=lambda file: file[0] == SPEC_FILE)

@@ -1,6 +1,6 @@
-"""Reading a sealed cache at memory speed: each shard is mapped once, a sample is one copy out of the page cache.
+"""Read a sealed cache at memory speed: each shard is mapped once, and a sample is one copy from the page cache.
 
-A *sample number* is dense over the cached samples, in row order; rows of rejected samples have none.
+A *sample number* counts the cached samples in row order, without gaps; rejected rows have no number.
 """
 
 import shlex
@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from cache_store.cache.fetch import fetch_samples
-from cache_store.cache.gather import COPIES, READ_AHEAD_OR_NOT, Fastest
+from cache_store.cache.gather import COPY_FUNCTIONS, Fastest, ReadAhead
 from cache_store.cache.metadata import read_seal, read_spec
 from cache_store.cache.sealed_shards import MappedShard, SealedShards
 from cache_store.errors import CacheError, ConfigError
@@ -30,20 +30,22 @@ from cache_store.storage.kept import LEAST_BYTES
 from cache_store.storage.store import Address, Store, is_url, kept, local_path, open_store, wait_together
 
 READ_BYTES = 8 << 20
-"""Copied or decoded at once: then checked, out of a cache and not out of memory, and then a Ctrl-C is heard."""
+"""Bytes copied or decoded at a time: checking then finds them in the CPU cache, and Ctrl-C can act in between."""
 
 CACHE_BYTES = 100 * 10**9
-"""Kept of caches at URLs, in a folder that is named without saying how much."""
+"""Default bound of `cache_dir`, the folder that keeps blocks of caches at URLs."""
 
 SAMPLE_TABLES = 8
-"""Samples tables held at once: their text is large, and readers go shard by shard."""
+"""Number of samples tables kept in memory: their text is large, and readers go shard by shard."""
 
 
 def open_cache(path: Address, *, cache_dir: str | Path | None = None, cache_bytes: int = CACHE_BYTES) -> "Cache":
-    """Open a sealed cache; CacheError where it is absent, unfinished or its seal is not its spec's.
+    """Open a sealed cache.
 
-    What is read of a cache at a URL is kept in the folder `cache_dir`, if one is named, up to `cache_bytes`; all
-    processes of a machine may share it, for any number of caches.
+    Raises CacheError if it is missing or damaged, StaleError if it is unfinished or its seal belongs to another spec.
+
+    For a cache at a URL, `cache_dir` is a folder that keeps what was read, up to `cache_bytes`. All processes of a
+    machine may share it, for any number of caches.
     """
     refuse_cache_bytes(cache_bytes)
     folder = None if cache_dir is None else local_path("cache_dir", cache_dir).absolute()
@@ -67,22 +69,22 @@ def refuse_cache_bytes(given: object) -> None:
 
 
 def seal_problem(spec: Spec, seal: Seal) -> str | None:
-    """What in the seal cannot be so, whatever the files hold."""
+    """Describe what in the seal contradicts the spec or itself, or return None; no file is read."""
     counts = seal.cached_per_shard
     if len(counts) != spec.num_shards or sum(counts) != seal.cached or seal.cached + seal.rejected != spec.rows:
         return "the seal's counts do not add up"
     if any(count > len(spec.shard_rows(shard)) for shard, count in enumerate(counts)):
         return "the seal counts more samples in a shard than it has rows"
     if len(seal.commits) != spec.num_shards:
-        return "the seal names other shards than the spec's"
+        return "the seal does not list as many shards as the spec has"
     summary, array = seal.array, spec.array
     if (len(summary.mean), summary.preview is not None) != (array.num_features, array.has_preview):
-        return "the seal sums up another array than the spec's"
+        return "the seal's statistics do not fit the spec's array"
     return None
 
 
 def valid_numbers(numbers: np.ndarray, count: int) -> NDArray[np.int64]:
-    """Sample numbers [N] as a copy, so that what is checked here is what is read; IndexError outside [0, count)."""
+    """Return a checked copy of sample numbers [N], which no caller can change later; IndexError outside [0, count)."""
     numbers = np.asarray(numbers)
     if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
         raise ValueError(f"numbers must be a 1-D integer array, got {numbers.dtype} {numbers.shape}")
@@ -93,7 +95,7 @@ def valid_numbers(numbers: np.ndarray, count: int) -> NDArray[np.int64]:
 
 
 def slices_of(target: NDArray[np.uint8]) -> Iterator[slice]:
-    """Of rows [N, bytes], in order, each of at most READ_BYTES or of one row."""
+    """Split rows [N, bytes] into slices, in order, of at most READ_BYTES each but at least one row."""
     step = max(1, READ_BYTES // target.shape[1])
     return (slice(first, first + step) for first in range(0, len(target), step))
 
@@ -101,14 +103,14 @@ def slices_of(target: NDArray[np.uint8]) -> Iterator[slice]:
 class Cache:
     """A sealed cache, read-only; safe to share between threads and to fork."""
 
-    # Axes: N samples asked for.
+    # Axes: N samples to read.
 
     def __init__(self, store: Store, spec: Spec, seal: Seal) -> None:
         self.store, self.spec, self.seal = store, spec, seal
         self.shards = SealedShards(store, spec, seal)
-        self._copies, self._read_ahead_or_not = Fastest(COPIES), Fastest(READ_AHEAD_OR_NOT)
+        self.fastest, self.read_ahead = Fastest(COPY_FUNCTIONS), ReadAhead()
         self._columns = [*samples_schema(spec.array).names, *TEXT_COLUMNS]
-        """What `samples` offers."""
+        """Columns that `samples` can return."""
         self._samples_table = lru_cache(maxsize=SAMPLE_TABLES)(self._read_samples)
 
     def __len__(self) -> int:
@@ -122,7 +124,7 @@ class Cache:
 
     @property
     def name(self) -> str:
-        """The last part of its address."""
+        """The last part of the cache's path or URL."""
         return Path(str(self.store)).resolve().name
 
     @property
@@ -131,7 +133,7 @@ class Cache:
         return self.seal.identity
 
     def rejected_rows(self) -> NDArray[np.int64]:
-        """Rows without a sample, rising; reads the samples tables of the shards that have any."""
+        """Return the rows without a sample, ascending; it reads the samples tables of shards with rejected rows."""
         counts = enumerate(self.seal.cached_per_shard)
         lacking = [shard for shard, count in counts if count < len(self.spec.shard_rows(shard))]
         rows = wait_together(self.store, self._rejected_rows, lacking)
@@ -156,12 +158,12 @@ class Cache:
         check: bool = True,
         normalize: bool = False,
     ) -> np.ndarray:
-        """Samples by number, in the order asked for: [N, *shape] in the stored dtype.
+        """Read samples by number, in the order of `numbers`: [N, *shape] in the stored dtype.
 
         `out` reuses a buffer of that shape and dtype; `check=False` skips the crc32c of each sample. `normalize` gives
-        float32 as the encoder's diffusion models are trained on it (`cache_store.normalize`); a vision tower's samples
-        stay as they are. Raises IndexError for a number outside the cache and CacheError, naming shard and row, for
-        damage.
+        float32 in the form on which the encoder's diffusion models are trained (`cache_store.normalize`); a vision
+        tower's samples stay unchanged. Raises IndexError for a number outside the cache and CacheError, naming shard
+        and row, for damage.
         """
         if normalize:
             refuse_moments(self.spec.array.encoder)
@@ -177,7 +179,7 @@ class Cache:
         if self.store.is_remote:
             self._fetch(numbers, target, check)
             return out
-        shards = self.shards.of(numbers).tolist()
+        shards = self.shards.shards_of(numbers).tolist()
         by_shard = {shard: self.shards.mapped(shard) for shard in set(shards)}
         mapped = [by_shard[shard] for shard in shards]
         read = self._copy if spec.codec == "none" else self._decode
@@ -185,15 +187,15 @@ class Cache:
         return out
 
     def mask(self, numbers: np.ndarray) -> NDArray[np.bool_]:
-        """Which tokens of samples of texts are a text's and no padding, by sample number: [N, T].
+        """Read by sample number which tokens are a text's: [N, T], False at padding.
 
-        Raises ConfigError where samples are of images, or one vector of each text; else as `read`.
+        Raises ConfigError if samples are images, or one vector per text; otherwise the errors of `read`.
         """
         text = self.spec.array.text
         if text is None or not self.spec.array.has_mask:
             raise ConfigError(f"{self.store} holds [{self.spec.array.named_shape}], which has no mask of tokens")
         numbers = valid_numbers(numbers, len(self))
-        shards = set(self.shards.of(numbers).tolist())
+        shards = set(self.shards.shards_of(numbers).tolist())
         if self.store.is_remote:
             self.shards.locate(shards)
         else:
@@ -203,7 +205,7 @@ class Cache:
         return mask
 
     def samples(self, numbers: np.ndarray, columns: list[str] | None = None) -> pa.Table:
-        """What plan and samples tables say of samples, by sample number, in the order asked for."""
+        """Read columns of the plan and the samples tables by sample number, in the order of `numbers`."""
         numbers = valid_numbers(numbers, len(self))
         columns = self._columns if columns is None else columns
         has_text = not set(TEXT_COLUMNS).isdisjoint(columns)
@@ -219,8 +221,8 @@ class Cache:
         return self.shards.samples(shard, self._columns if has_text else samples_schema(self.spec.array).names)
 
     def _by_shard(self, numbers: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """For each shard touched: its number, positions in `numbers`, and the samples' places within the shard."""
-        shards = self.shards.of(numbers)
+        """Yield for each shard its number, the positions in `numbers`, and the samples' indices within the shard."""
+        shards = self.shards.shards_of(numbers)
         order = np.argsort(shards, kind="stable")
         bounds = np.flatnonzero(np.diff(shards[order])) + 1
         for positions in np.split(order, bounds) if order.size else []:
@@ -228,11 +230,12 @@ class Cache:
             yield shard, positions, numbers[positions] - self.shards.starts[shard]
 
     def _copy(self, numbers: np.ndarray, mapped: list[MappedShard], target: NDArray[np.uint8], check: bool) -> None:
-        """The hot loop of the codec none."""
+        """Copy samples of codec none; this is the hot loop."""
         places = self.shards.places
         addresses = places["offset"][numbers] + np.array([each.address for each in mapped], np.int64)
         for rows in slices_of(target):
-            with self._copies.way(target[rows].nbytes, check) as copy:
+            ahead = self.read_ahead.batch(addresses[rows], target.shape[1])
+            with ahead as is_in_memory, self.fastest.choose(target[rows].nbytes, check, is_in_memory) as copy:
                 copy(target[rows], addresses[rows], target.shape[1])
                 if check:
                     self._check(numbers[rows], target[rows], places["crc32c"])
@@ -249,8 +252,7 @@ class Cache:
         offsets, lengths, checksums = (places[name][numbers] for name in ("offset", "length", "crc32c"))
         addresses = offsets + np.array([each.address for each in mapped], np.int64)
         for rows in slices_of(target):
-            with self._read_ahead_or_not.way(target[rows].nbytes, check) as prepare:
-                prepare(addresses[rows], lengths[rows])
+            with self.read_ahead.batch(addresses[rows], lengths[rows]):
                 columns = (column[rows].tolist() for column in (offsets, lengths, checksums))
                 for number, shard, row, offset, length, expected in zip(
                     numbers[rows], mapped[rows], target[rows], *columns, strict=True
@@ -272,11 +274,11 @@ class Cache:
             raise self._damaged(number, str(error)) from None
 
     def _damaged(self, number: int, problem: str) -> CacheError:
-        shard = int(self.shards.of(number))
+        shard = int(self.shards.shards_of(number))
         try:
             rows = self.shards.samples(shard, ["row", "status"])["row"]
             name = f"row {rows[int(number - self.shards.starts[shard])]}"
-        except CacheError:  # its table is gone by now
+        except CacheError:  # the samples table can no longer be read
             name = f"sample {number}"
         return CacheError(
             f"{name} in shard {shard} ({shard_format(self.spec).shard_file(shard)}) {problem}; "

@@ -1,4 +1,4 @@
-"""The shards of a sealed cache, as a reader needs them: files mapped into memory, tables that are the sealed ones."""
+"""The shards of a sealed cache for a reader: shard files mapped into memory, tables checked against the seal."""
 
 import hashlib
 import resource
@@ -32,23 +32,23 @@ from cache_store.format.tables import (
 from cache_store.storage.store import Store, wait_together
 
 MAPPED_SHARDS = 16_384
-"""Shards held open at once, at most; Linux allows 65,530 mappings a process (vm.max_map_count)."""
+"""Most shards held open at once; Linux allows 65,530 mappings per process (vm.max_map_count)."""
 
 
 @dataclass(frozen=True)
 class MappedShard:
-    """One shard file in memory, which starts at `address` for as long as `data` is held."""
+    """A shard file mapped into memory; `address` is valid while `data` is held."""
 
     data: memoryview
     address: int
 
 
-Places = dict[str, NDArray[Any]]
-"""Columns of the samples tables, [cached samples of the cache]: what a read needs to know of where samples lie.
+SampleColumns = dict[str, NDArray[Any]]
+"""Columns of the samples tables that a read needs to find samples, one entry per cached sample of the cache.
 
-One for the cache, since a shuffled batch from many shards touches nearly as many as it has samples: nothing in a read
-is then done by shard. A shard's part is known once it was mapped and then stays, as it was sealed; parts of shards that
-were never mapped take no memory.
+The columns cover the whole cache, so that a read needs no loop over shards: a shuffled batch touches almost as many
+shards as it has samples. A shard's part is filled when the shard is first mapped, and then stays; the parts of other
+shards take no memory.
 """
 
 
@@ -58,21 +58,21 @@ class SealedShards:
     def __init__(self, store: Store, spec: Spec, seal: Seal) -> None:
         self.store, self.spec, self.seal = store, spec, seal
         self.ends = np.cumsum(seal.cached_per_shard)
-        """Of each shard's sample numbers."""
+        """End of each shard's range of sample numbers, exclusive."""
         self.starts = self.ends - seal.cached_per_shard
         self._format = shard_format(spec)
-        self._places: list[Places] = []
+        self._places: list[SampleColumns] = []
         self._plan: list[PlanFile] = []
-        """Of each list the first counts: threads may make several at once."""
+        """Both lists are filled lazily; if threads race, the first entry wins."""
         self.mapped = lru_cache(maxsize=mappable_shards())(self._map)
-        """A shard by its number; CacheError where its file or table is not as sealed."""
+        """Maps a shard by number; CacheError if its file or table is not as sealed."""
         self.located = dict[int, FileRecord]()
-        """Files of shards that are not mapped, as sealed, whose `places` are known."""
-        self._mapped_as: dict[int, tuple[int, bytes]] = {}
-        """Of shards that were mapped once: bytes of the file, SHA-256 of the record's file."""
+        """Records of shard files that are not mapped but whose `places` are filled, by shard."""
+        self._checked_versions: dict[int, tuple[int, bytes]] = {}
+        """File size and SHA-256 of the record's file, for each shard that was mapped once."""
 
-    def of(self, numbers: NDArray[np.int64] | int) -> NDArray[np.int64]:
-        """The shards of these sample numbers."""
+    def shards_of(self, numbers: NDArray[np.int64] | int) -> NDArray[np.int64]:
+        """Return the shard of each sample number."""
         return np.searchsorted(self.ends, numbers, side="right")
 
     def _map(self, shard: int) -> MappedShard:
@@ -82,19 +82,19 @@ class SealedShards:
         except OSError as error:
             raise self._broken(f"{file} cannot be read ({error.strerror})") from None
         found = len(data), self._record_sha256(shard)
-        if self._mapped_as.get(shard) != found:  # it then takes 0.06 ms in place of 1.8
+        if self._checked_versions.get(shard) != found:  # if unchanged, mapping again takes 0.06 ms instead of 1.8
             self._place(shard, file, len(data))
-            self._mapped_as[shard] = found
+            self._checked_versions[shard] = found
         return MappedShard(data, np.asarray(data).ctypes.data)
 
     def _record_sha256(self, shard: int) -> bytes:
         try:
             return hashlib.sha256(self.store.read(commit_file(shard))).digest()
         except OSError:
-            return b""  # whoever reads the record says so
+            return b""  # reading the record reports the error
 
     def locate(self, shards: Iterable[int]) -> None:
-        """Have `places` of shards that are not mapped; CacheError where a table is not as sealed."""
+        """Fill `places` for shards that are not mapped; CacheError if a table is not as sealed."""
         wait_together(self.store, self._locate, [*(set(shards) - self.located.keys())])
 
     def _locate(self, shard: int) -> None:
@@ -113,18 +113,18 @@ class SealedShards:
             raise self._broken(f"{file} is shorter than its samples table says")
         spec = self.spec.array
         if spec.codec == "none" and (length != spec.sample_bytes).any():
-            raise self._broken(f"{file} holds samples of other sizes than {spec.sample_bytes} bytes")
+            raise self._broken(f"{file} holds samples that are not {spec.sample_bytes} bytes long")
         for name, column in self.places.items():
             column[self.starts[shard] : self.ends[shard]] = table[name].to_numpy()
 
     @property
-    def places(self) -> Places:
-        """Of all samples; made at the first shard: what a seal counts is not worth memory before any was found."""
+    def places(self) -> SampleColumns:
+        """Columns of all samples, allocated with the first shard, so that a false seal cannot exhaust memory."""
         if not self._places:
             self._places.append(self._unknown_places())
         return self._places[0]
 
-    def _unknown_places(self) -> Places:
+    def _unknown_places(self) -> SampleColumns:
         names = ["offset", "crc32c"] if self.spec.array.codec == "none" else ["offset", "length", "crc32c"]
         names += [TOKENS] if self.spec.array.text else []
         types = {name: samples_schema(self.spec.array).field(name).type.to_pandas_dtype() for name in names}
@@ -134,20 +134,20 @@ class SealedShards:
             raise self._broken(f"the seal counts {self.seal.cached:,} samples, more than there is memory for") from None
 
     def samples(self, shard: int, columns: list[str] | None = None, content: CommitContent | None = None) -> pa.Table:
-        """A shard's cached samples, in row order; `status` must be among the columns asked for."""
+        """Read a shard's cached samples, in row order; `columns` must include `status`."""
         file, table = samples_file(shard), self.table(shard, columns, content)
         cached = table.filter(pc.equal(table["status"], CACHED))
         if cached.num_rows != self.seal.cached_per_shard[shard]:
-            raise self._broken(f"{file} has {cached.num_rows} cached rows, the seal counts another number")
+            raise self._broken(f"{file} has {cached.num_rows} cached rows, which is not the number in the seal")
         return cached
 
     def table(self, shard: int, columns: list[str] | None = None, content: CommitContent | None = None) -> pa.Table:
-        """A shard's planned samples, in row order, from a table that is the sealed one byte for byte.
+        """Read a shard's planned samples, in row order, from the samples table; its bytes must be the sealed ones.
 
-        Uri and conversations come from the plan's rows of the shard, if they have the digest of the sealed record.
+        Uri and conversations come from the plan; CacheError unless the shard's rows there match the sealed record.
 
-        The record is read after the shard's file was mapped, so that this is not another cache's, put in this one's
-        place since it was opened: its samples would pass their own checksums. `content` is of one just read.
+        `content` is the shard's record if the caller has just read it. The record is read after the shard file is
+        mapped, to detect a cache that replaced this one after it was opened: its samples would pass their checksums.
         """
         whole = samples_schema(self.spec.array)
         names = [*whole.names, *TEXT_COLUMNS] if columns is None else columns
@@ -155,7 +155,7 @@ class SealedShards:
         schema = pa.schema([whole.field(name) for name in names if name not in TEXT_COLUMNS])
         table = parse_table(self._sealed_bytes(content, file), self.store.where(file), schema.names)
         if table.schema != schema:
-            raise self._broken(f"{file} has other columns than the format's")
+            raise self._broken(f"{file} does not have the columns of the format")
         if texts := [name for name in TEXT_COLUMNS if name in names]:
             planned = self._planned_rows(content)
             if planned.num_rows != table.num_rows:
@@ -173,14 +173,14 @@ class SealedShards:
             raise self._broken(str(error)) from None
 
     def _sealed_content(self, shard: int) -> CommitContent:
-        """CacheError where the shard's record is another than was sealed."""
+        """Read the shard's record; CacheError if it is not the sealed one."""
         record = read_commit(self.store, shard)
         if record is None or not self.seal.holds(shard, record.content):
             raise self._broken(f"shard {shard} is not as sealed: the cache was replaced or changed since it was opened")
         return record.content
 
     def _sealed_bytes(self, content: CommitContent, file: str) -> bytes:
-        """A file of a shard; CacheError where it is another than was sealed."""
+        """Read a file of a shard; CacheError if it is not the sealed one."""
         sealed = next((each for each in content.files if each.path == file), None)
         if sealed is None:
             raise self._broken(f"{file} is not named by its shard's record")
@@ -199,7 +199,10 @@ class SealedShards:
 
 
 def mappable_shards() -> int:
-    """How many shards may stay open: each mapping holds a file handle, of which many systems give 1,024 at first."""
+    """Return how many shards may stay mapped, and raise the soft limit of open files if that allows more.
+
+    Each mapping holds a file handle, and many systems allow only 1,024 by default.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = min(2 * MAPPED_SHARDS, hard) if hard != resource.RLIM_INFINITY else 2 * MAPPED_SHARDS
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -1,6 +1,7 @@
-"""All that a cache's folder says about itself, read once: what builds, repairs and verifications decide by.
+"""Read a cache's records once; builds, repairs and verifications decide from the result.
 
-Nothing here judges: a file is read, or it is said why not. Shard files and samples tables are looked at for their size.
+Nothing here decides: a file gives its contents or the reason why it cannot be read. Shard files and samples tables
+are checked for their size only.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Reading(Generic[T]):
-    """What a file holds, or why that cannot be told; neither where there is no file."""
+    """The parsed contents of a file, or the error that reading it gave; both None if there is no file."""
 
     value: T | None = None
     problem: CacheError | OSError | None = None
@@ -40,24 +41,24 @@ class Reading(Generic[T]):
 @dataclass(frozen=True, kw_only=True)
 class PlanOnDisk:
     plan: PlanFile
-    """It is the sealed one, one whose rows are known or stated, or every row of it could be read."""
+    """The plan file; its digests come from the seal, from `known_plans`, from the records or from every row."""
     file: FileRecord
     digests: PlanDigests
-    """Of the rows that the spec has, or of all where there is no spec."""
+    """Digests of as many rows as the spec has, or of all rows without a spec."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardOnDisk:
-    """A commit record, and what is wrong with the files that it names, as far as their sizes tell."""
+    """A commit record, and the files that it names whose sizes are wrong."""
 
     record: Reading[CommitRecord]
     file_problems: Mapping[str, CacheError | OSError] = field(default_factory=dict)
-    """By name."""
+    """Problem of each such file, by its name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """A cache as it lies on disk; of a new one, nothing."""
+    """The records of a cache as they are on disk; empty for a new cache."""
 
     store: Store
     has_cache: bool = False
@@ -66,21 +67,21 @@ class Survey:
     build: Reading[BuildRecord] = field(default_factory=Reading)
     plan: Reading[PlanOnDisk] = field(default_factory=Reading)
     shards: Mapping[int, ShardOnDisk] = field(default_factory=dict)
-    """Those that have a commit record, be it damaged."""
+    """Shards that have a commit record, damaged ones included."""
     withdrawn: frozenset[int] = frozenset()
-    """Shards whose record was withdrawn to replace their files, by the marks of a store that no claim guards."""
+    """Shards whose record was withdrawn to replace their files; only a store without exclusive claims marks them."""
     metadata: Mapping[str, bytes | None] = field(default_factory=dict)
-    """The files that the spec determines, as far as they can be read."""
+    """Bytes of the files that the spec determines; None for one that cannot be read."""
     ids: Mapping[int, str] = field(default_factory=dict)
-    """Rows and ids by the samples tables, where the plan is lost or another than the spec's."""
+    """Ids by row, from the samples tables; filled only if the plan is lost or is not the spec's."""
 
     @property
     def records(self) -> dict[int, CommitRecord]:
-        """Those that can be read."""
+        """Commit records that can be read, by shard."""
         return {shard: each.record.value for shard, each in self.shards.items() if each.record.value is not None}
 
     def raise_unreadable(self) -> None:
-        """The system's error for a file that lies there and cannot be read: it may hold what it should."""
+        """Raise the OSError of a file that exists but cannot be read: its contents may be right."""
         problems = [self.spec.problem, self.seal.problem, self.build.problem, self.plan.problem]
         for problem in (*problems, *(each.record.problem for each in self.shards.values())):
             if isinstance(problem, OSError):
@@ -92,38 +93,45 @@ def survey(
     known_plans: Mapping[str, PlanDigests] | None = None,
     build: Reading[BuildRecord] | None = None,
 ) -> Survey:
-    """Read what there is; NewerFormatError where the spec is of a version that this program does not know, and
-    OlderFormatError where it lacks a field and no record makes good for it.
+    """Read a cache's records and its plan.
 
-    `known_plans` has digests of rows by the SHA-256 of the plan file that holds them; `build` is the build record, if
-    it was read already.
+
+    Raises NewerFormatError if the spec has an unknown version, and OlderFormatError if it lacks a field and no
+    readable record or seal can restore it.
+
+    `known_plans` has the digests of plans by the SHA-256 of their files; the rows of a known plan are not read.
+    `build` is the build record, if the caller has just read it.
     """
     found = survey_records(cache, build)
     if not found.has_cache:
         return found
     store, spec = found.store, found.spec.value
-    plan = read(partial(read_plan_file, found, known_plans or {}))
+    plan = try_read(partial(read_plan_file, found, known_plans or {}))
     is_planned = spec and plan.value and plan.value.digests.whole == spec.plan_digest
     return replace(found, plan=plan, ids={} if is_planned else dict(ids_by_row(store)))
 
 
-def survey_as_stated(cache: Address) -> Survey:
-    """All, but the plan's rows are taken for what spec and records say of them: none is read, however many there are.
+def survey_without_reading_plan(cache: Address) -> Survey:
+    """Read a cache's records, but take the plan's digests from spec and records instead of reading its rows.
 
-    For those that build from a plan which many share; whoever seals the cache reads every row.
+    Ranks that share one plan use this; sealing the cache reads every row.
     """
     found = survey_records(cache)
-    return replace(found, plan=read(partial(stated_plan, found, found.spec.value))) if found.spec.value else found
+    return (
+        replace(found, plan=try_read(partial(plan_from_records, found, found.spec.value)))
+        if found.spec.value
+        else found
+    )
 
 
 def survey_records(cache: Address, build: Reading[BuildRecord] | None = None) -> Survey:
-    """All but the plan, which grows with the data set."""
+    """Read a cache's records without the plan, whose size grows with the data set."""
     if not has_cache(store := open_store(cache)):
         return Survey(store=store)
-    group = read(partial(store.read, SPEC_FILE, Spec.max_bytes))
+    group = try_read(partial(store.read, SPEC_FILE, Spec.max_bytes))
     spec = Reading[Spec](problem=group.problem)
     if group.value is not None:
-        spec = read(partial(parse_checked_spec, group.value, store.where(SPEC_FILE)))
+        spec = try_read(partial(parse_checked_spec, group.value, store.where(SPEC_FILE)))
     if isinstance(spec.problem, NewerFormatError):
         raise spec.problem
     names = names_in(there := listed_once(store), COMMITS)
@@ -131,11 +139,11 @@ def survey_records(cache: Address, build: Reading[BuildRecord] | None = None) ->
         store=store,
         has_cache=True,
         spec=spec,
-        seal=read(partial(read_record, Seal, store, SEAL_FILE)),
+        seal=try_read(partial(read_record, Seal, store, SEAL_FILE)),
         build=build or survey_build(store),
         shards=dict(read_shards(there, names)),
         withdrawn=withdrawn_shards(names),
-        metadata={SPEC_FILE: group.value, **metadata_beside(store, spec.value)},
+        metadata={SPEC_FILE: group.value, **read_array_metadata(store, spec.value)},
     )
     if isinstance(spec.problem, OlderFormatError) and not found.records and found.seal.value is None:
         raise spec.problem
@@ -143,13 +151,14 @@ def survey_records(cache: Address, build: Reading[BuildRecord] | None = None) ->
 
 
 def survey_build(store: Store) -> Reading[BuildRecord]:
-    return read(partial(read_record, BuildRecord, store, BUILD_FILE))
+    """Read the build record alone, from which a build learns whether its source must be listed."""
+    return try_read(partial(read_record, BuildRecord, store, BUILD_FILE))
 
 
 def held_recipe(survey: Survey) -> Recipe | None:
-    """What the shards were made with, by the records, or else the spec, or else the seal; None where all are lost.
+    """Return the recipe of the shards, from the records, else the spec, else the seal; None if all are lost.
 
-    StaleError, naming both, where two records have two recipes.
+    Raises StaleError, naming both, if two records have different recipes.
     """
     records = [record for _, record in sorted(survey.records.items())]
     for record in records[1:]:
@@ -161,7 +170,7 @@ def held_recipe(survey: Survey) -> Recipe | None:
     return survey.seal.value.recipe if survey.seal.value else None
 
 
-def read(parse: Callable[[], T]) -> Reading[T]:
+def try_read(parse: Callable[[], T]) -> Reading[T]:
     try:
         return Reading(parse())
     except FileNotFoundError:
@@ -170,23 +179,23 @@ def read(parse: Callable[[], T]) -> Reading[T]:
         return Reading(problem=error)
 
 
-def metadata_beside(store: Store, spec: Spec | None) -> dict[str, bytes | None]:
-    """The other files that the spec determines."""
+def read_array_metadata(store: Store, spec: Spec | None) -> dict[str, bytes | None]:
+    """Read the files that the spec determines, other than the group."""
     names = shard_format(spec).metadata().keys() - {SPEC_FILE} if spec else ()
-    return {name: read(partial(store.read, name)).value for name in names}
+    return {name: try_read(partial(store.read, name)).value for name in names}
 
 
 def read_plan_file(found: Survey, known_plans: Mapping[str, PlanDigests]) -> PlanOnDisk:
-    """The plan, a shard of it in memory at a time; of one that was sealed, or is known, no row is looked at."""
+    """Open the plan and get its digests; its rows are read, shard by shard, unless it is sealed or known."""
     store, spec = found.store, found.spec.value
-    plan, file = open_recorded_plan(store)  # OSError where the system cannot read it: that is no damage
+    plan, file = open_recorded_plan(store)  # a file that cannot be read gives its OSError, not CacheError
     digests = sealed_digests(found, file) or known_plans.get(file.sha256)
     if digests is None or (spec and digests.whole != spec.plan_digest):
         digests = plan.digests(spec.rows if spec else None)
     return PlanOnDisk(plan=plan, file=file, digests=digests)
 
 
-def stated_plan(found: Survey, spec: Spec) -> PlanOnDisk:
+def plan_from_records(found: Survey, spec: Spec) -> PlanOnDisk:
     store, records = found.store, found.records
     by_shard = (records[shard].content.plan_digest if shard in records else "" for shard in range(spec.num_shards))
     digests = PlanDigests(spec.plan_digest, tuple(by_shard))
@@ -195,7 +204,7 @@ def stated_plan(found: Survey, spec: Spec) -> PlanOnDisk:
 
 
 def sealed_digests(found: Survey, file: FileRecord) -> PlanDigests | None:
-    """What seal and sealed records say of the plan, if it is the sealed file and no record is lost or another."""
+    """Return the plan's digests from the records, if the plan file and every record are the sealed ones; else None."""
     spec, seal, records = found.spec.value, found.seal.value, found.records
     if spec is None or seal is None or (seal.spec_digest, seal.plan_file) != (spec.digest, file):
         return None
@@ -206,7 +215,7 @@ def sealed_digests(found: Survey, file: FileRecord) -> PlanDigests | None:
 
 
 def read_shards(store: Store, names: Iterable[str]) -> Iterator[tuple[int, ShardOnDisk]]:
-    """Every shard for which there is a commit record, sound or not, by the names in the folder of records."""
+    """Read every commit record, sound or damaged, by the names in its folder, and check the sizes of its files."""
     stems = (name.removesuffix(".json") for name in names)
     shards = [int(stem) for stem in stems if stem.isdecimal() and commit_file(int(stem)) == f"{COMMITS}/{stem}.json"]
     readings = wait_together(store, partial(read_shard_record, store, {}), shards)
@@ -218,8 +227,8 @@ def read_shards(store: Store, names: Iterable[str]) -> Iterator[tuple[int, Shard
 
 
 def read_shard_record(store: Store, recipes: dict[Recipe, Recipe], shard: int) -> Reading[CommitRecord]:
-    """With the recipe that an equal one of an earlier record is, which spares an eighth of the memory."""
-    record = read(partial(read_record, CommitRecord, store, commit_file(shard)))
+    """Read a commit record and share equal recipes between records, which saves an eighth of the memory."""
+    record = try_read(partial(read_record, CommitRecord, store, commit_file(shard)))
     if record.value:
         recipe = recipes.setdefault(record.value.content.recipe, record.value.content.recipe)
         msgspec.structs.force_setattr(record.value.content, "recipe", recipe)
@@ -227,7 +236,7 @@ def read_shard_record(store: Store, recipes: dict[Recipe, Recipe], shard: int) -
 
 
 def names_in(store: Store, folder: str) -> list[str]:
-    """Also of folders where files should be; none where something else than a folder lies itself."""
+    """List the names in a folder, those of folders without their slash; nothing if a file is in its place."""
     try:
         return [name.rstrip("/") for name in store.list(folder)]
     except NotADirectoryError:
@@ -235,7 +244,7 @@ def names_in(store: Store, folder: str) -> list[str]:
 
 
 def size_problem(store: Store, file: FileRecord) -> CacheError | OSError | None:
-    """Why a file is not of the size that its record says."""
+    """Return the error of a file that is missing, unreadable or not of its recorded size; else None."""
     where = store.where(file.path)
     try:
         size = store.size(file.path)
@@ -247,9 +256,9 @@ def size_problem(store: Store, file: FileRecord) -> CacheError | OSError | None:
 
 
 def ids_by_row(store: Store) -> Iterator[tuple[int, str]]:
-    """What samples tables say, damaged or not: whether it was right, a digest tells."""
+    """Yield rows and ids from every readable samples table; the caller checks them against a digest."""
     for name in names_in(store, SAMPLES):
-        if name.endswith(".parquet") and (table := read(partial(read_ids, store, f"{SAMPLES}/{name}")).value):
+        if name.endswith(".parquet") and (table := try_read(partial(read_ids, store, f"{SAMPLES}/{name}")).value):
             yield from zip(table["row"].to_pylist(), table["id"].to_pylist(), strict=True)
 
 

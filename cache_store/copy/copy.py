@@ -1,22 +1,21 @@
-"""`cache-store copy`: the same cache in another place, file by file, checked where it is read and where it is written.
+"""`cache-store copy`: copy a cache to another place; each file is checked when it is read and after it is written.
 
-Shards are copied several at a time, each with its commit record last, and the seal ends it: what was stopped goes on
-where it was, and until its end the copy is an unfinished cache.
+Shards are copied several at a time, each with its commit record last; the seal is copied after all of them. A stopped
+copy resumes where it was, and is an unfinished cache until then.
 """
 
 import hashlib
 import shlex
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
 
 import msgspec
 
 from cache_store.cache.files import stored_sha256
-from cache_store.cache.metadata import has_cache, metadata_of, read_spec, refuse_others
+from cache_store.cache.metadata import has_cache, metadata_of, read_spec, refuse_foreign_place
 from cache_store.cache.reader import open_cache
 from cache_store.cache.survey import size_problem, survey_records
-from cache_store.convert.convert import put_unless_equal, refuse_overlap
+from cache_store.copy.convert import Copied, put_unless_equal, refuse_overlap
 from cache_store.errors import CacheError
 from cache_store.format.names import BUILD_FILE, PLAN_FILE, SEAL_FILE, commit_file
 from cache_store.format.record import canonical_json
@@ -28,26 +27,15 @@ from cache_store.verify.leftovers import clear_leftovers
 from cache_store.verify.verify import verify
 
 COPIED_AT_ONCE = 8
-"""Shards: over a network each waits for its answers most of the time."""
+"""Shards copied at the same time: over a network, each mostly waits for answers."""
 
 READ_BYTES = 1 << 20
-
-
-@dataclass(frozen=True, kw_only=True)
-class Copied:
-    """What a copy did, and the cache it leaves."""
-
-    seal: Seal
-    shards: int
-    """Copied now, wholly or in part."""
-    kept: int
-    """Shards that were there."""
 
 
 def run_copy(cache: str, out: str) -> int:
     with progress_bar(total=read_spec(cache).num_shards, desc="copy", unit="shard", delay=0.5) as bar:
         done = copy(cache, out, bar.update)
-    kept = f"; {done.kept:,} were there, with the same records" if done.kept else ""
+    kept = f"; {done.kept:,} were already there, with the same records" if done.kept else ""
     print(f"copied {counted(done.shards, 'shard')}, each file checked as it was read and read back{kept}")
     print(f"sealed {out}: {counted(done.seal.cached, 'sample')}, cache identity {done.seal.identity}")
     print(f"next: cache-store verify {shlex.quote(out)} --level full")
@@ -55,17 +43,17 @@ def run_copy(cache: str, out: str) -> int:
 
 
 def copy(root: Address, out: Address, progress: Callable[[int], object] = lambda shards: None) -> Copied:
-    """Make `out` the sealed cache that `root` is; `progress` is called with the number of shards done.
+    """Copy the sealed cache `root` to `out`; `progress` gets the number of shards done.
 
-    Raises ConfigError for a wrong place, CacheError for a source that is unfinished or damaged, or a copy that does not
-    read back as it was written, StaleError where `out` holds another cache.
+    Raises ConfigError for a wrong place, CacheError for a damaged source or a copy that does not read back as it was
+    written, and StaleError for an unfinished source or if `out` holds another cache.
     """
     source, target = open_store(root), open_store(out)
     refuse_overlap(source, target)
     seal, spec = open_cache(source).seal, read_spec(source)
     verify(source, "quick").raise_if_damaged()
-    refuse_others(target, "OUT")
-    refuse_another(target, spec, seal)
+    refuse_foreign_place(target, "OUT")
+    refuse_other_copy(target, spec, seal)
     with target.claim():
         copy_file(source, target, target, msgspec.structs.replace(seal.plan_file, path=PLAN_FILE))
         put_checked(target, BUILD_FILE, source.read(BUILD_FILE))
@@ -77,8 +65,8 @@ def copy(root: Address, out: Address, progress: Callable[[int], object] = lambda
     return Copied(seal=seal, shards=copied, kept=spec.num_shards - copied)
 
 
-def refuse_another(target: Store, spec: Spec, seal: Seal) -> None:
-    """StaleError where a copy of this cache cannot go on there."""
+def refuse_other_copy(target: Store, spec: Spec, seal: Seal) -> None:
+    """Raise StaleError if the target holds another cache, so that a copy of this one cannot resume there."""
     if not has_cache(target):
         return
     survey = survey_records(target)
@@ -95,7 +83,7 @@ def refuse_another(target: Store, spec: Spec, seal: Seal) -> None:
 
 
 def copy_shards(source: Store, target: Store, seal: Seal, progress: Callable[[int], object]) -> int:
-    """How many had to be copied; an error ends all once those in hand are finished."""
+    """Copy the missing shards and return their number; after an error, shards being copied are finished first."""
     records, there = survey_records(source).records, listed_once(target)
     with ThreadPoolExecutor(COPIED_AT_ONCE) as pool:
         try:
@@ -109,13 +97,13 @@ def copy_shards(source: Store, target: Store, seal: Seal, progress: Callable[[in
 
 
 def copy_shard(source: Store, target: Store, there: Store, record: CommitRecord) -> bool:
-    """Whether anything of it was missing; `there` is the target as it was before any was copied."""
+    """Copy a shard unless it is complete; return whether it was copied. `there` lists the target as it was before."""
     name, files = commit_file(record.content.shard), record.content.files
     data = canonical_json(record)
     if there.has(name):
         if target.read(name) == data and not any(size_problem(there, file) for file in files):
             return False
-        target.delete(name)  # it vouches for the files
+        target.delete(name)  # first: a record says that its files are complete
     for file in files:
         copy_file(source, target, there, file)
     put_checked(target, name, data)
@@ -123,7 +111,7 @@ def copy_shard(source: Store, target: Store, there: Store, record: CommitRecord)
 
 
 def copy_file(source: Store, target: Store, there: Store, file: FileRecord) -> None:
-    """Unless its bytes are there; CacheError where they are not those of its record, here or there."""
+    """Copy a file unless it is there; CacheError if source or copy does not have the recorded bytes."""
     if not size_problem(there, file) and stored_sha256(target, file.path) == file.sha256:
         return
     with source.open(file.path) as stream, target.draft(file.path) as draft:
@@ -133,7 +121,7 @@ def copy_file(source: Store, target: Store, there: Store, file: FileRecord) -> N
             draft.stream.write(block)
         if digest.hexdigest() != file.sha256:
             verified = f"cache-store verify {shlex.quote(str(source))} --level full"
-            raise CacheError(f"{source.where(file.path)} is damaged, its sha256 is another; run `{verified}`")
+            raise CacheError(f"{source.where(file.path)} is damaged: its sha256 is not as recorded; run `{verified}`")
         draft.finish()
         draft.publish()
     if stored_sha256(target, file.path) != file.sha256:
@@ -141,7 +129,7 @@ def copy_file(source: Store, target: Store, there: Store, file: FileRecord) -> N
 
 
 def put_checked(target: Store, name: str, data: bytes) -> None:
-    """A small file, read back."""
+    """Write a small file and check it by reading it back."""
     put_unless_equal(target, name, data)
     if target.read(name) != data:
         raise CacheError(f"{target.where(name)} does not read back as it was written; run the same command again")

@@ -1,8 +1,8 @@
-/* One pass over a batch of samples: rounded to the stored dtype, judged, summed up, checksummed; each while it is in
- * the processor's cache. cache_store/format/sums.py says what for, and has the same in numpy, bit for bit.
+/* One pass over a batch of samples: round to the stored dtype, check, sum up and checksum each sample while it is in the
+ * CPU cache. cache_store/format/sums.py calls it and has the same code in numpy, with the same bits.
  *
- * Every sum is of float64 in one order, which sums.py defines: so its bits are those of numpy, and the same on
- * every processor. Products of two stored values, or of one and a colour, are exact in float64; so a compiler that fuses
+ * Every sum is added in float64 in the order that sums.py defines, so that its bits equal those of numpy on every
+ * processor. Products of two stored values, or of one and a colour, are exact in float64, so that a compiler that fuses
  * them with the addition changes nothing.
  */
 #define PY_SSIZE_T_CLEAN
@@ -11,16 +11,16 @@
 #include <string.h>
 
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "stored values are little-endian; other machines do without this"
+#error "stored values are little-endian; other machines use numpy instead"
 #endif
 
-#define LANES 8 /* as sums.py has it */
+#define LANES 8 /* the same as in sums.py */
 #define STRIDE 2
 #define COLOURS 3
 
 enum { FLOAT16, BFLOAT16, FLOAT32 };
 
-/* One binary for processors with wide vectors and without; which it has is asked once, when this is loaded. */
+/* One binary for processors with and without wide vectors; the variant is chosen once, when it is loaded. */
 #if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && __GNUC__ >= 12
 #define WIDE __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
@@ -29,7 +29,7 @@ enum { FLOAT16, BFLOAT16, FLOAT32 };
 
 typedef struct {
     Py_ssize_t outer, features, inner; /* a sample is [outer, features, inner] */
-    Py_ssize_t height, width;          /* of its cells, where it has a preview */
+    Py_ssize_t height, width;          /* of its cells, if it has a preview */
     int kind;
 } Layout;
 
@@ -52,7 +52,7 @@ static float float_of(uint32_t bits)
     return value;
 }
 
-/* To nearest, ties to even, as IEEE 754 has it: https://gist.github.com/rygorous/2156668, float_to_half_fast3_rtne. */
+/* Round to nearest, ties to even (IEEE 754): https://gist.github.com/rygorous/2156668, float_to_half_fast3_rtne. */
 static inline uint16_t half_of(uint32_t bits)
 {
     const uint32_t subnormal_magic = ((127 - 15) + (23 - 10) + 1) << 23;
@@ -74,7 +74,7 @@ static inline uint16_t brain_of(uint32_t bits)
 static inline float value_of_half(uint16_t half)
 {
     uint32_t magnitude = (uint32_t)(half & 0x7fff) << 13;
-    float value = float_of(magnitude) * 0x1p112f; /* exact; what is not finite is never asked for */
+    float value = float_of(magnitude) * 0x1p112f; /* exact; never called for a non-finite value */
     return float_of(bits_of(value) | (uint32_t)(half & 0x8000) << 16);
 }
 
@@ -91,7 +91,7 @@ WIDE static void round_all(void *stored, const float *samples, Py_ssize_t count,
         memcpy(stored, samples, (size_t)count * sizeof *samples);
 }
 
-/* A value is not finite where all its exponent bits are set. Widens what is. */
+/* Convert values to double; return whether all are finite. A value is not finite if all its exponent bits are set. */
 WIDE static int widen_finite(double *values, const void *stored, Py_ssize_t count, int kind)
 {
     const uint16_t *halves = stored;
@@ -112,7 +112,7 @@ WIDE static int widen_finite(double *values, const void *stored, Py_ssize_t coun
     return 1;
 }
 
-/* A feature's lanes: sums of every eighth value, and of their squares; extrema too. */
+/* A feature's lanes: sums of every eighth value and of their squares, and their extrema. */
 typedef struct {
     double sums[LANES], squares[LANES], minima[LANES], maxima[LANES];
 } Lanes;
@@ -138,7 +138,7 @@ static double total_of(const double *lanes)
     return twos[0] + twos[1];
 }
 
-/* Features whose values lie side by side, as a VAE's channels. */
+/* Sum up features whose values are consecutive, such as a VAE's channels. */
 WIDE static void sum_rows(double *sums, const double *values, const Layout *layout)
 {
     Py_ssize_t inner = layout->inner, features = layout->features, whole = inner - inner % LANES;
@@ -166,7 +166,7 @@ WIDE static void sum_rows(double *sums, const double *values, const Layout *layo
     }
 }
 
-/* Features that alternate, as a tower's: all values of one are in its first lane. */
+/* Sum up features that alternate, such as a tower's: all values of one are added in its first lane. */
 WIDE static void sum_columns(double *restrict sums, const double *restrict values, const Layout *layout)
 {
     Py_ssize_t features = layout->features;
@@ -195,7 +195,7 @@ static void add_sample(double *totals, const double *sums, Py_ssize_t features)
         totals[at] = (sums[at] > totals[at] ? sums[at] : totals[at]) + 0.0;
 }
 
-/* Products of every second cell's features, of one and its colours: [features + 1, features + 1 + 3], cell by cell. */
+/* Sum the products of [features, 1] with [features, 1, R, G, B] over every second cell, cell by cell. */
 WIDE static void sum_products(double *restrict products, double *restrict cell, const double *values, const float *rgb,
                               const Layout *layout)
 {
@@ -222,7 +222,7 @@ static void add_products(double *gram, double *moment, const double *products, P
 {
     Py_ssize_t side = features + 1, all = side + COLOURS;
     for (Py_ssize_t row = 0; row < side; row++) {
-        for (Py_ssize_t column = 0; column < side; column++) /* symmetric: below the diagonal not all is there */
+        for (Py_ssize_t column = 0; column < side; column++) /* symmetric: not everything below the diagonal is computed */
             gram[row * side + column] += column < row ? products[column * all + row] : products[row * all + column];
         for (int colour = 0; colour < COLOURS; colour++)
             moment[row * COLOURS + colour] += products[row * all + side + colour];

@@ -1,12 +1,12 @@
-"""How one sample's values become bytes: raw, or blosc bitshuffle with zstd or lz4 inside; and their checksum.
+"""Encode a sample's values as bytes (raw, or blosc bitshuffle with zstd or lz4) and compute their checksum.
 
-Blosc's own threads would place a buffer's blocks in the order in which they finish, so that equal input could
-give different bytes; they stay off.
+Blosc's threads stay off: they write a buffer's blocks in the order in which they finish, so that equal input
+could give different bytes.
 
-crc32c (Castagnoli's polynomial, as in Zarr's codec of that name and in iSCSI) is from the AWS common runtime, which
-folds with AVX-512 where a processor has it: 49 GB/s where google-crc32c and the package crc32c reach 28 (25 KB in
-cache, one Zen 5 core), and the checksum is a third of a checked read. It releases the GIL above 5 KB: two threads check
-25 KB samples on two cores.
+crc32c (Castagnoli's polynomial, as in Zarr's codec of that name and in iSCSI) comes from the AWS common runtime, which
+uses AVX-512 if the processor has it: 49 GB/s, where google-crc32c and the package crc32c reach 28 (25 KB in the CPU
+cache, one Zen 5 core). The checksum is a third of a checked read. It releases the GIL above 5 KB, so that two threads
+check 25 KB samples on two cores.
 """
 
 import struct
@@ -24,12 +24,12 @@ BLOSC_HEADER = struct.Struct("<4xIII")
 
 
 def blosc_name(codec: str) -> str | None:
-    """The compressor inside blosc, or None for the codec that only copies."""
+    """Return the compressor inside blosc, or None for the codec `none`, which only copies."""
     return {"none": None, "lz4": "lz4", "zstd": "zstd"}[codec]
 
 
 def encode_sample(values: np.ndarray, codec: str) -> bytes:
-    """Bytes of one C-contiguous little-endian sample; blosc shuffles by the value's size."""
+    """Encode one C-contiguous little-endian sample; blosc shuffles by the size of a value."""
     name = blosc_name(codec)
     if name is None:
         return values.tobytes()
@@ -55,7 +55,7 @@ def decode_sample(payload: memoryview, codec: str, target: np.ndarray) -> None:
 
 
 def decoded_size(payload: memoryview) -> tuple[int, int]:
-    """What a blosc 1 buffer's header declares: decoded and encoded bytes (BLOSC_HEADER_FORMAT in c-blosc)."""
+    """Read decoded and encoded size, in bytes, from a blosc 1 header (BLOSC_HEADER_FORMAT in c-blosc)."""
     if len(payload) < BLOSC_HEADER.size:
         raise ValueError(f"is {len(payload)} bytes, less than a blosc header")
     size, _, length = BLOSC_HEADER.unpack_from(payload)
@@ -63,7 +63,7 @@ def decoded_size(payload: memoryview) -> tuple[int, int]:
 
 
 def zarr_codecs(codec: str, itemsize: int) -> list[dict[str, Any]]:
-    """The codec chain of a Zarr v3 inner chunk, crc32c last."""
+    """Return the codec chain of a Zarr v3 inner chunk, crc32c last."""
     chain: list[dict[str, Any]] = [{"name": "bytes", "configuration": {"endian": "little"}}]
     if name := blosc_name(codec):
         configuration = {

@@ -1,4 +1,4 @@
-"""Choosing a shard format by its name."""
+"""The shard formats by name."""
 
 from cache_store.format.layout import ShardFormat
 from cache_store.format.names import samples_file
@@ -14,5 +14,5 @@ def shard_format(spec: Spec) -> ShardFormat:
 
 
 def files_of_shard(spec: Spec, shard: int) -> tuple[str, str]:
-    """The names of a shard's files: the shard file, the samples table."""
+    """Return the names of a shard's files: shard file and samples table."""
     return shard_format(spec).shard_file(shard), samples_file(shard)

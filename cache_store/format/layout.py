@@ -1,4 +1,4 @@
-"""What a shard format must do: lay out bytes. Naming, hashing and publishing happen outside it."""
+"""The interface of a shard format, which only lays out bytes. Naming, hashing and publishing happen elsewhere."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from cache_store.format.schema import CodecName, Spec, StoreDtype
 
 
 class Location(NamedTuple):
-    """Where an encoded sample lies in its shard file, and the crc32c over those bytes."""
+    """The place of an encoded sample in its shard file, and the crc32c over those bytes."""
 
     offset: int
     length: int
@@ -21,22 +21,22 @@ class Location(NamedTuple):
 
 
 NOWHERE = (-1, -1, -1)
-"""In an array of places, where a row is absent."""
+"""The place of an absent row, in an array of places."""
 
 
 @dataclass(frozen=True)
 class ShardSamples:
-    """The samples of one shard, as its samples table has them."""
+    """The samples of one shard, as listed in its samples table."""
 
     spec: Spec
     shard: int
     table: pa.Table
     planned: pa.Table | None
-    """The shard's rows of the plan; None where they are not known to be sound."""
+    """The shard's rows of the plan; None unless they are known to be sound."""
 
     @property
     def rows(self) -> range:
-        """The rows that the table must have."""
+        """Row numbers that the table must cover."""
         return self.spec.shard_rows(self.shard)
 
     @cached_property
@@ -52,40 +52,40 @@ class EncodedRows:
     kept: NDArray[np.bool_]
     """[N]; False leaves a row absent."""
     payloads: Sequence[bytes | memoryview]
-    """The encoded sample of each row kept: its bytes."""
+    """Encoded samples of the kept rows."""
     checksums: NDArray[np.uint32]
-    """crc32c of each."""
+    """crc32c of each payload."""
     contents: Sequence[str | None]
     """SHA-256 of each row's image or text, [N]."""
     tokens: Sequence[int | None] = ()
-    """Of each row's text, [N], before it was cut; none of images."""
+    """Number of tokens of each row's text before it was cut, [N]; empty for images."""
 
 
 class ShardWriter(Protocol):
     def append(self, rows: EncodedRows) -> NDArray[np.int64]:
-        """Add the next rows; their places: offset, length and crc32c, [N, 3], -1 where a row is absent."""
+        """Add the next rows; return their places [N, 3]: offset, length and crc32c, or -1 for an absent row."""
 
     def finish(self) -> None:
-        """Write what follows the last sample."""
+        """Write the bytes that follow the last sample."""
 
 
 class ShardFormat(Protocol):
-    """How the shards of one cache are laid out."""
+    """The layout of the shards of one cache."""
 
     def __init__(self, spec: Spec) -> None: ...
 
     @staticmethod
     def unsupported(dtype: StoreDtype, codec: CodecName) -> str | None:
-        """Why the format cannot hold such an array and what can, or None where it can."""
+        """Say why the format cannot hold such an array and which can, or return None."""
 
     def shard_file(self, shard: int) -> str:
         """Name of a shard's file, relative to the cache."""
 
     def writer(self, stream: BinaryIO, planned: pa.Table) -> ShardWriter:
-        """A writer of the shard whose rows of the plan are `planned`."""
+        """Make a writer for the shard whose plan rows are `planned`."""
 
     def metadata(self) -> dict[str, bytes]:
-        """Contents of every metadata file by name, as functions of the spec alone."""
+        """Return the contents of every metadata file by name; they depend on the spec alone."""
 
     def structure_problems(self, data: memoryview, samples: ShardSamples) -> Iterator[tuple[int | None, str]]:
-        """Disagreements between a shard file's own structure and its samples table: (slot or None, problem)."""
+        """Yield where a shard file's structure differs from its samples table: (slot or None, problem)."""

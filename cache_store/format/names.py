@@ -1,4 +1,4 @@
-"""The names of a cache's files, relative to its folder; those of shard files are their format's."""
+"""Names of a cache's files, relative to its folder. Each shard format names its own shard files."""
 
 SPEC_FILE = "zarr.json"
 SPEC_ATTRIBUTE = "encode_once"

@@ -1,7 +1,7 @@
-"""Latents as a VAE gives them, and as its diffusion models are trained on them: one way and back.
+"""Normalise latents as a VAE's diffusion models are trained on them, and undo it.
 
-A cache holds the first. What makes the second of it stands in the cache's `encoder` (`Normalization`), in one form for
-all VAEs, which is what the pipelines of diffusers compute, each in words of its own:
+A cache holds latents as the VAE gives them. Its `encoder` records the normalisation (`Normalization`) in one form for
+all VAEs. The result equals what the pipelines of diffusers compute, each in its own form:
 
     AutoencoderKL            (z - shift_factor) * scaling_factor          FluxImg2ImgPipeline._encode_vae_image
     AutoencoderKL with mean  (z - mean) * scaling_factor / std            StableDiffusionXLImg2ImgPipeline
@@ -30,11 +30,11 @@ Samples = TypeVar("Samples")
 def normalize(latents_CHW: Samples, by: Normalization) -> Samples:
     """Map latents as a cache holds them to what a diffusion model is trained on.
 
-    [..., C, H, W] becomes [..., C·P², H/P, W/P], which is the same where there are no patches. `by` is the cache's
-    encoder: `cache.spec.array.encoder`.
+    [..., C, H, W] becomes [..., C·P², H/P, W/P]; without patches, P is 1. `by` is the cache's encoder:
+    `cache.spec.array.encoder`. Raises ConfigError for posterior moments.
     """
     refuse_moments(by)
-    latents = stacked(as_float32(latents_CHW), by.latents_patch)
+    latents = stack_patches(as_float32(latents_CHW), by.latents_patch)
     if by.latents_shift is not None:
         latents = latents - by.latents_shift
     if by.latents_mean:
@@ -47,7 +47,7 @@ def normalize(latents_CHW: Samples, by: Normalization) -> Samples:
 
 
 def denormalize(latents_CHW: Samples, by: Normalization) -> Samples:
-    """Map what a diffusion model gives back to what a VAE's decoder takes: the inverse of `normalize`."""
+    """Map a diffusion model's output back to a VAE decoder's input: the inverse of `normalize`."""
     latents = as_float32(latents_CHW)
     if by.latents_std:
         latents = latents * per_channel(by.latents_std, latents)
@@ -57,20 +57,20 @@ def denormalize(latents_CHW: Samples, by: Normalization) -> Samples:
         latents = latents + per_channel(by.latents_mean, latents)
     if by.latents_shift is not None:
         latents = latents + by.latents_shift
-    return spread(latents, by.latents_patch)  # type: ignore[no-any-return]
+    return unstack_patches(latents, by.latents_patch)  # type: ignore[no-any-return]
 
 
 def refuse_moments(by: Normalization) -> None:
-    """Raise ConfigError for a posterior's moments: a latent is drawn of them first."""
+    """Raise ConfigError for posterior moments: a latent must be drawn from them first."""
     if isinstance(by, EncoderIdentity) and by.posterior == "moments":
         raise ConfigError(
-            "normalize: the cache holds posterior moments, of which a latent is drawn before it is normalised; use "
-            "LatentStream(…, normalize=True), or normalize what you drew"
+            "normalize: the cache holds posterior moments; draw latents from them first, with "
+            "LatentStream(…, normalize=True), or normalize the latents that you drew"
         )
 
 
 def drawn(by: EncoderIdentity) -> Normalization:
-    """The normalisation of latents that were drawn of a cache's posteriors."""
+    """Return the normalisation of latents drawn from a cache's posterior moments."""
     return Normalization(**{name: getattr(by, name) for name in Normalization.__struct_fields__})
 
 
@@ -79,25 +79,25 @@ def as_float32(samples: Any) -> Any:
 
 
 def per_channel(values: tuple[float, ...], like: Any) -> Any:
-    """[C, 1, 1], of the kind and on the device of `like`."""
-    of_kind = np.array(values, np.float32) if isinstance(like, np.ndarray) else like.new_tensor(values)
-    return of_kind.reshape(-1, 1, 1)
+    """Make an array [C, 1, 1] of the same kind and on the same device as `like`."""
+    array = np.array(values, np.float32) if isinstance(like, np.ndarray) else like.new_tensor(values)
+    return array.reshape(-1, 1, 1)
 
 
-def stacked(latents_CHW: Any, patch: int) -> Any:
-    """Make channels of the cells of each patch, as `torch.pixel_unshuffle`: [..., C·P², H/P, W/P]."""
+def stack_patches(latents_CHW: Any, patch: int) -> Any:
+    """Turn the cells of each patch into channels, like `torch.pixel_unshuffle`: [..., C·P², H/P, W/P]."""
     if patch == 1:
         return latents_CHW
     *before, channels, height, width = latents_CHW.shape
     if height % patch or width % patch:
-        raise ConfigError(f"normalize: {height}x{width} cells do not part into {patch}x{patch}")
+        raise ConfigError(f"normalize: {height}x{width} cells cannot be divided into patches of {patch}x{patch}")
     cells_CHPWP = latents_CHW.reshape(*before, channels, height // patch, patch, width // patch, patch)
     cells_CPPHW = cells_CHPWP.swapaxes(-4, -3).swapaxes(-3, -1).swapaxes(-2, -1)
     return cells_CPPHW.reshape(*before, channels * patch**2, height // patch, width // patch)
 
 
-def spread(latents_CHW: Any, patch: int) -> Any:
-    """Make a patch of cells of each cell's channels, as `torch.pixel_shuffle`: the inverse of `stacked`."""
+def unstack_patches(latents_CHW: Any, patch: int) -> Any:
+    """Turn each cell's channels into a patch of cells, like `torch.pixel_shuffle`: the inverse of `stack_patches`."""
     if patch == 1:
         return latents_CHW
     *before, channels, height, width = latents_CHW.shape

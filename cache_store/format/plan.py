@@ -1,4 +1,4 @@
-"""The plan on disk: which samples, in which rows. One row group per shard, so that a worker reads only its own."""
+"""The plan file: which sample is in which row. It has one row group per shard, so that a worker reads only its own."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,22 +11,19 @@ import pyarrow.parquet as pq
 
 from cache_store.errors import CacheError
 from cache_store.format.schema import CommitContent
-from cache_store.format.tables import PLAN_SCHEMA, TableFile
+from cache_store.format.tables import PLAN_COLUMNS, PLAN_SCHEMA, TableFile
 
-ASKING = frozenset({"human", "user", "system"})
-"""Whose turns of a conversation are no answers."""
-
-DIGESTED = ("row", "id", "uri", "conversations")
-"""Columns that make two plans the same; fingerprints may hold a file's time and do not."""
+NOT_ANSWERS = frozenset({"human", "user", "system"})
+"""Senders of a conversation's turns that are not answers."""
 
 
 def answers_of(conversation: Sequence[Mapping[str, str]] | None) -> list[str]:
-    """What is answered in a conversation, turn by turn; a caption is an answer, too."""
-    return [turn["value"] or "" for turn in conversation or [] if turn["from"] not in ASKING]
+    """Return a conversation's answers in order; a caption is an answer, too."""
+    return [turn["value"] or "" for turn in conversation or [] if turn["from"] not in NOT_ANSWERS]
 
 
 def plan_digest(table: pa.Table) -> str:
-    """SHA-256 over the meaning of a plan's rows, one JSON line a row: independent of Parquet and its version."""
+    """Hash a plan's rows as JSON lines (SHA-256), which does not depend on Parquet or its version."""
     digest = hashlib.sha256()
     for lines in digested_lines(table):
         digest.update(lines)
@@ -35,21 +32,21 @@ def plan_digest(table: pa.Table) -> str:
 
 @dataclass(frozen=True)
 class PlanDigests:
-    """SHA-256 over the meaning of a plan's rows."""
+    """Digests of a plan: of all rows, and of each shard's rows."""
 
     whole: str
     shards: tuple[str, ...]
-    """Of each shard's rows."""
+    """Digest of each shard's rows, in order."""
 
 
 class PlanHash:
-    """The digests of a plan whose shards come one after the other."""
+    """Compute the digests of a plan that is added shard by shard."""
 
     def __init__(self) -> None:
         self._whole, self._shards = hashlib.sha256(), list[str]()
 
     def add(self, rows: pa.Table) -> None:
-        """The next shard's."""
+        """Add the rows of the next shard."""
         shard = hashlib.sha256()
         for lines in digested_lines(rows):
             self._whole.update(lines)
@@ -62,7 +59,7 @@ class PlanHash:
 
 def digested_lines(table: pa.Table) -> Iterator[bytes]:
     encoder = msgspec.json.Encoder(order="sorted")
-    for batch in table.select(list(DIGESTED)).to_batches(max_chunksize=4_096):
+    for batch in table.select(list(PLAN_COLUMNS)).to_batches(max_chunksize=4_096):
         yield encoder.encode_lines(zip(*(column.to_pylist() for column in batch.columns), strict=True))
 
 
@@ -74,14 +71,14 @@ def encode_plan(stream: BinaryIO, shards: Iterable[pa.Table]) -> None:
 
 def refuse_other_columns(where: str, schema: pa.Schema) -> None:
     if schema != PLAN_SCHEMA:
-        raise CacheError(f"{where} has other columns than the format's")
+        raise CacheError(f"{where} does not have the columns of the format")
 
 
 class PlanFile:
-    """The plan, shard by shard: for whoever reads one after the other."""
+    """The plan file, read one shard at a time."""
 
     def __init__(self, file: TableFile) -> None:
-        """CacheError where it is no plan."""
+        """Raise CacheError if the columns are not a plan's."""
         self._file = file
         refuse_other_columns(file.where, file.schema)
 
@@ -93,13 +90,16 @@ class PlanFile:
     def num_rows(self) -> int:
         return int(self._file.metadata.num_rows)
 
-    def is_cut(self, samples_per_shard: int) -> bool:
-        """Whether its row groups are shards of so many rows."""
+    def has_shards_of(self, samples_per_shard: int) -> bool:
+        """Whether each row group has `samples_per_shard` rows; the last may have fewer."""
         counts = [self._file.metadata.row_group(number).num_rows for number in range(self.num_shards)]
         return all(each == samples_per_shard for each in counts[:-1]) and max(counts, default=0) <= samples_per_shard
 
     def digests(self, rows: int | None = None) -> PlanDigests:
-        """Of its first rows, or of all, in the memory of one shard; every column of every row is read."""
+        """Compute the digests of the first `rows` rows, or of all.
+
+        It reads every column of every row, with one shard in memory at a time.
+        """
         plan_hash, left = PlanHash(), self.num_rows if rows is None else rows
         for shard in range(self.num_shards):
             table = self.shard(shard)
@@ -109,12 +109,12 @@ class PlanFile:
         return plan_hash.digests()
 
     def shard(self, shard: int, columns: list[str] | None = None) -> pa.Table:
-        """One shard's row group."""
+        """Read one shard's row group."""
         return self._file.row_group(shard, columns)
 
     def recorded_rows(self, content: CommitContent) -> pa.Table:
-        """The rows that a shard was made for; CacheError where the plan has others, its fingerprints aside."""
-        rows = self.shard(content.shard, list(DIGESTED)) if content.shard < self.num_shards else None
+        """Read the rows that a shard was made for; CacheError if the plan's rows differ, fingerprints aside."""
+        rows = self.shard(content.shard, list(PLAN_COLUMNS)) if content.shard < self.num_shards else None
         if rows is None or plan_digest(rows) != content.plan_digest:
-            raise CacheError(f"{self._file.where} has other rows for shard {content.shard} than the shard was made for")
+            raise CacheError(f"{self._file.where} and the record of shard {content.shard} disagree on the shard's rows")
         return rows

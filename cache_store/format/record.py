@@ -1,4 +1,4 @@
-"""How a record rests on disk: canonical JSON (RFC 8785), signed by its own digest, parsed strictly.
+"""Records on disk: canonical JSON (RFC 8785), signed by its own digest, parsed strictly.
 
 Equal records are equal bytes, so a digest over a record is a digest over its meaning.
 msgspec parses: an unknown field, a missing field or a wrong type is an error with the field's path, never a guess.
@@ -16,32 +16,33 @@ from cache_store.errors import CacheError, NewerFormatError
 
 FORMAT_VERSION = 1
 
-NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for bytes that are no JSON; a ValidationError, of JSON that is something else, is one of them."""
+JSON_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""Errors that msgspec raises for bytes that are not JSON; the subclass ValidationError is for JSON of a wrong shape."""
 
-MISFIT = re.compile(
+MISMATCH = re.compile(
     r"(?:Object (?P<kind>missing required|contains unknown) field `(?P<name>.*?)`|(?P<expected>.*?))"
     r"(?: - at `\$\.?(?P<path>.*)`)?",
     re.DOTALL,
 )
-"""What a ValidationError says, and where."""
+"""The message of a ValidationError, split into problem and path."""
 
-LACKS = "it lacks a field"
+MISSING_FIELD = "it lacks a field"
 
-WRITTEN_OTHERWISE = re.compile(rb"\\|e[-+]?\d+[,\]}]|-0[,\]}]")
-"""What msgspec and RFC 8785 may write in two ways: escapes, numbers with exponents, and zeros below zero."""
+NON_CANONICAL_TEXT = re.compile(rb"\\|e[-+]?\d+[,\]}]|-0[,\]}]")
+"""Text that msgspec and RFC 8785 may write differently: escapes, numbers with exponents, and negative zero."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
     """A record that is JSON on disk."""
 
     max_bytes: ClassVar[int] = 16 * 2**20
-    """Of its file: more than any that can be written has. A spec of `MAX_SIDE` features has two numbers for each, of
-    24 bytes."""
+    """Largest file that is read; no valid record is larger. A spec has two numbers of 24 bytes for each of up to
+    `MAX_SIDE` features.
+    """
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the canonical form; of a content that was read, of its bytes in the file."""
+        """SHA-256 of the canonical form; for a `content` read by `parse_signed`, of its bytes in the file."""
         return self.canonical_digest()
 
     def canonical_digest(self) -> str:
@@ -49,14 +50,15 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def is_canonical(self) -> bool:
-        """Whether the bytes that `digest` is of, where it is that of a file's, are the canonical form.
+        """Whether `digest`, if it was taken from a file's bytes, is that of the canonical form.
 
-        msgspec writes nearly all records so, but for whole numbers, in a fifth of the time that rfc8785 takes.
+        msgspec is tried first: it takes a fifth of rfc8785's time, and gives the canonical form of almost every record
+        once floats such as 1.0 are rewritten as 1.
         """
         data = msgspec.json.encode(self, order="sorted")
         for mark in (b",", b"]", b"}"):
             data = data.replace(b".0" + mark, mark)
-        if self.digest == hashlib.sha256(data).hexdigest() and data.isascii() and not WRITTEN_OTHERWISE.search(data):
+        if self.digest == hashlib.sha256(data).hexdigest() and data.isascii() and not NON_CANONICAL_TEXT.search(data):
             return True
         return self.digest == self.canonical_digest()
 
@@ -65,62 +67,62 @@ RecordT = TypeVar("RecordT", bound=Record)
 
 
 class ContentBytes(msgspec.Struct):
-    """The `content` of a record that has one, as it lies in the file."""
+    """The bytes of a record's `content` as they are in the file."""
 
     content: msgspec.Raw = msgspec.Raw(b"")
 
 
 class Versioned(msgspec.Struct):
-    """Any record, as far as programs of every version agree on it."""
+    """The part of a record that every format version has."""
 
     format_version: int
 
 
 def canonical_json(value: object) -> bytes:
-    """The one form in which records rest on disk and enter digests."""
+    """Encode a value in the form in which records are stored and hashed; CacheError if JSON cannot hold it."""
     try:
         return rfc8785.dumps(msgspec.to_builtins(value))
     except rfc8785.CanonicalizationError as error:
-        raise CacheError(f"a value that no record can hold: {error}") from None
+        raise CacheError(f"a record cannot hold this value: {error}") from None
 
 
 def parse_record(record_class: type[RecordT], data: bytes, where: str) -> RecordT:
-    """Parse strictly; `where` names the file in the error."""
+    """Parse a record strictly; raise CacheError, naming the file `where`, if it does not fit."""
     try:
         return msgspec.json.decode(data, type=record_class, strict=True)
     except msgspec.ValidationError as error:
-        raise CacheError(f"{where} does not hold what it should: {misfit(error)}") from None
-    except NO_JSON:
-        raise no_json(data, where) from None
+        raise CacheError(f"{where} is not a valid record: {describe_mismatch(error)}") from None
+    except JSON_ERRORS:
+        raise not_json_error(data, where) from None
 
 
-def misfit(error: msgspec.DecodeError) -> str:
-    """What msgspec found wrong in a record, the field by its whole name first; as it is of what is no JSON."""
-    said = str(error)
-    found = MISFIT.fullmatch(said if said.isprintable() else repr(said)[1:-1])  # names and values are another's text
+def describe_mismatch(error: msgspec.DecodeError) -> str:
+    """Describe what msgspec rejected, with the field's full path; keep a message about broken JSON as it is."""
+    text = str(error)
+    found = MISMATCH.fullmatch(text if text.isprintable() else repr(text)[1:-1])  # names and values come from the file
     assert found, error
     path, name = found["path"] or "", found["name"]
     if name is None:
         expected = str(found["expected"]).replace("Expected `", "expected `", 1)
         return f"{path}: {expected}" if path else expected
-    kind = LACKS if found["kind"] == "missing required" else "it has an unknown field"
+    kind = MISSING_FIELD if found["kind"] == "missing required" else "it has an unknown field"
     whole = f"{path}.{name}".lstrip(".")
     return f"{kind}, {whole}"
 
 
-def no_json(data: bytes, where: str) -> CacheError:
-    return CacheError(f"{where} is {'damaged: it is no JSON' if data else 'empty'}")
+def not_json_error(data: bytes, where: str) -> CacheError:
+    return CacheError(f"{where} is {'damaged: it is not JSON' if data else 'empty'}")
 
 
 def signed(record: RecordT) -> RecordT:
-    """The record with its `sha256` filled in over everything else."""
+    """Return the record with `sha256` computed over all its other fields."""
     return msgspec.structs.replace(record, sha256=msgspec.structs.replace(record, sha256="").digest)
 
 
 def parse_signed(record_class: type[RecordT], data: bytes, where: str) -> RecordT:
-    """Parse a signed record whose bytes are exactly what was written: no bit may differ.
+    """Parse a signed record; CacheError if any bit of its bytes differs from what was written.
 
-    A digest does not occur in what it is over, so the record's own is taken out of the bytes as they are.
+    The digest covers the record with an empty `sha256`, so its value is removed from the bytes before they are hashed.
     """
     refuse_other_version(data, where)
     record = parse_record(record_class, data, where)
@@ -128,17 +130,20 @@ def parse_signed(record_class: type[RecordT], data: bytes, where: str) -> Record
     if hashlib.sha256(data.replace(b'"sha256":"%s"' % digest.encode(), b'"sha256":""')).hexdigest() != digest:
         raise CacheError(f"{where} does not match its own sha256: it was edited or damaged")
     if content := getattr(record, "content", None):
-        # Writing it again only to know its digest took ten times as long as reading it.
+        # Hash the bytes as read: encoding the content again takes ten times as long as reading it.
         vars(content)["digest"] = hashlib.sha256(msgspec.json.decode(data, type=ContentBytes).content).hexdigest()
     return record
 
 
 def refuse_other_version(data: bytes, where: str) -> None:
-    """Before its fields are looked at: another version may have others. Silent where there is no version at all."""
+    """Raise NewerFormatError for an unknown version before fields are parsed, since they may differ.
+
+    Data without a version passes: the record's own parser reports it.
+    """
     try:
         version = msgspec.json.decode(data, type=Versioned).format_version
-    except NO_JSON:
-        return  # the record's own parser says what is wrong
+    except JSON_ERRORS:
+        return
     refuse_version(version, where)
 
 

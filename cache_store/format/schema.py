@@ -1,4 +1,4 @@
-"""What a cache says about itself: the spec, the commit records and the seal, as strict frozen records."""
+"""The records of a cache: spec, commit records, build record and seal, all strict and frozen."""
 
 import math
 from collections.abc import Sized
@@ -12,7 +12,7 @@ import numpy as np
 from cache_store.format.record import Record
 
 ROW_AXIS = "row"
-"""The first axis of the array; a sample's own axes have other names."""
+"""Name of the array's first axis; a sample's own axes must have other names."""
 
 StoreFormat = Literal["zarr", "webdataset"]
 StoreDtype = Literal["float16", "bfloat16", "float32"]
@@ -25,30 +25,30 @@ DTYPES: dict[str, np.dtype] = {
 }
 
 MAX_SHARDS = 10**6
-"""Their files are numbered with six digits; and whoever opens a cache may list them all."""
+"""Shard files are numbered with six digits, and programs may list them all."""
 MAX_SAMPLES_PER_SHARD = 2**20
-"""A shard's index is held in memory: 16 bytes a sample."""
+"""A shard's index is held in memory: 16 bytes per sample."""
 MAX_AXES = 4
 MAX_SIDE = 2**16
 MAX_SAMPLE_BYTES = 2**30
 MAX_PREVIEW_FEATURES = 2**10
-"""A record holds the square of their number."""
+"""Most features of an array with a preview: a commit record has the square of that many numbers."""
 
 MAX_COUNT = 2**53 - 1
 """The largest integer of canonical JSON (RFC 8785)."""
 
 PLAIN_TEMPLATE = "{}"
-"""The template of a text that stands alone."""
+"""The template that adds nothing to the text."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 Side = Annotated[int, msgspec.Meta(ge=1, le=MAX_SIDE)]
 Axis = Annotated[str, msgspec.Meta(pattern=r"\A[a-z][a-z0-9_]{0,31}\Z")]
 Moment = Annotated[float, msgspec.Meta(ge=-1e100, le=1e100)]
-"""Of latents, which are float32 at most: sums and squares of such numbers stay far below, and far from overflow."""
+"""A statistic; sums and squares of float32 latents stay far below these bounds, which exclude overflow."""
 
 
 class ImageRecipe(Record, frozen=True, kw_only=True):
-    """How an image becomes pixels; everything here changes latents."""
+    """The steps from an image file to pixels; every field changes the latents."""
 
     height: Count
     width: Count
@@ -57,53 +57,53 @@ class ImageRecipe(Record, frozen=True, kw_only=True):
     range: str
     max_pixels: Count
     decode: str
-    """`full`, or `reduced`: by libjpeg, while a large JPEG was decoded."""
+    """`full`, or `reduced`: libjpeg scaled a large JPEG down while it decoded it."""
     flip: bool
-    """Whether left and right are exchanged, once the image is fitted."""
+    """Whether the fitted image is mirrored left to right."""
     orientation: str = "exif applied"
     alpha: str = "on white"
     colour: str = "rgb, profiles ignored"
 
     @property
     def summary(self) -> str:
-        """As `224 x 224, squash, bilinear, range signed, decode reduced, flipped`."""
+        """The recipe on one line: `224 x 224, squash, bilinear, range signed, decode reduced, flipped`."""
         decode = "" if self.decode == "full" else f", decode {self.decode}"
         flipped = ", flipped" if self.flip else ""
         return f"{self.height} x {self.width}, {self.fit}, {self.resample}, range {self.range}{decode}{flipped}"
 
 
 class TextRecipe(Record, frozen=True, kw_only=True):
-    """How a sample's text becomes tokens; everything here changes samples."""
+    """The steps from a sample's text to tokens; every field changes the latents."""
 
     source: str
-    """Which text of a sample: `caption`, the first answer of its conversation."""
+    """The text that is encoded: `caption`, the first answer of the sample's conversation."""
     template: str
-    """What the text is put into, in place of its one `{}`."""
+    """A text around the sample's, which replaces its one `{}`."""
     max_tokens: Count
-    """Tokens of a sample: a longer text is cut, a shorter one padded behind."""
+    """Tokens per sample: a longer text is cut, a shorter one padded at the end."""
     drop: Count
-    """Tokens at the beginning, the template's, that are encoded and then left out."""
+    """Number of the template's first tokens that are encoded, then left out of the sample."""
     padding: str
-    """`seen`: other tokens attend to padding, and it is stored as the encoder gives it; `masked`: it is stored so, but
-    none attends to it; `zero`: none attends to it, and zeros are stored in its place."""
+    """With `seen`, text tokens attend to padding; with `masked`, they do not; both store the encoder's output there.
+    With `zero`, text tokens do not attend to padding, and it is stored as zeros."""
 
     @property
     def summary(self) -> str:
-        """As `caption, 512 tokens, padding seen`."""
+        """The recipe on one line: `caption, 512 tokens, padding seen`."""
         within = "" if self.template == PLAIN_TEMPLATE else f" within {self.template!r}"
         drop = f", the first {self.drop:,} dropped" if self.drop else ""
         return f"{self.source}{within}, {self.max_tokens:,} tokens{drop}, padding {self.padding}"
 
 
 class Normalization(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """From latents as a VAE gives them, and caches hold them, to what its diffusion models are trained on.
+    """The map from a VAE's latents, as a cache holds them, to the input of its diffusion models.
 
     Channels of `patch` x `patch` cells are stacked, in the order of `torch.pixel_unshuffle`, then each value becomes
-    (value - shift - mean) * scale / std. What a model leaves out of it is left out of the record.
+    (value - shift - mean) * scale / std. The record omits what the model does not use.
     """
 
     latents_mean: tuple[float, ...]
-    """Mean of each channel, once channels are stacked; empty, like `latents_std`, where the model states none."""
+    """Mean of each channel after stacking; empty, like `latents_std`, if the model states none."""
     latents_std: tuple[float, ...]
     latents_shift: float | None = None
     latents_scale: float | None = None
@@ -111,32 +111,32 @@ class Normalization(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class EncoderIdentity(Normalization, frozen=True, kw_only=True, omit_defaults=True):
-    """What must be equal for two encoders to give equal latents; `weights_sha256` covers config and weights."""
+    """The facts that determine an encoder's latents; `weights_sha256` covers config and weights."""
 
     class_name: str
     weights_sha256: str
     path: Literal["folded", "native"]
     compiled: bool | Literal["auto"]
-    """auto: on a GPU that has what it takes."""
+    """auto: compiled on a GPU that supports it."""
     posterior: str
     compute_dtype: str
     batch_size: Count
     pool: Side = 1
-    """Of a tower's patches, `pool` x `pool` are averaged into a token; left out of the record where it is 1."""
+    """A vision tower averages `pool` x `pool` patches into one token; the record omits the value 1."""
     layer: int | None = None
-    """The tower's hidden state that is cached, as transformers counts them; left out where it is the last."""
+    """Index of the tower's hidden state that is cached, as transformers counts them; the record omits the last one."""
     class_token: bool = False
-    """Whether a tower's tokens before the patches are kept; left out where they are not."""
+    """Whether a tower's tokens before the patches are kept; the record omits false."""
     layers: tuple[int, ...] = ()
-    """Hidden states of a text encoder whose features were joined; left out where it is one."""
+    """Indices of a text encoder's hidden states whose features were joined; omitted if there is only one."""
     pooled: bool = False
-    """Whether a text encoder's one vector of a text is cached; left out where its tokens are."""
+    """Whether a text encoder's one vector per text is cached instead of its tokens; the record omits false."""
     tokenizer_sha256: str = ""
-    """Over the files of a text encoder's tokenizer."""
+    """SHA-256 over the files of a text encoder's tokenizer; the record omits it for other encoders."""
 
     @property
     def summary(self) -> str:
-        """As `AutoencoderKLWan, folded, bfloat16, posterior mean, batches of 32`."""
+        """The encoder on one line: `AutoencoderKLWan, folded, bfloat16, posterior mean, batches of 32`."""
         kept = "" if self.posterior == "none" else f"posterior {self.posterior}, "
         pooled = f"averages of {self.pool} x {self.pool} patches, " if self.pool > 1 else ""
         layer = "" if self.layer is None else f"hidden state {self.layer}, "
@@ -147,31 +147,31 @@ class EncoderIdentity(Normalization, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class SampleLayout(Record, frozen=True, kw_only=True):
-    """What an encoder makes of one image or text: an array of one to four named axes."""
+    """The shape of one sample, which an encoder computes from one image or text: an array of one to four named axes."""
 
     axes: Annotated[tuple[Axis, ...], msgspec.Meta(min_length=1, max_length=MAX_AXES)]
-    """As `channel, latent_y, latent_x` of a VAE, or `token, feature` of a vision tower or a text encoder."""
+    """A VAE has `channel, latent_y, latent_x`, a vision tower or a text encoder `token, feature`."""
     shape: tuple[Side, ...]
     feature_axis: Axis
-    """The axis whose entries each have statistics of their own: a VAE's channels, a tower's features."""
+    """The axis that has separate statistics for each entry: a VAE's channels, a tower's features."""
     has_preview: bool
-    """Whether a linear map shows a sample as a picture; its axes are then features, rows and columns of cells."""
+    """Whether a linear map turns a sample into a picture; the axes must then be features, cell rows, cell columns."""
 
     def __post_init__(self) -> None:
         if len(self.shape) != len(self.axes):
             raise ValueError(f"the axes are {', '.join(self.axes)}, but shape has {len(self.shape)}")
         if len({ROW_AXIS, *self.axes}) <= len(self.axes):
-            raise ValueError(f"the axes {', '.join(self.axes)} must differ, also from {ROW_AXIS}")
+            raise ValueError(f"the axes {', '.join(self.axes)} must differ from each other and from {ROW_AXIS}")
         if self.feature_axis not in self.axes:
-            raise ValueError(f"feature_axis {self.feature_axis} is none of the axes {', '.join(self.axes)}")
+            raise ValueError(f"feature_axis {self.feature_axis} is not one of the axes {', '.join(self.axes)}")
         if self.has_preview and (len(self.axes) != 3 or self.feature_place != 0):
             raise ValueError(f"a preview needs three axes, features first; the axes are {', '.join(self.axes)}")
         if self.has_preview and self.num_features > MAX_PREVIEW_FEATURES:
-            raise ValueError(f"{self.num_features:,} features, a preview is made of {MAX_PREVIEW_FEATURES:,} at most")
+            raise ValueError(f"a preview can have at most {MAX_PREVIEW_FEATURES:,} features, got {self.num_features:,}")
 
     @property
     def feature_place(self) -> int:
-        """Where in `shape` the feature axis stands."""
+        """Index of the feature axis in `shape`."""
         return self.axes.index(self.feature_axis)
 
     @property
@@ -180,29 +180,29 @@ class SampleLayout(Record, frozen=True, kw_only=True):
 
     @property
     def named_shape(self) -> str:
-        """As `channel 16, latent_y 28, latent_x 28`."""
+        """The shape with axis names: `channel 16, latent_y 28, latent_x 28`."""
         return ", ".join(f"{axis} {side}" for axis, side in zip(self.axes, self.shape, strict=True))
 
 
 class ArraySpec(SampleLayout, frozen=True, kw_only=True, omit_defaults=True):
-    """The array of the cache: what a row holds and how it was made, of an image or of a text."""
+    """The array of the cache: the shape of a row, and the recipe that made it from an image or a text."""
 
     dtype: StoreDtype
     codec: CodecName
     encoder: EncoderIdentity
     image: ImageRecipe | None = None
-    """Left out of the record where samples are of texts."""
+    """The record omits it if samples are texts."""
     text: TextRecipe | None = None
-    """Left out of the record where samples are of images."""
+    """The record omits it if samples are images."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.image is None) == (self.text is None):
-            raise ValueError("an array is made of images or of texts: it has one of `image` and `text`")
+            raise ValueError("an array is made from images or from texts: it has exactly one of `image` and `text`")
 
     @property
     def images(self) -> ImageRecipe:
-        """The recipe of an array that is made of images."""
+        """The image recipe; only for an array that is made from images."""
         assert self.image is not None, "an array of texts"
         return self.image
 
@@ -212,12 +212,12 @@ class ArraySpec(SampleLayout, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def has_mask(self) -> bool:
-        """Whether some tokens of a sample may be padding: it is of a text, token by token."""
+        """Whether samples have tokens that may be padding: they are texts, stored token by token."""
         return self.text is not None and "token" in self.axes
 
     @property
     def recipe_summary(self) -> str:
-        """How an image or a text enters the encoder."""
+        """The image or text recipe on one line."""
         return self.images.summary if self.text is None else self.text.summary
 
     @property
@@ -231,9 +231,9 @@ class ArraySpec(SampleLayout, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Recipe(Record, frozen=True, kw_only=True):
-    """All that is common to every shard: the spec without its sample list, so that a cache can grow.
+    """The settings that all shards share: the spec without its sample list, so that a cache can grow.
 
-    It stands whole in every commit record and in the seal, so that a lost spec is copied, not guessed.
+    Every commit record and the seal contain it in full, so that a lost spec can be restored from them.
     """
 
     format_version: int
@@ -242,7 +242,7 @@ class Recipe(Record, frozen=True, kw_only=True):
     array: ArraySpec
 
     def spec(self, rows: int, plan_digest: str) -> "Spec":
-        """Of a cache of that plan."""
+        """Make the spec of a cache that has this plan."""
         recipe = {name: getattr(self, name) for name in Recipe.__struct_fields__}
         return Spec(**recipe, rows=rows, plan_digest=plan_digest)
 
@@ -268,7 +268,7 @@ class Spec(Recipe, frozen=True, kw_only=True):
 
 
 def require_lengths(length: int, *lists: Sized) -> None:
-    """ValueError, which a parser turns into a complaint about the record, where a list has another length."""
+    """Raise ValueError, which msgspec reports as a fault of the record, unless every list has this length."""
     if length < 1 or any(len(each) != length for each in lists):
         raise ValueError("its lists differ in length, or are empty")
 
@@ -282,14 +282,14 @@ class FileRecord(Record, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         path = PurePosixPath(self.path)
         if path.is_absolute() or ".." in path.parts or "\0" in self.path or not path.parts:
-            raise ValueError(f"{self.path!r} is no path inside a cache")
+            raise ValueError(f"{self.path!r} is not a path inside a cache")
 
 
 class FeatureStatistics(Record, frozen=True, kw_only=True):
     """Sums over every stored value of the cached samples, per feature, in float64."""
 
     count: Annotated[int, msgspec.Meta(ge=1, le=MAX_COUNT)]
-    """Values per feature."""
+    """Number of values per feature."""
     sum: tuple[Moment, ...]
     sum_of_squares: tuple[Moment, ...]
     minimum: tuple[Moment, ...]
@@ -311,33 +311,33 @@ class PreviewEquations(Record, frozen=True, kw_only=True):
 
 
 class CommitContent(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """What a shard holds; equal inputs give equal contents."""
+    """The contents of a shard; equal inputs give equal contents."""
 
     shard: Count
     recipe: Recipe
     plan_digest: str
-    """Of the shard's own planned rows, so that a shard of another cache shows."""
+    """Digest of the shard's planned rows, which exposes a shard of another cache."""
     files: Annotated[tuple[FileRecord, ...], msgspec.Meta(min_length=1)]
     rows_digest: str
-    """SHA-256 over (row, id, content_sha256) of every planned sample, so that a swapped or renumbered shard shows."""
+    """SHA-256 over (row, id, content_sha256) of every planned sample; it exposes a swapped or renumbered shard."""
     cached: Count
     rejected: Count
     reasons: dict[str, Count]
-    """Rejected samples by kind of reason (what stands before the colon)."""
+    """Number of rejected samples by kind of reason: the words before its colon."""
     non_finite: Count
-    """Non-finite values the encoder gave; their samples are rejected."""
+    """Number of non-finite values that the encoder returned; their samples are rejected."""
     unreadable_exif: Count = 0
-    """Cached samples whose image has broken EXIF, so that it was not turned; left out of the record where it is 0."""
+    """Cached samples whose image has broken EXIF and was therefore not rotated; the record omits 0."""
     cut_texts: Count = 0
-    """Cached samples whose text has more tokens than are kept; left out of the record where it is 0."""
+    """Cached samples whose text was cut, since it has more tokens than a sample; the record omits 0."""
     statistics: FeatureStatistics | None
-    """None where no sample of the shard was cached."""
+    """The sums over the shard's cached samples, or None if it has none."""
     preview: PreviewEquations | None
-    """None there too, and where the array has no preview."""
+    """The equations for the preview, or None if the shard has no cached sample or the array no preview."""
 
 
 class CommitRun(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """How the shard came to be: clocks and hosts, outside every digest but the record's own."""
+    """The circumstances of a shard's build, such as times and hosts; they enter no digest but the record's own."""
 
     attempt: Count
     seconds: float
@@ -346,11 +346,11 @@ class CommitRun(Record, frozen=True, kw_only=True, omit_defaults=True):
     device: str
     versions: dict[str, str]
     hardware: dict[str, str] = msgspec.field(default_factory=dict)
-    """The device: a GPU's name, driver, CUDA and cuDNN, or a processor's name and its widest instructions."""
+    """The device: a GPU's name, driver, CUDA and cuDNN, or a CPU's name and widest vector instructions."""
 
     @property
     def made_by(self) -> str:
-        """Hardware and libraries, as `NVIDIA H100, cuda 12.8, cudnn 9.10.2, driver 570.86.15, diffusers 0.38, ...`."""
+        """Hardware and libraries: `NVIDIA H100, cuda 12.8, cudnn 9.10.2, driver 570.86.15, diffusers 0.38, ...`."""
         first = [value for name, value in self.hardware.items() if name in ("gpu", "cpu")]
         others = [(name, value) for name, value in sorted(self.hardware.items()) if name not in ("gpu", "cpu")]
         return ", ".join([*first, *(" ".join(each) for each in (*others, *sorted(self.versions.items())))])
@@ -358,31 +358,32 @@ class CommitRun(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 class CommitRecord(Record, frozen=True, kw_only=True):
     max_bytes: ClassVar[int] = 64 * 2**20
-    """The preview's equations of `MAX_PREVIEW_FEATURES` take 25 MB, the sums of `MAX_SIDE` features 7 MB."""
+    """Equations for `MAX_PREVIEW_FEATURES` features take 25 MB, sums of `MAX_SIDE` features 7 MB."""
 
     format_version: int
     content: CommitContent
     run: CommitRun
     sha256: str
-    """Over the record's canonical form without this field."""
+    """SHA-256 over the record's canonical form without this field."""
 
 
 class Listed(Record, frozen=True, kw_only=True):
-    """A source as it was when it was listed, and the plan of all that it held: to go on, a build lists it again only
-    where one of them is another now.
+    """The source's version when it was listed, and the plan of everything in it.
+
+    A resumed build that finds both unchanged need not list the source again.
     """
 
     source: str
-    """What follows from names, sizes, times and ETags of its files."""
+    """Digest over names, sizes, times and ETags of the source's files."""
     plan_sha256: str
-    """Of the plan's file."""
+    """SHA-256 of the plan's file."""
     plan_digest: str
     shard_digests: tuple[str, ...]
-    """Of the rows of each shard, as `plan_digest` is of all."""
+    """Plan digest of each shard's rows; `plan_digest` covers all rows."""
 
 
 class BuildRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """What the cache was built from: sources, encoder and recipe as they were configured; enters no digest."""
+    """The configuration that the cache was built with: sources, encoder and recipe. It enters no digest."""
 
     max_bytes: ClassVar[int] = 128 * 2**20
     """The digests of `MAX_SHARDS` take 67 MB."""
@@ -391,7 +392,7 @@ class BuildRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     config: dict[str, Any]
     listed: Listed | None = None
     sha256: str
-    """Over the record's canonical form without this field."""
+    """SHA-256 over the record's canonical form without this field."""
 
 
 class PreviewMap(Record, frozen=True, kw_only=True):
@@ -414,7 +415,7 @@ class ArraySummary(Record, frozen=True, kw_only=True):
     minimum: tuple[Moment, ...]
     maximum: tuple[Moment, ...]
     preview: PreviewMap | None
-    """None where the array has none."""
+    """The preview's linear map, or None if the array has no preview."""
 
     def __post_init__(self) -> None:
         weight = self.preview.weight if self.preview else ()
@@ -422,7 +423,7 @@ class ArraySummary(Record, frozen=True, kw_only=True):
 
 
 class Seal(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """The whole cache's roll-up; holds no clock, so equal inputs give an equal seal."""
+    """The summary of a complete cache; it holds no times, so that equal inputs give an equal seal."""
 
     max_bytes: ClassVar[int] = 128 * 2**20
     """The digests of `MAX_SHARDS` take 67 MB, their counts 8 MB."""
@@ -431,22 +432,22 @@ class Seal(Record, frozen=True, kw_only=True, omit_defaults=True):
     recipe: Recipe
     spec_digest: str
     identity: str
-    """SHA-256 over `commits`, one after the other: the cache identity."""
+    """The cache identity: SHA-256 over `commits` joined in order."""
     planned: Count
     cached: Count
     rejected: Count
     reasons: dict[str, Count]
     unreadable_exif: Count = 0
-    """Left out where it is 0."""
+    """The record omits 0."""
     cut_texts: Count = 0
-    """Left out where it is 0."""
+    """The record omits 0."""
     cached_per_shard: tuple[Count, ...]
     commits: tuple[str, ...]
-    """SHA-256 of every commit record's content, shards in order, so that an edited one is named."""
+    """SHA-256 of each commit record's content, in shard order; it identifies an edited record."""
     plan_file: FileRecord
     array: ArraySummary
     sha256: str
-    """Over the seal's canonical form without this field."""
+    """SHA-256 over the seal's canonical form without this field."""
 
     def holds(self, shard: int, content: CommitContent) -> bool:
         """Whether the shard was sealed with this content."""

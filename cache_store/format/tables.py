@@ -1,4 +1,4 @@
-"""The Parquet files of a cache: their columns, and reading them, with every way of being broken one error."""
+"""The Parquet files of a cache: their columns, and how they are read; a broken file always gives a CacheError."""
 
 import hashlib
 import os
@@ -27,7 +27,7 @@ PLAN_SCHEMA = pa.schema(
         ("fingerprint", pa.string()),
     ]
 )
-"""`fingerprint` is what the source knows of an image without reading it (a zip's crc, a file's size and time)."""
+"""`fingerprint` identifies an image without reading it: a zip entry's CRC, or a file's size and time."""
 
 SAMPLES_SCHEMA = pa.schema(
     [
@@ -46,7 +46,7 @@ SAMPLES_SCHEMA = pa.schema(
 """`offset` and `length` delimit the encoded latent in its shard file; `crc32c` is over those bytes."""
 
 TOKENS = "tokens"
-"""Of a text: how many it has before it is cut, without those that are dropped of its template."""
+"""Column that counts a text's tokens before it is cut, without the dropped ones of its template."""
 
 SAMPLES_OF_TEXTS = pa.schema(
     [
@@ -55,30 +55,32 @@ SAMPLES_OF_TEXTS = pa.schema(
         *(field for field in list(SAMPLES_SCHEMA)[SAMPLES_SCHEMA.get_field_index("offset") :]),
     ]
 )
-"""Where samples are of texts."""
+"""Columns if samples are texts: `tokens` instead of an image's width and height."""
+
+PLAN_COLUMNS = ("row", "id", "uri", "conversations")
+"""The plan's columns that its digest covers; fingerprints are left out, since they may contain a file's time."""
 
 TEXT_COLUMNS = ("uri", "conversations")
-"""What the plan alone holds; a reader offers it beside the columns of the samples table."""
+"""Columns that only the plan has; a reader adds them to those of the samples table."""
 
 CACHED, REJECTED = "cached", "rejected"
 
 
 def samples_schema(array: ArraySpec) -> pa.Schema:
-    """The columns of a samples table."""
+    """Return the columns of a samples table, for images or texts."""
     return SAMPLES_SCHEMA if array.text is None else SAMPLES_OF_TEXTS
 
 
 MAX_ROW_GROUP_BYTES = 2**32
-"""Decompressed: 4 KB of text for each of a million samples."""
+"""Decompressed size, which allows 4 KB of text for each of a million samples."""
 
-BROKEN = (OSError, pa.ArrowException, UnicodeDecodeError, KeyError)
-"""What Arrow raises for files that are absent, cut or have flipped bits."""
-
+PARQUET_ERRORS = (OSError, pa.ArrowException, UnicodeDecodeError, KeyError)
+"""Errors that Arrow raises for files that are missing, truncated or have flipped bits."""
 
 MAX_FOOTER_BYTES = 64 * 2**20
-"""Of some 100 bytes a column and row group; Hugging Face datasets' take up to some MB."""
+"""Largest footer; it has about 100 bytes per column and row group, and takes a few MB in Hugging Face datasets."""
 MAX_PLAN_FOOTER_BYTES = MAX_SHARDS * 2**10
-"""Its row groups are shards, of which each takes 700 bytes."""
+"""Largest footer of a plan, which takes 700 bytes per shard."""
 
 MAGIC = b"PAR1"
 
@@ -87,13 +89,13 @@ READ_BYTES = 2**20
 
 
 class TableFile:
-    """A Parquet file, its index parsed once and its claims bounded, to read whole or by row group.
+    """A Parquet file to read whole or by row group; its index is parsed once, and the sizes that it claims are bounded.
 
-    Text is read as Parquet may store it, every value once, and only made a plain column when it is known how large
-    that becomes: a file of 400 bytes can hold terabytes otherwise.
+    Text is read as a dictionary, each value once. It is expanded only after its size is checked: otherwise a file of
+    400 bytes could expand to terabytes.
 
-    Arrow reads in the calling thread: one of its own that frees a buffer of ours while the interpreter ends aborts the
-    program (apache/arrow issue 34314), as 6 of 750 did that only read a plan.
+    Arrow reads in the calling thread. If a thread of Arrow's frees our buffer while the interpreter exits, the program
+    aborts (apache/arrow issue 34314): 6 of 750 programs that only read a plan did.
     """
 
     def __init__(
@@ -103,7 +105,10 @@ class TableFile:
         max_footer_bytes: int = MAX_FOOTER_BYTES,
         opened: BinaryIO | None = None,
     ) -> None:
-        """`where` it lies, for messages; a stream that is `opened` already is read and left open."""
+        """Open the file and parse its index; `where` names the file in messages.
+
+        If the caller has the file open as `opened`, that stream is read, and left open.
+        """
         self._open_file, self.where = open_file, where
         try:
             with nullcontext(opened) if opened else open_file() as stream:
@@ -112,12 +117,12 @@ class TableFile:
                 columns = [file.metadata.schema.column(number) for number in range(file.metadata.num_columns)]
                 self._texts = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
                 self.metadata, self.schema = file.metadata, file.schema_arrow
-        except BROKEN as error:
+        except PARQUET_ERRORS as error:
             raise self._broken(error) from None
         self._refuse_large_claims()
 
     def _refuse_large_claims(self) -> None:
-        """A row group is a shard's at most."""
+        """Raise CacheError for a row group that claims more rows or bytes than a shard may have."""
         for number in range(self.metadata.num_row_groups):
             rows, size = (group := self.metadata.row_group(number)).num_rows, group.total_byte_size
             if not 0 <= rows <= MAX_SAMPLES_PER_SHARD or not 0 <= size <= MAX_ROW_GROUP_BYTES:
@@ -126,7 +131,7 @@ class TableFile:
                 )
 
     def claimed_bytes(self, number: int, columns: Collection[str]) -> tuple[int, int]:
-        """What these columns of a row group take without compression, each value once, and in the file."""
+        """Return the size of a row group's columns, uncompressed (each distinct value once) and as stored."""
         group = self.metadata.row_group(number)
         parts = [
             each for each in map(group.column, range(group.num_columns)) if each.path_in_schema.split(".")[0] in columns
@@ -134,22 +139,22 @@ class TableFile:
         return sum(each.total_uncompressed_size for each in parts), sum(each.total_compressed_size for each in parts)
 
     def row_group(self, number: int, columns: list[str] | None = None) -> pa.Table:
-        """The file is opened for it, its index known: threads and forks share no position in it."""
+        """Read one row group. The file is opened anew each time, so that threads and forks share no file position."""
         try:
             with self._open_file() as stream:
                 file = pq.ParquetFile(stream, read_dictionary=self._texts, metadata=self.metadata, pre_buffer=False)
                 return self._plain(file.read_row_group(number, columns, use_threads=False))
-        except BROKEN as error:
+        except PARQUET_ERRORS as error:
             raise self._broken(error) from None
 
     def values(self, number: int, column: str) -> Iterator[pa.Scalar]:
-        """A column of a row group, one by one, however often the file repeats one; a page of it is in memory."""
+        """Yield the values of a column of a row group one by one, with one page in memory."""
         try:
             with self._open_file() as stream:
                 file = pq.ParquetFile(stream, metadata=self.metadata, pre_buffer=False, buffer_size=READ_BYTES)
                 for batch in file.iter_batches(1, [number], [column], use_threads=False):
                     yield from batch.column(0)
-        except BROKEN as error:
+        except PARQUET_ERRORS as error:
             raise self._broken(error) from None
 
     def whole(self, columns: list[str] | None = None) -> pa.Table:
@@ -158,7 +163,7 @@ class TableFile:
         return pa.concat_tables(groups) if groups else self.schema.empty_table().select(names)
 
     def _plain(self, table: pa.Table) -> pa.Table:
-        """The table, once every value is known to be what its type says, UTF-8 included."""
+        """Expand the dictionaries and validate every value, UTF-8 included; CacheError if the text is too large."""
         size = sum(text_bytes(chunk) for column in table.columns for chunk in column.chunks)
         if size > MAX_ROW_GROUP_BYTES:
             raise CacheError(f"{self.where} cannot be read: a row group holds {size:,} bytes of text")
@@ -171,23 +176,23 @@ class TableFile:
             return CacheError(f"{self.where} is missing")
         if isinstance(error, OSError) and error.strerror:
             return CacheError(f"{self.where} cannot be read: {error.strerror}")
-        return CacheError(f"{self.where} is damaged: it is no whole Parquet file")
+        return CacheError(f"{self.where} is damaged: it is not a complete Parquet file")
 
 
 def refuse_large_footer(stream: BinaryIO | pa.NativeFile, where: str, at_most: int) -> None:
-    """CacheError for a file without a footer, or with a larger one, which Arrow would read whole."""
+    """Raise CacheError for a file without a footer, or with one larger than `at_most`: Arrow would read it whole."""
     size = stream.seek(0, os.SEEK_END)
     stream.seek(max(0, size - 8))
     length, magic = struct.unpack("<I4s", stream.read(8).rjust(8))
     if magic != MAGIC:
-        raise CacheError(f"{where} is damaged: it is no whole Parquet file")
+        raise CacheError(f"{where} is damaged: it is not a complete Parquet file")
     if length > at_most:
         raise CacheError(f"{where} cannot be read: its footer claims {length:,} bytes, at most {at_most:,} can be")
     stream.seek(0)
 
 
 def text_bytes(array: pa.Array) -> int:
-    """Bytes of the texts in an array when each is written out, at any depth."""
+    """Count the bytes of all texts in an array, nested ones included, as if dictionaries were expanded."""
     if isinstance(array, pa.DictionaryArray):
         lengths = pc.binary_length(array.dictionary)
         return int(pc.sum(pc.take(lengths, array.indices).cast(pa.int64())).as_py() or 0)
@@ -199,12 +204,12 @@ def text_bytes(array: pa.Array) -> int:
 
 
 def parse_table(data: bytes, where: str, columns: list[str] | None = None) -> pa.Table:
-    """Of a file's bytes."""
+    """Read a Parquet table from bytes; `where` names the file in errors."""
     return TableFile(partial(pa.BufferReader, data), where).whole(columns)
 
 
 def cut_texts(array: ArraySpec, samples: pa.Table) -> int:
-    """How many cached samples of a table are of a text that was cut; 0 where they are of images."""
+    """Count the cached samples of a table whose text was cut; 0 for images."""
     if array.text is None:
         return 0
     cached = samples.filter(pc.equal(samples["status"], CACHED))
@@ -212,11 +217,11 @@ def cut_texts(array: ArraySpec, samples: pa.Table) -> int:
 
 
 def rows_digest(rows: Iterable[int], ids: Iterable[str], contents: Iterable[str | None]) -> str:
-    """SHA-256 over (row, id, content_sha256), one JSON line a sample."""
+    """Hash (row, id, content_sha256) of every sample, one JSON line each (SHA-256)."""
     lines = msgspec.json.Encoder().encode_lines(zip(rows, ids, contents, strict=True))
     return hashlib.sha256(lines).hexdigest()
 
 
 def reason_kind(reason: str) -> str:
-    """What a rejected sample's reason is counted under: the words before its colon."""
+    """Return the kind under which a reason is counted: the words before its colon."""
     return reason.partition(":")[0]

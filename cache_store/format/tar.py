@@ -1,12 +1,12 @@
 """The WebDataset form: one uncompressed USTAR archive per unit of work, two members per cached row.
 
-Written by hand, as the Zarr form is, so that equal rows are equal bytes whatever tar library is installed, and so that
-verification can say what every byte must be. Layout of a shard file, for every cached row, in row order:
+The bytes are written by hand, like those of the Zarr form: equal rows then give equal bytes with any tar library, and
+verification knows every expected byte. Layout of a shard file, for every cached row, in row order:
 
     header of `{row:012d}.latent.npy` (512 bytes), .npy header (128 bytes), the latent's values, zeros to 512
     header of `{row:012d}.json` (512 bytes), the sample as JSON, zeros to 512
 
-and zeros at the end: two blocks at least, up to a whole record of 10,240 bytes, as every tar program writes them.
+The file ends with at least two blocks of zeros, filled up to a multiple of 10,240 bytes, as tar programs do.
 """
 
 import struct
@@ -24,7 +24,7 @@ from cache_store.format.layout import NOWHERE, EncodedRows, ShardSamples
 from cache_store.format.names import SPEC_ATTRIBUTE, SPEC_FILE
 from cache_store.format.record import canonical_json
 from cache_store.format.schema import ArraySpec, CodecName, Spec, StoreDtype
-from cache_store.format.tables import TOKENS
+from cache_store.format.tables import PLAN_COLUMNS, TOKENS
 
 BLOCK_BYTES = 512
 RECORD_BYTES = 20 * BLOCK_BYTES
@@ -38,22 +38,22 @@ CODECS = ("none",)
 DTYPES = ("float16", "float32")
 
 HEADER = struct.Struct("100s8s8s8s12s12s8s1s100s6s2s32s32s8s8s155s12x")
-"""As POSIX.1-1988 (ustar) has it: name, mode, uid, gid, size, mtime, checksum, type, link, magic, version, owner names,
-device numbers, prefix.
+"""Fields of a POSIX.1-1988 (ustar) header: name, mode, uid, gid, size, mtime, checksum, type, link, magic, version,
+owner names, device numbers, prefix.
 """
 
 ENCODER = msgspec.json.Encoder(order="sorted")
 
-SAMPLE_COLUMNS = ("row", "id", "uri", "conversations")
+
 SAMPLES_AT_ONCE = 1_024
 """Rows held as Python objects at a time."""
 
 HEADERS_KEPT = 16_384
-"""Of 512 bytes: a shard's rows have some thirty sums of digits, times some hundred sizes of captions."""
+"""Headers cached, 500 bytes each: a shard needs about thirty digit sums times a few hundred JSON sizes."""
 
 
 class TarShardWriter:
-    """Lays out one shard; `planned` has a row for every append."""
+    """Writes one shard; `planned` has one row per `append`."""
 
     def __init__(self, stream: BinaryIO, array: ArraySpec, planned: pa.Table) -> None:
         self._stream, self._layout = stream, RowLayout(array)
@@ -61,7 +61,7 @@ class TarShardWriter:
         self._position = 0
 
     def append(self, rows: EncodedRows) -> NDArray[np.int64]:
-        """Add the next rows; their places: offset, length and crc32c, [N, 3], -1 where a row is absent."""
+        """Add the next rows; return their places [N, 3]: offset, length and crc32c, or -1 for an absent row."""
         places = np.full((len(rows.kept), 3), NOWHERE, np.int64)
         payloads = zip(rows.payloads, rows.checksums.tolist(), strict=True)
         tokens = rows.tokens or repeat(None, len(rows.kept))
@@ -77,7 +77,7 @@ class TarShardWriter:
         return places
 
     def finish(self) -> None:
-        self._stream.write(bytes(end_bytes(self._position)))
+        self._stream.write(bytes(num_end_zeros(self._position)))
 
 
 class TarFormat:
@@ -89,9 +89,9 @@ class TarFormat:
     @staticmethod
     def unsupported(dtype: StoreDtype, codec: CodecName) -> str | None:
         if codec not in CODECS:
-            return f"tars hold latents as they are, so that any tar reader reads them; codec {codec} needs format zarr"
+            return f"tars hold uncompressed latents, for any tar reader; codec {codec} needs format zarr"
         if dtype not in DTYPES:
-            return f"tars hold dtype float16 or float32; numpy's .npy knows no {dtype}, which needs format zarr"
+            return f"tars hold dtype float16 or float32; numpy's .npy does not support {dtype}, which needs format zarr"
         return None
 
     def shard_file(self, shard: int) -> str:
@@ -101,12 +101,12 @@ class TarFormat:
         return TarShardWriter(stream, self._spec.array, planned)
 
     def metadata(self) -> dict[str, bytes]:
-        """The group alone: what a tar holds is in the tar."""
+        """Return the Zarr group that holds the spec; the tars describe themselves."""
         group = {"zarr_format": 3, "node_type": "group", "attributes": {SPEC_ATTRIBUTE: self._spec}}
         return {SPEC_FILE: canonical_json(group)}
 
     def structure_problems(self, data: memoryview, samples: ShardSamples) -> Iterator[tuple[int | None, str]]:
-        """Every byte but the latents' own follows from plan and samples table: (slot or None, what differs from it)."""
+        """Compare every byte outside the latents with what plan and samples table imply: (slot or None, difference)."""
         if samples.planned is None:
             return
         first_row, layout = samples.rows.start, RowLayout(self._spec.array)
@@ -123,24 +123,24 @@ class TarFormat:
             if location.offset != offset or location.length != layout.latent_bytes:
                 found = f"[{location.offset}, {location.offset + location.length})"
                 yield slot, f"samples table says bytes {found}, expected {offset} on"
-            if bytes(data[position:offset]) != before:  # a memoryview compares item by item
+            if bytes(data[position:offset]) != before:  # as bytes: comparing a memoryview is slow, item by item
                 yield slot, "the headers before the latent are not what they should be"
             end = offset + layout.latent_bytes
             position = end + len(after)
             if bytes(data[end:position]) != after:
-                yield slot, "the JSON member is not what plan and samples table say"
-        if data[position:] != bytes(end_bytes(position)):
+                yield slot, "the JSON member does not match plan and samples table"
+        if data[position:] != bytes(num_end_zeros(position)):
             yield None, f"does not end as a tar after byte {position}"
 
 
 def iterate_samples(table: pa.Table) -> Iterator[tuple[Any, ...]]:
-    """Row, id, uri and conversations of every row."""
-    for batch in table.select(list(SAMPLE_COLUMNS)).to_batches(max_chunksize=SAMPLES_AT_ONCE):
+    """Yield row, id, uri and conversations of every row."""
+    for batch in table.select(list(PLAN_COLUMNS)).to_batches(max_chunksize=SAMPLES_AT_ONCE):
         yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
 class RowLayout:
-    """What stands around the values of an array's rows, as a function of the row."""
+    """The tar and .npy bytes around the values of each row."""
 
     def __init__(self, array: ArraySpec) -> None:
         self.latent_bytes = array.sample_bytes
@@ -149,7 +149,7 @@ class RowLayout:
         self._npy_padding = padding(self._npy_bytes)
 
     def around_latent(self, row: int, text: bytes) -> tuple[bytes, bytes]:
-        """What stands before the row's values, and between them and the next row; `text` is the sample as JSON."""
+        """Return the bytes before a row's values and those after them; `text` is the sample as JSON."""
         size, digits = len(text), b"%0*d" % (ROW_DIGITS, row)
         digits_sum = sum(digits)
         before = (digits, header_after_digits(LATENT_SUFFIX, self._npy_bytes, digits_sum), self._npy_header)
@@ -160,13 +160,13 @@ class RowLayout:
 def sample_json(
     name: str, uri: str, conversations: list[dict[str, str]], content_sha256: str | None, tokens: int | None = None
 ) -> bytes:
-    """The JSON member of a row; `tokens` are those of a text."""
+    """Encode the JSON member of a row; `tokens` is a text's number of tokens, None for an image."""
     counted = {} if tokens is None else {TOKENS: tokens}
     return ENCODER.encode({"conversations": conversations, "id": name, "sha256": content_sha256, **counted, "uri": uri})
 
 
 def npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
-    """The header of a .npy file, version 1.0, of an array in C order: as numpy writes it (see numpy.lib.format)."""
+    """Make the header of a .npy file (version 1.0, C order) exactly as numpy writes it (see numpy.lib.format)."""
     kind = {"float16": "<f2", "float32": "<f4"}[dtype]
     text = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}"
     text = text.ljust(NPY_HEADER_BYTES - 11) + "\n"
@@ -175,9 +175,9 @@ def npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
 
 @lru_cache(maxsize=HEADERS_KEPT)
 def header_after_digits(suffix: bytes, size: int, digits_sum: int) -> bytes:
-    """A regular file's header: readable by all, owned by nobody in particular, of no date.
+    """Make a regular file's header without the row's digits: mode 644, uid and gid 0, time 0.
 
-    All of it but the row's digits, of which it needs the sum alone: rows share it.
+    It depends on the digits only through their sum, so that rows share cached headers.
     """
     no_digits, size_field = bytes(ROW_DIGITS), b"%011o\0" % size
     checksum = digits_sum + sum(suffix) + sum(size_field) + OTHER_FIELDS_SUM
@@ -194,10 +194,10 @@ OTHER_FIELDS_SUM = sum(pack_header(b"", b"", b" " * 8))
 
 
 def padding(size: int) -> bytes:
-    """Zeros from a member's end to the next block."""
+    """Return the zeros from a member's end to the next block."""
     return bytes(-size % BLOCK_BYTES)
 
 
-def end_bytes(position: int) -> int:
-    """Zeros from the last member to the archive's end."""
+def num_end_zeros(position: int) -> int:
+    """Count the zeros from the last member to the archive's end."""
     return 2 * BLOCK_BYTES + -(position + 2 * BLOCK_BYTES) % RECORD_BYTES

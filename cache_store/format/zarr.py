@@ -1,7 +1,7 @@
 """The Zarr v3 form: one `sharding_indexed` shard file per unit of work, one sample per inner chunk.
 
-Written by hand because a shard is a simple thing (chunks one after the other, then an index) and the stock writer
-takes milliseconds a chunk at this size. Layout of a shard file, after the sharding codec's specification
+The bytes are written by hand: a shard is simple (chunks in order, then an index), and zarr's own writer takes
+milliseconds per chunk of this size. Layout of a shard file, from the sharding codec's specification
 (zarr-specs, v3, codecs/sharding-indexed):
 
     sample bytes, crc32c (4 bytes, little-endian)      for every cached row, in row order
@@ -29,7 +29,7 @@ CRC = struct.Struct("<I")
 
 
 class ZarrShardWriter:
-    """Lays out one shard; `capacity` is samples_per_shard, also for a short last shard."""
+    """Writes one shard; `capacity` is samples_per_shard, also for a short last shard."""
 
     def __init__(self, stream: BinaryIO, capacity: int) -> None:
         self._stream = stream
@@ -38,7 +38,7 @@ class ZarrShardWriter:
         self._position = 0
 
     def append(self, rows: EncodedRows) -> NDArray[np.int64]:
-        """Add the next rows; their places: offset, length and crc32c, [N, 3], -1 where a row is absent."""
+        """Add the next rows; return their places [N, 3]: offset, length and crc32c, or -1 for an absent row."""
         count, marks = len(rows.payloads), rows.checksums.astype("<u4").view(f"V{CRC.size}").tolist()
         self._stream.write(b"".join(chain.from_iterable(zip(rows.payloads, marks, strict=True))))
         sizes = np.fromiter(map(len, rows.payloads), np.int64, count) + CRC.size
@@ -75,9 +75,9 @@ class ZarrFormat:
         return ZarrShardWriter(stream, self._spec.samples_per_shard)
 
     def metadata(self) -> dict[str, bytes]:
-        """Contents of every metadata file.
+        """Return the contents of every metadata file.
 
-        The group carries the array's metadata (consolidated), so that readers need not list the folder.
+        The group contains the array's metadata (consolidated), so that readers need not list the folder.
         """
         array = array_metadata(self._spec)
         group = {
@@ -89,7 +89,7 @@ class ZarrFormat:
         return {SPEC_FILE: canonical_json(group), f"{ZARR_ARRAY}/zarr.json": canonical_json(array)}
 
     def structure_problems(self, data: memoryview, samples: ShardSamples) -> Iterator[tuple[int | None, str]]:
-        """Every byte but the latents' own is a function of the samples table: (slot or None, what differs from it)."""
+        """Compare every byte outside the latents with what the samples table implies: (slot or None, difference)."""
         capacity = self._spec.samples_per_shard
         size = capacity * 16 + CRC.size
         if len(data) < size:
@@ -103,19 +103,19 @@ class ZarrFormat:
         places[: len(samples.locations)] = place_arrays(samples.locations)
         expected_bytes = int((places[places[:, 1] >= 0, 1] + CRC.size).sum()) + size
         if len(data) != expected_bytes:
-            yield None, f"is {len(data)} bytes, its samples and index take {expected_bytes}"
-        if is_index_sound or len(data) == expected_bytes:  # else what lies at the end is not the index
+            yield None, f"is {len(data)} bytes, expected {expected_bytes} for samples and index"
+        if is_index_sound or len(data) == expected_bytes:  # otherwise the last bytes are not the index
             yield from index_problems(np.frombuffer(raw, "<u8").reshape(-1, 2), places)
         yield from position_problems(data[:-size], places)
 
 
 def place_arrays(locations: list[Location | None]) -> np.ndarray:
-    """[rows, 3] int64: offset, length and crc32c, all -1 where a row is absent."""
+    """Return [rows, 3] int64: offset, length and crc32c, or -1 three times for an absent row."""
     return np.array([location or NOWHERE for location in locations], np.int64).reshape(-1, 3)
 
 
 def index_problems(index: np.ndarray, places: np.ndarray) -> Iterator[tuple[int, str]]:
-    """Entries of a shard's index, uint64 [rows, 2], that are not the samples table's; equal ones are in bounds."""
+    """Yield the entries of a shard's index, uint64 [rows, 2], that differ from the samples table."""
     expected = np.full(index.shape, ABSENT, "<u8")
     present = np.flatnonzero(places[:, 1] >= 0)
     expected[present] = (places[present, :2] + (0, CRC.size)).view("<u8")
@@ -125,13 +125,13 @@ def index_problems(index: np.ndarray, places: np.ndarray) -> Iterator[tuple[int,
 
 
 def position_problems(samples: memoryview, places: np.ndarray) -> Iterator[tuple[int, str]]:
-    """Samples that do not follow each other in row order, each with its crc32c behind it."""
+    """Yield samples that do not follow the previous one directly, or whose stored crc32c differs."""
     slots = np.flatnonzero(places[:, 1] >= 0)
     offsets, lengths, checksums = places[slots].T
     ends = np.cumsum(lengths + CRC.size)
     starts = ends - lengths - CRC.size
     for each in np.flatnonzero(offsets != starts).tolist():
-        yield int(slots[each]), f"lies at byte {offsets[each]}, expected {starts[each]}"
+        yield int(slots[each]), f"is at byte {offsets[each]}, expected {starts[each]}"
     behind = offsets + lengths
     within = np.flatnonzero((behind >= 0) & (behind <= len(samples) - CRC.size))
     stored = np.frombuffer(samples, np.uint8)[behind[within, None] + np.arange(CRC.size)].view("<u4")[:, 0]

@@ -1,4 +1,4 @@
-"""The command `gallery`, in both programs that have it: its options, checked before any work is done, and its words."""
+"""The `gallery` command of both programs: its options, which are checked before any work, and its printed text."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,21 +11,21 @@ if TYPE_CHECKING:
     from cache_store.gallery.page import Gallery
 
 MAX_ROWS = 256
-"""Of each kind; a page of so many is 20 MB."""
+"""Most rows of each kind; a page with this many is 20 MB."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GalleryConfig:
-    """What a gallery shows, and where it is written."""
+    """Options of a gallery: the rows that it shows, and the files that it writes."""
 
-    output: str = field(default="gallery.html", metadata={"typed": "-o,--output OUTPUT"})
-    """The page; an older one is replaced whole, its folder must exist."""
+    output: str = field(default="gallery.html", metadata={"option": "-o,--output OUTPUT"})
+    """The HTML file to write; its folder must exist, and an older file is replaced."""
     rows: int = 24
-    """Random rows to show, and at most as many of the most unusual and of the rejected rows."""
+    """Number of random rows to show; of unusual and of rejected rows, at most this many each."""
     seed: int = 0
     """Equal seeds draw equal rows."""
     sheets: str | None = None
-    """Folder of the contact sheets; by default they lie beside the page."""
+    """Folder for the contact sheets; by default the folder of the page."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.rows <= MAX_ROWS:
@@ -46,7 +46,7 @@ class GalleryConfig:
         return self.page.parent if self.sheets is None else local_path("--sheets", self.sheets)
 
     def sheet(self, kind: str) -> Path:
-        """The contact sheet of one kind of rows."""
+        """Return the path of the contact sheet for one kind of rows."""
         return self.sheet_folder / f"{self.page.stem}.{kind}.png"
 
 

@@ -1,4 +1,4 @@
-"""Which rows to look at: seeded draws whose cost is bounded by what is drawn, never by the cache."""
+"""Choose rows to look at: seeded draws whose cost depends on the number of rows drawn, not on the cache's size."""
 
 # Axes: N samples drawn.
 
@@ -15,18 +15,18 @@ from cache_store.format.tables import REJECTED
 SURVEY_SAMPLES = 16_384
 SURVEY_SHARDS = 64
 SURVEY_BYTES = 2**30
-"""What a survey reads at most: enough to know the usual well, seconds to a minute of work."""
+"""Limits of a survey: enough samples to know what is usual, in seconds to a minute."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SurveyDraw:
-    """The samples among which unusual ones are looked for."""
+    """The samples that are searched for unusual ones."""
 
     number_N: np.ndarray
     """Sample numbers, ascending."""
     shards: int
     is_whole: bool
-    """Every sample of the cache."""
+    """Whether these are all samples of the cache."""
 
 
 def random_numbers(cache: Cache, rows: int, seed: int) -> np.ndarray:
@@ -34,7 +34,7 @@ def random_numbers(cache: Cache, rows: int, seed: int) -> np.ndarray:
     return draw_numbers(len(cache), rows, generator(seed, "random"))
 
 
-def draw_survey(cache: Cache, sample_bytes: int, seed: int) -> SurveyDraw:
+def choose_samples(cache: Cache, sample_bytes: int, seed: int) -> SurveyDraw:
     """Choose all samples of a small cache; of a large one, samples of random shards."""
     limit = min(SURVEY_SAMPLES, max(1, SURVEY_BYTES // sample_bytes))
     counts = np.asarray(cache.seal.cached_per_shard)
@@ -76,7 +76,7 @@ def generator(seed: int, purpose: str) -> np.random.Generator:
 
 
 def draw_numbers(count: int, wanted: int, random: np.random.Generator) -> np.ndarray:
-    """Draw `wanted` numbers of [0, count) without repetition, or all, ascending; memory grows with `wanted` alone."""
+    """Draw `wanted` distinct numbers of [0, count), or all, ascending; memory grows with `wanted` only."""
     if wanted >= count:
         return np.arange(count)
     return np.sort(random.choice(count, wanted, replace=False, shuffle=False))

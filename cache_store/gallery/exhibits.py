@@ -1,4 +1,4 @@
-"""Everything the page shows of one row, with pictures reduced to thumbnails a few rows at a time."""
+"""Collect everything that the page shows of one row; pictures become thumbnails, a few rows at a time."""
 
 # Axes: N samples, Y X pixels, 3 RGB.
 
@@ -9,27 +9,27 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from cache_store.cache.images import ReadImage
 from cache_store.cache.reader import Cache
 from cache_store.errors import SourceError
 from cache_store.format.plan import answers_of
 from cache_store.format.tables import TOKENS
 from cache_store.gallery.draw import batches
 from cache_store.gallery.pictures import channel_strip, error_map, preview, psnr, thumbnail
-from cache_store.gallery.source_images import ReadImage
 from cache_store.program.progress_bar import progress_bar
 
 Decode = Callable[[np.ndarray], np.ndarray]
-"""Stored samples [N, *shape] to uint8 [N, Y, X, 3]."""
+"""Decodes stored samples [N, *shape] to uint8 [N, Y, X, 3]."""
 
 BATCH = 4
 """Rows in memory at full size."""
 
-SAMPLE_COLUMNS = ["row", "id", "uri", "content_sha256", "conversations", "reason"]
+EXHIBIT_COLUMNS = ["row", "id", "uri", "content_sha256", "conversations", "reason"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exhibit:
-    """One row; pictures are uint8 RGB, None where there is none."""
+    """One row; pictures are uint8 RGB, or None."""
 
     row: int
     id: str
@@ -37,14 +37,14 @@ class Exhibit:
     size: tuple[int, int] | None
     """Width and height of the original image."""
     tokens: int | None = None
-    """Of a text, before it was cut."""
+    """Number of the text's tokens before it was cut; None for an image."""
     caption: str
     reason: str | None = None
     """Why it was rejected."""
     source: np.ndarray | None = None
     """The image as the encoder saw it."""
     source_problem: str | None = None
-    """Why there is no source, or why it is not to be trusted."""
+    """Why the source image is missing, or may not be the encoded one."""
     preview: np.ndarray | None = None
     strip: Image.Image | None = None
     decoded: np.ndarray | None = None
@@ -63,7 +63,7 @@ class Showcase:
     """Why there is no reader."""
 
     def cached(self, numbers: Iterable[int]) -> dict[int, Exhibit]:
-        """Exhibits by sample number."""
+        """Make the exhibits of cached samples, by sample number."""
         ordered = np.array(sorted(set(numbers)), np.int64)
         exhibits: dict[int, Exhibit] = {}
         with progress_bar(total=len(ordered), desc="rows", unit="row", delay=0.5) as bar:
@@ -73,14 +73,14 @@ class Showcase:
         return exhibits
 
     def rejected(self, samples: Iterable[dict[str, Any]]) -> list[Exhibit]:
-        """Exhibits of rows of the samples tables."""
+        """Make the exhibits of rejected rows of the samples tables."""
         return [self._exhibit(sample)[0] for sample in samples]
 
     def _batch(self, numbers: np.ndarray) -> Iterator[Exhibit]:
         stored = self.cache.read(numbers)
         decoded_NYX3 = self.decode(stored) if self.decode else [None] * len(numbers)
         more = [TOKENS] if self.cache.spec.array.text else ["width", "height"]
-        samples = self.cache.samples(numbers, [*SAMPLE_COLUMNS, *more]).to_pylist()
+        samples = self.cache.samples(numbers, [*EXHIBIT_COLUMNS, *more]).to_pylist()
         for sample, values, decoded_YX3 in zip(samples, stored.astype(np.float32), decoded_NYX3, strict=True):
             yield self._with_pictures(sample, values, decoded_YX3)
 
@@ -116,7 +116,7 @@ class Showcase:
         return exhibit, image_YX3
 
     def _source(self, sample: dict[str, Any]) -> tuple[np.ndarray | None, str | None]:
-        """The image and what is wrong with it; one unreadable image does not fail the gallery."""
+        """Read the source image and say what is wrong with it; an unreadable image does not stop the gallery."""
         if self.read_image is None:
             return None, self.source_problem
         try:
@@ -127,12 +127,12 @@ class Showcase:
 
 
 def difference(recorded: str | None, found: str) -> str | None:
-    """What the picture shown is, where it is not what was encoded."""
+    """Say why the picture shown is not the encoded one, or return None if it is."""
     if recorded is None:
         return "this file could not be read when the cache was built"
     return None if recorded == found else "this file has changed since it was encoded"
 
 
 def caption(answers: Sequence[str]) -> str:
-    """Several answers on one line."""
+    """Join answers on one line."""
     return " · ".join(" ".join(answer.split()) for answer in answers)

@@ -1,18 +1,18 @@
-"""From a cache to its gallery: draw, look up, lay out, publish."""
+"""Make a cache's gallery: draw rows, look them up, lay them out, write the page."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
+from cache_store.cache.images import ReadImage, find_source_images
 from cache_store.cache.metadata import read_commit
 from cache_store.cache.reader import Cache, open_cache
 from cache_store.errors import EncodeOnceError
 from cache_store.format.schema import CommitRecord
 from cache_store.gallery.command import GalleryConfig
-from cache_store.gallery.draw import draw_rejects, draw_survey, random_numbers
+from cache_store.gallery.draw import choose_samples, draw_rejects, random_numbers
 from cache_store.gallery.exhibits import Decode, Exhibit, Showcase
 from cache_store.gallery.page import Gallery, PageContent, render
 from cache_store.gallery.sheets import contact_sheet
-from cache_store.gallery.source_images import ReadImage, find_source_images
 from cache_store.gallery.unusual import most_unusual, survey_latents
 from cache_store.program.output_file import refuse_output, write_output
 from cache_store.program.progress_bar import progress_bar
@@ -20,13 +20,14 @@ from cache_store.storage.local import write_file
 from cache_store.storage.store import Address, Store
 
 SHOWN_COMMITS = 2_000
-"""Shards in the throughput plot; of more, evenly spaced ones."""
+"""Most shards in the throughput plot; of more shards, evenly spaced ones are shown."""
 
 
 def make_gallery(address: Address, config: GalleryConfig, decode: Decode | None = None) -> Gallery:
     """Write the page and the contact sheets of a sealed cache.
 
-    Cost is bounded by the rows asked for and the survey's bounds. `decode` adds decoded images, error maps and PSNR.
+    The cost depends on the number of rows and the survey's limits, not on the cache's size. `decode` adds decoded
+    images, error maps and PSNR.
     """
     cache = open_cache(address)
     refuse_output("--output", config.page, cache.root)
@@ -38,7 +39,7 @@ def make_gallery(address: Address, config: GalleryConfig, decode: Decode | None 
 
 def collect(cache: Cache, config: GalleryConfig, decode: Decode | None) -> PageContent:
     """Collect everything the page shows."""
-    drawn = draw_survey(cache, cache.spec.array.sample_bytes, config.seed)
+    drawn = choose_samples(cache, cache.spec.array.sample_bytes, config.seed)
     surveyed = survey_latents(cache, drawn)
     unusual = most_unusual(surveyed, config.rows)
     numbers = random_numbers(cache, config.rows, config.seed).tolist()
@@ -78,7 +79,7 @@ def read_commits(cache: Cache) -> list[CommitRecord]:
 
 
 def write_sheets(content: PageContent, config: GalleryConfig) -> list[Path]:
-    """Write a sheet per kind of rows; an earlier one of a kind that has no rows now is deleted."""
+    """Write a sheet per kind of rows; delete an older sheet of a kind without rows."""
     kinds: dict[str, Sequence[Exhibit]] = {
         "random": content.random,
         "unusual": [exhibit for exhibit, _ in content.unusual],

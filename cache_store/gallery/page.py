@@ -1,4 +1,4 @@
-"""The page itself. Ids, uris and captions are untrusted text: Jinja2 escapes every value that enters it."""
+"""Render the page. Ids, uris and captions are untrusted, so Jinja2 escapes every value."""
 
 import math
 from collections.abc import Sequence
@@ -18,15 +18,15 @@ from cache_store.gallery.pictures import jpeg_uri, png_uri, strip_columns
 from cache_store.gallery.unusual import LatentSurvey, Unusual
 
 SHOWN_CHARACTERS = 300
-"""Of an id, a uri, a caption or a reason; a data set may hold a novel in any of them."""
+"""Characters shown of an id, uri, caption or reason, which may be very long."""
 
 FLAT = 2
-"""Pictures this many times as long one way as the other need cards of their own layout."""
+"""Pictures whose sides differ by this factor or more get their own card layout."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PageContent:
-    """What a gallery shows, before it is laid out."""
+    """The content of a gallery, before it is laid out."""
 
     cache: Cache
     seed: int
@@ -39,15 +39,15 @@ class PageContent:
 
     @property
     def no_pictures(self) -> str | None:
-        """Why samples have no preview, and what is shown all the same."""
+        """Why samples have no preview and what the page shows instead; None if they have one."""
         array = self.cache.spec.array
         if array.has_preview:
             return None
         if array.text is not None:
-            return "the cache was made of texts; shown are texts, distributions, and unusual and rejected rows"
+            return "samples are texts, not images; the page shows texts, distributions, and unusual and rejected rows"
         return (
-            f"nothing maps [{array.named_shape}] to colours; shown are source images, distributions, and unusual and "
-            "rejected rows"
+            f"samples of [{array.named_shape}] have no preview; the page shows source images, distributions, and "
+            "unusual and rejected rows"
         )
 
     @property
@@ -56,14 +56,14 @@ class PageContent:
 
     @staticmethod
     def mean_psnr(exhibits: Sequence[Exhibit]) -> float | None:
-        """Over the rows whose source could be compared."""
+        """Average the PSNR over rows whose source could be compared; None if there are none."""
         values = [exhibit.psnr for exhibit in exhibits if exhibit.psnr is not None]
         return sum(values) / len(values) if values else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gallery:
-    """What was written and what it shows."""
+    """The files that were written, and their content."""
 
     page: Path
     sheets: tuple[Path, ...]
@@ -71,7 +71,7 @@ class Gallery:
 
 
 def render(content: PageContent) -> str:
-    """The page as one HTML text that refers to nothing outside itself."""
+    """Render the page as one HTML text without references to other files."""
     spec, seal = content.cache.spec, content.cache.seal
     summary, array = seal.array, spec.array
     return page_template("cache_store.gallery", "page.html").render(
@@ -94,27 +94,27 @@ def render(content: PageContent) -> str:
 
 
 def strip_width(array: ArraySpec) -> str:
-    """As wide as the pictures above it, unless it is shorter than a line."""
+    """Return the strip's width in percent: that of the pictures above it, or less if its line is not full."""
     columns = strip_columns(*array.shape[1:])
     return f"{100 * min(array.num_features, columns) / columns:.4g}%"
 
 
 def layout(image: ImageRecipe) -> str:
-    """How cards are laid out: wide pictures lie one under the other, tall ones stand in narrow cards."""
+    """Choose the layout of cards: wide pictures are stacked, tall ones get narrow cards."""
     if image.width >= FLAT * image.height:
         return "wide"
     return "tall" if image.height >= FLAT * image.width else "square"
 
 
 def page_template(package: str, name: str) -> Template:
-    """The template of a page, in which every value is escaped."""
+    """Make a page's template, which escapes every value."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(short=short, decibels=decibels, jpeg=jpeg_uri, png=png_uri)
     return environment.from_string(files(package).joinpath(name).read_text(encoding="utf-8"))
 
 
 def short(text: str) -> str:
-    """On one line, cut where it is too long."""
+    """Put text on one line and cut it after `SHOWN_CHARACTERS`."""
     line = " ".join(text.split())
     return line if len(line) <= SHOWN_CHARACTERS else f"{line[: SHOWN_CHARACTERS - 1]}…"
 

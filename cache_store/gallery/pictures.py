@@ -1,4 +1,4 @@
-"""Latents as pictures, and pictures as data URIs."""
+"""Draw latents as pictures, and encode pictures as data URIs."""
 
 # Axes: C channels, H W latent cells, Y X pixels, 3 RGB.
 
@@ -16,7 +16,7 @@ THUMBNAIL = 224
 """Longest side of a photograph on the page, in pixels."""
 
 STRIP_TILES = 8
-"""Channels side by side in one line of a strip, at most; fewer of wide maps, or they would be threads."""
+"""Most channels in one line of a strip; wide maps get fewer, or they would be too thin to see."""
 STRIP_GAP = 2
 STRIP_SPAN = 3.0
 """A strip's colours reach this many of the channel's standard deviations on either side of its mean."""
@@ -40,7 +40,7 @@ def preview(latent_CHW: np.ndarray, to_rgb: PreviewMap) -> np.ndarray:
 def channel_strip(latent_CHW: np.ndarray, summary: ArraySummary) -> Image.Image:
     """Draw every channel as a small map, scaled by its mean and deviation over the cache.
 
-    255 colours by palette; the 256th, transparent white, is the gap between maps.
+    The palette has 255 colours; the 256th entry, transparent white, is the gap between maps.
     """
     mean_C, std_C = np.array(summary.mean), np.array(summary.std)
     score_CHW = (latent_CHW - mean_C[:, None, None]) / np.where(std_C > 0, std_C, 1.0)[:, None, None]
@@ -52,13 +52,13 @@ def channel_strip(latent_CHW: np.ndarray, summary: ArraySummary) -> Image.Image:
 
 
 def strip_columns(height: int, width: int) -> int:
-    """Maps in a line of a strip: a power of two, so that lines are full; a strip of 16 is 4:1 or flatter."""
+    """Choose the maps per line: a power of two, so that lines are full; a strip of 16 maps is 4:1 or flatter."""
     power = math.ceil(math.log2(STRIP_TILES / math.sqrt(width / height)))
     return min(STRIP_TILES, 1 << max(0, power))
 
 
 def tiles(level_CHW: np.ndarray, columns: int, gap: int) -> np.ndarray:
-    """The maps in lines of so many columns at most, with a gap between them."""
+    """Arrange the maps in lines of at most `columns`, with a gap between them."""
     channels, height, width = level_CHW.shape
     columns = min(channels, columns)
     lines = math.ceil(channels / columns)
@@ -71,13 +71,13 @@ def tiles(level_CHW: np.ndarray, columns: int, gap: int) -> np.ndarray:
 
 
 def colour_table(name: str, colours: int) -> np.ndarray:
-    """A colour map of matplotlib's: uint8 [colours, 3]."""
+    """Return a colour map of matplotlib: uint8 [colours, 3]."""
     table = np.asarray(matplotlib.colormaps[name](np.linspace(0, 1, colours), bytes=True))
     return table[:, :3]
 
 
 def error_map(one_YX3: np.ndarray, other_YX3: np.ndarray) -> np.ndarray:
-    """Mean absolute difference over RGB, in false colours: uint8 [Y, X, 3]."""
+    """Draw the mean absolute difference over RGB in false colours: uint8 [Y, X, 3]."""
     error_YX = np.abs(one_YX3.astype(np.float32) - other_YX3).mean(-1)
     level_YX = np.rint(np.minimum(error_YX / ERROR_SPAN, 1.0) * 255).astype(np.uint8)
     shown_YX3: np.ndarray = colour_table(ERROR_COLOURS, 256)[level_YX]
@@ -85,27 +85,27 @@ def error_map(one_YX3: np.ndarray, other_YX3: np.ndarray) -> np.ndarray:
 
 
 def psnr(one_YX3: np.ndarray, other_YX3: np.ndarray) -> float:
-    """Peak signal to noise ratio of 8-bit pictures, in dB; infinite where they are equal."""
+    """Compute the peak signal-to-noise ratio of 8-bit pictures in dB; infinity if they are equal."""
     error = np.square(one_YX3.astype(np.float64) - other_YX3).mean()
     return math.inf if error == 0 else 10 * math.log10(255**2 / error)
 
 
 def thumbnail(image_YX3: np.ndarray) -> np.ndarray:
-    """At most `THUMBNAIL` pixels on its longest side."""
+    """Shrink an image to at most `THUMBNAIL` pixels on its longest side."""
     image = Image.fromarray(image_YX3)
     image.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.BOX)
     return np.asarray(image)
 
 
 def jpeg_uri(image_YX3: np.ndarray) -> str:
-    """For photographs."""
+    """Encode a photograph as a JPEG data URI."""
     stream = io.BytesIO()
     Image.fromarray(image_YX3).save(stream, "JPEG", quality=JPEG_QUALITY)
     return data_uri("image/jpeg", stream.getvalue())
 
 
 def png_uri(image: Image.Image | np.ndarray) -> str:
-    """For pictures whose every value counts."""
+    """Encode a picture without loss as a PNG data URI."""
     stream = io.BytesIO()
     if isinstance(image, np.ndarray):
         image = Image.fromarray(image)

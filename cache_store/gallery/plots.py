@@ -1,6 +1,6 @@
 """The page's plots, drawn by matplotlib as SVG, once for a light and once for a dark page.
 
-Figures are made without pyplot, so that nothing of them outlives the call.
+Figures are made without pyplot, which would keep them in memory after the call.
 """
 
 # Axes: F features, B bins.
@@ -56,7 +56,7 @@ def plot(draw: Callable[[Scheme], Figure]) -> Plot:
 
 
 def svg_uri(draw: Callable[[Scheme], Figure], scheme: Scheme) -> str:
-    """Draw as SVG; equal figures give equal bytes: no date, no random ids."""
+    """Draw as SVG without date or random ids, so that equal figures give equal bytes."""
     settings: dict[Any, Any] = {
         "svg.hashsalt": "encode-once",
         "font.size": 9,
@@ -142,7 +142,7 @@ def by_place(records: Sequence[CommitRecord]) -> dict[str, list[CommitRecord]]:
 
 
 def legend_label(text: str) -> str:
-    """Shorten a label, and drop a leading underscore, by which matplotlib would hide it."""
+    """Shorten a label and drop leading underscores, because matplotlib hides labels that begin with one."""
     return text.lstrip("_")[:40] or "unnamed"
 
 

@@ -1,4 +1,4 @@
-"""Contact sheets: the same rows as PNG, for slides, tickets and machines without a browser."""
+"""Contact sheets: the page's rows as PNG files, for slides, tickets and machines without a browser."""
 
 # Axes: Y X pixels, 3 RGB.
 
@@ -18,25 +18,25 @@ from cache_store.gallery.exhibits import Exhibit
 from cache_store.gallery.page import short
 
 TILE = 160
-"""Side of a square picture on a sheet, in pixels; others have its area, but are at most twice as long."""
+"""Side of a square picture in pixels; other pictures have the same area, but no side longer than twice this."""
 GAP = 4
 GROUND = 235
-"""Grey of what is not there."""
+"""Grey value of a missing picture."""
 DPI = 100
 WIDEST, NARROWEST = 1_360, 480
 TITLE, MARGIN = 40, 14
-"""Pixels: the height of the sheet's title, the white around a row's pictures."""
+"""Height of the sheet's title, and of the white space around a row's pictures, in pixels."""
 COLUMN = 240
-"""Pixels, at least, for a row: an id and a reason have to fit above its pictures."""
+"""Least width of a row in pixels, so that its id and reason fit above the pictures."""
 LABEL_SIZE, LABEL_LINE = 7, 13
-"""Points of a label's letters, pixels from one of its lines to the next."""
+"""Font size of a label in points, and its line height in pixels."""
 ID_LINES, REASON_LINES = 2, 3
 UNKNOWN_GLYPH = "\N{WHITE SQUARE}"
 
 
 def contact_sheet(title: str, exhibits: Sequence[Exhibit], image: ImageRecipe) -> bytes:
-    """A PNG of all exhibits, each its pictures side by side over its channel strip, under row, id and reason."""
-    pictures = [composed(exhibit, *fitted(image)) for exhibit in exhibits]
+    """Draw all exhibits as one PNG: for each, row, id and reason above its pictures, and the channel strip below."""
+    pictures = [compose(exhibit, *fitting_size(image)) for exhibit in exhibits]
     width = max(COLUMN, *(picture.shape[1] for picture in pictures))
     labels = [label(exhibit, width) for exhibit in exhibits]
     above, step_x = LABEL_LINE * max(map(len, labels)), width + MARGIN
@@ -58,21 +58,21 @@ def contact_sheet(title: str, exhibits: Sequence[Exhibit], image: ImageRecipe) -
 
 
 def write(figure: Figure, text: str, x: float, y: float, size: float) -> None:
-    """Text with its base line's left end at a pixel, counted from the top; untrusted, so never parsed as formulas."""
+    """Draw text whose baseline starts at pixel (x, y) from the top left; untrusted, so formulas are not parsed."""
     width, height = figure.get_size_inches() * DPI
-    figure.text(x / width, 1 - y / height, printable(text), fontsize=size, parse_math=False)
+    figure.text(x / width, 1 - y / height, replace_missing_glyphs(text), fontsize=size, parse_math=False)
 
 
 def label(exhibit: Exhibit, width: float) -> list[str]:
-    """Lines no wider than that many pixels: row and id, then why there is no latent."""
+    """Make the lines of a label, at most `width` pixels wide: row and id, then the reason of a rejected row."""
     decibels = "" if exhibit.psnr is None else f"{exhibit.psnr:.1f} dB · "
-    lines = wrapped(f"row {exhibit.row} · {decibels}{exhibit.id}", width, ID_LINES)
-    return [*lines, *wrapped(exhibit.reason, width, REASON_LINES)] if exhibit.reason else lines
+    lines = wrap(f"row {exhibit.row} · {decibels}{exhibit.id}", width, ID_LINES)
+    return [*lines, *wrap(exhibit.reason, width, REASON_LINES)] if exhibit.reason else lines
 
 
-def wrapped(text: str, width: float, most: int) -> list[str]:
-    """Broken between words, inside one only where it is longer than a line; what is beyond `most` lines is cut."""
-    rest, lines = printable(short(text)), list[str]()
+def wrap(text: str, width: float, most: int) -> list[str]:
+    """Break text between words, or inside a word longer than a line; text beyond `most` lines is cut."""
+    rest, lines = replace_missing_glyphs(short(text)), list[str]()
     while rest and len(lines) < most:
         fits = bisect(range(1, len(rest) + 1), width, key=lambda end: text_width(rest[:end]))
         space = rest.rfind(" ", 1, fits + 1) if fits < len(rest) else fits
@@ -83,45 +83,45 @@ def wrapped(text: str, width: float, most: int) -> list[str]:
 
 
 def text_width(text: str) -> float:
-    """Pixels that a label's text takes."""
+    """Return the width of a label's text in pixels."""
     points, _, _ = text_to_path.get_text_width_height_descent(text, FontProperties(size=LABEL_SIZE), ismath=False)
     return float(points) * DPI / 72
 
 
-def printable(text: str) -> str:
-    """Glyphs that the font lacks become squares; matplotlib would warn of each."""
+def replace_missing_glyphs(text: str) -> str:
+    """Replace characters that the font lacks by squares; matplotlib would warn about each."""
     known = get_font(findfont(FontProperties())).get_charmap()
     return "".join(character if ord(character) in known else UNKNOWN_GLYPH for character in text)
 
 
-def composed(exhibit: Exhibit, height: int, width: int) -> np.ndarray:
-    """Source, preview, decoded and error side by side; under them the strip, as wide as they are."""
+def compose(exhibit: Exhibit, height: int, width: int) -> np.ndarray:
+    """Compose source, preview, decoded and error side by side, with the strip below at the same width."""
     pictures = [exhibit.source]
     if exhibit.preview is not None:
         pictures += [exhibit.preview, *(each for each in (exhibit.decoded, exhibit.error) if each is not None)]
-    top = joined([resized(picture, height, width) for picture in pictures], axis=1)
+    top = concatenate([resize(picture, height, width) for picture in pictures], axis=1)
     if exhibit.strip is None:
         return top
     strip = np.asarray(exhibit.strip.convert("RGBA").convert("RGB"))
     strip_height = round(top.shape[1] * strip.shape[0] / strip.shape[1])
-    return joined([top, resized(strip, strip_height, top.shape[1])], axis=0)
+    return concatenate([top, resize(strip, strip_height, top.shape[1])], axis=0)
 
 
-def joined(pictures: Sequence[np.ndarray], axis: int) -> np.ndarray:
-    """One after the other with a white gap between."""
+def concatenate(pictures: Sequence[np.ndarray], axis: int) -> np.ndarray:
+    """Concatenate pictures along `axis` with white gaps between them."""
     shape = list(pictures[0].shape)
     shape[axis] = GAP
     gap = np.full(shape, 255, np.uint8)
     return np.concatenate([part for picture in pictures for part in (picture, gap)][:-1], axis=axis)
 
 
-def fitted(image: ImageRecipe) -> tuple[int, int]:
-    """Height and width of a picture on the sheet."""
+def fitting_size(image: ImageRecipe) -> tuple[int, int]:
+    """Return height and width of a picture on the sheet."""
     scale = min(TILE / math.sqrt(image.height * image.width), 2 * TILE / max(image.height, image.width))
     return max(1, round(image.height * scale)), max(1, round(image.width * scale))
 
 
-def resized(picture_YX3: np.ndarray | None, height: int, width: int) -> np.ndarray:
+def resize(picture_YX3: np.ndarray | None, height: int, width: int) -> np.ndarray:
     if picture_YX3 is None:
         return np.full((height, width, 3), GROUND, np.uint8)
     method = Image.Resampling.BOX if picture_YX3.shape[1] > width else Image.Resampling.NEAREST

@@ -1,4 +1,4 @@
-"""What is usual in a cache, by statistics of each sample and histograms of its features, and what is unusual."""
+"""Find unusual samples of a cache from statistics of each sample, and make histograms of its features."""
 
 # Axes: N samples, F features, M moments (F means, then F spreads), P values of a feature, B bins.
 
@@ -12,7 +12,7 @@ from cache_store.gallery.draw import SurveyDraw, batches
 from cache_store.program.progress_bar import progress_bar
 
 MOST_FEATURES = 96
-"""Features looked at; of more, evenly spaced ones: enough to tell an odd sample, and all that a VAE has today."""
+"""Most features examined; of more, evenly spaced ones: enough to tell an odd sample, and no VAE has more today."""
 BINS = 80
 HISTOGRAM_SPAN = 4.0
 """Standard deviations on either side of a feature's mean that the histograms show."""
@@ -25,9 +25,9 @@ class LatentSurvey:
 
     draw: SurveyDraw
     axis: str
-    """What the array calls its features: channel, say."""
+    """Name of the feature axis, such as `channel`."""
     feature_F: np.ndarray
-    """Those looked at, by number."""
+    """Numbers of the features that were examined."""
     moment_NM: np.ndarray
     edge_B: np.ndarray
     """Bounds of the histograms' bins, the same for every feature."""
@@ -60,13 +60,13 @@ def survey_latents(cache: Cache, draw: SurveyDraw) -> LatentSurvey:
 
 
 def chosen_features(array: ArraySpec) -> np.ndarray:
-    """All features of an array, by number, or evenly spaced ones of many."""
+    """Choose all features of an array, or `MOST_FEATURES` evenly spaced ones of many."""
     shown = min(array.num_features, MOST_FEATURES)
     return np.arange(shown) * array.num_features // shown
 
 
 def histogram_edges(summary: ArraySummary, features: np.ndarray) -> np.ndarray:
-    """Make one scale for all these features, wide enough for each, never wider than the values."""
+    """Return bin edges shared by all features: wide enough for each, but not beyond the smallest and largest value."""
     lists = (summary.mean, summary.std, summary.minimum, summary.maximum)
     mean, std, minimum, maximum = (np.array(each)[features] for each in lists)
     spread = HISTOGRAM_SPAN * std

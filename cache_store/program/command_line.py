@@ -1,4 +1,4 @@
-"""The command line that the three programs share: commands, whose options follow from their configs.
+"""The command line that the three programs share: commands whose options come from their configs.
 
 It is argparse with two changes: options and YAML files become a config, and a mistake is a ConfigError.
 """
@@ -15,7 +15,7 @@ import yaml
 from cache_store.errors import ConfigError
 from cache_store.log import FORMATTERS, OPTION
 from cache_store.program.config_fields import ConfigField, config_fields, on_one_line
-from cache_store.program.config_file import closest, closest_or_all, nested, read_config_file, shown
+from cache_store.program.config_file import closest, closest_or_all, format_value, nested, read_config_file
 from cache_store.program.run_program import run_program
 from cache_store.version import __version__
 
@@ -25,23 +25,24 @@ CACHE = {"cache": "The cache: its folder, or its URL."}
 """The operand of most commands."""
 
 LOG_FORMAT = "Messages on standard error: plain, text with time and level, or a JSON object a line (default: plain)."
-"""Taken before commands are looked at, by `run_program`; here for the help."""
+"""Help of the log option, which `run_program` reads before it parses the command."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """One command of a program, and what is typed for it; with a config and no operand, `--config FILE` too."""
+    """A command with its operands and options; with a config but no operand, it also has `--config FILE`."""
 
     run: Callable[[Any], int]
-    """Its docstring is the command's help. Its argument has operands and options by name, the config as `config`
-    and all words typed as `argv`."""
+    """Runs the command; its docstring is the help. Its argument has the operands and options as attributes, the config
+    as `config` and the whole command line as `argv`.
+    """
     config: type | None = None
     operands: Mapping[str, str] = field(default_factory=dict)
-    """What is given by position, with its help."""
+    """Positional arguments, each with its help."""
     options: Mapping[str, str] = field(default_factory=dict)
-    """Options that are no fields of the config, with their help: `--report FILE`, or `--extend` without a value."""
+    """Options that are not fields of the config, each with its help: `--report FILE`, or `--extend` without a value."""
     epilog: str = ""
-    """What stands below the options in its help, as it is written."""
+    """Text below the options in the help, printed unchanged."""
 
     @property
     def summary(self) -> str:
@@ -58,7 +59,7 @@ class Program:
     commands: Mapping[str, Command]
 
     def main(self, argv: Sequence[str] | None = None) -> int:
-        """Run the command that is typed and return the exit code."""
+        """Run the command given in `argv` and return the exit code."""
         return run_program(self.name, self.run, argv)
 
     def run(self, argv: Sequence[str]) -> int:
@@ -66,7 +67,7 @@ class Program:
         return self.commands[arguments.command].run(arguments)
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """The argument of a command's `run`; ConfigError that lists the commands where none of them was typed."""
+        """Parse the command line for a command's `run`; ConfigError, listing the commands, if none was given."""
         if argv and not argv[0].startswith("-") and argv[0] not in self.commands:
             raise ConfigError(f"{self.name} has no command {closest_or_all(argv[0], self.commands)}")
         if argv:
@@ -87,14 +88,14 @@ class Program:
             prog=self.name, dest="command", title="commands", description=more, metavar="COMMAND"
         )
         for name, command in self.commands.items():
-            commands.add_parser(name, help=command.summary).take(command)
+            commands.add_parser(name, help=command.summary).add_command_arguments(command)
         return parser
 
 
 def parse_config(config_class: type[ConfigT], argv: Sequence[str], program: str = "", examples: str = "") -> ConfigT:
-    """The config that is typed for a program of one command."""
+    """Parse the config of a program without subcommands."""
     parser = Parser(prog=program, description=on_one_line(config_class.__doc__), epilog=examples)
-    config: ConfigT = parser.take(Command(lambda _: 0, config_class)).parse_args(argv).config
+    config: ConfigT = parser.add_command_arguments(Command(lambda _: 0, config_class)).parse_args(argv).config
     return config
 
 
@@ -109,8 +110,8 @@ class Parser(argparse.ArgumentParser):
         self.add(f"{OPTION} {{{','.join(FORMATTERS)}}}", LOG_FORMAT)
         self.fields: dict[str, ConfigField] = {}
 
-    def take(self, command: Command) -> "Parser":
-        """Accept what is typed for `command`."""
+    def add_command_arguments(self, command: Command) -> "Parser":
+        """Add the operands and options of `command`."""
         self.config_class = command.config
         self.fields = {field.name: field for field in config_fields(command.config)} if command.config else {}
         self.description = self.description or on_one_line(command.run.__doc__)
@@ -121,53 +122,53 @@ class Parser(argparse.ArgumentParser):
         if command.config and not command.operands:
             text = "YAML file of fields; options override them."
             self.add_argument("--config", metavar="FILE", action="append", default=[], help=text)
-            self.add("--print_config", "Print a complete config, as the file and the other options make it, and exit.")
+            self.add("--print_config", "Print the complete config, made from the file and the other options, and exit.")
             words.append("[--config FILE]")
         else:
-            words += [field.typed for field in self.fields.values() if field.required]
+            words += [field.option for field in self.fields.values() if field.required]
         for section, members in groupby(self.fields.values(), lambda field: (field.section, field.heading)):
             group = self.add_argument_group(*section) if section[0] else self
             for each in members:
-                self.add(each.typed, each.help, group, dest=each.name, default=argparse.SUPPRESS)
-        for typed, text in command.options.items():
-            self.add(typed, text)
+                self.add(each.option, each.help, group, dest=each.name, default=argparse.SUPPRESS)
+        for option, text in command.options.items():
+            self.add(option, text)
         self.usage = " ".join([self.prog, *words, "[options]"])
         return self
 
-    def add(self, typed: str, text: str, group: Any = None, **more: Any) -> None:
-        """Accept an option as it is typed, with its text: `-o,--output OUTPUT`, or `--extend` without a value."""
-        names, _, metavar = typed.partition(" ")
+    def add(self, option: str, text: str, group: Any = None, **more: Any) -> None:
+        """Add an option with its help: `-o,--output OUTPUT`, or `--extend` without a value."""
+        names, _, metavar = option.partition(" ")
         kind: dict[str, Any] = {"metavar": metavar} if metavar else {"action": "store_true"}
         (group or self).add_argument(*names.split(","), help=text, **kind, **more)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse does, for a command too; makes the config."""
+        """Parse as argparse does, refuse unknown options and operands, and make the config."""
         arguments, rest = super().parse_known_args(args, namespace)
         if rest and rest[0].startswith("-"):
             known = [f"--{name}" for name in self.fields]
             self.error(f"there is no option {closest(rest[0].partition('=')[0], known)}")
-        if rest:  # of a pattern, a shell makes many words
-            quoted = "a pattern, or a name with spaces, has to be quoted"
-            self.error(f"there is no further operand {shown(rest[0])}; {quoted}")
+        if rest:  # the shell expands an unquoted pattern to many words
+            quoted = "quote a pattern or a name with spaces"
+            self.error(f"there is no further operand {format_value(rest[0])}; {quoted}")
         if self.config_class is not None:
             arguments.config = self.read_config(self.config_class, arguments)
         return arguments, rest
 
     def read_config(self, config_class: type[ConfigT], arguments: argparse.Namespace) -> ConfigT:
-        """The config of files and options; for `--print_config`, prints it and exits."""
+        """Make the config from files and options; with `--print_config`, print it and exit."""
         given: dict[str, Any] = {}
         for file in getattr(arguments, "config", []):
             given |= read_config_file(file, self.fields)
         given |= {name: value for name, value in vars(arguments).items() if name in self.fields}
         values = {name: self.fields[name].read(value) for name, value in given.items()}
-        needed = (field for field in self.fields.values() if field.required or field.instead)
-        missing = [field for field in needed if not {field.name, *field.instead} & values.keys()]
+        needed = (field for field in self.fields.values() if field.required or field.alternatives)
+        missing = [field for field in needed if not {field.name, *field.alternatives} & values.keys()]
         if getattr(arguments, "print_config", False):
             defaults = {name: None if field.required else field.default for name, field in self.fields.items()}
             print(yaml.safe_dump(nested(defaults | values), sort_keys=False, allow_unicode=True), end="")
             self.exit()
         if any(field.required for field in missing):
-            self.error(f"missing: {', '.join(' or '.join([field.name, *field.instead]) for field in missing)}")
+            self.error(f"missing: {', '.join(' or '.join([field.name, *field.alternatives]) for field in missing)}")
         return msgspec.convert(nested(values), config_class)
 
     def error(self, message: str) -> NoReturn:
@@ -176,7 +177,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """argparse's, but that examples stay as they are written and a percent sign is one."""
+    """argparse's formatter, except that it keeps the line breaks of examples and prints percent signs as they are."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return text if "\n" in text else super()._fill_text(text, width, indent)

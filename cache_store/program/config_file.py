@@ -1,4 +1,4 @@
-"""A config file: YAML in which every key stands once, `1e-4` is a number and a date is text."""
+"""Read a config file: YAML without repeated keys, where `1e-4` is a number and a date is text."""
 
 import io
 import re
@@ -14,16 +14,16 @@ import yaml
 from cache_store.errors import ConfigError
 
 MAX_VALUE = 200
-"""Characters shown of a value: a file may hold any amount."""
+"""Characters shown of a value, which may have any length in a file."""
 
 MAX_CHARACTERS = 1_000_000
-"""Of a config."""
+"""Most characters of a config file."""
 
 INT, FLOAT, TIMESTAMP, MERGE = (f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "timestamp", "merge"))
 
 
 class ConfigLoader(yaml.SafeLoader):
-    """yaml.YAMLError for a key that its mapping has already; `<<` is a key like others."""
+    """A loader that raises yaml.YAMLError for a repeated key and treats `<<` as an ordinary key."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names = set()
@@ -34,10 +34,10 @@ class ConfigLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Merge nothing: a few lines of merges can fill the memory."""
+        """Do not merge: a few lines of merges can fill the memory."""
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
-        """ValueError for more digits than Python prints; PyYAML reads any number of hexadecimal ones."""
+        """Read an integer; ValueError if it has more digits than Python prints, as a long hexadecimal number may."""
         return int(str(super().construct_yaml_int(node)))
 
 
@@ -45,20 +45,20 @@ ConfigLoader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag not in (TIMESTAMP, MERGE)]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-# PyYAML reads a number without a point, such as 1e-4, as text.
+# Without this, PyYAML reads a number that has no point, such as 1e-4, as text.
 ConfigLoader.add_implicit_resolver(FLOAT, re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), "-+0123456789")
 ConfigLoader.add_constructor(INT, ConfigLoader.construct_yaml_int)
 
 
 def load_yaml(text: str) -> Any:
-    """The value that `text` stands for; yaml.YAMLError or ValueError where it stands for none."""
+    """Parse `text` as YAML; yaml.YAMLError or ValueError if it is invalid or too long."""
     if len(text) > MAX_CHARACTERS:
         raise yaml.YAMLError(f"more than {MAX_CHARACTERS:,} characters")
-    return yaml.load(io.StringIO(text), ConfigLoader)  # errors of a stream quote none of it
+    return yaml.load(io.StringIO(text), ConfigLoader)  # errors about a stream do not quote its text
 
 
 def read_config_file(file: str, fields: Collection[str]) -> dict[str, Any]:
-    """Its values by the dotted name of their field, out of `fields`."""
+    """Read a config file's values by dotted field name; ConfigError for a name that is not in `fields`."""
     sections = {field.rpartition(".")[0] for field in fields} - {""}
     flat = dict(flattened(read_mapping(file), sections))
     for name in flat:
@@ -79,14 +79,14 @@ def read_mapping(file: str) -> dict[Any, Any]:
         raise ConfigError(f"{file} is nested too deeply for a config") from None
     except (yaml.YAMLError, ValueError) as error:
         words = " ".join(str(error).replace('in "<file>", ', "at ").split())
-        raise ConfigError(f"{file} cannot be read as a config: {shown(words)}") from None
+        raise ConfigError(f"{file} cannot be read as a config: {format_value(words)}") from None
     if not isinstance(values, dict):
-        raise ConfigError(f"{file} holds no config: expected fields with values, such as `cache: FOLDER`")
+        raise ConfigError(f"{file} is not a config: expected fields with values, such as `cache: FOLDER`")
     return values
 
 
 def flattened(values: Mapping[Any, Any], sections: Collection[str], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted names and values; ConfigError for a section that holds no fields."""
+    """Yield dotted names and values; ConfigError for a section whose value is not a mapping."""
     for key, value in values.items():
         name = f"{prefix}{key}"
         if name not in sections:
@@ -94,11 +94,11 @@ def flattened(values: Mapping[Any, Any], sections: Collection[str], prefix: str 
         elif isinstance(value, dict):
             yield from flattened(value, sections, f"{name}.")
         else:
-            raise ConfigError(f"{name} is a section of fields, got {shown(value)}; give it fields or leave it out")
+            raise ConfigError(f"{name} is a section, got {format_value(value)}; give it fields or leave it out")
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by dotted name, those of a section in a mapping of their own, as in a file."""
+    """Turn values by dotted name into nested mappings, one per section, as in a file."""
     sections: dict[str, Any] = {}
     for name, value in values.items():
         *path, last = name.split(".")
@@ -109,8 +109,8 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     return sections
 
 
-def shown(value: object) -> str:
-    """A value as it is typed, cut to a line: aliases let a few bytes of a file stand for gigabytes."""
+def format_value(value: object) -> str:
+    """Format a value as it is typed, cut to one line: YAML aliases can turn a few bytes into gigabytes."""
     if isinstance(value, bool | NoneType):
         return "null" if value is None else str(value).lower()
     text = value if isinstance(value, str) and value.isprintable() else reprlib.repr(value)
@@ -118,15 +118,15 @@ def shown(value: object) -> str:
 
 
 def closest(name: str, known: Collection[str]) -> str:
-    """An unknown name, with the known one that is most like it."""
-    return shown(name) + "".join(f"; did you mean {each}?" for each in get_close_matches(name, known, 1))
+    """Format an unknown name, followed by the most similar known one, if any."""
+    return format_value(name) + "".join(f"; did you mean {each}?" for each in get_close_matches(name, known, 1))
 
 
 def closest_or_all(name: str, known: Collection[str]) -> str:
-    """An unknown name, dotted or not, with the known one that is most like it, or else with all of its section."""
-    said = closest(name, known)
-    if said != shown(name):
-        return said
+    """Format an unknown name, followed by the most similar known one, or else by all names of its section."""
+    suggestion = closest(name, known)
+    if suggestion != format_value(name):
+        return suggestion
     section = f"{name.rpartition('.')[0]}." if "." in name else ""
     there = dict.fromkeys(each.removeprefix(section).partition(".")[0] for each in known if each.startswith(section))
-    return f"{said}; there are {', '.join(there)}" if there else said
+    return f"{suggestion}; there are {', '.join(there)}" if there else suggestion

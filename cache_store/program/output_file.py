@@ -1,21 +1,33 @@
-"""Files that a program writes for its user, such as reports and pages: never into a cache."""
+"""Write files for the user, such as reports and pages, but never into a cache."""
 
 import errno
 import os
 import sys
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
 
 from cache_store.errors import ConfigError
+from cache_store.log import utc_time
 from cache_store.storage.files import naming, scratch_path
 from cache_store.storage.local import write_file
-from cache_store.storage.store import is_url
+from cache_store.storage.store import is_url, local_path
+from cache_store.version import __version__
 
 STDOUT = 1
 """Its file descriptor."""
 
+Fields = Mapping[str, object]
+
+UNFINISHED = "did not end: it is running, or was killed"
+
 
 def refuse_output(option: str, path: Path, cache: Path | str) -> None:
-    """Raise ConfigError, before any work is done, where `path` cannot be written or lies in the cache."""
+    """Raise ConfigError, before any work is done, if `path` cannot be written or lies in the cache."""
     if path.is_dir():
         raise ConfigError(f"{option}: {path} is a folder; name a file")
     if not path.parent.is_dir():
@@ -28,26 +40,26 @@ def refuse_output(option: str, path: Path, cache: Path | str) -> None:
 
 
 def refuse_inside(option: str, path: Path, cache: Path | str) -> None:
-    """Raise ConfigError where `path`, a file or a folder, lies in the cache or is the cache."""
+    """Raise ConfigError if `path`, a file or a folder, lies in the cache or is the cache."""
     if not is_url(cache) and real_path(path).is_relative_to(real_path(Path(cache).expanduser())):
         raise ConfigError(f"{option}: {path} lies in the cache {cache}; name another place")
 
 
 def try_writing(path: Path) -> None:
-    """Raise OSError where `write_output` would fail at once; change nothing."""
-    if path.exists() and not os.access(path, os.W_OK):  # not opened: a pipe would wait for its reader
+    """Raise OSError if `write_output` would fail at once; change nothing."""
+    if path.exists() and not os.access(path, os.W_OK):  # do not open it: a pipe would wait for its reader
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     if not is_written_through(path):
         scratch_path(path).open("wb").close()
         scratch_path(path).unlink()
-    elif not path.exists():  # a link to where nothing is yet
+    elif not path.exists():  # a link to a file that does not exist yet
         real_path(path).open("xb").close()
         real_path(path).unlink()
 
 
 def write_output(path: Path, data: bytes) -> None:
     """Write the file whole or not at all; a pipe, a link or /dev/stdout is written through instead of replaced."""
-    if is_stdout(path):  # which may be a file, and what was printed stands in it already
+    if is_stdout(path):  # it may be redirected to a file that already holds printed text
         sys.stdout.flush()
         with naming(path), open(STDOUT, "wb", closefd=False) as stream:
             stream.write(data)
@@ -63,10 +75,61 @@ def is_written_through(path: Path) -> bool:
 
 
 def is_stdout(path: Path) -> bool:
-    is_open = sys.stdout is not None  # which a parent may have closed
+    is_open = sys.stdout is not None  # the parent process may have closed it
     return is_open and path.exists() and os.path.samestat(path.stat(), os.fstat(STDOUT))
 
 
 def real_path(path: Path) -> Path:
     """Follow links as Path.resolve does, which raises for a link to itself."""
     return Path(os.path.realpath(path))
+
+
+class ReportFile:
+    """The JSON report of one run of `command`, for other programs; a context within which `result` is set.
+
+    It is written when the command starts, as the report of a run that did not end, and again at the end, even after an
+    error. So no report of an earlier run stays, and `"sound": true` is always the result of the run that it names.
+    Without a path, nothing is written.
+    """
+
+    def __init__(self, command: str, path: str | None, cache: str, failed: Callable[[str], Fields]) -> None:
+        """`failed` gives the fields of a run that ended in an error.
+
+        Raises ConfigError for a path that cannot be written, once the context is entered.
+        """
+        self.path = local_path("report", path) if path is not None else None
+        self.result: Fields | None = None
+        self._command, self._cache, self._failed = command, cache, failed
+        self._time, self._started = utc_time(), time.monotonic()
+
+    def __enter__(self) -> Self:
+        if self.path:
+            refuse_output("report", self.path, self._cache)
+            if not is_written_through(self.path):
+                self._write(self.path, self._failed(UNFINISHED))
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.path:
+            self._write(self.path, self.result if self.result is not None else self._failed(error_text(error)))
+
+    def document(self, fields: Fields) -> str:
+        """Return the report as JSON."""
+        seconds = round(time.monotonic() - self._started, 3)
+        head = {"command": self._command, "version": __version__, "time": self._time, "seconds": seconds}
+        return msgspec.json.format(msgspec.json.encode(head | dict(fields)), indent=1).decode() + "\n"
+
+    def _write(self, path: Path, fields: Fields) -> None:
+        try:
+            write_output(path, self.document(fields).encode())
+        except OSError as error:
+            raise ConfigError(f"report: {path} cannot be written: {error.strerror}") from None
+
+
+def error_text(error: BaseException | None) -> str:
+    """Describe the error that ended a run; a refusal keeps its table."""
+    if isinstance(error, OSError):
+        return f"{error.strerror or error}: {error.filename or 'no file named'}"
+    if isinstance(error, KeyboardInterrupt):
+        return "stopped by a signal"
+    return str(error) or type(error).__name__

@@ -1,4 +1,4 @@
-"""A progress bar for terminals, which redraw it in place, and for logs, which keep every line."""
+"""A progress bar: redrawn in place on a terminal, one line per state in a log."""
 
 import sys
 from io import StringIO
@@ -13,11 +13,11 @@ TERMINAL_REFRESH_S = 0.2
 LOGGED = "{desc}: {n_fmt}/{total_fmt} {unit} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
 
 LOG_REFRESH_S = 30.0
-"""Between lines of progress where standard error is a file."""
+"""Seconds between lines of progress if standard error is a file."""
 
 
 def progress_bar(**options: Any) -> "tqdm[Any]":
-    """Make a tqdm of these options on standard error."""
+    """Make a tqdm bar on standard error; `options` are tqdm's."""
     if not is_plain():
         return LoggedBar(mininterval=LOG_REFRESH_S, maxinterval=LOG_REFRESH_S, bar_format=LOGGED, **options)
     if sys.stderr.isatty():
@@ -33,18 +33,18 @@ class LoggedBar(tqdm):  # type: ignore[type-arg]
         super().__init__(file=StringIO(), **options)
 
     def display(self, *_: Any, **__: Any) -> None:
-        """Log the state; tqdm calls this where it would draw it."""
+        """Log the state; tqdm calls this instead of drawing the bar."""
         state = self.format_dict
         values = {"done": state["n"], "total": state["total"], "unit": state["unit"]}
         log_info(self.format_meter(**state).strip(), progress=values)
 
 
 class Lines:
-    """Give each state of a bar a line of its own, beside messages, where tqdm would return to the line's beginning."""
+    """A stream that writes each state of a bar on its own line; tqdm alone would use carriage returns."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream, self.flush = stream, stream.flush
-        self.encoding = stream.encoding  # by which tqdm chooses the bar's characters
+        self.encoding = stream.encoding  # tqdm chooses the bar's characters by it
 
     def write(self, text: str) -> None:
         if state := text.strip():

@@ -1,4 +1,4 @@
-"""Running a program: every error that a user can cause becomes one message and an exit code."""
+"""Run a program; every error that a user can cause becomes one message and an exit code."""
 
 import errno
 import os
@@ -9,11 +9,11 @@ from importlib import import_module
 
 from cache_store.errors import ConfigError, EncodeOnceError, Interrupted, install
 from cache_store.log import log_error, log_info, logging_as_typed, refuse_other_format
-from cache_store.program.stop_signals import stop_retrying, unwound_by_signals
+from cache_store.program.stop_signals import stop_retrying, stop_signals_held, unwound_by_signals
 from cache_store.storage.callers import giving_up
 
 OUR_PACKAGES = ("cache_store", "precompute", "trainer")
-"""A missing module of these is a bug of ours, not an extra that was not installed."""
+"""A missing module of these packages is our bug, not a missing extra."""
 
 STDERR = 2
 """Its file descriptor."""
@@ -22,22 +22,24 @@ REMEDIES = {
     errno.ENOSPC: "free some space or name another place, and run the same command again",
     errno.EROFS: "make it writable or name another place, and run the same command again",
 }
-"""What to do about a disk."""
+"""Advice for errors of a disk, by errno."""
 
 
 def start(program: str, module: str) -> int:
-    """Run the program whose `PROGRAM` is in `module`, with the words typed."""
+    """Run `PROGRAM` of `module` with the arguments of the command line."""
 
     def run(words: Sequence[str]) -> int:
-        return import_module(module).PROGRAM.run(words)  # type: ignore[no-any-return]
+        with stop_signals_held():  # an interrupted import prints tracebacks, and can abort the program in C++ code
+            program = import_module(module).PROGRAM
+        return program.run(words)  # type: ignore[no-any-return]
 
     return run_program(program, run, None)
 
 
 def run_program(program: str, run: Callable[[Sequence[str]], int], argv: Sequence[str] | None) -> int:
     """Run a program's body and turn what users can cause into one message and an exit code."""
-    # Read when torch is loaded, which programs do later. Threads that spin while they wait take the cores from the
-    # threads that decode images: one tenth of the speed was measured on a busy machine.
+    # Torch reads this when it loads, which happens later. Waiting threads that spin take cores from the threads that
+    # decode images: on a busy machine only a tenth of the speed was left.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     given = sys.argv[1:] if argv is None else argv
     open_closed_stderr()
@@ -46,7 +48,10 @@ def run_program(program: str, run: Callable[[Sequence[str]], int], argv: Sequenc
 
 
 def interruptible(run: Callable[[Sequence[str]], int], given: Sequence[str], asked_to_stop: Callable[[], bool]) -> int:
-    """Run the body; an error after a signal is the stop: libraries make their own of it, such as unreadable weights."""
+    """Run the body; an error after a stop signal becomes KeyboardInterrupt.
+
+    Libraries turn the interruption into errors of their own, such as unreadable weights.
+    """
     try:
         refuse_other_format()
         refuse_other_than_utf8(given)
@@ -56,7 +61,7 @@ def interruptible(run: Callable[[Sequence[str]], int], given: Sequence[str], ask
             stop_retrying()
             raise KeyboardInterrupt from error
         raise
-    if asked_to_stop():  # C++ code has swallowed it, or it came at the very end
+    if asked_to_stop():  # the interrupt was swallowed by C++ code, or came at the very end
         stop_retrying()
         raise KeyboardInterrupt
     return code
@@ -65,7 +70,7 @@ def interruptible(run: Callable[[Sequence[str]], int], given: Sequence[str], ask
 def exit_code_of(program: str, run: Callable[[], int]) -> int:
     try:
         code = run()
-        print(end="", flush=True)  # so that an output that takes no more fails here, and not at exit
+        print(end="", flush=True)  # an output that cannot be written then fails here, not at exit
         return code
     except EncodeOnceError as error:
         if error.exit_code == 3:
@@ -78,7 +83,7 @@ def exit_code_of(program: str, run: Callable[[], int]) -> int:
         return 3
     except BrokenPipeError:  # the reader of our output (`| head`) has gone
         discard_output()
-        return 128 + signal.SIGPIPE  # as shells have it of a program that this ended; 1 would say that it failed
+        return 128 + signal.SIGPIPE  # the code that shells give a program ended by this signal; 1 would mean failure
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
         if package in OUR_PACKAGES:
@@ -86,7 +91,7 @@ def exit_code_of(program: str, run: Callable[[], int]) -> int:
         extra = "" if program == "cache-store" else program
         log_error(f"{package} is not installed; run {install(extra)}")
         return 2
-    except OSError as error:  # a full disk, a lost mount, a missing permission: the user's to mend
+    except OSError as error:  # the user can fix it: a full disk, a lost mount, a missing permission
         remedy = f"; {REMEDIES[error.errno]}" if error.errno in REMEDIES else ""
         where = error.filename or ("standard output" if output_fails() else "no file named")
         log_error(f"{error.strerror or error}: {where}{remedy}")
@@ -94,9 +99,9 @@ def exit_code_of(program: str, run: Callable[[], int]) -> int:
 
 
 def open_closed_stderr() -> None:
-    """Discard messages where the parent has closed standard error, as some crons do (`2>&-`).
+    """Discard messages if the parent process has closed standard error (`2>&-`), as some crons do.
 
-    Else the next file that is opened gets its number, and what libraries write there.
+    Otherwise the next file that is opened gets its number, and the messages that libraries write to it.
     """
     if sys.stderr is None:
         null = os.open(os.devnull, os.O_WRONLY)
@@ -106,11 +111,11 @@ def open_closed_stderr() -> None:
             os.dup2(null, STDERR)
         if null == STDERR:
             os.set_inheritable(STDERR, True)
-        sys.stderr = open(null, "w", closefd=False)  # noqa: SIM115 (until the end)
+        sys.stderr = open(null, "w", closefd=False)  # noqa: SIM115 (stays open until the program ends)
 
 
 def output_fails() -> bool:
-    """Whether what was printed cannot be written; it is then discarded."""
+    """Whether standard output cannot be written; if so, discard it."""
     try:
         print(end="", flush=True)
     except OSError:
@@ -120,12 +125,17 @@ def output_fails() -> bool:
 
 
 def discard_output() -> None:
-    """Point stdout away, so that exit does not fail again."""
+    """Redirect stdout to the null device, so that exit does not fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def refuse_other_than_utf8(words: Sequence[str]) -> None:
-    """Raise ConfigError for a path that could not be printed or recorded: all text of a cache is UTF-8."""
+    """Raise ConfigError for a word that is not UTF-8: it could not be printed, nor recorded in a cache."""
     for word in words:
         if not word.isascii() and word != word.encode(errors="replace").decode():
-            raise ConfigError(f"{word!a} is not UTF-8, as every path and option has to be; rename what it names")
+            raise ConfigError(f"{word!a} is not UTF-8; every path and option must be, so rename that file or folder")
+
+
+def usable_cores() -> int:
+    """Count the CPU cores that this process may run on, which can be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: a program stops at once, or asks its work to stop."""
+"""Handle SIGTERM and Ctrl-C: stop the program at once, or ask its work to stop."""
 
 import math
 import os
@@ -13,20 +13,22 @@ from typing import Any
 from cache_store.log import log_info
 
 FORWARDED_S = 5.0
-"""A SIGTERM this soon after the first signal is the same request: schedulers send theirs to every process of a job,
-and torchrun then forwards its own to the ranks."""
+"""A SIGTERM this soon after the first signal counts as the same request: a scheduler signals every process of a job,
+and torchrun then forwards its own signal to the ranks.
+"""
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 RETRY, RETRY_S = signal.SIGALRM, 0.05
-"""Our own timer's signal: a stop that had to wait, or was swallowed, is tried again after this."""
+"""Signal and delay of our timer, which repeats a stop that Python swallowed."""
 
 
 @contextmanager
 def stop_signals_held() -> Iterator[None]:
-    """Hold SIGINT and SIGTERM back until the block ends; a process started in it, until it calls `obey_parent_alone`.
+    """Delay SIGINT and SIGTERM until the end of the block.
 
-    Signals go to the whole process group, and would kill a worker that is still importing.
+    Processes started in the block do not receive them until they call `ignore_stop_signals`: a signal goes to the whole
+    process group and would kill a worker that is still importing.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (*STOP_SIGNALS, RETRY))
     try:
@@ -35,8 +37,8 @@ def stop_signals_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def obey_parent_alone() -> None:
-    """Ignore signals to the process group; for processes started in `stop_signals_held`."""
+def ignore_stop_signals() -> None:
+    """Ignore SIGINT and SIGTERM, in a process started in `stop_signals_held`; only its parent stops it."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
@@ -46,49 +48,40 @@ def obey_parent_alone() -> None:
 def unwound_by_signals() -> Iterator[Callable[[], bool]]:
     """Let SIGTERM end the block as Ctrl-C does, so that scratch files are removed and the exit code is 3.
 
-    The first signal waits for the end of an import. Yields a function that says whether a signal came.
+    Yields a function that returns whether a signal came.
     """
-    ours, asked = os.getpid(), -math.inf
+    ours, last_signal_s = os.getpid(), -math.inf
 
     def unwind(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
+        nonlocal last_signal_s
         if os.getpid() != ours:
-            signal.signal(number, signal.SIG_DFL)  # a forked child dies of it, as its parent expects
+            signal.signal(number, signal.SIG_DFL)  # a forked child is ended by the signal, as its parent expects
             os.kill(os.getpid(), number)
-        elif number != signal.SIGTERM or time.monotonic() - asked > FORWARDED_S:
-            waits = (number == RETRY or asked == -math.inf) and is_importing(frame)
-            asked = time.monotonic()
-            signal.setitimer(signal.ITIMER_REAL, RETRY_S if waits else 0)
-            if not waits:
-                raise KeyboardInterrupt
+        elif number != signal.SIGTERM or time.monotonic() - last_signal_s > FORWARDED_S:
+            last_signal_s = time.monotonic()
+            stop_retrying()
+            raise KeyboardInterrupt
 
-    # What ignores Ctrl-C, as a job in a shell's background does, goes on to.
+    # A process that ignores Ctrl-C, such as a shell's background job, continues to ignore it.
     heard = [number for number in STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
     previous = {number: signal.signal(number, unwind) for number in (*heard, RETRY)}
     with interrupts_kept():
         try:
-            yield lambda: asked > -math.inf
+            yield lambda: last_signal_s > -math.inf
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            stop_retrying()
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
 
 def stop_retrying() -> None:
-    """Cancel a stop that waits to be tried again: it would interrupt the message of the stop that is told now."""
+    """Cancel a stop that is to be repeated: it would interrupt the message about the stop."""
     signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-def is_importing(frame: FrameType | None) -> bool:
-    """Whether `frame` runs within an import: an exception there can abort the program in C++ code, or be swallowed."""
-    while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
-        frame = frame.f_back
-    return frame is not None
 
 
 @contextmanager
 def interrupts_kept() -> Iterator[None]:
-    """Retry a KeyboardInterrupt that Python could only print: one raised in a `__del__` or in a weakref's callback."""
+    """Raise a KeyboardInterrupt again if Python could only print it: from a `__del__` or a weakref callback."""
     before = sys.unraisablehook
 
     def retry(unraisable: Any) -> None:
@@ -106,17 +99,17 @@ def interrupts_kept() -> Iterator[None]:
 
 @contextmanager
 def stop_on_signals(stop: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
-    """Call `stop` at the first SIGTERM or SIGINT; a second SIGINT, or a SIGTERM that is no echo, acts without us."""
+    """Call `stop` at the first SIGTERM or SIGINT; a second SIGINT, or a late SIGTERM, goes to the old handler."""
     previous: dict[signal.Signals, Any] = {}
-    asked: float | None = None
+    first_signal_s: float | None = None
 
     def handle(number: int, frame: object) -> None:
-        nonlocal asked
-        if asked is None:
-            asked = clock()
+        nonlocal first_signal_s
+        if first_signal_s is None:
+            first_signal_s = clock()
             log_info("stopping; another Ctrl-C stops at once")
             stop()
-        elif number == signal.SIGINT or clock() - asked > FORWARDED_S:
+        elif number == signal.SIGINT or clock() - first_signal_s > FORWARDED_S:
             restore()
             signal.raise_signal(number)
 

@@ -1,4 +1,4 @@
-"""The command `verify`: its options, its progress bar, its table of findings."""
+"""The `verify` command: options, progress bar, and table of findings."""
 
 import gc
 import sys
@@ -16,27 +16,26 @@ from tqdm import tqdm
 
 from cache_store.cache.info import SHOWN_MAKERS
 from cache_store.cache.metadata import read_spec, refuse_no_cache
-from cache_store.cores import usable_cores
 from cache_store.errors import CacheError, ConfigError, EncodeOnceError, Interrupted
+from cache_store.program.output_file import ReportFile, error_text
 from cache_store.program.progress_bar import progress_bar
-from cache_store.program.report_file import ReportFile, in_words
+from cache_store.program.run_program import usable_cores
 from cache_store.refusal import counted, printable
 from cache_store.storage.store import is_url, open_store
-from cache_store.verify.findings import Finding, Level, Report, nothing_read
+from cache_store.verify.findings import Finding, Level, Report, Subset, nothing_read, parse_subset
 from cache_store.verify.shard import CheckedShard
-from cache_store.verify.subset import Subset, parse_subset
 from cache_store.verify.verify import verify
 
 SHOWN_FINDINGS = 50
 
 FILE = "FILE"
-"""In a command that names a report, where none was written."""
+"""Name of the report in a printed command, if none was written."""
 
 REMOTE_JOBS = 8
-"""Over a network each thread waits for its answers most of the time."""
+"""Least number of threads for a cache at a URL, since each mostly waits for answers."""
 
 MAX_JOBS = 256
-"""Each is a thread; more would wait for one another."""
+"""Most threads; more of them would only wait for each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,27 +43,29 @@ class VerifyConfig:
     """Check a cache; exits 1 if anything is damaged."""
 
     level: Level | None = None
-    """quick: records, sizes, coverage, seal. full: every file's sha256; where one is wrong, which rows. deep: also
-    every sample's crc32c, values and id, and the statistics: it finds what was wrong before it was hashed. By default
-    quick, or full with a subset."""
+    """quick: records, sizes, coverage, seal. full: every file's sha256; if one is wrong, it names the rows. deep: also
+    every sample's crc32c, values and id, and the statistics, to find errors made before hashing. By default quick, or
+    full with a subset.
+    """
     subset: str | None = None
-    """Read only these shards; the others are checked as by quick. 3/20: the third of twenty slices, which together
-    hold every shard once; some are empty where shards are few. 5%: the same share every time, as 1/20."""
+    """Shards to read; the others are checked at level quick. 3/20: the third of twenty slices, which together hold
+    every shard once; with few shards, some slices are empty. 5%: always the same share, like 1/20.
+    """
     jobs: int | Literal["auto"] = "auto"
-    """Threads that read; auto: one per core, of a URL at least eight."""
+    """Threads that read; auto: one per core, but at least eight for a URL."""
     report: str | None = None
     """Also write the result to this JSON file: `sound` is true or false, and `error` says why a run did not end."""
-    json: bool = field(default=False, metadata={"typed": "--json"})
-    """Print the result as JSON instead, as it stands in a report."""
+    json: bool = field(default=False, metadata={"option": "--json"})
+    """Print the result as JSON instead, in the form of a report."""
 
     def __post_init__(self) -> None:
         if self.jobs != "auto" and not 1 <= self.jobs <= MAX_JOBS:
             raise ConfigError(f"jobs must be auto or in [1, {MAX_JOBS}], got {self.jobs}")
         if self.subset and self.level == "quick":
             raise ConfigError(
-                "subset says what levels full and deep read; level quick looks at every shard, leave subset out"
+                "subset applies to levels full and deep; level quick checks every shard, so leave subset out"
             )
-        self.shards  # noqa: B018 (a wrong one is an error here)
+        self.shards  # noqa: B018 (an invalid subset raises ConfigError here)
 
     @property
     def shards(self) -> Subset | None:
@@ -82,7 +83,7 @@ class VerifyConfig:
 
 
 def run_verify(cache: str, config: VerifyConfig) -> int:
-    """Verify, report, and return the exit code."""
+    """Verify a cache, print and report the result, and return the exit code."""
 
     def failed(error: str) -> dict[str, object]:
         return nothing_read(cache, config.resolved_level, config.subset, error).as_dict(FILE)
@@ -92,7 +93,7 @@ def run_verify(cache: str, config: VerifyConfig) -> int:
             report = verify_with_bar(cache, config)
         except (EncodeOnceError, OSError) as error:
             if config.json:
-                print(out.document(failed(in_words(error))), end="")
+                print(out.document(failed(error_text(error))), end="")
             raise
         out.result = report.as_dict(config.report or FILE)
         if config.json:
@@ -105,7 +106,7 @@ def run_verify(cache: str, config: VerifyConfig) -> int:
 def verify_with_bar(cache: str, config: VerifyConfig) -> Report:
     try:
         with reading_bar(cache, config) as progress:
-            gc.freeze()  # else the collector looks through all loaded modules every few shards: a tenth of the time
+            gc.freeze()  # otherwise the collector scans all loaded modules every few shards, a tenth of the time
             jobs = config.threads(cache)
             return verify(cache, config.resolved_level, subset=config.shards, jobs=jobs, progress=progress)
     except KeyboardInterrupt:  # SIGTERM as well as SIGINT; verification only reads, so it can be left at any instant
@@ -132,12 +133,12 @@ class ReadingBar:
 @contextmanager
 def reading_bar(cache: str, config: VerifyConfig) -> Iterator[ReadingBar]:
     subset = config.shards
-    refuse_no_cache(open_store(cache))  # a store that does not answer is waited for once
+    refuse_no_cache(open_store(cache))  # first, so that a store that does not answer is waited for only once
     try:
         spec = read_spec(cache)
         total = sum(subset is None or shard in subset for shard in range(spec.num_shards))
     except (CacheError, OSError):
-        total = 0  # verification says what is wrong with it
+        total = 0  # verify reports the problem
     with progress_bar(total=total, desc=f"verify {config.resolved_level}", unit="shard", delay=0.5) as bar:
         yield ReadingBar(bar, config)
 
@@ -148,7 +149,7 @@ def show_report(report: Report, report_file: str | None) -> None:
     checked += f", {counted(report.samples, 'sample')}, {report.bytes:,} bytes"
     level = f"{report.level}, subset {report.subset}" if report.subset else report.level
     if report.subset and not report.covered:
-        print(f"no shard falls into {report.subset} of {shards}: all were checked as by quick")
+        print(f"{report.subset} of {shards} is no shard: all were checked at level quick")
     if len(report.made_by) > 1:
         print(f"shards were made by {len(report.made_by):,} kinds of hardware or libraries:")
         for maker, made in sorted(report.made_by.items(), key=lambda each: -each[1])[:SHOWN_MAKERS]:
@@ -167,7 +168,7 @@ def show_report(report: Report, report_file: str | None) -> None:
 
 
 def summary(findings: Sequence[Finding]) -> str:
-    """How much is damaged, in numbers."""
+    """Count the findings and the files, shards and rows that they name."""
     files = Counter(finding.file for finding in findings)
     shards = {finding.shard for finding in findings} - {None}
     rows = {(finding.shard, finding.row) for finding in findings if finding.row is not None}
@@ -181,7 +182,7 @@ def show_findings(findings: Sequence[Finding]) -> None:
     for finding in findings[:SHOWN_FINDINGS]:
         place = ["" if value is None else str(value) for value in (finding.shard, finding.row)]
         table.add_row(*place, Text(printable(finding.file)), Text(printable(finding.problem)))
-    # A pipe has no width; wide enough that nothing is broken there.
+    # A pipe has no width; this is wide enough to keep each finding on one line.
     Console(highlight=False, width=None if sys.stdout.isatty() else 300).print(table)
     if (more := len(findings) - SHOWN_FINDINGS) > 0:
         print(f"and {more:,} more; --report FILE writes them all")

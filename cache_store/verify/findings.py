@@ -1,23 +1,62 @@
-"""What a verification reports, and what to do about it."""
+"""The scope of a verification, its findings, and the steps that repair them."""
 
+import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from fractions import Fraction
 from typing import Literal
 
-from cache_store.errors import CacheError, NotAFileError
+from cache_store.errors import CacheError, ConfigError, NotAFileError
 from cache_store.format.names import BUILD_FILE, SPEC_FILE
 from cache_store.refusal import MADE_BY, SEALED_BY, counted, printable
 from cache_store.storage.store import Store
 
 Level = Literal["quick", "full", "deep"]
-"""How much is read: records and sizes; every byte; every byte, and every sample whatever the hashes say."""
+"""quick reads records and sizes, full every byte, deep every byte and every sample even if all hashes match."""
 
 Kind = Literal["damaged", "replaced", "uncommitted", "unsealed", "stray"]
-"""What tells findings apart that are mended in different ways: `replaced` is a file in whose place something else lies,
-`uncommitted` a shard and `unsealed` a cache that a build has not finished, `stray` what belongs nowhere."""
+"""Kinds of findings, by their remedy. `replaced`: something else is in a file's place. `uncommitted`, `unsealed`: a
+build has not finished this shard, or the cache. `stray`: a file that is not the cache's. `damaged`: all others.
+"""
 
 SHOWN = 5
+
+PLACES = 2**64
+STEP = 0x9E3779B97F4A7C15
+"""2^64 divided by the golden ratio: its multiples, modulo 2^64, are spread evenly over any range of places and follow
+no period of the shards (Knuth, The Art of Computer Programming 3, 6.4, Fibonacci hashing).
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subset:
+    """A fixed share of a cache's shards, `3/20` or `5%`: those whose place is in [first, end).
+
+    Every shard has a fixed place in [0, 1), which depends on its number alone: for one M, slices N/M never overlap and
+    together cover the whole cache, even while it grows.
+    """
+
+    first: Fraction
+    end: Fraction
+    name: str
+    """The text that the user typed."""
+
+    def __contains__(self, shard: int) -> bool:
+        return self.first <= Fraction(shard * STEP % PLACES, PLACES) < self.end
+
+
+def parse_subset(text: str) -> Subset:
+    """Parse `N/M`, the N-th of M slices, or `P%`, the first P hundredths; ConfigError for anything else."""
+    if match := re.fullmatch(r"(\d{1,9})/(\d{1,9})", text, re.ASCII):
+        number, slices = map(int, match.groups())
+        if 1 <= number <= slices:
+            return Subset(first=Fraction(number - 1, slices), end=Fraction(number, slices), name=text)
+    elif match := re.fullmatch(r"(\d{1,3}(?:\.\d{1,6})?)%", text, re.ASCII):
+        share = Fraction(match[1]) / 100
+        if 0 < share <= 1:
+            return Subset(first=Fraction(0), end=share, name=text)
+    raise ConfigError(f"subset must be a slice N/M with N in 1..M, such as 3/20, or a share such as 5%, got {text!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +65,7 @@ class Finding:
 
     file: str
     problem: str
-    """For people; what a program does about it hangs on `kind`."""
+    """Text for people; programs decide by `kind`."""
     shard: int | None = None
     row: int | None = None
     kind: Kind = "damaged"
@@ -38,14 +77,14 @@ class Finding:
 
 
 def nothing_read(cache: str, level: Level, subset: str | None, error: str | None = None) -> "Report":
-    """A report before anything is read."""
+    """Make the report of a verification that has read nothing."""
     return Report(
         cache=cache, level=level, subset=subset, identity=None, shards=0, samples=0, bytes=0, findings=(), error=error
     )
 
 
 def unreadable(error: CacheError | OSError, store: Store, file: str, shard: int | None = None) -> Finding:
-    """What whoever read a file ran into; a finding names the file itself."""
+    """Make a finding from the error that reading a file gave; the file's name is removed from the text."""
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         problem = "is missing"
     elif isinstance(error, OSError):
@@ -57,14 +96,14 @@ def unreadable(error: CacheError | OSError, store: Store, file: str, shard: int 
 
 
 def in_reading_order(finding: Finding) -> tuple[int, str, int, str]:
-    """Files of the whole cache first, then shard by shard, in each file first what concerns it as a whole."""
+    """Sort key: files of the whole cache first, then by shard; in each file, findings about the whole file first."""
     shard = -1 if finding.shard is None else finding.shard
     return shard, finding.file, -1 if finding.row is None else finding.row, finding.problem
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a verification looked at and found."""
+    """The scope and the findings of a verification."""
 
     cache: str
     level: Level
@@ -74,20 +113,20 @@ class Report:
     bytes: int
     findings: tuple[Finding, ...]
     subset: str | None = None
-    """Which shards were read, as asked for; None: all of them."""
+    """The subset that was requested; None for all shards."""
     covered: int = 0
-    """Of the shards, those in the subset; `samples` and `bytes` are theirs."""
+    """Number of shards in the subset, or of all; `samples` and `bytes` count only these."""
     made_by: dict[str, int] = field(default_factory=dict)
-    """Hardware and libraries, with the number of shards that they made: as their records say."""
+    """Number of shards by the hardware and libraries that made them, from their records."""
     error: str | None = None
-    """Why the verification did not end; what it found is then unknown."""
+    """Why the verification did not end; there are then no findings."""
 
     @property
     def sound(self) -> bool:
         return self.error is None and not self.findings
 
     def raise_if_damaged(self) -> None:
-        """CacheError naming the first few findings."""
+        """Raise CacheError with the first few findings, if there are any."""
         if self.findings:
             shown = "\n".join(f"  {finding}" for finding in self.findings[:SHOWN])
             more = f"\n  and {len(self.findings) - SHOWN} more" if len(self.findings) > SHOWN else ""
@@ -97,17 +136,17 @@ class Report:
             )
 
     def as_dict(self, report_file: str) -> dict[str, object]:
-        """For a file of that name; `next` says what to do, in the words of the command line."""
+        """Return the report for the JSON file `report_file`; its `next` lists the commands to run."""
         return {"sound": self.sound, **asdict(self), "next": list(self.next_steps(report_file))}
 
     def next_steps(self, report_file: str) -> Iterator[str]:
-        """What mends the findings, first things first."""
+        """Yield the steps that repair the findings, in order."""
         damaged = {finding.file for finding in self.findings if finding.kind != "stray"}
         yield from self._in_the_way()
         reasons = [f"writes {BUILD_FILE} again, which repair needs"] if BUILD_FILE in damaged else []
         unfinished = {*self._files("uncommitted"), *self._files("unsealed")}
         reasons += ["builds and seals what is missing"] if unfinished else []
-        if reasons:  # before the repair, which would build what is missing without the build's limits and workers
+        if reasons:  # before repair, which would build missing shards without the build's limits and workers
             yield f"rerun the {SEALED_BY if unfinished else MADE_BY}: it {' and '.join(reasons)}"
             damaged -= {BUILD_FILE, *unfinished}
         if damaged:
@@ -116,7 +155,7 @@ class Report:
             yield f"verify again: without {SPEC_FILE} nothing else could be checked"
 
     def _in_the_way(self) -> Iterator[str]:
-        """What lies where a file or a folder of the cache belongs, and what belongs nowhere."""
+        """Yield the steps for objects in the place of the cache's files, and for stray files."""
         replaced = self._files("replaced")
         if replaced:
             yield f"move {self._path(replaced[0])}{and_more(replaced)} away: a file of the cache belongs there"

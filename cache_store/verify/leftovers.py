@@ -1,4 +1,4 @@
-"""What lies in a cache's folders and is no file of the cache: found, and where builds that died left it, cleared."""
+"""Find files in a cache's folders that are not the cache's, and delete those that dead builds left."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ def stray(file: str, problem: str = STRAY) -> Finding:
 
 
 def stray_findings(store: Store, spec: Spec) -> Iterator[Finding]:
-    """What lies in the cache's folders and is no file of a cache, scratch files of a build that died among them."""
+    """Yield files in the cache's folders that are not the cache's, including scratch files of dead builds."""
     known = files_of(spec)
     for name in store.list():
         if name.startswith(".") and name.endswith(SCRATCH_SUFFIX):
@@ -28,9 +28,9 @@ def stray_findings(store: Store, spec: Spec) -> Iterator[Finding]:
 
 
 def clear_leftovers(store: Store, spec: Spec) -> None:
-    """Delete the scratch files of builds that died; for the holder of the claim, and when it writes nothing itself.
+    """Delete scratch files of dead builds; only the holder of the claim may call it, while it writes nothing.
 
-    On a disk, each folder that has files of the cache is listed once: as many as shards, in the Zarr form.
+    On a disk, every folder with files of the cache is listed once: in the Zarr form, one folder per shard.
     """
     known, there = files_of(spec), listed_once(store)
     for folder in sorted({name.rpartition("/")[0] for name in known}):
@@ -40,14 +40,14 @@ def clear_leftovers(store: Store, spec: Spec) -> None:
 
 
 def files_of(spec: Spec) -> set[str]:
-    """The names of all files that a cache of this spec has."""
+    """Return the names of all files of a cache with this spec."""
     shards, layout = range(spec.num_shards), shard_format(spec)
     by_shard = (name(shard) for name in (samples_file, commit_file, layout.shard_file) for shard in shards)
     return {PLAN_FILE, BUILD_FILE, SEAL_FILE, *layout.metadata(), *by_shard}
 
 
 def is_leftover(name: str, known: set[str]) -> bool:
-    """Whether a name is that of the scratch of one of the cache's `known` files."""
+    """Whether `name` is the scratch file of a `known` file of the cache."""
     folder, slash, base = name.rpartition("/")
     written = scratch_of(base)
     return written is not None and folder + slash + written in known
@@ -59,9 +59,9 @@ def folders_above(name: str) -> Iterator[str]:
 
 
 def strays_below(store: Store, folder: str, known: set[str], folders: set[str]) -> Iterator[Finding]:
-    """Names as strings throughout: a large cache has hundreds of thousands of them.
+    """Yield stray files below a folder; names stay strings, since a large cache has hundreds of thousands.
 
-    Of a folder that is missing, the files that should be in it are missed one by one.
+    A missing folder gives nothing here: other checks report each of its files as missing.
     """
     try:
         entries = store.list(folder)

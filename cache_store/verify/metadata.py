@@ -1,4 +1,4 @@
-"""Checking what concerns the whole cache: spec, plan, seal, and which of them is at fault where they differ."""
+"""Check the files of the whole cache (spec, plan, seal) and decide which is at fault if they differ."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,8 +13,9 @@ from cache_store.cache.survey import Survey, held_recipe
 from cache_store.cache.writing.seal import cache_identity, make_seal
 from cache_store.errors import CacheError, StaleError
 from cache_store.format.names import BUILD_FILE, PLAN_FILE, SEAL_FILE, commit_file
-from cache_store.format.plan import DIGESTED, plan_digest
+from cache_store.format.plan import plan_digest
 from cache_store.format.schema import CommitContent, Seal, Spec
+from cache_store.format.tables import PLAN_COLUMNS
 from cache_store.storage.store import Store
 from cache_store.verify.findings import Finding, unreadable
 from cache_store.verify.record import file_finding
@@ -24,18 +25,18 @@ FLOAT_TOLERANCE = 1e-6
 
 
 def is_contradicted(survey: Survey, spec: Spec) -> bool:
-    """Whether the spec is at fault: records are of another recipe, or else the seal and the plan of another spec."""
+    """Whether the spec is at fault: the records have another recipe, or both seal and plan belong to another spec."""
     try:
         if held_recipe(survey) != spec.recipe:
             return True
     except StaleError:
-        return False  # records differ among themselves, and are found one by one
+        return False  # records differ from each other; each is reported by itself
     seal = survey.seal.value
     return seal is not None and seal.spec_digest != spec.digest and not is_planned(survey.store, spec)
 
 
 def is_planned(store: Store, spec: Spec) -> bool:
-    """Whether the plan is the spec's, or says nothing."""
+    """Whether the plan is the spec's; True also if it cannot be read."""
     try:
         plan = open_plan(store)
         return plan.num_rows == spec.rows and plan.digests().whole == spec.plan_digest
@@ -44,7 +45,7 @@ def is_planned(store: Store, spec: Spec) -> bool:
 
 
 def metadata_findings(survey: Survey, spec: Spec) -> Iterator[Finding]:
-    """What is wrong with the files that the spec determines, and with the two records of the whole cache."""
+    """Check the files that the spec determines, the seal and the build record."""
     for name, expected in metadata_of(spec):
         try:
             if survey.store.read(name) != expected:
@@ -60,14 +61,14 @@ def metadata_findings(survey: Survey, spec: Spec) -> Iterator[Finding]:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedPlan:
-    """What the check of the plan gave."""
+    """The result of checking the plan."""
 
     findings: tuple[Finding, ...] = ()
     digests: dict[int, str] = field(default_factory=dict)
-    """Of the shards' rows, where the plan is sound."""
+    """Plan digest of each shard whose rows were read; empty if the plan is damaged."""
 
     def compare(self, checked: Iterable[CheckedShard]) -> Iterator[Finding]:
-        """Commit records that were made for other rows."""
+        """Yield a finding for each commit record that was made for other rows than the plan's."""
         for each in checked:
             shard = each.task.shard
             if each.content and self.digests.get(shard, each.content.plan_digest) != each.content.plan_digest:
@@ -76,10 +77,10 @@ class CheckedPlan:
 
 
 def check_plan(store: Store, spec: Spec, seal: Seal | None, tasks: Sequence[ShardTask]) -> CheckedPlan:
-    """Its hash at every level, since it is one file.
+    """Check the plan; its hash is compared at every level, since it is one file.
 
-    Rows are looked at where no seal vouches for the file, and at level deep whatever it says: those of the shards that
-    are read, and if all are, whether they are the spec's.
+    Rows are read at level deep, and at level full without a seal: those of the shards that are read. If all shards are,
+    the plan's digest must also be the spec's.
     """
     levels = ("deep",) if seal else ("full", "deep")
     shards = [task.shard for task in tasks if task.level in levels]
@@ -90,7 +91,7 @@ def check_plan(store: Store, spec: Spec, seal: Seal | None, tasks: Sequence[Shar
         ):
             return CheckedPlan(findings=(finding,))
         if len(shards) < len(tasks):
-            return CheckedPlan(digests={shard: plan_digest(plan.shard(shard, list(DIGESTED))) for shard in shards})
+            return CheckedPlan(digests={shard: plan_digest(plan.shard(shard, list(PLAN_COLUMNS))) for shard in shards})
         digests = plan.digests()
     except (CacheError, OSError) as error:
         return CheckedPlan(findings=(unreadable(error, store, PLAN_FILE),))
@@ -100,31 +101,31 @@ def check_plan(store: Store, spec: Spec, seal: Seal | None, tasks: Sequence[Shar
 
 
 def seal_findings(spec: Spec, seal: Seal, checked: Sequence[CheckedShard], damaged: set[str]) -> Iterator[Finding]:
-    """Whether the seal is the roll-up of the commit records; a record that it was not made from is named."""
+    """Check that the seal summarises the commit records, and name each record that was not sealed."""
     if seal.spec_digest != spec.digest:
         yield Finding(file=SEAL_FILE, problem="is the seal of another spec")
         return
-    others = other_records(seal, checked)
+    others = unsealed_records(seal, checked)
     if len(others) == len(checked) > 1:
-        yield Finding(file=SEAL_FILE, problem="is the seal of none of the commit records")
+        yield Finding(file=SEAL_FILE, problem="matches none of the commit records")
         return
     yield from (finding for finding in others if finding.file not in damaged)
     records = {commit_file(each.task.shard) for each in checked}
     if others or records & damaged:
-        return  # what it should be cannot be told
+        return  # the expected seal cannot be computed
     expected = make_seal(spec, contents_of(checked), msgspec.structs.replace(seal.plan_file, path=PLAN_FILE))
     unsigned = [msgspec.to_builtins(msgspec.structs.replace(each, sha256="")) for each in (expected, seal)]
     if not nearly_equal(*unsigned):
-        yield Finding(file=SEAL_FILE, problem="is not the roll-up of the commit records")
+        yield Finding(file=SEAL_FILE, problem="is not the summary of the commit records")
 
 
 def contents_of(checked: Sequence[CheckedShard]) -> list[CommitContent]:
-    """In order of shards; of shards without a record, nothing."""
+    """List the contents of the readable records, in shard order."""
     return [each.content for each in checked if each.content]
 
 
-def other_records(seal: Seal, checked: Sequence[CheckedShard]) -> list[Finding]:
-    """Readable records that are not those the cache was sealed with; none where the seal's own list is at fault."""
+def unsealed_records(seal: Seal, checked: Sequence[CheckedShard]) -> list[Finding]:
+    """List readable records that were not sealed; empty if the seal's own list is at fault."""
     findings = []
     for each in checked:
         shard = each.task.shard
@@ -135,7 +136,7 @@ def other_records(seal: Seal, checked: Sequence[CheckedShard]) -> list[Finding]:
 
 
 def nearly_equal(expected: Any, found: Any) -> bool:
-    """Equal, floats to rounding: another machine's linear algebra may differ in the last bits of the preview map.
+    """Compare two values, floats up to rounding: another machine may differ in the last bits of the preview map.
 
     The seal's own sha256 has been checked when it was read.
     """

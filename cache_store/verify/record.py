@@ -1,4 +1,4 @@
-"""Checking what a commit record says: of its shard, of a file, of the samples table."""
+"""Check a commit record against its shard, its files and the samples table."""
 
 import math
 from collections import Counter
@@ -14,7 +14,7 @@ from cache_store.format.formats import files_of_shard
 from cache_store.format.layout import Location, ShardSamples
 from cache_store.format.names import commit_file, samples_file
 from cache_store.format.schema import ArraySpec, CommitContent, CommitRecord, FeatureStatistics, FileRecord, Spec
-from cache_store.format.statistics import equal_but_for_rounding
+from cache_store.format.sums import equal_but_for_rounding
 from cache_store.format.tables import CACHED, REJECTED, cut_texts, reason_kind, rows_digest, samples_schema
 from cache_store.refusal import recipe_differences
 from cache_store.storage.store import Store
@@ -22,7 +22,7 @@ from cache_store.verify.findings import Finding, unreadable
 
 
 def file_finding(store: Store, file: FileRecord, shard: int | None = None) -> Finding | None:
-    """What is wrong with a file that a record names, by its SHA-256."""
+    """Compare a file's SHA-256 with its record; return a finding or None."""
     try:
         found = stored_sha256(store, file.path)
     except (CacheError, OSError) as error:
@@ -34,7 +34,7 @@ def file_finding(store: Store, file: FileRecord, shard: int | None = None) -> Fi
 
 
 def usable_record(spec: Spec, shard: int, on_disk: ShardOnDisk) -> tuple[CommitRecord | None, str | None]:
-    """A record that fits the spec, and why the shard cannot be kept, be it for its files' sizes alone."""
+    """Return the record if it fits the spec, and why the shard cannot be kept, which may be its files' sizes only."""
     record = on_disk.record.value
     if record is None:
         return None, str(on_disk.record.problem)
@@ -61,16 +61,16 @@ def content_findings(spec: Spec, shard: int, content: CommitContent) -> Iterator
 
 
 def statistics_findings(shard: int, recorded: FeatureStatistics, found: FeatureStatistics | None) -> Iterator[Finding]:
-    """Whether the record's sums are those of the shard's samples, each of which has been checked."""
+    """Compare the record's sums with those of the shard's samples, all of which were found sound."""
     if found is None or len(found.sum) != len(recorded.sum):
-        return  # which is found by the counts, and by the spec
+        return  # the checks of the counts and the spec report it
     if not equal_but_for_rounding(found, recorded):
         problem = "statistics do not follow from the shard's samples"
         yield Finding(shard=shard, file=commit_file(shard), problem=problem)
 
 
 def statistics_shape(content: CommitContent) -> list[int]:
-    """Lengths of everything that the seal adds up."""
+    """List the count and the lengths of all sums that the seal adds up."""
     lengths: list[int] = []
     if content.statistics is not None:
         each = content.statistics
@@ -90,16 +90,16 @@ def expected_shape(array: ArraySpec, cached: int) -> list[int]:
 
 
 def table_problem(samples: ShardSamples) -> str | None:
-    """Why a samples table cannot be the shard's."""
+    """Say why a samples table cannot be the shard's, or return None."""
     if samples.table.schema != samples_schema(samples.spec.array):
-        return "has other columns than the format's"
+        return "does not have the columns of the format"
     if samples.table.num_rows != len(samples.rows):
         return f"has {samples.table.num_rows} rows, {len(samples.rows)} are planned"
     return None
 
 
 def table_findings(samples: ShardSamples, content: CommitContent) -> Iterator[Finding]:
-    """Whether the samples table is the one that the record was made with."""
+    """Check that the samples table matches the commit record."""
     shard, table, name = samples.shard, samples.table, samples_file(samples.shard)
     digest = rows_digest(*(table[column].to_pylist() for column in ("row", "id", "content_sha256")))
     if digest != content.rows_digest:
@@ -119,18 +119,18 @@ def table_findings(samples: ShardSamples, content: CommitContent) -> Iterator[Fi
 
 
 def status_findings(samples: ShardSamples) -> Iterator[Finding]:
-    """Rows that are cached without bytes, or rejected with some or without a reason."""
+    """Yield cached rows without bytes or with a reason, and rejected rows with bytes or without a reason."""
     shard, table, name = samples.shard, samples.table, samples_file(samples.shard)
     cached = pc.equal(table["status"], CACHED).fill_null(False).to_numpy()
     placed = [table[column].is_valid().to_numpy() for column in Location._fields]
     agree = np.all([cached == each for each in placed], axis=0) & (cached == table["reason"].is_null().to_numpy())
     for slot in np.flatnonzero(~agree).tolist():
-        problem = f"is {table['status'][slot].as_py()}, which its reason or place in the shard file contradicts"
+        problem = f"is {table['status'][slot].as_py()}, but its reason or its place in the shard file says otherwise"
         yield Finding(shard=shard, row=table["row"][slot].as_py(), file=name, problem=problem)
 
 
-def other_rows(samples: ShardSamples) -> Iterator[Finding]:
-    """Rows of the samples table that are not the plan's; one finding where none is."""
+def mismatched_rows(samples: ShardSamples) -> Iterator[Finding]:
+    """Yield rows of the samples table that differ from the plan; one finding if every row does."""
     if samples.planned is None:
         return
     found, planned = (table.select(["row", "id"]) for table in (samples.table, samples.planned))

@@ -1,7 +1,7 @@
 """One pass over a shard file that checks each sample.
 
-Read into one small buffer rather than mapped: a failing disk is then an OSError that names the file, where a mapping
-would end the program with a bus error.
+Samples are read into one small buffer, not mapped: a failing disk then raises an OSError that names the file, while a
+mapping would kill the program with a bus error.
 """
 
 import os
@@ -17,11 +17,11 @@ from cache_store.format.schema import ArraySpec
 from cache_store.format.sums import RunningSums
 
 EXPONENTS = {"float16": 0x7C00, "bfloat16": 0x7F80, "float32": 0x7F800000}
-"""A value is not finite where all its exponent bits are set (IEEE 754)."""
+"""Exponent bits by dtype: a value is not finite if all of them are set (IEEE 754)."""
 
 
 class Placed(NamedTuple):
-    """A sample to check, in the order of the file."""
+    """The place of a sample to check; sorts in the order of the file."""
 
     offset: int
     length: int
@@ -32,9 +32,9 @@ class Placed(NamedTuple):
 def scan_shard(
     stream: BufferedReader, array: ArraySpec, locations: Sequence[Location | None], sums: RunningSums | None = None
 ) -> list[tuple[int, str]]:
-    """Check the sample of every slot that has one: (slot, what is wrong with it). OSError if the file is unreadable.
+    """Check every sample of a shard file: list (slot, problem). OSError if the file is unreadable.
 
-    The values of samples with which nothing is wrong are added to `sums`.
+    The values of sound samples are added to `sums`.
     """
     size = stream.seek(0, os.SEEK_END)
     problems = dict(misplaced(locations, size, array))
@@ -56,42 +56,42 @@ def scan_shard(
 
 
 def overlapping(placed: Iterable[Placed]) -> Iterator[tuple[int, str]]:
-    """Slots whose samples begin before an earlier one ends."""
+    """Yield slots whose samples begin before an earlier sample ends."""
     end = 0
     for offset, length, _, slot in placed:
         if offset < end:
-            yield slot, f"lies at bytes [{offset}, {offset + length}), where another sample lies too"
+            yield slot, f"is at bytes [{offset}, {offset + length}), which overlap another sample"
         else:
             end = offset + length
 
 
 def misplaced(locations: Sequence[Location | None], size: int, array: ArraySpec) -> Iterator[tuple[int, str]]:
-    """Slots whose samples cannot be where the samples table says."""
+    """Yield slots whose place in the samples table is outside the file or too long."""
     longest = longest_sample(array)
     for slot, location in enumerate(locations):
         if location is None:
             continue
         offset, length, _ = location
         if not 0 <= offset < offset + length <= size:
-            yield slot, f"lies at bytes [{offset}, {offset + length}), the file has {size}"
+            yield slot, f"is at bytes [{offset}, {offset + length}), but the file has {size}"
         elif length > longest:
-            yield slot, f"is {length} bytes long, a sample takes {longest} at most"
+            yield slot, f"is {length} bytes long, but a sample has at most {longest}"
 
 
 def longest_sample(array: ArraySpec) -> int:
-    """Bytes of an encoded sample at most: blosc keeps as it is what does not compress, behind its header."""
+    """Return the largest size of an encoded sample: blosc stores incompressible data unchanged after its header."""
     return array.sample_bytes + (0 if array.codec == "none" else BLOSC_HEADER.size)
 
 
 def value_problem(payload: memoryview, array: ArraySpec, decoded: np.ndarray) -> str | None:
-    """What is wrong with an encoded sample, which is left `decoded`."""
+    """Decode a sample into `decoded` and say what is wrong with it, or return None."""
     try:
         decode_sample(payload, array.codec, decoded)
     except ValueError as error:
         return str(error)
     size, exponent = array.numpy_dtype.itemsize, EXPONENTS[array.dtype]
     signed, unsigned = decoded.view(f"<i{size}"), decoded.view(f"<u{size}")
-    # Read as integers, they are larger than all finite values of their sign: two maxima tell that there is none.
+    # As integers, non-finite values exceed all finite values of their sign, so two maxima show that there are none.
     if signed.max() < exponent and unsigned.max() < exponent + (1 << (8 * size - 1)):
         return None
     return f"holds {np.count_nonzero((unsigned & exponent) == exponent)} non-finite values"

@@ -1,4 +1,4 @@
-"""Checking one shard: its record, its files, every sample in it."""
+"""Check one shard: its record, its files, and every sample in it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,15 +12,16 @@ from cache_store.errors import CacheError
 from cache_store.format.formats import files_of_shard, shard_format
 from cache_store.format.layout import ShardSamples
 from cache_store.format.names import commit_file, samples_file
-from cache_store.format.plan import DIGESTED, PlanFile
+from cache_store.format.plan import PlanFile
 from cache_store.format.schema import CommitContent, CommitRecord, FileRecord, Spec
 from cache_store.format.sums import RunningSums
+from cache_store.format.tables import PLAN_COLUMNS
 from cache_store.storage.store import Store
 from cache_store.verify.findings import Finding, Level, unreadable
 from cache_store.verify.record import (
     content_findings,
     file_finding,
-    other_rows,
+    mismatched_rows,
     statistics_findings,
     status_findings,
     table_findings,
@@ -39,11 +40,11 @@ class ShardTask:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedShard:
-    """What the check of one shard gave."""
+    """The result of checking one shard."""
 
     task: ShardTask
     content: CommitContent | None
-    """None where the shard has no readable record."""
+    """The content of the shard's record, or None if no record can be read."""
     findings: tuple[Finding, ...]
 
     @property
@@ -69,7 +70,7 @@ class ShardVerifier:
         return CheckedShard(task=task, content=content, findings=tuple(findings))
 
     def _read_record(self, task: ShardTask) -> CommitRecord | Finding:
-        """The shard's record, or why there is none."""
+        """Return the shard's record, or a finding that says why there is none."""
         shard, name = task.shard, commit_file(task.shard)
         if on_disk := self._survey.shards.get(shard):
             record, problem = on_disk.record.value, on_disk.record.problem
@@ -82,9 +83,9 @@ class ShardVerifier:
         return files_of_shard(self._spec, task.shard)
 
     def _file_findings(self, task: ShardTask, content: CommitContent) -> Iterator[Finding]:
-        """The two files of the shard; at level full samples of files that are what was sealed are not looked at.
+        """Check the shard's two files; at level full, samples are checked only if a file is not as sealed.
 
-        The record of a cache that is not sealed stands for itself.
+        In a cache without a seal, the record is trusted.
         """
         wrong = [self._file_finding(task, file) for file in content.files]
         yield from filter(None, wrong)
@@ -93,7 +94,7 @@ class ShardVerifier:
             yield from self._sample_findings(task, content, *wrong)
 
     def _file_finding(self, task: ShardTask, file: FileRecord) -> Finding | None:
-        """By the size that the survey found; but for level quick its SHA-256 is compared too."""
+        """Check a file's size, which the survey has read, and at levels above quick its SHA-256."""
         if problem := self._survey.shards[task.shard].file_problems.get(file.path):
             return unreadable(problem, self._store, file.path, task.shard)
         return None if task.level == "quick" else file_finding(self._store, file, task.shard)
@@ -101,41 +102,41 @@ class ShardVerifier:
     def _sample_findings(
         self, task: ShardTask, content: CommitContent, wrong_data: Finding | None, wrong_table: Finding | None
     ) -> Iterator[Finding]:
-        """What is wrong with the samples; where the shard file is sound and the table is not, that is its fault."""
+        """Check the samples; if the shard file is sound and the table is not, findings name the table."""
         samples, found = self._read_samples(task, content)
         yield from found
         if samples is None:
             return
         yield from table_findings(samples, content)
-        yield from other_rows(samples)
+        yield from mismatched_rows(samples)
         is_tables_fault = wrong_table is not None and wrong_data is None
         sums = RunningSums(self._spec.array, self._spec.array.dtype) if task.level == "deep" else None
         differing = [*self._data_findings(task, samples, is_tables_fault, sums)]
-        yield from (each for each in differing if each.row is not None or not wrong_data)  # which is known to be wrong
+        yield from (each for each in differing if each.row is not None or not wrong_data)  # reported already
         if sums is not None and not differing and content.statistics is not None:
             yield from statistics_findings(task.shard, content.statistics, sums.statistics())
 
     def _findings_without_record(self, task: ShardTask) -> Iterator[Finding]:
-        """No hash is known, but the files can still be absent, or say of themselves and each other that they differ."""
+        """Check the files of a shard without a record: they may be missing, damaged, or differ from each other."""
         data, table = self._files(task)
         absent = [*filter(None, (absence(self._store, name, task.shard) for name in (data, table)))]
         yield from absent
         if task.level == "quick":
             return
         samples, found = self._read_samples(task, None)
-        found += [] if samples is None else other_rows(samples)
+        found += [] if samples is None else mismatched_rows(samples)
         yield from found
         if samples is not None and not found:
             yield from status_findings(samples)
             yield from self._data_findings(task, samples)
         elif data not in {finding.file for finding in absent}:
-            problem = f"is of no use, nor is {table}: {data} was not looked at"
+            problem = f"and {table} are unusable: {data} was not checked"
             yield Finding(shard=task.shard, file=commit_file(task.shard), problem=problem)
 
     def _read_samples(
         self, task: ShardTask, content: CommitContent | None
     ) -> tuple[ShardSamples | None, list[Finding]]:
-        """What the samples table says, if it can serve to find the samples, and why not."""
+        """Read the samples table; return it if it can locate the samples, and the findings."""
         name = samples_file(task.shard)
         try:
             table, planned = read_samples(self._store, task.shard), self._planned_rows(task.shard, content)
@@ -148,28 +149,28 @@ class ShardVerifier:
 
     @cached_property
     def _plan(self) -> PlanFile | None:
-        """None where the plan is damaged, which is a finding of its own and no shard's fault."""
+        """The plan, or None if it is damaged, which the check of the plan reports."""
         try:
             return open_plan(self._store)
         except CacheError:
             return None
 
     def _planned_rows(self, shard: int, content: CommitContent | None) -> pa.Table | None:
-        """The shard's rows of a plan that is sound and, where there is a record, the one it was made for."""
+        """Return the shard's rows of the plan; None if the plan is damaged or does not match the record."""
         try:
             if self._plan is None:
                 return None
             if content is not None:
                 return self._plan.recorded_rows(content)
-            rows = self._plan.shard(shard, list(DIGESTED))
+            rows = self._plan.shard(shard, list(PLAN_COLUMNS))
         except CacheError:
-            return None  # plan and record differ, which is found elsewhere
+            return None  # other checks report that plan and record differ
         return rows if rows.num_rows == len(self._spec.shard_rows(shard)) else None
 
     def _data_findings(
         self, task: ShardTask, samples: ShardSamples, is_tables_fault: bool = False, sums: RunningSums | None = None
     ) -> Iterator[Finding]:
-        """The shard file against the samples table: each sample, the file's own structure."""
+        """Compare the shard file with the samples table: every sample, and the file's structure."""
         shard, (name, table) = task.shard, self._files(task)
         try:
             with self._store.open(name) as stream:
@@ -184,13 +185,13 @@ class ShardVerifier:
             yield Finding(shard=shard, row=row, file=file, problem=differs + problem)
 
     def _structure_problems(self, name: str, samples: ShardSamples) -> Iterator[tuple[int | None, str]]:
-        """What a mapping of the shard file shows; an empty file cannot be mapped, and is found by its size."""
+        """Check the structure of the mapped shard file; skip an empty file, whose size is already reported."""
         if data := self._store.map(name):
             yield from shard_format(self._spec).structure_problems(data, samples)
 
 
 def absence(store: Store, file: str, shard: int | None) -> Finding | None:
-    """What is wrong where no file lies."""
+    """Return a finding if the file is missing or unreadable, else None."""
     try:
         store.size(file)
     except (CacheError, OSError) as error:

@@ -1,11 +1,11 @@
-"""Saying whether every byte of a cache is right, and naming what is not.
+"""Check every byte of a cache and name what is wrong.
 
-`quick` reads records and sizes: seconds for thousands of shards. `full` reads every byte: a file that has the SHA-256
-of its record holds what was written, and only where one has not are its samples looked at, to name rows. `deep` looks
-at every sample whatever the hashes say (crc32c, values, ids) and adds up the statistics, for what was written wrong or
-signed anew. Outside a subset all is read quickly.
+`quick` reads records and sizes: seconds for thousands of shards. `full` reads every byte: a file with its recorded
+SHA-256 holds what was written; only if a file has another one are its samples checked, to name rows. `deep` checks
+every sample (crc32c, values, ids) and the statistics even if all hashes match, to find data that was written wrong or
+signed again. Shards outside a subset are checked at level quick.
 
-Threads read side by side: hashing, which is nearly all of the work, leaves the interpreter to the others.
+Threads read in parallel: hashing, which is nearly all of the work, releases the GIL.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ from cache_store.cache.metadata import refuse_no_cache
 from cache_store.cache.survey import survey_records
 from cache_store.format.names import SPEC_FILE
 from cache_store.storage.store import Address, listed_once, open_store
-from cache_store.verify.findings import Finding, Level, Report, in_reading_order, nothing_read, unreadable
+from cache_store.verify.findings import Finding, Level, Report, Subset, in_reading_order, nothing_read, unreadable
 from cache_store.verify.leftovers import stray_findings
 from cache_store.verify.metadata import (
     CheckedPlan,
@@ -28,7 +28,6 @@ from cache_store.verify.metadata import (
     seal_findings,
 )
 from cache_store.verify.shard import CheckedShard, ShardTask, ShardVerifier
-from cache_store.verify.subset import Subset
 
 __all__ = ["Finding", "Level", "Report", "verify"]
 
@@ -43,9 +42,9 @@ def verify(
     jobs: int = 1,
     progress: OnShard = lambda checked: None,
 ) -> Report:
-    """Check a cache, with so many threads; the report is the same for any; `progress` hears of every shard.
+    """Check a cache with `jobs` threads, whose number does not change the report; call `progress` for every shard.
 
-    Shards outside the subset are checked at level quick. CacheError only where there is no cache to check.
+    Shards outside the subset are checked at level quick. Raises CacheError only if there is no cache.
     """
     store = open_store(path)
     name = subset.name if subset else None
@@ -62,8 +61,8 @@ def verify(
     findings = [*metadata_findings(surveyed, spec), *stray_findings(store, spec)]
     levels: list[Level] = [level if subset is None or shard in subset else "quick" for shard in range(spec.num_shards)]
     tasks = [ShardTask(shard=shard, level=each) for shard, each in enumerate(levels)]
-    find_in_plan = partial(check_plan, store, spec, seal, tasks)
-    plan, checked = check_all(find_in_plan, ShardVerifier(surveyed, spec), tasks, jobs, progress)
+    check_plan_task = partial(check_plan, store, spec, seal, tasks)
+    plan, checked = check_all(check_plan_task, ShardVerifier(surveyed, spec), tasks, jobs, progress)
     findings += [*plan.findings, *(finding for each in checked for finding in each.findings), *plan.compare(checked)]
     if seal is not None:
         findings += seal_findings(spec, seal, checked, {finding.file for finding in findings})
@@ -76,24 +75,24 @@ def verify(
         samples=sum(each.content.cached for each in covered if each.content),
         bytes=sum(each.bytes for each in covered),
         made_by=dict(Counter(record.run.made_by for record in surveyed.records.values())),
-        findings=tuple(sorted(set(findings), key=in_reading_order)),  # an absent file is met more than once
+        findings=tuple(sorted(set(findings), key=in_reading_order)),  # several checks may report one missing file
     )
 
 
 def check_all(
-    find_in_plan: Callable[[], CheckedPlan],
+    check_plan_task: Callable[[], CheckedPlan],
     check: ShardVerifier,
     tasks: Sequence[ShardTask],
     jobs: int,
     progress: OnShard,
 ) -> tuple[CheckedPlan, list[CheckedShard]]:
-    """The plan and every shard, in order, however they get done.
+    """Check the plan and every shard in parallel; results are in shard order.
 
-    An exception here or in a thread ends them all; tasks in hand are finished first.
+    An exception here or in a thread cancels all tasks that have not begun; running ones are finished.
     """
     with ThreadPoolExecutor(jobs) as pool:
         try:
-            plan, shards = pool.submit(find_in_plan), [pool.submit(check, task) for task in tasks]
+            plan, shards = pool.submit(check_plan_task), [pool.submit(check, task) for task in tasks]
             for done in as_completed(shards):
                 progress(done.result())
             return plan.result(), [each.result() for each in shards]

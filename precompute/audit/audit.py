@@ -1,8 +1,8 @@
 """`precompute audit`: encode a random sample of images again and compare with the cached latents.
 
-Verification shows that a cache holds the bytes once written; an audit shows that they were right. A latent depends on
-its planned batch, so the whole batch of a drawn sample is encoded again and compared. Only drawn samples, each as
-likely as any other, enter the confidence bound: errors within a batch are not independent.
+Verification shows that a cache holds the bytes as written; an audit, that they were right. A latent depends on its
+planned batch, so the whole batch of a drawn sample is encoded again and compared. Only the drawn samples enter the
+confidence bound, because errors within one batch are not independent.
 """
 
 import secrets
@@ -53,10 +53,10 @@ OnDrawn = Callable[[int, int, float], object]
 
 
 def audit(address: Address, config: AuditConfig, stop: threading.Event, on_drawn: OnDrawn) -> AuditReport:
-    """Compare a random draw; once `stop` is set or time is up, report what was compared so far.
+    """Compare a random draw of samples; when `stop` is set or time is up, report the comparisons made so far.
 
-    Raises StaleError where the encoder is not the one that the cache was made with; CacheError where the cache is
-    damaged or not sealed.
+    Raises StaleError if the encoder is not the one that made the cache, CacheError if the cache is damaged or not
+    sealed.
     """
     silence_decoders()
     cache = open_cache(address)
@@ -77,16 +77,16 @@ def refuse_changed_encoder(cache: Cache, built: BuildConfig, encoder: Encoder) -
     before, now = cache.spec.array, recipe_of(built, encoder).array
     if differences := differing(msgspec.to_builtins(before), msgspec.to_builtins(now)):
         refuse(
-            f"{cache.store} was made with another encoder than {built.encoder.model} is now; nothing was compared",
+            f"{cache.store}: {built.encoder.model} is no longer the encoder that made this cache; nothing was compared",
             differences,
             ["restore the encoder as it was and run the same command again"],
         )
 
 
 def random_order(total: int, seed: int) -> Iterator[int]:
-    """Yield all sample numbers in random order, none twice.
+    """Yield each number in [0, total) once, in random order.
 
-    It is a Fisher-Yates shuffle that remembers only moved places: the cache may be far larger than the draw.
+    This is a Fisher-Yates shuffle that stores only the moved places, because the cache may be far larger than the draw.
     """
     generator, moved = np.random.default_rng(seed), dict[int, int]()
     for place in range(total):
@@ -105,7 +105,7 @@ class Auditor:
         self._scale = feature_scale(self._array, cache.seal.array)
         self._planned = lru_cache(maxsize=SHARDS_HELD)(self._read_planned)
         self._runs: dict[int, CommitRun] = {}
-        """Build conditions of the shards read so far, by shard."""
+        """Device and library versions of each shard's build, for the shards read so far."""
 
     def run(self, config: AuditConfig, stop: threading.Event, on_drawn: OnDrawn) -> AuditReport:
         started, total = time.monotonic(), len(self._cache)
@@ -115,7 +115,7 @@ class Auditor:
         drawn, compared, upcoming = list[ComparedSample](), dict[int, ComparedSample](), next(order, None)
         for batch in decoded_batches(self._batches(ahead), self._pool, self._source):
             compared.update({each.number: each for each in self._compare(batch)})
-            while upcoming in compared:  # in the order of the draw: others of a batch do not count as drawn
+            while upcoming in compared:  # in draw order: the other samples of a batch do not count as drawn
                 drawn.append(compared[upcoming])
                 upcoming = next(order, None)
             on_drawn(len(drawn), asked, seconds := time.monotonic() - started)
@@ -129,7 +129,7 @@ class Auditor:
         size = self._array.encoder.batch_size
         batched = set[int]()
         for number in (number for number in drawn if number not in batched):
-            shard = int(self._cache.shards.of(number))
+            shard = int(self._cache.shards.shards_of(number))
             planned, numbers = self._planned(shard)
             start = int(np.flatnonzero(numbers == number)[0]) // size * size
             batch = self._make_batch(self._cache.spec, planned, shard, start)

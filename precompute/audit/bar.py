@@ -1,4 +1,4 @@
-"""The progress bar of an audit: over samples, or over seconds where only time ends it."""
+"""The progress bar of an audit: it counts samples, or seconds if only a time limit is set."""
 
 from cache_store.program.progress_bar import progress_bar
 from cache_store.refusal import counted
@@ -6,7 +6,7 @@ from precompute.config import AuditConfig
 
 
 class AuditBar:
-    """A tqdm bar that is called as the audit's `on_drawn`; close it."""
+    """A tqdm bar to pass as the audit's `on_drawn`; call `close` at the end."""
 
     def __init__(self, config: AuditConfig) -> None:
         self._seconds = config.seconds if config.num_samples is None else None

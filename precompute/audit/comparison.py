@@ -11,12 +11,12 @@ from cache_store.format.schema import DTYPES, StoreDtype
 
 @dataclass(frozen=True, kw_only=True)
 class LatentDifference:
-    """How far two latents of one image differ, each rounded to the stored dtype."""
+    """The difference between two latents of one image, each rounded to the stored dtype."""
 
     largest: float
     """Largest absolute difference of any value; infinite where the new latent is not finite."""
     beyond_rounding: float
-    """The same, less the most that rounding to the stored dtype can add, and of large features by their scale."""
+    """Largest difference beyond what rounding can add to a stored value; large features are divided by their scale."""
     equal_bits: bool
 
 
@@ -32,25 +32,25 @@ class ComparedSample:
     tolerance: float
     """The largest difference beyond rounding that is allowed."""
     difference: LatentDifference | None
-    """None where the image is not the one encoded."""
+    """The difference found; None if the image could not be compared."""
     source_problem: str | None
-    """Why it is not: the image is gone or changed."""
+    """Why the image could not be compared: it is gone, changed or no longer decodable; None if it could."""
 
     @property
     def problem(self) -> str | None:
-        """What is wrong with the sample; None if it matches."""
+        """The problem with this sample; None if it matches."""
         if self.difference is None or self.difference.beyond_rounding <= self.tolerance:
             return self.source_problem
-        return f"its latent differs by {self.difference.largest:.3g}; {self.tolerance:.3g} and rounding are allowed"
+        return f"its latent differs by {self.difference.largest:.3g}; the limit is {self.tolerance:.3g} plus rounding"
 
 
 def differences(
     cached: np.ndarray, encoded: np.ndarray, dtype: StoreDtype, scale: np.ndarray
 ) -> Iterator[LatentDifference]:
-    """Compare stored latents of `dtype` with float32 ones, which are rounded here as the store does.
+    """Compare stored latents of `dtype` with float32 latents, rounding the float32 latents to `dtype` first.
 
-    `scale` is that of features, as `feature_scale` gives it.
-    A value was rounded by up to half a step of `dtype` at its magnitude, so rounding adds one step at most.
+    `scale` is the result of `feature_scale`. Rounding moves a value by at most half a step of `dtype`, so it adds at
+    most one step to a difference.
     """
     with np.errstate(over="ignore"):  # an overflow is an infinite difference below
         all_rounded = encoded.astype(DTYPES[dtype])
@@ -72,4 +72,4 @@ def source_problem(content_sha256: str, outcome: Outcome) -> str | None:
         return f"its image is gone: {outcome.reason}"
     if outcome.content_sha256 != content_sha256:
         return f"its image changed: sha256 is {outcome.content_sha256[:12]}…, was {content_sha256[:12]}…"
-    return outcome.reason  # the same bytes, that another version of a library does not decode
+    return outcome.reason  # same bytes, but this version of a library cannot decode them

@@ -39,9 +39,9 @@ class AuditReport:
     compute_dtype: str
     store_dtype: str
     relative_tolerance: float
-    """As a share of the root mean square; the loosest of the shards read."""
+    """Tolerance as a share of the root mean square; the loosest among the shards read."""
     root_mean_square: float
-    """Of the cache's latents."""
+    """Root mean square of the cache's latents."""
     samples: int
     """Cached samples in the whole cache."""
     asked: int
@@ -75,7 +75,7 @@ class AuditReport:
 
     @property
     def bound(self) -> float:
-        """Largest share of all cached samples that may be wrong: exactly, or with CONFIDENCE."""
+        """Largest share of cached samples that may be wrong: exact if all were compared, else with CONFIDENCE."""
         if self.is_exhaustive:
             return len(self.findings) / self.samples
         return upper_bound(sum(each.problem is not None for each in self.drawn), len(self.drawn))
@@ -91,7 +91,7 @@ class AuditReport:
         return f"with {CONFIDENCE:.0%} confidence {share} {beyond}"
 
     def quantile(self, share: float) -> float | None:
-        """A sample's largest difference that at least `share` of all samples do not exceed."""
+        """Return the `share` quantile of the samples' largest differences; None if there are none."""
         return self.largest[max(ceil(share * len(self.largest)) - 1, 0)][0] if self.largest else None
 
     def as_dict(self, error: str | None = None) -> dict[str, object]:
@@ -120,8 +120,8 @@ def upper_bound(bad: int, drawn: int) -> float:
 
     It is the share at which a binomial variable of `drawn` trials is `bad` or less with probability 1 - CONFIDENCE,
     that is the CONFIDENCE quantile of Beta(bad + 1, drawn - bad) (Clopper and Pearson, Biometrika 26, 1934); for
-    bad = 0 it is 1 - (1 - CONFIDENCE) ** (1 / drawn). Drawing without repetition from a finite cache makes so few
-    bad samples only less likely, so the bound errs to the safe side and needs no correction for that.
+    bad = 0 it is 1 - (1 - CONFIDENCE) ** (1 / drawn). Drawing without replacement from a finite cache makes so few
+    bad samples even less likely, so the bound is conservative and needs no correction.
     """
     return 1.0 if bad >= drawn else float(betaincinv(bad + 1, drawn - bad, CONFIDENCE))
 
@@ -159,10 +159,10 @@ def next_steps(report: AuditReport) -> Iterator[str]:
     """Say what to do about the findings."""
     if shards := sorted({each.shard for each in report.findings if each.difference is not None}):
         names = [f"{report.cache}/{name}" for name in (SEAL_FILE, *(commit_file(shard) for shard in shards))]
-        yield f"rm {shlex.join(names)}, if the encoder and the sources are the right ones"
+        yield f"if the encoder and the sources are right, run: rm {shlex.join(names)}"
         yield (
-            "rerun the `precompute build` that made the cache: it encodes these shards again, and the cache is "
-            "another one for training; without removing the seal first, it would restore the sealed bytes"
+            "rerun the `precompute build` that made the cache: it encodes these shards again. The cache gets a new "
+            "identity, so restart training. If the seal stays, the build accepts only the sealed bytes"
         )
     if any(each.difference is None for each in report.findings):
-        yield "restore the images as they were, or build into a new cache; this one cannot be built again"
+        yield "restore the original images, or build a new cache; changed images cannot go into this one"

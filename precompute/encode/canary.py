@@ -8,15 +8,16 @@ weights 0.5 GB meanwhile.
 
 # Axes: N images, Y X pixels.
 
+import threading
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 import torch
 
-from cache_store.errors import DeviceError
+from cache_store.errors import DeviceError, Interrupted
 from cache_store.format.schema import SampleLayout
 from precompute.encode.tolerance import device_class, tolerances
 from precompute.encoders.config import EncoderConfig
@@ -26,6 +27,9 @@ from precompute.encoders.registry import load_reference
 
 IMAGES, PIXELS = 2, 2 * 256**2
 """How many images are compared, and of larger ones fewer, but one: a CPU takes seconds for each."""
+
+
+POLL_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ class Canary:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._pool.shutdown(cancel_futures=True)
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     @property
     def wants_images(self) -> bool:
@@ -66,10 +70,17 @@ class Canary:
         reference = load_reference(self._config, self._range)
         return difference(encoded, reference.encode(torch.from_numpy(inputs)).numpy(), layout)
 
-    def refuse_wrong_device(self, device: torch.device) -> None:
-        """Wait for the comparison; DeviceError where it shows another encoder than the weights are."""
+    def refuse_wrong_device(self, device: torch.device, stop: threading.Event) -> None:
+        """Wait for the comparison; raise DeviceError if the device computes something else than the weights say.
+
+        Interrupted once `stop` is set: a comparison may take longer than a stop allows.
+        """
         if self._compared is None:
             return
+        while not self._compared.done():
+            wait([self._compared], POLL_S)
+            if stop.is_set():
+                raise Interrupted("the device was not yet checked; run the same command again to go on")
         found, kind = self._compared.result(), (self._config.compute_dtype, device_class(str(device)))
         allowed = Difference(*tolerances(*kind, "text" if self._config.reads_text else "image"))
         if found.overall <= allowed.overall and found.largest <= allowed.largest:

@@ -45,7 +45,9 @@ class ShardSink:
         busy: BusyTimes,
         canary: Canary | None,
         on_progress: Callable[[Progress], None],
+        stop: threading.Event,
     ) -> None:
+        self._stop = stop
         self._job, self._device, self._busy, self._canary, self._on_progress = job, device, busy, canary, on_progress
         self._is_compiled = job.spec.array.encoder.path == "folded" and job.config.encoder.compiles
         """On this machine, where the recipe says auto: bits may depend on it."""
@@ -89,7 +91,7 @@ class ShardSink:
         """Report a shard that does not match and skip it; others may yet."""
         with shard:
             if self._canary:
-                self._canary.refuse_wrong_device(self._device)
+                self._canary.refuse_wrong_device(self._device, self._stop)
             try:
                 hardware = hardware_of(self._device)
                 if self._is_compiled:
@@ -113,7 +115,7 @@ class ShardSink:
             self._wait_for_commit()
 
     def close(self) -> None:
-        """Drop a shard that has not all of its batches; one that is being committed still is."""
+        """Drop a shard that has not all of its batches; one whose commit has begun is committed."""
         self._committer.shutdown()
         self._shard.close()
 
@@ -141,7 +143,7 @@ def encode_shards(
     DeviceError where the canary finds that the device computes something else.
     """
     busy = BusyTimes(decode_threads)
-    feed, sink = feed_of(encoder, job.spec.array), ShardSink(job, encoder.device, busy, canary, on_progress)
+    feed, sink = feed_of(encoder, job.spec.array), ShardSink(job, encoder.device, busy, canary, on_progress, stop)
 
     def write(batch: Batch, encoding: Encoding) -> None:
         sink.write(batch, encoding)

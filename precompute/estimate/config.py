@@ -1,4 +1,4 @@
-"""What `precompute estimate` is told beside a build's config."""
+"""The config of `precompute estimate`: a build's config plus fields for the measurement and prices."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,39 +7,38 @@ from cache_store.errors import ConfigError
 from precompute.config import BuildConfig
 
 BATCH_SIZE = 64
-"""As in `configs/train_llava_cc3m.yaml`."""
+"""Default training batch size, as in `configs/train_llava_cc3m.yaml`."""
 
 
 def option(typed: str, default: Any = None) -> Any:
-    """A field whose option is not its name."""
-    return field(default=default, metadata={"typed": typed})
+    """Make a field whose command-line option differs from its name."""
+    return field(default=default, metadata={"option": typed})
 
 
 @dataclass(frozen=True, kw_only=True)
 class EstimateConfig(BuildConfig):
-    """Measure what a build would take here, and from which epoch on its cache would pay; nothing is written."""
+    """Measure how long a build would take here and after how many epochs its cache pays off; write nothing."""
 
     seconds: float = 60.0
-    """How long to measure, beside listing the samples and loading the encoder."""
+    """Seconds to measure, without the time to list the samples and load the encoder."""
     batch_size: int | None = option("--batch-size N")
-    """Samples of a training step; by default those of the run that is named, or else 64."""
+    """Samples per training step; default: as in --run, else 64."""
     step_seconds: float | None = option("--step-seconds NUMBER")
-    """What a training step takes without encoding; by default as in the run that is named, or else several are shown.
-    """
+    """Seconds per training step without encoding; default: as in --run, else several values are shown."""
     training_run: str | None = option("--run RUN")
-    """Folder of a `trainer train` from a cache, whose metrics say what a step takes."""
+    """Output folder of a `trainer train` run from a cache; its metrics give the step time."""
     gpus: int = 1
-    """GPUs that share such a step; their encoders share the encoding, too."""
+    """GPUs that share a training step; each encodes its share of the batch."""
     epochs: float | None = None
-    """How often the training will see each sample, over all runs on this cache."""
+    """Number of times that training will see each sample, over all runs on this cache."""
     read_mb_per_s: float = option("--read-mb-per-s NUMBER", 200.0)
-    """How fast the cache will be read, ahead of the training: 200 is a slow network disk."""
+    """Read speed of the cache in MB/s; 200 is a slow network disk."""
     dollars_per_gpu_hour: float | None = option("--dollars-per-gpu-hour NUMBER")
-    """With --epochs, say what is saved in money, too."""
+    """Price of a GPU-hour; with --epochs, the saving in dollars is reported too."""
     dollars_per_gb_month: float = option("--dollars-per-gb-month NUMBER", 0.0)
-    """What storing the cache costs, of that money."""
+    """Price of storing one GB for a month."""
     months: float = 1.0
-    """How long the cache will be stored."""
+    """Months for which the cache will be stored."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,6 +50,6 @@ class EstimateConfig(BuildConfig):
             if (value := getattr(self, name)) is not None and not value >= 0:
                 raise ConfigError(f"{name} must be at least 0, got {value}")
         if self.training_run is not None and self.step_seconds is not None:
-            raise ConfigError("--run and --step-seconds both say what a step takes; leave one out")
+            raise ConfigError("--run and --step-seconds both set the step time; leave one out")
         if self.dollars_per_gb_month and self.dollars_per_gpu_hour is None:
-            raise ConfigError("--dollars-per-gb-month is weighed against GPUs; give --dollars-per-gpu-hour too")
+            raise ConfigError("--dollars-per-gb-month needs --dollars-per-gpu-hour; give both")

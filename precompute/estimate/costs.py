@@ -1,8 +1,8 @@
 """The formulas of an estimate: hours, and what encoding once saves against encoding in every epoch.
 
-All are linear in the number of images and of workers. A training with the encoder in its loop decodes ahead of its
-steps, as one from a cache reads ahead: whichever is slower sets the pace. Encoding and the step itself take turns on
-the GPU.
+All are linear in the number of images and of workers. A training that encodes in its loop decodes ahead of its steps,
+and a training from a cache reads ahead: the slower activity sets the pace. Encoding and the training step run one after
+the other on the GPU.
 """
 
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ GB = 1e9
 
 
 def build_hours(images: int, images_per_s: float, workers: int) -> float:
-    """Of workers that are all as fast."""
+    """Compute the hours of a build with equally fast workers."""
     return images / (images_per_s * workers) / HOUR_S
 
 
 def cores_to_feed(encode_per_s: float, decode_per_s: float, cores: int) -> float:
-    """How many cores decode as fast as one encoder encodes, where `cores` reach `decode_per_s`."""
+    """Compute how many cores keep one encoder busy, if `cores` cores decode `decode_per_s` images."""
     return encode_per_s / decode_per_s * cores
 
 
@@ -28,27 +28,27 @@ class Training:
 
     images: int
     batch_size: int
-    """Of a step, on all GPUs."""
+    """Samples per step, over all GPUs."""
     step_s: float
-    """Of a step without encoding and reading."""
+    """Seconds of a step without encoding and reading."""
     gpus: int
     encode_per_s: float
-    """Images that one encoder takes, if they are there."""
+    """Images per second that one encoder handles if it never waits."""
     decode_per_s: float
     """Images decoded for one GPU."""
     build_per_s: float
-    """Images that one worker of a build takes."""
+    """Images per second that one worker of a build handles."""
     sample_bytes: float
     read_bytes_per_s: float
 
     @property
     def encode_s(self) -> float:
-        """What encoding adds to a step."""
+        """Seconds that encoding adds to a step."""
         return self.batch_size / (self.encode_per_s * self.gpus)
 
     @property
     def live_step_s(self) -> float:
-        """Of a step with encoding in it."""
+        """Seconds of a step that includes encoding."""
         return max(self.step_s + self.encode_s, self.batch_size / (self.decode_per_s * self.gpus))
 
     @property
@@ -61,16 +61,16 @@ class Training:
 
     @property
     def saved_gpu_hours_per_epoch(self) -> float:
-        """Below zero where reading is slower than encoding."""
+        """GPU-hours saved per epoch; negative if reading is slower than encoding."""
         steps = self.images / self.batch_size
         return steps * (self.live_step_s - self.cached_step_s) * self.gpus / HOUR_S
 
     def saved_gpu_hours(self, epochs: float) -> float:
-        """What is left of that once the build is paid; below zero where caching does not pay."""
+        """Return the GPU-hours saved over `epochs` minus those of the build; negative if caching does not pay."""
         return epochs * self.saved_gpu_hours_per_epoch - self.build_gpu_hours
 
     def break_even_epochs(self, other_gpu_hours: float = 0.0) -> float:
-        """After so many the build has paid, and what costs as much as so many GPU-hours more; infinite if never."""
+        """Return after how many epochs the build and `other_gpu_hours` are paid back; infinite if never."""
         saved = self.saved_gpu_hours_per_epoch
         return (self.build_gpu_hours + other_gpu_hours) / saved if saved > 0 else inf
 
@@ -86,11 +86,11 @@ class Prices:
         return cache_bytes / GB * self.gb_month * months
 
     def saved(self, gpu_hours: float, cache_bytes: float, months: float) -> float:
-        """Below zero where storing costs more than the GPU-hours that it saves."""
+        """Return the dollars saved; negative if storage costs more than the saved GPU-hours."""
         return gpu_hours * self.gpu_hour - self.storage(cache_bytes, months)
 
     def break_even_epochs(self, training: Training, cache_bytes: float, months: float) -> float:
-        """After so many the build and the storage have paid."""
+        """Return after how many epochs the build and the storage are paid back."""
         stored = self.storage(cache_bytes, months)
         if not self.gpu_hour:
             return inf if stored else training.break_even_epochs()

@@ -7,27 +7,27 @@ from itertools import islice
 from typing import Any
 
 RUN = 256
-"""Samples drawn in one piece: a build reads neighbours, and some sources read them together."""
+"""Samples drawn in one piece, because a build reads neighbours and some sources read them together."""
 RUNS = 64
-"""Kept of a long list: more than can be probed, but on the fastest GPUs, which then meet some again."""
+"""Runs kept of a long list; only the fastest GPUs probe more, and then they probe some again."""
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """How many samples there are, and some of them."""
+    """The number of samples, and some of them."""
 
     count: int
     runs: list[list[Mapping[str, Any]]]
-    """In random order; each as the source lists it, some of its neighbours behind it."""
+    """Runs in random order; each holds neighbouring samples in the source's order."""
 
     def batches(self, size: int) -> list[list[Mapping[str, Any]]]:
-        """The runs cut into batches of one size; only where there is none so large, a smaller one."""
+        """Cut the runs into batches of `size`; if there is no full batch, return one smaller batch."""
         cut = [run[start : start + size] for run in self.runs for start in range(0, len(run), size)]
         return [batch for batch in cut if len(batch) == size] or cut[:1]
 
 
 def draw(samples: Iterable[Mapping[str, Any]], batch_size: int, seed: int = 0) -> Drawn:
-    """Go through all samples once, keeping runs of which each is as likely to be kept as any other."""
+    """Read all samples once and keep a random choice of runs, each run with the same probability."""
     generator, runs, count = random.Random(seed), list[list[Mapping[str, Any]]](), 0
     for number, run in enumerate(runs_of(samples, -(-RUN // batch_size) * batch_size)):
         count += len(run)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from cache_store.cache.metadata import refuse_others
+from cache_store.cache.metadata import refuse_foreign_place
 from cache_store.errors import SourceError
 from cache_store.format.schema import CodecName, Spec
 from cache_store.format.tables import PLAN_SCHEMA
@@ -27,24 +27,24 @@ from precompute.rerun.facts import recipe_of
 from precompute.sources import Source, open_source
 
 UNMEASURED_STEPS_S = (0.1, 0.3, 1.0)
-"""Shown where nobody says what a training step takes."""
+"""Step times shown if the config gives none."""
 
 NO_PLAN = "0" * 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What was measured, and what follows."""
+    """The measurements, and what is computed from them."""
 
     config: EstimateConfig
     spec: Spec
-    """Of the cache; its plan is not made."""
+    """The cache's spec; its plan digest is a placeholder."""
     probe: Probe
     sizes: Mapping[CodecName, CacheSize]
     free: int | None
-    """Bytes at the cache's place; None where nobody knows."""
+    """Free bytes at the cache's location; None if unknown."""
     trainings: Sequence[Training]
-    """By the time that a step takes."""
+    """One for each step time."""
     prices: Prices | None
 
     @property
@@ -57,13 +57,14 @@ class Estimate:
 
 
 def estimate(config: EstimateConfig) -> Estimate:
-    """Measure; SourceError for a source without a readable image, ConfigError for a cache that cannot be.
+    """Measure and estimate a build; raise SourceError if no drawn image can be read, ConfigError if no such cache is
+    possible.
 
-    Where no cache can lie is refused before anything is loaded, as `build` refuses it.
+    A location where no cache can be is refused before anything is loaded, as in `build`.
     """
     silence_decoders()
     config = config.prepared()
-    refuse_others(store := open_store(config.cache), "cache")
+    refuse_foreign_place(store := open_store(config.cache), "cache")
     step = read_step(config.training_run) if config.training_run is not None else None
     source = open_source(config.source)
     encoder = load_encoder(config.encoder, config.image.range)
@@ -110,7 +111,7 @@ def as_plan(batch: Sequence[Mapping[str, Any]]) -> pa.Table:
 def trainings_of(
     config: EstimateConfig, step: MeasuredStep | None, probe: Probe, images: int, size: CacheSize
 ) -> list[Training]:
-    """One for each time that a step may take."""
+    """Make one `Training` for each possible step time."""
     measured_s = config.step_seconds or (step and step.step_s)
     batch_size = config.batch_size or (step.batch_size if step else BATCH_SIZE)
     return [

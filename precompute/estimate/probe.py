@@ -1,7 +1,6 @@
 """Measuring real batches: decoded alone, encoded alone, and both at once, as one worker of a build does it.
 
-Each takes a third of the time, whose clock runs from the end of the first batch: that one warms up what comes later,
-and fills the queues.
+Each measurement takes a third of the time. Its clock starts after the first batch, which warms up and fills the queues.
 """
 
 # Axes: N images of a batch, Y X pixels, 3 RGB.
@@ -28,37 +27,37 @@ from precompute.encoders.encoder import Encoder
 from precompute.sources import Source
 
 KEPT_BATCHES = BATCHES_AHEAD
-"""Decoded batches that are encoded again and again; in memory, as in a build."""
+"""Decoded batches that are kept in memory and encoded repeatedly."""
 
 MEASURED_AT_LEAST = 2
-"""Batches after the first, however little time there is."""
+"""Fewest batches to measure after the first, even if the time is over."""
 
 KEPT_SAMPLES = 256
-"""Encoded, to see how far codecs compress them."""
+"""Encoded samples kept, to measure how well codecs compress them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """What one worker reaches on this machine."""
+    """The rates of one worker on this machine."""
 
     device: str
     made_of: str
-    """image, or text."""
+    """`image` or `text`."""
     decode_threads: int
     decode_per_s: float
-    """Images, or texts, by all these threads together."""
+    """Images or texts per second, of all these threads together."""
     encode_per_s: float
     both_per_s: float
     """Images decoded and encoded at the same time."""
     waiting_share: float
-    """Of the encoder's time, when both ran."""
+    """Share of the encoder's time spent waiting, when both ran."""
     seconds: float
     images: int
-    """Different ones that were decoded."""
+    """Number of different images decoded."""
     rejected: Counter[str]
-    """How many of them, by reason."""
+    """Number of rejected images, by reason."""
     samples: np.ndarray
-    """Encoded ones: [N, *shape], float32."""
+    """Encoded samples: [N, *shape], float32."""
 
     @property
     def shares_cores(self) -> bool:
@@ -127,7 +126,7 @@ class Prober:
             yield len(batch.inputs), 0.0
 
     def _encode(self, batches: Iterable[tuple[Batch, float]], kept: list[np.ndarray]) -> Iterator[tuple[int, float]]:
-        """Each batch's size once its samples are here, the next one being encoded, with the time waited for it."""
+        """Encode one batch ahead; yield each batch's size when its samples have arrived, with a waiting time."""
         ahead = deque[Encoding]()
         for batch, waited_s in batches:
             ahead.append(self._feed.encode(batch.room, len(batch.inputs)))
@@ -138,16 +137,16 @@ class Prober:
                 yield len(samples), waited_s
 
     def _rejected(self) -> list[str]:
-        """Why samples were rejected; SourceError where all were."""
+        """Return why samples were rejected; SourceError if all were."""
         reasons = [reason for each in self._reasons.values() for reason in each]
         rejected = [reason for reason in reasons if reason is not None]
         if len(rejected) == len(reasons):
-            raise SourceError(f"none of {len(reasons):,} samples drawn can be read: {rejected[0]}")
+            raise SourceError(f"all {len(reasons):,} samples drawn are unreadable, such as: {rejected[0]}")
         return rejected
 
 
 def paced(work: Iterator[tuple[int, float]], seconds: float, show: Callable[[], object]) -> tuple[float, float]:
-    """Images a second, and the share of the time that was waited; of work that yields both, batch by batch."""
+    """Run `work`, which yields images and seconds waited per batch; return images per second and the waiting share."""
     began, images, waited_s, batches = 0.0, 0, 0.0, 0
     for count, waited in work:
         now = time.monotonic()

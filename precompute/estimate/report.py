@@ -17,7 +17,7 @@ def report_lines(estimate: Estimate) -> Iterator[str]:
     yield f"{counted(estimate.spec.rows, 'sample')}; {probe.images:,} drawn at random, probed for {probe.seconds:.0f} s"
     if probe.rejected:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(probe.rejected.items()))
-        yield f"rejected of these: {reasons}"
+        yield f"rejected among these: {reasons}"
     yield ""
     yield from rate_lines(probe)
     yield ""
@@ -31,7 +31,7 @@ def report_lines(estimate: Estimate) -> Iterator[str]:
     if config.epochs is not None:
         yield from (verdict(estimate, training, config.epochs) for training in estimate.trainings)
     elif estimate.prices:
-        yield "what is saved in money depends on how often each sample is seen: give --epochs N"
+        yield "the saving in dollars depends on the number of epochs: give --epochs N"
 
 
 def rate_lines(probe: Probe) -> Iterator[str]:
@@ -49,7 +49,7 @@ def rate_lines(probe: Probe) -> Iterator[str]:
     ]
     yield from aligned(rows)
     cores = ceil(cores_to_feed(probe.encode_per_s, probe.decode_per_s, probe.decode_threads))
-    beside = ", beside those that it runs on" if probe.shares_cores else ""
+    beside = ", plus the cores that it runs on" if probe.shares_cores else ""
     yield f"one encoder is kept busy by {counted(cores, 'decoding core')}{beside}"
 
 
@@ -59,18 +59,18 @@ def rate(probe: Probe, per_s: float) -> str:
 
 
 def hour_lines(probe: Probe, images: int) -> Iterator[str]:
-    """By number of workers: as this one, and where decoding holds it back also with cores enough."""
+    """Yield the hours by number of workers: as measured, and, if decoding is the limit, with enough cores."""
     rows = [("workers", *map(str, WORKERS)), hour_row("time", images, probe.both_per_s)]
     note = f"if each has an encoder and {counted(probe.decode_threads, 'core')} to decode with, as here"
     if probe.is_decode_bound and not probe.shares_cores:
         rows.append(hour_row("fed", images, probe.encode_per_s))
-        note += "; fed: with cores enough"
+        note += "; fed: with enough cores to decode"
     yield from aligned(rows)
     yield note
 
 
 def price_lines(probe: Probe, prices: Prices) -> Iterator[str]:
-    """What encoding costs, by a worker that has a GPU of its own."""
+    """Yield what encoding costs with a worker that has its own GPU."""
     line = (
         f"a million {probe.made_of}s at ${prices.gpu_hour:g} a GPU-hour: {dollars_a_million(probe.both_per_s, prices)}"
     )
@@ -88,7 +88,7 @@ def hour_row(name: str, images: int, images_per_s: float) -> tuple[str, ...]:
 
 
 def shown_hours(hours: float) -> str:
-    """As `1,234 h`, `33.8 h`, `12 min`, `40 s` or `under 1 s`."""
+    """Format hours: `1,234 h`, `33.8 h`, `12 min`, `40 s` or `under 1 s`."""
     if hours >= 1.0:
         return f"{hours:,.{1 if hours < 100.0 else 0}f} h"
     if hours >= 1 / 60:
@@ -110,11 +110,11 @@ def size_lines(estimate: Estimate) -> Iterator[str]:
 
 
 def training_lines(estimate: Estimate) -> Iterator[str]:
-    """What a step takes with encoding in it and from the cache, and when the cache has paid."""
+    """Yield the step times with encoding and from the cache, and when the cache has paid off."""
     first, prices = estimate.trainings[0], estimate.prices
     gpus = f" on {first.gpus} GPUs" if first.gpus > 1 else ""
     yield f"training, batches of {first.batch_size:,}{gpus}: encoding adds {shown_s(first.encode_s)} to each step"
-    headings = ["a step", "encoding in it", "from the cache", "faster", "build paid after"]
+    headings = ["a step", "with encoding", "from the cache", "speed-up", "build paid after"]
     rows = [tuple(headings + ["and storage"] * (prices is not None))]
     for training in estimate.trainings:
         times = [training.step_s, training.live_step_s, training.cached_step_s]
@@ -125,8 +125,8 @@ def training_lines(estimate: Estimate) -> Iterator[str]:
         rows.append((*map(shown_s, times), faster, *map(shown_epochs, epochs)))
     yield from aligned(rows)
     yield (
-        f"build: {shown_hours(first.build_gpu_hours)} of one worker; from the cache, samples are read ahead at "
-        f"{estimate.config.read_mb_per_s:g} MB/s; with encoding in it, a training decodes ahead as the probe did"
+        f"build: {shown_hours(first.build_gpu_hours)} on one worker; cached samples are read ahead at "
+        f"{estimate.config.read_mb_per_s:g} MB/s; a training with encoding decodes ahead, as the probe did"
     )
 
 
@@ -143,7 +143,7 @@ def in_epochs(number: str) -> str:
 
 
 def verdict(estimate: Estimate, training: Training, epochs: float) -> str:
-    """Whether caching pays in so many epochs, in money where prices are known."""
+    """Say whether caching pays off in `epochs` epochs, in dollars if prices are known."""
     hours, prices = training.saved_gpu_hours(epochs), estimate.prices
     what = f"{in_epochs(f'{epochs:g}')} at {shown_s(training.step_s)} a step"
     counted, gain = f"{shown_hours(abs(hours))} of a GPU {'saved' if hours > 0 else 'lost'}", hours

@@ -1,4 +1,4 @@
-"""How large a cache would be, by codec: probed samples laid out as a build lays them out, in memory."""
+"""Compute a cache's size by codec: lay out probed samples in memory as a build lays them out on disk."""
 
 # Axes: N samples, H W latent cells, 3 RGB.
 
@@ -23,16 +23,16 @@ from cache_store.format.sums import RunningSums
 
 @dataclass(frozen=True)
 class CacheSize:
-    """Of a whole cache, to a kilobyte or two for each shard."""
+    """The size of a whole cache in bytes, exact to a kilobyte or two per shard."""
 
     sample_bytes: float
-    """Of a sample in its shard's file."""
+    """Bytes of a sample in its shard's file."""
     total: float
-    """Of all files: shards, tables, plan and records."""
+    """Bytes of all files: shards, tables, plan and records."""
 
 
 def sizes_by_codec(spec: Spec, planned: pa.Table, samples: np.ndarray) -> dict[CodecName, CacheSize]:
-    """Of the cache of that spec with each codec that its form knows; `samples`, float32, are those of `planned`."""
+    """Compute the cache's size with each codec that its format supports; `samples` (float32) are those of `planned`."""
     samples = samples[: spec.samples_per_shard]
     planned = planned.slice(0, len(samples))
     codecs = (
@@ -62,7 +62,7 @@ def measured(spec: Spec, planned: pa.Table, samples: np.ndarray) -> CacheSize:
 
 
 def outcome(sample_id: str, array: ArraySpec) -> Outcome:
-    """Of an image or text whose digest and size compress as little as those of real ones."""
+    """Make the outcome of a made-up image or text whose digest and size compress as little as real ones."""
     digest = hashlib.sha256(sample_id.encode()).hexdigest()
     if array.text is not None:
         return Outcome(content_sha256=digest, tokens=int(digest[:3], 16))
@@ -70,7 +70,7 @@ def outcome(sample_id: str, array: ArraySpec) -> Outcome:
 
 
 def row_and_end(write: Callable[[BinaryIO, pa.Table], None], table: pa.Table) -> tuple[float, float]:
-    """Bytes of a row in a table's file, and of all that is there without rows."""
+    """Return the bytes per row of a table's file, and the bytes of the file without rows."""
     whole, end = (written_bytes(write, each) for each in (table, table.slice(0, 0)))
     return (whole - end) / table.num_rows, end
 
@@ -85,5 +85,5 @@ def written_bytes(write: Callable[[BinaryIO, pa.Table], None], table: pa.Table) 
 
 
 def record_bytes(spec: Spec, sums: RunningSums) -> int:
-    """Of a commit record: its recipe and its sums over the samples, which are nearly all of it."""
+    """Compute the bytes of a commit record's recipe and statistics, which are nearly all of it."""
     return len(canonical_json([spec.recipe, sums.statistics(), sums.preview()]))

@@ -1,4 +1,4 @@
-"""What a step of a `trainer train` took, and its batch, as the run's folder says.
+"""Read the step time and the batch size of a `trainer train` run from its folder.
 
 The names of its files and fields are the trainer's, which this program does not import; a test holds them equal.
 """
@@ -16,7 +16,7 @@ from cache_store.errors import ConfigError, MissingPathError
 METRICS_FILE, CONFIG_FILE = "metrics.jsonl", "config.yaml"
 
 WARM_UP_STEPS = 5
-"""Left out, of longer runs: the first steps load and compile."""
+"""First steps that longer runs leave out, because they load and compile."""
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,14 @@ class MeasuredStep:
 
 
 class StepRecord(msgspec.Struct):
-    """Of a line of the log, what is needed here."""
+    """The fields needed here of a line of the metrics file."""
 
     samples_per_s: float
     data_wait_share: float = 0.0
 
 
 def read_step(folder: str) -> MeasuredStep:
-    """Read the median step, less what it waited for data; ConfigError where that is no run with steps."""
+    """Read the median step time without data waits; raise ConfigError if the folder holds no run with steps."""
     run = Path(folder).expanduser()
     steps = list(step_records(run / METRICS_FILE))
     batch_size = read_batch_size(run / CONFIG_FILE)
@@ -46,7 +46,7 @@ def read_step(folder: str) -> MeasuredStep:
 
 
 def step_records(path: Path) -> list[StepRecord]:
-    """The log's lines; those that a kill left broken are passed over."""
+    """Read the records of the metrics file; skip lines that a kill left broken."""
     records = []
     for line in existing(path).read_bytes().splitlines():
         try:

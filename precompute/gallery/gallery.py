@@ -1,4 +1,4 @@
-"""`precompute gallery`: the gallery of `cache_store`, with what the VAE's decoder makes of the latents."""
+"""`precompute gallery`: the gallery of `cache_store`, with latents decoded to images by the VAE."""
 
 # Axes: N images, C latent channels, H W latent cells, Y X pixels, 3 RGB.
 
@@ -25,10 +25,9 @@ def gallery(cache: Address, config: DecodedGalleryConfig) -> Gallery:
 
 
 def open_decoder(cache: Address, config: DecodedGalleryConfig) -> Decode:
-    """From stored latents to pictures, by the VAE that the cache was made with.
+    """Make a function from stored latents to pictures, with the VAE that made the cache.
 
-    A checkpoint is whole: where its encode path is the cache's, its decoder is the one trained with it, or was
-    finetuned on it.
+    If a checkpoint's encode path is the cache's, its decoder was trained with it, or finetuned on it.
     """
     identity = open_cache(cache).spec.array.encoder
     recorded = BuildConfig.of_cache(cache).encoder
@@ -37,7 +36,7 @@ def open_decoder(cache: Address, config: DecodedGalleryConfig) -> Decode:
         decode, weights_sha256 = load_decoder(encoder)
     if weights_sha256 != identity.weights_sha256:
         difference = Difference("sha256 of the encode path", identity.weights_sha256, weights_sha256)
-        refuse(f"{encoder.model} is not the model that made the cache", [difference], ["name that one with --model"])
+        refuse(f"{encoder.model} is not the model that made the cache", [difference], ["give that model with --model"])
 
     def pictures(latent_NCHW: np.ndarray) -> np.ndarray:
         latents = torch.from_numpy(latent_NCHW.astype(np.float32))
@@ -48,6 +47,6 @@ def open_decoder(cache: Address, config: DecodedGalleryConfig) -> Decode:
 
 
 def to_uint8(image_N3YX: Tensor) -> np.ndarray:
-    """RGB in [-1, 1], which a VAE's decoder gives whatever range its encoder was fed, as uint8 [N, Y, X, 3]."""
+    """Convert RGB in [-1, 1], the decoder's range for every encoder range, to uint8 [N, Y, X, 3]."""
     levels_N3YX = image_N3YX.add(1).mul(127.5).round().clamp(0, 255).to(torch.uint8)
     return levels_N3YX.permute(0, 2, 3, 1).cpu().numpy()

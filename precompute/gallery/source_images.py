@@ -1,12 +1,9 @@
-"""A cache's source images as its encoder saw them, for programs that know only the cache; needs no torch.
-
-`cache_store.gallery` finds `open_source_images` by the entry point group `encode_once.images`.
-"""
+"""Read a cache's source images as its encoder saw them; `cache_store.cache.images` calls it. Needs no torch."""
 
 from PIL import Image
 
+from cache_store.cache.images import ReadImage
 from cache_store.errors import SourceError
-from cache_store.gallery.source_images import ReadImage
 from cache_store.storage.store import Address
 from precompute.config import BuildConfig
 from precompute.images.decode import content_sha256, decode_image
@@ -17,13 +14,14 @@ from precompute.sources import open_source
 
 
 def open_source_images(cache: Address) -> ReadImage:
-    """A reader by uri, from what the cache remembers of its build; EncodeOnceError where the source cannot be had.
+    """Open a reader of images by uri from the cache's recorded source; raise EncodeOnceError if the source cannot be
+    opened.
 
-    What it reads is upright and fitted to the recipe's size; SourceError says why there is no image.
+    The reader returns the image upright and fitted to the recipe's size, or raises SourceError with the reason.
     """
     built = BuildConfig.of_cache(cache)
     if built.encoder.reads_text:
-        raise SourceError("it was made of texts")
+        raise SourceError("it was made from texts")
     source, recipe = open_source(built.source), built.image.recipe
     silence_decoders()
 

@@ -1,6 +1,7 @@
-/* Pixels of Pillow's images, and the means of their cells; precompute/images/pixels.py has both without C, too.
+/* Copy the pixels of Pillow's images and compute the means of their cells; precompute/images/pixels.py has both in
+ * Python too.
  *
- * Pillow keeps RGB as four bytes a pixel, of which the last says nothing, and lends them by Arrow's C data interface.
+ * Pillow stores RGB as four bytes per pixel, of which the last is unused, and lends them by Arrow's C data interface.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -13,9 +14,9 @@
 
 #define BANDS 3
 #define LENT_BYTES 4
-#define FIRST_BANDS 0x000000ffffff /* of two packed pixels, read as one number */
+#define FIRST_BANDS 0x000000ffffff /* mask for two packed pixels, read as one number */
 #define SECOND_BANDS 0xffffff000000
-#define MAX_CELL 256 /* pixels a side: sums of columns fit in 16 bits, those of cells in 32 */
+#define MAX_CELL 256 /* pixels per side: sums of columns fit in 16 bits, sums of cells in 32 */
 
 /* https://arrow.apache.org/docs/format/CDataInterface.html */
 struct ArrowArray {
@@ -63,7 +64,7 @@ static PyObject *copy_pixels(PyObject *module, PyObject *arguments)
     Py_RETURN_NONE;
 }
 
-/* The means of a row of cells, rounded as by Pillow's `reduce`; `sums` are of the columns of the image. */
+/* Compute the means of a row of cells, rounded as in Pillow's `reduce`; `sums` are sums of the image's columns. */
 static void mean_row(uint8_t *means, const uint8_t *pixels, uint16_t *sums, Py_ssize_t width, Py_ssize_t cell_height,
                      Py_ssize_t cell_width)
 {

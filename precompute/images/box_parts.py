@@ -1,8 +1,9 @@
 """Counting the parts of JPEG 2000 and AVIF files, which are made of boxes, before their decoders walk them.
 
-OpenJPEG allocates for every tile, precinct and code block, which a file of a kilobyte may have millions of. So a file
-is refused that cuts its image smaller than any encoder does. A file that ends between two tiles would be decoded with
-the others black: all must be there. libavif looks for every item among all items, and allocates for every frame.
+OpenJPEG allocates memory for every tile, precinct and code block, and a file of one kilobyte can declare millions. So a
+file with smaller parts than any encoder writes is refused. If a file ends between two tiles, OpenJPEG would leave the
+missing ones black, so all tiles must be there. libavif searches all items for each item, and allocates memory for every
+frame.
 """
 
 import re
@@ -14,7 +15,7 @@ from precompute.images.rejected import Rejected
 SIZ, COD, COC, SOT, SOD, EOC = 0xFF51, 0xFF52, 0xFF53, 0xFF90, 0xFF93, 0xFFD9
 
 SIZ_CONTENT = struct.Struct(">2x8IH")
-"""Where the image ends and begins, the tiles' size and beginning, the number of components."""
+"""End and start of the image, size and start of the tiles, number of components."""
 
 MAX_COMPONENTS = 4
 MAX_LAYERS = 100
@@ -22,13 +23,13 @@ MAX_LAYERS = 100
 
 MIN_TILE_PIXELS, FEW_TILES = 4_096, 1_000
 MIN_BLOCK_SIDE_LOG2, MIN_BLOCK_LOG2 = 4, 10
-"""Code blocks of 32 x 32 pixels, or 16 x 64, at least; they have 64 x 64 as a rule."""
+"""Smallest code blocks: 32 x 32 or 16 x 64 pixels; encoders usually write 64 x 64."""
 
 MIN_PRECINCT_SIDE_LOG2 = 5
-"""Of a precinct, in pixels of the whole image, at any of its resolutions."""
+"""Smallest side of a precinct, in pixels of the whole image, at each resolution."""
 
 AVIF_BRANDS, HEIF_BRANDS = frozenset({b"avif", b"avis"}), frozenset({b"mif1", b"msf1"})
-"""Pillow gives a file to libavif that begins with one of either."""
+"""Pillow passes a file that begins with one of these brands to libavif."""
 
 MAX_TABLE_BYTES = 2**16
 """Size of each table of an AVIF's items; a grid of 512 tiles needs 10 KB."""
@@ -39,7 +40,7 @@ FRAMES = re.compile(rb"stsz.{8}(.{4})", re.DOTALL)
 
 
 def avif_parts(data: bytes, max_pixels: int) -> Iterator[int]:
-    """Count boxes and frames; of other files of boxes, such as videos, none."""
+    """Count boxes and frames; count nothing in other files made of boxes, such as videos."""
     if data[8:12] not in AVIF_BRANDS | HEIF_BRANDS:
         return
     for kind, begin, end in boxes(data, 0, len(data)):

@@ -1,10 +1,10 @@
 """From an image file's bytes to upright RGB.
 
-Image files are untrusted: formats are allow-listed, the pixel count is bounded from the header before anything is
-decoded, so is the number of parts that a decoder would walk, and a truncated file fails instead of ending in grey.
-Only the first frame is decoded. One image takes at most MEMORY_PER_PIXEL bytes for each of `max_pixels`, twice its
-file's size and MEMORY_AT_LEAST; each decode thread has one image in hand. An AVIF whose frames are larger than its
-header says is the exception: libavif decodes frames of up to 2^28 pixels, some 2 GB, before it scales them.
+Image files are untrusted: formats are allow-listed, the pixel count and the number of parts that a decoder would walk
+are limited before anything is decoded, and a truncated file fails instead of ending in grey. Only the first frame is
+decoded. One image takes at most MEMORY_PER_PIXEL bytes for each of `max_pixels`, twice its file's size and
+MEMORY_AT_LEAST; each decode thread has one image in hand. An AVIF whose frames are larger than its header says is the
+exception: libavif decodes frames of up to 2^28 pixels, some 2 GB, before it scales them.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ SUFFIXES_OF = {
 WITH_MAGIC = tuple(name for name in SUFFIXES_OF if name not in ("PPM", "TGA"))
 """Formats that Pillow recognises by a file's first bytes, and decodes in C."""
 TGA = re.compile(rb".(\0[\x02\x03\x0a\x0b]\0{5}|\x01[\x01\x09].{4}[\x10\x18\x20])", re.DOTALL)
-"""TGA has no magic: this is its header's beginning as programs write it, which no other image's header is."""
+"""TGA has no magic: this matches the start of its header as programs write it, and no other format's header."""
 SUFFIXES = frozenset(suffix for suffixes in SUFFIXES_OF.values() for suffix in suffixes)
 
 Image.MAX_IMAGE_PIXELS = None  # our own bound is checked first, from the header, and rejects instead of warning
@@ -58,12 +58,12 @@ MEMORY_AT_LEAST = 64 * 2**20
 
 
 class Turn(NamedTuple):
-    """What EXIF's orientation asks for."""
+    """The transform that an EXIF orientation asks for."""
 
     method: Image.Transpose | None = None
     exchanges_sides: bool = False
     mirrors: tuple[bool, bool] = (False, False)
-    """Whether the upright image's columns, and its rows, begin with the last ones stored."""
+    """Whether the upright image's columns, and its rows, are in the reverse of the stored order."""
     is_readable: bool = True
 
 
@@ -84,8 +84,9 @@ ORIENTING = frozenset({"exif", "xmp"})
 """Segments of a JPEG that may say its orientation."""
 
 DECODER_ERRORS = (ArithmeticError, EOFError, LookupError, OSError, RuntimeError, SyntaxError, TypeError, ValueError)
-"""What decoders raise on broken input, beside struct.error; libavif's are RuntimeErrors. Anything else, such as a
-MemoryError, stops the build."""
+"""Errors that decoders raise on broken input, besides struct.error; libavif raises RuntimeErrors. Other errors stop the
+build, such as a MemoryError.
+"""
 
 AVIF_EXIF_ITEM = re.compile(rb"(infe\x02.{7})Exif", re.DOTALL)
 """An AVIF's entry for EXIF, up to its type."""
@@ -93,27 +94,30 @@ AVIF_EXIF_ITEM = re.compile(rb"(infe\x02.{7})Exif", re.DOTALL)
 
 @dataclass(frozen=True, kw_only=True)
 class ImageConfig:
-    """How an image becomes pixels; everything here changes latents, so changing it means a new cache."""
+    """The steps from an image to pixels; every field changes the latents, so changing one means a new cache."""
 
     height: int = 224
     """Pixels; a multiple of a VAE's spatial factor (8 for Cosmos), a vision tower's own size."""
     width: int = 224
-    """Pixels; of the same multiples as the height."""
+    """Pixels; a multiple of the same factor as the height."""
     fit: str = "squash"
     """squash: scale both sides, ignoring the aspect; crop: fill and cut the middle out; pad: fit and border in grey;
-    edge N: scale the shorter side to N, then cut the middle out, as processors of CLIP and DINO do."""
+    edge N: scale the shorter side to N, then cut the middle out, as processors of CLIP and DINO do.
+    """
     resample: Literal["bilinear", "bicubic", "lanczos", "box"] = "bilinear"
     """Pillow's filter of that name; all of them average when they shrink."""
     range: Literal["signed", "theworld", "clip", "imagenet", "unit"] = "signed"
     """RGB as the encoder is fed: signed is in [-1, 1], as VAEs and SigLIP expect; clip and imagenet, for vision towers,
-    are standardised as CLIP's and DINO's are; unit is in [0, 1]; theworld, for a VAE, is in [0, 255]."""
+    are standardised as CLIP's and DINO's are; unit is in [0, 1]; theworld, for a VAE, is in [0, 255].
+    """
     max_pixels: int = 100_000_000
     """Larger images are rejected from their header, before decoding; 100 million take up to 3.2 GB to decode."""
     decode: Literal["full", "reduced"] = "full"
-    """reduced: let large JPEGs shrink while they are decoded, to a half, a quarter or an eighth and no less than twice
-    the size that they are fitted to. Faster, and nearly the same pixels."""
+    """reduced: decode large JPEGs at 1/2, 1/4 or 1/8 of their size, but at least at twice the fitted size; faster, with
+    nearly the same pixels.
+    """
     flip: bool = False
-    """Exchange left and right, after fitting: a second view of the same samples, for a cache of its own."""
+    """Mirror left and right after fitting: a second view of the same samples, to store in a separate cache."""
 
     from_model: bool = False
     """Take height, width, fit, resample and range as a vision tower's preprocessor_config.json has them."""
@@ -199,7 +203,7 @@ def decode_reduced(image: JpegImageFile, recipe: ImageRecipe) -> Decoded:
 
 
 def turn_of(image: Image.Image) -> Turn:
-    """What EXIF says, or else XMP; `UNREADABLE` where the EXIF is broken, which spares the pixels."""
+    """Return the orientation of EXIF, else of XMP; `UNREADABLE` if the EXIF is broken, although the pixels are not."""
     if len(image.info.get("exif", b"")) > MAX_EXIF_BYTES:
         raise Rejected("too many parts", f"more than {MAX_EXIF_BYTES:,} bytes of EXIF")
     try:
@@ -210,7 +214,7 @@ def turn_of(image: Image.Image) -> Turn:
 
 
 def is_plain(image: Image.Image) -> bool:
-    """Whether an image is a JPEG in RGB that says nothing of its orientation, as most are: it is as it should be."""
+    """Return whether an image is an RGB JPEG without orientation data, as most are; it needs no conversion."""
     return isinstance(image, JpegImageFile) and image.mode == "RGB" and ORIENTING.isdisjoint(image.info)
 
 

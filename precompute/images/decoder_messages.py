@@ -8,9 +8,10 @@ from PIL import _imaging
 
 
 def silence_decoders() -> None:
-    """Pillow warns of odd metadata (corrupt EXIF, say) that does not touch the pixels, and libtiff prints from C.
+    """Silence Pillow's warnings and libtiff's messages for the whole process.
 
-    Once for the process: to switch messages off and on around each image is not safe between threads.
+    Pillow warns about odd metadata, such as corrupt EXIF, that does not affect the pixels; libtiff prints from C.
+    Switching messages off and on around each image would not be thread-safe.
     """
     warnings.filterwarnings("ignore", module=r"PIL\.")
     logging.getLogger("PIL").addHandler(logging.NullHandler())

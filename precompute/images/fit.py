@@ -1,4 +1,4 @@
-"""Fitting an image to the recipe's size: which part is seen, how large, and how far a JPEG may be reduced before."""
+"""Fit an image to the recipe's size: choose the visible part, its size, and how far to reduce a JPEG before that."""
 
 # Axes: Y X image height and width in pixels, 3 RGB. Sizes are width, height; boxes left, top, right, bottom.
 
@@ -20,9 +20,9 @@ MID_GREY = 128
 RESAMPLING = {name: Image.Resampling[name.upper()] for name in ("bilinear", "bicubic", "lanczos", "box")}
 
 REDUCTIONS = (8, 4, 2)
-"""What libjpeg divides both sides by at next to no cost, the largest first."""
+"""Factors by which libjpeg divides both sides at almost no cost, largest first."""
 OVERSAMPLING = 2
-"""A reduced image has at least so many pixels, on each side, for one of the fitted image."""
+"""Fewest pixels of a reduced image, along each side, per pixel of the fitted image."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +31,11 @@ class Decoded:
 
     rgb: Image.Image
     size: Size
-    """Of the image before it was reduced."""
+    """Size of the image before it was reduced."""
     reduction: int = 1
-    """Pixels of the image, along each side, for one of `rgb`."""
+    """Pixels of the unreduced image, along each side, per pixel of `rgb`."""
     origin: tuple[float, float] = (0.0, 0.0)
-    """Where in `rgb` the image begins: one that EXIF mirrors ends, where it begins now, with a part of a pixel."""
+    """Start of the image in `rgb`; above 0 if EXIF mirrors it, because its partial last pixel then comes first."""
     exif_is_readable: bool = True
     """False where the image may be stored turned, and its EXIF cannot tell."""
 
@@ -49,7 +49,7 @@ def squash(size: Size, target: Size) -> tuple[Box, Size]:
 
 
 def crop(size: Size, target: Size) -> tuple[Box, Size]:
-    """The middle of the target's aspect; computed as by Pillow's `ImageOps.fit`."""
+    """Select the middle, with the target's aspect, as Pillow's `ImageOps.fit` does."""
     (width, height), ratio = size, target[0] / target[1]
     seen_width = ratio * height if width / height > ratio else width
     seen_height = width / ratio if width / height < ratio else height
@@ -58,7 +58,7 @@ def crop(size: Size, target: Size) -> tuple[Box, Size]:
 
 
 def pad(size: Size, target: Size) -> tuple[Box, Size]:
-    """The whole image, as large as the target holds it; computed as by Pillow's `ImageOps.contain`."""
+    """Select the whole image, scaled to fit inside the target, as Pillow's `ImageOps.contain` does."""
     (width, height), ratio = size, target[0] / target[1]
     columns = round(width / height * target[1]) if width / height < ratio else target[0]
     rows = round(height / width * target[0]) if width / height > ratio else target[1]
@@ -94,12 +94,12 @@ def fit_of(recipe: ImageRecipe) -> Fit:
 
 
 def place_of(size: int, target: int) -> int:
-    """Where the fitted image begins, of one axis: a border is rounded as by Pillow's `ImageOps.pad`, a cut down."""
+    """Return the fitted image's start on one axis: a border is rounded as in Pillow's `ImageOps.pad`, a cut down."""
     return -((size - target) // 2) if size > target else round((target - size) * 0.5)
 
 
 def reduction(size: Size, recipe: ImageRecipe) -> int:
-    """By how much the sides of an image of that size, upright, may be divided before it is fitted."""
+    """Return the factor by which an upright image of this size may be reduced before it is fitted."""
     if recipe.decode == "full":
         return 1
     (left, top, right, bottom), (columns, rows) = fit_of(recipe)(size, (recipe.width, recipe.height))
@@ -108,7 +108,7 @@ def reduction(size: Size, recipe: ImageRecipe) -> int:
 
 
 def fit_image(image: Decoded, recipe: ImageRecipe) -> Image.Image:
-    """Scale an image to the recipe's size; flip it then, so that its pixels are the others' mirrored."""
+    """Scale an image to the recipe's size; flip last, so that the result exactly mirrors the unflipped one."""
     target = (recipe.width, recipe.height)
     seen, size = fit_of(recipe)(image.size, target)
     left, top, right, bottom = (edge / image.reduction + image.origin[axis % 2] for axis, edge in enumerate(seen))

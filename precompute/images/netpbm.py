@@ -1,7 +1,7 @@
 """Netpbm images: PBM, PGM and PPM, plain and binary, of any maximum.
 
-Pillow reads those of another maximum than 255, and all plain ones, value by value in Python: minutes for a photograph,
-and hours for a plain file of comments.
+Pillow reads files with a maximum other than 255, and all plain files, value by value in Python: minutes for a
+photograph, hours for a plain file full of comments.
 """
 
 import re
@@ -18,7 +18,7 @@ BLANK = rb"(?:[ \t-\r]|#[^\r\n]*+[\r\n])++"
 NETPBM = re.compile(rb"P[1-6][ \t-\r#]")
 SIZE = rb"P[1-6]" + BLANK + rb"(\d{1,9})" + BLANK + rb"(\d{1,9})"
 HEADERS = {True: re.compile(SIZE + rb"[ \t-\r]"), False: re.compile(SIZE + BLANK + rb"(\d{1,5})[ \t-\r]")}
-"""By whether the image is bilevel, which has no maximum. One blank stands before the pixels."""
+"""By whether the image is bilevel; only other headers have a maximum. One blank comes before the pixels."""
 
 COMMENT = re.compile(rb"#[^\r\n]*+")
 LONG_VALUE = re.compile(rb"\d{10}")
@@ -48,7 +48,7 @@ def decode_netpbm(data: bytes, max_pixels: int) -> Image.Image:
 
 
 def levels_of(maximum: int) -> np.ndarray:
-    """Map each value to the high byte of 16 bits, uint8 [maximum + 1]; of maximum 255, to itself."""
+    """Scale values to 16 bits and keep the high byte: uint8 [maximum + 1]; maximum 255 changes nothing."""
     return (np.arange(maximum + 1, dtype=np.uint32) * 65_535 // maximum >> 8).astype(np.uint8)
 
 

@@ -1,4 +1,4 @@
-"""Naming what a file is that is not a readable image, by its first bytes."""
+"""Name the type of a file that is not a readable image, by its first bytes."""
 
 import re
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ COMPRESSED = {
     b"7z\xbc\xaf\x27\x1c": "is a 7z archive",
     b"Rar!\x1a\x07": "is a RAR archive",
 }
-"""What a file is by its first bytes, if it can be unpacked."""
+"""Types of files that can be unpacked, by first bytes."""
 
 BY_MAGIC = {
     **COMPRESSED,

@@ -25,7 +25,7 @@ MAX_EXIF_BYTES = 2**20
 
 JPEG_MAGIC = b"\xff\xd8"
 JPEG_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]", re.DOTALL)
-"""What can end a scan's data: neither a stuffed byte nor a restart marker. Without a repeat, the search is linear."""
+"""Markers that can end a scan's data; stuffed bytes and restart markers cannot. No repetition: the search is linear."""
 SOI, EOI, SOS, APP1, APP13, TEM = 0xD8, 0xD9, 0xDA, 0xE1, 0xED, 0x01
 UNSIZED = frozenset({SOI, EOI, TEM})
 
@@ -34,7 +34,7 @@ FRAMES_OF_COSINES = frozenset({0xC0, 0xC1, 0xC2, 0xC9, 0xCA})
 """Sequential and progressive, with either entropy code."""
 SEQUENTIAL_FRAMES = frozenset({0xC0, 0xC1, 0xC9})
 FRAME_COMPONENTS, SCAN_COMPONENTS = 7, 2
-"""Where a segment says how many it has, from its length on."""
+"""Offsets of the component count in a segment, from its length field on."""
 
 GIF_EXTENSION, GIF_IMAGE, GIF_END = 0x21, 0x2C, 0x3B
 
@@ -47,7 +47,7 @@ TIFF_BYTE_LIKE = frozenset({1, 2, 7})
 TIFF_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}
 """Bytes of a value, by type."""
 TIFF_NUMBERS = {3: "H", 4: "L", 13: "L", 16: "Q", 18: "Q"}
-"""SHORT, LONG, IFD, LONG8, IFD8: what a tile's size or a directory's place may be."""
+"""SHORT, LONG, IFD, LONG8, IFD8: the types that a tile's size or a directory's offset may have."""
 TIFF_SUBDIRECTORIES = frozenset({34665, 34853, 40965})
 """EXIF, GPS, interoperability."""
 TILE_WIDTH, TILE_LENGTH = 322, 323
@@ -69,10 +69,10 @@ def refuse_costly(data: bytes, max_pixels: int) -> None:
 
 
 def jpeg_parts(data: bytes, max_pixels: int) -> Iterator[int]:
-    """Count segments and Photoshop's resources; before the first scan also bytes between, which Pillow skips singly.
+    """Count segments and Photoshop's resources; before the first scan also stray bytes, which Pillow skips one by one.
 
-    A sequential image whose first scan has all components has no other: libjpeg goes over the rest of the file once, at
-    most, whatever it holds. So that is not searched, which would take longer than all other checks together.
+    If the first scan of a sequential image has all components, it is the only one, and libjpeg reads the rest of the
+    file at most once. So the rest is not searched; that would take longer than all other checks together.
     """
     scans = exif_bytes = position = 0
     frames = list[bytes]()
@@ -104,12 +104,12 @@ def jpeg_parts(data: bytes, max_pixels: int) -> Iterator[int]:
 
 
 def byte_at(data: bytes, place: int) -> bytes:
-    """The byte; none behind the file's end."""
+    """Return the byte at `place`; empty behind the file's end."""
     return data[place : place + 1]
 
 
 def is_of_cosines(data: bytes) -> bool:
-    """Whether a JPEG is one that libjpeg can reduce: it gives up on a lossless one."""
+    """Return whether libjpeg can reduce a JPEG: it cannot reduce a lossless one."""
     position = len(JPEG_MAGIC)
     while match := JPEG_MARKER.search(data, position):
         marker, position = data[match.end() - 1], match.end()
@@ -122,11 +122,11 @@ def is_of_cosines(data: bytes) -> bool:
 def png_parts(data: bytes, max_pixels: int) -> Iterator[int]:
     is_whole = False
     for number, (kind, begin) in enumerate(png_chunks(data)):
-        if (kind == b"IHDR") != (number == 0):  # Pillow takes it from any place, the last of several
+        if (kind == b"IHDR") != (number == 0):  # Pillow accepts it anywhere and uses the last one
             raise Rejected("cannot decode", "IHDR is not the first of its chunks, or one of several")
         is_whole = kind == b"IEND" and begin + 4 <= len(data)  # with its crc32
         yield 1
-    if not is_whole:  # Pillow does without the chunk
+    if not is_whole:  # Pillow accepts a file without it
         raise Rejected("cannot decode", "cut short: its last chunk, IEND, is missing or not whole")
 
 
@@ -140,7 +140,7 @@ def png_chunks(data: bytes) -> Iterator[tuple[bytes, int]]:
 
 
 def gif_parts(data: bytes, max_pixels: int) -> Iterator[int]:
-    """Count what stands before the first frame; its pixels' blocks are read in C."""
+    """Count the blocks before the first frame; blocks of pixels are read in C."""
     flags = int.from_bytes(data[10:11], "big")
     position = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)  # behind the palette
     while position + 1 < len(data) and data[position] not in (GIF_IMAGE, GIF_END):
@@ -180,7 +180,7 @@ def tiff_parts(data: bytes, max_pixels: int) -> Iterator[int]:
                     waiting.append(number)
                     seen.add(number)
         except struct.error:
-            if offset == first:  # Pillow would go on without the tags that are missing, the orientation for one
+            if offset == first:  # Pillow would go on without the missing tags, such as the orientation
                 raise Rejected("cannot decode", "its directory is cut short") from None
         if tile_pixels > max_pixels:
             raise Rejected("too large", f"tiles of more than {max_pixels:,} pixels")
@@ -218,6 +218,7 @@ PARTS: dict[bytes, Callable[[bytes, int], Iterator[int]]] = {
     b"\xff\x4f\xff\x51": j2k_parts,
     b"ftyp": avif_parts,
 }
-"""By a file's first bytes, or its fifth and following: all that Pillow takes for that format. WebP is read in C; TGA in
-time and memory that the file's size and the pixel count bound.
+"""Counters by a file's first bytes (`ftyp`: from the fifth byte on); these are all the bytes that Pillow accepts for
+each format. WebP needs no counter, because it is read in C; TGA needs none, because file size and pixel count bound its
+time and memory.
 """

@@ -13,7 +13,7 @@ WITHOUT_RANGE = {"I": "signed or 32-bit integer", "F": "floating-point"}
 """Modes whose files do not say which number is black and which is white."""
 
 STRIP_PIXELS = 2**20
-"""Images are made RGB in strips of about so many pixels: the steps between need little memory then."""
+"""Images are converted in strips of about this many pixels, so that intermediate steps need little memory."""
 
 PNG_BITS = 24
 """Place of the bit depth in a PNG whose first chunk is its header; Pillow does not report it."""
@@ -23,11 +23,11 @@ TIFF_WHITE_IS_ZERO = 0
 
 
 def with_true_levels(image: Image.Image, data: bytes) -> Image.Image:
-    """Correct an image's levels, so that black and white are what they are in other images of its mode.
+    """Correct an image's levels, so that black and white mean the same as in other images of its mode.
 
-    Pillow scales pixels of 2, 4 and 16 bits to 8, but not the level that is transparent among them, and of 1 bit it
-    takes any level but 0 for white; PNG has only the lowest bits of that level count. Of a TIFF's grey of more than
-    8 bits it gives the numbers of the file, be they of 12 bits or a negative's.
+    For PNG, Pillow scales pixels of 2, 4 and 16 bits to 8, but not the transparent level; at 1 bit it takes every
+    transparent level except 0 as white, although only the lowest bits of that level count. For a grey TIFF of more than
+    8 bits, it returns the numbers in the file, even if they have 12 bits or are inverted.
     """
     if isinstance(image, PngImagePlugin.PngImageFile) and "transparency" in image.info:
         bits = data[PNG_BITS]
@@ -44,7 +44,7 @@ def with_true_levels(image: Image.Image, data: bytes) -> Image.Image:
 
 
 def png_transparent_level(data: bytes) -> int:
-    """Read the transparent level, of up to 16 bits; of several, the last, as Pillow does."""
+    """Read the transparent level, up to 16 bits, from the last tRNS chunk, as Pillow does."""
     *_, begin = (begin for kind, begin in png_chunks(data) if kind == b"tRNS")
     return int.from_bytes(data[begin : begin + 2], "big")
 

@@ -13,7 +13,7 @@ from posixpath import commonpath, dirname
 
 from cache_store.cache.files import file_record, write_plan
 from cache_store.cache.metadata import metadata_of, write_build
-from cache_store.cache.writing.seal import make_seal, refuse_other_form, write_seal
+from cache_store.cache.writing.seal import make_seal, refuse_non_canonical, write_seal
 from cache_store.cache.writing.withdrawn import withdraw
 from cache_store.errors import Interrupted
 from cache_store.format.formats import files_of_shard
@@ -159,7 +159,7 @@ def seal_cache(store: Store, work: Work, progress: BuildProgress) -> Seal:
     clear_leftovers(store, work.spec)
     records = {**work.kept, **progress.built}
     contents = [records[shard].content for shard in range(work.spec.num_shards)]
-    refuse_other_form(store, contents)
+    refuse_non_canonical(store, contents)
     assert work.plan_file is not None
     seal = write_seal(store, make_seal(work.spec, contents, work.plan_file), work.earlier_seal)
     announce_identity(work, seal)

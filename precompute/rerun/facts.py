@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from cache_store.cache.survey import Survey, survey, survey_as_stated, survey_build
+from cache_store.cache.survey import Survey, survey, survey_build, survey_without_reading_plan
 from cache_store.format.plan import PlanDigests
 from cache_store.format.record import FORMAT_VERSION
 from cache_store.format.schema import ArraySpec, BuildRecord, Recipe
@@ -111,7 +111,7 @@ def read_planned_facts(inputs: Inputs, *, as_stated: bool = False) -> Facts:
 
     A rank takes the plan's rows `as_stated` by the records, and reads only those of its own shards.
     """
-    return planned_facts((survey_as_stated if as_stated else survey)(inputs.store), inputs.recipe)
+    return planned_facts((survey_without_reading_plan if as_stated else survey)(inputs.store), inputs.recipe)
 
 
 def planned_facts(surveyed: Survey, recipe: Recipe) -> Facts:
@@ -192,7 +192,7 @@ def planned_rows(surveyed: Survey, recipe: Recipe, found: Rows) -> tuple[Rows | 
     """
     spec, plan, seal, size = surveyed.spec.value, surveyed.plan.value, surveyed.seal.value, recipe.samples_per_shard
     spec = spec if spec and spec.recipe == recipe else None
-    plan = plan if plan and plan.plan.is_cut(size) else None
+    plan = plan if plan and plan.plan.has_shards_of(size) else None
     if spec and plan and plan.digests.whole == spec.plan_digest:
         return rows_on_disk(plan.plan, size, spec.rows, plan.digests), found
     restored = source_in_rows(surveyed, spec.rows if spec else count_planned(surveyed, size), found)

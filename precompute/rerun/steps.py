@@ -10,7 +10,7 @@ import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cache_store.cache.metadata import refuse_no_cache, refuse_others
+from cache_store.cache.metadata import refuse_foreign_place, refuse_no_cache
 from cache_store.errors import CacheError, NoCacheError
 from cache_store.format.names import SPEC_FILE
 from cache_store.format.schema import Seal
@@ -106,7 +106,7 @@ def open_inputs(config: BuildConfig, request: BuildRequest) -> Inputs:
     silence_decoders()
     config = config.prepared()
     store = open_store(config.cache)
-    refuse_others(store, "cache")
+    refuse_foreign_place(store, "cache")
     source = open_source(config.source)
     encoder = load_encoder(config.own_encoder, config.image.range)
     return Inputs(config=config, request=request, store=store, source=source, encoder=encoder)

@@ -11,7 +11,7 @@ import msgspec
 from cache_store.cache.metadata import read_build, refuse_no_cache
 from cache_store.errors import CacheError, ConfigError, MissingPathError, NotAFileError, SourceError
 from cache_store.format.names import BUILD_FILE
-from cache_store.format.record import misfit
+from cache_store.format.record import describe_mismatch
 from cache_store.storage.local import LocalStore
 from cache_store.storage.store import Store, is_url, open_store, split_url
 from cache_store.storage.verbs import File
@@ -147,7 +147,7 @@ def recorded_section(store: Store, section: str, kind: type[T]) -> T:
         made = msgspec.convert(config[section], kind, strict=True)
         problem = ", ".join(sorted(config[section].keys() - kind.__annotations__.keys()))
     except (KeyError, msgspec.ValidationError, ConfigError) as error:
-        problem = misfit(error) if isinstance(error, msgspec.ValidationError) else str(error)
+        problem = describe_mismatch(error) if isinstance(error, msgspec.ValidationError) else str(error)
     if problem:
         raise CacheError(f"{store.where(BUILD_FILE)} holds no config of this version: {section}: {problem}")
     return made

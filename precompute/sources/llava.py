@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from cache_store.errors import SourceError
-from cache_store.format.record import misfit
+from cache_store.format.record import describe_mismatch
 from cache_store.storage.verbs import File
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.archive import MISSING
@@ -33,7 +33,7 @@ BEFORE_FIRST, BEFORE_NEXT = (re.compile(rf"{SPACE}{mark}{SPACE}(?={{)") for mark
 END, NO_RECORDS = re.compile(rf"{SPACE}\]{SPACE}"), re.compile(rf"{SPACE}\[{SPACE}\]{SPACE}")
 
 RECORD = re.compile(r"^(it [a-z ]+, )?\[(\d+)\](?:\.|: )?")
-"""Of a misfit in a list: which record."""
+"""The place that `describe_mismatch` names in a list: which record."""
 
 EXPECTED = "expected LLaVA's list of records, or a record a line"
 
@@ -145,7 +145,9 @@ def decoded(data: bytes, kind: type[T], where: str) -> T:
     except UnicodeDecodeError:
         problem = not_utf8(data)
     except msgspec.DecodeError as error:
-        problem = RECORD.sub(r"record \2 (counted from 0): \1", misfit(error)) if data.strip() else "is empty"
+        problem = (
+            RECORD.sub(r"record \2 (counted from 0): \1", describe_mismatch(error)) if data.strip() else "is empty"
+        )
     raise SourceError(f"{where}: {problem}; {EXPECTED}")
 
 

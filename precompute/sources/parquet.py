@@ -14,7 +14,7 @@ import msgspec
 import pyarrow as pa
 
 from cache_store.errors import CacheError, SourceError
-from cache_store.format.record import misfit
+from cache_store.format.record import describe_mismatch
 from cache_store.format.tables import TableFile
 from cache_store.storage.verbs import File
 from precompute.images.rejected import Rejected
@@ -114,7 +114,7 @@ class ImageTable:
         try:
             turns = msgspec.convert(turns_found, list[Turn])
         except msgspec.ValidationError as error:
-            raise SourceError(f"{self._where}: row {row}: conversations: {misfit(error)}") from None
+            raise SourceError(f"{self._where}: row {row}: conversations: {describe_mismatch(error)}") from None
         conversation: Conversation = msgspec.to_builtins(turns)
         return conversation
 

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from cache_store.errors import SourceError
-from cache_store.format.record import misfit
+from cache_store.format.record import describe_mismatch
 from cache_store.storage.ahead import Ahead
 from cache_store.storage.callers import in_a_thread
 from precompute.images.rejected import Rejected
@@ -178,7 +178,7 @@ def conversations(tar_name: str, tar: ImageTar, members: dict[str, str]) -> Conv
         try:
             record = msgspec.json.decode(data, type=TextRecord)
         except (msgspec.DecodeError, RecursionError) as error:
-            problem = "is nested too deeply" if isinstance(error, RecursionError) else misfit(error)
+            problem = "is nested too deeply" if isinstance(error, RecursionError) else describe_mismatch(error)
             expected = "expected an object with `caption` or `conversations`"
             raise SourceError(f"{tar_name}/{members[RECORD]}: {problem}; {expected}") from None
     if record.conversations is not None:

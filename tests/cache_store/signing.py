@@ -26,7 +26,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def written(value: Any) -> bytes:
-    """As the format writes it; numbers that it cannot write, as anybody would."""
+    """Encode as the format does, and numbers that it cannot write as plain JSON."""
     try:
         return canonical_json(value)
     except (CacheError, RecursionError):
@@ -56,7 +56,7 @@ def edited(path: Path) -> Iterator[dict[str, Any]]:
 
 @contextlib.contextmanager
 def edited_spec(root: Path) -> Iterator[dict[str, Any]]:
-    """What the group says of the cache, to change in place."""
+    """Yield the spec in the group, to change it in place."""
     with edited(root / "zarr.json") as group:
         yield group["attributes"]["encode_once"]
 
@@ -78,7 +78,7 @@ def set_field(record: Any, field: str, value: object) -> None:
 
 
 ODD = (KeyError, TypeError, AttributeError, ValueError, OverflowError, OSError, msgspec.ValidationError)
-"""What odd values in a record lead to: they stay as they are."""
+"""Errors that odd values in a record cause; digests over such values stay unchanged."""
 
 
 def resign(root: Path) -> None:

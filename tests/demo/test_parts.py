@@ -1,4 +1,4 @@
-"""What the demo learns from: scenes, odd files, a data set, and models that can learn what they have to."""
+"""The demo's inputs: scenes, odd files, a data set, and models that can learn the task."""
 
 import io
 import json
@@ -22,7 +22,7 @@ from trainer.text.tokenizer import load_chat_tokenizer
 
 SCENES = [compose(7, number) for number in range(60)]
 FILLED_SHARE = {"circle": 0.785, "square": 1.0, "triangle": 0.5, "cross": 0.556, "ring": 0.52}
-"""Of the shape's bounding box, by geometry; a ring's width is 0.42 of its radius."""
+"""Share of the bounding box that each shape fills; a ring's width is 0.42 of its radius."""
 
 
 def test_what_the_caption_names_is_drawn_inside_and_in_its_place():

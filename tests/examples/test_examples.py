@@ -26,7 +26,7 @@ NEEDS = {
 }
 STEPS, SAVE_EVERY = 150, 25
 BATCH = 8
-"""Of which a process prints four: all of its share, where there are two."""
+"""Samples per batch; each process prints the first four, which is all of its share if there are two."""
 
 pytestmark = [
     pytest.mark.usefixtures("threads_as_in_a_child"),
@@ -47,7 +47,7 @@ def steps_in(text: str) -> Steps:
 
 
 def run(script: str, *options: object) -> str:
-    """As `python examples/SCRIPT.py OPTIONS…`, in this process, where the libraries are loaded."""
+    """Run `python examples/SCRIPT.py OPTIONS…` in this process, which has loaded the libraries."""
     pytest.importorskip(NEEDS[script])
     path = EXAMPLES / f"{script}.py"
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out:

@@ -21,7 +21,7 @@ PATH = "own_encoder:PatchColours"
 
 @pytest.fixture(autouse=True)
 def importable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As PYTHONPATH makes the example, and a module of the user's."""
+    """Make the example and a user's module importable, as PYTHONPATH does."""
     (tmp_path / "mine.py").write_text(MINE)
     for folder in (EXAMPLES, tmp_path):
         monkeypatch.syspath_prepend(str(folder))
@@ -63,7 +63,7 @@ class Pixels(Wrong):
         ("mine:Nothing", "cannot be imported: module 'mine' has no attribute 'Nothing'"),
         ("mine:NoLayout", "mine:NoLayout has no layout; docs/encoders.md says what it needs"),
         ("mine:Wrong", r"encode gave \(1, 3, 8, 8\), and its layout says \(1, 3, 4, 8\)"),
-        ("mine:Row", "the axes row must differ, also from row"),
+        ("mine:Row", "the axes row must differ from each other and from row"),
         (PATH, "image.height and image.width must be multiples of 16, got 8x8"),
     ],
 )

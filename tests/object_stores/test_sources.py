@@ -133,7 +133,7 @@ WRONG = {
         "unsupported scheme; .*one of s3://, gs://, az://, hf://",
     ),
     "no tar": ("webdataset", "BUCKET/in/images.zip", 1, "images.zip is no tar"),
-    "no table": ("parquet", "BUCKET/in/images.zip", 1, "images.zip is damaged: it is no whole Parquet file"),
+    "no table": ("parquet", "BUCKET/in/images.zip", 1, "images.zip is damaged: it is not a complete Parquet file"),
 }
 
 

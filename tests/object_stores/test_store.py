@@ -184,11 +184,11 @@ def test_a_copy_refuses_another_cache_and_damage(copied, tmp_path, capsys):
     assert cache_store(["copy", str(other), url]) == 1
     assert "holds another cache" in capsys.readouterr().err
     assert cache_store(["copy", str(other), f"{url}/in/side"]) == 2
-    assert f"OUT: {url}/in/side lies in the cache {url}; name a place" in capsys.readouterr().err
+    assert f"OUT: {url}/in/side lies inside the cache {url}; name a place" in capsys.readouterr().err
     source = LocalStore(cache)
     source.put_whole("latents/c/1/0/0/0", bytes(source.size("latents/c/1/0/0/0")))
     assert cache_store(["copy", str(cache), f"{url}-of-damage"]) == 1
-    assert "is damaged, its sha256 is another" in capsys.readouterr().err
+    assert "is damaged: its sha256 is not as recorded" in capsys.readouterr().err
 
 
 def test_a_forked_process_reads_as_its_parent_does(copied):

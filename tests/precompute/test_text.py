@@ -190,7 +190,7 @@ def test_an_audit_and_a_gallery_of_texts_show_what_was_encoded(texts):
     assert "equal bits  20 of 20" in said
     page = texts.folder / "page.html"
     said = texts.run(cache_store, "gallery", texts.cache, "-o", page)
-    assert "without pictures of samples: the cache was made of texts; shown are texts" in said
+    assert "without pictures of samples: samples are texts, not images; the page shows texts" in said
     shown = page.read_text()
     for each in (CAPTIONS[4], "no text: the sample has no caption", f"{TOKENS} tokens", "tokens, cut", "1 texts cut"):
         assert each in shown
@@ -199,7 +199,7 @@ def test_an_audit_and_a_gallery_of_texts_show_what_was_encoded(texts):
     assert not [*texts.folder.glob("*.png")]
     (line,) = texts.run(main, "gallery", texts.cache, "-o", page, "--decode", code=2).splitlines()
     assert line.endswith("is of class T5EncoderModel, which has no decoder")
-    with pytest.raises(ConfigError, match="the cache was made of texts, not of images"):
+    with pytest.raises(ConfigError, match="the cache was made from texts"):
         encode_images(open_cache(texts.cache), [])
 
 

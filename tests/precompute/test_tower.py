@@ -111,7 +111,7 @@ def test_what_a_tower_shows_and_what_is_refused_is_said(tower):
     assert f"all {len(GOOD)} cached samples were compared: 0 differ" in said
     page = tower.folder / "page.html"
     said = tower.run(main, "gallery", tower.cache, "-o", page)
-    why = f"nothing maps [token {TOKENS}, feature {FEATURES}] to colours; shown are source images, distributions"
+    why = f"samples of [token {TOKENS}, feature {FEATURES}] have no preview; the page shows source images"
     assert f"without pictures of samples: {why}" in said
     shown = [f"No pictures of samples: {why}", "source image of row 0", "histograms of the features"]
     assert [each in page.read_text() for each in shown] == [True] * 3

@@ -33,7 +33,7 @@ class Views(JoinedCache):
     # Axes: N samples asked for.
 
     def __init__(self, views: Sequence[JoinedCache]) -> None:
-        super().__init__(views[0].caches, without=np.concatenate([each.rejected_rows() for each in views]))
+        super().__init__(views[0].caches, excluded_rows=np.concatenate([each.rejected_rows() for each in views]))
         self.views = tuple(views)
 
     def __repr__(self) -> str:

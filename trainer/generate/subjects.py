@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from cache_store import Cache, JoinedCache, open_cache, open_joined
-from cache_store.cache.image_encoder import open_image_encoder
+from cache_store.cache.images import open_image_encoder
 from cache_store.errors import ConfigError, MissingPathError, ModelError, NoCacheError
 from cache_store.program.config_file import closest
 from cache_store.refusal import differing, printable, refuse

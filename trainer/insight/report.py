@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cache_store.gallery.page import page_template
-from cache_store.program.config_file import shown
+from cache_store.program.config_file import format_value
 from cache_store.refusal import flatten
 from trainer.generate.rows import sample_numbers
 from trainer.insight.captions import NOTHING
@@ -95,7 +95,7 @@ def render(session: Session, records: Sequence[Record], total_steps: int) -> str
         is_good=test is not None and is_image_used(*test),
         curves=curves(records),
         samples=captioned_samples(session, records),
-        facts=[(name, shown(value)) for name, value in flatten(asdict(session.config)) if value is not None],
+        facts=[(name, format_value(value)) for name, value in flatten(asdict(session.config)) if value is not None],
     )
 
 

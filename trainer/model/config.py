@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cache_store.errors import ConfigError
-from cache_store.program.config_file import closest, shown
+from cache_store.program.config_file import closest, format_value
 
 WORLD = "world"
 """The tower's name in a run from one cache."""
@@ -131,6 +131,6 @@ def refuse_other_towers(views: Sequence[Collection[str]]) -> None:
 def refuse_tower_names(names: Collection[str]) -> None:
     for name in names:
         if not TOWER_NAME.fullmatch(name):
-            raise ConfigError(f"caches: a tower's name has small letters, digits and _ alone, got {shown(name)}")
+            raise ConfigError(f"caches: a tower's name has small letters, digits and _ alone, got {format_value(name)}")
     if not names:
         raise ConfigError("caches: name at least one: {world: FOLDER, siglip: FOLDER}")

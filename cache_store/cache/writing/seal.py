@@ -1,4 +1,4 @@
-"""Closing a cache: every shard's record into one seal."""
+"""Seal a cache: combine every shard's record into one seal."""
 
 import hashlib
 from collections import Counter
@@ -8,7 +8,7 @@ from cache_store.errors import CacheError
 from cache_store.format.names import SEAL_FILE, commit_file
 from cache_store.format.record import FORMAT_VERSION, canonical_json, signed
 from cache_store.format.schema import CommitContent, FileRecord, Seal, Spec
-from cache_store.format.statistics import summarise
+from cache_store.format.sums import summarise
 from cache_store.storage.store import Store
 
 
@@ -20,16 +20,16 @@ def write_seal(store: Store, seal: Seal, held: Seal | None) -> Seal:
 
 
 def cache_identity(contents: Iterable[CommitContent]) -> str:
-    """SHA-256 over the digests of every commit record's content, shards in order."""
+    """Hash the digests of every commit record's content, in shard order (SHA-256)."""
     return hashlib.sha256("".join(each.digest for each in contents).encode()).hexdigest()
 
 
-def refuse_other_form(store: Store, contents: Iterable[CommitContent]) -> None:
-    """CacheError for a record in other bytes than a build writes: its digest is then none of its meaning."""
+def refuse_non_canonical(store: Store, contents: Iterable[CommitContent]) -> None:
+    """Raise CacheError for a record that is not canonical JSON: its digest is then not that of its contents."""
     for content in contents:
         if not content.is_canonical:
             name = store.where(commit_file(content.shard))
-            raise CacheError(f"{name} is no canonical JSON (RFC 8785): delete it and run the same command again")
+            raise CacheError(f"{name} is not canonical JSON (RFC 8785): delete it and run the same command again")
 
 
 def make_seal(spec: Spec, contents: Sequence[CommitContent], plan_file: FileRecord) -> Seal:
@@ -40,7 +40,7 @@ def make_seal(spec: Spec, contents: Sequence[CommitContent], plan_file: FileReco
         reasons.update(each.reasons)
     statistics = [each.statistics for each in contents if each.statistics is not None]
     if not statistics:
-        raise CacheError("no sample could be cached, so there is nothing to seal")
+        raise CacheError("every sample was rejected, so there is nothing to seal")
     previews = [each.preview for each in contents if each.preview is not None]
     seal = Seal(
         format_version=FORMAT_VERSION,

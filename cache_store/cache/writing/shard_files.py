@@ -1,4 +1,4 @@
-"""The one way in which a shard's files and record come to be, or take the place of others."""
+"""Write or replace a shard's files and record; every writer does it here."""
 
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, BinaryIO, NoReturn, Self
@@ -6,7 +6,7 @@ from typing import Any, BinaryIO, NoReturn, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cache_store.cache.files import record_of, stored_sha256
+from cache_store.cache.files import record_bytes, stored_sha256
 from cache_store.cache.metadata import read_commit
 from cache_store.cache.writing.withdrawn import clear_mark, withdraw
 from cache_store.errors import CacheError
@@ -20,10 +20,10 @@ from cache_store.storage.store import Draft, Store
 
 
 class ShardFiles:
-    """A context manager: write the shard file, finish it with its samples table, look at both, commit.
+    """A context manager: write the shard file, finish it with its samples table, check both, commit.
 
-    Until `commit`, what was there stays as it was; without it, nothing is left. Where the shard is `shared`, other
-    programs may be writing it too: whoever is first gives a file its name, and nobody replaces or deletes any.
+    Existing files stay unchanged until `commit`; without `commit`, nothing is left. If the shard is `shared`, other
+    programs may write it too: the first to publish a file wins, and no program replaces or deletes one.
     """
 
     def __init__(self, store: Store, spec: Spec, shard: int, *, shared: bool = False) -> None:
@@ -45,28 +45,28 @@ class ShardFiles:
         return self._open.enter_context(self._store.draft(name, self._scratch))
 
     def writing(self) -> AbstractContextManager[BinaryIO]:
-        """The shard file's stream."""
+        """Return a context that yields the shard file's stream; errors of the disk then name the file."""
         return self._drafts[0].writing()
 
     def read_back(self) -> memoryview:
-        """The shard file as it was written so far."""
+        """Return the shard file as written so far."""
         self._drafts[0].finish()
         return self._drafts[0].map()
 
     def finish(self, samples: pa.Table) -> tuple[FileRecord, ...]:
-        """Both files whole, on the disk; what a record says of them."""
+        """Write both files to disk, unpublished, and return their records."""
         self._drafts[0].finish()
         table = self._begin(self._names[1])
         with table.writing() as stream:
             write_rows(stream, samples)
         table.finish()
         self._drafts.append(table)
-        return tuple(record_of(name, draft.map()) for name, draft in zip(self._names, self._drafts, strict=True))
+        return tuple(record_bytes(name, draft.map()) for name, draft in zip(self._names, self._drafts, strict=True))
 
     def commit(self, record: CommitRecord) -> CommitRecord:
-        """Put files and record in place; the record that stands, of the same content, if by another program.
+        """Publish files and record; return the committed record, which another program may have written first.
 
-        StaleError where the other's content differs.
+        Raises StaleError if the other program's content differs.
         """
         name, marked = commit_file(self._shard), False
         if self._shared:
@@ -88,39 +88,39 @@ class ShardFiles:
         return self._equal(other, record)
 
     def _publish_beside_others(self, record: CommitRecord) -> None:
-        """Name each file, unless one of the same bytes has its name."""
+        """Publish each file unless an equal one is already there; CacheError or StaleError if a different one is."""
         for draft, ours in zip(self._drafts, record.content.files, strict=True):
-            if draft.publish_if_absent() or (lies := stored_sha256(self._store, ours.path)) == ours.sha256:
+            if draft.publish_if_absent() or (found := stored_sha256(self._store, ours.path)) == ours.sha256:
                 continue
             if other := read_commit(self._store, self._shard):
                 self._equal(other, record)
             raise CacheError(
-                f"{self._store.where(ours.path)} holds sha256 {lies}, of another rank or of one that died, and came "
-                f"out as {ours.sha256} here; it stays. Once no rank runs, `precompute plan` of this cache clears it"
+                f"{self._store.where(ours.path)} has sha256 {found}, written by another rank, perhaps a dead one, but "
+                f"{ours.sha256} here; it stays. Once no rank runs, `precompute plan` of this cache deletes it"
             )
 
     def _equal(self, other: CommitRecord, record: CommitRecord) -> CommitRecord:
-        """The record that was there first, of the same content; StaleError naming both where it is not."""
+        """Return the record that was there first; StaleError, naming both, if its content differs."""
         if other.content.digest != record.content.digest:
-            refuse_other_content(self._store, other, record)
+            refuse_conflicting_commit(self._store, other, record)
         return other
 
 
-def refuse_other_content(store: Store, committed: CommitRecord, ours: CommitRecord) -> NoReturn:
-    """StaleError naming both, and what made them."""
+def refuse_conflicting_commit(store: Store, committed: CommitRecord, ours: CommitRecord) -> NoReturn:
+    """Raise StaleError with both digests, hosts, devices and versions."""
     before, now = (
         {"content": each.content.digest, "host": each.run.host, "device": each.run.device, **each.run.versions}
         for each in (committed, ours)
     )
     refuse(
-        f"{store}: shard {ours.content.shard} came out otherwise here than as it was committed meanwhile, which stays",
+        f"{store}: shard {ours.content.shard} differs here from the one that another rank has committed, which stays",
         differing(before, now),
-        ["ranks make the same bytes on machines and libraries that are alike; run this one on such"],
+        ["ranks give equal bytes only on equal machines and libraries; run this one on such a machine"],
         held="committed",
         now="here",
     )
 
 
 def write_rows(stream: BinaryIO, samples: pa.Table) -> None:
-    """Equal tables give equal bytes, however they are held."""
+    """Write a samples table; equal tables give equal bytes, however they are chunked in memory."""
     pq.write_table(samples.combine_chunks(), stream, compression="zstd")

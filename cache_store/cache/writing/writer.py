@@ -1,7 +1,7 @@
-"""Building one shard: samples stream in, files stream out, the commit record comes last.
+"""Build one shard: samples stream in, files stream out, and the commit record is written last.
 
-Samples are written as they come, so a shard of any size takes the memory of one batch. What was there before is
-replaced only when the new files are whole on disk and are what they are expected to be.
+Samples are written as they arrive, so that a shard of any size needs the memory of one batch. Existing files are
+replaced only when the new ones are whole on disk and have one of the allowed digests, if any are given.
 """
 
 import os
@@ -26,7 +26,7 @@ from cache_store.storage.store import Store
 
 
 class Outcome(NamedTuple):
-    """What became of one planned sample on its way to a latent; a reason means that it is rejected."""
+    """The result of encoding one planned sample; it is rejected if there is a reason."""
 
     content_sha256: str | None
     width: int | None = None
@@ -34,23 +34,23 @@ class Outcome(NamedTuple):
     reason: str | None = None
     exif_is_readable: bool = True
     tokens: int | None = None
-    """Of a text, before it is cut."""
+    """Number of the text's tokens before it is cut; None for an image."""
 
 
 class MismatchedShardError(CacheError):
-    """A shard did not come out as it was, so that the one that was there stays."""
+    """A rebuilt shard differs from the recorded one, which stays."""
 
     def __init__(self, shard: int, digest: str, samples: pa.Table) -> None:
-        super().__init__(f"shard {shard} did not come out as it was; nothing of it was replaced")
+        super().__init__(f"shard {shard} came out different when built again; nothing of it was replaced")
         self.shard, self.digest, self.samples = shard, digest, samples
-        """Of the content that it would have had, and its samples table."""
+        """Shard number, digest of the rebuilt content, and the rebuilt samples table."""
 
 
 class ShardBuilder:
-    """A context manager: append every row of the shard in order, then commit; uncommitted, it leaves what was there.
+    """A context manager: append every row of the shard in order, then commit; without commit, existing files stay.
 
-    `planned` is the shard's row group of the plan; where there are `allowed_digests`, the shard's content must have one
-    of them. Other programs may be building a `shared` shard too.
+    `planned` is the shard's row group of the plan. If `allowed_digests` are given, the content must have one of them.
+    Other programs may be building a `shared` shard too.
     """
 
     def __init__(
@@ -81,9 +81,9 @@ class ShardBuilder:
         self._files.__exit__(*error)
 
     def append(self, samples: np.ndarray, rgb_NHW3: np.ndarray | None, outcomes: Sequence[Outcome]) -> None:
-        """Add the next rows: float32 [N, *shape] and what became of each.
+        """Add the next rows: float32 [N, *shape] and the outcome of each.
 
-        Where the array has a preview, also the images at its resolution, RGB in [0, 1].
+        If the array has a preview, `rgb_NHW3` has the images at the latents' resolution, RGB in [0, 1].
         """
         wanted = np.array([outcome.reason is None for outcome in outcomes], np.bool_)
         stored, kept, checksums = self._sums.round_and_add(samples, wanted, rgb_NHW3)
@@ -96,7 +96,7 @@ class ShardBuilder:
         self._outcomes.extend(outcomes)
 
     def _rejected(self, sample: np.ndarray, outcome: Outcome) -> Outcome:
-        """Why a sample is rejected that is not finite, before or after rounding to the stored dtype."""
+        """Reject a sample that is not finite, before or after rounding to the stored dtype."""
         non_finite = int(np.count_nonzero(~np.isfinite(sample)))
         self._non_finite += non_finite
         dtype = self._spec.array.dtype
@@ -110,9 +110,9 @@ class ShardBuilder:
     def commit(
         self, seconds: float, device: str, versions: dict[str, str], hardware: dict[str, str] | None = None
     ) -> CommitRecord:
-        """Publish the shard's files, then its record; the record that stands, if another program's of the same content.
+        """Publish the shard's files, then its record; return the committed record, perhaps another program's.
 
-        MismatchedShardError where the shard is not the one expected.
+        Raises MismatchedShardError if the content has none of the allowed digests.
         """
         count = self._planned.num_rows
         assert len(self._outcomes) == count, (len(self._outcomes), count)
@@ -158,7 +158,7 @@ class ShardBuilder:
 def encoded_rows(
     array: ArraySpec, stored: np.ndarray, kept: np.ndarray, checksums: np.ndarray, outcomes: Sequence[Outcome]
 ) -> EncodedRows:
-    """Rows of a shard, of which `stored` are the plain bytes, uint8 [N, bytes of a sample], and their crc32c."""
+    """Encode the kept rows of `stored`, uint8 [N, bytes of a sample]; `checksums` are the crc32c of the plain bytes."""
     payloads, checksums = (stored, checksums) if kept.all() else (stored[kept], checksums[kept])
     encoded: list[bytes | memoryview] = [each.data for each in payloads]
     if array.codec != "none":
@@ -171,14 +171,14 @@ def encoded_rows(
 
 
 def samples_table(array: ArraySpec, planned: pa.Table, outcomes: Sequence[Outcome], places: np.ndarray) -> pa.Table:
-    """What became of each planned sample, and where its bytes lie: [rows, 3], -1 where nowhere."""
-    became = dict(zip(Outcome._fields, zip(*outcomes, strict=True), strict=True))
+    """Make the samples table: each planned sample's outcome and place; `places` [rows, 3] has -1 for absent rows."""
     schema = samples_schema(array)
+    fields = dict(zip(Outcome._fields, zip(*outcomes, strict=True), strict=True))
     columns: dict[str, Any] = {
         "row": planned["row"],
         "id": planned["id"],
-        "status": [CACHED if reason is None else REJECTED for reason in became["reason"]],
-        **{name: values for name, values in became.items() if name in schema.names},
+        "status": [CACHED if reason is None else REJECTED for reason in fields["reason"]],
+        **{name: values for name, values in fields.items() if name in schema.names},
     }
     for field, values in zip(Location._fields, places.T, strict=True):
         columns[field] = pa.array(values, schema.field(field).type, mask=values < 0, safe=False)

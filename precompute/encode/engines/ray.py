@@ -14,9 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cache_store.cores import usable_cores
 from cache_store.errors import EncodeOnceError, Interrupted
 from cache_store.log import log_info
+from cache_store.program.run_program import usable_cores
 from cache_store.refusal import printable
 from precompute.encode.engines.ray_cluster import (
     ClusterHead,

@@ -15,13 +15,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cache_store import cores
 from cache_store.cache import gather
-from cache_store.cache.gather import ROUNDS, TRIALS, WAYS, Fastest, move_rows, read_ahead, reading_ahead
+from cache_store.cache.gather import (
+    AHEAD,
+    COLD_PART,
+    COPY_FUNCTIONS,
+    SETTLED,
+    TRIALS,
+    Fastest,
+    ReadAhead,
+    move_rows,
+    read_ahead,
+)
 
-IN_C = [way for way in WAYS if way is not move_rows]
-"""None where there was no compiler; those of two threads only where there are two cores."""
-ALL = [*IN_C, move_rows, reading_ahead(move_rows)]
+IN_C = [copy for copy in COPY_FUNCTIONS if copy is not move_rows]
+"""Empty without a compiler."""
+ALL = [*IN_C, move_rows]
 GUARD = 64
 
 
@@ -99,58 +108,54 @@ def test_the_pages_of_all_rows_are_read_ahead_and_no_others(tmp_path):
 
 
 class Timed:
-    """Ways 0, 1, … that take the seconds given, by a clock of their own."""
+    """Functions 0, 1, … that take the seconds given, by a clock of their own."""
 
     def __init__(self, *seconds):
         self.now, self.seconds = 0.0, seconds
         self.fastest = Fastest(range(len(seconds)), lambda: self.now)
 
-    def batches(self, count, batch_bytes=100, is_checked=False):
-        """The way that each of so many batches gets."""
-        ways = []
+    def batches(self, count, batch_bytes=100, is_checked=False, is_in_memory=True):
+        """The function that each of so many batches gets."""
+        chosen = []
         for _ in range(count):
-            with self.fastest.way(batch_bytes, is_checked) as way:
-                self.now += self.seconds[way](self.now, batch_bytes, is_checked)
-            ways.append(way)
-        return ways
+            with self.fastest.choose(batch_bytes, is_checked, is_in_memory) as number:
+                self.now += self.seconds[number](self.now, batch_bytes, is_checked)
+            chosen.append(number)
+        return chosen
 
 
-def test_the_way_that_took_the_least_time_is_kept():
+def test_the_function_that_took_the_least_time_is_kept():
     timed = Timed(lambda *_: 3.0, lambda *_: 1.0, lambda *_: 2.0)
     assert timed.batches(3 * TRIALS + 50) == [0, 1, 2] * TRIALS + [1] * 50
     timed = Timed(lambda now, size, is_checked: size, lambda *_: 500.0)
     assert [timed.batches(2 * TRIALS + 1, size)[-1] for size in (64, 4_096, 100)] == [0, 1, 0], "of each size"
     timed = Timed(lambda *_: 1.0, lambda now, size, is_checked: 3.0 if is_checked else 0.5)
     assert [timed.batches(2 * TRIALS + 1, is_checked=each)[-1] for each in (True, False)] == [0, 1], "of checked ones"
-    with pytest.raises(KeyError), timed.fastest.way(100, True):
+    with pytest.raises(KeyError), timed.fastest.choose(100, True):
         raise KeyError  # a failed check stays an error
 
 
-def test_a_way_that_takes_many_times_as_long_is_tried_twice():
-    """As those do that read nothing ahead, where the disk is what takes the time. Once may be an accident."""
-    ways = Timed(lambda *_: 9.0, lambda *_: 1.0, lambda *_: 2.0).batches(ROUNDS[0])
-    assert [ways.count(way) for way in (0, 2)] == [2, TRIALS]
-    ways = Timed(lambda now, *_: 9.0 if now == 0 else 1.0, lambda *_: 2.0).batches(ROUNDS[0])
-    assert ways.count(0) == ROUNDS[0] - TRIALS
+def test_the_functions_are_timed_again_once_pages_are_mapped_and_then_no_more():
+    chosen = Timed(lambda now, *_: 1.0 if now < SETTLED else 9.0, lambda *_: 2.0).batches(10 * SETTLED)
+    assert set(chosen[2 * TRIALS : SETTLED - 1]) == {0}
+    assert chosen[SETTLED + 2 * TRIALS :] == [1] * (9 * SETTLED - 2 * TRIALS)
 
 
-def test_where_batches_take_much_longer_at_once_all_ways_are_tried_again():
-    """As where a cache has left memory."""
-    timed = Timed(lambda now, *_: 1.0 if now < 60 else 9.0, lambda *_: 2.0)
-    assert timed.batches(2 * TRIALS + 20)[2 * TRIALS :] == [0] * 20
-    assert timed.batches(60)[-20:] == [1] * 20
-    hiccups = Timed(lambda now, *_: 9.0 if now % 5 == 0 else 1.0, lambda *_: 2.0)
-    assert hiccups.batches(ROUNDS[0]).count(1) == TRIALS
+def test_batches_that_wait_for_the_disk_are_no_trials():
+    timed = Timed(lambda *_: 3.0, lambda *_: 1.0)
+    assert timed.batches(50, is_in_memory=False) == [0] * 50
+    assert timed.batches(2 * TRIALS + 1)[-1] == 1
+    assert timed.batches(50, is_in_memory=False) == [1] * 50
 
 
-def test_threads_share_what_was_learnt(monkeypatch):
+def test_threads_share_what_was_learnt():
     switching = sys.getswitchinterval()
     fastest = Fastest(range(5))
 
     def batches(_):
         for _ in range(5_000):
-            with fastest.way(100, False) as way:
-                assert way in range(5)
+            with fastest.choose(100, False) as number:
+                assert number in range(5)
 
     try:
         sys.setswitchinterval(1e-6)
@@ -160,11 +165,31 @@ def test_threads_share_what_was_learnt(monkeypatch):
         sys.setswitchinterval(switching)
 
 
-def test_the_ways_are_tried_again_soon_and_then_now_and_then():
-    ways = Timed(lambda now, *_: 1.0 if now < 300 else 9.0, lambda *_: 2.0).batches(10_000)
-    first, trials = ROUNDS[0], 2 * TRIALS
-    assert set(ways[trials:first]) == {0}
-    assert 0 < ways[5 * first + trials :].count(0) < 10 * TRIALS
+class Disk:
+    """Batches of 256 rows of which some wait for the disk, unless they are read ahead; no address is touched."""
+
+    def __init__(self):
+        self.waits, self.ahead = 0, []
+        self.reader = ReadAhead(lambda: self.waits, lambda addresses, lengths: self.ahead.append(len(addresses)))
+
+    def batches(self, count, waiting_rows):
+        """Whether each of so many batches was read ahead."""
+        return [self._batch(waiting_rows) for _ in range(count)]
+
+    def _batch(self, waiting_rows):
+        before = len(self.ahead)
+        with self.reader.batch(np.zeros(256, np.int64), 100):
+            is_ahead = len(self.ahead) > before
+            self.waits += 0 if is_ahead else waiting_rows
+        return is_ahead
+
+
+def test_batches_are_read_ahead_while_rows_wait_for_the_disk():
+    disk, (few, most) = Disk(), AHEAD
+    assert disk.batches(few + 100, 256 // COLD_PART) == [True] * few + [False] * 100, "a few that wait cost less"
+    assert disk.batches(3 * few + 2, 200) == [False, *[True] * few, False, *[True] * 2 * few]
+    assert disk.batches(50 * most, 200).count(False) < 70, "soon few batches are touched to find out"
+    assert not any(disk.batches(most + 1, 0)[most:]), "and none is read ahead once they are in memory"
 
 
 HEADERS = Path(sysconfig.get_path("include"), "Python.h")
@@ -179,10 +204,10 @@ def test_where_there_is_a_compiler_the_copying_is_in_c():
 def test_a_binary_that_does_not_load_is_done_without(tmp_path, binary):
     room = tmp_path / "cache_store" / "cache"
     room.mkdir(parents=True)
-    for folder, source in ((room, gather.__file__), (room.parent, cores.__file__)):
+    for folder in (room, room.parent):
         (folder / "__init__.py").touch()
-        shutil.copy(source, folder)
+    shutil.copy(gather.__file__, room)
     (room / "_gather.abi3.so").write_bytes(binary)
-    program = "from cache_store.cache.gather import WAYS, move_rows; print(move_rows in WAYS)"
+    program = "from cache_store.cache.gather import COPY_FUNCTIONS, move_rows; print(move_rows in COPY_FUNCTIONS)"
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout == "True\n"

@@ -14,7 +14,7 @@ import pytest
 
 from cache_store import CacheError, open_cache, open_joined
 from cache_store.cache import reader, sealed_shards
-from cache_store.cache.gather import WAYS, move_rows, reading_ahead
+from cache_store.cache.gather import COPY_FUNCTIONS, Fastest, move_rows
 from cache_store.cache.metadata import read_seal
 from cache_store.errors import ConfigError, NoCacheError, StaleError
 from tests.cache_store.conftest import CACHED_ROWS, REJECTED, flip, samples_of, shard_name
@@ -68,11 +68,11 @@ WRONG_BUFFERS = [
 ]
 
 
-@pytest.mark.parametrize("copy", [*WAYS, move_rows, reading_ahead(move_rows)])
-def test_any_way_to_copy_fills_a_buffer_or_refuses_it(cache, latents, copy, monkeypatch):
-    """Those in C, and that of a machine without a compiler."""
-    monkeypatch.setattr(reader, "COPIES", [copy])
+@pytest.mark.parametrize("copy", [*COPY_FUNCTIONS, move_rows])
+def test_every_copy_function_fills_a_buffer_or_refuses_it(cache, latents, copy):
+    """The functions in C, and the one used without a compiler."""
     opened, numbers = open_cache(cache), np.random.default_rng(1).permutation(len(CACHED_ROWS))
+    opened.fastest = Fastest([copy])
     out = np.empty((len(numbers), 4, 6, 5), np.float16)
     assert opened.read(numbers, out=out) is out
     np.testing.assert_array_equal(out, latents[CACHED_ROWS][numbers].astype(np.float16))
@@ -97,7 +97,7 @@ def test_threads_and_processes_share_a_cache(cache, latents, open_shards, monkey
 
 @pytest.mark.parametrize("copied_at_once", [0, 1, 5, 27])
 def test_a_flipped_bit_is_never_read_and_names_its_row(tmp_path, latents, form, copied_at_once, monkeypatch):
-    """Of any sample, however few are copied at once."""
+    """It names the row of any sample, however few are copied at a time."""
     monkeypatch.setattr(reader, "READ_BYTES", copied_at_once * 240 + 239)
     store_format, codec = form
     path = make_cache(tmp_path / "cache", latents, rejected=REJECTED, store_format=store_format, codec=codec)
@@ -169,7 +169,9 @@ def test_no_cache_an_unsealed_and_a_damaged_one_are_refused(cache, tmp_path):
     with pytest.raises(CacheError, match="edited or damaged"):
         open_cache(cache)
     (cache / "seal.json").unlink()
-    with pytest.raises(CacheError, match="not sealed: rerun the .*`cache-store copy`.*after ranks: `precompute seal`"):
+    with pytest.raises(
+        CacheError, match="not sealed: rerun the .*`cache-store copy`.*if it was built in ranks: `precompute seal`"
+    ):
         read_seal(cache)
     (cache / "commits/000001.json").unlink()
     with pytest.raises(StaleError, match=r"(?s)is not sealed\n.*committed shards +3 +4 needed\n.*`precompute seal`"):
@@ -190,7 +192,7 @@ SAMPLES = {"world": samples_of((4, 6, 5), ROWS, seed=1), "tower": samples_of((3,
 
 @pytest.fixture(scope="module")
 def caches(tmp_path_factory) -> dict[str, Path]:
-    """Of other shapes, shard sizes, forms and rejects."""
+    """Their shapes, shard sizes, formats and rejects may differ."""
     folder, options = tmp_path_factory.mktemp("joined"), {"samples_per_shard": 5, "store_format": "webdataset"}
     return {
         "world": make_cache(folder / "world", SAMPLES["world"], rejected=REJECTS["world"]),
@@ -224,7 +226,7 @@ def test_nothing_to_join_no_cache_and_other_plans_are_refused(caches, tmp_path):
     with pytest.raises(NoCacheError):
         open_joined({**caches, "absent": tmp_path / "absent"})
     other = make_cache(tmp_path / "other", SAMPLES["tower"], [f"other-{row}" for row in range(ROWS)])
-    with pytest.raises(StaleError, match=r"(?s)not of one plan.*plan digest.*--source.kind cache"):
+    with pytest.raises(StaleError, match=r"(?s)have different plans.*plan digest.*--source.kind cache"):
         open_joined({**caches, "other": other})
     with pytest.raises(StaleError, match=r"rows +27 +9"):
         open_joined({"world": caches["world"], "fewer": make_cache(tmp_path / "fewer", SAMPLES["tower"][:9])})

@@ -46,7 +46,9 @@ def test_the_first_writer_of_a_shard_wins(store, latents):
     before = contents(store.root)
     assert commit(second) == record
     assert commit(writer(store, latents)) == record
-    with pytest.raises(StaleError, match="shard 0 came out otherwise here than as it was committed") as refused:
+    with pytest.raises(
+        StaleError, match="shard 0 differs here from the one that another rank has committed"
+    ) as refused:
         commit(other, device="cuda:7")
     assert "device" in str(refused.value)
     assert "cuda:7" in str(refused.value)
@@ -54,10 +56,10 @@ def test_the_first_writer_of_a_shard_wins(store, latents):
 
 
 def test_files_without_a_record_are_taken_if_they_are_the_same(store, latents):
-    """As a writer leaves them that died before its record."""
+    """A writer that dies before its record leaves such files."""
     record = commit(writer(store, latents))
     store.delete(commit_file(0))
-    with pytest.raises(CacheError, match=r"holds sha256 .*, of another rank or of one that died, .*; it stays"):
+    with pytest.raises(CacheError, match=r"has sha256 .*, written by another rank, perhaps a dead one, .*; it stays"):
         commit(writer(store, latents + 1))
     assert read_commit(store, 0) is None
     assert commit(writer(store, latents)).content == record.content

@@ -194,17 +194,17 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "more sides than axes": (TOWER | {"shape": [3] * 10_000}, "but shape has 10000"),
     "a side of nothing": (TOWER | {"shape": [0, 8]}, "int` >= 1"),
     "a side too long": (TOWER | {"shape": [3, 2**16 + 1]}, "int` <= 65536"),
-    "one name twice": (TOWER | {"axes": ["feature", "feature"]}, "must differ, also from row"),
-    "the rows' own name": (TOWER | {"axes": ["row", "feature"]}, "must differ, also from row"),
+    "one name twice": (TOWER | {"axes": ["feature", "feature"]}, "must differ from each other and from row"),
+    "the rows' own name": (TOWER | {"axes": ["row", "feature"]}, "must differ from each other and from row"),
     "no plain name": (TOWER | {"axes": ["to\nken", "feature"]}, "matching regex"),
     "a name that ends a line": (TOWER | {"axes": ["token\n", "feature"]}, "matching regex"),
     "a long name": (TOWER | {"axes": ["t" * 33, "feature"]}, "matching regex"),
-    "features along no axis": (TOWER | {"feature_axis": "channel"}, "feature_axis channel is none of the axes"),
+    "features along no axis": (TOWER | {"feature_axis": "channel"}, "feature_axis channel is not one of the axes"),
     "a preview of two axes": (TOWER | {"has_preview": True}, "a preview needs three axes, features first"),
     "a preview of features last": (VAE | {"feature_axis": "x"}, "a preview needs three axes, features first"),
     "no word on previews": (TOWER | {"has_preview": None}, "array.has_preview: expected `bool`, got `null`"),
     "bfloat16 in a tar": ({"dtype": "bfloat16"}, "tars hold dtype float16 or float32"),
-    "zstd in a tar": ({"codec": "zstd"}, "tars hold latents as they are"),
+    "zstd in a tar": ({"codec": "zstd"}, "tars hold uncompressed latents"),
 }
 
 

@@ -54,7 +54,7 @@ def read_row() -> Callable[..., np.ndarray | None]:
 
 @pytest.fixture
 def cache(store_format: StoreFormat, tmp_path: Path) -> Path:
-    """As the committed one, of today's code: rows [0, 4) and [4, 6), of which 2 is rejected."""
+    """Write the committed cache again with today's code: rows [0, 4) and [4, 6), row 2 rejected."""
     return write_golden(tmp_path / "cache", store_format)
 
 
@@ -139,7 +139,7 @@ def digest_of_lines(rows: list[dict[str, Any]], *names: str) -> str:
 
 
 def test_every_digest_of_a_cache_follows_from_the_pages_rules(tmp_path, store_format):
-    """Of latents whose sums need every way to write a float, and of ids and captions that need all ways of text."""
+    """The sums need every way to write a float; ids and captions need every way to write text."""
     scales = np.array([1e-21, 3e-5, 1e-4, 1.0, 1e5, 1e12, 1e18], np.float32)
     latents = np.random.default_rng(1).standard_normal((ROWS, 7, 3, 5), np.float32) * scales[:, None, None]
     latents[:, 3] = np.round(latents[:, 3])

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from cache_store.format.record import Record, canonical_json, misfit, parse_record
+from cache_store.format.record import Record, canonical_json, describe_mismatch, parse_record
 
 
 class Numbers(Record, frozen=True, kw_only=True):
@@ -67,10 +67,10 @@ MISFITS: list[tuple[Any, str]] = [
 def test_a_misfit_is_named_by_its_whole_name_on_one_line(value, said):
     with pytest.raises(msgspec.ValidationError) as caught:
         msgspec.json.decode(msgspec.json.encode(value), type=Outer)
-    assert misfit(caught.value) == said
+    assert describe_mismatch(caught.value) == said
 
 
 def test_what_is_no_json_keeps_the_words_of_its_parser():
     with pytest.raises(msgspec.DecodeError) as caught:
         msgspec.json.decode(b"{", type=Outer)
-    assert misfit(caught.value) == "Input data was truncated"
+    assert describe_mismatch(caught.value) == "Input data was truncated"

@@ -24,7 +24,7 @@ LAYOUTS = [
 
 
 def random_samples(layout: SampleLayout, number: int) -> np.ndarray:
-    """Of all magnitudes that float16 knows, and beyond on both sides; some values are not finite."""
+    """Make samples of all magnitudes of float16, and smaller and larger ones; some values are not finite."""
     rng = np.random.default_rng(number)
     shape = (number, *layout.shape)
     samples = rng.standard_normal(shape) * 2.0 ** rng.integers(-30, 14, shape)
@@ -36,10 +36,9 @@ def random_samples(layout: SampleLayout, number: int) -> np.ndarray:
     return samples
 
 
-def summed(monkeypatch, way, layout, dtype, samples, rgb, batches):
-    """What came out of batches of such sizes: sums, stored bytes of those kept, which they are, their checksums."""
-    monkeypatch.setattr(sums, "add_batch", way)
-    running, found = RunningSums(layout, dtype), []
+def summed(way, layout, dtype, samples, rgb, batches):
+    """Add batches of these sizes; return sums, stored bytes of kept samples, which are kept, and their checksums."""
+    running, found = RunningSums(layout, dtype, way), []
     wanted = np.arange(len(samples)) % 5 != 4
     starts = itertools.accumulate(batches, initial=0)
     for start, size in zip(starts, batches, strict=False):
@@ -51,13 +50,11 @@ def summed(monkeypatch, way, layout, dtype, samples, rgb, batches):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: str(layout.shape))
-def test_c_and_numpy_give_the_same_bits_in_any_batches(monkeypatch, layout, dtype):
+def test_c_and_numpy_give_the_same_bits_in_any_batches(layout, dtype):
     samples = random_samples(layout, 12)
     rgb = np.random.default_rng(1).random((12, *layout.shape[1:], 3)).astype(np.float32) if layout.has_preview else None
     first, *others = (
-        summed(monkeypatch, way, layout, dtype, samples, rgb, batches)
-        for way in WAYS
-        for batches in ([12], [1] * 12, [5, 7])
+        summed(way, layout, dtype, samples, rgb, batches) for way in WAYS for batches in ([12], [1] * 12, [5, 7])
     )
     for other in others:
         assert other[1:] == first[1:]
@@ -74,12 +71,12 @@ def test_c_and_numpy_give_the_same_bits_in_any_batches(monkeypatch, layout, dtyp
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: str(layout.shape))
-def test_sums_are_added_in_the_order_that_is_written_down(monkeypatch, way, layout):
-    """As a loop over Python's floats adds them."""
+def test_sums_are_added_in_the_order_that_is_written_down(way, layout):
+    """The sums equal those of a loop over Python's floats."""
     rng = np.random.default_rng(0)
     samples = rng.standard_normal((3, *layout.shape)).astype(np.float32)
     rgb = rng.random((3, *layout.shape[1:], 3)).astype(np.float32) if layout.has_preview else None
-    running, *_ = summed(monkeypatch, way, layout, "float32", samples, rgb, [3])
+    running, *_ = summed(way, layout, "float32", samples, rgb, [3])
     place, statistics = layout.feature_place, running.statistics()
     outer, inner = math.prod(layout.shape[:place]), math.prod(layout.shape[place + 1 :])
     for feature in range(layout.num_features):
@@ -108,9 +105,9 @@ def halved(lanes: list[float]) -> float:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_no_kept_sample_leaves_no_sums(monkeypatch, way):
+def test_no_kept_sample_leaves_no_sums(way):
     samples = np.full((2, 16, 28, 28), np.inf, np.float32)
-    running, stored, kept, _ = summed(monkeypatch, way, LAYOUTS[0], "float16", samples, np.zeros((2, 28, 28, 3)), [2])
+    running, stored, kept, _ = summed(way, LAYOUTS[0], "float16", samples, np.zeros((2, 28, 28, 3)), [2])
     assert (running.statistics(), running.preview(), stored, kept) == (None, None, b"", [False, False])
 
 

@@ -17,13 +17,14 @@ import pytest
 from msgspec import structs
 from PIL import Image
 
+from cache_store.cache.images import find_source_images
 from cache_store.cache.metadata import write_build
 from cache_store.cache.reader import Cache, open_cache
 from cache_store.cache.writing.writer import Outcome
 from cache_store.cli import main
 from cache_store.errors import SourceError
 from cache_store.format.names import samples_file
-from cache_store.gallery import draw, exhibits, pictures, sheets, source_images, unusual
+from cache_store.gallery import draw, exhibits, pictures, sheets, unusual
 from cache_store.gallery.command import GalleryConfig
 from cache_store.gallery.gallery import make_gallery
 from cache_store.gallery.page import layout
@@ -155,13 +156,13 @@ def test_source_images_are_shown_or_said_missing_or_changed(cache, page, monkeyp
         assert told in text_of(page)
     for problem in ("has changed since it was encoded", "could not be read when the cache was built"):
         assert f'title="this file {problem}"' in page
-    monkeypatch.setattr(source_images, "GROUP", "none")
-    with pytest.raises(SourceError, match="no installed package reads sources"):
-        source_images.find_source_images(open_cache(cache).store)
+    monkeypatch.setitem(sys.modules, "precompute.gallery.source_images", None)
+    with pytest.raises(SourceError, match="sources cannot be read here: .*; run `pip install "):
+        find_source_images(open_cache(cache).store)
 
 
 def most_unusual_of(cache: Cache) -> list[unusual.Unusual]:
-    return unusual.most_unusual(unusual.survey_latents(cache, draw.draw_survey(cache, 240, seed=0)), 3)
+    return unusual.most_unusual(unusual.survey_latents(cache, draw.choose_samples(cache, 240, seed=0)), 3)
 
 
 def test_the_outlier_leads_the_unusual_rows(cache, page, tmp_path):
@@ -225,7 +226,7 @@ def test_of_many_features_a_gallery_looks_at_some_evenly_spaced(tmp_path, monkey
     samples[5] += 50
     cache = make_cache(tmp_path / "cache", samples, dtype="float32")
     opened = open_cache(cache)
-    seen = unusual.survey_latents(opened, draw.draw_survey(opened, 240, seed=0))
+    seen = unusual.survey_latents(opened, draw.choose_samples(opened, 240, seed=0))
     assert seen.feature_F.tolist() == list(range(0, 1_152, 12))
     assert seen.count_FB.sum() == 8 * 3 * 96
     (first,) = unusual.most_unusual(seen, 1)
@@ -242,7 +243,7 @@ def test_a_huge_cache_is_drawn_from_not_read(tmp_path, monkeypatch):
     monkeypatch.setattr(draw, "SURVEY_SHARDS", 3)
     path = make_cache(tmp_path / "cache", np.random.default_rng(0).standard_normal((240, 4, 6, 5), np.float32))
     cache = open_cache(path)
-    drawn, numbers = draw.draw_survey(cache, 240, seed=0), draw.random_numbers(cache, 4, seed=0)
+    drawn, numbers = draw.choose_samples(cache, 240, seed=0), draw.random_numbers(cache, 4, seed=0)
     assert (len(drawn.number_N), drawn.shards, drawn.is_whole) == (12, 3, False)
     for ascending in (drawn.number_N, numbers, draw.draw_numbers(10**12, 50, np.random.default_rng(0))):
         assert (np.diff(ascending) > 0).all()

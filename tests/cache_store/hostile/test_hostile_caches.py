@@ -106,7 +106,7 @@ def read_plan(root: Path) -> None:
 
 
 def verify_deep(root: Path) -> str:
-    """What is found, in words."""
+    """Return the findings as text."""
     return "\n".join(map(str, verify(root, "deep").findings))
 
 
@@ -145,10 +145,10 @@ LATER_VERSION = {"format_version": 2, "more": "fields that only that version has
                 *({"array.shape": shape} for shape in ([2, 3], [2, 3, 2, 1], [1.5] * 3)),
             ],
         ),
-        ("commits/000000.json", "is no path inside a cache", [{"content.files.0.path": path} for path in OUTSIDE]),
-        ("seal.json", "is no path inside a cache", [{"plan_file.path": path} for path in OUTSIDE]),
+        ("commits/000000.json", "is not a path inside a cache", [{"content.files.0.path": path} for path in OUTSIDE]),
+        ("seal.json", "is not a path inside a cache", [{"plan_file.path": path} for path in OUTSIDE]),
         ("seal.json", "counts do not add up|counts more samples in a shard", COUNTS),
-        ("seal.json", "the seal sums up another array than the spec's", [{"array.preview": None}, ONE_FEATURE]),
+        ("seal.json", "the seal's statistics do not fit the spec's array", [{"array.preview": None}, ONE_FEATURE]),
         *((name, "has format version 2; this program reads version 1", [LATER_VERSION]) for name in RECORDS),
     ],
     ids=str,
@@ -271,7 +271,7 @@ def test_samples_outside_their_file_are_refused_unread(root, column, value):
         beyond = (root / shard_name(root, 0)).stat().st_size - rows[0]["length"] + 1
         rows[0][column] = beyond if value == BEYOND else value
     resign(root)
-    with pytest.raises(CacheError, match=r"is shorter than its samples table says|lacks values|of other sizes than 24"):
+    with pytest.raises(CacheError, match=r"is shorter than its samples table says|lacks values|that are not 24"):
         open_cache(root).read(np.array([0]), check=False)
 
 

@@ -1,4 +1,4 @@
-"""What the programs share while they run: files for their user, progress, and signals to stop."""
+"""Output files, progress and stop signals, which all programs share."""
 
 import errno
 import io
@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from contextlib import nullcontext, suppress
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -78,7 +77,7 @@ def test_a_report_that_may_not_be_written_is_refused_at_once(cache, tmp_path):
 
 @pytest.mark.parametrize("closed", ["2>&-", "0<&- 2>&-"])
 def test_a_closed_standard_error_takes_nothing_but_messages(cache, tmp_path, closed):
-    """As some crons have it; nor does a library's message get into the file that took its number."""
+    """Some crons close it; messages of libraries do not end up in a file that gets its number."""
     for command in (["verify", cache], ["copy", cache, tmp_path / "copied"], ["verify", tmp_path / "nothing"]):
         line = [sys.executable, "-m", "cache_store", *map(str, command)]
         done = subprocess.run(["sh", "-c", f'exec "$@" {closed}', "sh", *line], capture_output=True, timeout=120)
@@ -211,30 +210,6 @@ def test_a_stop_that_a_library_calls_an_error_is_a_stop(number, capsys):
 
     assert run_program("program", run, []) == 3
     assert capsys.readouterr().err.startswith("program: stopped: ")
-
-
-STOPPED_MODULE = """
-import os, signal
-os.kill(os.getpid(), signal.SIGINT)
-{more}
-"""
-
-
-@pytest.mark.parametrize(("more", "is_whole"), [("", True), ("os.kill(os.getpid(), signal.SIGINT)", False)])
-def test_a_stop_waits_for_an_import_and_a_second_does_not(tmp_path, monkeypatch, capsys, more, is_whole):
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "stopped", raising=False)
-    (tmp_path / "stopped.py").write_text(STOPPED_MODULE.format(more=more))
-
-    def run(argv):
-        import_module("stopped")
-        return time.sleep(5) or 0
-
-    began = time.monotonic()
-    assert run_program("program", run, []) == 3
-    assert time.monotonic() - began < 4
-    assert capsys.readouterr().err == "program: stopped: what is on disk is whole; run the same command again\n"
-    assert ("stopped" in sys.modules) == is_whole
 
 
 class StopsWhenDeleted:

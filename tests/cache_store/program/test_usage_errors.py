@@ -30,7 +30,7 @@ def program(*argv: str) -> int:
     return run_program("program", lambda given: parse_config(Config, given, "program") is None, argv)
 
 
-NOT_UTF8 = r"'caf\udce9' is not UTF-8, as every path and option has to be; rename what it names"
+NOT_UTF8 = r"'caf\udce9' is not UTF-8; every path and option must be, so rename that file or folder"
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ NOT_UTF8 = r"'caf\udce9' is not UTF-8, as every path and option has to be; renam
         (["--store.shards", "0x" + "f" * 5_000], "store.shards must be a whole number, got 0xfff"),
         (["--store.share", "1" * 500], "store.share must be a number, got 111"),
         *(([f"--store.{n}=none"], f"no option --store.{n}; did you mean --store.codec?") for n in ("codek", "code")),
-        (["--cache", "0.tar", "1.tar"], "no further operand 1.tar; a pattern, or a name with spaces, has to be quoted"),
+        (["--cache", "0.tar", "1.tar"], "no further operand 1.tar; quote a pattern or a name with spaces"),
         (["--config=nowhere.yaml"], "program: error: config: nowhere.yaml: No such file or directory\n"),
         (["--config=/"], "program: error: config: /: Is a directory\n"),
         (["--cache", os.fsdecode(b"caf\xe9")], f"program: error: {NOT_UTF8}\n"),
@@ -78,7 +78,7 @@ def test_a_printed_config_is_the_config_again(tmp_path, capsys):
 
 
 TEN_TIMES_EACH = ", ".join(f"&a{level} [{', '.join([f'*a{level - 1}'] * 10)}]" for level in range(1, 40))
-NO_CONFIG = "FILE holds no config: expected fields with values, such as `cache: FOLDER`"
+NO_CONFIG = "FILE is not a config: expected fields with values, such as `cache: FOLDER`"
 NO_NULL = "cannot be null; give it a value, or leave it out"
 MERGES = {"<<": "FILE: there is no field a0", "!!merge x": "FILE cannot be read as a config: could not determine"}
 MERGED_TEN_TIMES_EACH = "\n".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}" for n in range(1, 40))
@@ -87,7 +87,7 @@ MERGED_TEN_TIMES_EACH = "\n".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}']
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        *((f"store:{value}\n", "store is a section of fields, got ") for value in ("", " 3", " [none]")),
+        *((f"store:{value}\n", "store is a section, got ") for value in ("", " 3", " [none]")),
         *((f"cache: x\nstore: {{{name}: null}}\n", f"store.{name} {NO_NULL}") for name in ("codec", "shards")),
         (b"cache: caf\xe9\n", "FILE is not UTF-8: byte 10 is 0xe9"),
         ("cache: x\n".encode("utf-16"), "FILE is not UTF-8: byte 0 is 0xff"),
@@ -96,7 +96,7 @@ MERGED_TEN_TIMES_EACH = "\n".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}']
         ("cache: x\nstore:\n  shards: 1\n  shards: 2\n", "'shards' is given twice"),
         ("cache: [1\nstore: 2", "expected ',' or ']'"),
         ('[{"id": "' + "long " * 99 + '"}]', NO_CONFIG),
-        ("", "FILE holds no config"),
+        ("", "FILE is not a config"),
         ("cache: x\nstor: {codec: {}}\n", "program: error: FILE: there is no field stor; did you mean store?\n"),
         ("cache: x\nstore: {codek: {}}\n", "there is no field store.codek; did you mean store.codec?"),
         (
@@ -105,7 +105,7 @@ MERGED_TEN_TIMES_EACH = "\n".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}']
         ),
         ('{"config": {"cache": "c"}}', "program: error: FILE: there is no field config; there are cache, store\n"),
         (f"cache: [&a0 [ha, ha], {TEN_TIMES_EACH}]", "cache must be text, got [['ha', 'ha'], [["),
-        (f"store: [&a0 [ha, ha], {TEN_TIMES_EACH}]", "store is a section of fields, got [['ha', 'ha'], [["),
+        (f"store: [&a0 [ha, ha], {TEN_TIMES_EACH}]", "store is a section, got [['ha', 'ha'], [["),
         ("cache: &a [*a]", "cache must be text, got [[["),
         *((f"a0: &a0 {{b: c}}\n{MERGED_TEN_TIMES_EACH}".replace("<<", key), said) for key, said in MERGES.items()),
         (f"cache: 0x{'f' * 5_000}", "Exceeds the limit"),

@@ -20,7 +20,7 @@ from tests.make_cache import make_cache, seal_cache
 
 ROWS, ROWS_PER_SHARD, SHARDS = 13, 6, range(3)
 SHARD, SHARD_1 = ("data", "table", "record"), ("data 1", "table 1", "record 1")
-"""What a shard's files are."""
+"""The kinds of a shard's files."""
 LEVELS: tuple[Level, ...] = ("quick", "full", "deep")
 
 
@@ -85,9 +85,9 @@ class Scene(NamedTuple):
     deep: Named
     """The files that level deep names, and their rows; nothing else."""
     full: Named | None = None
-    """None: as level deep."""
+    """None: the same as at level deep."""
     quick: Named | None = None
-    """None: whatever the files' sizes tell."""
+    """None: the files whose sizes are wrong."""
     says: str = ""
 
 
@@ -136,7 +136,7 @@ def edit_table(name: str, edit: Callable[[list[dict[str, Any]]], object]) -> Dam
 
 
 def swap_columns(*names: str) -> Damage:
-    """Of rows 6 and 7 in the samples table."""
+    """Exchange these columns between rows 6 and 7 of the samples table."""
 
     def swap_in(rows: list[dict[str, Any]]) -> None:
         for name in names:
@@ -154,7 +154,7 @@ def fit_record(at: At) -> None:
 
 
 def put_nan_into_row_7(at: At) -> None:
-    """As an encoder with a fault would have written it: every checksum and hash is right."""
+    """Write the shard as a faulty encoder would: every checksum and hash is right."""
     data, span = bytearray(at("data 1").read_bytes()), span_of(at, 7)
     end = span.stop - 4 if at("latents").is_dir() else span.stop
     data[end - 2 : end] = np.float16(np.nan).tobytes()  # blosc has only copied such short samples
@@ -220,7 +220,7 @@ SCENES = {
         [flip_row_7, lambda at: shutil.copy(at("record 0"), at("record 1"))], ROW_7 | RECORD, quick=RECORD
     ),
     "a flipped bit, half a record, half a table": Scene(
-        [flip_row_7, cut_in_half("record 1", "table 1")], TABLE | RECORD, quick=RECORD, says="was not looked at"
+        [flip_row_7, cut_in_half("record 1", "table 1")], TABLE | RECORD, quick=RECORD, says="was not checked"
     ),
     "two rows swapped in the shard": Scene([swap_rows], ROWS_6_7, quick=NOTHING),
     "their crc32c swapped as well": Scene([swap_rows, swap_columns("crc32c")], DATA | TABLE),

@@ -1,4 +1,4 @@
-"""What verification looks at, says and answers; `test_damage.py` holds that it finds all damage."""
+"""Levels, messages and exit codes of verification; `test_findings.py` shows that it finds all damage."""
 
 import itertools
 import json
@@ -16,8 +16,8 @@ from cache_store import open_cache
 from cache_store.cli import main
 from cache_store.storage.local import LocalStore
 from cache_store.verify.command import ReadingBar
+from cache_store.verify.findings import parse_subset
 from cache_store.verify.leftovers import LEFTOVER, STRAY, clear_leftovers
-from cache_store.verify.subset import parse_subset
 from cache_store.verify.verify import verify
 from tests.cache_store.conftest import flip, shard_name
 from tests.cache_store.signing import edited_spec, load, save_signed
@@ -70,7 +70,7 @@ def test_a_subset_is_read_in_full_and_the_rest_quickly(cache, capsys):
     assert "sound (full, subset 1/2): 2 of 4 shards" in capsys.readouterr().out
     assert main(["verify", str(cache), "--subset", "3/20"]) == 0
     first, second, *_ = capsys.readouterr().out.splitlines()
-    assert first == "no shard falls into 3/20 of 4 shards: all were checked as by quick"
+    assert first == "3/20 of 4 shards is no shard: all were checked at level quick"
     assert second.startswith("sound (full, subset 3/20): 0 of 4 shards, 0 samples")
     flip(cache / halves[0], 700)
     assert {finding.file for finding in verify(cache, "full", subset=parse_subset("1/2")).findings} == {halves[0]}
@@ -131,11 +131,11 @@ def test_no_cache_and_one_of_another_format_are_refused_by_name(cache, tmp_path,
         spec["format_version"] = 1
         del spec["array"]["image"]["flip"]
     assert main(["verify", str(cache)]) == 1, "the records make good for it"
-    assert "it lacks a field, array.image.flip, as if an earlier version" in " ".join(capsys.readouterr().out.split())
+    assert "it lacks a field, array.image.flip; an earlier version" in " ".join(capsys.readouterr().out.split())
     for record in (cache / "seal.json", *(cache / "commits").iterdir()):
         record.unlink()
     assert main(["verify", str(cache)]) == 1
-    assert "no command makes it current: build it anew" in capsys.readouterr().err
+    assert "No command converts it: build it again" in capsys.readouterr().err
 
 
 def lose(*names: str) -> Callable[[Path], object]:
@@ -149,7 +149,7 @@ REPAIR = "next: write the findings down with --report FILE, then precompute repa
 VERIFY = "next: verify again: without zarr.json nothing else could be checked"
 RERUN = "next: rerun the `precompute build`, `cache-store convert` or `cache-store copy` that made the cache"
 WRITES_BUILD = f"{RERUN}: it writes build.json again, which repair needs"
-FINISHES = f"{RERUN} (after ranks: `precompute seal`): it builds and seals what is missing"
+FINISHES = f"{RERUN} (if it was built in ranks: `precompute seal`): it builds and seals what is missing"
 AWAY = "next: move CACHE/build.json away: a file of the cache belongs there"
 
 

@@ -69,8 +69,9 @@ def test_a_wrong_latent_is_named_though_checksums_are_right(project, encoding):
     seed = next(seed for seed in range(1000) if first_drawn(CACHED_SAMPLES, 1, seed)[0] in neighbours)
     report, _ = audit(project, "--samples", "1", "--seed", str(seed), code=1)
     assert (report["compared"], report["bound"]) == (3, pytest.approx(0.95))
-    remove = next(line for line in said.splitlines() if line.startswith("next: rm "))
-    for name in shlex.split(remove.removeprefix("next: rm ").partition(", if ")[0]):
+    condition = "next: if the encoder and the sources are right, run: rm "
+    remove = next(line for line in said.splitlines() if line.startswith(condition))
+    for name in shlex.split(remove.removeprefix(condition)):
         Path(name).unlink()
     assert "next: rerun the `precompute build`" in said
     project.build()
@@ -149,7 +150,7 @@ DRAWS = {
 
 @pytest.mark.parametrize("options", DRAWS)
 def test_the_first_of_time_and_number_ends_the_draw(built, monkeypatch, options):
-    """Of 20 cached samples, where a draw that is told neither takes 7."""
+    """There are 20 cached samples; a draw without either option takes 7."""
     monkeypatch.setattr("precompute.config.SAMPLES_DRAWN", 7)
     report, _ = audit(built, *options.split())
     assert report["drawn"] == report["asked"] == DRAWS[options]
@@ -185,7 +186,7 @@ def test_a_signal_ends_the_audit_with_code_3_and_what_it_has(built, encoding, nu
 
 @pytest.mark.parametrize(("relative", "code"), [(3e-6, 0), (3e-4, 1)])
 def test_an_encoder_may_round_otherwise_but_not_be_off(project, encoding, relative, code):
-    """As another machine's float32 kernels would, measured at some 5e-6 of the root mean square."""
+    """Other machines' float32 kernels differ by about 5e-6 of the root mean square."""
     project.build(store__dtype="float32")
     encoding(lambda encode, image: encode(image) * (1 + relative))
     report, _ = audit(project, code=code)
@@ -207,7 +208,7 @@ ROUNDING = [("float16", 2**-10, 1e6), ("bfloat16", 2**-7, 3.4e38), ("float32", 2
 
 @pytest.mark.parametrize(("dtype", "step", "too_large"), ROUNDING)
 def test_rounding_to_the_stored_dtype_is_no_difference(dtype, step, too_large):
-    """What is not finite any more differs by infinity."""
+    """A value that is no longer finite differs by infinity."""
     stored, infinite = np.ones((1, 1, 1, 1), DTYPES[dtype]), (math.inf, math.inf)
     expected = {1 + step: (step, 0), 1 + 2 * step: (2 * step, step), too_large: infinite, math.nan: infinite}
     for value, (largest, beyond) in expected.items():

@@ -1,6 +1,7 @@
 """A device that computes something else than its encoder's weights give is not believed: nothing is committed."""
 
 import json
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 
 import precompute.rerun.steps as build_module
 from cache_store.cli import main as cache_store
+from cache_store.errors import Interrupted
 from cache_store.format.schema import SampleLayout
 from precompute.cli import main
 from precompute.encode.canary import Canary, difference
@@ -19,6 +21,8 @@ from precompute.encoders.registry import load_encoder
 from tests.cache_store.signing import load, save_signed
 
 DEVICE = torch.device("cpu")
+
+LAYOUT = SampleLayout(axes=("token", "feature"), shape=(5, 4), feature_axis="feature", has_preview=False)
 
 
 def modules_of(encoder) -> list[torch.nn.Module]:
@@ -67,7 +71,7 @@ def test_sound_encoders_are_believed(project, dtype, fold):
 
 
 def test_differences_are_shares_of_the_whole_or_of_a_larger_feature():
-    layout = SampleLayout(axes=("token", "feature"), shape=(5, 4), feature_axis="feature", has_preview=False)
+    layout = LAYOUT
     reference = np.random.default_rng(0).standard_normal((2, 5, 4)).astype(np.float32)
     reference[..., 3] *= 1_000
     off = difference(reference * np.float32(1.01), reference, layout)
@@ -77,6 +81,18 @@ def test_differences_are_shares_of_the_whole_or_of_a_larger_feature():
     assert difference(broken, reference, layout).largest == np.inf
     assert difference(reference, broken, layout).largest == 0, "the other sample alone is compared"
     assert difference(broken[1:], broken[1:], layout) == difference(reference, reference, layout)
+
+
+def test_a_stop_does_not_wait_for_the_comparison(monkeypatch):
+    """A reference on a slow machine takes longer than a worker has to end."""
+    ended, stop, inputs = threading.Event(), threading.Event(), np.zeros((1, 8, 8, 3), np.uint8)
+    monkeypatch.setattr("precompute.encode.canary.load_reference", lambda *arguments: ended.wait(60))
+    with Canary(EncoderConfig(model="none"), "signed") as checking:
+        checking.begin(inputs, np.zeros((1, 5, 4), np.float32), [0], LAYOUT)
+        stop.set()
+        with pytest.raises(Interrupted, match="run the same command again"):
+            checking.refuse_wrong_device(DEVICE, stop)
+    ended.set()
 
 
 def test_large_images_are_compared_one_at_a_time(project, monkeypatch):

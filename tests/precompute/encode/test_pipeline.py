@@ -205,7 +205,7 @@ def test_after_a_failed_write_no_more_of_the_shard_is_written(planned, monkeypat
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(ShardBuilder, "append", fill_the_disk)
-    sink = ShardSink(planned.job, torch.device("cpu"), BusyTimes(1), None, lambda _: None)
+    sink = ShardSink(planned.job, torch.device("cpu"), BusyTimes(1), None, lambda _: None, threading.Event())
     for batch in planned.decoded([0]):
         with suppress(OSError):
             sink.write(batch, Encoded(latent_NCHW))

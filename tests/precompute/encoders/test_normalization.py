@@ -85,5 +85,5 @@ def test_normalised_latents_are_the_pipelines(pipeline, make, tmp_path):
 def test_moments_are_drawn_of_before(tmp_path):
     AutoencoderKL(**BLOCKS).save_pretrained(tmp_path)
     encoder = load_encoder(EncoderConfig(model=str(tmp_path), device="cpu", posterior="moments"), "signed")
-    with pytest.raises(ConfigError, match="of which a latent is drawn before it is normalised; use LatentStream"):
+    with pytest.raises(ConfigError, match="draw latents from them first, with LatentStream"):
         normalize(np.zeros((8, 4, 4), np.float32), encoder.identity)

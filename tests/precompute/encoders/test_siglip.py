@@ -169,7 +169,7 @@ SPOILT: list[tuple[Callable[[Path], object], str]] = [
     (config(vision_config={"hidden_size": "wide"}), "cannot be loaded"),
     (config(mm_tokens_per_image=0), "cannot be loaded"),
     (config(mm_tokens_per_image=400), "encoder.pool must divide the tower's 4 patches of a side, got 0"),
-    (config(architectures=["Gemma3ForCausalLM"]), "is of class Gemma3ForCausalLM, which is not known"),
+    (config(architectures=["Gemma3ForCausalLM"]), "Gemma3ForCausalLM, which reads texts; set source.text"),
     (lambda folder: (folder / "model.safetensors").write_bytes(b"cut"), "is damaged or cut short; fetch it again"),
     (lambda folder: (folder / "model.safetensors").rename(folder / "model.bin"), "has neither model.safetensors nor"),
     (lambda folder: (folder / "model.safetensors").rename(folder / "model.safetensors.index.json"), "cannot be loaded"),

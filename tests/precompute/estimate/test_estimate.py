@@ -18,7 +18,7 @@ PRICES = ["--dollars-per-gpu-hour", 2, "--dollars-per-gb-month", 0.02]
 
 
 def write_run(folder, seconds, batch_size=32, waited=0.0):
-    """As `trainer train` leaves one."""
+    """Make a run's folder as `trainer train` leaves it."""
     folder.mkdir()
     (folder / trainer_run.CONFIG_FILE).write_text(yaml.safe_dump({"data": {"batch_size": batch_size}}))
     log = MetricsLog(folder, 0)
@@ -34,7 +34,7 @@ def test_an_estimate_says_what_a_build_takes_and_writes_nothing(project):
     assert sorted({*project.folder.rglob("*")} - {*files}) == [project.folder / "cache.yaml"]
     for line in (
         rf"{SAMPLES} samples; \d+ drawn at random, probed for",
-        r"rejected of these: \d cannot decode",
+        r"rejected among these: \d cannot decode",
         r"decode alone .* images/s",
         r"encode alone .* cpu",
         r"workers +1 +4 +8 +64",
@@ -100,8 +100,8 @@ def test_the_names_of_a_runs_files_are_the_trainers():
     [
         (["--seconds", 0], "seconds must be more than 0, got 0.0"),
         (["--run", "nowhere"], "--run: nowhere/metrics.jsonl does not exist; name the folder of a `trainer train`"),
-        (["--run", "r", "--step-seconds", 1], "--run and --step-seconds both say what a step takes; leave one out"),
-        (["--dollars-per-gb-month", 1], "--dollars-per-gb-month is weighed against GPUs; give --dollars-per-gpu-hour"),
+        (["--run", "r", "--step-seconds", 1], "--run and --step-seconds both set the step time; leave one out"),
+        (["--dollars-per-gb-month", 1], "--dollars-per-gb-month needs --dollars-per-gpu-hour; give both"),
     ],
 )
 def test_wrong_options_are_refused_in_a_line(project, options, error):
@@ -111,7 +111,7 @@ def test_wrong_options_are_refused_in_a_line(project, options, error):
 def test_a_source_without_a_readable_image_is_no_estimate(project):
     project.has([4, 13])
     said = project.run(main, "estimate", "--config", project.config(), "--seconds", 0.01, code=1)
-    assert "none of 2 samples drawn can be read: cannot decode" in said
+    assert "all 2 samples drawn are unreadable, such as: cannot decode" in said
 
 
 def test_an_estimate_of_what_does_not_fit_fails(project, monkeypatch):

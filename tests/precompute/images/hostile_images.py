@@ -65,7 +65,7 @@ def tiff_around(data: bytes, width: int, height: int, more: Any, compression: in
 
 
 def packed_zeros(mebibytes: int) -> bytes:
-    """As zlib packs them, without having them: one block again and again."""
+    """Compress repeated data without holding it in memory: one block again and again."""
     packer = zlib.compressobj(9, zlib.DEFLATED, -15)
     block = packer.compress(bytes(2**20)) + packer.flush(zlib.Z_FULL_FLUSH)
     adler32 = (mebibytes * 2**20 % 65_521) << 16 | 1

@@ -141,7 +141,7 @@ def test_what_is_refused_in_excess_is_read_in_ordinary_amounts():
 
 
 def calls(function: Callable[..., object], *arguments: object) -> int:
-    """How many functions were called, of Python and of C, until it returned or rejected."""
+    """Count the calls of Python and C functions until the file is decoded or rejected."""
     events = Counter[str]()
     sys.setprofile(lambda frame, event, argument: events.update((event,)))
     try:
@@ -205,7 +205,7 @@ def test_a_run_anywhere_in_a_file_is_decided_in_bounded_steps(few_parts, around,
 
 
 def test_behind_a_sequential_jpegs_only_scan_nothing_is_searched():
-    """With the last row, libjpeg ends: it reads no segment there, and takes another scan for damage."""
+    """Libjpeg ends with the last row: it reads no segment after it, and treats another scan as damage."""
     begin, end = PHOTO.rindex(b"\xff\xda"), PHOTO.rindex(b"\xff\xd9")
     segments, scans = b"\xff\xfe\0\2" * 200_000, PHOTO[begin:end] * 1_000
     assert np.array_equal(decoded(PHOTO[:end] + segments + PHOTO[end:]), decoded(PHOTO))

@@ -1,4 +1,4 @@
-"""What every kind of image file becomes, pixel by pixel, or why it is rejected."""
+"""The pixels of every kind of image file, or the reason why it is rejected."""
 
 import struct
 import zlib
@@ -115,7 +115,7 @@ LOSSY: dict[str, dict[str, Any]] = {
 
 
 def broken_exif() -> Iterator[tuple[str, bytes]]:
-    """What a file is, and the file; in each, Pillow can read the pixels and not the EXIF."""
+    """Files by kind; in each, Pillow can read the pixels but not the EXIF."""
     zeros, described = b"Exif\0\0" + bytes(8), Image.Exif()
     for each in ("JPEG", "MPO", "PNG", "WEBP"):
         yield each, saved(BLOCKS, each, exif=zeros, **LOSSY.get(each, {}))
@@ -128,7 +128,7 @@ def broken_exif() -> Iterator[tuple[str, bytes]]:
 
 
 def images() -> Iterator[tuple[Any, ...]]:
-    """What a file is, the file, its pixels, and by how much they may be others."""
+    """Files by kind, with their pixels and the tolerance."""
     yield "GIF without loss", saved(PIXELS // 255 * 255, "GIF"), PIXELS // 255 * 255
     yield "grey", saved(LEVELS.astype(np.uint8), "PNG"), grey(LEVELS)
     yield "bilevel", save(Image.fromarray(LEVELS >= 128), "PNG"), grey(255 * (LEVELS >= 128))
@@ -280,7 +280,7 @@ def test_a_filter_is_pillows_of_that_name(name):
 
 @pytest.mark.parametrize("turn", [0, 1])
 def test_squash_crop_and_pad_keep_whole_middle_and_aspect(turn):
-    """Of a red, a green and a blue square side by side, or above each other."""
+    """Make an image of a red, a green and a blue square, side by side or above each other."""
     pixels = np.zeros((32, 96, 3), np.uint8)
     pixels[:, :32, 0] = pixels[:, 32:64, 1] = pixels[:, 64:, 2] = 255
     each_fit = (fitted(np.rot90(pixels, turn), height=32, width=32, fit=fit, resample="box") for fit in FITS)
@@ -292,7 +292,7 @@ def test_squash_crop_and_pad_keep_whole_middle_and_aspect(turn):
 
 @pytest.mark.parametrize(("fit", "resample"), [*product(FITS, RESAMPLING)])
 def test_a_flip_is_the_fitted_image_mirrored(fit, resample):
-    """Also where a side is odd, and crop and pad cannot be even."""
+    """This also holds if a side is odd, so that crop and pad cannot be even."""
     plain, flipped = (
         fitted(PIXELS, height=15, width=13, fit=fit, resample=resample, flip=flip) for flip in (False, True)
     )

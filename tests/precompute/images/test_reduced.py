@@ -19,7 +19,7 @@ from tests.precompute.images import hostile_images as hostile
 pytestmark = pytest.mark.filterwarnings("ignore:::PIL")  # as `silence_decoders` does in a build
 
 HEIGHT, WIDTH = 403, 541
-"""Of a photograph: neither is a multiple of 2, 4 or 8."""
+"""Size of a photograph; neither side is a multiple of 2, 4 or 8."""
 
 
 def photograph(mode: str = "RGB") -> Image.Image:
@@ -83,7 +83,7 @@ def test_twice_the_size_that_is_fitted_to_remains(fit, size, target, expected):
 
 
 def lossless_jpeg(height: int, width: int) -> bytes:
-    """Of one grey: every difference from the pixel before is 0, of one bit."""
+    """Make a JPEG of one grey: every difference from the previous pixel is 0, coded in one bit."""
     table = hostile.jpeg_segment(0xC4, b"\0\1" + bytes(16))
     frame = hostile.jpeg_segment(0xC3, struct.pack(">BHHB", 8, height, width, 1) + b"\1\x11\0")
     scan = hostile.jpeg_segment(0xDA, b"\1\1\0\1\0\0")

@@ -200,7 +200,10 @@ MISTAKES = [
     ({"image__heigth": 32}, "image.heigth"),
     ({"extend": True}, "there is no field extend"),  # a flag of one run
     ({"store__samples_per_shard": 0}, "store.samples_per_shard must be in [1,"),
-    ({"store__format": "webdataset", "store__codec": "zstd"}, "store.format webdataset: tars hold latents as they are"),
+    (
+        {"store__format": "webdataset", "store__codec": "zstd"},
+        "store.format webdataset: tars hold uncompressed latents",
+    ),
     ({"store__format": "webdataset", "store__dtype": "bfloat16"}, "tars hold dtype float16 or float32"),
     ({"run__max_reject_fraction": 2.0}, "run.max_reject_fraction must be in"),
     ({"encoder__model": "/nowhere/vae"}, "/nowhere/vae"),

@@ -200,6 +200,6 @@ def test_a_signed_record_in_other_bytes_is_not_sealed(built):
     path = built.cache / RECORD
     data = re.sub(rb'("sha256":")\w{64}("})$', rb"\1\2", path.read_bytes().replace(b'"content":{', b'"content": {  '))
     path.write_bytes(data[:-2] + hashlib.sha256(data).hexdigest().encode() + data[-2:])
-    assert f"{path} is no canonical JSON (RFC 8785): delete it and run the same command again" in built.build(code=1)
+    assert f"{path} is not canonical JSON (RFC 8785): delete it and run the same command again" in built.build(code=1)
     path.unlink()
     built.build()

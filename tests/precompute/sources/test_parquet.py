@@ -221,7 +221,7 @@ def test_files_that_are_cut_or_claim_too_much_are_refused(tmp_path, monkeypatch)
     """One that unpacks to 5 GB is, in the memory of one of its values."""
     path = write_table(tmp_path / "a.parquet", image=[b"a" * 5_000])
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(SourceError, match=r"a.parquet is damaged: it is no whole Parquet file$"):
+    with pytest.raises(SourceError, match=r"a.parquet is damaged: it is not a complete Parquet file$"):
         opened(path)
     bomb = pa.DictionaryArray.from_arrays(pa.array(np.zeros(500_000, np.int32)), pa.array([bytes(10_000)]))
     pq.write_table(pa.table({"image": bomb}), path, row_group_size=10**6, store_schema=False)

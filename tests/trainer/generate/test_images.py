@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,7 @@ import pytest
 from msgspec.structs import replace as changed
 
 from cache_store import open_cache
-from cache_store.cache import image_encoder
-from cache_store.cache.image_encoder import open_image_encoder
+from cache_store.cache.images import open_image_encoder
 from cache_store.errors import ConfigError, SourceError, StaleError
 from precompute.encode_images import encode_images, stored
 from tests.precompute.conftest import GOOD, image_bytes, make_vae, run_build, sample_name, write_source
@@ -121,6 +121,6 @@ def test_an_unknown_recipe_and_a_latent_too_large_are_refused(home, monkeypatch)
         )
     with pytest.raises(SourceError, match="a.png: its latent is not finite in float16"):
         stored(np.full((1, *array.shape), 1e6, np.float32), [Path("a.png")], array)
-    monkeypatch.setattr(image_encoder, "GROUP", "encode_once.nothing")
-    with pytest.raises(ConfigError, match="no installed package encodes images; run `pip install "):
+    monkeypatch.setitem(sys.modules, "precompute.encode_images", None)
+    with pytest.raises(ConfigError, match="images cannot be encoded here: .*; run `pip install "):
         open_image_encoder(array, str(home / "model"))

@@ -127,7 +127,7 @@ def test_a_run_goes_on_with_what_it_showed(make_shown, whole, caches, refusal):
 
 def test_views_are_of_one_plan_and_named_once(configured, cache_path, refusal, tmp_path):
     other = described_cache(tmp_path / "other", 12)
-    assert "are not of one plan" in refusal(1, configured(cache=[str(cache_path), str(other)]))
+    assert "have different plans" in refusal(1, configured(cache=[str(cache_path), str(other)]))
     with pytest.raises(ConfigError, match="data.views must be null, or two caches or more"):
         DataConfig(views=[str(cache_path)])
     with pytest.raises(ConfigError, match=r"views: no\. 2 has no cache for the tower siglip; name one for each of"):

@@ -210,7 +210,7 @@ def long_texts(_: Path, caches: Caches) -> dict[str, Any]:
 
 
 REFUSED: dict[str, tuple[int, Callable[..., dict[str, Any]], str, str]] = {
-    "another plan": (1, another_plan, "", "are not of one plan, so their rows are not the same samples"),
+    "another plan": (1, another_plan, "", "have different plans, so their rows are not the same samples"),
     "too long": (2, long_texts, "", "16 world tokens and data.max_text_tokens 250 make 266; "),
     "an unknown tower": (2, no_towers, "siglop: {}", "no cache is of the tower siglop; did you mean siglip?"),
     "a frozen one": (2, no_towers, "siglip: {trained: false}", "siglip is frozen, and its weights would be random"),
@@ -231,7 +231,7 @@ REFUSED: dict[str, tuple[int, Callable[..., dict[str, Any]], str, str]] = {
     "no ends": (1, no_towers, "siglip: {ends: checkpoint}", "brings no projector of its own that is known"),
     "an unknown field": (2, no_towers, "siglip: {end: none}", "siglip.end; did you mean model.towers.siglip.ends?"),
     "a value": (2, no_towers, "siglip: {ends: some}", "model.towers.siglip.ends must be one of learned, none, "),
-    "no section": (2, no_towers, "siglip: mlp", "model.towers.siglip is a section of fields, got mlp"),
+    "no section": (2, no_towers, "siglip: mlp", "model.towers.siglip is a section, got mlp"),
 }
 
 

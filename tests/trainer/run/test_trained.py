@@ -94,7 +94,7 @@ def test_what_is_no_projector_is_one_message(trained, tmp_path):
     cases = [
         (tensors, None, ConfigError, "is no projector of this program"),
         (tensors, {**said, "format_version": 2, "more": 1}, NewerFormatError, "has format version 2; this program re"),
-        (tensors, {**said, "more": 1}, CacheError, "not hold what it should: it has an unknown field, more"),
+        (tensors, {**said, "more": 1}, CacheError, "is not a valid record: it has an unknown field, more"),
         (tensors, {**said, "towers": [tower, tower]}, CacheError, "names its towers"),
         (tensors, {**said, "towers": [{**tower, "projector": "qformer"}]}, CacheError, "does not know|knows: qformer"),
         (tensors, {**said, "towers": [{**tower, "layout": "channel"}]}, CacheError, r"layers.0.weight should be"),

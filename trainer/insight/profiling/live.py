@@ -8,9 +8,8 @@ import torch
 from PIL import Image
 
 from cache_store import Cache, JoinedCache
-from cache_store.cache.image_encoder import EncodeImages, open_image_encoder
+from cache_store.cache.images import EncodeImages, find_source_images, open_image_encoder
 from cache_store.errors import ConfigError, EncodeOnceError
-from cache_store.gallery.source_images import find_source_images
 from trainer.data.windows import Samples
 from trainer.model.phases import phase
 from trainer.model.towers import encoder_model

@@ -25,7 +25,7 @@ from tests.make_cache import make_array, make_encoder
 
 @pytest.fixture(scope="module")
 def sound(form: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Nothing changes it."""
+    """A sound cache, which no test changes."""
     return make_sound(tmp_path_factory.mktemp("sound"), *form)
 
 
@@ -114,7 +114,7 @@ def test_an_edited_record_is_named_with_or_without_a_new_digest(cache, what, edi
 @pytest.mark.parametrize("gap", [0, 2, 3, 2**20])
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, -np.nan], ids=str)
 def test_what_is_wrong_with_a_sample_is_said_wherever_it_lies(gap, value):
-    """Also at places that no build gives it; the gaps before the samples hold no finite values at all."""
+    """Even at places that no build chooses; the gaps before the samples hold no finite values."""
     array = make_array((16, 28, 28), "float16", "none", make_encoder(4, [], []))
     samples = np.random.default_rng(0).standard_normal((30, *array.shape)).astype("<f2")
     samples[:, 0, 0, :2] = 65_504, -65_504  # the largest finite values
@@ -129,4 +129,4 @@ def test_what_is_wrong_with_a_sample_is_said_wherever_it_lies(gap, value):
     places[12] = places[11]._replace(offset=starts[11] + 2)
     problems = dict(scan_shard(stream, array, places))
     assert sorted(problems) == [0, 3, 9, 10, 12, 29]
-    assert "where another sample lies too" in problems[12]
+    assert "which overlap another sample" in problems[12]

@@ -15,7 +15,7 @@ import pytest
 from cache_store import open_cache
 from cache_store.cache.metadata import write_build
 from cache_store.cli import main
-from cache_store.convert.convert import refuse_overlap
+from cache_store.copy.convert import refuse_overlap
 from cache_store.errors import ConfigError
 from cache_store.storage.claim import claim
 from cache_store.storage.store import open_store
@@ -62,7 +62,7 @@ def test_converted_is_as_built_and_back_as_it_was(tmp_path, latents, capsys, wri
 
 
 def test_a_stopped_conversion_goes_on_to_the_same_bytes(tmp_path):
-    """As one that is killed does, which tests/guarantees has."""
+    """A killed conversion resumes too: see tests/guarantees."""
     rows = np.random.default_rng(0).standard_normal((300, 4, 6, 5)).astype(np.float32)
     cache = make_cache(tmp_path / "cache", rows, samples_per_shard=2)  # so that a signal comes in between
     assert convert(cache, tmp_path / "undisturbed", "webdataset") == 0
@@ -95,7 +95,7 @@ def test_run_again_it_mends_damage_and_touches_nothing_else(cache, tmp_path, sto
     assert convert(cache, out, OTHER[store_format]) == 0
     whole, before = contents(out), {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
     assert convert(cache, out, OTHER[store_format]) == 0
-    assert "converted 0 shards; 4 were there, their records fit" in capsys.readouterr().out
+    assert "converted 0 shards; 4 were already there, with matching records" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()} == before
     for damaged in (shard_name(out, 1), "samples/000001.parquet", "commits/000001.json", "plan.parquet", "seal.json"):
         path = out / damaged
@@ -135,8 +135,8 @@ def test_damage_is_never_copied_and_is_named(cache, tmp_path, store_format, caps
 @pytest.mark.parametrize(
     ("cache", "out", "message"),
     [
-        ("s3://b/cache", "s3://b/cache/tars", "OUT: s3://b/cache/tars lies in the cache s3://b/cache, which"),
-        ("s3://b/a/cache", "s3://b/a", "OUT: s3://b/a holds the cache s3://b/a/cache; name"),
+        ("s3://b/cache", "s3://b/cache/tars", "OUT: s3://b/cache/tars lies inside the cache s3://b/cache, which"),
+        ("s3://b/a/cache", "s3://b/a", "OUT: s3://b/a contains the cache s3://b/a/cache; name"),
         ("s3://b/cache", "s3://b/cache-tars", None),
         ("s3://b/cache", "gs://b/cache", None),
         ("/", "s3://b/cache", None),
@@ -158,19 +158,23 @@ def test_what_cannot_be_is_refused_and_touches_nothing(tmp_path, latents, monkey
     (tmp_path / "thesis/thesis.tex").write_text("precious")
     before = contents(tmp_path)
     for typed, code, message in (
-        ("cache cache", 2, "lies in the cache"),
-        ("cache cache/latents/tars", 2, "lies in the cache"),
-        ("cache link", 2, "lies in the cache"),
-        ("cache .", 2, "holds the cache"),
+        ("cache cache", 2, "lies inside the cache"),
+        ("cache cache/latents/tars", 2, "lies inside the cache"),
+        ("cache link", 2, "lies inside the cache"),
+        ("cache .", 2, "contains the cache"),
         ("cache thesis --format webdataset", 2, "holds 'thesis.tex' but no cache"),
         ("cache thesis/thesis.tex --format webdataset", 2, "is not a folder"),
         ("cache thesis/thesis.tex/out --format webdataset", 2, "thesis.tex is not a folder"),
-        ("cache out", 2, "name another form, as in --format webdataset, or another --codec"),
+        ("cache out", 2, "name another format, such as --format webdataset, or another --codec"),
         ("cache out --format webdataset --codec zstd", 2, "codec zstd needs format zarr"),
         ("bfloat16 out --format webdataset", 2, "tars hold dtype float16 or float32"),
         ("cache larger --format webdataset", 1, "(?s)another cache.*samples_per_shard"),
         ("cache moved --format webdataset", 1, "(?s)another cache.*statistics"),
-        ("cache tars/latents --codec zstd", 2, "OUT: tars/latents lies in the cache /.*/tars; name a place outside"),
+        (
+            "cache tars/latents --codec zstd",
+            2,
+            "OUT: tars/latents lies inside the cache /.*/tars; name a place outside",
+        ),
         ("tars out --codec zstd", 2, "--codec zstd of a cache in format webdataset: tars hold"),
     ):
         assert main(["convert", *typed.split()]) == code, typed

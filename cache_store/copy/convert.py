@@ -1,7 +1,7 @@
-"""`cache-store convert`: copy a cache into the other form or codec, its latents equal bit for bit.
+"""`cache-store convert`: convert a cache to the other format or another codec; latents stay equal bit for bit.
 
-It works shard by shard, each whole or absent, so a stopped conversion resumes where it was. It needs memory for one
-samples table: a latent is decoded, checked and written before the next is read.
+Each shard is written whole or not at all, so that a stopped conversion resumes. Memory is needed for one samples table
+only: each latent is decoded, checked and written before the next is read.
 """
 
 import shlex
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import msgspec
 
 from cache_store.cache.files import stored_sha256
-from cache_store.cache.metadata import has_cache, metadata_of, read_build, read_spec, refuse_others
+from cache_store.cache.metadata import has_cache, metadata_of, read_build, read_spec, refuse_foreign_place
 from cache_store.cache.reader import open_cache
 from cache_store.cache.survey import ShardOnDisk, survey_records
 from cache_store.cache.writing.seal import make_seal
-from cache_store.convert.shard import CacheAt, ShardConverter
+from cache_store.copy.convert_shard import CacheAt, ShardConverter
 from cache_store.errors import ConfigError
 from cache_store.format.formats import FORMATS
 from cache_store.format.names import BUILD_FILE, PLAN_FILE, SEAL_FILE
@@ -31,7 +31,7 @@ from cache_store.verify.record import usable_record
 from cache_store.verify.verify import verify
 
 Records = dict[int, CommitRecord]
-"""By shard."""
+"""Commit records by shard."""
 
 OTHER_FOLDER = "name another folder for OUT; this one is untouched"
 
@@ -41,26 +41,26 @@ class ConvertConfig:
     """The form that a cache is converted to."""
 
     format: StoreFormat | None = None
-    """zarr: one Zarr v3 shard file per shard. webdataset: one uncompressed tar. By default as in the cache."""
+    """zarr: one Zarr v3 shard file per shard. webdataset: one uncompressed tar per shard. Default: the cache's own."""
     codec: CodecName | None = None
-    """Of the new cache's latents; by default as in the cache, or none for tars, which know no other."""
+    """Codec of the new cache's latents; by default that of the cache, or none for tars, which support no other."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Conversion:
-    """What a conversion did, and the cache it leaves."""
+class Copied:
+    """The result of a copy or conversion: the new cache's seal and the numbers of shards."""
 
     seal: Seal
     shards: int
-    """Written now."""
+    """Shards written now, wholly or in part."""
     kept: int
-    """Shards that an earlier run had written."""
+    """Shards that were already there."""
 
 
 def run_convert(cache: str, out: str, config: ConvertConfig) -> int:
     with progress_bar(total=read_spec(cache).rows, desc="convert", unit="sample", delay=0.5) as bar:
         done = convert(cache, out, config, bar.update)
-    kept = f"; {done.kept:,} were there, their records fit" if done.kept else ""
+    kept = f"; {done.kept:,} were already there, with matching records" if done.kept else ""
     checked = ", every latent checked as it was read and as it was written" if done.shards else ""
     print(f"converted {counted(done.shards, 'shard')}{checked}{kept}")
     size = f"{counted(done.seal.cached, 'sample')}, {done.seal.array.bytes:,} bytes"
@@ -69,11 +69,11 @@ def run_convert(cache: str, out: str, config: ConvertConfig) -> int:
     return 0
 
 
-def convert(root: Address, out: Address, config: ConvertConfig, progress: Callable[[int], object]) -> Conversion:
-    """Bring `out` to the sealed copy of the sealed cache `root`; `progress` is called with the number of samples done.
+def convert(root: Address, out: Address, config: ConvertConfig, progress: Callable[[int], object]) -> Copied:
+    """Convert the sealed cache `root` into a sealed cache at `out`; `progress` gets the number of samples done.
 
-    Raises ConfigError for wrong folders or an impossible form, CacheError for a source that is unfinished or damaged,
-    StaleError where `out` holds another cache.
+    Raises ConfigError for wrong folders or a format that cannot hold the array, CacheError for a damaged source, and
+    StaleError for an unfinished source or if `out` holds another cache.
     """
     from_store, to_store = open_store(root), open_store(out)
     refuse_overlap(from_store, to_store)
@@ -81,27 +81,27 @@ def convert(root: Address, out: Address, config: ConvertConfig, progress: Callab
     verify(from_store, "quick").raise_if_damaged()
     source = CacheAt(from_store, read_spec(from_store))
     target = CacheAt(to_store, converted_spec(source.spec, config))
-    refuse_others(to_store, "OUT")
+    refuse_foreign_place(to_store, "OUT")
     refuse_other_cache(target)
     with to_store.claim():
         copy_metadata(source, target, seal)
         kept, converted = convert_shards(source, target, progress)
         clear_leftovers(to_store, target.spec)
         sealed = seal_copy(target, {**kept, **converted}, seal)
-        return Conversion(seal=sealed, shards=len(converted), kept=len(kept))
+        return Copied(seal=sealed, shards=len(converted), kept=len(kept))
 
 
 def refuse_overlap(root: Store, out: Store) -> None:
     if root.contains(out):
-        raise ConfigError(f"OUT: {out} lies in the cache {root}, which is never written to; name another folder")
+        raise ConfigError(f"OUT: {out} lies inside the cache {root}, which must not change; name another folder")
     if out.contains(root):
-        raise ConfigError(f"OUT: {out} holds the cache {root}; name another folder")
+        raise ConfigError(f"OUT: {out} contains the cache {root}; name another folder")
 
 
 def converted_spec(spec: Spec, config: ConvertConfig) -> Spec:
-    """The spec of the new cache; ConfigError where the form cannot hold the array."""
+    """Make the spec of the new cache; ConfigError if its format cannot hold the array."""
     if not (config.format or config.codec):
-        raise ConfigError(f"name another form, as in --format {other_form(spec.store_format)}, or another --codec")
+        raise ConfigError(f"name another format, such as --format {other_form(spec.store_format)}, or another --codec")
     form = config.format or spec.store_format
     codec = config.codec or ("none" if form == "webdataset" else spec.array.codec)
     if problem := FORMATS[form].unsupported(spec.array.dtype, codec):
@@ -131,7 +131,7 @@ def copy_metadata(source: CacheAt, target: CacheAt, seal: Seal) -> None:
 
 
 def converted_build(source: CacheAt, target: CacheAt) -> BuildRecord:
-    """Make the new cache's build record, with its form, so that a repair builds that."""
+    """Make the new cache's build record, with its own format and codec, so that a repair builds these."""
     record = read_build(source.store)
     config = dict(record.config)
     if "store" in config:
@@ -141,7 +141,7 @@ def converted_build(source: CacheAt, target: CacheAt) -> BuildRecord:
 
 
 def copy_plan(from_store: Store, to_store: Store, seal: Seal) -> None:
-    """The plan, whose hash has just been verified."""
+    """Copy the plan, whose hash has just been verified, unless it is already there."""
     if to_store.has(PLAN_FILE) and stored_sha256(to_store, PLAN_FILE) == seal.plan_file.sha256:
         return
     with from_store.open(PLAN_FILE) as plan, to_store.draft(PLAN_FILE) as draft:
@@ -156,7 +156,7 @@ def put_unless_equal(store: Store, name: str, data: bytes) -> None:
 
 
 def convert_shards(source: CacheAt, target: CacheAt, progress: Callable[[int], object]) -> tuple[Records, Records]:
-    """Convert the missing shards; the records of those that were there already, and of those converted."""
+    """Convert the missing shards; return the records of the shards already there, and of those converted."""
     converter, kept, converted = ShardConverter(source, target, progress), Records(), Records()
     there = survey_records(target.store).shards
     for shard, record in sorted(survey_records(source.store).records.items()):
@@ -170,18 +170,18 @@ def convert_shards(source: CacheAt, target: CacheAt, progress: Callable[[int], o
 
 
 def kept_record(target: CacheAt, on_disk: ShardOnDisk, content: CommitContent) -> CommitRecord | None:
-    """The record of a shard that the target has already; StaleError where it is another cache's."""
+    """Return the record of a shard that the target already has, or None; StaleError if it is another cache's."""
     record, problem = usable_record(target.spec, content.shard, on_disk)
     if problem is not None:
         log_warning(f"damage found, shard {content.shard} is converted again: {problem}")
         return None
     if record is not None:
-        refuse_other_content(target, record, content)
+        refuse_other_source(target, record, content)
     return record
 
 
-def refuse_other_content(target: CacheAt, record: CommitRecord, content: CommitContent) -> None:
-    """Raise StaleError where the shard was converted from other latents or samples."""
+def refuse_other_source(target: CacheAt, record: CommitRecord, content: CommitContent) -> None:
+    """Raise StaleError if the shard was converted from different latents or samples."""
     found = msgspec.structs.replace(record.content, files=())
     expected = msgspec.structs.replace(content, files=(), recipe=record.content.recipe)
     if differences := differing(*(msgspec.to_builtins(each) for each in (found, expected))):

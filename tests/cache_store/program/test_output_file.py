@@ -12,7 +12,7 @@ import pytest
 
 from cache_store import __version__
 from cache_store.cli import main
-from cache_store.program.report_file import ReportFile
+from cache_store.program.output_file import ReportFile
 from cache_store.verify import command
 from tests.cache_store.conftest import flip, shard_name
 
@@ -93,7 +93,7 @@ def test_a_killed_run_leaves_a_report_that_it_did_not_end(cache, report):
 def test_a_report_that_cannot_be_written_is_wrong_usage_before_anything_is_read(cache, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(command, "verify", fails(AssertionError("read")))
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    monkeypatch.setattr("cache_store.program.report_file.write_output", fails(full))
+    monkeypatch.setattr("cache_store.program.output_file.write_output", fails(full))
     assert main(["verify", str(cache), "--report", str(tmp_path / "report.json")]) == 2
     said = f"cache-store: error: report: {tmp_path}/report.json cannot be written: No space left on device\n"
     assert capsys.readouterr().err == said

@@ -1,4 +1,4 @@
-"""Converting one shard: each sample is checked when it is read and again after it is written.
+"""Convert one shard: each sample is checked when it is read and again after it is written.
 
 The new record is the source's with other files: samples, statistics and run are the same.
 """
@@ -30,14 +30,14 @@ REPORTED_EVERY = 256
 
 @dataclass(frozen=True)
 class CacheAt:
-    """A cache to read or write: where it lies and its spec."""
+    """A cache to read or write: its store and its spec."""
 
     store: Store
     spec: Spec
 
 
 class ShardConverter:
-    """Takes shards from `source` to `target`, whose specs differ in form and codec alone."""
+    """Converts shards of `source` into shards of `target`; their specs differ only in format and codec."""
 
     def __init__(self, source: CacheAt, target: CacheAt, progress: Callable[[int], object]) -> None:
         self._source, self._target, self._progress = source, target, progress
@@ -45,7 +45,7 @@ class ShardConverter:
         self._recoded = Recoder(source.spec.array, target.spec.array.codec)
 
     def convert(self, record: CommitRecord) -> CommitRecord:
-        """The record of the shard, written; CacheError where the source does not match its `record`."""
+        """Convert a shard and return its new record; CacheError if the source does not match `record`."""
         target, shard = self._target, record.content.shard
         samples = self._read_samples(record)
         with ShardFiles(target.store, target.spec, shard) as files:
@@ -66,11 +66,11 @@ class ShardConverter:
             raise self._damaged(str(finding))
         table = read_samples(self._source.store, shard)
         if table.schema != samples_schema(self._source.spec.array):
-            raise self._damaged(f"{file.path} has other columns than the format's")
+            raise self._damaged(f"{file.path} does not have the columns of the format")
         return ShardSamples(self._source.spec, shard, table, self._plan.recorded_rows(record.content))
 
     def _copy(self, samples: ShardSamples, stream: BinaryIO) -> list[Location | None]:
-        """Check every sample and write it into the new shard file; return where each lies there."""
+        """Check every sample and write it to the new shard file; return the new places."""
         source, target, shard, found = self._source, self._target, samples.shard, samples.locations
         file = shard_format(source.spec).shard_file(shard)
         writer = shard_format(target.spec).writer(stream, samples.planned)
@@ -96,7 +96,7 @@ class ShardConverter:
         return locations
 
     def _read_back(self, data: memoryview, samples: ShardSamples) -> None:
-        """Raise CacheError where the file does not read back as it was written."""
+        """Raise CacheError if the file does not read back as it was written."""
         path = self._target.store.where(shard_format(samples.spec).shard_file(samples.shard))
         for location in samples.locations:
             if location is not None:
@@ -112,7 +112,7 @@ class ShardConverter:
 
 
 def encoded_row(payload: bytes | memoryview | None, content: str | None, tokens: int | None) -> EncodedRows:
-    """One row of a shard; None leaves it absent."""
+    """Make one row of a shard; without a payload, it is absent."""
     payloads = [] if payload is None else [payload]
     checksums = np.array([*map(crc32c, payloads)], np.uint32)
     return EncodedRows(
@@ -125,7 +125,7 @@ def encoded_row(payload: bytes | memoryview | None, content: str | None, tokens:
 
 
 class Recoder:
-    """Turns one codec's bytes into another's; its result has been decoded again and compared."""
+    """Recodes samples from one codec to another; every result is decoded again and compared."""
 
     def __init__(self, array: ArraySpec, target_codec: CodecName) -> None:
         self._source_codec, self._target_codec = array.codec, target_codec
