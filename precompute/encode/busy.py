@@ -12,10 +12,13 @@ Part = Literal["source", "decoding", "encoding", "writing"]
 REMEDIES: dict[Part, str] = {
     "source": "faster storage helps, or more threads that wait for it (run.decode_threads)",
     "decoding": "more cores help, or image.decode: reduced where photographs are large",
-    "encoding": "more or faster GPUs help, encoder.compile, or encoder.compute_dtype: bfloat16",
+    "encoding": "more or faster GPUs help",
     "writing": "more workers help (run.workers), or a faster disk",
 }
-"""What helps where a part is the slowest."""
+"""Advice for the part that is the slowest."""
+
+IN_FLOAT32 = ", or a cache of encoder.compute_dtype: bfloat16"
+"""Added to the advice for encoding in float32."""
 
 
 class BusyTimes:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from cache_store.format.schema import CommitRecord
 from cache_store.program.progress_bar import progress_bar
 from cache_store.refusal import counted
-from precompute.encode.busy import REMEDIES, Part, slowest
+from precompute.encode.busy import IN_FLOAT32, REMEDIES, Part, slowest
 from precompute.encode.job import MismatchedShard, Progress
 from precompute.images.rejected import TooManyRejectsError
 
@@ -24,6 +24,7 @@ class Encoded:
     images_per_s: float
     made_of: str
     """image, or text."""
+    compute_dtype: str
     working_share: float
     """Share of the time that the encoder worked; the rest it waited for images, its turn or the writer."""
     slowest: Part | None
@@ -34,7 +35,8 @@ class Encoded:
         if self.slowest is None:
             return done
         speed = f"{self.images_per_s:.1f} {self.made_of}s/s, the encoder worked {self.working_share:.0%} of the time"
-        return f"{done}, {speed}; {self.slowest} was slowest: {REMEDIES[self.slowest]}"
+        more = IN_FLOAT32 if (self.slowest, self.compute_dtype) == ("encoding", "float32") else ""
+        return f"{done}, {speed}; {self.slowest} was slowest: {REMEDIES[self.slowest]}{more}"
 
 
 class BuildProgress:
@@ -49,8 +51,9 @@ class BuildProgress:
         to_build: int | None = None,
         shared: bool = False,
         made_of: str = "image",
+        compute_dtype: str = "bfloat16",
     ) -> None:
-        self._planned, self._made_of = planned, made_of
+        self._planned, self._made_of, self._compute_dtype = planned, made_of, compute_dtype
         self._allowed = max_reject_fraction
         self._reasons: Counter[str] = Counter()
         contents = [record.content for record in committed]
@@ -105,6 +108,7 @@ class BuildProgress:
             images=self.images,
             images_per_s=images_per_s,
             made_of=self._made_of,
+            compute_dtype=self._compute_dtype,
             working_share=self.working_share,
             slowest=slowest(self.busy_s),
         )

@@ -100,8 +100,16 @@ def build_shards(inputs: Inputs, work: Work, shards: Sequence[int], *, shared: b
     """
     spec, store, config, request = work.spec, inputs.store, inputs.config, inputs.request
     num_rows, limit = sum(len(spec.shard_rows(shard)) for shard in shards), config.run.max_reject_fraction
-    made_of, kept = spec.array.made_of, work.kept.values()
-    with closing(BuildProgress(spec.rows, kept, limit, to_build=num_rows, shared=shared, made_of=made_of)) as progress:
+    counted = BuildProgress(
+        spec.rows,
+        work.kept.values(),
+        limit,
+        to_build=num_rows,
+        shared=shared,
+        made_of=spec.array.made_of,
+        compute_dtype=spec.array.encoder.compute_dtype,
+    )
+    with closing(counted) as progress:
         try:
             progress.refuse_too_many_rejects()
             if shards:

@@ -39,7 +39,7 @@ def preview_png(caption: Caption) -> tuple[int, int, bytes] | None:
 
 def shown_answer(text: str, *, is_whole: bool) -> str:
     """Show an answer that may be empty, or cut short."""
-    return (text or NOTHING) + ("" if is_whole else " […]")
+    return (text + ("" if is_whole else " […]")) if text else NOTHING
 
 
 def answer_lines(title: str, parts: dict[str, str]) -> Iterator[str]:

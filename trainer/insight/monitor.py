@@ -79,12 +79,15 @@ def monitor(
     if not seen.is_there:
         raise ConfigError(f"{folder} is no folder of a run")
     total = total_steps(folder)
-    with Live(page(folder, seen, total), console=terminal or Terminal(), auto_refresh=False) as live:
+    terminal = terminal or Terminal()
+    with Live(page(folder, seen, total), console=terminal, auto_refresh=False) as live:
         while not once and (seen.is_running or not seen.is_there):
             sleep(POLL_S)
             found = look_at(folder)
             seen = found if found.is_there else Look(seen.records, is_there=False, is_running=False, is_done=False)
             live.update(page(folder, seen, total), refresh=True)
+    if not terminal.is_terminal:  # rich ends the last line on a terminal alone
+        terminal.print()
     return seen
 
 

@@ -48,6 +48,11 @@ class TemplateTokenizer:
         (blank,) = self._ids([template.replace(PLAIN_TEMPLATE, "")], cut=False)
         if len(blank) < drop:
             raise ConfigError(f"encoder.drop is {drop}, but encoder.template is {len(blank)} tokens alone")
+        if len(blank) >= most:
+            raise ConfigError(
+                f"encoder.max_tokens must be at least {len(blank) - drop + 1}, got {most - drop}: the template and the "
+                "tokenizer's own tokens leave no room for a text"
+            )
 
     @property
     def pad(self) -> int | None:

@@ -104,8 +104,8 @@ def refuse_beyond(model_config: Any, tokens: int, config: EncoderConfig) -> None
     most = getattr(model_config, "max_position_embeddings", None)
     if most is not None and tokens > most:
         raise ConfigError(
-            f"encoder.max_tokens must be at most {most - config.drop}, as many as the model has positions for, got "
-            f"{config.max_tokens}"
+            f"encoder.max_tokens must be at most {most - config.drop}: the model has positions for {most} tokens, and "
+            f"encoder.drop is {config.drop}; got {config.max_tokens}"
         )
 
 

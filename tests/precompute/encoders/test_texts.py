@@ -233,7 +233,8 @@ def test_a_missing_weight_is_refused_and_a_lost_tokenizer(tmp_path):
 
 WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "pooled": ("T5EncoderModel", {"output": "pooled"}, "encoder.output: a T5EncoderModel makes no pooled vector"),
-    "beyond": ("CLIPTextModel", {"max_tokens": 41}, "encoder.max_tokens must be at most 40, as many as the model"),
+    "beyond": ("CLIPTextModel", {"max_tokens": 41}, "encoder.max_tokens must be at most 40: the model has positions"),
+    "no room": ("CLIPTextModel", {"max_tokens": 2}, "encoder.max_tokens must be at least 3, got 2: the template and"),
     "layer": ("Gemma2Model", {"layer": LAYERS + 1}, f"encoder.layer is {LAYERS + 1}, but .* has hidden states 0 to 4"),
     "posterior": ("T5EncoderModel", {"posterior": "moments"}, "encoder.posterior: moments means nothing to a T5Enc"),
     "drop": ("CLIPTextModel", {"drop": 5}, "encoder.drop is 5, but encoder.template is 2 tokens alone"),

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -27,7 +28,7 @@ from trainer.cli import main
 from trainer.commands.train import train
 from trainer.config import TrainConfig
 from trainer.insight.captioner import HeldOutCaptions
-from trainer.insight.captions import caption_lines
+from trainer.insight.captions import caption_lines, caption_text
 from trainer.run.observers import Caption
 
 pytestmark = pytest.mark.usefixtures("threads_as_in_a_child")
@@ -87,6 +88,8 @@ def test_an_empty_answer_is_shown_as_one():
     caption = Caption(row=3, id="a", prompt="b", text="", is_whole=True, reference=None, preview=None)
     assert [*caption_lines(caption)] == ["row 3, a", "  answer     (nothing)"]
     assert caption.record["text"] == ""
+    assert caption_text(replace(caption, is_whole=False)) == "(nothing)"
+    assert caption_text(replace(caption, text="a cat", is_whole=False)) == "a cat […]"
 
 
 def test_a_run_stopped_while_it_captions_goes_on_to_the_same(configured_here, captioned, capsys):

@@ -1,6 +1,7 @@
 """Loading a language model: every weight from the checkpoint, and what it computes compared with its own forward."""
 # Axes: N samples, T tokens, D model width, V vocabulary.
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -121,6 +122,8 @@ def find_logit_scale(model: LanguageModel, hidden_NTD: Tensor, expected_NTV: Ten
         return float((model.logits(hidden_NTD).float() - expected_NTV).abs().max())
 
     least = difference(min(possible_logit_scales(model.config), key=difference))
+    if math.isnan(least):
+        raise ModelError("gives logits that are not finite: its weights, or the dtype that they are run in, are wrong")
     if not least <= model.rounding * float(expected_NTV.abs().max()):
         raise ModelError(
             "transforms its embeddings or logits in a way the trainer does not know: its own logits differ from ours "
