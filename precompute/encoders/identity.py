@@ -13,6 +13,9 @@ import rfc8785
 import torch
 from torch import Tensor
 
+from cache_store.format.schema import EncoderIdentity
+from precompute.encoders.config import EncoderConfig
+
 
 def weights_sha256(
     class_name: str, config: Mapping[str, Any], config_keys: Sequence[str], weights: Iterable[tuple[str, Tensor]]
@@ -29,3 +32,19 @@ def weights_sha256(
 
 def json_line(value: Any) -> bytes:
     return rfc8785.dumps(value) + b"\n"
+
+
+def native_identity(config: EncoderConfig, class_name: str, weights_sha256: str, **others: Any) -> EncoderIdentity:
+    """Name an encoder that its library runs as it is, and that has neither a posterior nor a normalisation."""
+    return EncoderIdentity(
+        class_name=class_name,
+        weights_sha256=weights_sha256,
+        path="native",
+        compiled=False,
+        posterior="none",
+        compute_dtype=config.compute_dtype,
+        batch_size=config.batch_size,
+        latents_mean=(),
+        latents_std=(),
+        **others,
+    )

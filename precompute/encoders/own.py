@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cache_store.errors import ConfigError, ModelError
-from cache_store.format.schema import EncoderIdentity, SampleLayout
+from cache_store.format.schema import SampleLayout
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import PIXEL_RANGES, PixelRange
 from precompute.encoders.family import Family
+from precompute.encoders.identity import native_identity
 from precompute.encoders.model_files import ModelFiles, one_line
 
 if TYPE_CHECKING:
@@ -51,16 +52,10 @@ class OwnFamilyEncoder:
 
     def __init__(self, own: OwnEncoder, path: str, config: EncoderConfig, pixel_range: PixelRange) -> None:
         self.device = config.torch_device
-        self.identity = EncoderIdentity(
+        self.identity = native_identity(
+            config,
             class_name=path,
             weights_sha256=digest_of(own),
-            path="native",
-            compiled=False,
-            posterior="none",
-            compute_dtype=config.compute_dtype,
-            batch_size=config.batch_size,
-            latents_mean=(),
-            latents_std=(),
         )
         self._own, self._path = own, path
         self._dtype, self._to_range = config.torch_dtype, PIXEL_RANGES[pixel_range]

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from cache_store.errors import ModelError
-from cache_store.format.schema import EncoderIdentity, SampleLayout, TextRecipe
+from cache_store.format.schema import SampleLayout, TextRecipe
 from precompute.encoders.config import EncoderConfig, Padding
 from precompute.encoders.encoder import NO_TOKEN, Tokens
+from precompute.encoders.identity import native_identity
 from precompute.encoders.texts.tokenizer import TemplateTokenizer
 
 
@@ -39,16 +40,10 @@ class TransformersTextEncoder:
         if model.padding == "seen" and tokenizer.pad is None:
             raise ModelError(f"encoder.model {config.model}: its tokenizer has no padding; set encoder.padding: zero")
         self.device = config.torch_device
-        self.identity = EncoderIdentity(
+        self.identity = native_identity(
+            config,
             class_name=model.class_name,
             weights_sha256=model.weights_sha256,
-            path="native",
-            compiled=False,
-            posterior="none",
-            compute_dtype=config.compute_dtype,
-            batch_size=config.batch_size,
-            latents_mean=(),
-            latents_std=(),
             layer=model.layers[0] if len(model.layers) == 1 else None,
             layers=model.layers if len(model.layers) > 1 else (),
             pooled=model.pooled is not None,

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from cache_store.errors import ConfigError, ModelError
-from cache_store.format.schema import EncoderIdentity, SampleLayout
+from cache_store.format.schema import SampleLayout
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import PIXEL_RANGES, PixelRange
 from precompute.encoders.family import refuse_unfit
+from precompute.encoders.identity import native_identity
 from precompute.encoders.model_files import ModelFiles
 from precompute.encoders.towers.place import VISION_CONFIG, Place
 from precompute.encoders.towers.transformers_tower import (
@@ -39,16 +40,10 @@ class QwenEncoder:
         layer = one_layer(config, None)
         self._level = None if layer is None else level_of(files, tower.config, layer)
         self.device = config.torch_device
-        self.identity = EncoderIdentity(
+        self.identity = native_identity(
+            config,
             class_name=type(tower).__name__,
             weights_sha256=weights_of_output(tower),
-            path="native",
-            compiled=False,
-            posterior="none",
-            compute_dtype=config.compute_dtype,
-            batch_size=config.batch_size,
-            latents_mean=(),
-            latents_std=(),
             layer=layer,
         )
         self._config, self._side = tower.config, side

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from cache_store.errors import ConfigError
-from cache_store.format.schema import EncoderIdentity, SampleLayout
+from cache_store.format.schema import SampleLayout
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import PIXEL_RANGES, PixelRange
 from precompute.encoders.family import refuse_other_side
+from precompute.encoders.identity import native_identity
 
 CPU_PIXELS = 2**19
 """Of the images that a CPU encodes at once: 10 of 224x224, 3 of 384x384, 1 of 896x896.
@@ -62,16 +63,10 @@ class TowerEncoder:
         self._dropped = 0 if config.class_token else tower.tokens_before
         self._to_range = PIXEL_RANGES[pixel_range]
         self.device = config.torch_device
-        self.identity = EncoderIdentity(
+        self.identity = native_identity(
+            config,
             class_name=tower.class_name,
             weights_sha256=tower.weights_sha256,
-            path="native",
-            compiled=False,
-            posterior="none",
-            compute_dtype=config.compute_dtype,
-            batch_size=config.batch_size,
-            latents_mean=(),
-            latents_std=(),
             pool=self._pool,
             layer=tower.layer,
             class_token=config.class_token,
