@@ -48,20 +48,20 @@ def copy(root: Address, out: Address, progress: Callable[[int], object] = lambda
     Raises ConfigError for a wrong place, CacheError for a damaged source or a copy that does not read back as it was
     written, and StaleError for an unfinished source or if `out` holds another cache.
     """
-    source, target = open_store(root), open_store(out)
-    refuse_overlap(source, target)
-    seal, spec = open_cache(source).seal, read_spec(source)
-    verify(source, "quick").raise_if_damaged()
+    from_store, target = open_store(root), open_store(out)
+    refuse_overlap(from_store, target)
+    seal, spec = open_cache(from_store).seal, read_spec(from_store)
+    verify(from_store, "quick").raise_if_damaged()
     refuse_foreign_place(target, "OUT")
     refuse_other_copy(target, spec, seal)
     with target.claim():
-        copy_file(source, target, target, msgspec.structs.replace(seal.plan_file, path=PLAN_FILE))
-        put_checked(target, BUILD_FILE, source.read(BUILD_FILE))
+        copy_file(from_store, target, target, msgspec.structs.replace(seal.plan_file, path=PLAN_FILE))
+        put_checked(target, BUILD_FILE, from_store.read(BUILD_FILE))
         for name, data in metadata_of(spec):
             put_checked(target, name, data)
-        copied = copy_shards(source, target, seal, progress)
+        copied = copy_shards(from_store, target, seal, progress)
         clear_leftovers(target, spec)
-        put_checked(target, SEAL_FILE, source.read(SEAL_FILE))
+        put_checked(target, SEAL_FILE, from_store.read(SEAL_FILE))
     return Copied(seal=seal, shards=copied, kept=spec.num_shards - copied)
 
 
@@ -82,12 +82,14 @@ def refuse_other_copy(target: Store, spec: Spec, seal: Seal) -> None:
         refuse(f"{target} holds another cache", differing, ["name another place for OUT; this one is untouched"])
 
 
-def copy_shards(source: Store, target: Store, seal: Seal, progress: Callable[[int], object]) -> int:
+def copy_shards(from_store: Store, target: Store, seal: Seal, progress: Callable[[int], object]) -> int:
     """Copy the missing shards and return their number; after an error, shards being copied are finished first."""
-    records, there = survey_records(source).records, listed_once(target)
+    records, there = survey_records(from_store).records, listed_once(target)
     with ThreadPoolExecutor(COPIED_AT_ONCE) as pool:
         try:
-            copied = [pool.submit(copy_shard, source, target, there, record) for _, record in sorted(records.items())]
+            copied = [
+                pool.submit(copy_shard, from_store, target, there, record) for _, record in sorted(records.items())
+            ]
             for done in as_completed(copied):
                 done.result()
                 progress(1)
@@ -96,7 +98,7 @@ def copy_shards(source: Store, target: Store, seal: Seal, progress: Callable[[in
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def copy_shard(source: Store, target: Store, there: Store, record: CommitRecord) -> bool:
+def copy_shard(from_store: Store, target: Store, there: Store, record: CommitRecord) -> bool:
     """Copy a shard unless it is complete; return whether it was copied. `there` lists the target as it was before."""
     name, files = commit_file(record.content.shard), record.content.files
     data = canonical_json(record)
@@ -105,23 +107,25 @@ def copy_shard(source: Store, target: Store, there: Store, record: CommitRecord)
             return False
         target.delete(name)  # first: a record says that its files are complete
     for file in files:
-        copy_file(source, target, there, file)
+        copy_file(from_store, target, there, file)
     put_checked(target, name, data)
     return True
 
 
-def copy_file(source: Store, target: Store, there: Store, file: FileRecord) -> None:
+def copy_file(from_store: Store, target: Store, there: Store, file: FileRecord) -> None:
     """Copy a file unless it is there; CacheError if source or copy does not have the recorded bytes."""
     if not size_problem(there, file) and stored_sha256(target, file.path) == file.sha256:
         return
-    with source.open(file.path) as stream, target.draft(file.path) as draft:
+    with from_store.open(file.path) as stream, target.draft(file.path) as draft:
         digest = hashlib.sha256()
         while block := stream.read(READ_BYTES):
             digest.update(block)
             draft.stream.write(block)
         if digest.hexdigest() != file.sha256:
-            verified = f"cache-store verify {shlex.quote(str(source))} --level full"
-            raise CacheError(f"{source.where(file.path)} is damaged: its sha256 is not as recorded; run `{verified}`")
+            verified = f"cache-store verify {shlex.quote(str(from_store))} --level full"
+            raise CacheError(
+                f"{from_store.where(file.path)} is damaged: its sha256 is not as recorded; run `{verified}`"
+            )
         draft.finish()
         draft.publish()
     if stored_sha256(target, file.path) != file.sha256:
