@@ -75,7 +75,7 @@ class Request(msgspec.Struct, array_like=True):
 
 
 class Answer(msgspec.Struct, array_like=True):
-    """What the verb gave, or what it raised."""
+    """The verb's result, or the error that it raised."""
 
     value: Any = None
     error: tuple[int, str, str] | None = None

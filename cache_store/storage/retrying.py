@@ -29,7 +29,7 @@ PAGE = 1_000
 """Names in a listing at a time, as S3 gives them."""
 
 SMALL_BYTES = 1 << 20
-"""Of an upload that a stop need not wait long for."""
+"""Largest upload for which a stop waits no longer than for other calls."""
 
 HEARD: set[str] = set()
 """Buckets that have answered this process once; if such a store falls silent, it is waited for like a busy one."""

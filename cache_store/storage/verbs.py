@@ -1,4 +1,4 @@
-"""What a store is: eight verbs on files by name, and what follows from them. What wraps a store is a store.
+"""A store: eight verbs on files by name, and what follows from them. A wrapper of a store is a store.
 
 `stat`, `read`, `fetch`, `list`, `walk`, `put_whole`, `put_if_absent` and `delete` are all that a place has to know:
 `RemoteStore` opens, maps and drafts files by them.

@@ -117,7 +117,7 @@ class Batch:
         self.stop = min(start + spec.array.encoder.batch_size, planned.num_rows)
         self.room = make_room(spec.array) if room is None else room
         self.inputs = self.room[: self.stop - start]
-        """What the encoder is given, once all is decoded: its part of the room."""
+        """The encoder's input, once all is decoded: the batch's part of the room."""
         self._pieces: list[Future[list[Outcome]]] = []
         self.encoding_since = 0.0
         """When the encoder got it, by the monotonic clock."""

@@ -33,29 +33,30 @@ class EncoderConfig:
     """The pipeline's subfolder that holds the encoder, where it is another, as text_encoder_2; the tokenizer is then
     that of tokenizer_2."""
     posterior: Posterior = "mean"
-    """Of a VAE `mean` keeps the posterior's mean; `moments` keeps mean and log-variance, twice the channels."""
+    """For a VAE: `mean` keeps the posterior's mean; `moments` keeps mean and log-variance, twice the channels."""
     pool: int | Literal["auto"] = "auto"
-    """Of a vision tower: average squares of so many patches a side into one token each, 1 keeps every patch; auto is
+    """For a vision tower: average squares of so many patches a side into one token each; 1 keeps every patch; auto is
     what the model itself does: Gemma 3 pools 64 x 64 patches to 16 x 16 tokens, SigLIP keeps all."""
     layer: int | list[int] | Literal["auto"] = "auto"
-    """Of a vision tower or text encoder: which of its hidden states, as transformers counts them, from 0 or from -1 at
+    """For a tower or text encoder: which hidden state to keep, as transformers counts them, from 0, or from -1 at
     the end; auto is what the model itself takes: LLaVA the second to last, -2, others the last, behind any final norm.
     Qwen3-VL takes one of its deepstack_visual_indexes, for that level's tokens in place of its merger's. Of a text
     encoder several, as [9, 18, 27], are joined feature by feature."""
     class_token: bool = False
-    """Of a vision tower: keep its class token and registers before the patches."""
+    """For a vision tower: keep its class token and registers before the patches."""
     max_tokens: int | None = None
     """Makes a text encoder of the model, which reads what source.text names: tokens of a sample, as 77 for CLIP or 512
     for T5. A longer text is cut, a shorter one padded."""
     output: Literal["tokens", "pooled"] = "tokens"
-    """Of a text encoder tokens are the hidden states of a text; pooled is the one vector that CLIP makes of it."""
+    """For a text encoder: tokens keeps a hidden state for each token; pooled keeps the one vector that CLIP makes."""
     template: str = PLAIN_TEMPLATE
-    """Of a text encoder: what each text is put into, in place of {}."""
+    """For a text encoder: a text around each caption, which replaces its {}."""
     drop: int = 0
-    """Of a text encoder: so many tokens at the template's beginning are encoded, then left out; 34 for Qwen-Image."""
+    """For a text encoder: tokens at the template's beginning that are encoded, then left out; 34 for Qwen-Image."""
     padding: Padding | Literal["auto"] = "auto"
-    """Of a text encoder: seen, padding is attended to and its output kept (T5 of FLUX.1 and SD3, CLIP); masked, it is
-    kept and not attended to (Gemma); zero, it is neither (UMT5, Qwen). auto is as in these brackets."""
+    """For a text encoder: seen attends to padding and keeps its output; masked keeps its output and does not attend to
+    it; zero does not attend to it and stores zeros. auto: seen for T5 and CLIP, masked for Gemma, zero for UMT5 and
+    Qwen."""
     compute_dtype: ComputeDtype = "bfloat16"
     """Dtype of weights and activations while encoding; normalisation is float32 in either."""
     batch_size: int = 32

@@ -1,7 +1,7 @@
 """Text encoders as transformers runs them, wherever a checkpoint keeps one.
 
-Of a checkpoint, only files that hold weights of the encoder are downloaded, and only those weights are read, from
-safetensors alone. They are hashed as they are saved and held in the compute dtype: they may be 20 GB.
+Only a checkpoint's files with weights of the encoder are downloaded, and only those weights are read, from safetensors
+alone. They are hashed as they are saved and held in the compute dtype: they may be 20 GB.
 """
 
 from typing import Any

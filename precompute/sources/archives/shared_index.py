@@ -47,7 +47,7 @@ class SharedArrays:
     """
 
     def __init__(self, file: int, layout: Sequence[tuple[str, int]]) -> None:
-        """Of an open file and each array's dtype and length."""
+        """Map an open file; `layout` is each array's dtype and length."""
         self.file, self._layout = file, layout
         memory, start, views = mmap.mmap(file, 0, access=mmap.ACCESS_READ), 0, list[NDArray[Any]]()
         for dtype, length in layout:
