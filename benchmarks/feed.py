@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -23,9 +23,6 @@ from benchmarks.record import print_record
 from benchmarks.timing import rates, spread
 from cache_store.program.command_line import parse_config
 from cache_store.program.run_program import run_program
-
-if TYPE_CHECKING:
-    pass
 
 PACKAGES = ("torch", "numpy", "pillow", "spdl", "ray", "daft", "encode-once")
 PARTS_SAMPLES = 2_048

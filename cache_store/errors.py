@@ -56,7 +56,7 @@ class TooLargeError(CacheError):
     """A file is larger than its kind can be, and was not read."""
 
     size: int
-    """Of the file, in bytes."""
+    """The file's size, in bytes."""
 
 
 class NewerFormatError(CacheError):

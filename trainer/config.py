@@ -116,9 +116,9 @@ class ReconstructionConfig:
     """An auxiliary loss: the language model's last hidden states at world tokens predict the latent."""
 
     weight: float = 0.0
-    """Of a linear head's loss on the standardised latent, beside the loss of the text; 0: no head, and no such loss."""
+    """Weight of a linear head's loss on the standardised latent, added to the loss of the text; 0: no head, no loss."""
     every: int = 4
-    """It is computed at every so manyth step, and at no other."""
+    """Steps from one computation of it to the next; at steps between it is left out."""
     kind: Literal["cosine", "mse"] = "cosine"
     """One less the cosine between prediction and latent, or their mean square difference."""
 

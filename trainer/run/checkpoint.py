@@ -32,7 +32,7 @@ from trainer.run.optim import Optimizer
 
 STATE_FILE, OPTIMIZER_FILE, HEADS_FILE = "state.json", "optimizer.safetensors", "reconstruction.safetensors"
 TENSOR_FILES = (PROJECTOR_FILE, OPTIMIZER_FILE)
-"""Of each checkpoint; HEADS_FILE is of some."""
+"""Files of a checkpoint; only a run with reconstruction has HEADS_FILE."""
 
 CACHE_IDENTITY = "cache identity"
 """Key of `must_match`: the cache a run was trained from."""

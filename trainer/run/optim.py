@@ -11,7 +11,7 @@ from trainer.config import OptimConfig
 
 
 class Optimizer(Protocol):
-    """What a run asks of an optimizer."""
+    """The methods of an optimizer that a run uses."""
 
     param_groups: list[dict[str, Any]]
 
