@@ -20,7 +20,7 @@ from benchmarks.options import parser_with
 from benchmarks.record import print_record
 from benchmarks.timing import interleaved_seconds, rates, speedups, spread
 from cache_store.program.command_line import parse_config
-from cache_store.program.run_program import run_program, usable_cores
+from cache_store.program.running import run_program, usable_cores
 
 if TYPE_CHECKING:
     from benchmarks.build_parts import Parts

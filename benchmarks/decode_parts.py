@@ -29,7 +29,7 @@ from benchmarks.record import print_record
 from benchmarks.timing import interleaved_seconds
 from cache_store.errors import ConfigError
 from cache_store.format.schema import ArraySpec, ImageRecipe, Recipe, Spec
-from cache_store.program.run_program import run_program, usable_cores
+from cache_store.program.running import run_program, usable_cores
 from precompute.encode.batches import BATCHES_AHEAD, Batch, Decoders, decoded_batches
 from precompute.images.decode import ImageConfig, content_sha256
 from precompute.images.fit import RESAMPLING

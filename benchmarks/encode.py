@@ -15,7 +15,7 @@ from typing import get_args
 from benchmarks.options import parser_with
 from benchmarks.record import print_record
 from benchmarks.timing import interleaved_seconds, rates, speedups, spread
-from cache_store.program.run_program import run_program
+from cache_store.program.running import run_program
 from precompute.encoders.config import ComputeDtype
 
 DTYPES: tuple[ComputeDtype, ...] = get_args(ComputeDtype)

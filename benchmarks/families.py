@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.options import parser_with
 from benchmarks.record import print_record
 from benchmarks.timing import interleaved_seconds, rates, speedups, spread
-from cache_store.program.run_program import run_program
+from cache_store.program.running import run_program
 
 PACKAGES = ("torch", "diffusers", "transformers", "encode-once")
 MINIMAL_DECODER = {"decoder_base_dim": 8}

@@ -22,7 +22,7 @@ from benchmarks.options import parser_with, positive
 from benchmarks.record import print_record
 from benchmarks.timing import rates, spread
 from cache_store.program.command_line import parse_config
-from cache_store.program.run_program import run_program
+from cache_store.program.running import run_program
 
 PACKAGES = ("torch", "numpy", "pillow", "spdl", "ray", "daft", "encode-once")
 PARTS_SAMPLES = 2_048

@@ -15,9 +15,9 @@ from typing import Any
 import precompute.encode.batches as batches
 from benchmarks.feed_stand_in import FeedJob, SleepingEncoder, StandIn
 from cache_store.cache.metadata import read_spec
-from cache_store.cache.writing.writer import ShardBuilder
+from cache_store.cache.writer import ShardBuilder
 from cache_store.format.sums import RunningSums
-from cache_store.program.run_program import usable_cores
+from cache_store.program.running import usable_cores
 from cache_store.storage.store import open_store
 from precompute.config import BuildConfig
 from precompute.encode.batches import Decoders, decoded_batches, planned_batches

@@ -21,7 +21,7 @@ from PIL import Image
 
 from benchmarks.feed_parts import Feed
 from benchmarks.feed_stand_in import SleepingEncoder, StandIn, stand_in_of
-from cache_store.program.run_program import usable_cores
+from cache_store.program.running import usable_cores
 
 MODULES = {"DataLoader": "torch", "SPDL": "spdl.io", "Ray Data": "ray.data", "Daft": "daft"}
 DECODES_ITSELF = ("Ray Data", "Daft")

@@ -22,7 +22,7 @@ from benchmarks.options import parser_with, positive
 from benchmarks.record import print_record
 from benchmarks.ways import CONFIG, ROOT, WAYS, Outcome, Trial
 from cache_store.errors import ConfigError
-from cache_store.program.run_program import run_program
+from cache_store.program.running import run_program
 
 PACKAGES = ("torch", "diffusers", "ray", "obstore", "encode-once")
 

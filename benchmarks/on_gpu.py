@@ -27,7 +27,7 @@ from benchmarks.build import arguments, write_images
 from benchmarks.options import parser_with, positive
 from benchmarks.record import print_record
 from cache_store.program.command_line import parse_config
-from cache_store.program.run_program import run_program, usable_cores
+from cache_store.program.running import run_program, usable_cores
 
 if TYPE_CHECKING:
     from precompute.config import BuildConfig

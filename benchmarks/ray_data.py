@@ -23,7 +23,7 @@ from benchmarks.record import print_record
 from benchmarks.timing import interleaved_seconds, rates, speedups, spread
 from cache_store import open_cache
 from cache_store.program.command_line import parse_config
-from cache_store.program.run_program import run_program, usable_cores
+from cache_store.program.running import run_program, usable_cores
 from precompute.config import BuildConfig
 
 PACKAGES = ("ray", "torch", "diffusers", "numpy", "pillow", "pyarrow", "encode-once")

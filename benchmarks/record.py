@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from cache_store.program.run_program import usable_cores
+from cache_store.program.running import usable_cores
 
 ENVIRONMENT = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY")
 """Variables that change how fast a CPU computes."""

@@ -34,7 +34,7 @@ from benchmarks.remote_peers import PEERS, Batches, Latents, installed_peers, re
 from benchmarks.timing import interleaved_seconds, rates, speedups, spread
 from cache_store import open_cache
 from cache_store.errors import ConfigError
-from cache_store.program.run_program import run_program
+from cache_store.program.running import run_program
 from tests.make_cache import make_cache
 from trainer import LatentStream
 

@@ -20,12 +20,12 @@ from benchmarks.options import parser_with, positive
 from benchmarks.record import print_record
 from benchmarks.scale_cache import PER_SHARD, RECIPE, drop_half, write_lines, write_parquet, write_records
 from cache_store import Cache, open_cache
-from cache_store.cache.files import file_record, write_plan
+from cache_store.cache.commit import make_seal, refuse_non_canonical, write_seal
+from cache_store.cache.metadata import file_record, write_plan
 from cache_store.cache.survey import survey, survey_build, survey_records, survey_without_reading_plan
-from cache_store.cache.writing.seal import make_seal, refuse_non_canonical, write_seal
-from cache_store.format.names import PLAN_FILE
+from cache_store.format.layout import PLAN_FILE
 from cache_store.format.schema import FileRecord
-from cache_store.program.run_program import run_program
+from cache_store.program.running import run_program
 from cache_store.storage.local import LocalStore
 from cache_store.verify.verify import verify
 from precompute.rerun.decide import decide, decide_planned

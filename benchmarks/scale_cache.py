@@ -8,11 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cache_store.cache.files import file_record, open_plan
-from cache_store.cache.metadata import metadata_of, write_build
+from cache_store.cache.metadata import file_record, metadata_of, open_plan, write_build
 from cache_store.format import schema
 from cache_store.format.formats import files_of_shard
-from cache_store.format.names import COMMITS, PLAN_FILE, SAMPLES, SEAL_FILE, commit_file
+from cache_store.format.layout import COMMITS, PLAN_FILE, SAMPLES, SEAL_FILE, commit_file
 from cache_store.format.plan import PlanDigests
 from cache_store.format.record import canonical_json, signed
 from cache_store.format.sums import to_tuples

@@ -17,7 +17,7 @@ import yaml
 from benchmarks.options import parser_with, positive
 from benchmarks.record import print_record
 from benchmarks.train_step import WORDS, save_model, say
-from cache_store.program.run_program import run_program
+from cache_store.program.running import run_program
 from tests.make_cache import make_cache
 from trainer.commands.compare import read_config, take_turns
 from trainer.insight.comparison import Comparison

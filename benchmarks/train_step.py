@@ -36,7 +36,7 @@ from benchmarks.decode import jpeg, smooth_noise
 from benchmarks.options import parser_with, positive
 from benchmarks.record import print_record
 from benchmarks.timing import spread
-from cache_store.program.run_program import run_program
+from cache_store.program.running import run_program
 from demo.vae import random_vae
 from tests.make_cache import make_cache
 from tests.trainer.conftest import save_language_model

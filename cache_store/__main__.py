@@ -2,7 +2,7 @@
 
 import sys
 
-from cache_store.program.run_program import start
+from cache_store.program.running import start
 
 
 def main() -> int:

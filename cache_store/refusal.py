@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, NoReturn
 import msgspec
 
 from cache_store.errors import StaleError
-from cache_store.format.names import COMMITS, SEAL_FILE, commit_file
+from cache_store.format.layout import COMMITS, SEAL_FILE, commit_file
 from cache_store.format.schema import CommitRecord, Recipe, Seal, Spec
 from cache_store.storage.store import Store
 

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from cache_store.errors import Interrupted
 from cache_store.program.command_line import parse_config
-from cache_store.program.run_program import run_program
+from cache_store.program.running import run_program
 from demo.config import DemoConfig
 
 EXAMPLES = """\

@@ -8,8 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cache_store import Cache, open_cache
-from cache_store.cache.files import read_samples
-from cache_store.cache.metadata import read_commit
+from cache_store.cache.metadata import read_commit, read_samples
 from cache_store.format.tables import REJECTED
 from demo.config import DemoConfig
 from demo.measure import WordAccuracy

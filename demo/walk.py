@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from rich.console import Console
 
 from cache_store.errors import EncodeOnceError
-from cache_store.program.stop_signals import stop_on_signals
+from cache_store.program.running import stop_on_signals
 from demo.config import DemoConfig
 from demo.dataset import Sample, is_held_out
 from demo.inputs import make_data, prepare_folder, save_language_model, save_vae

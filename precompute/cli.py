@@ -12,7 +12,7 @@ from cache_store.errors import ConfigError, Interrupted
 from cache_store.gallery.command import print_gallery
 from cache_store.program.command_line import CACHE, Command, Program
 from cache_store.program.output_file import ReportFile
-from cache_store.program.stop_signals import stop_on_signals
+from cache_store.program.running import stop_on_signals
 from cache_store.refusal import counted
 from precompute.audit.bar import AuditBar
 from precompute.config import AuditConfig, BuildConfig, DecodedGalleryConfig, RepairConfig

@@ -8,7 +8,7 @@ from typing import Any, get_args
 from cache_store.cache.metadata import read_commit, read_spec
 from cache_store.cli import main as cache_store
 from cache_store.format.formats import shard_format
-from cache_store.format.names import SEAL_FILE
+from cache_store.format.layout import SEAL_FILE
 from cache_store.format.schema import StoreFormat
 from cache_store.verify.verify import verify
 from precompute.cli import main as precompute

@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cache_store.cache.files import file_record, write_plan
-from cache_store.cache.metadata import metadata_of, write_build
+from cache_store.cache.commit import make_seal, write_seal
+from cache_store.cache.metadata import file_record, metadata_of, write_build, write_plan
 from cache_store.cache.survey import survey_records
-from cache_store.cache.writing.seal import make_seal, write_seal
-from cache_store.cache.writing.writer import Outcome, ShardBuilder
+from cache_store.cache.writer import Outcome, ShardBuilder
 from cache_store.format import schema
-from cache_store.format.names import PLAN_FILE
+from cache_store.format.layout import PLAN_FILE
 from cache_store.format.plan import plan_digest
 from cache_store.format.tables import PLAN_SCHEMA
 from cache_store.storage.local import LocalStore

@@ -14,10 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from cache_store.cache.fetch import fetch_samples
 from cache_store.cache.gather import COPY_FUNCTIONS, Fastest, ReadAhead
 from cache_store.cache.metadata import read_seal, read_spec
-from cache_store.cache.sealed_shards import MappedShard, SealedShards
+from cache_store.cache.sealed_shards import MappedShard, SealedShards, fetch_samples
 from cache_store.errors import CacheError, ConfigError
 from cache_store.format.codec import crc32c, decode_sample
 from cache_store.format.formats import shard_format

@@ -12,12 +12,11 @@ from typing import Generic, TypeVar
 import msgspec
 import pyarrow as pa
 
-from cache_store.cache.files import open_recorded_plan, open_table
-from cache_store.cache.metadata import has_cache, parse_checked_spec, read_record
-from cache_store.cache.writing.withdrawn import withdrawn_shards
+from cache_store.cache.commit import withdrawn_shards
+from cache_store.cache.metadata import has_cache, open_recorded_plan, open_table, parse_checked_spec, read_record
 from cache_store.errors import CacheError, NewerFormatError, OlderFormatError
 from cache_store.format.formats import shard_format
-from cache_store.format.names import BUILD_FILE, COMMITS, SAMPLES, SEAL_FILE, SPEC_FILE, commit_file
+from cache_store.format.layout import BUILD_FILE, COMMITS, SAMPLES, SEAL_FILE, SPEC_FILE, commit_file
 from cache_store.format.plan import PlanDigests, PlanFile
 from cache_store.format.schema import BuildRecord, CommitRecord, FileRecord, Recipe, Seal, Spec
 from cache_store.refusal import refuse_other_recipe

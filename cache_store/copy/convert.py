@@ -11,24 +11,29 @@ from dataclasses import dataclass
 
 import msgspec
 
-from cache_store.cache.files import stored_sha256
-from cache_store.cache.metadata import has_cache, metadata_of, read_build, read_spec, refuse_foreign_place
+from cache_store.cache.commit import make_seal
+from cache_store.cache.metadata import (
+    has_cache,
+    metadata_of,
+    read_build,
+    read_spec,
+    refuse_foreign_place,
+    stored_sha256,
+)
 from cache_store.cache.reader import open_cache
 from cache_store.cache.survey import ShardOnDisk, survey_records
-from cache_store.cache.writing.seal import make_seal
 from cache_store.copy.convert_shard import CacheAt, ShardConverter
 from cache_store.errors import ConfigError
 from cache_store.format.formats import FORMATS
-from cache_store.format.names import BUILD_FILE, PLAN_FILE, SEAL_FILE
+from cache_store.format.layout import BUILD_FILE, PLAN_FILE, SEAL_FILE
 from cache_store.format.record import canonical_json, signed
 from cache_store.format.schema import BuildRecord, CodecName, CommitContent, CommitRecord, Seal, Spec, StoreFormat
 from cache_store.log import log_warning
 from cache_store.program.progress_bar import progress_bar
 from cache_store.refusal import counted, differing, refuse
 from cache_store.storage.store import Address, Store, open_store
-from cache_store.verify.leftovers import clear_leftovers
 from cache_store.verify.record import usable_record
-from cache_store.verify.verify import verify
+from cache_store.verify.verify import clear_leftovers, verify
 
 Records = dict[int, CommitRecord]
 """Commit records by shard."""

@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from cache_store.cache.files import open_plan, read_samples
-from cache_store.cache.writing.shard_files import ShardFiles
+from cache_store.cache.commit import ShardFiles
+from cache_store.cache.metadata import open_plan, read_samples
 from cache_store.errors import CacheError
 from cache_store.format.codec import crc32c, decode_sample, encode_sample
 from cache_store.format.formats import shard_format

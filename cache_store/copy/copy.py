@@ -11,20 +11,18 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import msgspec
 
-from cache_store.cache.files import stored_sha256
-from cache_store.cache.metadata import has_cache, metadata_of, read_spec, refuse_foreign_place
+from cache_store.cache.metadata import has_cache, metadata_of, read_spec, refuse_foreign_place, stored_sha256
 from cache_store.cache.reader import open_cache
 from cache_store.cache.survey import size_problem, survey_records
 from cache_store.copy.convert import Copied, put_unless_equal, refuse_overlap
 from cache_store.errors import CacheError
-from cache_store.format.names import BUILD_FILE, PLAN_FILE, SEAL_FILE, commit_file
+from cache_store.format.layout import BUILD_FILE, PLAN_FILE, SEAL_FILE, commit_file
 from cache_store.format.record import canonical_json
 from cache_store.format.schema import CommitRecord, FileRecord, Seal, Spec
 from cache_store.program.progress_bar import progress_bar
 from cache_store.refusal import Difference, counted, refuse
 from cache_store.storage.store import Address, Store, listed_once, open_store
-from cache_store.verify.leftovers import clear_leftovers
-from cache_store.verify.verify import verify
+from cache_store.verify.verify import clear_leftovers, verify
 
 COPIED_AT_ONCE = 8
 """Shards copied at the same time: over a network, each mostly waits for answers."""

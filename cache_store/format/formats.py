@@ -1,7 +1,6 @@
 """The shard formats by name."""
 
-from cache_store.format.layout import ShardFormat
-from cache_store.format.names import samples_file
+from cache_store.format.layout import ShardFormat, samples_file
 from cache_store.format.schema import Spec, StoreFormat
 from cache_store.format.tar import TarFormat
 from cache_store.format.zarr import ZarrFormat

@@ -1,4 +1,7 @@
-"""The interface of a shard format, which only lays out bytes. Naming, hashing and publishing happen elsewhere."""
+"""The files of a cache: their names, and the interface of a shard format, which only lays out bytes.
+
+Hashing and publishing happen elsewhere.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,6 +13,24 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from cache_store.format.schema import CodecName, Spec, StoreDtype
+
+SPEC_FILE = "zarr.json"
+SPEC_ATTRIBUTE = "encode_once"
+PLAN_FILE = "plan.parquet"
+SEAL_FILE = "seal.json"
+BUILD_FILE = "build.json"
+COMMITS = "commits"
+SAMPLES = "samples"
+ZARR_ARRAY = "latents"
+"""Folder of the array in the Zarr form."""
+
+
+def samples_file(shard: int) -> str:
+    return f"{SAMPLES}/{shard:06d}.parquet"
+
+
+def commit_file(shard: int) -> str:
+    return f"{COMMITS}/{shard:06d}.json"
 
 
 class Location(NamedTuple):

@@ -19,8 +19,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from cache_store.format.codec import crc32c, zarr_codecs
-from cache_store.format.layout import NOWHERE, EncodedRows, Location, ShardSamples
-from cache_store.format.names import SPEC_ATTRIBUTE, SPEC_FILE, ZARR_ARRAY
+from cache_store.format.layout import (
+    NOWHERE,
+    SPEC_ATTRIBUTE,
+    SPEC_FILE,
+    ZARR_ARRAY,
+    EncodedRows,
+    Location,
+    ShardSamples,
+)
 from cache_store.format.record import canonical_json
 from cache_store.format.schema import ROW_AXIS, CodecName, Spec, StoreDtype
 

@@ -9,8 +9,7 @@ from cache_store.cache.reader import Cache, open_cache
 from cache_store.errors import EncodeOnceError
 from cache_store.format.schema import CommitRecord
 from cache_store.gallery.command import GalleryConfig
-from cache_store.gallery.draw import choose_samples, draw_rejects, random_numbers
-from cache_store.gallery.exhibits import Decode, Exhibit, Showcase
+from cache_store.gallery.exhibits import Decode, Exhibit, Showcase, choose_samples, draw_rejects, random_numbers
 from cache_store.gallery.page import Gallery, PageContent, render
 from cache_store.gallery.sheets import contact_sheet
 from cache_store.gallery.unusual import most_unusual, survey_latents

@@ -1,21 +1,185 @@
-"""Render the page. Ids, uris and captions are untrusted, so Jinja2 escapes every value."""
+"""Render the page and its plots. Ids, uris and captions are untrusted, so Jinja2 escapes every value.
 
+matplotlib draws each plot as SVG, once for a light and once for a dark page, without pyplot, which would keep figures
+in memory.
+"""
+
+import io
 import math
-from collections.abc import Sequence
+import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
+import matplotlib
+import numpy as np
 from jinja2 import Environment, StrictUndefined, Template
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from cache_store.cache.info import array_lines, spec_lines
 from cache_store.cache.reader import Cache
-from cache_store.format.schema import ArraySpec, CommitRecord, ImageRecipe
-from cache_store.gallery import plots
+from cache_store.format.schema import ArraySpec, ArraySummary, CommitRecord, ImageRecipe
 from cache_store.gallery.exhibits import Exhibit
-from cache_store.gallery.pictures import jpeg_uri, png_uri, strip_columns
+from cache_store.gallery.pictures import (
+    ERROR_COLOURS,
+    ERROR_SPAN,
+    STRIP_COLOURS,
+    STRIP_SPAN,
+    data_uri,
+    jpeg_uri,
+    png_uri,
+    strip_columns,
+)
 from cache_store.gallery.unusual import LatentSurvey, Unusual
+
+# Axes: F features, B bins.
+
+
+HISTOGRAM_COLUMNS = 8
+SHOWN_DEVICES = 6
+DEVICE_COLOURS = "tab10"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scheme:
+    """Colours of one colour scheme of the page."""
+
+    text: str
+    quiet: str
+    fill: str
+    mark: str
+
+
+LIGHT = Scheme(text="#1f2328", quiet="#8b949e", fill="#6a9bd8", mark="#b3432b")
+DARK = Scheme(text="#e6e8eb", quiet="#6e7681", fill="#5b8ac6", mark="#f0936f")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plot:
+    """Data URIs of the same plot in both schemes."""
+
+    light: str
+    dark: str
+
+
+def plot(draw: Callable[[Scheme], Figure]) -> Plot:
+    return Plot(light=svg_uri(draw, LIGHT), dark=svg_uri(draw, DARK))
+
+
+def svg_uri(draw: Callable[[Scheme], Figure], scheme: Scheme) -> str:
+    """Draw as SVG without date or random ids, so that equal figures give equal bytes."""
+    settings: dict[Any, Any] = {
+        "svg.hashsalt": "encode-once",
+        "font.size": 9,
+        "text.color": scheme.text,
+        "axes.labelcolor": scheme.text,
+        "axes.edgecolor": scheme.quiet,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "xtick.color": scheme.quiet,
+        "ytick.color": scheme.quiet,
+        "xtick.labelcolor": scheme.text,
+        "ytick.labelcolor": scheme.text,
+    }
+    stream = io.BytesIO()
+    with matplotlib.rc_context(settings):
+        draw(scheme).savefig(stream, format="svg", transparent=True, metadata={"Date": None})
+    return data_uri("image/svg+xml", stream.getvalue())
+
+
+def histograms(survey: LatentSurvey, summary: ArraySummary, scheme: Scheme) -> Figure:
+    """Draw a histogram per feature, all on one horizontal scale; the mark is the mean over the whole cache."""
+    features = survey.feature_F.tolist()
+    columns = min(len(features), HISTOGRAM_COLUMNS)
+    lines = math.ceil(len(features) / columns)
+    figure = Figure(figsize=(1.6 * columns, 0.25 + 1.25 * lines), layout="constrained")
+    panels = figure.subplots(lines, columns, sharex=True, squeeze=False)
+    for place, axes in enumerate(panels.flat):
+        if place < len(features):
+            histogram(axes, survey.edge_B, survey.count_FB[place], scheme)
+            mean, std = summary.mean[features[place]], summary.std[features[place]]
+            axes.axvline(mean, color=scheme.mark, linewidth=1)
+            axes.set_title(f"{features[place]}:  {mean:.2f} ± {std:.2f}".replace("-", "\N{MINUS SIGN}"), fontsize=8.5)
+        else:
+            axes.set_visible(False)
+    return figure
+
+
+def histogram(axes: Axes, edge_B: np.ndarray, count_B: np.ndarray, scheme: Scheme) -> None:
+    axes.stairs(count_B, edge_B, fill=True, color=scheme.fill)
+    axes.set_yticks([])
+    axes.spines["left"].set_visible(False)
+    axes.xaxis.set_major_locator(MaxNLocator(3))
+    axes.tick_params(labelsize=8)
+
+
+def throughput(records: Sequence[CommitRecord], scheme: Scheme) -> Figure:
+    """Plot images per second of each shard, coloured by where it was built; the line is the median."""
+    figure = Figure(figsize=(12.8, 2.7), layout="constrained")
+    axes = figure.subplots()
+    for colour, (place, built) in enumerate(by_place(records).items()):
+        shards, rates = [record.content.shard for record in built], [record.run.images_per_s for record in built]
+        axes.plot(
+            shards,
+            rates,
+            linestyle="none",
+            marker="o",
+            markersize=5 if len(records) < 200 else 2.5,
+            color=matplotlib.colormaps[DEVICE_COLOURS](colour),
+            label=place,
+        )
+    median = statistics.median(record.run.images_per_s for record in records)
+    axes.axhline(median, color=scheme.mark, linewidth=1, zorder=0, label=f"median {median:,.1f}")
+    first, last = records[0].content.shard, records[-1].content.shard
+    margin = 0.5 + 0.01 * (last - first)
+    axes.set(xlabel="shard", ylabel="images/s, a worker", xlim=(first - margin, last + margin), ylim=(0, None))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda shard, _: f"{shard:,.0f}"))
+    legend = axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+    return figure
+
+
+def by_place(records: Sequence[CommitRecord]) -> dict[str, list[CommitRecord]]:
+    """Group records by device and host, most frequent first; beyond a few, the rest together."""
+    places: dict[str, list[CommitRecord]] = {}
+    for record in records:
+        places.setdefault(f"{record.run.device} at {record.run.host}", []).append(record)
+    ordered = sorted(places, key=lambda place: (-len(places[place]), place))
+    shown = {legend_label(place): places[place] for place in ordered[:SHOWN_DEVICES]}
+    rest = [record for place in ordered[SHOWN_DEVICES:] for record in places[place]]
+    return {**shown, f"{len(ordered) - SHOWN_DEVICES} others": rest} if rest else shown
+
+
+def legend_label(text: str) -> str:
+    """Shorten a label and drop leading underscores, because matplotlib hides labels that begin with one."""
+    return text.lstrip("_")[:40] or "unnamed"
+
+
+def strip_scale(scheme: Scheme) -> Figure:
+    label = "standard deviations from the channel's mean over the cache"
+    return colour_scale(STRIP_COLOURS, Normalize(-STRIP_SPAN, STRIP_SPAN), label)
+
+
+def error_scale(scheme: Scheme) -> Figure:
+    return colour_scale(ERROR_COLOURS, Normalize(0, ERROR_SPAN), "mean difference over R, G, B, in levels of 255")
+
+
+def colour_scale(colours: str, scale: Normalize, label: str) -> Figure:
+    figure = Figure(figsize=(3.6, 0.62), layout="constrained")
+    bar = figure.colorbar(ScalarMappable(scale, colours), cax=figure.subplots(), orientation="horizontal")
+    bar.set_label(label, fontsize=8)
+    bar.ax.tick_params(labelsize=8)
+    return figure
+
 
 SHOWN_CHARACTERS = 300
 """Characters shown of an id, uri, caption or reason, which may be very long."""
@@ -85,10 +249,10 @@ def render(content: PageContent) -> str:
         features=f"{array.feature_axis}s".capitalize(),
         facts=[*spec_lines(spec), *array_lines(array)],
         reasons=sorted(seal.reasons.items(), key=lambda reason: (-reason[1], reason[0])),
-        histograms=plots.plot(partial(plots.histograms, content.survey, summary)),
-        throughput=plots.plot(partial(plots.throughput, content.records)) if content.records else None,
-        strip_scale=plots.plot(plots.strip_scale) if array.has_preview else None,
-        error_scale=plots.plot(plots.error_scale) if content.is_decoded else None,
+        histograms=plot(partial(histograms, content.survey, summary)),
+        throughput=plot(partial(throughput, content.records)) if content.records else None,
+        strip_scale=plot(strip_scale) if array.has_preview else None,
+        error_scale=plot(error_scale) if content.is_decoded else None,
         strip_width=strip_width(array) if array.has_preview else None,
     )
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from cache_store.cache.reader import Cache
 from cache_store.format.schema import ArraySpec, ArraySummary
-from cache_store.gallery.draw import SurveyDraw, batches
+from cache_store.gallery.exhibits import SurveyDraw, batches
 from cache_store.program.progress_bar import progress_bar
 
 MOST_FEATURES = 96

@@ -14,9 +14,17 @@ import yaml
 
 from cache_store.errors import ConfigError
 from cache_store.log import FORMATTERS, OPTION
-from cache_store.program.config_fields import ConfigField, config_fields, on_one_line
-from cache_store.program.config_file import closest, closest_or_all, format_value, nested, read_config_file
-from cache_store.program.run_program import run_program
+from cache_store.program.config import (
+    ConfigField,
+    closest,
+    closest_or_all,
+    config_fields,
+    format_value,
+    nested,
+    on_one_line,
+    read_config_file,
+)
+from cache_store.program.running import run_program
 from cache_store.version import __version__
 
 ConfigT = TypeVar("ConfigT")

@@ -11,9 +11,9 @@ from cache_store.storage.callers import in_flight
 from cache_store.storage.forked import ForkedStore
 from cache_store.storage.hub import HUB, HubStore
 from cache_store.storage.kept import KeptBlocks, KeptStore
-from cache_store.storage.listed import listed_once
 from cache_store.storage.local import LocalStore
 from cache_store.storage.objects import SCHEMES, ObjectStore
+from cache_store.storage.remote import listed_once
 from cache_store.storage.retrying import RetryingStore
 from cache_store.storage.verbs import Draft, Store
 

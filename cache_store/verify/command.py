@@ -19,7 +19,7 @@ from cache_store.cache.metadata import read_spec, refuse_no_cache
 from cache_store.errors import CacheError, ConfigError, EncodeOnceError, Interrupted
 from cache_store.program.output_file import ReportFile, error_text
 from cache_store.program.progress_bar import progress_bar
-from cache_store.program.run_program import usable_cores
+from cache_store.program.running import usable_cores
 from cache_store.refusal import counted, printable
 from cache_store.storage.store import is_url, open_store
 from cache_store.verify.findings import Finding, Level, Report, Subset, nothing_read, parse_subset

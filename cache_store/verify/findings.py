@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Literal
 
 from cache_store.errors import CacheError, ConfigError, NotAFileError
-from cache_store.format.names import BUILD_FILE, SPEC_FILE
+from cache_store.format.layout import BUILD_FILE, SPEC_FILE
 from cache_store.refusal import MADE_BY, SEALED_BY, counted, printable
 from cache_store.storage.store import Store
 

@@ -7,12 +7,11 @@ from typing import Any
 
 import msgspec
 
-from cache_store.cache.files import open_plan
-from cache_store.cache.metadata import metadata_of
+from cache_store.cache.commit import cache_identity, make_seal
+from cache_store.cache.metadata import metadata_of, open_plan
 from cache_store.cache.survey import Survey, held_recipe
-from cache_store.cache.writing.seal import cache_identity, make_seal
 from cache_store.errors import CacheError, StaleError
-from cache_store.format.names import BUILD_FILE, PLAN_FILE, SEAL_FILE, commit_file
+from cache_store.format.layout import BUILD_FILE, PLAN_FILE, SEAL_FILE, commit_file
 from cache_store.format.plan import plan_digest
 from cache_store.format.schema import CommitContent, Seal, Spec
 from cache_store.format.tables import PLAN_COLUMNS

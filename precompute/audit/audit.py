@@ -23,7 +23,7 @@ import torch
 from cache_store.cache.metadata import read_commit
 from cache_store.cache.reader import Cache, open_cache
 from cache_store.errors import CacheError
-from cache_store.format.names import commit_file, samples_file
+from cache_store.format.layout import commit_file, samples_file
 from cache_store.format.schema import CommitRun
 from cache_store.format.tables import CACHED
 from cache_store.refusal import differing, refuse

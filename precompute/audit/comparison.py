@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cache_store.cache.writing.writer import Outcome
+from cache_store.cache.writer import Outcome
 from cache_store.format.schema import DTYPES, StoreDtype
 
 

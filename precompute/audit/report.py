@@ -8,7 +8,7 @@ from math import ceil
 
 from scipy.special import betaincinv
 
-from cache_store.format.names import SEAL_FILE, commit_file
+from cache_store.format.layout import SEAL_FILE, commit_file
 from cache_store.refusal import aligned, counted
 from precompute.audit.comparison import ComparedSample
 from precompute.encode.tolerance import DeviceClass

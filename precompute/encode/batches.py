@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 from PIL.Image import Image
 
-from cache_store.cache.files import open_plan
-from cache_store.cache.writing.writer import Outcome
+from cache_store.cache.metadata import open_plan
+from cache_store.cache.writer import Outcome
 from cache_store.errors import SourceError
 from cache_store.format.schema import ArraySpec, Spec
 from cache_store.storage.store import Store

@@ -12,7 +12,7 @@ from functools import cache
 import numpy as np
 import torch
 
-from cache_store.cache.writing.writer import MismatchedShardError, ShardBuilder
+from cache_store.cache.writer import MismatchedShardError, ShardBuilder
 from cache_store.errors import Interrupted
 from cache_store.format.schema import Spec
 from precompute.encode.batches import Batch, Decoders, decoded_batches, planned_batches, refuse_vanished

@@ -8,7 +8,7 @@ from typing import Self
 
 import pyarrow as pa
 
-from cache_store.cache.writing.writer import Outcome
+from cache_store.cache.writer import Outcome
 from cache_store.format.schema import ArraySpec, Spec
 from precompute.encode.batches import Batch, Decoders, MakeBatch, Room
 from precompute.encode.busy import BusyTimes

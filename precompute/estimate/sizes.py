@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from cache_store.cache.writing.shard_files import write_rows
-from cache_store.cache.writing.writer import Outcome, encoded_rows, samples_table
+from cache_store.cache.commit import write_rows
+from cache_store.cache.writer import Outcome, encoded_rows, samples_table
 from cache_store.format.formats import FORMATS, shard_format
 from cache_store.format.plan import encode_plan
 from cache_store.format.record import canonical_json

@@ -11,20 +11,18 @@ from contextlib import closing
 from dataclasses import replace
 from posixpath import commonpath, dirname
 
-from cache_store.cache.files import file_record, write_plan
-from cache_store.cache.metadata import metadata_of, write_build
-from cache_store.cache.writing.seal import make_seal, refuse_non_canonical, write_seal
-from cache_store.cache.writing.withdrawn import withdraw
+from cache_store.cache.commit import make_seal, refuse_non_canonical, withdraw, write_seal
+from cache_store.cache.metadata import file_record, metadata_of, write_build, write_plan
 from cache_store.errors import Interrupted
 from cache_store.format.formats import files_of_shard
-from cache_store.format.names import PLAN_FILE, SEAL_FILE
+from cache_store.format.layout import PLAN_FILE, SEAL_FILE
 from cache_store.format.schema import FileRecord, Listed, Seal, Spec
 from cache_store.log import log_info
-from cache_store.program.stop_signals import stop_on_signals
+from cache_store.program.running import stop_on_signals
 from cache_store.refusal import printable
 from cache_store.storage.callers import giving_up
 from cache_store.storage.store import Store, listed_once
-from cache_store.verify.leftovers import clear_leftovers
+from cache_store.verify.verify import clear_leftovers
 from precompute.encode.engines import ENGINES
 from precompute.encode.job import EncodeJob
 from precompute.encode.progress import BuildProgress

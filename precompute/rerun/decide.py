@@ -14,7 +14,7 @@ from cache_store.cache.metadata import spec_problems
 from cache_store.cache.survey import Survey, held_recipe
 from cache_store.errors import ConfigError
 from cache_store.format.formats import shard_format
-from cache_store.format.names import BUILD_FILE, PLAN_FILE, SPEC_FILE, commit_file
+from cache_store.format.layout import BUILD_FILE, PLAN_FILE, SPEC_FILE, commit_file
 from cache_store.format.plan import PlanDigests
 from cache_store.format.schema import CommitRecord, FileRecord, Recipe, Seal, Spec
 from cache_store.refusal import counted

@@ -9,10 +9,10 @@ from typing import Any, NoReturn
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cache_store.cache.files import read_samples
+from cache_store.cache.metadata import read_samples
 from cache_store.cache.survey import Survey
 from cache_store.errors import CacheError, EncodeOnceError
-from cache_store.format.names import samples_file
+from cache_store.format.layout import samples_file
 from cache_store.format.schema import CommitRecord, ImageRecipe, Spec
 from cache_store.format.tables import MAX_ROW_GROUP_BYTES, REJECTED, parse_table, reason_kind
 from cache_store.program.progress_bar import progress_bar

@@ -6,7 +6,7 @@ from typing import NoReturn
 
 from cache_store.cache.survey import Survey
 from cache_store.errors import CacheError, EncodeOnceError
-from cache_store.format.names import COMMITS, PLAN_FILE, SEAL_FILE, SPEC_FILE, commit_file
+from cache_store.format.layout import COMMITS, PLAN_FILE, SEAL_FILE, SPEC_FILE, commit_file
 from cache_store.format.plan import PlanDigests
 from cache_store.format.schema import Recipe
 from cache_store.refusal import ABSENT, Difference, counted, differing, recipe_differences, refuse

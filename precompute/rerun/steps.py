@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cache_store.cache.metadata import refuse_foreign_place, refuse_no_cache
 from cache_store.errors import CacheError, NoCacheError
-from cache_store.format.names import SPEC_FILE
+from cache_store.format.layout import SPEC_FILE
 from cache_store.format.schema import Seal
 from cache_store.refusal import counted, printable
 from cache_store.storage.store import Address, Store, is_url, open_store

@@ -10,7 +10,7 @@ import msgspec
 
 from cache_store.cache.metadata import read_build, refuse_no_cache
 from cache_store.errors import CacheError, ConfigError, MissingPathError, NotAFileError, SourceError
-from cache_store.format.names import BUILD_FILE
+from cache_store.format.layout import BUILD_FILE
 from cache_store.format.record import describe_mismatch
 from cache_store.storage.local import LocalStore
 from cache_store.storage.store import Store, is_url, open_store, split_url

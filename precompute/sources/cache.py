@@ -3,10 +3,9 @@
 So a second encoder, another size or a flipped view of the same images becomes a cache that joins the first by row.
 """
 
-from cache_store.cache.files import open_plan
-from cache_store.cache.metadata import read_spec
+from cache_store.cache.metadata import open_plan, read_spec
 from cache_store.errors import SourceError
-from cache_store.format.names import PLAN_FILE
+from cache_store.format.layout import PLAN_FILE
 from cache_store.storage.store import Store
 from precompute.sources.archives.image_store import Images, expecting
 from precompute.sources.archives.listing import Samples

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cache_store.cache.files import open_plan
-from cache_store.cache.metadata import read_build, read_seal
+from cache_store.cache.metadata import open_plan, read_build, read_seal
 from cache_store.errors import SourceError
 from cache_store.storage import objects
 from cache_store.storage.local import LocalStore

@@ -29,8 +29,7 @@ from cache_store.storage.local import LocalStore
 from cache_store.storage.object_errors import has_status, refusal
 from cache_store.storage.store import open_store
 from cache_store.storage.verbs import Ranges
-from cache_store.verify.leftovers import clear_leftovers
-from cache_store.verify.verify import verify
+from cache_store.verify.verify import clear_leftovers, verify
 from tests.full_disk import mounted_disk
 from tests.make_cache import make_cache
 from tests.object_stores.server import EVERY_STORE, environment

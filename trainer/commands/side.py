@@ -14,7 +14,7 @@ from typing import Any
 
 from cache_store.errors import EncodeOnceError
 from cache_store.program.command_line import parse_config
-from cache_store.program.config_fields import config_fields
+from cache_store.program.config import config_fields
 from trainer.config import TrainConfig
 from trainer.data.prefetch import prefetched
 from trainer.run.checkpoint import CACHE_IDENTITY, SHOWN

@@ -12,7 +12,7 @@ from torch import Tensor
 from cache_store import Cache, JoinedCache, open_cache, open_joined
 from cache_store.cache.images import open_image_encoder
 from cache_store.errors import ConfigError, MissingPathError, ModelError, NoCacheError
-from cache_store.program.config_file import closest
+from cache_store.program.config import closest
 from cache_store.refusal import differing, printable, refuse
 from trainer.config import views_of_run
 from trainer.data.stream import as_tensor

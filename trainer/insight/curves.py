@@ -14,8 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from cache_store.gallery.page import DARK, LIGHT, Plot, Scheme, svg_uri
 from cache_store.gallery.pictures import data_uri
-from cache_store.gallery.plots import DARK, LIGHT, Plot, Scheme, svg_uri
 from trainer.run.validation import SIGNIFICANT
 
 POINTS = 300

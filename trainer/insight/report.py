@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cache_store.gallery.page import page_template
-from cache_store.program.config_file import format_value
+from cache_store.program.config import format_value
 from cache_store.refusal import flatten
 from trainer.generate.rows import sample_numbers
 from trainer.insight.captions import NOTHING

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cache_store.errors import ConfigError
-from cache_store.program.config_file import closest, format_value
+from cache_store.program.config import closest, format_value
 
 WORLD = "world"
 """The tower's name in a run from one cache."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from cache_store import Cache, JoinedCache
 from cache_store.cache.metadata import read_build
 from cache_store.errors import ConfigError, ModelError
-from cache_store.format.names import BUILD_FILE
+from cache_store.format.layout import BUILD_FILE
 from cache_store.format.schema import ArraySpec
 from trainer.model.config import PRETRAINED, WORLD, Ends, ModelConfig
 from trainer.model.language.language_model import LanguageModel

@@ -13,7 +13,7 @@ from threading import Event
 import numpy as np
 
 from cache_store.errors import EncodeOnceError, Interrupted
-from cache_store.program.stop_signals import stop_on_signals
+from cache_store.program.running import stop_on_signals
 from cache_store.refusal import ABSENT, counted, differing
 from trainer.data.batches import StepBatch
 from trainer.data.prefetch import prefetched

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from cache_store.program.run_program import usable_cores
+from cache_store.program.running import usable_cores
 from precompute.config import BuildConfig
 from precompute.encode.engines.worker import ENCODER_THREADS
 

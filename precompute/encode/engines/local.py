@@ -20,7 +20,7 @@ from multiprocessing.process import BaseProcess
 import torch
 
 from cache_store.errors import EncodeOnceError, Interrupted
-from cache_store.program.stop_signals import ignore_stop_signals, stop_signals_held
+from cache_store.program.running import ignore_stop_signals, stop_signals_held
 from precompute.encode.canary import Canary
 from precompute.encode.engines.crew import Crew, crew_of
 from precompute.encode.engines.worker import ENCODER_THREADS, GRACE_S, POLL_S, Event, obey

@@ -16,7 +16,7 @@ from typing import Any
 
 from cache_store.errors import EncodeOnceError, Interrupted
 from cache_store.log import log_info
-from cache_store.program.run_program import usable_cores
+from cache_store.program.running import usable_cores
 from cache_store.refusal import printable
 from precompute.encode.engines.ray_cluster import (
     ClusterHead,

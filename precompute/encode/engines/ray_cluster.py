@@ -13,7 +13,7 @@ from typing import Any
 
 from cache_store.errors import ConfigError, EncodeOnceError
 from cache_store.log import log_info
-from cache_store.program.stop_signals import stop_signals_held
+from cache_store.program.running import stop_signals_held
 from precompute.encode.engines.worker import ENCODER_THREADS
 
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0"}

@@ -11,7 +11,7 @@ from typing import Any
 
 from cache_store.cache.metadata import read_spec
 from cache_store.errors import CacheError, EncodeOnceError
-from cache_store.format.names import PLAN_FILE, SPEC_FILE
+from cache_store.format.layout import PLAN_FILE, SPEC_FILE
 from precompute.encode.engines.worker import Event, obey
 from precompute.encode.job import EncodeJob, Progress
 

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from cache_store.errors import MissingPathError, NotAFileError, SourceError, TooLargeError
-from cache_store.format.names import PLAN_FILE, SPEC_FILE
+from cache_store.format.layout import PLAN_FILE, SPEC_FILE
 from cache_store.storage.ahead import Expected
 from cache_store.storage.claim import CLAIM_FILE
 from cache_store.storage.local import LocalFile, LocalStore

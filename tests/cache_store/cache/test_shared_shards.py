@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 
-from cache_store.cache.files import open_plan
-from cache_store.cache.metadata import read_commit, read_spec
-from cache_store.cache.writing.writer import ShardBuilder
+from cache_store.cache.metadata import open_plan, read_commit, read_spec
+from cache_store.cache.writer import ShardBuilder
 from cache_store.errors import CacheError, StaleError
 from cache_store.format.formats import files_of_shard
-from cache_store.format.names import commit_file
+from cache_store.format.layout import commit_file
 from cache_store.storage.local import LocalStore
 from tests.cache_store.conftest import REJECTED, contents
 from tests.make_cache import make_cache, outcome

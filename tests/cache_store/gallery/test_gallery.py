@@ -20,11 +20,11 @@ from PIL import Image
 from cache_store.cache.images import find_source_images
 from cache_store.cache.metadata import write_build
 from cache_store.cache.reader import Cache, open_cache
-from cache_store.cache.writing.writer import Outcome
+from cache_store.cache.writer import Outcome
 from cache_store.cli import main
 from cache_store.errors import SourceError
-from cache_store.format.names import samples_file
-from cache_store.gallery import draw, exhibits, pictures, sheets, unusual
+from cache_store.format.layout import samples_file
+from cache_store.gallery import exhibits, pictures, sheets, unusual
 from cache_store.gallery.command import GalleryConfig
 from cache_store.gallery.gallery import make_gallery
 from cache_store.gallery.page import layout
@@ -162,7 +162,7 @@ def test_source_images_are_shown_or_said_missing_or_changed(cache, page, monkeyp
 
 
 def most_unusual_of(cache: Cache) -> list[unusual.Unusual]:
-    return unusual.most_unusual(unusual.survey_latents(cache, draw.choose_samples(cache, 240, seed=0)), 3)
+    return unusual.most_unusual(unusual.survey_latents(cache, exhibits.choose_samples(cache, 240, seed=0)), 3)
 
 
 def test_the_outlier_leads_the_unusual_rows(cache, page, tmp_path):
@@ -186,7 +186,7 @@ def test_one_seed_gives_one_page_and_another_other_rows(cache, tmp_path):
     assert text_of(pages["tars"]).count(problem) == 1, "told once, not at every row"
     rows = [re.findall(r"latent preview of row (\d+)", pages[name])[:2] for name in "ac"]
     assert rows[0] != rows[1]
-    drawn = [{each["row"] for each in draw.draw_rejects(open_cache(cache), 2, seed)} for seed in (0, 1)]
+    drawn = [{each["row"] for each in exhibits.draw_rejects(open_cache(cache), 2, seed)} for seed in (0, 1)]
     assert all(len(each) == 2 and each < set(REJECTED) for each in drawn)
     assert "2 of them, drawn with seed 1, are shown" in text_of(pages["c"])
 
@@ -226,7 +226,7 @@ def test_of_many_features_a_gallery_looks_at_some_evenly_spaced(tmp_path, monkey
     samples[5] += 50
     cache = make_cache(tmp_path / "cache", samples, dtype="float32")
     opened = open_cache(cache)
-    seen = unusual.survey_latents(opened, draw.choose_samples(opened, 240, seed=0))
+    seen = unusual.survey_latents(opened, exhibits.choose_samples(opened, 240, seed=0))
     assert seen.feature_F.tolist() == list(range(0, 1_152, 12))
     assert seen.count_FB.sum() == 8 * 3 * 96
     (first,) = unusual.most_unusual(seen, 1)
@@ -239,13 +239,13 @@ def test_of_many_features_a_gallery_looks_at_some_evenly_spaced(tmp_path, monkey
 
 def test_a_huge_cache_is_drawn_from_not_read(tmp_path, monkeypatch):
     """Shards that no draw touches may be gone."""
-    monkeypatch.setattr(draw, "SURVEY_SAMPLES", 12)
-    monkeypatch.setattr(draw, "SURVEY_SHARDS", 3)
+    monkeypatch.setattr(exhibits, "SURVEY_SAMPLES", 12)
+    monkeypatch.setattr(exhibits, "SURVEY_SHARDS", 3)
     path = make_cache(tmp_path / "cache", np.random.default_rng(0).standard_normal((240, 4, 6, 5), np.float32))
     cache = open_cache(path)
-    drawn, numbers = draw.choose_samples(cache, 240, seed=0), draw.random_numbers(cache, 4, seed=0)
+    drawn, numbers = exhibits.choose_samples(cache, 240, seed=0), exhibits.random_numbers(cache, 4, seed=0)
     assert (len(drawn.number_N), drawn.shards, drawn.is_whole) == (12, 3, False)
-    for ascending in (drawn.number_N, numbers, draw.draw_numbers(10**12, 50, np.random.default_rng(0))):
+    for ascending in (drawn.number_N, numbers, exhibits.draw_numbers(10**12, 50, np.random.default_rng(0))):
         assert (np.diff(ascending) > 0).all()
     for shard in set(range(30)) - {int(number) // 8 for number in (*drawn.number_N, *numbers)}:
         (path / samples_file(shard)).unlink()

@@ -22,7 +22,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cache_store.cache import files, info, metadata
+from cache_store.cache import info, metadata
 from cache_store.cache.reader import open_cache
 from cache_store.cache.sealed_shards import SealedShards
 from cache_store.errors import CacheError, EncodeOnceError
@@ -102,7 +102,7 @@ def read_everything(root: Path) -> None:
 
 
 def read_plan(root: Path) -> None:
-    files.open_plan(root).digests()
+    metadata.open_plan(root).digests()
 
 
 def verify_deep(root: Path) -> str:
@@ -218,7 +218,7 @@ def test_a_small_table_that_holds_gigabytes_of_text_is_refused(root, column):
     assert (root / TABLES[1]).stat().st_size < 10_000
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(CacheError, match="a row group holds [0-9,]+ bytes of text"):
-        files.read_samples(root, 0)
+        metadata.read_samples(root, 0)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**18
     data_or_named_error(root)
 

@@ -14,7 +14,7 @@ import pytest
 from cache_store.errors import CacheError
 from cache_store.log import VARIABLE, log_info, log_warning, set_up_log
 from cache_store.program.progress_bar import progress_bar
-from cache_store.program.run_program import run_program
+from cache_store.program.running import run_program
 
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 

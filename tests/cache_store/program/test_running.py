@@ -17,8 +17,7 @@ import pytest
 from cache_store.errors import CacheError
 from cache_store.program.output_file import refuse_output, write_output
 from cache_store.program.progress_bar import progress_bar
-from cache_store.program.run_program import run_program
-from cache_store.program.stop_signals import FORWARDED_S, STOP_SIGNALS, stop_on_signals, unwound_by_signals
+from cache_store.program.running import FORWARDED_S, STOP_SIGNALS, run_program, stop_on_signals, unwound_by_signals
 from tests.cache_store.conftest import contents, samples_of
 from tests.make_cache import make_cache
 
@@ -84,7 +83,7 @@ def test_a_closed_standard_error_takes_nothing_but_messages(cache, tmp_path, clo
         expected = 2 if command[-1] == tmp_path / "nothing" else 0
         assert (done.returncode, done.stderr, bool(done.stdout)) == (expected, b"", not expected)
     shown = "import os, sys; sys.stderr.write('ours'); os.write(2, b'theirs'); print(os.readlink('/proc/self/fd/2'))"
-    program = f"from cache_store.program.run_program import open_closed_stderr as o; o(); {shown}"
+    program = f"from cache_store.program.running import open_closed_stderr as o; o(); {shown}"
     line = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", program]
     assert subprocess.check_output(line, timeout=120) == b"/dev/null\n"
 

@@ -7,7 +7,7 @@ from typing import Literal
 import pytest
 
 from cache_store.program.command_line import parse_config
-from cache_store.program.run_program import run_program
+from cache_store.program.running import run_program
 
 
 @dataclass(frozen=True, kw_only=True)

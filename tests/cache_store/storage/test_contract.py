@@ -14,8 +14,8 @@ import pytest
 from cache_store.errors import CacheError, ChangedError, ConfigError, TooLargeError
 from cache_store.storage import forked, retrying
 from cache_store.storage.kept import KeptBlocks, KeptStore
-from cache_store.storage.listed import ListedStore
 from cache_store.storage.local import LocalStore
+from cache_store.storage.remote import ListedStore
 from cache_store.storage.retrying import RetryingStore
 from cache_store.storage.store import Store, open_store
 from cache_store.storage.verbs import Ranges, Version

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from cache_store.cache.metadata import read_spec
 from cache_store.format.codec import crc32c
-from cache_store.format.names import commit_file, samples_file
+from cache_store.format.layout import commit_file, samples_file
 from cache_store.format.schema import StoreFormat
 from cache_store.verify.findings import Finding, Level
 from tests.cache_store import signing

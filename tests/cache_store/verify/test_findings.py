@@ -16,7 +16,7 @@ import pytest
 
 from cache_store.format.codec import crc32c
 from cache_store.format.layout import Location
-from cache_store.verify.scan import scan_shard
+from cache_store.verify.shard import scan_shard
 from cache_store.verify.verify import verify
 from tests.cache_store import signing
 from tests.cache_store.verify.damage import LEVELS, files_in, make_sound, named, shard_files

@@ -17,8 +17,7 @@ from cache_store.cli import main
 from cache_store.storage.local import LocalStore
 from cache_store.verify.command import ReadingBar
 from cache_store.verify.findings import parse_subset
-from cache_store.verify.leftovers import LEFTOVER, STRAY, clear_leftovers
-from cache_store.verify.verify import verify
+from cache_store.verify.verify import LEFTOVER, STRAY, clear_leftovers, verify
 from tests.cache_store.conftest import flip, shard_name
 from tests.cache_store.signing import edited_spec, load, save_signed
 

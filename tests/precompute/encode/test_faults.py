@@ -84,7 +84,7 @@ PHASES = [
     ("build", "precompute.rerun.source_plan:make_plan", 1),
     ("build", "precompute.rerun.act:write_build", 1),
     ("build", "precompute.encoders.vaes.vae:VaeEncoder.encode", 3),
-    ("build", "cache_store.cache.writing.shard_files:write_rows", 2),
+    ("build", "cache_store.cache.commit:write_rows", 2),
     ("build", "precompute.rerun.act:make_seal", 1),
     ("build", "precompute.rerun.act:write_seal", 1),
     ("repair", "precompute.rerun.steps:compare_images", 1),

@@ -20,7 +20,7 @@ from PIL import Image
 import precompute.encode.device_feed as device_feed
 import precompute.encode.pipeline as pipeline
 from cache_store.cache.metadata import read_seal, read_spec
-from cache_store.cache.writing.writer import ShardBuilder
+from cache_store.cache.writer import ShardBuilder
 from cache_store.format.schema import CommitRecord
 from cache_store.storage.local import LocalStore
 from precompute.config import BuildConfig

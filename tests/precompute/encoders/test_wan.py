@@ -51,7 +51,7 @@ def test_the_subfolder_is_found_by_itself(vae_folder):
 
 LOAD = """
 import sys
-from cache_store.program.run_program import run_program
+from cache_store.program.running import run_program
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.registry import load_encoder
 

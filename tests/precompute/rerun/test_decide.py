@@ -12,12 +12,12 @@ import msgspec
 import pyarrow as pa
 import pytest
 
+from cache_store.cache.commit import make_seal
 from cache_store.cache.survey import PlanOnDisk, Reading, ShardOnDisk, Survey
-from cache_store.cache.writing.seal import make_seal
 from cache_store.errors import CacheError, ConfigError, StaleError
 from cache_store.format import schema
 from cache_store.format.formats import shard_format
-from cache_store.format.names import PLAN_FILE, SPEC_FILE, samples_file
+from cache_store.format.layout import PLAN_FILE, SPEC_FILE, samples_file
 from cache_store.format.record import signed
 from cache_store.verify.findings import Report
 from precompute.rerun.decide import Work, decide, decide_planned

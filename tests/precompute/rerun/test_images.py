@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from cache_store import open_cache
-from cache_store.cache.files import open_table
-from cache_store.cache.metadata import read_build, read_seal
+from cache_store.cache.metadata import open_table, read_build, read_seal
 from cache_store.storage.local import LocalStore
 from tests.precompute.acts import MISSING, NOT_ENCODED, RECORD, SHARD, TABLE, build_with_a_missing_image, image, mend
 from tests.precompute.conftest import BROKEN, SAMPLES, Project, flip, sample_name

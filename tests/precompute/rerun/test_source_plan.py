@@ -9,11 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from cache_store.cache.files import file_record, write_plan
-from cache_store.cache.metadata import metadata_of
+from cache_store.cache.metadata import file_record, metadata_of, write_plan
 from cache_store.cache.survey import survey
 from cache_store.errors import SourceError
-from cache_store.format.names import PLAN_FILE
+from cache_store.format.layout import PLAN_FILE
 from cache_store.format.schema import Recipe
 from cache_store.storage.local import LocalStore
 from precompute.rerun import order, source_plan

@@ -16,7 +16,7 @@ from tests.precompute.sources.test_parquet import write_dataset
 
 READ_ALL = """
 import hashlib, sys
-from cache_store.program.run_program import run_program
+from cache_store.program.running import run_program
 from precompute.sources import SourceConfig, open_source
 
 def run(words):

@@ -10,7 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from cache_store.errors import Interrupted
-from cache_store.gallery.plots import LIGHT
+from cache_store.gallery.page import LIGHT
 from tests.make_cache import caption, make_cache
 from tests.trainer.conftest import MakeConfig
 from tests.trainer.runs import ALONE, make_loop, metrics, open_alone, watched

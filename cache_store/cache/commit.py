@@ -1,22 +1,56 @@
-"""Write or replace a shard's files and record; every writer does it here."""
+"""Write or replace a shard's files and its commit record, and seal a cache; every writer does it here.
 
+If the store has no exclusive claims, another program may be building a shard that has no record, so its files are not
+replaced. A mark tells a rerun of a dead build that the record was withdrawn, so that the files may be replaced.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, BinaryIO, NoReturn, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cache_store.cache.files import record_bytes, stored_sha256
-from cache_store.cache.metadata import read_commit
-from cache_store.cache.writing.withdrawn import clear_mark, withdraw
+from cache_store.cache.metadata import read_commit, record_bytes, stored_sha256
 from cache_store.errors import CacheError
 from cache_store.format.formats import files_of_shard
-from cache_store.format.names import commit_file
-from cache_store.format.record import canonical_json
-from cache_store.format.schema import CommitRecord, FileRecord, Spec
+from cache_store.format.layout import SEAL_FILE, commit_file
+from cache_store.format.record import FORMAT_VERSION, canonical_json, signed
+from cache_store.format.schema import CommitContent, CommitRecord, FileRecord, Seal, Spec
+from cache_store.format.sums import summarise
 from cache_store.refusal import differing, refuse
-from cache_store.storage.files import unused_attempt
+from cache_store.storage.files import SCRATCH_SUFFIX, scratch_of, unused_attempt
 from cache_store.storage.store import Draft, Store
+
+
+def withdraw(store: Store, shard: int) -> bool:
+    """Delete a shard's record before its files are replaced; return whether a mark was written."""
+    leaves_mark = not store.keeps_others_out and store.has(commit_file(shard))
+    if leaves_mark:
+        store.put_whole(mark_of(shard), b"")
+    if leaves_mark or store.keeps_others_out:
+        store.delete(commit_file(shard))
+    return leaves_mark
+
+
+def clear_mark(store: Store, shard: int) -> None:
+    """Delete the mark of a shard that has its new record; sealing deletes the marks of builds that died."""
+    store.delete(mark_of(shard))
+
+
+def withdrawn_shards(names: Iterable[str]) -> frozenset[int]:
+    """Return the shards that have a mark among the `names` in the folder of commit records."""
+    records = (record for name in names if (record := scratch_of(name)))
+    stems = (record.removesuffix(".json") for record in records)
+    return frozenset(int(stem) for stem in stems if stem.isdecimal())
+
+
+def mark_of(shard: int) -> str:
+    """Return the name of a shard's mark: that of a scratch file, so that `clear_leftovers` deletes it."""
+    folder, _, name = commit_file(shard).rpartition("/")
+    return f"{folder}/.{name}.1{SCRATCH_SUFFIX}"
 
 
 class ShardFiles:
@@ -124,3 +158,53 @@ def refuse_conflicting_commit(store: Store, committed: CommitRecord, ours: Commi
 def write_rows(stream: BinaryIO, samples: pa.Table) -> None:
     """Write a samples table; equal tables give equal bytes, however they are chunked in memory."""
     pq.write_table(samples.combine_chunks(), stream, compression="zstd")
+
+
+def write_seal(store: Store, seal: Seal, held: Seal | None) -> Seal:
+    """Write the seal, unless the cache holds it already."""
+    if seal != held or not store.has(SEAL_FILE):
+        store.put_whole(SEAL_FILE, canonical_json(seal))
+    return seal
+
+
+def cache_identity(contents: Iterable[CommitContent]) -> str:
+    """Hash the digests of every commit record's content, in shard order (SHA-256)."""
+    return hashlib.sha256("".join(each.digest for each in contents).encode()).hexdigest()
+
+
+def refuse_non_canonical(store: Store, contents: Iterable[CommitContent]) -> None:
+    """Raise CacheError for a record that is not canonical JSON: its digest is then not that of its contents."""
+    for content in contents:
+        if not content.is_canonical:
+            name = store.where(commit_file(content.shard))
+            raise CacheError(f"{name} is not canonical JSON (RFC 8785): delete it and run the same command again")
+
+
+def make_seal(spec: Spec, contents: Sequence[CommitContent], plan_file: FileRecord) -> Seal:
+    cached, rejected = sum(each.cached for each in contents), sum(each.rejected for each in contents)
+    assert cached + rejected == spec.rows, (cached, rejected, spec.rows)
+    reasons: Counter[str] = Counter()
+    for each in contents:
+        reasons.update(each.reasons)
+    statistics = [each.statistics for each in contents if each.statistics is not None]
+    if not statistics:
+        raise CacheError("every sample was rejected, so there is nothing to seal")
+    previews = [each.preview for each in contents if each.preview is not None]
+    seal = Seal(
+        format_version=FORMAT_VERSION,
+        recipe=spec.recipe,
+        spec_digest=spec.digest,
+        identity=cache_identity(contents),
+        planned=spec.rows,
+        cached=cached,
+        rejected=rejected,
+        reasons=dict(reasons),
+        unreadable_exif=sum(each.unreadable_exif for each in contents),
+        cut_texts=sum(each.cut_texts for each in contents),
+        cached_per_shard=tuple(each.cached for each in contents),
+        commits=tuple(each.digest for each in contents),
+        plan_file=plan_file,
+        array=summarise(statistics, previews, sum(each.files[0].bytes for each in contents)),
+        sha256="",
+    )
+    return signed(seal)

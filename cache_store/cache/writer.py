@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import pyarrow as pa
 
-from cache_store.cache.writing.shard_files import ShardFiles
+from cache_store.cache.commit import ShardFiles
 from cache_store.errors import CacheError
 from cache_store.format.codec import crc32c, encode_sample
 from cache_store.format.formats import shard_format
