@@ -12,8 +12,8 @@ from cache_store.storage.store import open_store
 from demo.vae import random_vae
 from precompute.config import BuildConfig
 from precompute.encode.batches import Decoders, decoded_batches, planned_batches
-from precompute.encode.engines.worker import ENCODER_THREADS
 from precompute.encode.progress import Encoded
+from precompute.encode.worker import ENCODER_THREADS
 from precompute.encoders.registry import load_encoder
 from precompute.rerun.steps import build
 from precompute.sources import open_source

@@ -22,9 +22,8 @@ from cache_store.storage.store import open_store
 from precompute.config import BuildConfig
 from precompute.encode.batches import Decoders, decoded_batches, planned_batches
 from precompute.encode.device_feed import SLOTS, Encoding, StreamedEncoding, StreamedFeed
-from precompute.encode.engines.crew import crew_of
-from precompute.encode.engines.local import run_local
 from precompute.encode.job import Progress
+from precompute.encode.local_engine import crew_of, run_local
 from precompute.encoders.registry import load_encoder
 from precompute.rerun.request import BuildRequest
 from precompute.rerun.steps import plan_for_ranks

@@ -33,8 +33,7 @@ from cache_store.format.schema import ArraySpec, EncoderIdentity, SampleLayout
 from precompute.encode.device_feed import StreamedFeed
 from precompute.encode.job import EncodeJob
 from precompute.encoders.config import EncoderConfig
-from precompute.encoders.encoder import PixelRange
-from precompute.encoders.family import Family
+from precompute.encoders.encoder import Family, PixelRange
 from precompute.encoders.model_files import ModelFiles
 from precompute.encoders.registry import ENTRIES, Entry
 from precompute.images.fit import whole

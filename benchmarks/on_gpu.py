@@ -113,8 +113,8 @@ def on_cores(count: int) -> Iterator[None]:
 def one_build(config: "BuildConfig", workers: int) -> dict[str, Any]:
     from cache_store.cache.metadata import read_spec
     from cache_store.storage.store import open_store
-    from precompute.encode.engines.local import run_local
     from precompute.encode.job import EncodeJob, Progress
+    from precompute.encode.local_engine import run_local
     from precompute.encode.progress import BuildProgress
     from precompute.encoders.registry import load_encoder
     from precompute.rerun.request import BuildRequest
@@ -171,7 +171,7 @@ def encoder_alone(config: "BuildConfig", batches: int = 20) -> float:
 
 def checks(config: "BuildConfig", options: argparse.Namespace) -> dict[str, Any]:
     """How far the device is from the reference by dtype, an audit of its cache on the CPU, what an estimate says."""
-    from precompute.audit.audit import audit
+    from precompute.audit import audit
     from precompute.config import AuditConfig
     from precompute.estimate.config import EstimateConfig
     from precompute.estimate.estimate import estimate

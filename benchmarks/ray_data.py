@@ -111,7 +111,7 @@ class EncodeBatches:
     def __init__(self, config: BuildConfig) -> None:
         import torch
 
-        from precompute.encode.engines.worker import ENCODER_THREADS
+        from precompute.encode.worker import ENCODER_THREADS
         from precompute.encoders.registry import load_encoder
 
         torch.set_num_threads(ENCODER_THREADS)

@@ -14,7 +14,6 @@ from cache_store.program.command_line import CACHE, Command, Program
 from cache_store.program.output_file import ReportFile
 from cache_store.program.running import stop_on_signals
 from cache_store.refusal import counted
-from precompute.audit.bar import AuditBar
 from precompute.config import AuditConfig, BuildConfig, DecodedGalleryConfig, RepairConfig
 from precompute.encoders.registry import help_lines
 from precompute.estimate.config import EstimateConfig
@@ -150,8 +149,8 @@ def repair_command(arguments: Any) -> int:
 
 def audit_command(arguments: Any) -> int:
     """Encode a random draw of a cache's samples again and compare; exits 1 if any differs or its image changed."""
-    from precompute.audit.audit import audit
-    from precompute.audit.report import report_lines
+    from precompute.audit import audit
+    from precompute.audit_report import AuditBar, report_lines
 
     config = arguments.config
     stop = threading.Event()
@@ -174,7 +173,7 @@ def audit_command(arguments: Any) -> int:
 
 def gallery_command(arguments: Any) -> int:
     """Show rows of a cache on one HTML page; with --decode, beside what the VAE makes of them."""
-    from precompute.gallery.gallery import gallery
+    from precompute.gallery import gallery
 
     print_gallery(gallery(arguments.cache, arguments.config))
     return 0

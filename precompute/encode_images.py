@@ -21,12 +21,11 @@ from cache_store.errors import ConfigError, SourceError
 from cache_store.format.schema import ArraySpec
 from cache_store.refusal import differing, refuse
 from precompute.config import BuildConfig
-from precompute.encode.engines.worker import ENCODER_THREADS
+from precompute.encode.worker import ENCODER_THREADS
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import Encoder
 from precompute.encoders.registry import find_family, load_encoder
-from precompute.images.decode import ImageConfig, decode_image
-from precompute.images.decoder_messages import silence_decoders
+from precompute.images.decode import ImageConfig, decode_image, silence_decoders
 from precompute.images.fit import MID_GREY, fit_image, to_pixels
 from precompute.images.rejected import Rejected
 

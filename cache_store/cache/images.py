@@ -27,7 +27,7 @@ file, for one that a build rejects.
 def find_source_images(store: Store) -> ReadImage:
     """Open a reader of a cache's source images; EncodeOnceError says why there is none."""
     try:
-        sources: Any = import_module("precompute.gallery.source_images")
+        sources: Any = import_module("precompute.source_images")
     except ImportError as error:
         raise SourceError(f"sources cannot be read here: {error}; run {install('precompute')}") from None
     return sources.open_source_images(store)  # type: ignore[no-any-return]

@@ -1,10 +1,8 @@
-"""Planned batches of images, decoded a few ahead of whoever encodes them.
+"""Planned batches of images or texts, decoded a few ahead of the encoder.
 
-A sample's bits depend on the batch that it was encoded in, so batches are planned: rows of a shard in order, cut
-every `batch_size`, a rejected image's place filled with grey.
+A sample's bits depend on the batch that it was encoded in, so batches are planned: rows of a shard in order, cut every
+`batch_size`; grey takes the place of a rejected image. Texts stand in the plan; their tokens go the way of pixels.
 """
-
-# Axes: N images of a batch, B of a full one, Y X pixels, h w cells of a preview, 3 RGB.
 
 import time
 from collections import deque
@@ -22,14 +20,18 @@ from cache_store.cache.writer import Outcome
 from cache_store.errors import SourceError
 from cache_store.format.schema import ArraySpec, Spec
 from cache_store.storage.store import Store
-from precompute.encode.busy import BusyTimes
-from precompute.encoders.encoder import NO_TOKEN
+from precompute.encode.job import BusyTimes
+from precompute.encoders.encoder import NO_TOKEN, Encoder, TextEncoder
 from precompute.images.decode import content_sha256, decode_image
 from precompute.images.fit import MID_GREY, fit_image
 from precompute.images.pixels import write_pixels
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.archive import MISSING
 from precompute.sources.archives.image_store import Images, expecting
+from precompute.sources.fields import answer_of
+
+# Axes: N images of a batch, B of a full one, Y X pixels, h w cells of a preview, 3 RGB.
+
 
 BATCHES_AHEAD = 3
 """Decoded batches that wait for the encoder: with those being encoded and written, memory's bound."""
@@ -228,3 +230,49 @@ def refuse_vanished(batch: Batch, source: Images) -> None:
                 f"the image of {name} was there when the cache was planned and is gone ({outcome.reason}); restore "
                 "the images and run the same command again"
             )
+
+
+# Axes: N texts of a batch, T tokens that the encoder reads of each.
+
+
+NO_TEXT = Rejected("no text", "the sample has no caption")
+
+
+class TextBatch(Batch):
+    """A planned batch of texts; the place of a sample without text is all padding."""
+
+    def __init__(
+        self, encoder: TextEncoder, spec: Spec, planned: pa.Table, shard: int, start: int, room: Room | None = None
+    ) -> None:
+        super().__init__(spec, planned, shard, start, room)
+        self._encoder = encoder
+
+    def _furnish(self, array: ArraySpec) -> None:
+        self.inputs[:] = NO_TOKEN
+        self.rgb_Nhw3 = None
+
+    def decode(self, pool: Decoders, source: Images, busy: BusyTimes | None = None) -> Self:
+        """Start making tokens; `wait` until it is done. Nothing is read of the source."""
+        self._pieces.append(pool.submit(self._tokenize, busy))
+        return self
+
+    def _tokenize(self, busy: BusyTimes | None) -> list[Outcome]:
+        started = time.monotonic()
+        texts = [answer_of(turns) for turns in self.samples["conversations"].to_pylist()]
+        made = iter(self._encoder.tokens([text for text in texts if text]))
+        outcomes = []
+        for place, text in enumerate(texts):
+            if not text:
+                outcomes.append(Outcome(content_sha256=None, reason=NO_TEXT.reason))
+                continue
+            tokens = next(made)
+            self.inputs[place, : len(tokens.ids)] = tokens.ids
+            outcomes.append(Outcome(content_sha256=content_sha256(text.encode()), tokens=tokens.whole))
+        if busy:
+            busy.add("decoding", time.monotonic() - started)
+        return outcomes
+
+
+def batches_for(encoder: Encoder) -> MakeBatch:
+    """How batches are made for an encoder: of texts where it reads them, else of images."""
+    return partial(TextBatch, encoder) if isinstance(encoder, TextEncoder) else Batch

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from cache_store.format.schema import CommitRecord
 from cache_store.program.progress_bar import progress_bar
 from cache_store.refusal import counted
-from precompute.encode.busy import IN_FLOAT32, REMEDIES, Part, slowest
-from precompute.encode.job import MismatchedShard, Progress
+from precompute.encode.job import IN_FLOAT32, REMEDIES, MismatchedShard, Part, Progress, slowest
 from precompute.images.rejected import TooManyRejectsError
 
 

@@ -1,4 +1,4 @@
-"""Find the one folder of a model that holds its encoder, here or on the Hub, and say which class it is.
+"""Find the folder of a model that holds its encoder, here or on the Hub, its class, and its place in a checkpoint.
 
 A pipeline such as Cosmos-Predict2 keeps its VAE in the subfolder `vae`; nothing beside that subfolder is downloaded.
 """
@@ -23,6 +23,10 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError:
 from cache_store.errors import MissingPathError, ModelError
 from cache_store.log import log_info
 from cache_store.refusal import counted
+from precompute.encoders.config import Padding
+
+VISION_CONFIG = "vision_config"
+"""The key in config.json of whatever has a vision tower among other parts."""
 
 SUBFOLDERS = ("vae", "")
 """In the order looked for: a pipeline may have a config of its own at its root."""
@@ -38,6 +42,45 @@ class ModelFiles:
     class_name: str
     config: Mapping[str, Any]
     """Its config.json; diffusers and transformers have defaults for what that leaves out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where checkpoints of a class keep the vision tower."""
+
+    kinds: tuple[str, ...] = ()
+    """Model types that the tower may be of, the first where its config names none; any where there are none."""
+    prefixes: tuple[str, ...] | None = None
+    """Prefixes of the names of its weights, longest first; None: as its class in transformers says."""
+    is_part: bool = False
+    """Whether the checkpoint has other parts, so that the tower's config is one of its sections."""
+
+    def tower_values(self, config: Mapping[str, Any]) -> Any:
+        """The tower's part of a config.json."""
+        return config.get(VISION_CONFIG) if self.is_part else config
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """Where checkpoints of a class keep the text encoder."""
+
+    runs: str
+    """The class of transformers that is run."""
+    names: Mapping[str, str | None]
+    """How names of its weights begin in the checkpoint, the first that fits, and in the class that is run; None where
+    they are another part's.
+    """
+    padding: Padding
+    """As the pipelines of diffusers that use it treat padding."""
+    config_keys: tuple[str, ...] = ()
+    """Config values that its output depends on; all that its config says where there are none."""
+
+    def name_within(self, name: str) -> str | None:
+        """The name in the encoder of a weight of the checkpoint; None for one that is not the encoder's."""
+        found = next((each for each in self.names.items() if name.startswith(each[0])), None)
+        if found is None or found[1] is None:
+            return None
+        return found[1] + name.removeprefix(found[0])
 
 
 def find_model(model: str, subfolders: Sequence[str] = SUBFOLDERS) -> ModelFiles:

@@ -14,16 +14,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 from cache_store.errors import ConfigError, ModelError
 from cache_store.format.schema import SampleLayout
 from precompute.encoders.config import EncoderConfig
-from precompute.encoders.encoder import PIXEL_RANGES, PixelRange
-from precompute.encoders.family import Family
-from precompute.encoders.identity import native_identity
+from precompute.encoders.encoder import PIXEL_RANGES, Family, PixelRange
 from precompute.encoders.model_files import ModelFiles, one_line
+from precompute.encoders.weights import native_identity
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from precompute.encoders.family import Decoder
+    from precompute.encoders.encoder import Decoder
 
 # Axes: N images, Y X pixels.
 

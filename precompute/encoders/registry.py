@@ -1,4 +1,4 @@
-"""The table of encoders: a family is a module, which has a `FAMILY`, and a line here; it is imported where it is used.
+"""The table of encoders: a family is a module with a `FAMILY` and a line here; it is imported when it is used.
 
 A family's module imports torch and the libraries of models only inside its functions.
 """
@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from cache_store.errors import ConfigError, ModelError
 from precompute.encoders.config import EncoderConfig
-from precompute.encoders.encoder import Encoder, PixelRange
-from precompute.encoders.family import Family
+from precompute.encoders.encoder import Encoder, Family, PixelRange
 
 if TYPE_CHECKING:
-    from precompute.encoders.family import Decoder
+    from precompute.encoders.encoder import Decoder
     from precompute.encoders.model_files import ModelFiles
 
 
@@ -30,6 +29,7 @@ class Entry:
     """A family's line in the table."""
 
     module: str
+    """Within `precompute.encoders`, and after a colon the family's name in it, if that is not `FAMILY`."""
     models: str
     """Some that it serves, for the help."""
     classes: tuple[str, ...]
@@ -37,7 +37,8 @@ class Entry:
 
     @property
     def family(self) -> Family:
-        family: Family = importlib.import_module(f"precompute.encoders.{self.module}").FAMILY
+        module, _, name = self.module.partition(":")
+        family: Family = getattr(importlib.import_module(f"precompute.encoders.{module}"), name or "FAMILY")
         return family
 
 
@@ -48,10 +49,10 @@ FAMILIES = (
         ("AutoencoderKLWan", "AutoencoderKLQwenImage", "AutoencoderKLQwenImage21"),
     ),
     Entry("vaes.cosmos", "Cosmos 1.0", ("AutoencoderKLCosmos",)),
-    Entry("vaes.kl", "SD, SDXL, SD3, FLUX.1", ("AutoencoderKL",)),
-    Entry("vaes.flux2", "FLUX.2", ("AutoencoderKLFlux2",)),
-    Entry("vaes.dc", "SANA", ("AutoencoderDC",)),
-    Entry("vaes.tiny", "TAESD, TAEF1", ("AutoencoderTiny",)),
+    Entry("vaes.image_vaes:KL", "SD, SDXL, SD3, FLUX.1", ("AutoencoderKL",)),
+    Entry("vaes.image_vaes:FLUX2", "FLUX.2", ("AutoencoderKLFlux2",)),
+    Entry("vaes.image_vaes:DC", "SANA", ("AutoencoderDC",)),
+    Entry("vaes.image_vaes:TINY", "TAESD, TAEF1", ("AutoencoderTiny",)),
     Entry(
         "vaes.video",
         "HunyuanVideo, LTX, Mochi, CogVideoX",
@@ -64,17 +65,17 @@ FAMILIES = (
         ),
     ),
     Entry(
-        "towers.siglip",
+        "tower_families",
         "SigLIP, SigLIP 2 of fixed size, Gemma 3, PaliGemma",
         ("SiglipVisionModel", "SiglipModel", "Gemma3ForConditionalGeneration", "PaliGemmaForConditionalGeneration"),
     ),
     Entry(
-        "towers.clip",
+        "tower_families",
         "CLIP, LLaVA",
         ("CLIPVisionModel", "CLIPVisionModelWithProjection", "CLIPModel", "LlavaForConditionalGeneration"),
     ),
     Entry(
-        "towers.qwen_vl",
+        "qwen_vl",
         "Qwen2-VL to Qwen3-VL, at a fixed size",
         (
             "Qwen2VLForConditionalGeneration",
@@ -83,18 +84,18 @@ FAMILIES = (
             "Qwen3VLMoeForConditionalGeneration",
         ),
     ),
-    Entry("towers.dino", "DINOv2, DINOv3", ("Dinov2Model", "Dinov2WithRegistersModel", "DINOv3ViTModel")),
+    Entry("tower_families", "DINOv2, DINOv3", ("Dinov2Model", "Dinov2WithRegistersModel", "DINOv3ViTModel")),
 )
 
 TEXTS = (
     Entry(
-        "texts.t5",
+        "text_families",
         "text of FLUX.1, SD3, LTX; UMT5 of Wan",
         ("T5EncoderModel", "T5ForConditionalGeneration", "UMT5EncoderModel", "UMT5ForConditionalGeneration"),
     ),
-    Entry("texts.clip_text", "text of SD, SDXL, SD3, FLUX.1", ("CLIPTextModel", "CLIPTextModelWithProjection")),
+    Entry("text_families", "text of SD, SDXL, SD3, FLUX.1", ("CLIPTextModel", "CLIPTextModelWithProjection")),
     Entry(
-        "texts.gemma",
+        "text_families",
         "text of Lumina 2, SANA",
         (
             *("Gemma2Model", "Gemma2ForCausalLM", "Gemma3TextModel", "Gemma3ForCausalLM"),
@@ -102,7 +103,7 @@ TEXTS = (
         ),
     ),
     Entry(
-        "texts.qwen",
+        "text_families",
         "text of Z-Image, FLUX.2 klein, Qwen-Image",
         (
             *("Qwen3ForCausalLM", "Qwen3Model", "Qwen2ForCausalLM", "Qwen2Model"),
@@ -112,7 +113,7 @@ TEXTS = (
 )
 """Families that read texts; some of their classes have a vision tower too, which is in `FAMILIES`."""
 
-OTHER = Entry("towers.other", "any vision tower of fixed size in transformers", ("AutoModel",))
+OTHER = Entry("tower_families", "any vision tower of fixed size in transformers", ("AutoModel",))
 
 OWN = Entry("own", "an encoder of your own, by import path", ("my_module:MyEncoder",))
 

@@ -1,7 +1,12 @@
-"""`precompute estimate`: what a build would take, measured on real batches; nothing is written."""
+"""`precompute estimate`: what a build would take, measured on real batches of a random draw; nothing is written.
 
-from collections.abc import Mapping, Sequence
+Drawing takes memory that does not grow with the source's list.
+"""
+
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -12,19 +17,56 @@ from cache_store.format.schema import CodecName, Spec
 from cache_store.format.tables import PLAN_SCHEMA
 from cache_store.program.progress_bar import progress_bar
 from cache_store.storage.store import open_store
-from precompute.encode.engines.crew import crew_of
+from precompute.encode.local_engine import crew_of
 from precompute.encode_images import encoder_threads
 from precompute.encoders.registry import load_encoder
 from precompute.estimate.config import BATCH_SIZE, EstimateConfig
-from precompute.estimate.costs import Prices, Training
-from precompute.estimate.draw import Drawn, draw
+from precompute.estimate.costs import MeasuredStep, Prices, Training, read_step
 from precompute.estimate.probe import Probe, Prober
 from precompute.estimate.sizes import CacheSize, sizes_by_codec
-from precompute.estimate.training_run import MeasuredStep, read_step
-from precompute.images.decoder_messages import silence_decoders
+from precompute.images.decode import silence_decoders
 from precompute.rerun.decide import possible_spec
 from precompute.rerun.facts import recipe_of
 from precompute.sources import Source, open_source
+
+RUN = 256
+"""Samples drawn in one piece, because a build reads neighbours and some sources read them together."""
+RUNS = 64
+"""Runs kept of a long list; only the fastest GPUs probe more, and then they probe some again."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The number of samples, and some of them."""
+
+    count: int
+    runs: list[list[Mapping[str, Any]]]
+    """Runs in random order; each holds neighbouring samples in the source's order."""
+
+    def batches(self, size: int) -> list[list[Mapping[str, Any]]]:
+        """Cut the runs into batches of `size`; if there is no full batch, return one smaller batch."""
+        cut = [run[start : start + size] for run in self.runs for start in range(0, len(run), size)]
+        return [batch for batch in cut if len(batch) == size] or cut[:1]
+
+
+def draw(samples: Iterable[Mapping[str, Any]], batch_size: int, seed: int = 0) -> Drawn:
+    """Read all samples once and keep a random choice of runs, each run with the same probability."""
+    generator, runs, count = random.Random(seed), list[list[Mapping[str, Any]]](), 0
+    for number, run in enumerate(runs_of(samples, -(-RUN // batch_size) * batch_size)):
+        count += len(run)
+        place = generator.randint(0, number)  # Vitter's algorithm R, with the first runs in random order too
+        if number < RUNS:
+            runs.insert(place, run)
+        elif place < RUNS:
+            runs[place] = run
+    return Drawn(count, runs)
+
+
+def runs_of(samples: Iterable[Mapping[str, Any]], length: int) -> Iterator[list[Mapping[str, Any]]]:
+    each = iter(samples)
+    while run := list(islice(each, length)):
+        yield run
+
 
 UNMEASURED_STEPS_S = (0.1, 0.3, 1.0)
 """Step times shown if the config gives none."""

@@ -7,14 +7,17 @@ MEMORY_AT_LEAST; each decode thread has one image in hand. An AVIF whose frames 
 exception: libavif decodes frames of up to 2^28 pixels, some 2 GB, before it scales them.
 """
 
+import ctypes
 import hashlib
 import io
+import logging
 import re
 import struct
+import warnings
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, NamedTuple
 
-from PIL import AvifImagePlugin, ExifTags, Image, UnidentifiedImageError
+from PIL import AvifImagePlugin, ExifTags, Image, UnidentifiedImageError, _imaging
 from PIL.JpegImagePlugin import JpegImageFile
 
 from cache_store.errors import ConfigError
@@ -23,8 +26,23 @@ from precompute.images.fit import EDGE, Decoded, find_fit, reduction, whole
 from precompute.images.netpbm import NETPBM, decode_netpbm
 from precompute.images.not_images import what_it_is
 from precompute.images.parts import MAX_EXIF_BYTES, is_of_cosines, refuse_costly
+from precompute.images.pixels import to_rgb, with_true_levels
 from precompute.images.rejected import Rejected, refuse_many_pixels
-from precompute.images.rgb import to_rgb, with_true_levels
+
+
+def silence_decoders() -> None:
+    """Silence Pillow's warnings and libtiff's messages for the whole process.
+
+    Pillow warns about odd metadata, such as corrupt EXIF, that does not affect the pixels; libtiff prints from C.
+    Switching messages off and on around each image would not be thread-safe.
+    """
+    warnings.filterwarnings("ignore", module=r"PIL\.")
+    logging.getLogger("PIL").addHandler(logging.NullHandler())
+    pillow = ctypes.CDLL(_imaging.__file__)  # it finds functions of the libraries that the module is linked to
+    for handler in ("TIFFSetWarningHandler", "TIFFSetErrorHandler"):
+        if hasattr(pillow, handler):  # not where libtiff is linked in statically
+            getattr(pillow, handler)(None)  # libtiff's way of asking for silence
+
 
 SUFFIXES_OF = {
     "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"),

@@ -35,8 +35,8 @@ from precompute.rerun.rows import (
 from precompute.sources import Source, SourceConfig
 from precompute.sources.archives.archive import MISSING
 from precompute.sources.archives.image_store import folder_below, is_unsafe
-from precompute.sources.archives.listing import Samples
-from precompute.sources.turns import answer_of
+from precompute.sources.archives.names import Samples
+from precompute.sources.fields import answer_of
 
 MAX_ID_BYTES = 2**14
 """An id stands in the plan, in a samples table and in messages; the longest path of a file has 4 KB."""

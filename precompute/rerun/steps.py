@@ -19,10 +19,10 @@ from cache_store.storage.store import Address, Store, is_url, open_store
 from cache_store.verify.findings import SHOWN
 from precompute.config import BuildConfig, RepairConfig, where_remembered
 from precompute.encode.engines import refuse_no_engine
-from precompute.encode.engines.local import worker_encoder
+from precompute.encode.local_engine import worker_encoder
 from precompute.encode.progress import Encoded
 from precompute.encoders.registry import load_encoder
-from precompute.images.decoder_messages import silence_decoders
+from precompute.images.decode import silence_decoders
 from precompute.rerun.act import build_shards, make_way_for_ranks, seal_cache, write_metadata
 from precompute.rerun.decide import Work, certain_bytes, decide, decide_planned
 from precompute.rerun.facts import Facts, Inputs, read_facts, read_planned_facts

@@ -16,7 +16,7 @@ from cache_store.storage.local import LocalStore
 from cache_store.storage.store import Store, is_url, open_store, split_url
 from cache_store.storage.verbs import File
 from precompute.sources.archives.image_store import ImageFolder, Images, holds_files, open_images
-from precompute.sources.archives.listing import Samples
+from precompute.sources.archives.names import Samples
 from precompute.sources.cache import CacheSource
 from precompute.sources.fields import FieldNames
 from precompute.sources.folder import FolderSource

@@ -8,7 +8,7 @@ from cache_store.errors import SourceError
 from cache_store.format.layout import PLAN_FILE
 from cache_store.storage.store import Store
 from precompute.sources.archives.image_store import Images, expecting
-from precompute.sources.archives.listing import Samples
+from precompute.sources.archives.names import Samples
 
 ROWS_AT_ONCE = 4_096
 """As Python objects."""

@@ -8,9 +8,8 @@ from itertools import islice
 from cache_store.storage.callers import in_flight
 from precompute.images.decode import SUFFIXES
 from precompute.sources.archives.image_store import ImageStore, expecting
-from precompute.sources.archives.listing import Samples, counted_suffix, suffix_of
-from precompute.sources.archives.names import Names
-from precompute.sources.turns import Conversation, captioned, text_of
+from precompute.sources.archives.names import Names, Samples, counted_suffix, suffix_of
+from precompute.sources.fields import Conversation, captioned, text_of
 
 CAPTION = ".txt"
 

@@ -17,8 +17,8 @@ from cache_store.storage.verbs import File
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.archive import MISSING
 from precompute.sources.archives.image_store import HEAD_BYTES, ImageStore, expecting
-from precompute.sources.archives.listing import Samples
-from precompute.sources.turns import Turn
+from precompute.sources.archives.names import Samples
+from precompute.sources.fields import Turn
 
 T = TypeVar("T")
 

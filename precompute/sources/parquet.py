@@ -19,10 +19,9 @@ from cache_store.format.tables import TableFile
 from cache_store.storage.verbs import File
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.archive import MISSING, refuse_large
-from precompute.sources.archives.listing import Samples
-from precompute.sources.fields import FieldNames
+from precompute.sources.archives.names import Samples
+from precompute.sources.fields import Conversation, FieldNames, Turn, captioned
 from precompute.sources.source_files import SourceFiles
-from precompute.sources.turns import Conversation, Turn, captioned
 
 SUFFIX = ".parquet"
 

@@ -17,7 +17,7 @@ from cache_store.storage.store import Store, is_url, listed_once, open_store, sp
 from cache_store.storage.verbs import File, Version
 from precompute.sources.archives.archive import is_mac_metadata
 from precompute.sources.archives.image_store import ImageFolder, find_file, holds_files
-from precompute.sources.archives.listing import Listing, no_listing
+from precompute.sources.archives.names import Listing, no_listing
 
 BRACES = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{},]*(?:,[^{},]*)+))\}")
 """`{00..12}` or `{a,b}`, with no other braces in it."""

@@ -22,13 +22,11 @@ from cache_store.storage.callers import in_a_thread
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.archive import MISSING
 from precompute.sources.archives.image_store import open_archive
-from precompute.sources.archives.image_tar import ImageTar
-from precompute.sources.archives.listing import HIDDEN, OTHER_IMAGE, Samples, counted_suffix
-from precompute.sources.archives.names import ChosenNames, Names
-from precompute.sources.fields import FieldNames
+from precompute.sources.archives.names import HIDDEN, OTHER_IMAGE, ChosenNames, Names, Samples, counted_suffix
+from precompute.sources.archives.tar import ImageTar
+from precompute.sources.fields import Conversation, FieldNames, Turn, captioned, text_of
 from precompute.sources.folder import is_image
 from precompute.sources.source_files import SourceFiles
-from precompute.sources.turns import Conversation, Turn, captioned, text_of
 
 SUFFIX = ".tar"
 

@@ -18,8 +18,8 @@ from cache_store.storage.local import LocalStore
 from cache_store.storage.objects import make_client
 from cache_store.storage.store import open_store
 from precompute.cli import main
-from precompute.gallery.source_images import open_source_images
 from precompute.images.rejected import Rejected
+from precompute.source_images import open_source_images
 from precompute.sources import SourceConfig, open_source
 from precompute.sources.archives.archive import MISSING
 from precompute.sources.archives.image_store import open_images

@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING
 
 from cache_store.format.schema import Normalization
 from precompute.encoders.config import EncoderConfig
-from precompute.encoders.encoder import Encoder, PixelRange
-from precompute.encoders.family import Family, refuse_unfit
+from precompute.encoders.encoder import Encoder, Family, PixelRange, refuse_unfit
 from precompute.encoders.model_files import ModelFiles
 from precompute.encoders.vaes.kind import Config, VaeKind
 
 if TYPE_CHECKING:
     import torch
 
-    from precompute.encoders.family import Decoder
+    from precompute.encoders.encoder import Decoder
 
 ENCODE_CONFIG = (
     "in_channels",
@@ -60,18 +59,17 @@ KIND = VaeKind(
 
 
 def load(files: ModelFiles, config: EncoderConfig, pixel_range: PixelRange) -> Encoder:
-    from precompute.encoders.vaes.diffusers_vae import load_native
     from precompute.encoders.vaes.folded_cosmos import folded_cosmos
-    from precompute.encoders.vaes.vae import VaeEncoder
+    from precompute.encoders.vaes.vae import VaeEncoder, load_native
 
     frozen = folded_cosmos(files, KIND, config) if config.fold else load_native(files, KIND, config)
     return VaeEncoder(frozen, config, pixel_range)
 
 
 def load_decoder(files: ModelFiles, device: torch.device) -> Decoder:
-    from precompute.encoders.vaes import diffusers_vae
+    from precompute.encoders.vaes import vae
 
-    return diffusers_vae.load_decoder(files, KIND, device)
+    return vae.load_decoder(files, KIND, device)
 
 
 def refuse_size(config: Config, height: int, width: int) -> None:

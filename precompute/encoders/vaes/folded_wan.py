@@ -29,7 +29,7 @@ from precompute.encoders.vaes.folding import Weights, below, flat_conv, ready
 from precompute.encoders.vaes.kind import VaeKind, refuse_other_lengths
 from precompute.encoders.vaes.vae import FrozenVae, opaque
 from precompute.encoders.vaes.wan_files import encode_path_sha256, read_encode_path, wan_config
-from precompute.encoders.weight_files import loading
+from precompute.encoders.weights import loading
 
 BLOCK_ELEMENTS = 2**19
 """Elements normalised at once on a CPU: 2 MB in float32, so that a block's temporaries stay in cache and the

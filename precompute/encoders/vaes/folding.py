@@ -1,9 +1,13 @@
-"""Parts of folded networks: 2-D layers with copies of a 3-D network's weights, compiled where asked."""
+"""Parts of folded networks: 2-D layers with copies of a 3-D network's weights, compiled where asked.
 
-# Axes: N images, C channels, Y X cells, O I a kernel's outputs and inputs.
+`fold_still` folds the causal convolutions of diffusers' own encoders: HunyuanVideo, LTX, LTX 2, Mochi and CogVideoX pad
+time by repeating its first frame, in front or on both sides. A still image is the same in all frames that a layer sees,
+so the taps of time add up, and all frames that it makes are the same. Sums are made in float64. Layers between the
+convolutions are diffusers', and see videos of one frame.
+"""
 
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +16,9 @@ from cache_store.errors import ConfigError
 from cache_store.log import log_info
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.vaes.vae import Network, few_at_once
+
+# Axes: N images, C channels, Y X cells, O I a kernel's outputs and inputs.
+
 
 ConvOrLinear = TypeVar("ConvOrLinear", nn.Conv2d, nn.Linear)
 Sides = tuple[int, int]
@@ -101,3 +108,44 @@ def copied(layer: ConvOrLinear, weight: Tensor, bias: Tensor, dtype: torch.dtype
     layer.weight = nn.Parameter(weight.detach().to(dtype, copy=True), requires_grad=False)
     layer.bias = nn.Parameter(bias.detach().to(dtype, copy=True), requires_grad=False)
     return layer
+
+
+# Axes: N images, C channels, T frames, Y X cells, O I a kernel's outputs and inputs.
+
+
+HAS_CACHE = {
+    "HunyuanVideoCausalConv3d": False,
+    "LTXVideoCausalConv3d": False,
+    "LTX2VideoCausalConv3d": False,
+    "CogVideoXCausalConv3d": True,
+}
+"""Diffusers' causal convolutions that repeat the first frame; whether they return what later frames need, too."""
+
+
+class StillConv(nn.Module):
+    """A causal convolution over a video that stands still: over one frame, all taps of time in one."""
+
+    def __init__(self, causal: Any, dtype: torch.dtype) -> None:
+        super().__init__()
+        conv: Any = causal.conv
+        padding, mode = conv.padding[1:], conv.padding_mode
+        if getattr(causal, "pad_mode", "") == "replicate":  # it pads all axes, before its convolution
+            across, _, down, *_ = causal.time_causal_padding
+            padding, mode = (down, across), "replicate"
+        self.step, *strides = conv.stride
+        self.flat = flat_conv(conv.weight.double().sum(2), conv.bias, dtype, tuple(strides), padding, mode)
+        self.has_cache = HAS_CACHE[type(causal).__name__]
+
+    def forward(self, x_NCTYX: Tensor, *_: Any, **__: Any) -> Any:
+        """Map equal frames [N, I, T, Y, X] to equal frames, as diffusers' layer would; no cache is kept."""
+        frames = -(-x_NCTYX.shape[2] // self.step)
+        made_NCTYX = self.flat(x_NCTYX[:, :, 0]).unsqueeze(2).expand(-1, -1, frames, -1, -1)
+        return (made_NCTYX, None) if self.has_cache else made_NCTYX
+
+
+def fold_still(encoder: nn.Module, dtype: torch.dtype) -> None:
+    """Put a 2-D convolution into the place of each causal one, in diffusers' encoder of a video VAE."""
+    for module in list(encoder.modules()):
+        for name, child in list(module.named_children()):
+            if type(child).__name__ in HAS_CACHE:
+                setattr(module, name, StillConv(child, dtype))

@@ -8,8 +8,8 @@ from cache_store.format.schema import Normalization
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import Encoder, PixelRange
 from precompute.encoders.model_files import ModelFiles
+from precompute.encoders.vaes.image_vaes import native_family
 from precompute.encoders.vaes.kind import Config, VaeKind, halvings, scaled
-from precompute.encoders.vaes.native import native_family
 
 BLOCKS = ("in_channels", "latent_channels", "block_out_channels", "layers_per_block")
 HUNYUAN = (*BLOCKS, "spatial_compression_ratio", "temporal_compression_ratio")
@@ -98,9 +98,8 @@ KINDS = {
 
 
 def load(files: ModelFiles, config: EncoderConfig, pixel_range: PixelRange) -> Encoder:
-    from precompute.encoders.vaes.diffusers_vae import load_native
-    from precompute.encoders.vaes.folded_video import fold_still
-    from precompute.encoders.vaes.vae import VaeEncoder
+    from precompute.encoders.vaes.folding import fold_still
+    from precompute.encoders.vaes.vae import VaeEncoder, load_native
 
     frozen = load_native(files, KINDS[files.class_name], config, fold_still if config.fold else None)
     return VaeEncoder(frozen, config, pixel_range)

@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING
 
 from cache_store.errors import ConfigError
 from precompute.encoders.config import EncoderConfig
-from precompute.encoders.encoder import Encoder, PixelRange
-from precompute.encoders.family import Family, refuse_unfit
+from precompute.encoders.encoder import Encoder, Family, PixelRange, refuse_unfit
 from precompute.encoders.model_files import ModelFiles
 from precompute.encoders.vaes.kind import Config, VaeKind, halvings
 
 if TYPE_CHECKING:
     import torch
 
-    from precompute.encoders.family import Decoder
+    from precompute.encoders.encoder import Decoder
     from precompute.encoders.vaes.vae import FrozenVae
 
 
@@ -73,17 +72,17 @@ def load_folded(files: ModelFiles, config: EncoderConfig) -> FrozenVae:
 
 
 def load_native(files: ModelFiles, config: EncoderConfig) -> FrozenVae:
-    from precompute.encoders.vaes import diffusers_vae
+    from precompute.encoders.vaes import vae
 
     if files.config.get("attn_scales"):
         raise ConfigError("encoder.fold: false cannot run a model with attn_scales, diffusers' encode fails on them")
-    return diffusers_vae.load_native(files, KINDS[files.class_name], config)
+    return vae.load_native(files, KINDS[files.class_name], config)
 
 
 def load_decoder(files: ModelFiles, device: torch.device) -> Decoder:
-    from precompute.encoders.vaes import diffusers_vae
+    from precompute.encoders.vaes import vae
 
-    return diffusers_vae.load_decoder(files, KINDS[files.class_name], device)
+    return vae.load_decoder(files, KINDS[files.class_name], device)
 
 
 FAMILY = Family(load=load, refuse_size=refuse_size, takes=("posterior", "fold", "compile"), load_decoder=load_decoder)

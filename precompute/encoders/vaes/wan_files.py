@@ -14,10 +14,9 @@ import msgspec
 import torch
 from torch import Tensor
 
-from precompute.encoders.identity import weights_sha256
 from precompute.encoders.model_files import ModelFiles, refuse_partial
 from precompute.encoders.vaes.kind import VaeKind
-from precompute.encoders.weight_files import read_weights
+from precompute.encoders.weights import read_weights, weights_sha256
 
 WEIGHTS = ("diffusion_pytorch_model.safetensors.index.json", "diffusion_pytorch_model.safetensors")
 """As diffusers looks for them."""

@@ -16,9 +16,7 @@ from numpy.typing import NDArray
 
 from cache_store.storage.verbs import File
 from precompute.images.rejected import Rejected
-from precompute.sources.archives.listing import Listing, is_utf8
-from precompute.sources.archives.names import ChosenNames, NameColumns, Names
-from precompute.sources.archives.tar_index import TarMember
+from precompute.sources.archives.names import ChosenNames, Listing, NameColumns, Names, is_utf8
 
 MAX_FILE_BYTES = 256 * 2**20
 """Larger image files are rejected unread; the largest photograph formats stay well below."""
@@ -29,6 +27,34 @@ DAMAGED = "damaged archive member"
 """Kind of reject for a member that does not hold what the archive says."""
 
 MemberT = TypeVar("MemberT")
+
+TEXT_SUFFIXES = (".txt", ".json")
+
+KEPT_TEXT_BYTES = 64 * 2**10
+"""Largest text of a tar that is kept in memory until it is asked for; a sample's take a kilobyte."""
+
+LAST_EXACT = 2**53
+"""Integers up to here are exact as floating-point numbers."""
+
+
+class TarMember(NamedTuple):
+    """Where a tar's member lies, or why it cannot be read."""
+
+    offset: int
+    size: int
+    mtime: float
+    problem: str | None
+    """Why it cannot be read."""
+    linked_to: str | None = None
+    """Of a hard link, the name of the member that holds the file's bytes."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a ROW holds all of it."""
+        return self.problem is None and self.linked_to is None and -LAST_EXACT <= self.mtime <= LAST_EXACT
+
+    def is_small_text(self, name: str) -> bool:
+        return self.is_plain and self.size <= KEPT_TEXT_BYTES and name.lower().endswith(TEXT_SUFFIXES)
 
 
 class ArchiveIndex(NamedTuple):

@@ -22,11 +22,10 @@ from cache_store.storage.verbs import File
 from precompute.images.not_images import COMPRESSED, by_magic
 from precompute.images.rejected import Rejected
 from precompute.sources.archives.archive import MAX_FILE_BYTES, MISSING, is_mac_metadata, refuse_large
-from precompute.sources.archives.image_tar import ImageTar, is_tar
 from precompute.sources.archives.image_zip import ImageZip
-from precompute.sources.archives.listing import Listing, is_utf8
-from precompute.sources.archives.names import ChosenNames, Names, as_posix
+from precompute.sources.archives.names import ChosenNames, Listing, Names, as_posix, is_utf8
 from precompute.sources.archives.shared_index import open_indexed
+from precompute.sources.archives.tar import ImageTar, is_tar
 
 HEAD_BYTES = 512
 """Enough to tell what a file is."""

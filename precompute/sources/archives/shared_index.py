@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from cache_store.storage.verbs import File
 from precompute.sources.archives.archive import Archive, ArchiveIndex
-from precompute.sources.archives.image_tar import ImageTar
 from precompute.sources.archives.image_zip import ImageZip
 from precompute.sources.archives.names import NameColumns
+from precompute.sources.archives.tar import ImageTar
 
 ALIGNMENT = 64
 """Bytes at whose multiples arrays begin."""

@@ -75,7 +75,7 @@ def page(cache: Path) -> str:
     path = cache.parent / "gallery.html"
     code = (
         "import sys; from cache_store.cli import main; assert main(sys.argv[1:]) == 0;"
-        "assert 'precompute.gallery.source_images' in sys.modules;"
+        "assert 'precompute.source_images' in sys.modules;"
         "sys.exit('needless' if {'torch', 'matplotlib.pyplot'} & set(sys.modules) else 0)"
     )
     command = [sys.executable, "-c", code, "gallery", str(cache), "-o", str(path), "--rows", str(ROWS)]
@@ -156,7 +156,7 @@ def test_source_images_are_shown_or_said_missing_or_changed(cache, page, monkeyp
         assert told in text_of(page)
     for problem in ("has changed since it was encoded", "could not be read when the cache was built"):
         assert f'title="this file {problem}"' in page
-    monkeypatch.setitem(sys.modules, "precompute.gallery.source_images", None)
+    monkeypatch.setitem(sys.modules, "precompute.source_images", None)
     with pytest.raises(SourceError, match="sources cannot be read here: .*; run `pip install "):
         find_source_images(open_cache(cache).store)
 

@@ -18,9 +18,8 @@ from cache_store import __version__
 from cache_store.cache.metadata import read_build, write_build
 from cache_store.format.schema import DTYPES, ArraySummary, SampleLayout, StoreDtype
 from cache_store.verify.verify import verify
-from precompute.audit.audit import random_order
-from precompute.audit.comparison import differences
-from precompute.audit.report import upper_bound
+from precompute.audit import random_order
+from precompute.audit_report import differences, upper_bound
 from precompute.cli import main
 from precompute.encode.tolerance import RELATIVE_TOLERANCE, device_class, feature_scale
 from tests.precompute.conftest import BROKEN, SAMPLES, Project, image_bytes, make_vae, sample_name

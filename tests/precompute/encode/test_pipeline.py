@@ -25,9 +25,8 @@ from cache_store.format.schema import CommitRecord
 from cache_store.storage.local import LocalStore
 from precompute.config import BuildConfig
 from precompute.encode.batches import BATCHES_AHEAD, Batch, Decoders, decoded_batches, planned_batches
-from precompute.encode.busy import BusyTimes
 from precompute.encode.device_feed import Encoded
-from precompute.encode.job import EncodeJob, Progress
+from precompute.encode.job import BusyTimes, EncodeJob, Progress
 from precompute.encode.pipeline import WRITES_BEHIND, ShardSink, encode_shards
 from precompute.encode.progress import BuildProgress
 from precompute.encoders.config import EncoderConfig

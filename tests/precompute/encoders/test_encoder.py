@@ -17,11 +17,11 @@ from torch import Tensor
 from cache_store.errors import ConfigError
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import Encoder, PixelRange
-from precompute.encoders.identity import weights_sha256
 from precompute.encoders.registry import load_encoder, refuse_unfit_for
 from precompute.encoders.vaes import folded_wan
 from precompute.encoders.vaes.folded_wan import FoldedWanEncoder, normalize_in_blocks, normalize_whole
 from precompute.encoders.vaes.wan_files import WanConfig, encode_path
+from precompute.encoders.weights import weights_sha256
 from tests.precompute.encoders.conftest import narrow_vae
 
 

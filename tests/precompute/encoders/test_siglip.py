@@ -15,7 +15,7 @@ from cache_store.errors import ConfigError, EncodeOnceError
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import Encoder
 from precompute.encoders.registry import load_encoder, refuse_unfit_for
-from precompute.encoders.towers.tower import FrozenTower, TowerEncoder
+from precompute.encoders.tower import FrozenTower, TowerEncoder
 from tests.precompute.encoders.conftest import narrow_vae
 from tests.precompute.encoders.towers import (
     FEATURES,
@@ -124,7 +124,7 @@ def test_tokens_are_those_of_their_image_alone(folders, photos, monkeypatch, dty
     """To rounding, however many a CPU takes at once."""
     encoder = load(folders[GEMMA], compute_dtype=dtype)
     together = encoder.encode(photos)
-    monkeypatch.setattr("precompute.encoders.towers.tower.CPU_PIXELS", 2 * SIDE**2)
+    monkeypatch.setattr("precompute.encoders.tower.CPU_PIXELS", 2 * SIDE**2)
     assert together.dtype == torch.float32
     torch.testing.assert_close(encoder.encode(photos), together, rtol=0, atol=tolerance)
     exact = load(folders[GEMMA]).encode(photos)

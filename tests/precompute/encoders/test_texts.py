@@ -24,7 +24,7 @@ from cache_store.errors import ConfigError, ModelError
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import NO_TOKEN
 from precompute.encoders.registry import load_encoder, load_reference
-from precompute.encoders.texts.text_encoder import TransformersTextEncoder
+from precompute.encoders.text_encoder import TransformersTextEncoder
 from tests.precompute.encoders.text_models import (
     LAYERS,
     MAKERS,

@@ -20,8 +20,8 @@ from cache_store.errors import EncodeOnceError, ModelError, SourceError, StaleEr
 from cache_store.gallery.exhibits import Showcase
 from cache_store.gallery.pictures import psnr
 from precompute.cli import main
-from precompute.gallery.gallery import DecodedGalleryConfig, open_decoder
-from precompute.gallery.source_images import open_source_images
+from precompute.gallery import DecodedGalleryConfig, open_decoder
+from precompute.source_images import open_source_images
 from tests.precompute.conftest import BROKEN, image_bytes, make_vae
 
 

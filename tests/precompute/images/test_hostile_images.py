@@ -17,13 +17,12 @@ import pytest
 from PIL import Image
 
 from precompute.images.box_parts import FRAMES
-from precompute.images.decode import MEMORY_AT_LEAST, MEMORY_PER_PIXEL, TGA, ImageConfig, decode_image
-from precompute.images.decoder_messages import silence_decoders
+from precompute.images.decode import MEMORY_AT_LEAST, MEMORY_PER_PIXEL, TGA, ImageConfig, decode_image, silence_decoders
 from precompute.images.fit import fit_image, whole
 from precompute.images.netpbm import LONG_VALUE
 from precompute.images.parts import JPEG_MARKER, PARTS, refuse_costly
 from precompute.images.rejected import Rejected
-from precompute.sources.archives.tar_index import LONG_NUMBER
+from precompute.sources.archives.tar import LONG_NUMBER
 from tests.precompute.images import hostile_images as hostile
 from trainer.text.chat import IMAGE_MARKER
 
@@ -73,7 +72,7 @@ def test_what_is_fuzzed_is_sound_and_cut_never_ends_in_grey(data):
 WATCHED = """
 import resource, sys
 from pathlib import Path
-from precompute.images.decoder_messages import silence_decoders
+from precompute.images.decode import silence_decoders
 from precompute.images.decode import ImageConfig, decode_image
 from precompute.images.fit import fit_image, to_pixels
 from precompute.images.rejected import Rejected

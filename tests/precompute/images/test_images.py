@@ -311,7 +311,7 @@ def test_an_image_made_rgb_in_strips_is_as_one_made_at_once(monkeypatch):
     for data in (save(image, "PNG"), save(image.convert("P"), "PNG", transparency=3), sixteen_bits("PNG", "<")):
         at_once = decode(data)
         with monkeypatch.context() as patch:
-            patch.setattr("precompute.images.rgb.STRIP_PIXELS", 100)
+            patch.setattr("precompute.images.pixels.STRIP_PIXELS", 100)
             np.testing.assert_array_equal(decode(data), at_once)
 
 

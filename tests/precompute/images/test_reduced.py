@@ -10,8 +10,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from cache_store.format.schema import ImageRecipe
-from precompute.images.decode import ORIENTATIONS, ImageConfig, decode_image
-from precompute.images.decoder_messages import silence_decoders
+from precompute.images.decode import ORIENTATIONS, ImageConfig, decode_image, silence_decoders
 from precompute.images.fit import FITS, RESAMPLING, fit_image, reduction, whole
 from precompute.images.rejected import Rejected
 from tests.precompute.images import hostile_images as hostile

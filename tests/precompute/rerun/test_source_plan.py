@@ -19,7 +19,7 @@ from precompute.rerun import order, source_plan
 from precompute.rerun.order import compare_plans, in_order_of
 from precompute.rerun.rows import Rows
 from precompute.rerun.source_plan import make_plan, refuse_duplicates
-from precompute.sources.archives.listing import Samples
+from precompute.sources.archives.names import Samples
 from tests.make_cache import caption, make_array, make_encoder
 
 PER_SHARD = 64

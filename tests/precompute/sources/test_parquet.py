@@ -19,9 +19,8 @@ from cache_store.errors import EncodeOnceError, SourceError
 from precompute.images.rejected import Rejected
 from precompute.sources import Source, SourceConfig, open_source
 from precompute.sources.archives.archive import MISSING
-from precompute.sources.fields import FieldNames
+from precompute.sources.fields import FieldNames, captioned
 from precompute.sources.parquet import ImageTable
-from precompute.sources.turns import captioned
 from tests.precompute.conftest import image_bytes, plan_table
 from tests.precompute.sources.pictures import assert_same_as_of_a_folder
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from precompute.sources.archives import image_tar, image_zip
+from precompute.sources.archives import image_zip, tar
 from precompute.sources.archives.image_store import ImageStore, open_image_store
 from precompute.sources.archives.shared_index import LentIndexes
 from tests.precompute.sources.test_archives import MAKERS
@@ -17,9 +17,9 @@ TWICE = [*MEMBERS, ("top/005.jpg", b"again")]
 
 def open_in_worker(path: Path, indexes: None, pipe: Connection) -> None:
     """Report what a worker sees of the archive, and how often it read a table of contents."""
-    reads, read_zip, read_tar = list[object](), image_zip.read_index, image_tar.index_of_tar
+    reads, read_zip, read_tar = list[object](), image_zip.read_index, tar.index_of_tar
     vars(image_zip)["read_index"] = lambda file: reads.append(file) or read_zip(file)
-    vars(image_tar)["index_of_tar"] = lambda file, texts: reads.append(file) or read_tar(file, texts)
+    vars(tar)["index_of_tar"] = lambda file, texts: reads.append(file) or read_tar(file, texts)
     store = open_image_store(path)
     pipe.send((*seen(store), len(reads)))
 

@@ -18,9 +18,8 @@ from cache_store.errors import EncodeOnceError, MissingPathError, SourceError
 from precompute.images.rejected import Rejected
 from precompute.sources import Source, SourceConfig, open_source
 from precompute.sources.archives.archive import MISSING
-from precompute.sources.archives.tar_index import read_index
-from precompute.sources.fields import FieldNames
-from precompute.sources.turns import captioned
+from precompute.sources.archives.tar import read_index
+from precompute.sources.fields import FieldNames, captioned
 from precompute.sources.webdataset import TARS_HELD
 from tests.precompute.conftest import Project, image_bytes, plan_table
 from tests.precompute.sources.pictures import assert_same_as_of_a_folder
@@ -126,7 +125,7 @@ def test_a_tar_that_is_replaced_meanwhile_stops_the_build(tmp_path):
 def test_neighbours_in_a_tar_cost_one_index(tmp_path, monkeypatch):
     indexed = Counter[str]()
     monkeypatch.setattr(
-        "precompute.sources.archives.image_tar.read_index",
+        "precompute.sources.archives.tar.read_index",
         lambda file, texts: (indexed.update([Path(file.where).name]), read_index(file, texts))[1],
     )
     for number in range(8):

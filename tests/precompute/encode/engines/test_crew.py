@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from precompute.config import BuildConfig, RunConfig
-from precompute.encode.engines.crew import Crew, Machine, crew_of, crew_on_gpus
+from precompute.encode.local_engine import Crew, Machine, crew_of, crew_on_gpus
 from precompute.encoders.config import EncoderConfig
 from precompute.images.decode import ImageConfig
 from precompute.sources import SourceConfig

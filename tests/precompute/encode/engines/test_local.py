@@ -18,8 +18,8 @@ from cache_store.cache.metadata import read_spec
 from cache_store.errors import StaleError
 from cache_store.storage.local import LocalStore
 from precompute.config import BuildConfig, RunConfig
-from precompute.encode.engines.local import run_local
 from precompute.encode.job import EncodeJob
+from precompute.encode.local_engine import run_local
 from precompute.encoders.registry import load_encoder
 from precompute.sources import open_source
 from tests.precompute.conftest import Project, make_vae, timeless_files

@@ -19,9 +19,9 @@ from cache_store.cache.metadata import read_spec
 from cache_store.errors import CacheError, ConfigError, EncodeOnceError
 from cache_store.storage.local import LocalStore
 from precompute.config import BuildConfig, RunConfig
-from precompute.encode.engines.ray import in_hand, run_ray
-from precompute.encode.engines.ray_cluster import ClusterHead, connected, say_waiting
 from precompute.encode.job import EncodeJob
+from precompute.encode.ray_cluster import ClusterHead, connected, say_waiting
+from precompute.encode.ray_engine import in_hand, run_ray
 from precompute.encoders.registry import load_encoder
 from precompute.sources import open_source
 from tests.precompute.conftest import SAMPLES, timeless_files

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cache_store.errors import EncodeOnceError
-from precompute.encode.engines.ray_cluster import refuse_silent
+from precompute.encode.ray_cluster import refuse_silent
 from tests.precompute.conftest import timeless_files
 from tests.precompute.encode.engines.test_local import processes_of, wait_for
 from tests.precompute.encode.engines.test_ray import LOOPBACK, NODE, SLOW

@@ -1,0 +1,258 @@
+"""The result of an audit: how samples differ from their images encoded again, and a bound for those not compared."""
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from math import ceil
+
+import numpy as np
+from scipy.special import betaincinv
+
+from cache_store.cache.writer import Outcome
+from cache_store.format.layout import SEAL_FILE, commit_file
+from cache_store.format.schema import DTYPES, StoreDtype
+from cache_store.program.progress_bar import progress_bar
+from cache_store.refusal import aligned, counted
+from precompute.config import AuditConfig
+from precompute.encode.tolerance import DeviceClass
+
+
+class AuditBar:
+    """A tqdm bar to pass as the audit's `on_drawn`; call `close` at the end."""
+
+    def __init__(self, config: AuditConfig) -> None:
+        self._seconds = config.seconds if config.num_samples is None else None
+        unit = "sample" if self._seconds is None else "s"
+        self.bar = progress_bar(total=self._seconds, desc="audit", unit=unit, delay=0.5)
+        self.close = self.bar.close
+
+    def __call__(self, drawn: int, asked: int, seconds: float) -> None:
+        """Show that `drawn` of `asked` samples have been compared after `seconds`."""
+        if self._seconds is None:
+            self.bar.total = asked
+            self.bar.update(drawn - self.bar.n)
+        else:
+            self.bar.set_postfix_str(counted(drawn, "sample"), refresh=False)
+            self.bar.update(min(round(seconds, 1), self._seconds) - self.bar.n)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentDifference:
+    """The difference between two latents of one image, each rounded to the stored dtype."""
+
+    largest: float
+    """Largest absolute difference of any value; infinite where the new latent is not finite."""
+    beyond_rounding: float
+    """Largest difference beyond what rounding can add to a stored value; large features are divided by their scale."""
+    equal_bits: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedSample:
+    """A cached sample, compared with its image encoded again."""
+
+    number: int
+    """Sample number, as `cache.read` takes it."""
+    shard: int
+    row: int
+    id: str
+    tolerance: float
+    """The largest difference beyond rounding that is allowed."""
+    difference: LatentDifference | None
+    """The difference found; None if the image could not be compared."""
+    source_problem: str | None
+    """Why the image could not be compared: it is gone, changed or no longer decodable; None if it could."""
+
+    @property
+    def problem(self) -> str | None:
+        """The problem with this sample; None if it matches."""
+        if self.difference is None or self.difference.beyond_rounding <= self.tolerance:
+            return self.source_problem
+        return f"its latent differs by {self.difference.largest:.3g}; the limit is {self.tolerance:.3g} plus rounding"
+
+
+def differences(
+    cached: np.ndarray, encoded: np.ndarray, dtype: StoreDtype, scale: np.ndarray
+) -> Iterator[LatentDifference]:
+    """Compare stored latents of `dtype` with float32 latents, rounding the float32 latents to `dtype` first.
+
+    `scale` is the result of `feature_scale`. Rounding moves a value by at most half a step of `dtype`, so it adds at
+    most one step to a difference.
+    """
+    with np.errstate(over="ignore"):  # an overflow is an infinite difference below
+        all_rounded = encoded.astype(DTYPES[dtype])
+    for stored, rounded in zip(cached, all_rounded, strict=True):
+        known = np.where(np.isfinite(rounded), rounded, stored)
+        step = np.spacing(np.maximum(np.abs(stored), np.abs(known))).astype(np.float64)
+        distance = np.abs(stored.astype(np.float64) - known.astype(np.float64))
+        distance[~np.isfinite(rounded)] = np.inf
+        yield LatentDifference(
+            largest=float(distance.max()),
+            beyond_rounding=float((np.maximum(distance - step, 0.0) / scale).max()),
+            equal_bits=stored.tobytes() == rounded.tobytes(),
+        )
+
+
+def source_problem(content_sha256: str, outcome: Outcome) -> str | None:
+    """Say why the image is not the one that was encoded; None if it is."""
+    if outcome.content_sha256 is None:
+        return f"its image is gone: {outcome.reason}"
+    if outcome.content_sha256 != content_sha256:
+        return f"its image changed: sha256 is {outcome.content_sha256[:12]}…, was {content_sha256[:12]}…"
+    return outcome.reason  # same bytes, but this version of a library cannot decode them
+
+
+CONFIDENCE = 0.95
+
+SHOWN_FINDINGS = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditReport:
+    """The result of one audit: whole batches are compared, and some of their samples were drawn at random."""
+
+    cache: str
+    identity: str
+    seed: int
+    seconds: float
+    device: str
+    versions: dict[str, str]
+    built_on: tuple[str, ...]
+    """Devices that encoded the shards read."""
+    built_with: tuple[dict[str, str], ...]
+    """Versions of libraries in those shards' records."""
+    made_by: tuple[str, ...]
+    """Hardware and libraries of those shards, each once."""
+    device_class: DeviceClass
+    """The loosest class of all these devices; with the compute dtype, it chooses the tolerance."""
+    compute_dtype: str
+    store_dtype: str
+    relative_tolerance: float
+    """Tolerance as a share of the root mean square; the loosest among the shards read."""
+    root_mean_square: float
+    """Root mean square of the cache's latents."""
+    samples: int
+    """Cached samples in the whole cache."""
+    asked: int
+    """Samples that the audit set out to draw."""
+    drawn: tuple[ComparedSample, ...]
+    compared: tuple[ComparedSample, ...]
+
+    @property
+    def tolerance(self) -> float:
+        """Largest difference allowed, beyond rounding to the stored dtype."""
+        return self.relative_tolerance * self.root_mean_square
+
+    @cached_property
+    def findings(self) -> list[ComparedSample]:
+        """Samples that differ by more than their tolerance, or whose image is not the one encoded; by row."""
+        return sorted((each for each in self.compared if each.problem), key=lambda each: each.row)
+
+    @cached_property
+    def largest(self) -> list[tuple[float, ComparedSample]]:
+        """The largest difference of each sample whose image is the one encoded, in rising order."""
+        found = [(each.difference.largest, each) for each in self.compared if each.difference is not None]
+        return sorted(found, key=lambda pair: pair[0])
+
+    @property
+    def equal_bits(self) -> int:
+        return sum(each.difference is not None and each.difference.equal_bits for each in self.compared)
+
+    @property
+    def is_exhaustive(self) -> bool:
+        return len(self.compared) == self.samples
+
+    @property
+    def bound(self) -> float:
+        """Largest share of cached samples that may be wrong: exact if all were compared, else with CONFIDENCE."""
+        if self.is_exhaustive:
+            return len(self.findings) / self.samples
+        return upper_bound(sum(each.problem is not None for each in self.drawn), len(self.drawn))
+
+    @property
+    def statement(self) -> str:
+        beyond = f"differ by more than {self.tolerance:.3g} and rounding to {self.store_dtype}"
+        if any(each.difference is None for each in self.findings):
+            beyond += ", or their image is not the one encoded"
+        if self.is_exhaustive:
+            return f"all {self.samples:,} cached samples were compared: {len(self.findings):,} {beyond}"
+        share = f"at most {self.bound:.2%} of the {self.samples:,} cached samples"
+        return f"with {CONFIDENCE:.0%} confidence {share} {beyond}"
+
+    def quantile(self, share: float) -> float | None:
+        """Return the `share` quantile of the samples' largest differences; None if there are none."""
+        return self.largest[max(ceil(share * len(self.largest)) - 1, 0)][0] if self.largest else None
+
+    def as_dict(self, error: str | None = None) -> dict[str, object]:
+        """Return the fields of a report file; `error` says why not all samples asked for were drawn."""
+        return {
+            "sound": error is None and not self.findings,
+            "error": error,
+            **{field.name: getattr(self, field.name) for field in fields(self)},
+            "tolerance": self.tolerance,
+            "drawn": len(self.drawn),
+            "compared": len(self.compared),
+            "equal_bits": self.equal_bits,
+            "worst": asdict(self.largest[-1][1]) if self.largest else None,
+            "median": self.quantile(0.5),
+            "percentile_99": self.quantile(0.99),
+            "confidence": 1.0 if self.is_exhaustive else CONFIDENCE,
+            "bound": self.bound,
+            "statement": self.statement,
+            "findings": [asdict(each) | {"problem": each.problem} for each in self.findings],
+            "next": list(next_steps(self)),
+        }
+
+
+def upper_bound(bad: int, drawn: int) -> float:
+    """Return the one-sided Clopper-Pearson bound: the largest share of bad samples consistent with `bad` of `drawn`.
+
+    It is the share at which a binomial variable of `drawn` trials is `bad` or less with probability 1 - CONFIDENCE,
+    that is the CONFIDENCE quantile of Beta(bad + 1, drawn - bad) (Clopper and Pearson, Biometrika 26, 1934); for
+    bad = 0 it is 1 - (1 - CONFIDENCE) ** (1 / drawn). Drawing without replacement from a finite cache makes so few
+    bad samples even less likely, so the bound is conservative and needs no correction.
+    """
+    return 1.0 if bad >= drawn else float(betaincinv(bad + 1, drawn - bad, CONFIDENCE))
+
+
+def report_lines(report: AuditReport) -> list[str]:
+    """Format the report: how it was made, what was found, the statement, what to do."""
+    lines = aligned(list(report_fields(report)))
+    lines += [
+        f"row {each.row}, {each.id} (shard {each.shard}): {each.problem}" for each in report.findings[:SHOWN_FINDINGS]
+    ]
+    if (more := len(report.findings) - SHOWN_FINDINGS) > 0:
+        lines.append(f"and {more:,} more; --report FILE writes them all")
+    return [*lines, report.statement, *(f"next: {step}" for step in next_steps(report))]
+
+
+def report_fields(report: AuditReport) -> Iterator[tuple[str, str]]:
+    """Yield fields and their values."""
+    yield "seed", str(report.seed)
+    yield "drawn", f"{len(report.drawn):,} of {report.samples:,} cached samples"
+    where = f"on {report.device} in {report.seconds:.0f} s, built on {', '.join(report.built_on)}"
+    yield "compared", f"{counted(len(report.compared), 'sample')}, the planned batches of those drawn, {where}"
+    for maker in report.made_by if len(report.made_by) > 1 else ():
+        yield "made by", maker
+    yield "equal bits", f"{report.equal_bits:,} of {len(report.compared):,}"
+    if report.largest:
+        difference, worst = report.largest[-1]
+        yield "worst", f"{difference:.3g} (row {worst.row}, {worst.id})"
+        yield "typical", f"median {report.quantile(0.5):.3g}, 99th percentile {report.quantile(0.99):.3g}"
+    scale = f"{report.relative_tolerance:g} of the latents' root mean square, {report.root_mean_square:.3g}"
+    entry = f"{report.compute_dtype}, {report.device_class}"
+    yield "tolerance", f"{report.tolerance:.3g}: {scale} ({entry})"
+
+
+def next_steps(report: AuditReport) -> Iterator[str]:
+    """Say what to do about the findings."""
+    if shards := sorted({each.shard for each in report.findings if each.difference is not None}):
+        names = [f"{report.cache}/{name}" for name in (SEAL_FILE, *(commit_file(shard) for shard in shards))]
+        yield f"if the encoder and the sources are right, run: rm {shlex.join(names)}"
+        yield (
+            "rerun the `precompute build` that made the cache: it encodes these shards again. The cache gets a new "
+            "identity, so restart training. If the seal stays, the build accepts only the sealed bytes"
+        )
+    if any(each.difference is None for each in report.findings):
+        yield "restore the original images, or build a new cache; changed images cannot go into this one"

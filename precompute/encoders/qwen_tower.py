@@ -1,0 +1,89 @@
+"""The encoder that the vision tower of a Qwen-VL is, as transformers runs it."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cache_store.errors import ConfigError, ModelError
+from cache_store.format.schema import SampleLayout
+from precompute.encoders.config import EncoderConfig
+from precompute.encoders.encoder import PIXEL_RANGES, PixelRange, refuse_unfit
+from precompute.encoders.model_files import VISION_CONFIG, ModelFiles, Place
+from precompute.encoders.tower import (
+    one_layer,
+    read_whole_tower,
+    tower_config,
+    weights_of_output,
+)
+from precompute.encoders.weights import loading, native_identity
+
+# Axes: N images, Y X pixels, T tokens, F features, G squares of patches, S patches of a square's side, P pixels.
+
+
+class QwenEncoder:
+    """Maps uint8 RGB to the tokens that the language model is given, on one device."""
+
+    def __init__(
+        self, files: ModelFiles, place: Place, config: EncoderConfig, pixel_range: PixelRange, side: int
+    ) -> None:
+        if pixel_range == "theworld":
+            raise ConfigError(f"image.range: {pixel_range} is for VAEs; a {files.class_name} needs clip or signed")
+        with loading(files):
+            values = {**place.tower_values(files.config), "model_type": place.kinds[0]}  # of the whole, in older ones
+            held = replace(files, config={VISION_CONFIG: values})
+            tower = read_whole_tower(held, place, tower_config(held, place))
+        layer = one_layer(config, None)
+        self._level = None if layer is None else level_of(files, tower.config, layer)
+        self.device = config.torch_device
+        self.identity = native_identity(
+            config,
+            class_name=type(tower).__name__,
+            weights_sha256=weights_of_output(tower),
+            layer=layer,
+        )
+        self._config, self._side = tower.config, side
+        self._features = getattr(tower.config, "out_hidden_size", tower.config.hidden_size)  # Qwen2-VL's own name
+        self._tower = tower.to(config.torch_device, config.torch_dtype)
+        self._dtype, self._to_range = config.torch_dtype, PIXEL_RANGES[pixel_range]
+
+    def layout(self, height: int, width: int) -> SampleLayout:
+        """[T, F], rows of tokens from the top; ConfigError for a size that it would have to crop."""
+        refuse_unfit(height, width, self._side)
+        tokens = (height // self._side) * (width // self._side)
+        return SampleLayout(
+            axes=("token", "feature"), shape=(tokens, self._features), feature_axis="feature", has_preview=False
+        )
+
+    @torch.inference_mode()
+    def encode(self, image_NYX3: Tensor) -> Tensor:
+        """Map uint8 RGB, on any device, to [N, T, F], float32, on the encoder's device."""
+        pixels_N3YX = self._to_range(image_NYX3.to(self.device, non_blocking=True).permute(0, 3, 1, 2).float())
+        number, _, height, width = pixels_N3YX.shape
+        patch = self._config.patch_size
+        grids_N3 = torch.tensor([[1, height // patch, width // patch]] * number, device=self.device)
+        made = self._tower(self._patches(pixels_N3YX).to(self._dtype), grid_thw=grids_N3)
+        tokens: Tensor = made.pooler_output if self._level is None else made.deepstack_features[self._level]
+        return tokens.view(number, -1, tokens.shape[-1]).float()
+
+    def _patches(self, pixels_N3YX: Tensor) -> Tensor:
+        """As transformers' `Qwen2VLImageProcessor.patchify`: squares of patches in order; an image is two frames."""
+        patch, square, frames = (
+            getattr(self._config, name) for name in ("patch_size", "spatial_merge_size", "temporal_patch_size")
+        )
+        number, colours, height, width = pixels_N3YX.shape
+        cut = (height // patch // square, square, patch, width // patch // square, square, patch)
+        squares_N3GSPGSP = pixels_N3YX.reshape(number, colours, *cut)
+        squares_NGGSS3PP = squares_N3GSPGSP.permute(0, 2, 5, 3, 6, 1, 4, 7)
+        filmed = squares_NGGSS3PP.unsqueeze(6).expand(*[-1] * 6, frames, -1, -1)
+        return filmed.reshape(-1, colours * frames * patch**2)
+
+
+def level_of(files: ModelFiles, config: Any, layer: int) -> int:
+    """Which of the deepstack levels follows the block that `encoder.layer` names; ModelError where none does."""
+    blocks = list(getattr(config, "deepstack_visual_indexes", ()))
+    if layer not in blocks:
+        levels = f"has deepstack features of the layers {blocks}" if blocks else "has no deepstack features"
+        raise ModelError(f"encoder.layer is {layer}, but {files.model} {levels}; leave it out for its merger's tokens")
+    return blocks.index(layer)

@@ -1,0 +1,171 @@
+"""A frozen text model as an encoder: its tokenizer, and hidden states of its tokens or one pooled vector."""
+
+import hashlib
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer
+
+from cache_store.errors import ConfigError, ModelError
+from cache_store.format.schema import PLAIN_TEMPLATE, SampleLayout, TextRecipe
+from precompute.encoders.config import EncoderConfig, Padding
+from precompute.encoders.encoder import NO_TOKEN, Tokens
+from precompute.encoders.model_files import ModelFiles, model_file
+from precompute.encoders.weights import json_line, loading, native_identity, silence
+
+FILES = (
+    *("added_tokens.json", "merges.txt", "special_tokens_map.json", "spiece.model", "tokenizer.json"),
+    *("tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt"),
+)
+"""All that a tokenizer may be saved in."""
+
+
+def tokenizer_folder(files: ModelFiles) -> str:
+    """A pipeline's text_encoder_2 has its tokenizer in tokenizer_2; a model alone has it beside its weights."""
+    begins = "text_encoder"
+    return files.subfolder.replace(begins, "tokenizer", 1) if files.subfolder.startswith(begins) else files.subfolder
+
+
+class TemplateTokenizer:
+    """Makes tokens of texts within a template; safe to share between threads."""
+
+    def __init__(self, files: ModelFiles, template: str, drop: int, most: int) -> None:
+        """`most` tokens are kept, and `drop` of them left out later; ModelError where there is no tokenizer."""
+        folder = tokenizer_folder(files)
+        found = [(name, model_file(files.model, str(PurePosixPath(folder, name)))) for name in FILES]
+        held = [(name, path) for name, path in found if path is not None]
+        if not held:
+            where = f"{files.model}/{folder}" if folder else files.model
+            raise ModelError(f"encoder.model {files.model} has no tokenizer: {where} holds none of its files")
+        self.sha256 = files_sha256(held)
+        with loading(files), silence():
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(held[0][1].parent, trust_remote_code=False)
+        self._template, self._drop, self._most = template, drop, most
+        self._lock = threading.Lock()
+        """A tokenizer keeps, from one call to the next, whether it cuts."""
+        (blank,) = self._ids([template.replace(PLAIN_TEMPLATE, "")], cut=False)
+        if len(blank) < drop:
+            raise ConfigError(f"encoder.drop is {drop}, but encoder.template is {len(blank)} tokens alone")
+        if len(blank) >= most:
+            raise ConfigError(
+                f"encoder.max_tokens must be at least {len(blank) - drop + 1}, got {most - drop}: the template and the "
+                "tokenizer's own tokens leave no room for a text"
+            )
+
+    @property
+    def pad(self) -> int | None:
+        """The token that texts are padded with, if there is one."""
+        token: int | None = self._tokenizer.pad_token_id
+        return token
+
+    def __call__(self, texts: Sequence[str]) -> list[Tokens]:
+        if not texts:
+            return []
+        whole = [self._template.replace(PLAIN_TEMPLATE, text) for text in texts]
+        with self._lock:
+            found = self._ids(whole, cut=False)
+            long = [place for place, ids in enumerate(found) if len(ids) > self._most]
+            counts = [len(ids) - self._drop for ids in found]
+            if long:  # cutting them here would cut off the tokens that end a text
+                cut = self._ids([whole[place] for place in long], cut=True)
+                found = [*found]
+                for place, ids in zip(long, cut, strict=True):
+                    found[place] = ids
+        return [Tokens(ids, count) for ids, count in zip(found, counts, strict=True)]
+
+    def _ids(self, texts: list[str], *, cut: bool) -> list[list[int]]:
+        how = {"truncation": True, "max_length": self._most} if cut else {"truncation": False}
+        ids: list[list[int]] = self._tokenizer(texts, padding=False, verbose=False, **how)["input_ids"]
+        return ids
+
+
+def files_sha256(files: Sequence[tuple[str, Path]]) -> str:
+    """Over each file's name and bytes."""
+    digest = hashlib.sha256()
+    for name, path in files:
+        digest.update(json_line({"name": name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}))
+    return digest.hexdigest()
+
+
+# Axes: N texts, T tokens, F features.
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextModel:
+    """A text model on its device, in its compute dtype, and what a cache must know of it."""
+
+    model: Any
+    class_name: str
+    weights_sha256: str
+    layers: tuple[int, ...]
+    """Hidden states taken and joined, as transformers counts them; none for the last one, behind any final norm."""
+    pooled: str | None
+    """The output that is one vector of a text, where that is taken."""
+    features: int
+    padding: Padding
+
+
+class TransformersTextEncoder:
+    """Maps tokens of texts to samples, on one device."""
+
+    def __init__(self, model: TextModel, tokenizer: TemplateTokenizer, config: EncoderConfig) -> None:
+        assert config.max_tokens is not None
+        if model.padding == "seen" and tokenizer.pad is None:
+            raise ModelError(f"encoder.model {config.model}: its tokenizer has no padding; set encoder.padding: zero")
+        self.device = config.torch_device
+        self.identity = native_identity(
+            config,
+            class_name=model.class_name,
+            weights_sha256=model.weights_sha256,
+            layer=model.layers[0] if len(model.layers) == 1 else None,
+            layers=model.layers if len(model.layers) > 1 else (),
+            pooled=model.pooled is not None,
+            tokenizer_sha256=tokenizer.sha256,
+        )
+        self.recipe = TextRecipe(
+            source="caption",
+            template=config.template,
+            max_tokens=config.max_tokens,
+            drop=config.drop,
+            padding=model.padding,
+        )
+        self._model, self._tokenizer, self._pad = model, tokenizer, tokenizer.pad or 0
+
+    def layout(self, height: int, width: int) -> SampleLayout:
+        """[T, F], or [F] of a pooled vector, with statistics of each feature, whatever the size of an image."""
+        axes: dict[str, int] = {"feature": self._model.features}
+        if self._model.pooled is None:
+            axes = {"token": self.recipe.max_tokens, **axes}
+        return SampleLayout(axes=tuple(axes), shape=tuple(axes.values()), feature_axis="feature", has_preview=False)
+
+    def tokens(self, texts: Sequence[str]) -> list[Tokens]:
+        """Put texts into the template and make tokens of them; from any thread."""
+        return self._tokenizer(texts)
+
+    @torch.inference_mode()
+    def encode(self, ids_NT: Tensor) -> Tensor:
+        """Map tokens, int32 on any device, padded with `NO_TOKEN`, to samples in float32, on the encoder's device.
+
+        Where there is no token at all, the first is padding that is attended to: nothing may attend to nothing.
+        """
+        model, ids_NT = self._model, ids_NT.to(self.device, non_blocking=True).long()
+        is_token_NT = ids_NT != NO_TOKEN
+        is_token_NT[:, 0] = True
+        ids_NT = torch.where(ids_NT == NO_TOKEN, self._pad, ids_NT)
+        made = model.model(
+            input_ids=ids_NT,
+            attention_mask=None if model.padding == "seen" else is_token_NT.long(),
+            output_hidden_states=bool(model.layers),
+        )
+        if model.pooled is not None:
+            pooled_NF: Tensor = getattr(made, model.pooled)
+            return pooled_NF.float()
+        states = [made.hidden_states[layer] for layer in model.layers] or [made.last_hidden_state]
+        drop = self.recipe.drop
+        hidden_NTF = torch.cat([state[:, drop:] for state in states], -1).float()
+        return hidden_NTF.where(is_token_NT[:, drop:, None], 0.0) if model.padding == "zero" else hidden_NTF

@@ -1,0 +1,135 @@
+"""Text encoders as transformers runs them, wherever a checkpoint keeps one.
+
+Only a checkpoint's files with weights of the encoder are downloaded, and only those weights are read, from safetensors
+alone. They are hashed as they are saved and held in the compute dtype: they may be 20 GB.
+"""
+
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from cache_store.errors import ConfigError, ModelError
+from precompute.encoders.config import EncoderConfig
+from precompute.encoders.model_files import Held, ModelFiles, refuse_partial
+from precompute.encoders.text_encoder import TemplateTokenizer, TextModel, TransformersTextEncoder
+from precompute.encoders.weights import loading, read_weights, silence, weights_sha256
+
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+"""As transformers looks for them."""
+
+NOT_OF_OUTPUT = frozenset(
+    {"transformers_version", "architectures", "dtype", "torch_dtype", "_name_or_path", "use_cache"}
+)
+
+TIED = "encoder.embed_tokens.weight"
+"""T5's embeddings once more; a checkpoint may hold them under one of two names, or both."""
+
+
+def load_text_encoder(files: ModelFiles, held: Held, config: EncoderConfig) -> TransformersTextEncoder:
+    """The frozen text encoder of the checkpoint in `files`; ModelError when anything of it is wrong."""
+    assert config.max_tokens is not None
+    with loading(files):
+        model_config = config_of(files, held)
+        weights = encoder_weights(files, held)
+        class_name, keys = held.runs, held.config_keys or sorted(model_config.to_diff_dict().keys() - NOT_OF_OUTPUT)
+        digest = weights_sha256(class_name, model_config.to_dict(), keys, weights.items())
+        model = read_model(files, held, model_config, weights, config.torch_dtype)
+    del weights
+    text = config.drop + config.max_tokens
+    refuse_beyond(model_config, text, config)
+    layers = layers_of(files, model_config, config)
+    return TransformersTextEncoder(
+        TextModel(
+            model=model.to(config.torch_device),
+            class_name=class_name,
+            weights_sha256=digest,
+            layers=layers,
+            pooled=pooled_output(model) if config.output == "pooled" else None,
+            features=features_of(model_config, config, layers),
+            padding=held.padding if config.padding == "auto" else config.padding,
+        ),
+        TemplateTokenizer(files, config.template, config.drop, text),
+        config,
+    )
+
+
+def config_of(files: ModelFiles, held: Held) -> Any:
+    """The encoder's part of the checkpoint's config; ModelError where that is of another kind."""
+    kind, wanted = files.config.get("model_type"), getattr(transformers, held.runs).config_class
+    if kind not in transformers.CONFIG_MAPPING:
+        raise ModelError(f"encoder.model {files.model} is of model type {kind}, which transformers does not know")
+    whole = transformers.CONFIG_MAPPING[kind].from_dict(dict(files.config))
+    found = whole if isinstance(whole, wanted) else whole.get_text_config()
+    if not isinstance(found, wanted):
+        raise ModelError(f"encoder.model {files.model} has a {type(found).__name__}, where a {held.runs} has another")
+    return found
+
+
+def encoder_weights(files: ModelFiles, held: Held) -> dict[str, Tensor]:
+    """Every weight of the encoder that the checkpoint holds, by its name within the encoder."""
+    named = read_weights(files, WEIGHTS, held.name_within)
+    weights = {
+        name: weight for name, weight in named if not name.endswith("position_ids")
+    }  # older versions saved those
+    if TIED in weights:
+        weights.setdefault("shared.weight", weights.pop(TIED))
+        weights.pop(TIED, None)
+    return weights
+
+
+def read_model(files: ModelFiles, held: Held, config: Any, weights: dict[str, Tensor], dtype: torch.dtype) -> Any:
+    """The encoder, frozen."""
+    with silence():
+        model, report = getattr(transformers, held.runs).from_pretrained(
+            None,
+            config=config,
+            state_dict=weights,
+            dtype=dtype,
+            ignore_mismatched_sizes=True,  # so that they are reported, and refused below
+            output_loading_info=True,
+        )
+    refuse_partial(
+        files, {kind: keys for kind, keys in report.items() if kind.endswith("_keys")}, "text encoder", ("",)
+    )
+    return model.requires_grad_(False).eval()
+
+
+def refuse_beyond(model_config: Any, tokens: int, config: EncoderConfig) -> None:
+    """Raise ConfigError for more tokens than the model has positions for."""
+    most = getattr(model_config, "max_position_embeddings", None)
+    if most is not None and tokens > most:
+        raise ConfigError(
+            f"encoder.max_tokens must be at most {most - config.drop}: the model has positions for {most} tokens, and "
+            f"encoder.drop is {config.drop}; got {config.max_tokens}"
+        )
+
+
+def layers_of(files: ModelFiles, model_config: Any, config: EncoderConfig) -> tuple[int, ...]:
+    """The hidden states that are taken; none for the last one, behind any final norm."""
+    layers = () if config.layer == "auto" else (config.layer,) if isinstance(config.layer, int) else tuple(config.layer)
+    most: int = model_config.num_hidden_layers
+    for layer in layers:
+        if not -most - 1 <= layer <= most:
+            raise ConfigError(
+                f"encoder.layer is {layer}, but {files.model} has hidden states 0 to {most}, or -1 to {-most - 1}"
+            )
+    if layers and config.output == "pooled":
+        raise ConfigError("encoder.layer is for encoder.output: tokens; the pooled vector is of the last one")
+    return layers
+
+
+def pooled_output(model: Any) -> str:
+    """Which output is the one vector of a text; ConfigError where there is none."""
+    name = type(model).__name__
+    outputs = {"CLIPTextModelWithProjection": "text_embeds", "CLIPTextModel": "pooler_output"}
+    if name not in outputs:
+        raise ConfigError(f"encoder.output: a {name} makes no pooled vector of a text; leave it out")
+    return outputs[name]
+
+
+def features_of(model_config: Any, config: EncoderConfig, layers: tuple[int, ...]) -> int:
+    if config.output == "pooled" and "WithProjection" in (model_config.architectures or [""])[0]:
+        return int(model_config.projection_dim)
+    return int(model_config.hidden_size) * max(1, len(layers))

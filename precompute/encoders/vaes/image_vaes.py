@@ -1,0 +1,142 @@
+"""2-D VAEs as diffusers runs them: of Stable Diffusion, FLUX.1, FLUX.2 and SANA, and tiny ones distilled from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from cache_store.format.schema import Normalization
+from precompute.encoders.config import EncoderConfig
+from precompute.encoders.encoder import Encoder, Family, PixelRange, refuse_unfit
+from precompute.encoders.model_files import ModelFiles
+from precompute.encoders.vaes.kind import Config, VaeKind, halvings
+
+if TYPE_CHECKING:
+    import torch
+
+    from precompute.encoders.encoder import Decoder
+
+KL_CONFIG = (
+    "in_channels",
+    "down_block_types",
+    "block_out_channels",
+    "layers_per_block",
+    "act_fn",
+    "latent_channels",
+    "norm_num_groups",
+    "use_quant_conv",
+    "mid_block_add_attention",
+)
+
+ENCODER, DECODER = ("encoder.",), ("decoder.",)
+"""Prefixes of a part's weights."""
+
+
+def native_family(kinds: Mapping[str, VaeKind]) -> Family:
+    """The family of these kinds, by class."""
+
+    def load(files: ModelFiles, config: EncoderConfig, pixel_range: PixelRange) -> Encoder:
+        from precompute.encoders.vaes.vae import VaeEncoder, load_native
+
+        return VaeEncoder(load_native(files, kinds[files.class_name], config), config, pixel_range)
+
+    def load_decoder(files: ModelFiles, device: torch.device) -> Decoder:
+        from precompute.encoders.vaes import vae
+
+        return vae.load_decoder(files, kinds[files.class_name], device)
+
+    def refuse_size(config: Config, height: int, width: int) -> None:
+        kind = kinds[config["_class_name"]]
+        refuse_unfit(height, width, kind.spatial_factor(config) * kind.cells)
+
+    takes = ("posterior",) if any(kind.has_posterior for kind in kinds.values()) else ()
+    return Family(load=load, refuse_size=refuse_size, takes=takes, load_decoder=load_decoder)
+
+
+def kl_factor(config: Config) -> int:
+    return halvings(config, "block_out_channels", (64,))
+
+
+KL = native_family({"AutoencoderKL": VaeKind(spatial_factor=kl_factor, encode_config=KL_CONFIG)})
+"""The VAE of Stable Diffusion, SDXL, SD3, FLUX.1 and many others.
+
+SDXL's overflows in float16, so pipelines compute it in float32 (`force_upcast`); here it is bfloat16 or float32.
+"""
+
+
+def flux2_factor(config: Config) -> int:
+    return halvings(config, "block_out_channels", (128, 256, 512, 512))
+
+
+def patched(config: Config, weights: Config) -> Normalization:
+    """As diffusers' `Flux2Pipeline._encode_vae_image`: `_patchify_latents`, then (z - mean) / sqrt(var + eps)."""
+    variance = weights["bn.running_var"].double() + config["batch_norm_eps"]
+    return Normalization(
+        latents_mean=tuple(weights["bn.running_mean"].tolist()),
+        latents_std=tuple(variance.sqrt().tolist()),
+        latents_patch=config["patch_size"][0],
+    )
+
+
+FLUX2 = native_family(
+    {
+        "AutoencoderKLFlux2": VaeKind(
+            spatial_factor=flux2_factor,
+            cells=2,
+            encode_config=KL_CONFIG,
+            further_weights=("bn.",),
+            normalization=patched,
+        )
+    }
+)
+"""The VAE of FLUX.2, whose transformer sees 2x2 cells of a latent as one, normalised by a BatchNorm's statistics."""
+
+
+def dc_factor(config: Config) -> int:
+    return halvings(config, "encoder_block_out_channels", (128, 256, 512, 512, 1024, 1024))
+
+
+DC_CONFIG = (
+    "in_channels",
+    "latent_channels",
+    "attention_head_dim",
+    "encoder_block_types",
+    "encoder_block_out_channels",
+    "encoder_layers_per_block",
+    "encoder_qkv_multiscales",
+    "downsample_block_type",
+    "encoder_out_shortcut",
+)
+
+DC = native_family(
+    {
+        "AutoencoderDC": VaeKind(
+            spatial_factor=dc_factor,
+            encode_config=DC_CONFIG,
+            encode_weights=ENCODER,
+            decode_weights=DECODER,
+            has_posterior=False,
+        )
+    }
+)
+"""The autoencoder of SANA and others: 32 times smaller or more, without a posterior."""
+
+
+def tiny_factor(config: Config) -> int:
+    return halvings(config, "num_encoder_blocks", (1, 3, 3, 3))
+
+
+TINY_CONFIG = ("in_channels", "encoder_block_out_channels", "act_fn", "latent_channels", "num_encoder_blocks")
+
+TINY = native_family(
+    {
+        "AutoencoderTiny": VaeKind(
+            spatial_factor=tiny_factor,
+            encode_config=TINY_CONFIG,
+            encode_weights=ENCODER,
+            decode_weights=DECODER,
+            has_posterior=False,
+        )
+    }
+)
+"""TAESD and its kin, each distilled from a large VAE: without a posterior."""

@@ -1,0 +1,36 @@
+"""Read a cache's source images as its encoder saw them; `cache_store.cache.images` calls it. Needs no torch."""
+
+from PIL import Image
+
+from cache_store.cache.images import ReadImage
+from cache_store.errors import SourceError
+from cache_store.storage.store import Address
+from precompute.config import BuildConfig
+from precompute.images.decode import content_sha256, decode_image, silence_decoders
+from precompute.images.fit import fit_image
+from precompute.images.rejected import Rejected
+from precompute.sources import open_source
+
+
+def open_source_images(cache: Address) -> ReadImage:
+    """Open a reader of images by uri from the cache's recorded source; raise EncodeOnceError if the source cannot be
+    opened.
+
+    The reader returns the image upright and fitted to the recipe's size, or raises SourceError with the reason.
+    """
+    built = BuildConfig.of_cache(cache)
+    if built.encoder.reads_text:
+        raise SourceError("it was made from texts")
+    source, recipe = open_source(built.source), built.image.recipe
+    silence_decoders()
+
+    def read(uri: str) -> tuple[Image.Image, str]:
+        try:
+            data = source.read(uri)
+            return fit_image(decode_image(data, recipe), recipe), content_sha256(data)
+        except Rejected as rejected:
+            raise SourceError(rejected.reason) from None
+        except OSError as error:
+            raise SourceError(f"cannot be read: {error.strerror or error}") from None
+
+    return read
