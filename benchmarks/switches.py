@@ -19,8 +19,7 @@ from benchmarks.record import print_record
 from benchmarks.train_step import WORDS, save_model, say
 from cache_store.program.running import run_program
 from tests.make_cache import make_cache
-from trainer.commands.compare import read_config, take_turns
-from trainer.insight.comparison import Comparison
+from trainer.insight.compare import Comparison, read_config, take_turns
 
 CONFIGS = Path(__file__).parent.parent / "configs" / "compare"
 

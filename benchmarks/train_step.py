@@ -43,7 +43,7 @@ from tests.trainer.conftest import save_language_model
 from trainer.config import DataConfig, OptimConfig, TrainConfig, TrainRunConfig
 from trainer.data.batches import StepBatch
 from trainer.data.prefetch import prefetched
-from trainer.insight.comparison import ratio_interval
+from trainer.insight.compare import ratio_interval
 from trainer.model.config import ModelConfig
 from trainer.model.model import ModelInput
 from trainer.run.inputs import open_inputs

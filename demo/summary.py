@@ -12,7 +12,7 @@ from cache_store.cache.metadata import read_commit, read_samples
 from cache_store.format.tables import REJECTED
 from demo.config import DemoConfig
 from demo.measure import WordAccuracy
-from trainer.run.records import read_records
+from trainer.run.folder import read_records
 
 STAND_INS = """\
 The weights of this demo are small stand-ins: the VAE's are random, and the language model has read nothing but a few

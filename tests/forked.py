@@ -17,7 +17,7 @@ FORKED.set_forkserver_preload(
         "tests.guarantees.programs",
         "precompute.rerun.steps",
         "precompute.encoders.vaes.wan",
-        "trainer.commands.train",
+        "trainer.train",
         "transformers.models.auto.tokenization_auto",
         "transformers.models.gemma3.modeling_gemma3",
     ]

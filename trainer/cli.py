@@ -60,8 +60,8 @@ EXPORT_OPTIONS = {
 
 def train_command(arguments: Any) -> int:
     """Train the projector; rerun to resume where it stopped. Exits 3 when stopped by a signal."""
-    from trainer.commands.train import train
     from trainer.run.parallel import join_world
+    from trainer.train import train
 
     with join_world() as world:
         train(arguments.config, world)
@@ -74,8 +74,8 @@ def eval_command(arguments: Any) -> int:
     --cache may name another cache than the run's, of the same image recipe and encoder; its samples are those that
     data.val_fraction holds out of it.
     """
-    from trainer.commands.evaluate import evaluate
     from trainer.run.parallel import join_world
+    from trainer.run.validation import evaluate
 
     config: TrainConfig = arguments.config
     report = local_path("report", arguments.report) if arguments.report else None
@@ -94,7 +94,7 @@ def generate_command(arguments: Any) -> int:
     Of rows of the run's cache, or of image files, which go through the recipe and the encoder of that cache. Without
     --prompt each row's own first question is asked, and the cache's own answer is shown below the model's.
     """
-    from trainer.commands.generate import generate
+    from trainer.generate.generate import generate
 
     generate(arguments.run, arguments.config)
     return 0
@@ -102,7 +102,7 @@ def generate_command(arguments: Any) -> int:
 
 def export_command(arguments: Any) -> int:
     """Write a trained projector for others: with its config, a model card with figures, and code to use it alone."""
-    from trainer.commands.export import export
+    from trainer.export.export import export
 
     if arguments.private and not arguments.push_to_hub:
         raise ConfigError("--private is for --push-to-hub; name a repository or leave it out")
@@ -115,7 +115,7 @@ def profile_command(arguments: Any) -> int:
 
     --out gets profile.md, profile.html and trace.json (chrome://tracing, TensorBoard).
     """
-    from trainer.commands.profile import profile
+    from trainer.insight.profile import profile
     from trainer.run.parallel import join_world
 
     config: TrainConfig = arguments.config
@@ -139,8 +139,7 @@ def compare_command(arguments: Any) -> int:
 
     Exits 1 where B does not reach a limit. Nothing is trained that is kept.
     """
-    from trainer.commands.compare import compare
-    from trainer.insight.comparison import Limits
+    from trainer.insight.compare import Limits, compare
 
     named = {name: getattr(arguments, name) for name in ("min_speedup", "max_memory_ratio", "max_loss_delta")}
     limits = Limits(**{name: number(name, text) for name, text in named.items() if text is not None})

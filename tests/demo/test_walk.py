@@ -13,7 +13,7 @@ from demo.inputs import MARKER, prepare_folder
 from demo.special_files import BROKEN, UNUSUAL
 from demo.walk import StepFailedError, Walk
 from trainer import load_projector
-from trainer.run.records import read_records
+from trainer.run.folder import read_records
 
 
 def test_the_whole_demo_runs_at_toy_size(tmp_path, capfd):

@@ -19,12 +19,11 @@ import torch
 from cache_store import open_joined
 from tests.forked import FORKED
 from trainer.cli import main
-from trainer.commands.side import options_of
 from trainer.config import DataConfig, OptimConfig, TrainConfig, TrainRunConfig
-from trainer.insight.console import Console
-from trainer.insight.log import StepLog
+from trainer.insight.compare_side import options_of
+from trainer.insight.log import Console, StepLog
 from trainer.model.config import ModelConfig
-from trainer.model.projectors.file import PROJECTOR_FILE
+from trainer.model.projector_file import PROJECTOR_FILE
 from trainer.run.folder import checkpoints_of
 from trainer.run.inputs import open_inputs
 from trainer.run.loop import TrainingLoop

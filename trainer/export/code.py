@@ -8,7 +8,7 @@ from math import isqrt
 from string import Template
 
 from trainer.model.config import PRETRAINED, TEXT_ALONE
-from trainer.model.projectors.file import ProjectorConfig, Tower
+from trainer.model.projector_file import ProjectorConfig, Tower
 
 FLATTEN = {
     "spatial": "    x = x.flatten(2).transpose(1, 2)  # a token for each cell\n",

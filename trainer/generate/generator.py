@@ -3,7 +3,6 @@
 transformers' own `generate` runs on the embeddings that training builds, with its cache of keys and values. Prompts of
 different lengths stand in one batch, padded on the left, where the attention mask hides the padding.
 """
-# Axes: N samples, P projector tokens, T text tokens, D model width.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,17 +18,41 @@ from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaLis
 from cache_store.errors import ConfigError, MissingPathError, ModelError, SourceError
 from cache_store.refusal import Difference, refuse
 from trainer.generate.config import GenerateConfig
-from trainer.generate.stopping import WhenTold, WordsSaid
 from trainer.model.attention import Masks, image_masks
-from trainer.model.language.language_model import LanguageModel
-from trainer.model.language.load import load_with_whole, refuse_no_image_masks
-from trainer.model.language.pretrained import UNREADABLE_MODEL, first_line
+from trainer.model.language_model import LanguageModel
+from trainer.model.load_language_model import load_with_whole, refuse_no_image_masks
 from trainer.model.model import WorldModel
-from trainer.model.projectors.file import ProjectorConfig
-from trainer.model.projectors.trained import TrainedProjector
+from trainer.model.pretrained import UNREADABLE_MODEL, first_line
+from trainer.model.projector_file import ProjectorConfig, TrainedProjector
 from trainer.run.inputs import PRECISIONS
 from trainer.text.chat import ChatTokenizer, Message
 from trainer.text.tokenizer import prompt_tokenizer
+
+# Axes: N samples, T text tokens.
+
+
+class WordsSaid(StoppingCriteria):  # type: ignore[misc]  # transformers is not typed
+    """Stops a text once it holds some words; transformers' own `stop_strings` fails on tokenizers of whole words."""
+
+    def __init__(self, tokenizer: Any, words: str) -> None:
+        self._tokenizer, self._words = tokenizer, words
+
+    def __call__(self, said_NT: Tensor, scores: Any, **_: Any) -> Tensor:
+        held = [self._words in self._tokenizer.decode(said) for said in said_NT.tolist()]
+        return torch.tensor(held, device=said_NT.device)
+
+
+class WhenTold(StoppingCriteria):  # type: ignore[misc]  # transformers is not typed
+    """Stops all texts once it is told to."""
+
+    def __init__(self, told: Callable[[], bool]) -> None:
+        self._told = told
+
+    def __call__(self, said_NT: Tensor, scores: Any, **_: Any) -> Tensor:
+        return torch.full((len(said_NT),), self._told(), device=said_NT.device)
+
+
+# Axes: N samples, P projector tokens, T text tokens, D model width.
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,7 @@ from trainer.data.stream import as_tensor
 from trainer.generate.config import GenerateConfig
 from trainer.generate.rows import chosen_samples
 from trainer.model.config import each_with
-from trainer.model.projectors.file import Tower
-from trainer.model.projectors.trained import TrainedProjector
+from trainer.model.projector_file import Tower, TrainedProjector
 from trainer.model.towers import what_samples_mean
 from trainer.run.trained import config_of_run
 from trainer.text.chat import Message

@@ -1,22 +1,33 @@
-"""Captions of the same few held-out samples at every evaluation.
+"""Captions of the same few held-out samples at every evaluation, and their pictures.
 
-Greedy, so nothing is drawn from a random generator; transformers' model is left as it was. So a run with captions is,
-bit for bit, the run without.
+Decoding is greedy, so nothing is drawn from a random generator; transformers' model is left as it was. So a run with
+captions is, bit for bit, the run without.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 
+import numpy as np
 import torch
 
+from cache_store import JoinedCache
 from cache_store.errors import ModelError
+from cache_store.gallery.pictures import preview
 from trainer.data.stream import as_tensor
 from trainer.generate.config import GenerateConfig
 from trainer.generate.generator import Generator, turn_end
 from trainer.generate.rows import cached_samples
-from trainer.insight.previews import previews
 from trainer.run.observers import Caption
 from trainer.run.session import Session
+
+
+def previews(cache: JoinedCache, samples: Mapping[str, np.ndarray]) -> Sequence[np.ndarray | None]:
+    """One of each sample, uint8 [H, W, 3]; None where no cache has such a map. `samples` are each tower's, by name."""
+    for name, each in cache.caches.items():
+        if (to_rgb := each.seal.array.preview) is not None:
+            return [preview(latent, to_rgb) for latent in samples[name].astype(np.float32)]
+    return [None] * len(next(iter(samples.values())))
+
 
 CAPTION_TOKENS = 64
 """Most tokens of a caption; with its prompt it has data.max_text_tokens at most, so that the model knows positions."""

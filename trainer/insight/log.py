@@ -1,4 +1,4 @@
-"""The log of a run: one JSON line a step, and the same values in its trackers."""
+"""The log of a run: one JSON line a step, the same values in its trackers, and the bar on the terminal."""
 
 import json
 import math
@@ -6,13 +6,44 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 from cache_store.log import utc_time
+from cache_store.program.progress_bar import progress_bar
 from cache_store.storage.files import naming
 from cache_store.storage.local import write_file
 from trainer.config import TrainConfig
 from trainer.insight.trackers import Tracker, open_trackers
-from trainer.run.observers import Caption, Metrics, Observer, StepDone
-from trainer.run.records import ALERTS, CAPTIONS, METRICS_FILE, NONFINITE, TIME, as_step
+from trainer.run.folder import ALERTS, CAPTIONS, METRICS_FILE, NONFINITE, TIME, as_step
+from trainer.run.observers import Caption, Metrics, Observer, StepDone, caption_lines
+
+
+class Console(Observer):
+    """Shows steps as they are done."""
+
+    def __init__(self, total_steps: int) -> None:
+        self._total = total_steps
+        self._bar: tqdm[Any] | None = None
+
+    def begin(self, completed: int) -> None:
+        self._bar = progress_bar(total=self._total, initial=completed, desc="train", unit="step")
+
+    def after_step(self, step: StepDone) -> None:
+        assert self._bar is not None, "a run begins before its first step"
+        if step.metrics and not step.diverged:
+            figures = {"loss": f"{step.metrics['loss']:.3f}", "samples_s": f"{step.metrics['samples_per_s']:.1f}"}
+            self._bar.set_postfix(figures, refresh=False)
+            self._bar.update()
+        said = [f"step {step.number:,}: {alert}" for alert in step.alerts]
+        if step.validation.summary:
+            said.append(step.validation.summary)
+        said += [line for caption in step.validation.captions for line in caption_lines(caption)]
+        if said:
+            self._bar.write("\n".join(said))
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
 
 
 class StepLog(Observer):

@@ -19,9 +19,8 @@ from rich.text import Text
 from cache_store.errors import ConfigError
 from cache_store.storage.claim import is_claimed
 from trainer.insight.health import WINDOW
-from trainer.model.projectors.file import PROJECTOR_FILE
-from trainer.run.folder import CONFIG_FILE
-from trainer.run.records import ALERTS, NONFINITE, TIME, read_records
+from trainer.model.projector_file import PROJECTOR_FILE
+from trainer.run.folder import ALERTS, CONFIG_FILE, NONFINITE, TIME, read_records
 
 POLL_S = 2.0
 

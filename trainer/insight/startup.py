@@ -7,7 +7,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from cache_store.errors import ModelError
-from trainer.model.language.kernels import MATH, attention_kernels
+from trainer.model.kernels import MATH, attention_kernels
 from trainer.run.memory import memory_bytes
 from trainer.run.session import Session
 

@@ -1,13 +1,21 @@
-"""The loss at label tokens, a chunk of them at a time: a vocabulary of 262 k makes 1 MB of float32 logits a token."""
-# Axes: L label tokens, D model width, V vocabulary.
+"""The loss at label tokens, and an auxiliary loss that predicts the latent.
 
+Label tokens are taken a chunk at a time: a vocabulary of 262 k makes 1 MB of float32 logits a token. The auxiliary loss
+is a linear head on the language model's last hidden states at world tokens, so that it keeps what an image shows. Only
+trained projectors that standardise their samples have one.
+"""
+
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity, cross_entropy
 
-from trainer.model.language.language_model import LanguageModel
+from trainer.model.language_model import LanguageModel
+from trainer.model.projector import Projector, Projectors
+
+# Axes: L label tokens, D model width, V vocabulary.
 
 
 def label_losses(language: LanguageModel, states_LD: Tensor, target_L: Tensor, chunk: int | None) -> Tensor:
@@ -40,3 +48,50 @@ class ChunkedLoss(torch.autograd.Function):
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor, None, None, None]:
         (gradient_LD,) = ctx.saved_tensors
         return (gradient_LD * outer[0][:, None]).to(gradient_LD.dtype), None, None, None
+
+
+# Axes: N samples, P projector tokens, T text tokens, S world tokens, F values of a world token, D model width.
+
+
+KINDS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cosine": lambda predicted_NSF, latent_NSF: 1 - cosine_similarity(predicted_NSF, latent_NSF, dim=-1),
+    "mse": lambda predicted_NSF, latent_NSF: (predicted_NSF - latent_NSF).square().mean(-1),
+}
+"""Loss of each world token, [N, S]."""
+
+
+class Reconstruction(nn.Module):
+    """A linear head for each tower that has a latent to predict."""
+
+    def __init__(self, projectors: Projectors, width: int, kind: str, num_before: int, seed: int) -> None:
+        """`num_before` tokens stand before the first tower's."""
+        super().__init__()
+        self.loss = KINDS[kind]
+        self.first: dict[str, int] = {}
+        """Place of each tower's first world token in the sequence."""
+        heads = dict[str, nn.Module]()
+        generator, place = torch.Generator().manual_seed(seed), num_before
+        for name, each in projectors.items():
+            if is_reconstructed(each):
+                self.first[name] = place + (each.num_tokens - each.num_world_tokens) // 2
+                heads[name] = head = nn.Linear(width, each.num_features)
+                nn.init.normal_(head.weight, std=width**-0.5, generator=generator)
+                nn.init.zeros_(head.bias)
+            place += each.num_tokens
+        self.heads = nn.ModuleDict(heads)
+
+    def forward(self, hidden_NTD: Tensor, latents: Mapping[str, Tensor], projectors: Projectors) -> Tensor:
+        """Compute each sample's loss, a mean over its world tokens, in float32: [N]."""
+        losses = []
+        for name, head in self.heads.items():
+            tower = projectors[name]
+            assert isinstance(tower, Projector), "as is_reconstructed has checked"
+            first, last = self.first[name], self.first[name] + tower.num_world_tokens
+            with torch.no_grad():
+                latent_NSF = tower.features(latents[name])
+            losses.append(self.loss(head(hidden_NTD[:, first:last].float()), latent_NSF).mean(1))
+        return torch.stack(losses).mean(0)
+
+
+def is_reconstructed(tower: nn.Module) -> bool:
+    return isinstance(tower, Projector) and any(each.requires_grad for each in tower.parameters())

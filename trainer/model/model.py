@@ -12,11 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from trainer.model.language.language_model import LanguageModel
-from trainer.model.loss import label_losses
+from trainer.model.language_model import LanguageModel
+from trainer.model.loss import Reconstruction, label_losses
 from trainer.model.phases import phase
-from trainer.model.projectors.joined import Projectors
-from trainer.model.reconstruction import Reconstruction
+from trainer.model.projector import Projectors
 
 RECONSTRUCTION = "reconstruction"
 """Name of its heads among what learns."""

@@ -14,12 +14,11 @@ from cache_store.errors import ConfigError, ModelError
 from cache_store.format.layout import BUILD_FILE
 from cache_store.format.schema import ArraySpec
 from trainer.model.config import PRETRAINED, WORLD, Ends, ModelConfig
-from trainer.model.language.language_model import LanguageModel
-from trainer.model.language.load import refuse_no_image_masks
-from trainer.model.projectors.file import Tower
-from trainer.model.projectors.joined import Projectors
-from trainer.model.projectors.pretrained import ImageParts, PretrainedProjector, refuse_other_states
-from trainer.model.projectors.projector import Projector, TowerProjector
+from trainer.model.language_model import LanguageModel
+from trainer.model.load_language_model import refuse_no_image_masks
+from trainer.model.own_projector import ImageParts, PretrainedProjector, refuse_other_states
+from trainer.model.projector import Projector, Projectors, TowerProjector
+from trainer.model.projector_file import Tower
 
 NOT_OF_MEANING = ("max_pixels", "flip", "decode")
 """Fields of an image recipe that decide which picture is encoded, or only round it, not what its latent means."""

@@ -1,7 +1,7 @@
 """Checkpoints: a folder each, whole or absent, bound to what they were trained from.
 
 OUTPUT/checkpoints/step-00000500/
-    projector.safetensors    the projector, as `trainer/model/projectors/file.py` describes it
+    projector.safetensors    the projector, as `trainer/model/projector_file.py` describes it
     optimizer.safetensors    AdamW's moments
     reconstruction.safetensors    the heads of an auxiliary loss, where the run has one
     state.json               step, position, what must match, the resolved config, SHA-256 of the other files; signed
@@ -23,9 +23,8 @@ from cache_store.refusal import differing, refuse
 from cache_store.storage.files import file_sha256, naming
 from trainer.config import TrainConfig, caches_by_option, views_of_run
 from trainer.model.config import each_with
-from trainer.model.projectors.file import PROJECTOR_FILE, ProjectorConfig, read_projector_file
-from trainer.model.projectors.joined import Projectors
-from trainer.model.projectors.trained import load_tensors
+from trainer.model.projector import Projectors
+from trainer.model.projector_file import PROJECTOR_FILE, ProjectorConfig, load_tensors, read_projector_file
 from trainer.model.towers import TOWERS
 from trainer.published import clear_folders, publish_folder, remove_folder
 from trainer.run.optim import Optimizer

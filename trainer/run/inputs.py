@@ -17,11 +17,12 @@ from cache_store.verify.verify import verify
 from trainer.config import DataConfig, TrainConfig
 from trainer.data.posterior import sampled_towers
 from trainer.data.views import open_views
-from trainer.model.language.kernels import choose_attention
-from trainer.model.language.language_model import LanguageModel
-from trainer.model.language.load import Transformers, load_with_whole
-from trainer.model.language.pretrained import pretrained_name
-from trainer.model.projectors.file import (
+from trainer.model.kernels import choose_attention
+from trainer.model.language_model import LanguageModel
+from trainer.model.load_language_model import Transformers, load_with_whole
+from trainer.model.pretrained import pretrained_name
+from trainer.model.projector import Projectors
+from trainer.model.projector_file import (
     PROJECTOR_VERSION,
     ProjectorConfig,
     ReadBy,
@@ -29,7 +30,6 @@ from trainer.model.projectors.file import (
     Training,
     library_versions,
 )
-from trainer.model.projectors.joined import Projectors
 from trainer.model.towers import describe_tower, make_projectors, refuse_unread, what_towers_are
 from trainer.run.checkpoint import CACHE_IDENTITY, GROUP_LENGTHS, POSTERIOR, SHUFFLE_BLOCK, UNSAID, VAL_FRACTION
 from trainer.run.parallel import World

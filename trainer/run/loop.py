@@ -18,12 +18,11 @@ from cache_store.refusal import ABSENT, counted, differing
 from trainer.data.batches import StepBatch
 from trainer.data.prefetch import prefetched
 from trainer.model.phases import phase
-from trainer.model.projectors.file import CONFIG_FILE, PROJECTOR_FILE, ProjectorConfig, projector_bytes
+from trainer.model.projector_file import CONFIG_FILE, PROJECTOR_FILE, ProjectorConfig, projector_bytes
 from trainer.run.checkpoint import CheckpointFolder, CheckpointState, load_optimizer, restore_heads, restore_projectors
-from trainer.run.folder import has_run, write_changed, write_config
+from trainer.run.folder import has_run, read_metrics, write_changed, write_config
 from trainer.run.memory import peak_memory_bytes
 from trainer.run.observers import Caption, Captioner, Metrics, Observer, StepDone, Validation
-from trainer.run.records import read_metrics
 from trainer.run.session import Session
 from trainer.run.update import Update, Updater
 from trainer.run.validation import sample_names, sample_scores, shuffle_test

@@ -1,10 +1,17 @@
-"""How much memory a step took."""
+"""How much memory a step took, and the largest pass that fits: found by doing the largest that the run can meet."""
 
 import os
 import resource
 import sys
+from dataclasses import replace
 
+import numpy as np
 import torch
+
+from cache_store.errors import EncodeOnceError
+from trainer.data.batches import StepBatch
+from trainer.run.session import Session
+from trainer.run.update import Updater
 
 
 def peak_memory_bytes(device: torch.device) -> int:
@@ -29,3 +36,50 @@ def memory_bytes(device: torch.device) -> int | None:
         return None
     page, pages = map(os.sysconf, names)
     return page * pages
+
+
+NO_MEMORY = ("out of memory", "can't allocate memory")
+"""What torch says, of a GPU or of a CPU."""
+
+
+def fitted(session: Session) -> Session:
+    """Cut passes as `run.fit_memory` says, where it does."""
+    return fit_memory(session) if session.config.run.fit_memory else session
+
+
+def fit_memory(session: Session) -> Session:
+    """Cut each rank's share into as few passes as fit; EncodeOnceError where not even one sample a pass does."""
+    share = session.config.data.batch_size // session.world.size
+    by_length = session.split.train[np.argsort(session.text.lengths(session.split.train), kind="stable")]
+    for passes in (count for count in range(1, share + 1) if share % count == 0):
+        samples = share // passes
+        longest = np.resize(by_length[-samples:], samples)
+        failed = torch.tensor(float(not fits(session, longest)), device=session.world.device)
+        if not session.world.sum(failed):
+            session.world.say(
+                f"run.fit_memory: {samples} samples a pass fit, the longest of all: data.accumulate {passes}"
+            )
+            return replace(session, loader=replace(session.loader, accumulate=passes))
+    raise EncodeOnceError(
+        "run.fit_memory: not even one sample a pass fits; set run.gradient_checkpointing: full and run.loss_chunk: 512"
+    )
+
+
+def fits(session: Session, numbers: np.ndarray) -> bool:
+    """Tell whether the gradients of one pass over these samples can be computed; leaves the projector as it is."""
+    batch = session.loader.load(numbers, numbers)
+    updater = Updater(session, 1)
+    try:
+        alone = replace(session.world, size=1)
+        updater.world = alone
+        with_all = session.config.optim.reconstruction.every - 1  # a step at which every loss is due
+        updater.compute_gradients(StepBatch(numbers, session.text.label_tokens(numbers), 0, [batch]), with_all)
+    except RuntimeError as error:
+        if not any(words in str(error) for words in NO_MEMORY):
+            raise
+        return False
+    finally:
+        updater.optimizer.zero_grad()
+        if session.world.device.type == "cuda":
+            torch.cuda.empty_cache()
+    return True

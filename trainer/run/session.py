@@ -13,9 +13,9 @@ from trainer.config import TrainConfig
 from trainer.data.batches import LatentSource, StepLoader
 from trainer.data.order import GroupedOrder, SampleOrder, lanes_of
 from trainer.data.stream import RankShare, as_tensor
+from trainer.model.loss import Reconstruction
 from trainer.model.model import WorldModel
-from trainer.model.projectors.trained import TrainedProjector
-from trainer.model.reconstruction import Reconstruction
+from trainer.model.projector_file import TrainedProjector
 from trainer.model.towers import tower_seed
 from trainer.run.checkpoint import restore_projectors
 from trainer.run.inputs import Inputs

@@ -11,15 +11,15 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from cache_store.errors import ModelError
-from trainer.model.language.language_model import LanguageModel
-from trainer.model.language.load import (
+from trainer.model.language_model import LanguageModel
+from trainer.model.load_language_model import (
     Transformers,
     check_forward,
     load_every_weight,
     name_model,
     take_language_model,
 )
-from trainer.model.language.text_part import drop_other_parts
+from trainer.model.text_part import drop_other_parts
 from trainer.run.parallel import World
 
 

@@ -10,8 +10,7 @@ import yaml
 from cache_store.errors import ConfigError, EncodeOnceError, MissingPathError
 from cache_store.refusal import differing, refuse
 from trainer.model.config import PRETRAINED
-from trainer.model.projectors.file import PROJECTOR_FILE, ProjectorConfig
-from trainer.model.projectors.trained import TrainedProjector
+from trainer.model.projector_file import PROJECTOR_FILE, ProjectorConfig, TrainedProjector
 from trainer.model.towers import what_tower_is
 from trainer.run.checkpoint import STATE_FILE, CheckpointFolder, read_state
 from trainer.run.folder import CHECKPOINTS, CONFIG_FILE, is_resolved_config

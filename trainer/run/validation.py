@@ -1,22 +1,36 @@
 """Does the projector use the image? Validation loss with each sample's own latents and with another's.
 
-The shuffle gives every sample the latents of the next one in validation order, so none keeps its own.
+The shuffle gives every sample the latents of the next one in validation order, so none keeps its own. `trainer eval`
+measures a checkpoint by it.
 """
 
+import json
 import math
 import shlex
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from cache_store.errors import ConfigError, EncodeOnceError
+from cache_store.program.output_file import write_output
+from trainer.config import TrainConfig
 from trainer.data.prefetch import prefetched
+from trainer.run.checkpoint import (
+    VAL_FRACTION,
+    CheckpointState,
+    is_of_another_cache,
+    read_state,
+    refuse_other_projector,
+)
+from trainer.run.folder import checkpoints_of
+from trainer.run.inputs import open_inputs
 from trainer.run.observers import Metrics
 from trainer.run.parallel import World
-from trainer.run.session import Session
+from trainer.run.session import Session, open_session
 
 SIGNIFICANT = 2.0
 """Standard errors beyond which a difference counts."""
@@ -203,3 +217,34 @@ def rank_parts(count: int, batch_size: int, world: World) -> list[slice]:
 def most_passes(count: int, batch_size: int, world: World) -> int:
     """Return the most batches that any rank's share is cut into."""
     return math.ceil(math.ceil(count / world.size) / batch_size)
+
+
+def evaluate(config: TrainConfig, world: World, checkpoint: Path | None, report: Path | None) -> None:
+    """Print the result for `checkpoint`, by default the newest; also write it to `report`, as JSON."""
+    checkpoint = checkpoint or checkpoints_of(config.run).newest()
+    if checkpoint is None:
+        raise ConfigError(f"run.output: {config.run.output} holds no checkpoint; run `trainer train` first")
+    state = read_state(checkpoint)
+    inputs = open_inputs(config, world)
+    refuse_other_projector(checkpoint, state, inputs.must_match)
+    session = open_session(inputs, trained=checkpoint)
+    announce_other_cache(session, state)
+    result = shuffle_test(session)
+    if result is not None and world.is_main:
+        record = {"checkpoint": str(checkpoint), "step": state.step, **asdict(result)}
+        record |= {"difference": result.difference, "verdict": result.verdict}
+        print(result, json.dumps(record, allow_nan=False), sep="\n")
+        if report:
+            write_output(report, json.dumps(record, indent=1).encode() + b"\n")
+
+
+def announce_other_cache(session: Session, state: CheckpointState) -> None:
+    """Say which samples are evaluated where the checkpoint was trained from another cache."""
+    if not is_of_another_cache(state, session.must_match):
+        return
+    here, then = session.config.data.val_fraction, state.must_match[VAL_FRACTION]
+    trained_on = "" if here <= float(then) else f"; training held out {then}: ids of both may have been trained on"
+    session.world.say(
+        f"the checkpoint was trained from another cache: of this one, the {len(session.split.validation):,} samples "
+        f"are evaluated that data.val_fraction {here} holds out, by id as in training{trained_on}"
+    )

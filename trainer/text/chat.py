@@ -18,7 +18,7 @@ import numpy as np
 from jinja2 import TemplateError
 
 from cache_store.errors import ConfigError, SourceError
-from trainer.model.language.pretrained import first_line
+from trainer.model.pretrained import first_line
 from trainer.text.special_text import MASK, Span, SpecialText, masked
 
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}

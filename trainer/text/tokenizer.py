@@ -8,7 +8,7 @@ from jinja2 import TemplateSyntaxError
 
 from cache_store.errors import ConfigError, ModelError
 from trainer.config import MAX_TOKENS
-from trainer.model.language.pretrained import (
+from trainer.model.pretrained import (
     UNREADABLE_MODEL,
     first_line,
     pretrained_name,

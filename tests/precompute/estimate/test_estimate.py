@@ -90,7 +90,7 @@ def test_a_measured_run_says_what_a_step_takes(project):
 
 
 def test_the_names_of_a_runs_files_are_the_trainers():
-    from trainer.run import records as metrics
+    from trainer.run import folder as metrics
 
     assert (METRICS_FILE, CONFIG_FILE) == (metrics.METRICS_FILE, trainer_run.CONFIG_FILE)
 

@@ -22,11 +22,11 @@ from tests.trainer.conftest import MakeConfig
 from tests.trainer.runs import ALONE, metrics
 from trainer import load_projector
 from trainer.cli import main
-from trainer.commands.train import train
 from trainer.config import TrainConfig
 from trainer.data.stream import as_tensor
-from trainer.model.projectors.file import CONFIG_FILE, PROJECTOR_FILE
+from trainer.model.projector_file import CONFIG_FILE, PROJECTOR_FILE
 from trainer.run.folder import checkpoints_of
+from trainer.train import train
 
 FILES = ["README.md", CONFIG_FILE, "curve.png", PROJECTOR_FILE]
 

@@ -13,11 +13,11 @@ from tests.make_cache import make_cache
 from tests.trainer.conftest import MEAN, STD, MakeConfig, describe, described_cache, save_language_model
 from tests.trainer.runs import ALONE
 from trainer.cli import main
-from trainer.commands.train import train
 from trainer.config import TrainConfig
-from trainer.model.projectors.file import PROJECTOR_FILE
+from trainer.model.projector_file import PROJECTOR_FILE
 from trainer.run.folder import checkpoints_of
 from trainer.text.chat import to_messages
+from trainer.train import train
 
 
 @pytest.fixture(scope="module")

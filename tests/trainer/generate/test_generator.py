@@ -12,9 +12,9 @@ from tests.trainer.conftest import GEMMA_TEMPLATE, make_tokenizer
 from tests.trainer.model.test_model import FLOAT32, SCALED, make_latents, make_projector, save_decoder, save_multimodal
 from trainer.generate.config import GenerateConfig
 from trainer.generate.generator import Generator, TurnEnd, turn_end
-from trainer.model.language.load import load_with_whole
+from trainer.model.load_language_model import load_with_whole
 from trainer.model.model import WorldModel
-from trainer.model.projectors.joined import Projectors
+from trainer.model.projector import Projectors
 from trainer.text.chat import ChatTokenizer, Message
 
 PROMPTS = [

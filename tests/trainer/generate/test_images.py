@@ -17,8 +17,8 @@ from tests.precompute.conftest import GOOD, image_bytes, make_vae, run_build, sa
 from tests.trainer.conftest import MakeConfig
 from tests.trainer.runs import ALONE
 from trainer.cli import main
-from trainer.commands.train import train
 from trainer.config import TrainConfig
+from trainer.train import train
 
 
 @pytest.fixture(scope="module")

@@ -20,15 +20,15 @@ from tests.trainer.multimodal import save_multimodal
 from tests.trainer.runs import ALONE, Caches, end_well, fork_ranks, metrics
 from trainer import load_projector
 from trainer.cli import main
-from trainer.commands.train import train
 from trainer.config import TrainConfig
 from trainer.data.stream import as_tensor
 from trainer.generate.config import GenerateConfig
 from trainer.generate.generator import Generator, TurnEnd
 from trainer.model.config import TowerConfig
-from trainer.model.language.load import load_with_whole
+from trainer.model.load_language_model import load_with_whole
 from trainer.model.model import WorldModel
 from trainer.text.chat import ChatTokenizer
+from trainer.train import train
 
 
 @pytest.fixture(scope="module")

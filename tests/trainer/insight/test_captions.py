@@ -25,11 +25,10 @@ from tests.trainer.runs import (
     open_alone,
 )
 from trainer.cli import main
-from trainer.commands.train import train
 from trainer.config import TrainConfig
 from trainer.insight.captioner import HeldOutCaptions
-from trainer.insight.captions import caption_lines, caption_text
-from trainer.run.observers import Caption
+from trainer.run.observers import Caption, caption_lines, caption_text
+from trainer.train import train
 
 pytestmark = pytest.mark.usefixtures("threads_as_in_a_child")
 

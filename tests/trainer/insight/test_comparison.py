@@ -7,7 +7,7 @@ import yaml
 
 from tests.trainer.conftest import MakeConfig
 from trainer.cli import main
-from trainer.insight.comparison import Limits, Turn, compare_turns
+from trainer.insight.compare import Limits, Turn, compare_turns
 
 
 def turns(*seconds: float, loss: float = 1.0, peak: int = 100) -> list[Turn]:

@@ -11,8 +11,7 @@ from rich.console import Console
 from cache_store.errors import ConfigError
 from cache_store.storage.claim import claim, is_claimed
 from trainer.insight.monitor import curve, monitor
-from trainer.run.folder import CONFIG_FILE
-from trainer.run.records import METRICS_FILE
+from trainer.run.folder import CONFIG_FILE, METRICS_FILE
 
 
 def make_run(folder: Path, steps: int, **last: object) -> None:

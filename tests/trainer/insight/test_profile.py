@@ -7,8 +7,8 @@ import pytest
 from tests.precompute.conftest import make_vae, run_build, write_source
 from tests.trainer.conftest import MakeConfig
 from tests.trainer.runs import ALONE
-from trainer.commands.profile import profile
-from trainer.insight.profiling.advice import advice
+from trainer.insight.profile import profile
+from trainer.insight.profile_report import advice
 
 
 def test_the_parts_of_a_step_are_all_of_it_and_none_twice(configured: MakeConfig, tmp_path):

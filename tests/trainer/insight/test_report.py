@@ -14,12 +14,19 @@ from cache_store.gallery.page import LIGHT
 from tests.make_cache import caption, make_cache
 from tests.trainer.conftest import MakeConfig
 from tests.trainer.runs import ALONE, make_loop, metrics, open_alone, watched
-from trainer.commands.train import train
 from trainer.config import TrainConfig
-from trainer.insight.curves import accuracies, curves, steady
-from trainer.insight.report import REPORT_FILE, Report, captioned_samples, evenly, write_report
-from trainer.run.folder import checkpoints_of
-from trainer.run.records import read_records
+from trainer.insight.report import (
+    REPORT_FILE,
+    Report,
+    accuracies,
+    captioned_samples,
+    curves,
+    evenly,
+    steady,
+    write_report,
+)
+from trainer.run.folder import checkpoints_of, read_records
+from trainer.train import train
 
 
 @pytest.fixture(scope="module")

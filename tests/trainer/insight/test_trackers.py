@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.runs import ALONE, metrics
-from trainer.commands.train import train
+from trainer.train import train
 
 
 def test_a_run_reports_to_what_its_config_names(configured, refusal):

@@ -21,11 +21,11 @@ from tests.trainer.multimodal import CHECKPOINTS, save_checkpoint
 from tests.trainer.runs import ALONE, metrics, open_alone
 from trainer import load_projector
 from trainer.cli import main
-from trainer.commands.train import train
 from trainer.config import TrainConfig
 from trainer.data.stream import as_tensor
 from trainer.generate.generator import TurnEnd
-from trainer.model.language.load import load_with_whole
+from trainer.model.load_language_model import load_with_whole
+from trainer.train import train
 
 WEIGHTS = "model.safetensors"
 DECODERS = {

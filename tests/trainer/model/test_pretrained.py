@@ -15,7 +15,7 @@ from tests.make_cache import make_cache
 from tests.trainer.model.test_model import SCALED, load, save_decoder
 from tests.trainer.multimodal import BOI, EOI, FEATURES, IMAGE, PATCHES, SIDE, TOKENS, save_multimodal
 from trainer.model.config import ModelConfig, TowerConfig
-from trainer.model.language.load import load_with_whole, refuse_no_image_masks
+from trainer.model.load_language_model import load_with_whole, refuse_no_image_masks
 from trainer.model.model import WorldModel
 from trainer.model.towers import make_projectors
 

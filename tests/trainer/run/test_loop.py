@@ -40,15 +40,15 @@ from tests.trainer.runs import (
     open_alone,
     watched,
 )
-from trainer.commands.train import train
 from trainer.config import DataConfig, OptimConfig, TrainConfig
 from trainer.data.stream import RankShare, as_tensor
-from trainer.model.projectors.projector import rms
-from trainer.run.fit import fit_memory
+from trainer.model.projector import rms
 from trainer.run.folder import checkpoints_of
+from trainer.run.memory import fit_memory
 from trainer.run.optim import learning_rate, make_optimizer
 from trainer.run.session import Session
 from trainer.run.validation import Scores, make_shuffle_test, shuffle_test
+from trainer.train import train
 
 
 @pytest.fixture(scope="module")

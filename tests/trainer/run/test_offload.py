@@ -3,10 +3,10 @@
 import torch
 
 from tests.trainer.runs import ALONE, assert_same_run, make_loop, open_alone
-from trainer.commands.train import train
 from trainer.run.checkpoint import OPTIMIZER_FILE
 from trainer.run.folder import checkpoints_of
 from trainer.run.optim import OffloadedAdamW
+from trainer.train import train
 
 
 def test_a_run_with_its_optimizer_in_the_hosts_memory_is_the_run_without(configured_here, capfd):

@@ -20,11 +20,10 @@ from tests.trainer.conftest import MakeConfig
 from tests.trainer.model.test_model import make_latents, make_projector
 from tests.trainer.runs import ALONE, ForkedTrainer, assert_same_run, command, damages
 from trainer.cli import main
-from trainer.commands.train import train
 from trainer.config import OptimConfig, TrainConfig
-from trainer.insight.event_file import EventFile
 from trainer.insight.log import MetricsLog
-from trainer.model.projectors.file import PROJECTOR_FILE
+from trainer.insight.trackers import EventFile
+from trainer.model.projector_file import PROJECTOR_FILE
 from trainer.run.checkpoint import (
     STATE_FILE,
     TENSOR_FILES,
@@ -35,6 +34,7 @@ from trainer.run.checkpoint import (
 from trainer.run.folder import CONFIG_FILE, checkpoints_of, refuse_foreign_output, write_config
 from trainer.run.loop import TrainingLoop
 from trainer.run.optim import make_optimizer
+from trainer.train import train
 
 pytestmark = pytest.mark.usefixtures("threads_as_in_a_child")
 

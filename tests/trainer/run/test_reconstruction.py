@@ -9,10 +9,10 @@ import torch
 from cache_store.errors import ConfigError, Interrupted
 from tests.trainer.conftest import MakeConfig
 from tests.trainer.runs import ALONE, assert_same_run, end_well, fork_ranks, make_loop, metrics, open_alone, watched
-from trainer.commands.train import train
 from trainer.config import ReconstructionConfig, TrainConfig
 from trainer.run.checkpoint import HEADS_FILE
 from trainer.run.folder import checkpoints_of
+from trainer.train import train
 
 EVERY_THIRD = ReconstructionConfig(weight=1.0, every=3)
 

@@ -10,13 +10,13 @@ from tests.make_cache import make_cache
 from tests.trainer.conftest import MakeConfig, describe
 from tests.trainer.multimodal import FEATURES, PATCHES, save_multimodal
 from tests.trainer.runs import ALONE, end_well, fork_ranks, make_config, metrics
-from trainer.commands.train import train
 from trainer.config import TrainConfig
 from trainer.insight.startup import held_bytes
 from trainer.model.config import TowerConfig
-from trainer.model.language.language_model import LanguageModel
+from trainer.model.language_model import LanguageModel
 from trainer.run import inputs
 from trainer.run.folder import checkpoints_of
+from trainer.train import train
 
 SHARDED = {"parallel": "fsdp2", "eval_batch_size": 3, "loss_chunk": 5, "gradient_checkpointing": "selective"}
 """Shares of validation make three passes on one rank and two on the other, as do chunks of labels."""

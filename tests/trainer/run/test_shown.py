@@ -16,9 +16,9 @@ from tests.trainer.runs import ALONE, assert_same_run, command, end_well, fork_r
 from tests.trainer.test_cli import named_fields
 from trainer import sample_posterior
 from trainer.cli import main
-from trainer.commands.train import train
 from trainer.config import DataConfig, TrainConfig
 from trainer.data.stream import RankShare
+from trainer.train import train
 
 ROWS = 40
 REJECTS = ([3], [3, 11])

@@ -31,15 +31,15 @@ from tests.trainer.runs import (
 from tests.trainer.test_cli import named_fields
 from trainer import load_projector
 from trainer.cli import main
-from trainer.commands.train import train
 from trainer.config import TrainConfig
 from trainer.data.stream import as_tensor
 from trainer.model.config import TowerConfig
-from trainer.model.projectors.file import CONFIG_FILE
-from trainer.model.projectors.projector import rms
+from trainer.model.projector import rms
+from trainer.model.projector_file import CONFIG_FILE
 from trainer.model.towers import what_samples_mean
 from trainer.run.checkpoint import read_state
 from trainer.run.folder import checkpoints_of
+from trainer.train import train
 
 ROWS = 40
 TOWERS = {"siglip": TowerConfig(projector="linear", ends="none")}

@@ -18,12 +18,12 @@ from tests.trainer.conftest import GEMMA_TEMPLATE, MEAN, MakeConfig, described_c
 from tests.trainer.runs import ALONE, damages, end_well, fork_ranks, metrics, open_alone
 from tests.trainer.test_cli import named_fields
 from trainer import load_projector
-from trainer.commands.train import train
 from trainer.config import TrainConfig
 from trainer.data.stream import as_tensor
-from trainer.model.projectors.file import CONFIG_FILE, METADATA_KEY, PROJECTOR_FILE
+from trainer.model.projector_file import CONFIG_FILE, METADATA_KEY, PROJECTOR_FILE
 from trainer.run.checkpoint import restore_projectors
 from trainer.run.folder import checkpoints_of
+from trainer.train import train
 
 
 @pytest.fixture(scope="module")

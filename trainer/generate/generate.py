@@ -11,7 +11,7 @@ from cache_store.storage.store import local_path
 from trainer.generate.config import GenerateConfig
 from trainer.generate.generator import Answer, Generator, find_language_model, open_generator
 from trainer.generate.subjects import Subject, Subjects, find_subjects
-from trainer.insight.captions import answer_lines, shown_answer
+from trainer.run.observers import answer_lines, shown_answer
 from trainer.run.parallel import local_device
 from trainer.run.trained import load_projector
 

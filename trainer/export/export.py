@@ -1,21 +1,56 @@
-"""The command `export`: a projector, with all that its users need, in a folder of its own."""
+"""The command `export`: a projector, with all that its users need, in a folder, and on the Hugging Face Hub."""
 
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from huggingface_hub import HfApi, get_token, is_offline_mode
+from huggingface_hub.errors import HFValidationError, HTTPError  # type: ignore[attr-defined]  # whichever its library has
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
-from cache_store.errors import ConfigError
+from cache_store.errors import ConfigError, EncodeOnceError
 from cache_store.program.output_file import refuse_inside
 from cache_store.refusal import counted
 from cache_store.storage.claim import refuse_foreign_names
 from trainer.config import views_of_run
-from trainer.export.card import CURVE_FILE, is_hub_id, model_card
-from trainer.export.figures import draw_curve, read_figures
-from trainer.model.projectors.file import CONFIG_FILE, PROJECTOR_FILE, ProjectorConfig, Tower, projector_bytes
-from trainer.model.projectors.trained import TrainedProjector
+from trainer.export.card import CURVE_FILE, draw_curve, is_hub_id, model_card, read_figures
+from trainer.model.pretrained import first_line
+from trainer.model.projector_file import (
+    CONFIG_FILE,
+    PROJECTOR_FILE,
+    ProjectorConfig,
+    Tower,
+    TrainedProjector,
+    projector_bytes,
+)
 from trainer.published import publish_folder
 from trainer.run.trained import config_of_run, load_projector, run_folder
+
+
+def refuse_unpushable(repo: str) -> None:
+    """Raise ConfigError, before anything is written, where nothing can be pushed to `repo`."""
+    try:
+        validate_repo_id(repo)
+    except HFValidationError as error:
+        raise ConfigError(f"push-to-hub: {first_line(error)}") from None
+    if is_offline_mode():
+        raise ConfigError("push-to-hub: HF_HUB_OFFLINE is set; unset it where there is a network")
+    if get_token() is None:
+        raise ConfigError("push-to-hub: nobody is logged in to the Hub here; run `hf auth login`, or set HF_TOKEN")
+
+
+def push(folder: Path, repo: str, steps: int, *, private: bool) -> str:
+    """Upload the folder, into a new repository if there is none; return its address."""
+    api = HfApi()
+    try:
+        made = api.create_repo(repo, private=private, exist_ok=True)
+        api.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message=f"Projector after {steps:,} steps")
+    except (HTTPError, OSError) as error:
+        raise EncodeOnceError(
+            f"{folder} is whole, and was not pushed to {repo}: {first_line(error)}; run `hf upload {repo} {folder}`"
+        ) from None
+    return str(made)
+
 
 CARD_FILE = "README.md"
 
@@ -31,15 +66,11 @@ def export(run: str, folder: Path, repo: str | None, *, private: bool) -> None:
         for cache in caches.values():
             refuse_inside("dir", folder, cache)
     if repo is not None:
-        from trainer.export.hub import refuse_unpushable
-
         refuse_unpushable(repo)
     write_export(projector, folder, config)
     steps = projector.config.training.steps
     print(f"exported {counted(steps, 'step')} of training: {folder}")
     if repo is not None:
-        from trainer.export.hub import push
-
         print(f"pushed: {push(folder, repo, steps, private=private)}")
 
 

@@ -14,8 +14,16 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from trainer.data.batches import StepBatch
 from trainer.data.prefetch import prefetched
-from trainer.insight.profiling.parts import STEP, Operation, Part, busy_s, decoder_phases, operations_of, parts_of
-from trainer.insight.profiling.saved import saved_bytes
+from trainer.insight.profile_parts import (
+    STEP,
+    Operation,
+    Part,
+    busy_s,
+    decoder_phases,
+    operations_of,
+    parts_of,
+    saved_bytes,
+)
 from trainer.model.phases import phase
 from trainer.run.memory import peak_memory_bytes
 from trainer.run.session import Session

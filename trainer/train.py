@@ -7,18 +7,17 @@ from cache_store.storage.claim import claim
 from trainer.config import WARMUP_STEPS, TrainConfig
 from trainer.data.batches import LatentSource
 from trainer.insight.captioner import HeldOutCaptions
-from trainer.insight.console import Console
 from trainer.insight.health import Health
-from trainer.insight.log import StepLog
+from trainer.insight.log import Console, StepLog
 from trainer.insight.report import Report
 from trainer.insight.startup import announce
 from trainer.insight.trackers import refuse_missing
 from trainer.model.config import PRETRAINED
 from trainer.run.checkpoint import find_checkpoint, refuse_other_run
-from trainer.run.fit import fitted
 from trainer.run.folder import checkpoints_of, refuse_foreign_output
 from trainer.run.inputs import Inputs, open_inputs
 from trainer.run.loop import TrainingLoop
+from trainer.run.memory import fitted
 from trainer.run.observers import Captioner, Observer
 from trainer.run.parallel import World
 from trainer.run.session import Session, open_session

@@ -4,7 +4,6 @@ Only three parts of it are used: the embedding of tokens, the decoder up to its 
 head. So logits are made where a label is predicted and nowhere else: at a vocabulary of 262 k, full-sequence logits
 would cost gigabytes a sample.
 """
-# Axes: N samples, T tokens, D model width, L label tokens, V vocabulary.
 
 import hashlib
 import json
@@ -23,8 +22,11 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from cache_store.errors import ConfigError, ModelError
 from trainer.model.attention import image_masks
 from trainer.model.config import TEXT_ALONE, AutoClass
-from trainer.model.language.pretrained import first_line
-from trainer.model.projectors.pretrained import ImageParts
+from trainer.model.own_projector import ImageParts
+from trainer.model.pretrained import first_line
+
+# Axes: N samples, T tokens, D model width, L label tokens, V vocabulary.
+
 
 VOCABULARY_CHUNK = 8_192
 FINGERPRINT_VALUES = 4_096

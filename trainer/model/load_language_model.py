@@ -1,5 +1,4 @@
 """Loading a language model: every weight from the checkpoint, and what it computes compared with its own forward."""
-# Axes: N samples, T tokens, D model width, V vocabulary.
 
 import math
 from collections.abc import Iterator
@@ -11,15 +10,16 @@ from torch import Tensor
 
 from cache_store.errors import ConfigError, ModelError
 from trainer.model.attention import CAUSAL
-from trainer.model.language.language_model import LanguageModel
-from trainer.model.language.pretrained import (
+from trainer.model.language_model import LanguageModel
+from trainer.model.own_projector import find_image_parts
+from trainer.model.pretrained import (
     UNREADABLE_MODEL,
     first_line,
     loading_bar_hidden,
     pretrained_name,
     why_unreadable,
 )
-from trainer.model.language.text_part import (
+from trainer.model.text_part import (
     causal_config,
     drop_other_parts,
     is_multimodal,
@@ -28,7 +28,9 @@ from trainer.model.language.text_part import (
     opened_by,
     text_modules,
 )
-from trainer.model.projectors.pretrained import find_image_parts
+
+# Axes: N samples, T tokens, D model width, V vocabulary.
+
 
 REFUSED_MASKS = "model.language_model {!r} takes no masks for attention: full; set causal for each of model.towers"
 

@@ -1,5 +1,4 @@
 """Which attention kernel runs in each kind of layer: looked at as it runs, at a run's own length."""
-# Axes: N samples, T tokens, D model width.
 
 import warnings
 from collections.abc import Iterator
@@ -12,8 +11,11 @@ from torch.nn.attention import SDPBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cache_store.errors import ConfigError
-from trainer.model.language.language_model import LanguageModel
-from trainer.model.language.pretrained import first_line
+from trainer.model.language_model import LanguageModel
+from trainer.model.pretrained import first_line
+
+# Axes: N samples, T tokens, D model width.
+
 
 MATH = "math"
 """The kernel that holds all of a sequence's attention weights in memory."""

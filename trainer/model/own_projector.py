@@ -3,7 +3,6 @@
 Gemma 3's pools the tower's tokens, normalises each by its root mean square, and maps it by one matrix. A cache holds
 the tower's tokens, or pooled ones; hidden states are read as they are, not standardised.
 """
-# Axes: N samples, S world tokens, F features of a hidden state, D model width.
 
 from dataclasses import dataclass
 from math import isqrt
@@ -14,7 +13,9 @@ from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d
 
 from cache_store.errors import ModelError
-from trainer.model.projectors.projector import TowerProjector
+from trainer.model.projector import TowerProjector
+
+# Axes: N samples, S world tokens, F features of a hidden state, D model width.
 
 
 @dataclass(frozen=True, kw_only=True)

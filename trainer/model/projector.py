@@ -1,19 +1,22 @@
-"""A tower's projector: standardised samples into tokens of the language model's width.
+"""A tower's projector (standardised samples into tokens of the language model's width), and those of all towers.
 
 At initialisation its tokens have the root mean square of the model's own token embeddings: a frozen decoder
 normalises what enters, so tokens much smaller than it expects would make gradients larger by the same factor.
 """
-# Axes: N samples, C latent channels, H W latent cells, S world tokens, F values of a world token, D model width.
-# A sample is a latent [C, H, W], or already tokens, [S, F]; then its features are standardised as channels are.
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from cache_store import CacheError
+from trainer.model.attention import CAUSAL
+
+# Axes: N samples, C latent channels, H W latent cells, S world tokens, F values of a world token, D model width.
+# A sample is a latent [C, H, W], or already tokens, [S, F]; then its features are standardised as channels are.
+
 
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "spatial": lambda latents_NCHW: latents_NCHW.flatten(2).transpose(1, 2),
@@ -178,3 +181,55 @@ def find_scale(rms_at: Callable[[float], float], target: float) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if rms_at(2.0**middle) < target else (low, middle)
     return float(2.0**low)
+
+
+# Axes: N samples, P projector tokens, D model width.
+
+
+class Projectors(nn.Module):
+    """[tower], [tower], …: what stands between BOS and the text."""
+
+    def __init__(self, towers: Mapping[str, TowerProjector], full: frozenset[str] = frozenset()) -> None:
+        """`full` names the towers whose tokens see each other."""
+        super().__init__()
+        self.names, self.full = tuple(towers), full
+        self._each = nn.ModuleList(towers.values())
+
+    def __getitem__(self, name: str) -> TowerProjector:
+        return dict(self.items())[name]
+
+    def items(self) -> Iterator[tuple[str, TowerProjector]]:
+        for name, each in zip(self.names, self._each, strict=True):
+            assert isinstance(each, TowerProjector)
+            yield name, each
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(each.num_tokens for _, each in self.items())
+
+    def tokens(self, samples: Mapping[str, Tensor]) -> list[Tensor]:
+        """Make each tower's tokens of its samples, by its name: [N, P, D]."""
+        return [each(samples[name]) for name, each in self.items()]
+
+    def forward(self, samples: Mapping[str, Tensor] | Tensor) -> Tensor:
+        """All towers' tokens, [N, P, D]; samples alone are those of the only tower."""
+        if isinstance(samples, Tensor):
+            (name,) = self.names
+            samples = {name: samples}
+        return torch.cat(self.tokens(samples), 1)
+
+    def blocks(self) -> list[int]:
+        """Of each token: its tower's number, where the tokens of that tower see each other, or CAUSAL."""
+        blocks = list[int]()
+        for number, (name, each) in enumerate(self.items()):
+            margin = [CAUSAL] * ((each.num_tokens - each.num_world_tokens) // 2)
+            inside = [number if name in self.full else CAUSAL] * each.num_world_tokens
+            blocks += [*margin, *inside, *margin]
+        return blocks
+
+    def sequence_blocks(self, text_tokens: int, num_before: int) -> list[int] | None:
+        """Return those of a whole sequence, `num_before` text tokens of it first; None where all are CAUSAL."""
+        if not self.full:
+            return None
+        text = [CAUSAL] * text_tokens
+        return [*text[:num_before], *self.blocks(), *text[num_before:]]

@@ -1,4 +1,4 @@
-"""One rank of a side of `trainer compare`, in a process of its own: `python -m trainer.commands.side CONFIG STEPS`.
+"""One rank of a side of `trainer compare`, in its own process: `python -m trainer.insight.compare_side CONFIG STEPS`.
 
 CONFIG is a whole config as JSON. Each line on standard input is a number of steps to do; the answer is a line of JSON.
 """
@@ -18,9 +18,8 @@ from cache_store.program.config import config_fields
 from trainer.config import TrainConfig
 from trainer.data.prefetch import prefetched
 from trainer.run.checkpoint import CACHE_IDENTITY, SHOWN
-from trainer.run.fit import fitted
 from trainer.run.inputs import open_inputs
-from trainer.run.memory import peak_memory_bytes
+from trainer.run.memory import fitted, peak_memory_bytes
 from trainer.run.parallel import World, join_world
 from trainer.run.session import open_session
 from trainer.run.update import Updater

@@ -11,7 +11,7 @@ from torch import nn
 
 from cache_store.errors import ModelError
 from trainer.model.config import TEXT_ALONE, AutoClass
-from trainer.model.projectors.pretrained import find_own_projector
+from trainer.model.own_projector import find_own_projector
 
 CAUSAL: dict[str, dict[str, Any]] = {"paligemma": {"use_bidirectional_attention": False}}
 """Values of a text model's config under which it is causal, by the model type of the whole.

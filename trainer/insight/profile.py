@@ -1,0 +1,80 @@
+"""The command `profile`: where the time and the memory of a training step go.
+
+With frozen encoders in the step, in place of a cache, the same report shows what caching saves. They read images from
+the sources that the caches were built from.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from cache_store import Cache, JoinedCache
+from cache_store.cache.images import EncodeImages, find_source_images, open_image_encoder
+from cache_store.errors import ConfigError, EncodeOnceError
+from cache_store.program.output_file import refuse_inside
+from cache_store.storage.files import make_folder
+from trainer.config import TrainConfig
+from trainer.data.batches import LatentSource
+from trainer.data.windows import Samples
+from trainer.insight.profile_report import markdown_summary, write_profile
+from trainer.insight.profile_steps import Profile, profile_steps
+from trainer.model.phases import phase
+from trainer.model.towers import encoder_model
+from trainer.run.inputs import open_inputs
+from trainer.run.memory import fitted
+from trainer.run.parallel import World
+from trainer.run.session import open_session
+
+
+class LiveEncoder:
+    """Gives samples as the caches would, from images."""
+
+    def __init__(self, cache: JoinedCache, device: torch.device) -> None:
+        self._cache = cache
+        try:
+            self._images = {name: find_source_images(each.store) for name, each in cache.caches.items()}
+            self._encoders = {name: open_encoder(each, device) for name, each in cache.caches.items()}
+        except EncodeOnceError as error:
+            raise type(error)(f"--live-encoder: {error}") from None
+
+    def read(self, numbers: np.ndarray) -> Samples:
+        uris = self._cache.samples(numbers, columns=["uri"])["uri"].to_pylist()
+        return {name: self._encode(name, uris) for name in self._encoders}
+
+    def _encode(self, name: str, uris: list[str]) -> np.ndarray:
+        with phase("image decoding"):
+            images: list[Image.Image] = [self._images[name](uri)[0] for uri in uris]
+        with phase("live encoder"):
+            return self._encoders[name](images)
+
+
+def open_encoder(cache: Cache, device: torch.device) -> EncodeImages:
+    if (model := encoder_model(cache)) is None:
+        raise ConfigError(f"{cache.store} does not know where its encoder is")
+    return open_image_encoder(cache.spec.array, model, str(device))
+
+
+MAX_STEPS = 1_000
+"""More make a trace that no viewer opens."""
+
+
+def profile(config: TrainConfig, world: World, steps: int, folder: Path, *, live_encoder: bool) -> Profile:
+    """Write the pages and the trace into `folder`, and print what stands out; the run's own folder stays as it is."""
+    if not 1 <= steps <= MAX_STEPS:
+        raise ConfigError(f"steps must be in [1, {MAX_STEPS:,}], got {steps:,}")
+    if world.size > 1:
+        raise ConfigError("profile is for one process; unset WORLD_SIZE")
+    config.data.refuse_undivided(world.size)
+    for cache in config.all_caches:
+        refuse_inside("out", folder, cache)
+    inputs = open_inputs(replace(config, run=replace(config.run, max_steps=None)), world)
+    source: LatentSource | None = LiveEncoder(inputs.cache, world.device) if live_encoder else None
+    session = fitted(open_session(inputs, source))
+    make_folder(folder)
+    measured = profile_steps(session, steps, folder, live_encoder=live_encoder)
+    write_profile(measured, folder, str(folder))
+    print(markdown_summary(measured), f"profile: {folder / 'profile.md'}, profile.html and trace.json", sep="\n")
+    return measured
