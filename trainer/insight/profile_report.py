@@ -74,7 +74,7 @@ class Table:
 def write_profile(measured: Profile, folder: Path, name: str) -> None:
     """Write both pages, and the figures as JSON."""
     facts, said, tables = facts_of(measured), list(advice(measured)), tables_of(measured)
-    page = page_template("trainer.insight.profiling", "profile.html")
+    page = page_template("trainer.insight", "profile.html")
     html = page.render(name=name, facts=facts, advice=said, tables=tables)
     write_file(folder / "profile.md", markdown(name, facts, said, tables).encode())
     write_file(folder / "profile.html", html.encode())
