@@ -19,10 +19,10 @@ import torch
 
 from cache_store.errors import DeviceError, Interrupted
 from cache_store.format.schema import SampleLayout
-from precompute.encode.device_feed import hardware_of
 from precompute.encode.tolerance import device_class, tolerances
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.encoder import PixelRange
+from precompute.encoders.hardware import hardware_of
 from precompute.encoders.registry import load_reference
 
 IMAGES, PIXELS = 2, 2 * 256**2

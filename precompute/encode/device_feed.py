@@ -6,15 +6,11 @@ encoder's work is captured once as a CUDA graph and replayed: one launch in plac
 hold up. So shapes are static: a short batch is filled with grey or padding.
 """
 
-import platform
 import queue
-import re
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,40 +21,6 @@ from cache_store.format.schema import ArraySpec
 from cache_store.log import log_warning
 from precompute.encode.batches import Room, Rooms, inputs_of, make_room
 from precompute.encoders.encoder import Encoder
-
-CPUINFO, DRIVER = Path("/proc/cpuinfo"), Path("/proc/driver/nvidia/version")
-
-
-@cache
-def hardware_of(device: torch.device) -> dict[str, str]:
-    """A GPU's name, driver, CUDA and cuDNN as loaded; a processor's name and the widest instructions in use."""
-    if device.type != "cuda":
-        return {"cpu": cpu_name(), "instructions": torch.backends.cpu.get_cpu_capability()}
-    found = {"gpu": torch.cuda.get_device_name(device), "driver": driver_version(), "cuda": torch.version.cuda}
-    cudnn: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
-    if cudnn is not None:
-        found["cudnn"] = cudnn_text(cudnn)
-    return {name: value for name, value in found.items() if value}
-
-
-def cpu_name() -> str:
-    lines = CPUINFO.read_text().splitlines() if CPUINFO.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
-def driver_version() -> str:
-    """As `570.86.15`, of the kernel's module; empty where the system does not say."""
-    text = DRIVER.read_text() if DRIVER.exists() else ""
-    found = re.search(r"\b\d+\.\d+(?:\.\d+)?\b", text)
-    return found[0] if found else ""
-
-
-def cudnn_text(number: int) -> str:
-    """CuDNN's own number as people write it: 91002 is 9.10.2, and 8902 was 8.9.2."""
-    thousand = 10_000 if number >= 90_000 else 1_000
-    return f"{number // thousand}.{number % thousand // 100}.{number % 100}"
-
 
 # Axes: N images of a batch, B of a full one, Y X pixels, 3 RGB.
 

@@ -17,9 +17,10 @@ from cache_store.errors import Interrupted
 from cache_store.format.schema import Spec
 from precompute.encode.batches import Batch, Decoders, batches_for, decoded_batches, planned_batches, refuse_vanished
 from precompute.encode.canary import Canary
-from precompute.encode.device_feed import DeviceFeed, Encoded, Encoding, feed_of, hardware_of
+from precompute.encode.device_feed import DeviceFeed, Encoded, Encoding, feed_of
 from precompute.encode.job import BusyTimes, EncodeJob, MismatchedShard, Progress
 from precompute.encoders.encoder import Encoder
+from precompute.encoders.hardware import hardware_of
 from precompute.sources import Source
 
 WRITES_BEHIND = 2

@@ -59,17 +59,18 @@ KIND = VaeKind(
 
 
 def load(files: ModelFiles, config: EncoderConfig, pixel_range: PixelRange) -> Encoder:
+    from precompute.encoders.vaes.diffusers_vae import load_native
     from precompute.encoders.vaes.folded_cosmos import folded_cosmos
-    from precompute.encoders.vaes.vae import VaeEncoder, load_native
+    from precompute.encoders.vaes.vae import VaeEncoder
 
     frozen = folded_cosmos(files, KIND, config) if config.fold else load_native(files, KIND, config)
     return VaeEncoder(frozen, config, pixel_range)
 
 
 def load_decoder(files: ModelFiles, device: torch.device) -> Decoder:
-    from precompute.encoders.vaes import vae
+    from precompute.encoders.vaes import diffusers_vae
 
-    return vae.load_decoder(files, KIND, device)
+    return diffusers_vae.load_decoder(files, KIND, device)
 
 
 def refuse_size(config: Config, height: int, width: int) -> None:

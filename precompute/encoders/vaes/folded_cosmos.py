@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from precompute.encoders.config import EncoderConfig
 from precompute.encoders.model_files import ModelFiles
+from precompute.encoders.vaes.diffusers_vae import encode_path_sha256, read_whole_vae
 from precompute.encoders.vaes.folding import Weights, below, flat_conv, ready
 from precompute.encoders.vaes.kind import VaeKind, refuse_other_lengths
-from precompute.encoders.vaes.vae import FrozenVae, encode_path_sha256, read_whole_vae
+from precompute.encoders.vaes.vae import FrozenVae
 from precompute.encoders.weights import loading
 
 NORM_EPS = 1e-6

@@ -36,14 +36,15 @@ def native_family(kinds: Mapping[str, VaeKind]) -> Family:
     """The family of these kinds, by class."""
 
     def load(files: ModelFiles, config: EncoderConfig, pixel_range: PixelRange) -> Encoder:
-        from precompute.encoders.vaes.vae import VaeEncoder, load_native
+        from precompute.encoders.vaes.diffusers_vae import load_native
+        from precompute.encoders.vaes.vae import VaeEncoder
 
         return VaeEncoder(load_native(files, kinds[files.class_name], config), config, pixel_range)
 
     def load_decoder(files: ModelFiles, device: torch.device) -> Decoder:
-        from precompute.encoders.vaes import vae
+        from precompute.encoders.vaes import diffusers_vae
 
-        return vae.load_decoder(files, kinds[files.class_name], device)
+        return diffusers_vae.load_decoder(files, kinds[files.class_name], device)
 
     def refuse_size(config: Config, height: int, width: int) -> None:
         kind = kinds[config["_class_name"]]

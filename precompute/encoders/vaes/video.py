@@ -98,8 +98,9 @@ KINDS = {
 
 
 def load(files: ModelFiles, config: EncoderConfig, pixel_range: PixelRange) -> Encoder:
+    from precompute.encoders.vaes.diffusers_vae import load_native
     from precompute.encoders.vaes.folding import fold_still
-    from precompute.encoders.vaes.vae import VaeEncoder, load_native
+    from precompute.encoders.vaes.vae import VaeEncoder
 
     frozen = load_native(files, KINDS[files.class_name], config, fold_still if config.fold else None)
     return VaeEncoder(frozen, config, pixel_range)

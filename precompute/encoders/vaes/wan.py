@@ -72,17 +72,17 @@ def load_folded(files: ModelFiles, config: EncoderConfig) -> FrozenVae:
 
 
 def load_native(files: ModelFiles, config: EncoderConfig) -> FrozenVae:
-    from precompute.encoders.vaes import vae
+    from precompute.encoders.vaes import diffusers_vae
 
     if files.config.get("attn_scales"):
         raise ConfigError("encoder.fold: false cannot run a model with attn_scales, diffusers' encode fails on them")
-    return vae.load_native(files, KINDS[files.class_name], config)
+    return diffusers_vae.load_native(files, KINDS[files.class_name], config)
 
 
 def load_decoder(files: ModelFiles, device: torch.device) -> Decoder:
-    from precompute.encoders.vaes import vae
+    from precompute.encoders.vaes import diffusers_vae
 
-    return vae.load_decoder(files, KINDS[files.class_name], device)
+    return diffusers_vae.load_decoder(files, KINDS[files.class_name], device)
 
 
 FAMILY = Family(load=load, refuse_size=refuse_size, takes=("posterior", "fold", "compile"), load_decoder=load_decoder)

@@ -13,10 +13,10 @@ from cache_store.cli import main as cache_store
 from cache_store.errors import Interrupted
 from cache_store.format.schema import SampleLayout
 from precompute.cli import main
-from precompute.encode import device_feed
 from precompute.encode.canary import Canary, difference
-from precompute.encode.device_feed import cudnn_text, hardware_of
+from precompute.encoders import hardware
 from precompute.encoders.config import EncoderConfig
+from precompute.encoders.hardware import cudnn_text, hardware_of
 from precompute.encoders.registry import load_encoder
 from tests.cache_store.signing import load, save_signed
 
@@ -128,8 +128,8 @@ def test_a_record_names_its_hardware_and_every_command_says_where_shards_differ(
 
 def test_drivers_and_cudnn_are_written_as_people_write_them(monkeypatch, tmp_path):
     assert [cudnn_text(each) for each in (91002, 90701, 8902)] == ["9.10.2", "9.7.1", "8.9.2"]
-    monkeypatch.setattr(device_feed, "DRIVER", tmp_path / "version")
-    assert device_feed.driver_version() == ""
+    monkeypatch.setattr(hardware, "DRIVER", tmp_path / "version")
+    assert hardware.driver_version() == ""
     for module in ("Kernel Module  570.86.15", "Open Kernel Module for x86_64  570.86.15"):
         (tmp_path / "version").write_text(f"NVRM version: NVIDIA UNIX {module}  Thu Jan 23\nGCC version: gcc 12.2.0\n")
-        assert device_feed.driver_version() == "570.86.15"
+        assert hardware.driver_version() == "570.86.15"

@@ -1,0 +1,41 @@
+"""Names an encoder's device for the commit record: a latent's bits may depend on all of it."""
+
+import platform
+import re
+from functools import cache
+from pathlib import Path
+
+import torch
+
+CPUINFO, DRIVER = Path("/proc/cpuinfo"), Path("/proc/driver/nvidia/version")
+
+
+@cache
+def hardware_of(device: torch.device) -> dict[str, str]:
+    """A GPU's name, driver, CUDA and cuDNN as loaded; a processor's name and the widest instructions in use."""
+    if device.type != "cuda":
+        return {"cpu": cpu_name(), "instructions": torch.backends.cpu.get_cpu_capability()}
+    found = {"gpu": torch.cuda.get_device_name(device), "driver": driver_version(), "cuda": torch.version.cuda}
+    cudnn: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    if cudnn is not None:
+        found["cudnn"] = cudnn_text(cudnn)
+    return {name: value for name, value in found.items() if value}
+
+
+def cpu_name() -> str:
+    lines = CPUINFO.read_text().splitlines() if CPUINFO.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def driver_version() -> str:
+    """As `570.86.15`, of the kernel's module; empty where the system does not say."""
+    text = DRIVER.read_text() if DRIVER.exists() else ""
+    found = re.search(r"\b\d+\.\d+(?:\.\d+)?\b", text)
+    return found[0] if found else ""
+
+
+def cudnn_text(number: int) -> str:
+    """CuDNN's own number as people write it: 91002 is 9.10.2, and 8902 was 8.9.2."""
+    thousand = 10_000 if number >= 90_000 else 1_000
+    return f"{number // thousand}.{number % thousand // 100}.{number % 100}"
