@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Any
 from cache_store.version import __version__
 
 if TYPE_CHECKING:
-    from trainer.data.posterior import sample_posterior
-    from trainer.data.stream import LatentStream
+    from trainer.data.stream import LatentStream, sample_posterior
     from trainer.run.trained import load_projector
 
 HOMES = {
     "LatentStream": "trainer.data.stream",
     "load_projector": "trainer.run.trained",
-    "sample_posterior": "trainer.data.posterior",
+    "sample_posterior": "trainer.data.stream",
 }
 
 __all__ = ["LatentStream", "__version__", "load_projector", "sample_posterior"]

@@ -5,7 +5,7 @@ from contextlib import nullcontext
 from cache_store.program.output_file import refuse_inside
 from cache_store.storage.claim import claim
 from trainer.config import WARMUP_STEPS, TrainConfig
-from trainer.data.batches import LatentSource
+from trainer.data.stream import LatentSource
 from trainer.insight.captioner import HeldOutCaptions
 from trainer.insight.health import Health
 from trainer.insight.log import Console, StepLog

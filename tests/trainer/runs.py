@@ -20,6 +20,7 @@ from cache_store import open_joined
 from tests.forked import FORKED
 from trainer.cli import main
 from trainer.config import DataConfig, OptimConfig, TrainConfig, TrainRunConfig
+from trainer.data.batches import StepLoader
 from trainer.insight.compare_side import options_of
 from trainer.insight.log import Console, StepLog
 from trainer.model.config import ModelConfig
@@ -29,7 +30,7 @@ from trainer.run.inputs import open_inputs
 from trainer.run.loop import TrainingLoop
 from trainer.run.observers import Captioner, Observer
 from trainer.run.parallel import World
-from trainer.run.session import Session, open_session
+from trainer.run.session import Session, make_loader, open_session
 
 PATIENCE_S = 300
 """Longest wait for a process that hangs; none that is only slow takes so long."""
@@ -113,6 +114,13 @@ def watched(config: TrainConfig, at_read: Callable[[int, np.ndarray], None]) -> 
 
 def open_alone(config: TrainConfig) -> Session:
     return open_session(open_inputs(config, ALONE))
+
+
+def rank_loaders(session: Session, world_size: int, accumulate: int) -> list[StepLoader]:
+    """The loader of each rank of a run like the session's."""
+    worlds = (World(rank=rank, size=world_size, device=session.world.device) for rank in range(world_size))
+    loaders = (make_loader(replace(session, world=world), session.text, session.split) for world in worlds)
+    return [replace(each, accumulate=accumulate) for each in loaders]
 
 
 def make_loop(session: Session, captioner: Captioner | None = None, *observers: Observer) -> TrainingLoop:

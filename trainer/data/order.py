@@ -1,12 +1,12 @@
 """The order of samples: a keyed permutation that is computed, never stored.
 
-A Feistel network permutes the smallest domain of 2^(2·half_bits) numbers that holds [0, n); walking its cycle until
-the value falls inside [0, n) again makes that a permutation of [0, n). Any position of any epoch is known at once,
-in constant memory, so resuming and splitting over ranks need no replay.
+A Feistel network permutes the smallest domain of 2^(2·half_bits) numbers that holds [0, n); applying it again until
+the value falls inside [0, n) makes that a permutation of [0, n). Any position of any epoch is computed directly, in
+constant memory, so resuming and splitting over ranks need no replay.
 
-A shuffle in blocks keeps neighbours together for a while, so that they can be read as one. Blocks are permuted, and so
-many as there are lanes are a window; its positions take one sample of each block in turn, in an order of each block's
-own. Lanes are a multiple of the batch, so a rank's part of it meets the same blocks as long as a window lasts.
+A shuffle in blocks keeps neighbours close together, so that they can be read with one request. Blocks are permuted,
+and every `lanes` blocks form a window. The window's positions take one sample of each block in turn, in each block's
+own random order. `lanes` is a multiple of the batch size, so a rank reads from the same blocks for the whole window.
 """
 
 import hashlib
@@ -15,11 +15,14 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from cache_store.errors import ConfigError
+from trainer.config import MAX_GROUPS, MAX_SHUFFLE_BLOCK
+
 Int64Array = NDArray[np.int64]
 Uint64Array = NDArray[np.uint64]
 
 OPEN_BLOCKS = 128
-"""Least blocks of a window, of which the samples of neighbouring batches are."""
+"""Least number of blocks in a window; neighbouring batches draw their samples from one window."""
 
 ROUNDS = 6
 """Four already give a pseudorandom permutation (Luby and Rackoff); two more cost little and help tiny domains."""
@@ -27,18 +30,18 @@ ROUNDS = 6
 
 @dataclass(frozen=True)
 class SampleOrder:
-    """Which of `count` samples stands at each position of the endless concatenation of epochs."""
+    """The order of `count` samples: which one is at each position of an endless sequence of epochs."""
 
     identity: str
     seed: int
     count: int
     block: int = 1
-    """Neighbours that are shown within one window; 1: a sample may come from anywhere."""
+    """Number of neighbours in a block, which are shown within one window; 1: single samples are shuffled."""
     lanes: int = 1
-    """Blocks of a window."""
+    """Number of blocks in a window."""
 
     def at(self, positions: Int64Array) -> Int64Array:
-        """Return the indices in [0, count) at `positions`, which count samples consumed since the start."""
+        """Return the indices in [0, count) at `positions`."""
         epochs, within = np.divmod(positions, self.count)
         indices = np.empty_like(positions)
         for epoch in np.unique(epochs):
@@ -51,7 +54,7 @@ class SampleOrder:
         return indices
 
     def window(self, position: int) -> tuple[int, int]:
-        """Return the first position, and the one behind the last, that show samples of the same blocks."""
+        """Return the range of positions [first, end) of the window that contains `position`."""
         epoch, within = divmod(position, self.count)
         size = self.block * self.lanes
         first = within - within % size
@@ -60,25 +63,25 @@ class SampleOrder:
     def views_at(self, positions: Int64Array, views: int) -> Int64Array:
         """Return the view, in [0, views), that the sample at each position shows.
 
-        A sample takes its views in turn, from epoch to epoch; which it begins with depends on (identity, seed).
+        A sample shows its next view in each epoch; the first is a hash of (identity, seed) and the sample's index.
         """
         key = _round_key(hashlib.sha256(f"{self.identity}\n{self.seed}\nviews".encode()).digest(), 0)
-        begins_with = (_mix(self.at(positions).astype(np.uint64) ^ key) % np.uint64(views)).astype(np.int64)
-        return (begins_with + positions // self.count) % views
+        first = (_mix(self.at(positions).astype(np.uint64) ^ key) % np.uint64(views)).astype(np.int64)
+        return (first + positions // self.count) % views
 
 
 @dataclass(frozen=True)
 class GroupedOrder(SampleOrder):
-    """Samples of a length in one batch: within a window of some batches they are sorted, and its batches shuffled.
+    """The order of samples that share a batch with others of similar length.
 
-    As pure a function of the position: a window is known from its number alone.
+    Each window of some batches is sorted by length, and its batches are shuffled; it depends on its number alone.
     """
 
     lengths: NDArray[np.int64] = field(kw_only=True)
-    """One entry for each of the `count` samples."""
+    """One length for each of the `count` samples."""
     batch_size: int = field(kw_only=True)
     batches: int = field(kw_only=True)
-    """Batches of a window."""
+    """Number of batches in a window."""
 
     def at(self, positions: Int64Array) -> Int64Array:
         size = self.batch_size * self.batches
@@ -97,31 +100,85 @@ class GroupedOrder(SampleOrder):
         return shuffled
 
 
+def make_order(
+    identity: str,
+    seed: int,
+    count: int,
+    batch_size: int,
+    shuffle_block: int = 1,
+    group_lengths: int = 1,
+    lengths: Int64Array | None = None,
+) -> SampleOrder:
+    """Make the order of single samples, of blocks, or by `lengths` [count]; ConfigError for options that clash."""
+    for name, size, most in (
+        ("shuffle_block", shuffle_block, MAX_SHUFFLE_BLOCK),
+        ("group_lengths", group_lengths, MAX_GROUPS),
+    ):
+        if not (isinstance(size, int) and 1 <= size <= most):
+            raise ConfigError(f"{name} must be a whole number in [1, {most:,}], got {size!r}")
+    if group_lengths > 1 and shuffle_block > 1:
+        raise ConfigError("group_lengths must be 1 with a shuffle_block")
+    if (group_lengths > 1) != (lengths is not None):
+        raise ConfigError("group_lengths above 1 and lengths need each other")
+    if lengths is None:
+        return SampleOrder(identity, seed, count, block=shuffle_block, lanes=lanes_of(batch_size))
+    return GroupedOrder(identity, seed, count, lengths=lengths, batch_size=batch_size, batches=group_lengths)
+
+
+@dataclass(frozen=True)
+class RankShare:
+    """The part of each global batch that a rank shows."""
+
+    batch_size: int
+    """Size of the global batch."""
+    rank: int
+    world_size: int
+
+    def __post_init__(self) -> None:
+        size, rank, ranks = self.batch_size, self.rank, self.world_size
+        if size < 1 or ranks < 1 or size % ranks or not 0 <= rank < ranks:
+            raise ConfigError(f"batch_size {size} must divide among ranks (rank {rank} of {ranks})")
+
+    def select(self, positions: Int64Array) -> Int64Array:
+        """Return those of `positions` that this rank shows; they may be in any number of batches."""
+        samples = self.batch_size // self.world_size
+        return np.extract(positions % self.batch_size // samples == self.rank, positions)
+
+
+def batch_positions(batch: int, batch_size: int) -> Int64Array:
+    return np.arange(batch * batch_size, (batch + 1) * batch_size)
+
+
 def epoch_key(identity: str, seed: int, epoch: int) -> bytes:
     return hashlib.sha256(f"{identity}\n{seed}\n{epoch}".encode()).digest()
 
 
 def lanes_of(batch_size: int) -> int:
-    """Return how many blocks a window has, of batches of that size."""
+    """Return the number of blocks in a window: the least multiple of `batch_size` that is at least OPEN_BLOCKS."""
     return batch_size * -(-OPEN_BLOCKS // batch_size)
 
 
-def permute(positions: Int64Array, count: int, key: bytes, of: Int64Array | None = None) -> Int64Array:
-    """Apply the permutation of [0, count) that `key` chooses to each position; `of`: one for each of these numbers."""
+def permute(positions: Int64Array, count: int, key: bytes, variants: Int64Array | None = None) -> Int64Array:
+    """Apply the permutation of [0, count) that `key` chooses to each position.
+
+    With `variants`, one number for each position, each number chooses a permutation of its own.
+    """
     half_bits = max(1, ((count - 1).bit_length() + 1) // 2)
     round_keys = [_round_key(key, number) for number in range(ROUNDS)]
-    tweaks = np.zeros(len(positions), np.uint64) if of is None else _mix(of.astype(np.uint64) + np.uint64(1))
+    tweaks = (
+        np.zeros(len(positions), np.uint64) if variants is None else _mix(variants.astype(np.uint64) + np.uint64(1))
+    )
     values = _feistel(positions.astype(np.uint64), half_bits, round_keys, tweaks)
-    # The domain is at most four times as large as the range, so a walk takes a few steps.
+    # The domain is at most four times as large as the range, so this ends after a few rounds.
     while (outside := values >= count).any():
         values[outside] = _feistel(values[outside], half_bits, round_keys, tweaks[outside])
     return values.astype(np.int64)
 
 
 def permute_blocks(positions: Int64Array, order: SampleOrder, key: bytes) -> Int64Array:
-    """Apply the permutation in blocks that `key` chooses; what is left of whole blocks comes last.
+    """Apply the permutation in blocks that `key` chooses; samples that fill no whole block come last.
 
-    Numbers are counted on from one of each epoch's own, so blocks begin elsewhere and others are left each time.
+    Indices are shifted by an offset that depends on the epoch's key, so each epoch has other block borders.
     """
     count, block, lanes = order.count, order.block, order.lanes
     blocks = count // block
@@ -131,7 +188,7 @@ def permute_blocks(positions: Int64Array, order: SampleOrder, key: bytes) -> Int
     open_blocks = np.minimum(lanes, blocks - window * lanes)
     place, lane = np.divmod(within, open_blocks)
     chosen = permute(window * lanes + lane, blocks, key)
-    indices[whole] = chosen * block + permute(place, block, key, of=chosen)
+    indices[whole] = chosen * block + permute(place, block, key, variants=chosen)
     left = blocks * block
     indices[~whole] = left + permute(positions[~whole] - left, count - left, key)
     return (indices + int.from_bytes(key[:8], "little") % count) % count
@@ -142,7 +199,7 @@ def _round_key(key: bytes, number: int) -> np.uint64:
 
 
 def _feistel(values: Uint64Array, half_bits: int, round_keys: list[np.uint64], tweaks: Uint64Array) -> Uint64Array:
-    """Permute numbers of 2·half_bits bits, by each one's tweak: a bijection whatever the mixer."""
+    """Permute numbers of 2·half_bits bits, each with its own tweak; a Feistel network is a bijection for any mixer."""
     shift, mask = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
     left, right = values >> shift, values & mask
     for round_key in round_keys:

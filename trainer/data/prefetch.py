@@ -1,26 +1,46 @@
-"""Loading ahead: background threads make the next batches while the model works on this one.
+"""Prefetching: background threads read what training needs next, while the model works on the current batch.
 
-One thread is enough where latents are copied out of memory maps, several orders of magnitude faster than a language
-model reads them; out of an object store each batch waits for its slowest answer. An error is raised where its batch is
-taken.
+`prefetched` makes whole batches ahead. One thread is enough for memory-mapped latents, which are copied several orders
+of magnitude faster than a language model reads them. From an object store, each batch waits for its slowest answer, so
+several threads help. An error is raised when its batch is taken.
+
+`WindowReader` reads ahead for a shuffle in blocks: a window's samples are read together before they are needed, and
+held while they are shown.
 """
 
 import sys
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from threading import Semaphore
 from typing import TypeVar
 
-AHEAD = 2
-"""Items for each thread."""
+import numpy as np
+
+from trainer.data.order import Int64Array, RankShare, SampleOrder
+
+ITEMS_PER_THREAD = 2
+"""Items made ahead by each thread."""
 
 MOST_WAITING = 0.05
 """Share of the time spent waiting, beyond which another thread helps."""
 
 JUDGED = 20
-"""Items after which that is judged, and judged again."""
+"""Number of items after which the time spent waiting is judged."""
+
+WINDOWS_AHEAD = 2
+"""Windows read ahead of the current one: one can wait for answers while the other's samples are checked and copied."""
+
+MOST_WINDOWS = WINDOWS_AHEAD + 2
+"""Most windows held: the current one, those ahead, and the previous one, which another thread may still read from."""
+
+# Axes: N samples to show.
+
+Samples = Mapping[str, np.ndarray]
+"""Each tower's samples [N, *shape], by its name."""
 
 KeyT = TypeVar("KeyT")
 ItemT = TypeVar("ItemT")
@@ -29,9 +49,9 @@ ItemT = TypeVar("ItemT")
 def prefetched(
     load: Callable[[KeyT], ItemT], keys: Iterable[KeyT], threads: int = 1, most: int = 0
 ) -> Generator[ItemT]:
-    """Yield `load(key)` for each key in order; up to two a thread are made before they are needed.
+    """Yield `load(key)` for each key in order; each thread makes up to two items before they are needed.
 
-    Where `most` is more than `threads`, one more helps whenever taking items has waited too long, up to so many.
+    If `most` is above `threads`, one more thread helps whenever taking items has waited too long, up to `most`.
     """
     pool = ThreadPoolExecutor(max(threads, most), thread_name_prefix="prefetch")
     at_once, patience = Semaphore(threads), Patience()
@@ -41,11 +61,11 @@ def prefetched(
             return load(key)
 
     pending: deque[Future[ItemT]] = deque()
-    finalizing = sys.is_finalizing  # a local name: modules lose theirs before the last generators are closed
+    finalizing = sys.is_finalizing  # bound locally: at exit, a module may lose its names before generators are closed
     try:
         for key in keys:
             pending.append(pool.submit(loaded, key))
-            if len(pending) > AHEAD * threads:
+            if len(pending) > ITEMS_PER_THREAD * threads:
                 yield patience.take(pending.popleft())
                 if threads < most and patience.is_over():
                     threads += 1
@@ -53,7 +73,7 @@ def prefetched(
         while pending:
             yield pending.popleft().result()
     finally:
-        if not finalizing():  # the interpreter's end has joined the thread already; nobody waits for a silent store
+        if not finalizing():  # at exit the threads have been joined already; else do not wait, a store may not answer
             pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -71,10 +91,90 @@ class Patience:
         return found
 
     def is_over(self) -> bool:
-        """Judge after every so many items, and forget them."""
+        """Judge after every JUDGED items, then start anew."""
         if self._taken < JUDGED:
             return False
         now = time.perf_counter()
         over = self._waited > MOST_WAITING * (now - self._since)
         self._taken, self._waited, self._since = 0, 0.0, now
         return over
+
+
+@dataclass
+class Window:
+    """One rank's part of a window."""
+
+    positions: Int64Array
+    """Positions that this rank shows, ascending."""
+    samples: Future[Samples]
+    left: int
+    """Number of samples not shown yet."""
+
+
+class WindowReader:
+    """Reads one rank's samples by position. Positions must rise slowly from call to call; any thread may call.
+
+    It holds this rank's part of a window until all of that was shown, and reads its parts of the next windows ahead.
+    """
+
+    def __init__(self, order: SampleOrder, share: RankShare, read: Callable[[Int64Array], Samples], end: int) -> None:
+        """`read` returns the samples at positions; it is never asked for positions from `end` on."""
+        self._order, self._share, self._read, self._end = order, share, read, end
+        self._pool = ThreadPoolExecutor(WINDOWS_AHEAD, thread_name_prefix="window")
+        self._lock = threading.Lock()
+        self._windows: dict[int, Window] = {}
+
+    def __call__(self, positions_N: Int64Array) -> Samples:
+        shown: dict[str, np.ndarray] = {}
+        for first, end, here in self._bounds(positions_N):
+            window = self._window(first, end)
+            rows = np.searchsorted(window.positions, positions_N[here])
+            for name, each in window.samples.result().items():
+                if len(here) == len(positions_N):
+                    shown[name] = each[rows]
+                    continue
+                if name not in shown:
+                    shown[name] = np.empty((len(positions_N), *each.shape[1:]), each.dtype)
+                shown[name][here] = each[rows]
+            self._release(first, window, len(here))
+        return shown
+
+    def close(self) -> None:
+        """Stop without waiting for reads in progress: after Ctrl-C, the store may not answer."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _bounds(self, positions_N: Int64Array) -> Iterator[tuple[int, int, np.ndarray]]:
+        """Yield for each window its range of positions [first, end), and the indices of `positions_N` within it."""
+        position, last = int(positions_N.min()), int(positions_N.max())
+        while position <= last:
+            first, end = self._order.window(position)
+            yield first, end, np.flatnonzero((positions_N >= first) & (positions_N < end))
+            position = end
+
+    def _window(self, first: int, end: int) -> Window:
+        """Return the window, and start to read the next ones."""
+        with self._lock:
+            window = self._begin(first, end)
+            for _ in range(WINDOWS_AHEAD):
+                first, end = self._order.window(end)
+                if first < self._end:
+                    self._begin(first, end)
+            return window
+
+    def _begin(self, first: int, end: int) -> Window:
+        if first not in self._windows:
+            positions = self._share.select(np.arange(first, min(end, self._end)))
+            self._windows[first] = Window(positions, self._pool.submit(self._read, positions), len(positions))
+        return self._windows[first]
+
+    def _release(self, first: int, window: Window, shown: int) -> None:
+        """Drop the window once all its samples were shown.
+
+        Also drop the oldest windows beyond MOST_WINDOWS: a resumed run shows only a part of its first window.
+        """
+        with self._lock:
+            window.left -= shown
+            if window.left == 0:
+                self._windows.pop(first, None)
+            for oldest in sorted(self._windows)[:-MOST_WINDOWS]:
+                del self._windows[oldest]

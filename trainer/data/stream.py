@@ -1,99 +1,86 @@
-"""Latents in training order, for a training loop of one's own.
+"""Latents in training order: for the trainer, and for your own training loop.
 
-The position is the count of samples consumed. Global batch k covers the positions [k·B, (k+1)·B) of the endless
-concatenation of epochs, so it may straddle two, and is never short. Rank r of R takes the r-th contiguous part of
+The position is the number of samples consumed. Global batch k covers the positions [k·B, (k+1)·B) of an endless
+sequence of epochs, so a batch may span two epochs and is never short. Rank r of R takes the r-th contiguous part of
 it; DataLoader worker w of W takes every W-th batch, which the DataLoader puts back in order.
 
-A pass covers `epochs` epochs, and the next pass goes on where it ended: passes one after the other are one long pass
-cut up. Where the next one begins has to be known to the workers, which are copies made anew for each pass or kept from
-pass to pass; so it lies in memory that all of them share, and moves on when the last of them has ended.
+A pass covers `epochs` epochs, and the next pass continues where it ended. DataLoader workers are copies of the stream,
+made for each pass or kept between passes, and must know where the next pass begins. So that position is in memory that
+all workers share; it advances when the last worker has ended the pass.
 """
 
+import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from contextlib import closing, nullcontext
 from fractions import Fraction
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.random import Generator, Philox
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
-from cache_store import Cache, JoinedCache, open_cache, open_joined
+from cache_store.cache.reader import valid_numbers
 from cache_store.errors import ConfigError
 from cache_store.format.normalization import drawn, normalize
 from cache_store.refusal import differing, refuse
-from trainer.config import MAX_EPOCHS, MAX_SHUFFLE_BLOCK
-from trainer.data.order import Int64Array, SampleOrder, lanes_of
-from trainer.data.posterior import sample_posterior
-from trainer.data.views import View, Views, open_views
-from trainer.data.windows import Samples, WindowReader
+from trainer.config import MAX_EPOCHS
+from trainer.data.order import GroupedOrder, Int64Array, RankShare, batch_positions, make_order
+from trainer.data.prefetch import Samples, WindowReader
+from trainer.data.views import Caches, Views, are_named, has_moments, open_caches
 from trainer.model.config import WORLD
 
 MAX_WORKERS = 1_024
 """Most workers of one DataLoader; each keeps the bounds of its next pass in a column of its own."""
 
 NEVER = 2**62
-"""The end of a pass that has none."""
+"""End position of a pass that never ends."""
+
+# Axes: N samples, M moments: C means, then C log-variances, H W latent cells.
 
 
-@dataclass(frozen=True)
-class RankShare:
-    """The part of each global batch that a rank shows."""
+class LatentSource(Protocol):
+    """Stands in for a cache, such as the encoders themselves."""
 
-    batch_size: int
-    """Of the global batch."""
-    rank: int
-    world_size: int
-
-    def of(self, positions: Int64Array) -> Int64Array:
-        """Pick those that it holds, of positions in any number of batches."""
-        samples = self.batch_size // self.world_size
-        return np.extract(positions % self.batch_size // samples == self.rank, positions)
-
-
-def batch_positions(batch: int, batch_size: int) -> Int64Array:
-    return np.arange(batch * batch_size, (batch + 1) * batch_size)
-
-
-def as_tensor(samples: np.ndarray) -> Tensor:
-    """Share the array's memory; numpy's bfloat16 (ml_dtypes) is unknown to torch and goes by its bits."""
-    if samples.dtype.name == "bfloat16":
-        return torch.from_numpy(samples.view(np.uint16)).view(torch.bfloat16)
-    return torch.from_numpy(samples)
-
-
-Caches = Cache | JoinedCache | str | Path | Mapping[str, str | Path] | Sequence[View]
-"""A cache, joined ones, or views: open, or their paths."""
-
-
-def as_cache(cache: Caches) -> Cache | JoinedCache:
-    if isinstance(cache, Cache | JoinedCache):
-        return cache
-    if isinstance(cache, str | Path):
-        return open_cache(cache)
-    return open_joined(cache) if isinstance(cache, Mapping) else open_views(cache)
+    def read(self, numbers: np.ndarray) -> Samples:
+        """Read samples in the order of `numbers`, by the names of the caches; a cache alone is named `world`."""
 
 
 class LatentStream(IterableDataset[dict[str, Any]]):
     """Batches of latents in the keyed order of samples; the same for any number of DataLoader workers.
 
-    Yields `latents` [batch_size / world_size, *shape] in the stored dtype (of joined caches a tensor each, by name),
-    `numbers` (sample numbers, for `cache.samples`), `positions` (of each sample, for `sample_posterior`) and `cursor`,
-    the position after the batch. Of texts also `mask` [batch_size / world_size, tokens], bool, True where a token is no
-    padding (of joined caches a tensor for each cache of texts, by name).
-    `load_state_dict({"cursor": …})` resumes there: the next pass holds what was left of that one. A pass that is left
-    before its end is not over: without workers the next one begins where it began; with workers, which read ahead, load
-    the cursor of the last batch first.
-    With workers, pass it to `DataLoader(stream, batch_size=None, num_workers=W)` and keep the cursor of the last
-    batch, since `state_dict` of this object then stands still: the workers hold copies.
-    A `shuffle_block` above 1 is a shuffle in blocks (`trainer/data/order.py`): so many neighbours are read as one,
-    ahead of their batches, and held while they are shown. Without workers a thread reads; of workers there can be one.
-    With `normalize`, latents are float32 as the encoder's diffusion models are trained on them; of posterior moments,
-    one is drawn at each position, by the stream's seed, and normalised then.
+    Yields `latents` [batch_size / world_size, *shape] in the stored dtype (for joined caches, a mapping of names to
+    tensors), `numbers` (sample numbers, for `cache.samples`), `positions` (of each sample, for `sample_posterior`) and
+    `cursor`, the position after the batch. Caches of texts add `mask` [batch_size / world_size, tokens], bool, False at
+    padding (for joined caches, a mapping of names to masks).
+    `load_state_dict({"cursor": …})` resumes there: the next pass holds what was left of that one. A pass that you leave
+    before its end is not finished: without workers, the next pass begins where that one began; with workers, which read
+    ahead, first load the cursor of the last batch.
+    With workers, pass it to `DataLoader(stream, batch_size=None, num_workers=W)` and save the cursor of the last batch:
+    the workers hold copies, so this object's `state_dict` does not advance.
+
+    Args:
+        cache: An open cache or its path. A mapping of names to paths is joined (`cache_store.open_joined`). A list
+            holds views: caches of one plan that show the same images differently. Each sample shows them in turn.
+        batch_size: Size of the global batch. A pass's last batch is filled from the next epoch.
+        samples: Numbers of the samples to show, such as a training split; an epoch shows each once. Default: all.
+        seed: Seed of the order, and of latents that are drawn.
+        epochs: Length of a pass; None: it never ends.
+        rank: The part of each global batch that this process reads, in [0, world_size).
+        world_size: Number of parts; it divides `batch_size`.
+        shuffle_block: Above 1, that many neighbours are read together, ahead of their batches, and held while they are
+            shown (`trainer/data/order.py`). It allows at most one worker; threads read ahead.
+        group_lengths: Above 1, that many batches are drawn together and sorted by `lengths`, so that a batch holds
+            samples of similar length.
+        lengths: One length for each sample of the cache, by sample number.
+        draw: Whether to draw a latent from posterior moments at each position, float32, by `sample_posterior`.
+        normalize: Whether to give latents as the encoder's diffusion models are trained on them, float32; from moments,
+            a latent is drawn first.
+        source: Gives samples in place of the cache.
+
+    Raises ConfigError if options contradict each other, and IndexError for a sample number that the cache lacks.
     """
 
     def __init__(
@@ -101,46 +88,42 @@ class LatentStream(IterableDataset[dict[str, Any]]):
         cache: Caches,
         batch_size: int,
         *,
+        samples: np.ndarray | None = None,
         seed: int = 0,
         epochs: float | None = 1,
         rank: int = 0,
         world_size: int = 1,
         shuffle_block: int = 1,
+        group_lengths: int = 1,
+        lengths: np.ndarray | None = None,
+        draw: bool = False,
         normalize: bool = False,
+        source: LatentSource | None = None,
     ) -> None:
-        """`cache`: open, or its path; a mapping of names to paths is joined (`cache_store.open_joined`).
-
-        A list is of views: caches of one plan that show the same images otherwise. A sample shows them in turn.
-        `batch_size` is the global batch; a pass's last batch runs over into the next epoch; None never ends.
-        """
         super().__init__()
-        if batch_size < 1 or world_size < 1 or batch_size % world_size or not 0 <= rank < world_size:
-            raise ConfigError(f"batch_size {batch_size} must divide among ranks (rank {rank} of {world_size})")
-        if epochs is not None and not 0 < epochs <= MAX_EPOCHS:
-            raise ConfigError(
-                f"epochs must be above 0 and at most {MAX_EPOCHS:,}, or None for a pass that never ends, got {epochs}"
-            )
-        if not (isinstance(shuffle_block, int) and 1 <= shuffle_block <= MAX_SHUFFLE_BLOCK):
-            raise ConfigError(
-                f"shuffle_block must be a whole number in [1, {MAX_SHUFFLE_BLOCK:,}], got {shuffle_block!r}"
-            )
-        self.cache = as_cache(cache)
-        are_named = isinstance(cache, Sequence) and any(isinstance(each, Mapping) for each in cache)
-        self.normalize = normalize
-        self._is_alone = isinstance(self.cache, Cache) or (isinstance(cache, Sequence) and not are_named)
         self.batch_size, self.share = batch_size, RankShare(batch_size, rank, world_size)
-        lanes = lanes_of(batch_size)
-        self.order = SampleOrder(self.cache.identity, seed, len(self.cache), block=shuffle_block, lanes=lanes)
-        # A decimal as it was written: a tenth of 40 samples is 4, and not a little more.
-        self.pass_samples = None if epochs is None else Fraction(str(epochs)) * len(self.cache)
+        self.cache, self._are_named = open_caches(cache), are_named(cache)
+        self.source: LatentSource = self.cache if source is None else source
+        if draw and not has_moments(self.cache):
+            raise ConfigError(f"draw: {self.cache.first.store} holds no posterior moments to draw from")
+        self.draw, self.normalize = draw or normalize, normalize
+        total = len(self.cache)
+        self.samples = None if samples is None else valid_numbers(samples, total)
+        if lengths is not None:
+            if np.shape(lengths) != (total,):
+                raise ConfigError(f"lengths must be one for each of {total:,} samples, got {np.shape(lengths)}")
+            lengths = np.asarray(lengths)[slice(None) if self.samples is None else self.samples]
+        count = total if self.samples is None else len(self.samples)
+        self.order = make_order(self.cache.identity, seed, count, batch_size, shuffle_block, group_lengths, lengths)
+        self.pass_samples = None if epochs is None else exact(epochs) * count
         self._cursor, self._end = 0, self.pass_end(0)
         self._own_pass: tuple[int, int] | None = None
         passes = torch.tensor([[self._cursor], [self._end]]).repeat(1, MAX_WORKERS)
         self._passes_2W = passes.share_memory_()  # type: ignore[no-untyped-call]
 
     def pass_end(self, position: int) -> int:
-        """Find the end of the pass that holds `position`: the end of the batch that completes it."""
-        if self.pass_samples is None:
+        """Return the end position of the pass that contains `position`: the end of its last batch."""
+        if not self.pass_samples:
             return NEVER
         passes = position // self.pass_samples + 1
         return math.ceil(passes * self.pass_samples / self.batch_size) * self.batch_size
@@ -148,71 +131,73 @@ class LatentStream(IterableDataset[dict[str, Any]]):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         worker = get_worker_info()
         stride, offset = (worker.num_workers, worker.id) if worker else (1, 0)
-        # The least of all is past a pass only once every worker has ended it, however late the others begin.
+        if stride > 1 and self.order.block > 1:
+            raise ConfigError(
+                f"shuffle_block: with {stride} workers, each would read every block; use num_workers 0 or 1"
+            )
+        # The minimum over workers moves past a pass only when every worker has ended it, however late some begin.
         start, end = self._own_pass or self._passes_2W[:, :stride].amin(1).tolist()
         self._own_pass = None
         self._cursor, self._end = start, end
-        batch = start // self.batch_size + offset
-        with self._windows(stride, end) as windows:
-            while batch * self.batch_size < end:
-                # A worker's cursor is where its next batch lies, less its offset, so that it too can resume alone.
-                self._cursor = (batch + stride - offset) * self.batch_size
-                yield self.read_batch(batch, windows)
-                batch += stride
+        number = start // self.batch_size + offset
+        ahead = self.read_ahead(end)
+        with closing(ahead) if ahead else nullcontext():
+            while number * self.batch_size < end:
+                # A worker's cursor is the position of its next batch minus its offset, so that it can resume alone.
+                self._cursor = (number + stride - offset) * self.batch_size
+                yield self.batch(number, ahead)
+                number += stride
         self._finish_pass(offset, stride, end)
-
-    def _windows(self, workers: int, end: int) -> AbstractContextManager[WindowReader | None]:
-        """What reads ahead in a pass up to `end`, of a shuffle in blocks."""
-        if self.order.block == 1:
-            return nullcontext()
-        if workers > 1:
-            raise ConfigError(f"shuffle_block: each of {workers} workers would read every block; take one, or none")
-        return closing(WindowReader(self.order, self.share.of, lambda at: self._shown(self.order.at(at), at), end))
 
     def _finish_pass(self, worker: int, workers: int, end: int) -> None:
         following = torch.tensor([end, self.pass_end(end)])
         self._passes_2W[:, worker] = following
         if int(self._passes_2W[0, :workers].min()) == end:
-            self._passes_2W[:] = following[:, None]  # the last of them: for any number of workers after these
+            self._passes_2W[:] = following[:, None]  # all workers have ended: the next pass may have any number of them
 
-    def read_batch(self, batch: int, windows: WindowReader | None = None) -> dict[str, Any]:
-        """Read the batch that has `batch` batches before it, where it is stored or out of what was read ahead."""
-        positions = self.share.of(batch_positions(batch, self.batch_size))
-        numbers = self.order.at(positions)
-        read = windows(positions) if windows else self._shown(numbers, positions)
-        latents = {name: as_tensor(each) for name, each in read.items()}
-        if self.normalize:
-            latents = self._normalized(latents, positions)
-        shown = {"numbers": torch.from_numpy(numbers), "positions": torch.from_numpy(positions)}
-        cursor = (batch + 1) * self.batch_size
-        shown |= self._mask(numbers)
-        return {"latents": latents[WORLD] if self._is_alone else latents, **shown, "cursor": cursor}
+    def batch(self, number: int, ahead: WindowReader | None = None) -> dict[str, Any]:
+        """Read this rank's part of global batch `number`, counted from 0, as a pass yields it.
 
-    def _mask(self, numbers: Int64Array) -> dict[str, Any]:
-        """Which tokens are no padding, where there are texts."""
-        if isinstance(self.cache, Cache):
-            has_mask = self.cache.spec.array.has_mask
-            return {"mask": torch.from_numpy(self.cache.mask(numbers))} if has_mask else {}
-        masks = {name: torch.from_numpy(each) for name, each in self.cache.mask(numbers).items()}
-        return {"mask": masks[WORLD] if self._is_alone else masks} if masks else {}
+        Any thread may call it; the stream's position stays. Blocks come from `ahead`, if given, else from the cache.
+        """
+        positions = self.share.select(batch_positions(number, self.batch_size))
+        numbers = self.numbers(positions)
+        tensors = {"latents": self.show(numbers, positions, ahead), "mask": as_tensors(self.cache.mask(numbers))}
+        return {
+            **{name: each if self._are_named else each[WORLD] for name, each in tensors.items() if each},
+            "numbers": torch.from_numpy(numbers),
+            "positions": torch.from_numpy(positions),
+            "cursor": (number + 1) * self.batch_size,
+        }
 
-    def _normalized(self, latents: dict[str, Tensor], positions: Int64Array) -> dict[str, Tensor]:
-        """Draw where there are moments, as the trainer does, then normalise."""
-        caches = [self.cache] if isinstance(self.cache, Cache) else self.cache.caches.values()
-        arrays = [each.spec.array for each in caches]
-        done = {}
-        for tower, ((name, each), array) in enumerate(zip(latents.items(), arrays, strict=True)):
-            if array.encoder.posterior == "moments":
-                each = sample_posterior(each, self.order.seed, positions, tower)
-            done[name] = normalize(each, drawn(array.encoder))
-        return done
+    def numbers(self, positions: Int64Array) -> Int64Array:
+        """Return the numbers of the samples at `positions`; ConfigError if there are no samples."""
+        if not self.order.count:
+            raise ConfigError(f"{self.cache.first.store}: there are no samples to show")
+        indices = self.order.at(positions)
+        return indices if self.samples is None else self.samples[indices]
 
-    def _shown(self, numbers: Int64Array, positions: Int64Array) -> Samples:
-        if isinstance(self.cache, Cache):
-            return {WORLD: self.cache.read(numbers)}
-        if isinstance(self.cache, Views):
-            return self.cache.show(numbers, self.order.views_at(positions, len(self.cache.views)))
-        return self.cache.read(numbers)
+    def read_ahead(self, end: int) -> WindowReader | None:
+        """Return a reader that reads blocks ahead of their batches, up to `end`; None if the shuffle has no blocks."""
+        if self.order.block == 1:
+            return None
+        return WindowReader(self.order, self.share, lambda at: self._read(self.numbers(at), at), end)
+
+    def show(self, numbers: Int64Array, positions: Int64Array, ahead: WindowReader | None = None) -> dict[str, Tensor]:
+        """Read the samples `numbers`, which are at `positions`, as training shows them: by name, [N, *shape] each."""
+        latents = as_tensors(ahead(positions) if ahead else self._read(numbers, positions))
+        for tower, (name, cache) in enumerate(self.cache.caches.items()):
+            array = cache.spec.array
+            if self.draw and array.encoder.posterior == "moments":
+                latents[name] = sample_posterior(latents[name], self.order.seed, positions, tower)
+            if self.normalize:
+                latents[name] = normalize(latents[name], drawn(array.encoder))
+        return latents
+
+    def _read(self, numbers: Int64Array, positions: Int64Array) -> Samples:
+        if isinstance(self.source, Views):
+            return self.source.show(numbers, self.order.views_at(positions, len(self.source.views)))
+        return self.source.read(numbers)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the stream's position; the batch last yielded counts as consumed."""
@@ -221,15 +206,15 @@ class LatentStream(IterableDataset[dict[str, Any]]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume at `state["cursor"]`; everything else in `state` must match this stream."""
         now = self._must_match()
-        if differences := differing({name: state.get(name, mine) for name, mine in now.items()}, now):
-            remedy = "to go on from it, open the stream as it was then; to start anew, load no state"
+        if differences := differing({name: state.get(name, own) for name, own in now.items()}, now):
+            remedy = "to resume from it, open the stream with the same settings; to start anew, load no state"
             refuse("the stream's state was saved by another stream", differences, [remedy], held="in the state")
         cursor = state.get("cursor")
         if not isinstance(cursor, int) or cursor < 0 or cursor % self.batch_size:
             raise ConfigError(f"cursor {cursor!r} is not a multiple of the global batch {self.batch_size}")
-        # At the end of a pass nothing of it is left: the position before is the one that tells which pass it is.
+        # A cursor at the very end of a pass belongs to that pass, so the batch before it decides which pass it is.
         end = self.pass_end(max(cursor - self.batch_size, 0))
-        if get_worker_info():  # whose neighbours stand elsewhere in the same pass
+        if get_worker_info():  # the other workers are at other positions of the same pass
             self._own_pass = cursor, state.get("end", end)
         else:
             self._cursor, self._end = cursor, end
@@ -237,5 +222,53 @@ class LatentStream(IterableDataset[dict[str, Any]]):
 
     def _must_match(self) -> dict[str, Any]:
         order = self.order
-        fields = {"cache": order.identity, "seed": order.seed, "batch_size": self.batch_size}
-        return {**fields, "shuffle_block": order.block}
+        samples = "all" if self.samples is None else numbers_digest(self.samples)
+        groups, lengths = (
+            (order.batches, numbers_digest(order.lengths)) if isinstance(order, GroupedOrder) else (1, None)
+        )
+        fields = {"cache": order.identity, "samples": samples, "seed": order.seed, "batch_size": self.batch_size}
+        return {**fields, "shuffle_block": order.block, "group_lengths": groups, "lengths": lengths}
+
+
+def exact(epochs: float) -> Fraction:
+    """Return the decimal that `epochs` is printed as: 0.1 of 40 samples is 4, not slightly more."""
+    if not 0 < epochs <= MAX_EPOCHS:
+        raise ConfigError(
+            f"epochs must be above 0 and at most {MAX_EPOCHS:,}, or None for a pass that never ends, got {epochs}"
+        )
+    return Fraction(str(epochs))
+
+
+def numbers_digest(numbers: np.ndarray) -> str:
+    return f"{len(numbers):,}, sha256 {hashlib.sha256(np.asarray(numbers, np.int64).tobytes()).hexdigest()[:12]}"
+
+
+def sample_posterior(moments_NMHW: Tensor, seed: int, positions: Iterable[int], tower: int = 0) -> Tensor:
+    """Draw a latent for each sample, mean + std · noise: [N, C, H, W] float32, from moments of any dtype on the CPU.
+
+    `positions` holds for each sample how many samples were shown before it. The result is a pure function of the
+    moments and (seed, position, tower); `tower` gives the encoders of one image different noise. The noise comes from
+    Philox (Salmon et al. 2011), a counter-based generator whose key is the seed and whose counter begins at the
+    position, so it can be computed directly, in any batch, on any rank, after any resume.
+    """
+    count, moments, *cells = moments_NMHW.shape
+    latents_NCHW = torch.empty(count, moments // 2, *cells)
+    for latent_CHW, moments_MHW, position in zip(latents_NCHW.numpy(), moments_NMHW, positions, strict=True):
+        # One sample at a time: in a batch, the last bits would depend on how it is split into vectors and threads.
+        mean_CHW, logvar_CHW = np.split(moments_MHW.float().numpy(), 2)
+        philox = Philox(key=[seed, tower], counter=[0, 0, 0, int(position)])
+        Generator(philox).standard_normal(dtype=np.float32, out=latent_CHW)
+        latent_CHW *= np.exp(logvar_CHW / 2)
+        latent_CHW += mean_CHW
+    return latents_NCHW
+
+
+def as_tensors(samples: Samples) -> dict[str, Tensor]:
+    return {name: as_tensor(each) for name, each in samples.items()}
+
+
+def as_tensor(samples: np.ndarray) -> Tensor:
+    """Return a tensor that shares the array's memory; numpy's bfloat16, unknown to torch, is converted by its bits."""
+    if samples.dtype.name == "bfloat16":
+        return torch.from_numpy(samples.view(np.uint16)).view(torch.bfloat16)
+    return torch.from_numpy(samples)

@@ -1,6 +1,7 @@
-"""Views: caches of one plan that show the same samples otherwise, cropped or flipped, and are read one view at a time.
+"""Opens the caches that training reads: one, joined ones, or views.
 
-Which one a sample shows at a position of the run is for the order to say (`SampleOrder.views_at`).
+Views are caches of one plan that show the same samples flipped or cropped differently. One view of a sample is read at
+a time; `SampleOrder.views_at` decides which one at a position of the run.
 """
 
 import hashlib
@@ -21,10 +22,13 @@ MAY_DIFFER = {
     "image": ("fit", "flip", "max_pixels", "decode"),
     "encoder": ("path", "compiled", "compute_dtype", "batch_size"),
 }
-"""What views may have been made by in their own ways: the part of the image that is seen, and what only rounds."""
+"""Fields in which views may differ: those that choose the part of the image, and those that only change rounding."""
 
 View = Address | Cache | Mapping[str, Address | Cache]
-"""A cache, or each tower's, by its name."""
+"""A cache, or a mapping of tower names to caches."""
+
+Caches = Address | Cache | JoinedCache | Mapping[str, Address | Cache] | Sequence[View]
+"""A cache, joined caches or views; open, or as paths."""
 
 
 class Views(JoinedCache):
@@ -48,7 +52,7 @@ class Views(JoinedCache):
         return hashlib.sha256("\n".join(each.identity for each in self.views).encode()).hexdigest()
 
     def show(self, numbers: np.ndarray, views_N: np.ndarray) -> dict[str, np.ndarray]:
-        """Every tower's samples by number, each in the view of that place in `views`: [N, *shape]."""
+        """Read every tower's samples by number, [N, *shape], each from the view at its index in `views`."""
         rows = self.rows(numbers)
         arrays = {name: each.spec.array for name, each in self.caches.items()}
         shown = {name: np.empty((len(rows), *each.shape), each.numpy_dtype) for name, each in arrays.items()}
@@ -59,10 +63,32 @@ class Views(JoinedCache):
         return shown
 
 
+def open_caches(caches: Caches) -> JoinedCache:
+    """Open caches to be read together; a cache alone is named `world`."""
+    if isinstance(caches, JoinedCache):
+        return caches
+    if isinstance(caches, Mapping):
+        return open_joined(caches)
+    if isinstance(caches, str) or not isinstance(caches, Sequence):
+        return open_joined({WORLD: caches})
+    return open_views(caches)
+
+
+def are_named(caches: Caches) -> bool:
+    """Return whether the caller has named the caches, and so reads samples by these names."""
+    views = [caches] if isinstance(caches, str) or not isinstance(caches, Sequence) else caches
+    return any(isinstance(each, JoinedCache | Mapping) for each in views)
+
+
+def has_moments(cache: JoinedCache) -> bool:
+    return any(each.spec.array.encoder.posterior == "moments" for each in cache.caches.values())
+
+
 def open_views(views: Sequence[View]) -> Views:
     """Open two views or more.
 
-    Raises what `open_joined` raises, and StaleError, with a table, where two are not of one plan or hold other samples.
+    Raises what `open_joined` raises, and StaleError with a table if two views have different plans, encoders or sample
+    shapes.
     """
     if len(views) < 2:
         raise ConfigError("views: name two caches of one plan, or more")
@@ -71,28 +97,30 @@ def open_views(views: Sequence[View]) -> Views:
     first, *others = map(open_joined, named)
     for other in others:
         if other.identity == first.identity:
-            raise ConfigError(f"views: {first.first.store} and {other.first.store} hold the same samples: no two views")
+            raise ConfigError(
+                f"views: {first.first.store} and {other.first.store} hold the same samples, so they are not two views"
+            )
         refuse_other_plan(first.first, other.first)
-        refuse_other_samples(first, other)
+        refuse_unlike_views(first, other)
     return Views([first, *others])
 
 
-def refuse_other_samples(first: JoinedCache, other: JoinedCache) -> None:
-    """Raise StaleError where what one reads of a view is not to be read of the other."""
-    held = [{name: what_views_share(each.spec.array) for name, each in view.caches.items()} for view in (first, other)]
+def refuse_unlike_views(first: JoinedCache, other: JoinedCache) -> None:
+    """Raise StaleError if a projector that reads one view could not read the other: they differ beyond MAY_DIFFER."""
+    held = [{name: shared_fields(each.spec.array) for name, each in view.caches.items()} for view in (first, other)]
     if differences := differing(*held):
-        summary = f"{other.first.store} is no view of the samples of {first.first.store}"
-        remedy = "build it with the same encoder and image recipe, but for image.flip and image.fit"
+        summary = f"{other.first.store} is not a view of the samples of {first.first.store}"
+        remedy = "build it with the same encoder and image recipe; only image.flip and image.fit may differ"
         refuse(summary, differences, [remedy], held="in the first", now="in the view")
 
 
-def what_views_share(array: ArraySpec) -> dict[str, object]:
+def shared_fields(array: ArraySpec) -> dict[str, object]:
     shared: dict[str, object] = {
         name: str(value) for name, value in msgspec.to_builtins(array).items() if name != "codec"
     }
     for section, others in MAY_DIFFER.items():
         fields = msgspec.to_builtins(getattr(array, section))
         if fields is None:
-            continue  # of texts, which have no image recipe
+            continue  # texts have no image recipe
         shared[section] = {name: str(value) for name, value in fields.items() if name not in others}
     return shared

@@ -15,7 +15,7 @@ from cache_store.errors import ConfigError, MissingPathError, ModelError, NoCach
 from cache_store.program.config import closest
 from cache_store.refusal import differing, printable, refuse
 from trainer.config import views_of_run
-from trainer.data.stream import as_tensor
+from trainer.data.stream import as_tensor, as_tensors
 from trainer.generate.config import GenerateConfig
 from trainer.generate.rows import chosen_samples
 from trainer.model.config import each_with
@@ -67,7 +67,7 @@ def cached_rows(projector: TrainedProjector, config: GenerateConfig) -> Subjects
     numbers = np.array([sample.number for sample in samples])
 
     def read(part: slice) -> Mapping[str, Tensor]:
-        return {name: as_tensor(each) for name, each in cache.read(numbers[part]).items()}
+        return as_tensors(cache.read(numbers[part]))
 
     return Subjects(subjects, read, [each.root for each in cache.caches.values()])
 

@@ -13,7 +13,7 @@ import torch
 from cache_store import JoinedCache
 from cache_store.errors import ModelError
 from cache_store.gallery.pictures import preview
-from trainer.data.stream import as_tensor
+from trainer.data.stream import as_tensors
 from trainer.generate.config import GenerateConfig
 from trainer.generate.generator import Generator, turn_end
 from trainer.generate.rows import cached_samples
@@ -40,7 +40,7 @@ class HeldOutCaptions:
         self._session = session
         numbers = session.split.validation[: session.config.run.sample_captions]
         self._samples = cached_samples(session.cache, numbers)
-        self._stored = session.loader.source.read(numbers)
+        self._stored = session.loader.stream.source.read(numbers)
         longest = max(len(session.chat.prompt_tokens(sample.question)) for sample in self._samples)
         limit = max(1, min(CAPTION_TOKENS, session.config.data.max_text_tokens - longest))
         config = GenerateConfig(rows=",".join(str(sample.row) for sample in self._samples), max_tokens=limit)
@@ -68,8 +68,7 @@ class HeldOutCaptions:
 
     def _batch(self, part: slice, stopped: Callable[[], bool]) -> list[Caption]:
         samples, stored = self._samples[part], {name: each[part] for name, each in self._stored.items()}
-        latents = {name: as_tensor(each) for name, each in stored.items()}
-        answers = self._generator(latents, [sample.question for sample in samples], stopped)
+        answers = self._generator(as_tensors(stored), [sample.question for sample in samples], stopped)
         return [
             Caption(
                 row=sample.row,

@@ -17,8 +17,8 @@ from cache_store.errors import ConfigError, EncodeOnceError
 from cache_store.program.output_file import refuse_inside
 from cache_store.storage.files import make_folder
 from trainer.config import TrainConfig
-from trainer.data.batches import LatentSource
-from trainer.data.windows import Samples
+from trainer.data.prefetch import Samples
+from trainer.data.stream import LatentSource
 from trainer.insight.profile_report import markdown_summary, write_profile
 from trainer.insight.profile_steps import Profile, profile_steps
 from trainer.model.phases import phase

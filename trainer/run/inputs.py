@@ -3,20 +3,19 @@
 Tokenising a new data set takes minutes, so everything that can be refused before it is refused here.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from cache_store import Cache, JoinedCache, open_cache, open_joined
+from cache_store import Cache, JoinedCache, open_cache
 from cache_store.errors import ConfigError
 from cache_store.program.output_file import refuse_inside
 from cache_store.verify.verify import verify
 from trainer.config import DataConfig, TrainConfig
-from trainer.data.posterior import sampled_towers
-from trainer.data.views import open_views
+from trainer.data.views import has_moments, open_caches
 from trainer.model.kernels import choose_attention
 from trainer.model.language_model import LanguageModel
 from trainer.model.load_language_model import Transformers, load_with_whole
@@ -60,8 +59,8 @@ class Inputs:
     """transformers' model that it is a part of, which can generate."""
     projectors: Projectors
     """Not yet scaled to the language model's embeddings, which needs training samples."""
-    sampled: tuple[str, ...]
-    """Towers whose latents training draws from their posteriors."""
+    draw: bool
+    """Whether training draws latents from posterior moments."""
     must_match: dict[str, str]
     """What a checkpoint must have been trained with to be used here."""
     projector_config: ProjectorConfig
@@ -80,7 +79,7 @@ class Inputs:
 def open_inputs(config: TrainConfig, world: World) -> Inputs:
     joined = open_sound_caches(config, world)
     refuse_unread(config.model, joined)
-    sampled = sampled_towers(joined, config.data.posterior)
+    draw = draws_latents(joined, config.data.posterior)
     chat = load_chat_tokenizer(config.model.language_model, config.model.chat_template, config.data.max_text_tokens)
     folder = text_folder(joined, chat, config.text_dir)
     for path in config.all_caches:
@@ -94,14 +93,14 @@ def open_inputs(config: TrainConfig, world: World) -> Inputs:
         block_1T = None if block is None else torch.tensor([block], device=world.device)
         choose_attention(language, config.run.attention, projectors.num_tokens + text, block_1T)
     said = describe_projectors(config, joined, chat, projectors, language)
-    must_match = what_must_match(config, joined, chat, said, sampled)
+    must_match = what_must_match(config, joined, chat, said, draw=draw)
     if config.run.gradient_checkpointing != "none":
         language.checkpoint_layers(config.run.gradient_checkpointing)
     if config.run.compile != "none":
         language.compile_decoder(config.run.compile)
     return Inputs(
         config=config, world=world, cache=joined, chat=chat, text_folder=folder, language=language, whole=whole,
-        projectors=projectors, sampled=sampled, must_match=must_match, projector_config=said,
+        projectors=projectors, draw=draw, must_match=must_match, projector_config=said,
     )  # fmt: skip
 
 
@@ -116,7 +115,17 @@ def load_language_model(config: TrainConfig, world: World) -> tuple[LanguageMode
 def open_sound_caches(config: TrainConfig, world: World) -> JoinedCache:
     """Open each tower's cache, in all its views."""
     views = [{name: open_sound_cache(path, config.data, world) for name, path in view.items()} for view in config.views]
-    return open_views(views) if len(views) > 1 else open_joined(views[0])
+    return open_caches(views if len(views) > 1 else views[0])
+
+
+def draws_latents(cache: JoinedCache, posterior: Literal["sample", "mean"] | None) -> bool:
+    """Return whether training draws latents. ConfigError if `sample` is asked for and no tower has moments."""
+    if posterior == "sample" and not has_moments(cache):
+        raise ConfigError(
+            f"data.posterior: sample needs posterior moments, and {cache.first.store} holds none: leave it out, or "
+            "build a cache of them with `precompute build … --encoder.posterior moments`"
+        )
+    return posterior != "mean" and has_moments(cache)
 
 
 def open_sound_cache(path: str, data: DataConfig, world: World) -> Cache:
@@ -172,11 +181,11 @@ def refuse_too_long(config: TrainConfig, language: LanguageModel, projectors: Pr
 
 
 def what_must_match(
-    config: TrainConfig, joined: JoinedCache, chat: ChatTokenizer, said: ProjectorConfig, sampled: Collection[str]
+    config: TrainConfig, joined: JoinedCache, chat: ChatTokenizer, said: ProjectorConfig, *, draw: bool
 ) -> dict[str, str]:
     """Collect what decides the global batches and the shape and meaning of the projectors."""
     data = config.data
-    shown = {POSTERIOR: "sample" if sampled else "mean", SHUFFLE_BLOCK: str(data.shuffle_block)}
+    shown = {POSTERIOR: "sample" if draw else "mean", SHUFFLE_BLOCK: str(data.shuffle_block)}
     shown[GROUP_LENGTHS] = str(data.group_lengths)
     return {
         CACHE_IDENTITY: joined.identity,

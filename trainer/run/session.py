@@ -10,9 +10,8 @@ from cache_store import CacheError
 from cache_store.errors import ConfigError, ModelError
 from cache_store.storage.store import is_url
 from trainer.config import TrainConfig
-from trainer.data.batches import LatentSource, StepLoader
-from trainer.data.order import GroupedOrder, SampleOrder, lanes_of
-from trainer.data.stream import RankShare, as_tensor
+from trainer.data.batches import StepLoader
+from trainer.data.stream import LatentSource, LatentStream, as_tensor
 from trainer.model.loss import Reconstruction
 from trainer.model.model import WorldModel
 from trainer.model.projector_file import TrainedProjector
@@ -60,7 +59,7 @@ def open_session(
     if trained is None:
         refuse_none_to_train_on(split, inputs.config)
     announce_split(split, inputs.world, to_train=trained is None)
-    loader = make_loader(inputs, source or inputs.cache, text, split.train)
+    loader = make_loader(inputs, text, split, source, to_train=trained is None)
     if trained is not None:
         restore_projectors(trained, inputs.projectors)
     else:
@@ -128,36 +127,33 @@ def make_reconstruction(inputs: Inputs, *, begins_with_bos: bool) -> Reconstruct
     return made
 
 
-def make_loader(inputs: Inputs, source: LatentSource, text: TextStore, train: np.ndarray) -> StepLoader:
-    """Make this rank's loader; the cache's identity is part of the order."""
-    data, world = inputs.config.data, inputs.world
-    return StepLoader(
+def make_loader(
+    inputs: Inputs, text: TextStore, split: Split, source: LatentSource | None = None, *, to_train: bool = True
+) -> StepLoader:
+    """Make this rank's loader; evaluation, which takes no steps, may have any number of ranks."""
+    data, run, world, train = inputs.config.data, inputs.config.run, inputs.world, split.train
+    stream = LatentStream(
+        inputs.cache,
+        data.batch_size,
+        samples=train,
+        seed=data.seed,
+        epochs=None,
+        rank=world.rank if to_train else 0,
+        world_size=world.size if to_train else 1,
+        shuffle_block=data.shuffle_block,
+        group_lengths=data.group_lengths,
+        lengths=text.lengths(np.arange(text.meta.samples)) if data.group_lengths > 1 else None,
+        draw=inputs.draw,
         source=source,
+    )
+    return StepLoader(
+        stream=stream,
         text=text,
-        order=make_order(inputs, text, train),
-        train=train,
-        share=RankShare(data.batch_size, world.rank, world.size),
         accumulate=data.accumulate,
-        sampled=inputs.sampled,
-        end=data.batch_size * inputs.config.run.total_steps(len(train), data.batch_size),
+        ahead=stream.read_ahead(data.batch_size * run.total_steps(len(train), data.batch_size)),
         threads=FETCHING_THREADS if any(map(is_url, inputs.config.all_caches)) else 1,
         pin=world.device.type == "cuda",
-        planned=text.planned_lengths() if inputs.config.run.compile == "layers" else (),
-    )
-
-
-def make_order(inputs: Inputs, text: TextStore, train: np.ndarray) -> SampleOrder:
-    data, identity = inputs.config.data, inputs.cache.identity
-    if data.group_lengths == 1:
-        lanes = lanes_of(data.batch_size)
-        return SampleOrder(identity, data.seed, len(train), block=data.shuffle_block, lanes=lanes)
-    return GroupedOrder(
-        identity,
-        data.seed,
-        len(train),
-        lengths=text.lengths(train),
-        batch_size=data.batch_size,
-        batches=data.group_lengths,
+        planned=text.planned_lengths() if run.compile == "layers" else (),
     )
 
 
@@ -172,8 +168,8 @@ def begin(inputs: Inputs, loader: StepLoader, start: TrainedProjector | None) ->
 
 def match_embeddings(inputs: Inputs, loader: StepLoader, towers: Sequence[str]) -> None:
     """Scale towers' output to the token embeddings, measured on a fixed draw of training samples."""
-    positions = np.arange(min(CALIBRATION_SAMPLES, len(loader.train)))
-    samples = loader.source.read(loader.train[loader.order.at(positions)])
+    stream = loader.stream
+    samples = stream.source.read(stream.numbers(np.arange(min(CALIBRATION_SAMPLES, stream.order.count))))
     target = inputs.language.embedding_rms()
     for name in towers:
         inputs.projectors[name].match_rms(as_tensor(samples[name]), target)

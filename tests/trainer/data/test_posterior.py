@@ -52,8 +52,10 @@ def test_what_is_drawn_is_the_same_in_every_version():
 
 
 def test_a_stream_gives_the_position_of_each_sample(tmp_path: Path):
-    """To sample by, in the main process or after any number of workers and ranks."""
-    cache = make_cache(tmp_path / "cache", make_moments(10).numpy())
+    """To draw by, in the main process or after any number of workers and ranks; `draw` does it in the stream."""
+    cache = make_cache(tmp_path / "cache", make_moments(10).numpy(), posterior="moments")
+    for stored, drawn in zip(LatentStream(cache, 4, seed=3), LatentStream(cache, 4, seed=3, draw=True), strict=True):
+        assert torch.equal(drawn["latents"], sample_posterior(stored["latents"], 3, stored["positions"]))
     whole = [batch["positions"].tolist() for batch in LatentStream(cache, 4, epochs=2)]
     assert whole == np.arange(20).reshape(5, 4).tolist()
     halves = [LatentStream(cache, 4, epochs=2, rank=rank, world_size=2) for rank in (0, 1)]

@@ -7,9 +7,11 @@ import sys
 import threading
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,12 +24,11 @@ from cache_store.errors import ConfigError, StaleError
 from tests.make_cache import make_cache
 from tests.trainer import runs  # noqa: F401  # which tells the fork server what to load
 from trainer import LatentStream
-from trainer.data.order import GroupedOrder, SampleOrder, epoch_key, lanes_of, permute
-from trainer.data.prefetch import prefetched
-from trainer.data.stream import RankShare
-from trainer.data.windows import WindowReader
+from trainer.data.order import GroupedOrder, RankShare, SampleOrder, epoch_key, lanes_of, permute
+from trainer.data.prefetch import WindowReader, prefetched
 
 COUNT, BATCH = 21, 4
+CHOSEN = np.array([20, 3, 5, 8, 13, 0, 1])
 load = partial(DataLoader, batch_size=None)
 
 # More workers than cores is what tests here are about, and what torch warns of.
@@ -102,7 +103,7 @@ def test_each_rank_reads_whole_blocks_of_its_own_in_a_window():
     order = SampleOrder("cache", 0, count, block=block, lanes=lanes_of(batch_size))
     first, end = order.window(2 * count + 5_000)
     assert end - first == 128 * block
-    parts = [RankShare(batch_size, rank, ranks).of(np.arange(first, end)) for rank in range(ranks)]
+    parts = [RankShare(batch_size, rank, ranks).select(np.arange(first, end)) for rank in range(ranks)]
     assert sorted(np.concatenate(parts)) == list(range(first, end))
     for part in parts:
         assert 14 <= runs_of(order.at(part)) <= 17 == 1 + 128 / ranks
@@ -115,7 +116,7 @@ def test_a_stream_in_blocks_reads_each_sample_once_and_ahead(tmp_path):
     cache = open_cache(save_cache(tmp_path / "cache", count=700))
     asked: list[int] = []
     read = cache.read
-    cache.read = lambda numbers: (asked.append(len(numbers)), read(numbers))[1]  # type: ignore[assignment]
+    cache.read = lambda numbers, **_: (asked.append(len(numbers)), read(numbers))[1]  # type: ignore[assignment]
     batches = list(LatentStream(cache, BATCH, epochs=2, shuffle_block=4))
     assert sorted(asked) == [188, 188, 512, 512], "two threads read, in either order"
     seen = np.concatenate(numbers_of(batches))
@@ -135,7 +136,7 @@ def test_windows_are_let_go_when_they_were_shown():
         return {"world": samples}
 
     for start, most in ((0, 3), (80, 4)):
-        with closing(WindowReader(order, lambda positions: positions, read, 6_000)) as windows:
+        with closing(WindowReader(order, RankShare(8, 0, 1), read, 6_000)) as windows:
             for positions in np.arange(start, 6_000).reshape(-1, 8):
                 assert (windows(positions)["world"] == order.at(positions)).all()
                 assert sum(each() is not None for each in held) <= most
@@ -148,8 +149,8 @@ def test_a_stream_in_blocks_is_the_same_for_ranks_a_worker_and_a_resume(cache):
     assert [left + right for left, right in zip(*halves, strict=True)] == whole
     assert numbers_of(load(in_blocks(), num_workers=1)) == whole
     assert numbers_of(resume(cache, {"cursor": 7 * BATCH}, epochs=3, shuffle_block=4)) == whole[7:]
-    assert in_blocks().read_batch(5)["numbers"].tolist() == whole[5]
-    with pytest.raises(ConfigError, match="each of 2 workers would read every block"):
+    assert in_blocks().batch(5)["numbers"].tolist() == whole[5]
+    with pytest.raises(ConfigError, match="with 2 workers, each would read every block"):
         list(load(in_blocks(), num_workers=2))
 
 
@@ -173,6 +174,50 @@ def test_ranks_and_endless_passes_follow_the_keyed_order(cache):
     assert numbers_of(itertools.islice(LatentStream(cache, BATCH, epochs=None), 16)) == whole
     halves = [numbers_of(LatentStream(cache, BATCH, epochs=3, rank=rank, world_size=2)) for rank in (0, 1)]
     assert [left + right for left, right in zip(*halves, strict=True)] == whole
+
+
+@pytest.mark.parametrize("shuffle_block", [1, 2])
+def test_chosen_samples_are_all_that_a_stream_shows(cache, shuffle_block):
+    """Each once an epoch, in an order of theirs: on any ranks, workers and threads, and after a resume."""
+    chosen = partial(LatentStream, cache, BATCH, samples=CHOSEN, epochs=4, shuffle_block=shuffle_block)
+    batches, stored = list(chosen()), open_cache(cache)
+    whole = numbers_of(batches)
+    order = SampleOrder(stored.identity, 0, len(CHOSEN), block=shuffle_block, lanes=lanes_of(BATCH))
+    assert np.concatenate(whole).tolist() == CHOSEN[order.at(np.arange(28))].tolist()
+    assert (np.sort(np.concatenate(whole).reshape(4, 7)) == np.sort(CHOSEN)).all()
+    for batch in batches:
+        np.testing.assert_array_equal(batch["latents"].numpy(), stored.read(batch["numbers"].numpy()))
+    halves = [numbers_of(chosen(rank=rank, world_size=2)) for rank in (0, 1)]
+    assert [left + right for left, right in zip(*halves, strict=True)] == whole
+    assert numbers_of(load(chosen(), num_workers=3 - shuffle_block)) == whole
+    resumed = chosen()
+    resumed.load_state_dict({**chosen().state_dict(), "cursor": batches[2]["cursor"]})
+    assert numbers_of(resumed) == whole[3:]
+    with ThreadPoolExecutor(4) as pool:
+        assert numbers_of(pool.map(chosen().batch, range(7))) == whole
+    for other in (None, CHOSEN[::-1]):
+        with pytest.raises(StaleError, match=r"samples +7, sha256 \w+ "):
+            LatentStream(cache, BATCH, samples=other).load_state_dict(
+                LatentStream(cache, BATCH, samples=CHOSEN).state_dict()
+            )
+
+
+def test_a_stream_groups_chosen_samples_by_their_lengths(cache):
+    lengths = np.random.default_rng(0).integers(5, 60, COUNT)
+    options = {"samples": CHOSEN, "group_lengths": 3, "epochs": 6}
+    stream = LatentStream(cache, BATCH, lengths=lengths, **options)
+    order = GroupedOrder(
+        open_cache(cache).identity, 0, len(CHOSEN), lengths=lengths[CHOSEN], batch_size=BATCH, batches=3
+    )
+    assert np.concatenate(numbers_of(stream)).tolist() == CHOSEN[order.at(np.arange(44))].tolist()
+    with pytest.raises(StaleError, match=r"lengths +7, sha256 \w+ +7, sha256"):
+        LatentStream(cache, BATCH, lengths=lengths + 1, **options).load_state_dict(stream.state_dict())
+
+
+def test_a_source_gives_latents_in_place_of_the_cache(cache):
+    source = SimpleNamespace(read=lambda numbers: {"world": numbers[:, None] + 0.5})
+    for batch in LatentStream(cache, BATCH, source=source):
+        assert torch.equal(batch["latents"], batch["numbers"][:, None] + 0.5)
 
 
 @pytest.mark.parametrize(("dtype", "workers"), [("float16", 1), ("bfloat16", 2), ("float32", 3)])
@@ -277,6 +322,11 @@ def test_a_state_of_another_seed_batch_or_cache_is_refused(cache, field, before,
 UNUSABLE = {
     "epochs must be above 0": [{"epochs": epochs} for epochs in (0, -1, 1e300, math.nan, math.inf)],
     "shuffle_block must be a whole number in": [{"shuffle_block": block} for block in (0, 10**9, 2.5, "32", None)],
+    "group_lengths must be a whole number in": [{"group_lengths": groups} for groups in (0, 2_000, 2.5)],
+    "group_lengths above 1 and lengths need each other": [{"group_lengths": 2}, {"lengths": np.ones(COUNT)}],
+    "lengths must be one for each of 21 samples": [{"group_lengths": 2, "lengths": np.ones(3)}],
+    "group_lengths must be 1 with": [{"group_lengths": 2, "lengths": np.ones(COUNT), "shuffle_block": 2}],
+    "no posterior moments to draw from": [{"draw": True}],
     "must divide among ranks": [{"world_size": 3}, {"world_size": 0}, {"rank": 2, "world_size": 2}, {"rank": -1}],
 }
 
@@ -288,6 +338,10 @@ def test_a_stream_without_a_position_a_pass_or_a_part_is_refused(cache):
     for message, options in [(message, each) for message, every in UNUSABLE.items() for each in every]:
         with pytest.raises(ConfigError, match=message):
             LatentStream(cache, BATCH, **options)
+    with pytest.raises(IndexError, match=r"must be in \[0, 21\), got 3..21"):
+        LatentStream(cache, BATCH, samples=np.array([3, 21]))
+    with pytest.raises(ConfigError, match="there are no samples to show"):
+        next(iter(LatentStream(cache, BATCH, samples=[])))
 
 
 def test_joined_caches_stream_by_row_and_resume(tmp_path):
@@ -331,7 +385,7 @@ def test_nobody_waits_for_what_is_being_read_when_reading_ends():
         return {"world": positions}
 
     order = SampleOrder("cache", 0, 1_000, block=1, lanes=lanes_of(1))
-    with closing(WindowReader(order, lambda positions: positions, read, 1_000)) as windows:
+    with closing(WindowReader(order, RankShare(1, 0, 1), read, 1_000)) as windows:
         windows._window(0, order.window(0)[1])
     with closing(prefetched(lambda key: key == 0 or answered.wait(60), range(9))) as items:
         assert next(items)

@@ -115,7 +115,7 @@ def test_caches_that_are_no_views_of_each_other_are_refused(paths, tmp_path):
     latents = LATENTS["plain"]
     others = {
         r"have different plans.*plan digest.*--source.kind cache": {"ids": [f"other-{row}" for row in range(ROWS)]},
-        r"no view of the samples of.*world\.dtype +float16 +float32": {"dtype": "float32"},
+        r"not a view of the samples of.*world\.dtype +float16 +float32": {"dtype": "float32"},
         r"world\.image\.resample +bilinear +box": {"image": {"resample": "box"}},
         r"world\.encoder\.latents_std": {"latents_std": [1.0, 1.0, 1.0, 2.0]},
     }

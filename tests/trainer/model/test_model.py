@@ -317,7 +317,7 @@ def make_input() -> ModelInput:
         tokens[row, length:] = 0
         is_label[row, length - 3 : length] = True
     sample, column = np.nonzero(is_label)
-    return model_input({"world": make_latents(3).numpy()}, TextBatch(tokens, sample, column, tokens[sample, column]))
+    return model_input({"world": make_latents(3)}, TextBatch(tokens, sample, column, tokens[sample, column]))
 
 
 @pytest.mark.parametrize("bos", [True, False])

@@ -38,15 +38,16 @@ from tests.trainer.runs import (
     make_loop,
     metrics,
     open_alone,
+    rank_loaders,
     watched,
 )
 from trainer.config import DataConfig, OptimConfig, TrainConfig
-from trainer.data.stream import RankShare, as_tensor
+from trainer.data.stream import as_tensor
 from trainer.model.projector import rms
 from trainer.run.folder import checkpoints_of
 from trainer.run.memory import fit_memory
 from trainer.run.optim import learning_rate, make_optimizer
-from trainer.run.session import Session
+from trainer.run.session import Session, make_loader
 from trainer.run.validation import Scores, make_shuffle_test, shuffle_test
 from trainer.train import train
 
@@ -174,8 +175,7 @@ def test_any_world_size_and_accumulation_sees_the_same_batches(uninterrupted, sh
     session = open_alone(replace(uninterrupted, data=data))
     whole = session.loader(7)
     for world_size, accumulate in [(1, 1), (1, 2), (2, 1), (2, 2), (4, 1), (4, 2)]:
-        shares = [RankShare(8, rank, world_size) for rank in range(world_size)]
-        batches = [replace(session.loader, share=share, accumulate=accumulate)(7) for share in shares]
+        batches = [loader(7) for loader in rank_loaders(session, world_size, accumulate)]
         parts = [part.latents["world"] for batch in batches for part in batch.micro_batches]
         assert torch.equal(torch.cat(parts), whole.micro_batches[0].latents["world"])
         assert {batch.label_tokens for batch in batches} == {whole.label_tokens}
@@ -360,7 +360,7 @@ def test_a_loss_that_is_not_finite_names_its_sample(configured):
         latents = session.cache.first.read(numbers)
         return {"world": np.where((numbers == spoilt)[:, None, None, None], np.nan, latents)}
 
-    loader = replace(session.loader, source=SimpleNamespace(read=read))
+    loader = make_loader(session, session.text, session.split, SimpleNamespace(read=read))
     (name,) = session.cache.samples(np.array([spoilt]), ["id"])["id"].to_pylist()
     with pytest.raises(EncodeOnceError, match=rf"loss of 1 of \d held-out samples[^§]*samples  {name}\n"):
         shuffle_test(replace(session, loader=loader))

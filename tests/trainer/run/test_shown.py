@@ -1,7 +1,6 @@
 """What training shows of a sample: a pure function of its position, whoever asks, and validation shows none of it."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,11 @@ import torch
 from cache_store import open_cache
 from cache_store.errors import ConfigError
 from tests.trainer.conftest import MEAN, STD, MakeConfig, described_cache
-from tests.trainer.runs import ALONE, assert_same_run, command, end_well, fork_ranks, metrics, open_alone
+from tests.trainer.runs import ALONE, assert_same_run, command, end_well, fork_ranks, metrics, open_alone, rank_loaders
 from tests.trainer.test_cli import named_fields
-from trainer import sample_posterior
+from trainer import LatentStream, sample_posterior
 from trainer.cli import main
 from trainer.config import DataConfig, TrainConfig
-from trainer.data.stream import RankShare
 from trainer.train import train
 
 ROWS = 40
@@ -81,16 +79,20 @@ def test_a_batch_holds_each_samples_view_and_draw_on_any_ranks(whole):
         positions = np.arange(8 * step, 8 * step + 8)
         rows = session.cache.rows(loaded.numbers)
         stored = [view.read(rows - np.searchsorted(view.rejected_rows(), rows)) for view in views]
-        chosen = session.loader.order.views_at(positions, len(views))
+        chosen = session.loader.stream.order.views_at(positions, len(views))
         expected = torch.from_numpy(np.stack(stored)[chosen, np.arange(8)])
         if "moments" in views[0].spec.array.encoder.posterior:
             expected = sample_posterior(expected, seed=0, positions=positions)
         assert torch.equal(batch.latents["world"], expected)
         seen |= {*zip(rows.tolist(), chosen.tolist(), strict=True)}
     assert len(seen) > len(views) * 29  # of some 30 samples in two epochs
+    paths, draw = [view["world"] for view in whole.views], "moments" in views[0].spec.array.encoder.posterior
+    stream = LatentStream(paths if len(paths) > 1 else paths[0], 8, samples=session.split.train, draw=draw)
+    own_loop = stream.batch(7)
+    assert own_loop["numbers"].tolist() == loaded.numbers.tolist()
+    assert torch.equal(own_loop["latents"], batch.latents["world"])
     for world_size, accumulate in [(1, 2), (2, 1), (2, 2), (4, 2)]:
-        shares = [RankShare(8, rank, world_size) for rank in range(world_size)]
-        batches = [replace(session.loader, share=share, accumulate=accumulate)(7) for share in shares]
+        batches = [loader(7) for loader in rank_loaders(session, world_size, accumulate)]
         parts = [part.latents["world"] for each in batches for part in each.micro_batches]
         assert torch.equal(torch.cat(parts), batch.latents["world"])
 
