@@ -9,6 +9,8 @@ The model restores latents from copies of half their size; put yours in its plac
    of workers gives the same batches. (Reading a cache is so fast that `num_workers=0` is often enough.)
 2. To resume, save `batch["cursor"]` of the last batch trained on with the weights; nothing else is needed.
 3. A model that draws random numbers must also save `torch.get_rng_state()`; this one draws none.
+
+To train on some of the samples, such as a split of yours, give the stream `samples=` and their numbers.
 """
 
 import argparse

@@ -22,7 +22,7 @@ def make_moments(count: int) -> torch.Tensor:
 
 
 def test_draws_have_the_posteriors_mean_and_deviation():
-    """To four standard errors, of each of 105 values; and no two of them go together."""
+    """Each of 105 values does, within four standard errors; no two values correlate."""
     draws, moments = 4_000, make_moments(1)
     mean, std = moments[0, :CHANNELS], (moments[0, CHANNELS:] / 2).exp()
     noise = (sample_posterior(moments.expand(draws, -1, -1, -1), 0, range(draws)) - mean) / std
@@ -33,7 +33,7 @@ def test_draws_have_the_posteriors_mean_and_deviation():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 def test_a_draw_depends_on_its_seed_and_position_alone(dtype):
-    """Not on the batch that it is drawn in."""
+    """The batch that it is drawn in does not matter."""
     moments, positions = make_moments(9).to(dtype), [0, 3, 2**40, 5, 9, 1, 77, 8, 2**62]
     whole = sample_posterior(moments, 1, positions)
     assert (whole.dtype, whole.shape) == (torch.float32, (9, CHANNELS, *CELLS))
@@ -45,7 +45,7 @@ def test_a_draw_depends_on_its_seed_and_position_alone(dtype):
 
 
 def test_what_is_drawn_is_the_same_in_every_version():
-    """A run may be resumed by a later one."""
+    """A later version may resume a run."""
     moments = torch.tensor([0.5, -2.0, 0.0, 1.0]).view(1, 4, 1, 1)
     drawn = sample_posterior(moments, 3, [41]).flatten().tolist()
     assert drawn == pytest.approx([0.6465368, 0.3118525], abs=1e-6)
@@ -66,7 +66,7 @@ def test_a_stream_gives_the_position_of_each_sample(tmp_path: Path):
 
 @pytest.mark.parametrize("posterior", ["mean", "moments"])
 def test_normalised_latents_are_drawn_first_and_float32(tmp_path: Path, posterior: str):
-    """As `cache.read` normalises, or `normalize` what `sample_posterior` drew."""
+    """`cache.read` normalises alike, and `normalize` what `sample_posterior` drew."""
     channels = CHANNELS if posterior == "moments" else 2 * CHANNELS
     scale = {"latents_mean": [0.5] * channels, "latents_std": [2.0, 3.0] * (channels // 2) + [4.0] * (channels % 2)}
     path = make_cache(tmp_path / "cache", make_moments(10).numpy(), posterior=posterior, dtype="float16", **scale)

@@ -31,12 +31,12 @@ COUNT, BATCH = 21, 4
 CHOSEN = np.array([20, 3, 5, 8, 13, 0, 1])
 load = partial(DataLoader, batch_size=None)
 
-# More workers than cores is what tests here are about, and what torch warns of.
+# torch warns of more workers than cores, which tests here use on purpose.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
 def save_cache(path: Path, dtype: Any = "float16", count: int = COUNT) -> Path:
-    """Caches `count` samples and rejects two more."""
+    """Write a cache of `count` samples and two rejected rows."""
     latents = np.random.default_rng(0).standard_normal((count + 2, 4, 3, 3), np.float32)
     return make_cache(path, latents, rejected=[2, 9], dtype=dtype)
 
@@ -79,7 +79,7 @@ def runs_of(numbers: np.ndarray) -> int:
 
 
 def test_batches_of_like_lengths_show_each_sample_as_often_and_pad_little():
-    """In any order that positions are asked for in; a window's batches are of other lengths each time."""
+    """Positions may be asked for in any order; each window orders its batches anew."""
     lengths = np.random.default_rng(0).integers(5, 60, 97)
     plain = SampleOrder("cache", 7, 97)
     grouped = GroupedOrder("cache", 7, 97, lengths=lengths, batch_size=4, batches=8)
@@ -98,7 +98,7 @@ def test_batches_of_like_lengths_show_each_sample_as_often_and_pad_little():
 
 
 def test_each_rank_reads_whole_blocks_of_its_own_in_a_window():
-    """Blocks of neighbours by chance are one, and the one that the end of the cache cuts is two."""
+    """Neighbouring blocks count as one run, and a block that the end of the cache cuts as two."""
     count, block, batch_size, ranks = 60_000, 16, 64, 8
     order = SampleOrder("cache", 0, count, block=block, lanes=lanes_of(batch_size))
     first, end = order.window(2 * count + 5_000)
@@ -112,7 +112,7 @@ def test_each_rank_reads_whole_blocks_of_its_own_in_a_window():
 
 
 def test_a_stream_in_blocks_reads_each_sample_once_and_ahead(tmp_path):
-    """Windows of 512 samples, the second of them cut by the epoch's end; a pass is whole batches."""
+    """Windows hold 512 samples; the epoch's end cuts the second. A pass is whole batches."""
     cache = open_cache(save_cache(tmp_path / "cache", count=700))
     asked: list[int] = []
     read = cache.read
@@ -125,8 +125,8 @@ def test_a_stream_in_blocks_reads_each_sample_once_and_ahead(tmp_path):
         np.testing.assert_array_equal(batch["latents"].numpy(), read(batch["numbers"].numpy()))
 
 
-def test_windows_are_let_go_when_they_were_shown():
-    """One at hand and two ahead; after a beginning in the middle of one, for a while also that."""
+def test_windows_are_released_once_they_were_shown():
+    """Three are held, the current one and two ahead; a fourth after a start in the middle of a window."""
     order = SampleOrder("cache", 0, 1_000, block=4, lanes=lanes_of(8))
     held: list[weakref.ref[np.ndarray]] = []
 
@@ -266,14 +266,14 @@ def test_passes_with_another_number_of_workers_each_go_on_too(cache):
 
 
 def with_state(batch: dict[str, Any]) -> tuple[int, dict[str, Any], list[int]]:
-    """In a worker: which one it is, its own state after the batch, and the batch."""
+    """Return, in a worker, its id, its own state after the batch, and the batch."""
     worker = get_worker_info()
     return worker.id, worker.dataset.state_dict(), batch["numbers"].tolist()
 
 
 @pytest.mark.parametrize(("consumed", "end"), [(4, 6), (5, 6), (6, 6), (10, 11), (11, 11)])
 def test_workers_that_resume_alone_go_on_together(cache, consumed, end):
-    """As loaders do that keep the state of each worker; workers that stay then give the next pass too."""
+    """Loaders that keep each worker's state resume so; kept workers then give the next pass too."""
     whole = numbers_of(LatentStream(cache, BATCH, epochs=3))
     loader = load(LatentStream(cache, BATCH), num_workers=2, collate_fn=with_state)
     states = {worker: state for worker, state, _ in [*loader, *loader][:consumed]}
@@ -288,7 +288,7 @@ def test_workers_that_resume_alone_go_on_together(cache, consumed, end):
 
 
 def begin_last(worker: int) -> None:
-    """The second worker begins once the first has ended the pass, and has said so in the memory they share."""
+    """Start the second worker once the first has ended the pass and written so to shared memory."""
     while worker == 1 and get_worker_info().dataset._passes_2W[0, 0] == 0:
         time.sleep(0.01)
 
@@ -377,7 +377,7 @@ def test_a_few_items_are_loaded_ahead_and_errors_come_in_turn():
 
 
 def test_nobody_waits_for_what_is_being_read_when_reading_ends():
-    """As of a store that does not answer, when Ctrl-C comes."""
+    """A store may not answer after Ctrl-C."""
     answered = threading.Event()
 
     def read(positions: np.ndarray) -> dict[str, np.ndarray]:
@@ -416,7 +416,7 @@ next(torch.items)
 
 
 def test_more_threads_load_where_items_are_waited_for():
-    """Each takes 20 ms; with one thread forty take 0.8 s, and none is waited for where there is time."""
+    """Each item takes 20 ms: three threads serve a consumer that never pauses, at most two one that pauses 30 ms."""
     at_once, most_seen = 0, [0, 0]
 
     def load(patient: int, item: int) -> int:

@@ -48,7 +48,7 @@ def test_a_sample_shows_each_view_once_in_as_many_epochs(count, views):
 
 
 def test_every_epoch_shows_the_views_about_equally():
-    """Mixed anew for another seed or cache; in every version alike."""
+    """Another seed or cache mixes them differently; every version mixes them alike."""
     positions = np.arange(6_000)
     first, *others = (
         SampleOrder(identity, seed, 6_000).views_at(positions, 3) for identity, seed in [("a", 0), ("a", 1), ("b", 0)]
@@ -97,7 +97,7 @@ def test_a_stream_of_views_shows_them_in_turn_and_resumes(paths):
 
 
 def test_joined_views_show_one_view_of_each_tower_together(paths):
-    """And what is not training reads the first view."""
+    """`read`, which all but training uses, gives the first view."""
     views = open_views([{"a": one, "b": other} for one, other in itertools.pairwise(paths)])
     numbers = np.array([5, 0, 11])
     rows = views.rows(numbers)
