@@ -106,8 +106,10 @@ class JoinedCache:
 
     def mask(self, numbers: np.ndarray) -> dict[str, NDArray[np.bool_]]:
         """Read by joined number the mask of each cache that has one, by name: [N, T] each, False at padding."""
-        rows = self.rows(numbers)
         texts = {name: each for name, each in self.caches.items() if each.spec.array.has_mask}
+        if not texts:
+            return {}
+        rows = self.rows(numbers)
         return {name: each.mask(self._numbers(name, rows)) for name, each in texts.items()}
 
     def samples(self, numbers: np.ndarray, columns: Sequence[str] = PLAN_COLUMNS) -> pa.Table:
