@@ -10,8 +10,8 @@ import numpy as np
 from scipy.special import betaincinv
 
 from cache_store.cache.writer import Outcome
+from cache_store.format.array import DTYPES, StoreDtype
 from cache_store.format.layout import SEAL_FILE, commit_file
-from cache_store.format.schema import DTYPES, StoreDtype
 from cache_store.program.progress_bar import progress_bar
 from cache_store.refusal import aligned, counted
 from precompute.config import AuditConfig

@@ -18,7 +18,7 @@ from PIL import Image
 from cache_store import Cache
 from cache_store.cache.images import EncodeImages
 from cache_store.errors import ConfigError, SourceError
-from cache_store.format.schema import ArraySpec
+from cache_store.format.array import ArraySpec
 from cache_store.refusal import differing, refuse
 from precompute.config import BuildConfig
 from precompute.encode.worker import ENCODER_THREADS

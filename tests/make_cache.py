@@ -11,7 +11,7 @@ from cache_store.cache.commit import make_seal, write_seal
 from cache_store.cache.metadata import file_record, metadata_of, write_build, write_plan
 from cache_store.cache.survey import survey_records
 from cache_store.cache.writer import Outcome, ShardBuilder
-from cache_store.format import schema
+from cache_store.format import array, schema
 from cache_store.format.layout import PLAN_FILE
 from cache_store.format.plan import plan_digest
 from cache_store.format.tables import PLAN_SCHEMA
@@ -41,14 +41,14 @@ def make_cache(
     rejected: Sequence[int] = (),
     samples_per_shard: int = 8,
     store_format: schema.StoreFormat = "zarr",
-    dtype: schema.StoreDtype = "float16",
-    codec: schema.CodecName = "none",
+    dtype: array.StoreDtype = "float16",
+    codec: array.CodecName = "none",
     batch_size: int = 4,
     latents_mean: Sequence[float] | None = None,
     latents_std: Sequence[float] | None = None,
     posterior: str = "mean",
     image: Mapping[str, Any] | None = None,
-    text: schema.TextRecipe | None = None,
+    text: array.TextRecipe | None = None,
     seal: bool = True,
 ) -> Path:
     """Write `latents` [N, *shape] float32 as a cache; rows in `rejected` are planned but not cached.
@@ -109,32 +109,32 @@ def make_plan(count: int, ids: Sequence[str] | None, conversations: Sequence[Con
 
 def make_encoder(
     batch_size: int, mean: Sequence[float], std: Sequence[float], posterior: str = "mean"
-) -> schema.EncoderIdentity:
+) -> array.EncoderIdentity:
     model: dict[str, Any] = {"class_name": "AutoencoderKLWan", "weights_sha256": "0" * 64, "path": "folded"}
     model |= {"compiled": False, "posterior": posterior, "compute_dtype": "float32", "batch_size": batch_size}
-    return schema.EncoderIdentity(**model, latents_mean=tuple(mean), latents_std=tuple(std))
+    return array.EncoderIdentity(**model, latents_mean=tuple(mean), latents_std=tuple(std))
 
 
 def make_array(
     shape: Any,
     dtype: Any,
     codec: Any,
-    encoder: schema.EncoderIdentity,
+    encoder: array.EncoderIdentity,
     image: Mapping[str, Any] | None = None,
-    text: schema.TextRecipe | None = None,
-) -> schema.ArraySpec:
+    text: array.TextRecipe | None = None,
+) -> array.ArraySpec:
     has_preview = len(shape) == 3
     height, width = (8 * side for side in shape[1:]) if has_preview else (32, 40)
     recipe: dict[str, Any] = {"fit": "squash", "resample": "bilinear", "range": "signed", "max_pixels": 10**8}
     recipe |= {"decode": "full", "flip": False, **(image or {})}
-    return schema.ArraySpec(
+    return array.ArraySpec(
         axes=AXES[len(shape)],
         shape=shape,
         feature_axis="channel" if has_preview else "feature",
         has_preview=has_preview,
         dtype=dtype,
         codec=codec,
-        image=None if text else schema.ImageRecipe(height=height, width=width, **recipe),
+        image=None if text else array.ImageRecipe(height=height, width=width, **recipe),
         text=text,
         encoder=encoder,
     )

@@ -19,7 +19,7 @@ import precompute as precompute_package
 import trainer as trainer_package
 from cache_store import __version__
 from cache_store import cli as cache_store
-from cache_store.format.schema import TextRecipe
+from cache_store.format.array import TextRecipe
 from precompute import cli as precompute
 from tests.make_cache import make_cache
 from trainer import cli as trainer

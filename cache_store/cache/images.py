@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from cache_store.errors import ConfigError, SourceError, install
-from cache_store.format.schema import ArraySpec
+from cache_store.format.array import ArraySpec
 from cache_store.storage.store import Store
 
 ReadImage = Callable[[str], tuple[Image.Image, str]]

@@ -10,7 +10,8 @@ import msgspec
 
 from cache_store.cache.metadata import read_commit, read_seal, read_spec
 from cache_store.errors import CacheError
-from cache_store.format.schema import ArraySpec, CommitContent, CommitRecord, Seal, Spec
+from cache_store.format.array import ArraySpec
+from cache_store.format.schema import CommitContent, CommitRecord, Seal, Spec
 from cache_store.refusal import counted
 from cache_store.storage.store import Address, open_store, wait_together
 from cache_store.version import __version__

@@ -11,6 +11,7 @@ import msgspec
 import pyarrow as pa
 
 from cache_store.errors import CacheError, ConfigError, NoCacheError, OlderFormatError
+from cache_store.format.array import MAX_SAMPLE_BYTES
 from cache_store.format.formats import shard_format
 from cache_store.format.layout import (
     BUILD_FILE,
@@ -36,16 +37,7 @@ from cache_store.format.record import (
     refuse_version,
     signed,
 )
-from cache_store.format.schema import (
-    MAX_SAMPLE_BYTES,
-    MAX_SHARDS,
-    BuildRecord,
-    CommitRecord,
-    FileRecord,
-    Listed,
-    Seal,
-    Spec,
-)
+from cache_store.format.schema import MAX_SHARDS, BuildRecord, CommitRecord, FileRecord, Listed, Seal, Spec
 from cache_store.format.tables import (
     MAX_FOOTER_BYTES,
     MAX_PLAN_FOOTER_BYTES,

@@ -24,10 +24,11 @@ from cache_store.cache.reader import open_cache
 from cache_store.cache.survey import ShardOnDisk, survey_records
 from cache_store.copy.convert_shard import CacheAt, ShardConverter
 from cache_store.errors import ConfigError
+from cache_store.format.array import CodecName
 from cache_store.format.formats import FORMATS
 from cache_store.format.layout import BUILD_FILE, PLAN_FILE, SEAL_FILE
 from cache_store.format.record import canonical_json, signed
-from cache_store.format.schema import BuildRecord, CodecName, CommitContent, CommitRecord, Seal, Spec, StoreFormat
+from cache_store.format.schema import BuildRecord, CommitContent, CommitRecord, Seal, Spec, StoreFormat
 from cache_store.log import log_warning
 from cache_store.program.progress_bar import progress_bar
 from cache_store.refusal import counted, differing, refuse

@@ -15,11 +15,12 @@ import pyarrow as pa
 from cache_store.cache.commit import ShardFiles
 from cache_store.cache.metadata import open_plan, read_samples
 from cache_store.errors import CacheError
+from cache_store.format.array import ArraySpec, CodecName
 from cache_store.format.codec import crc32c, decode_sample, encode_sample
 from cache_store.format.formats import shard_format
 from cache_store.format.layout import EncodedRows, Location, ShardSamples
 from cache_store.format.record import signed
-from cache_store.format.schema import ArraySpec, CodecName, CommitRecord, Spec
+from cache_store.format.schema import CommitRecord, Spec
 from cache_store.format.tables import TOKENS, samples_schema
 from cache_store.storage.store import Store
 from cache_store.verify.record import file_finding

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from cache_store.errors import ConfigError
-from cache_store.format.schema import EncoderIdentity, Normalization
+from cache_store.format.array import EncoderIdentity, Normalization
 
 Samples = TypeVar("Samples")
 """A numpy array or a torch tensor."""

@@ -19,16 +19,9 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from cache_store.format.array import DTYPES, SampleLayout, StoreDtype
 from cache_store.format.codec import crc32c
-from cache_store.format.schema import (
-    DTYPES,
-    ArraySummary,
-    FeatureStatistics,
-    PreviewEquations,
-    PreviewMap,
-    SampleLayout,
-    StoreDtype,
-)
+from cache_store.format.schema import ArraySummary, FeatureStatistics, PreviewEquations, PreviewMap
 
 LANES = 8
 

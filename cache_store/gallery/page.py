@@ -25,7 +25,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from cache_store.cache.info import array_lines, spec_lines
 from cache_store.cache.reader import Cache
-from cache_store.format.schema import ArraySpec, ArraySummary, CommitRecord, ImageRecipe
+from cache_store.format.array import ArraySpec, ImageRecipe
+from cache_store.format.schema import ArraySummary, CommitRecord
 from cache_store.gallery.exhibits import Exhibit
 from cache_store.gallery.pictures import (
     ERROR_COLOURS,

@@ -13,7 +13,7 @@ from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.textpath import text_to_path
 from PIL import Image
 
-from cache_store.format.schema import ImageRecipe
+from cache_store.format.array import ImageRecipe
 from cache_store.gallery.exhibits import Exhibit
 from cache_store.gallery.page import short
 

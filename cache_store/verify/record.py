@@ -10,9 +10,10 @@ import pyarrow.compute as pc
 from cache_store.cache.metadata import stored_sha256
 from cache_store.cache.survey import ShardOnDisk
 from cache_store.errors import CacheError
+from cache_store.format.array import ArraySpec
 from cache_store.format.formats import files_of_shard
 from cache_store.format.layout import Location, ShardSamples, commit_file, samples_file
-from cache_store.format.schema import ArraySpec, CommitContent, CommitRecord, FeatureStatistics, FileRecord, Spec
+from cache_store.format.schema import CommitContent, CommitRecord, FeatureStatistics, FileRecord, Spec
 from cache_store.format.sums import equal_but_for_rounding
 from cache_store.format.tables import CACHED, REJECTED, cut_texts, reason_kind, rows_digest, samples_schema
 from cache_store.refusal import recipe_differences

@@ -17,11 +17,12 @@ import pyarrow as pa
 from cache_store.cache.metadata import open_plan, read_samples
 from cache_store.cache.survey import Survey
 from cache_store.errors import CacheError
+from cache_store.format.array import ArraySpec
 from cache_store.format.codec import BLOSC_HEADER, crc32c, decode_sample
 from cache_store.format.formats import files_of_shard, shard_format
 from cache_store.format.layout import Location, ShardSamples, commit_file, samples_file
 from cache_store.format.plan import PlanFile
-from cache_store.format.schema import ArraySpec, CommitContent, CommitRecord, FileRecord, Spec
+from cache_store.format.schema import CommitContent, CommitRecord, FileRecord, Spec
 from cache_store.format.sums import RunningSums
 from cache_store.format.tables import PLAN_COLUMNS
 from cache_store.storage.store import Store

@@ -12,8 +12,9 @@ import pyarrow.compute as pc
 from cache_store.cache.metadata import read_samples
 from cache_store.cache.survey import Survey
 from cache_store.errors import CacheError, EncodeOnceError
+from cache_store.format.array import ImageRecipe
 from cache_store.format.layout import samples_file
-from cache_store.format.schema import CommitRecord, ImageRecipe, Spec
+from cache_store.format.schema import CommitRecord, Spec
 from cache_store.format.tables import MAX_ROW_GROUP_BYTES, REJECTED, parse_table, reason_kind
 from cache_store.program.progress_bar import progress_bar
 from cache_store.refusal import ABSENT, Difference, aligned, counted, printable

@@ -12,7 +12,7 @@ import numpy as np
 from cache_store import Cache, JoinedCache, open_joined
 from cache_store.cache.joined import refuse_other_plan
 from cache_store.errors import ConfigError
-from cache_store.format.schema import ArraySpec
+from cache_store.format.array import ArraySpec
 from cache_store.refusal import differing, refuse
 from cache_store.storage.store import Address
 from trainer.model.config import WORLD, refuse_other_towers

@@ -20,7 +20,7 @@ import zarr
 
 from cache_store import CacheError, open_cache
 from cache_store.cli import main
-from cache_store.format.schema import DTYPES
+from cache_store.format.array import DTYPES
 from cache_store.verify.verify import verify
 from tests.cache_store.conftest import ROWS, SHAPES
 from tests.cache_store.signing import edited_spec

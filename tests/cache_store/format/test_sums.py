@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from cache_store.format import sums
+from cache_store.format.array import DTYPES, SampleLayout
 from cache_store.format.codec import crc32c
-from cache_store.format.schema import DTYPES, SampleLayout
 from cache_store.format.sums import LANES, PREVIEW_STRIDE, RunningSums, add_batch_by_numpy
 
 WAYS = sorted({sums.add_batch, add_batch_by_numpy}, key=lambda way: way.__name__)

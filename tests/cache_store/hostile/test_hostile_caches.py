@@ -26,16 +26,9 @@ from cache_store.cache import info, metadata
 from cache_store.cache.reader import open_cache
 from cache_store.cache.sealed_shards import SealedShards
 from cache_store.errors import CacheError, EncodeOnceError
+from cache_store.format.array import MAX_PREVIEW_FEATURES, MAX_SIDE
 from cache_store.format.codec import crc32c
-from cache_store.format.schema import (
-    MAX_PREVIEW_FEATURES,
-    MAX_SHARDS,
-    MAX_SIDE,
-    BuildRecord,
-    CommitRecord,
-    Seal,
-    Spec,
-)
+from cache_store.format.schema import MAX_SHARDS, BuildRecord, CommitRecord, Seal, Spec
 from cache_store.format.tables import SAMPLES_SCHEMA, TEXT_COLUMNS
 from cache_store.verify.verify import verify
 from tests.cache_store.conftest import contents, shard_name
