@@ -12,8 +12,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from cache_store.storage.files import MAX_READ_BYTES
 from cache_store.storage.local import WRITE_BYTES, LocalStore
+from cache_store.storage.verbs import MAX_READ_BYTES
 
 
 class FaultyDisk:

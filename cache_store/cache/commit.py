@@ -21,16 +21,16 @@ from cache_store.format.record import FORMAT_VERSION, canonical_json, signed
 from cache_store.format.schema import CommitContent, CommitRecord, FileRecord, Seal, Spec
 from cache_store.format.sums import summarise
 from cache_store.refusal import differing, refuse
-from cache_store.storage.files import SCRATCH_SUFFIX, scratch_of, unused_attempt
+from cache_store.storage.files import SCRATCH_SUFFIX, scratch_target, unused_attempt
 from cache_store.storage.store import Draft, Store
 
 
 def withdraw(store: Store, shard: int) -> bool:
     """Delete a shard's record before its files are replaced; return whether a mark was written."""
-    leaves_mark = not store.keeps_others_out and store.has(commit_file(shard))
+    leaves_mark = not store.has_exclusive_claims and store.has(commit_file(shard))
     if leaves_mark:
         store.put_whole(mark_of(shard), b"")
-    if leaves_mark or store.keeps_others_out:
+    if leaves_mark or store.has_exclusive_claims:
         store.delete(commit_file(shard))
     return leaves_mark
 
@@ -42,7 +42,7 @@ def clear_mark(store: Store, shard: int) -> None:
 
 def withdrawn_shards(names: Iterable[str]) -> frozenset[int]:
     """Return the shards that have a mark among the `names` in the folder of commit records."""
-    records = (record for name in names if (record := scratch_of(name)))
+    records = (record for name in names if (record := scratch_target(name)))
     stems = (record.removesuffix(".json") for record in records)
     return frozenset(int(stem) for stem in stems if stem.isdecimal())
 

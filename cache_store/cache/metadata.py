@@ -47,7 +47,7 @@ from cache_store.format.tables import (
 from cache_store.refusal import MADE_BY, SEALED_BY
 from cache_store.storage.files import stream_sha256
 from cache_store.storage.store import Address, Store, is_url, open_store
-from cache_store.storage.verbs import read_only
+from cache_store.storage.verbs import read_only_error
 
 BEFORE_THE_SPEC = {BUILD_FILE, PLAN_FILE, ZARR_ARRAY}
 """Files that a writer may leave if it dies before it writes the spec, besides claim and scratch files."""
@@ -61,13 +61,13 @@ def has_cache(store: Store) -> bool:
 def refuse_foreign_place(store: Store, option: str) -> None:
     """Raise ConfigError, naming the option, if the place is in another cache, is not a folder or holds other files."""
     if store.is_read_only:
-        raise read_only(f"{option}: {store}")
+        raise read_only_error(f"{option}: {store}")
     if not has_cache(store):
         for outer in map(open_store, places_above(store)):
             with contextlib.suppress(PermissionError):  # a user may lack permission to read the folders above
                 if outer.has(PLAN_FILE) and outer.has(SPEC_FILE):
                     raise ConfigError(f"{option}: {store} lies inside the cache {outer}; name a place outside it")
-        store.refuse_others(BEFORE_THE_SPEC, option, "cache")
+        store.refuse_foreign_names(BEFORE_THE_SPEC, option, "cache")
 
 
 def places_above(store: Store) -> Sequence[str | Path]:

@@ -45,7 +45,7 @@ def objects(url: str, server: Server) -> "Objects":
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give up after a second or two what a program tries for most of a minute."""
     limits = {"CONNECT_S": 1, "ANSWER_S": 1, "RETRIED_S": 2, "MAX_RETRIES": 1}
-    pauses = {"BUSY_S": 1.0, "FIRST_PAUSE_S": 0.05, "TOLD_EACH_S": 0}
+    pauses = {"BUSY_S": 1.0, "FIRST_PAUSE_S": 0.05, "WARNED_EACH_S": 0}
     for module, values in ((object_stores, limits), (retrying, pauses)):
         for name, value in values.items():
             monkeypatch.setattr(module, name, value)

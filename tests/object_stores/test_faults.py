@@ -11,7 +11,7 @@ from cache_store import open_cache
 from cache_store.errors import CacheError
 from cache_store.storage import objects as object_stores
 from cache_store.storage import retrying
-from cache_store.storage.store import listed_once, open_store
+from cache_store.storage.store import open_store, with_listing
 from tests.object_stores.server import OTHERS
 from tests.precompute.conftest import timeless_files
 from tests.slurm import free_port
@@ -101,7 +101,7 @@ def test_a_listing_that_breaks_off_goes_on_where_it_was(url, objects, proxy):
     for name in names:  # past the proxy: a busy machine may take its second
         objects.put(name, b"")
     proxy.fail("503", "GET", "list-type", first=2, times=LONGER_THAN_OBSTORE_ASKS)
-    assert listed_once(open_store(url)).list() == names
+    assert with_listing(open_store(url)).list() == names
 
 
 def test_a_listing_that_is_always_cut_names_its_folder(url, proxy):
@@ -109,7 +109,7 @@ def test_a_listing_that_is_always_cut_names_its_folder(url, proxy):
     store = open_store(url)
     proxy.fail("cut", "GET", "list-type", times=10**6)
     for look, folder in ((store.list, ""), (lambda: store.list("latents"), "latents/"), (lambda: store.has("a"), "a/")):
-        retrying.HEARD.clear()  # else it is waited for
+        retrying.ANSWERED.clear()  # else it is waited for
         with pytest.raises(OSError, match="no whole answer") as caught:
             look()
         assert caught.value.filename == f"{url}/{folder}"
@@ -159,7 +159,7 @@ def test_a_wrong_address_is_one_line(scene, bucket, run, monkeypatch, variables,
         monkeypatch.setenv(name, value.format(port=free_port()))
     address = address or f"{bucket}/cache"
     object_stores.make_client.cache_clear()
-    retrying.HEARD.clear()
+    retrying.ANSWERED.clear()
     for line in (f"cache-store info {address}", f"cache-store verify {address}", build(scene, address)):
         try:
             said = run(line, code=1)

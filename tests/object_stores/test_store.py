@@ -26,7 +26,7 @@ from cache_store.errors import CacheError
 from cache_store.storage import kept as kept_blocks
 from cache_store.storage.kept import KeptBlocks
 from cache_store.storage.local import LocalStore
-from cache_store.storage.object_errors import has_status, refusal
+from cache_store.storage.object_errors import explain, has_status
 from cache_store.storage.store import open_store
 from cache_store.storage.verbs import Ranges
 from cache_store.verify.verify import clear_leftovers, verify
@@ -99,7 +99,7 @@ def test_what_a_store_refuses_is_one_line_with_what_to_check(code, status, said)
     from obstore.exceptions import GenericError
 
     answer = f"Generic S3 error: status code: {status} Some Words: <Error><Code>{code}</Code></Error>\nDebug source:"
-    refused = refusal(GenericError(answer), "s3://bucket/cache/seal.json")
+    refused = explain(GenericError(answer), "s3://bucket/cache/seal.json")
     assert said in str(refused)
     assert refused.filename == "s3://bucket/cache/seal.json"
     assert "\n" not in str(refused)
@@ -133,7 +133,7 @@ def test_a_deletion_that_azure_refuses_is_no_silence():
     said = "Generic MicrosoftAzure error: Bulk delete request failed for key cache/seal.json: "
     error = GenericError(f"{said}This request is not authorized to perform this operation. (code: 403)\nDebug source:")
     assert has_status(error)
-    assert "refuses these credentials (403): check AZURE_" in str(refusal(error, "az://container/cache/seal.json"))
+    assert "refuses these credentials (403): check AZURE_" in str(explain(error, "az://container/cache/seal.json"))
 
 
 def test_a_wrong_bucket_is_an_error_and_no_absent_cache(bucket, capsys):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from cache_store.errors import CacheError, ConfigError, NewerFormatError
 from cache_store.format.record import FORMAT_VERSION, Record, canonical_json, parse_signed, signed
 from cache_store.refusal import differing, refuse
-from cache_store.storage.files import file_sha256, naming
+from cache_store.storage.files import file_sha256, name_in_errors
 from trainer.config import TrainConfig, caches_by_option, views_of_run
 from trainer.model.config import each_with
 from trainer.model.projector import Projectors
@@ -133,7 +133,7 @@ class CheckpointFolder:
 
 def write_part(scratch: Path, name: str, data: bytes) -> None:
     """Write one file of a checkpoint; safetensors' own writer reports a full disk by an exception of its own."""
-    with naming(scratch / name):
+    with name_in_errors(scratch / name):
         (scratch / name).write_bytes(data)
 
 

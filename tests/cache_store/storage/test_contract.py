@@ -58,9 +58,9 @@ def handles(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     if request.param == "forked":  # as it is in a process that was forked: another one reads for it
         monkeypatch.setattr(forked, "is_forked", lambda: True)
     yield both(store)
-    if forked.helper.cache_info().currsize:
-        forked.helper(os.getpid())._process.communicate()  # ends it
-        forked.helper.cache_clear()
+    if forked.helper_of.cache_info().currsize:
+        forked.helper_of(os.getpid())._process.communicate()  # ends it
+        forked.helper_of.cache_clear()
 
 
 @pytest.fixture
@@ -187,7 +187,7 @@ def test_another_version_is_told_from_the_one_that_was_opened(store, seen):
     assert before == Version(5, before.mark, "later")
     assert str(before) == f"5:{before.mark}"
     file = seen().open("file")
-    again = file.again()
+    again = file.reopen()
     store.put_whole("file", b"other bytes")
     assert seen().stat("file") != before
     with pytest.raises(ChangedError, match=r"file was changed while it was read; restore it"):
@@ -214,19 +214,21 @@ def test_an_open_file_is_a_stream_and_parts_for_threads(store, seen):
             parts = [*pool.map(lambda start: file.part(start, 99_000), range(0, len(data), 100_000))]
         assert parts == [data[start : start + 99_000] for start in range(0, len(data), 100_000)]
         assert (file.part(0, len(data) + 9), file.part(len(data), 5)) == (data, b"")
-        with file.again() as whole:
+        with file.reopen() as whole:
             assert whole.read() == data
         file.refuse_changed()
 
 
 def test_whoever_claims_a_store_keeps_others_out_if_it_says_so(store):
-    store.refuse_others(set(), "cache", "cache")
+    store.refuse_foreign_names(set(), "cache", "cache")
     store.put_whole("other/file", b"")
     with pytest.raises(ConfigError, match="cache: .* holds 'other' but no cache; name an empty or a new folder"):
-        store.refuse_others({"plan.parquet"}, "cache", "cache")
-    store.refuse_others({"other"}, "cache", "cache")
+        store.refuse_foreign_names({"plan.parquet"}, "cache", "cache")
+    store.refuse_foreign_names({"other"}, "cache", "cache")
     with store.claim():
-        refused = pytest.raises(CacheError, match="is being written by") if store.keeps_others_out else nullcontext()
+        refused = (
+            pytest.raises(CacheError, match="is being written by") if store.has_exclusive_claims else nullcontext()
+        )
         with refused, store.claim():
             pass
 

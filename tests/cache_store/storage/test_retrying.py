@@ -9,9 +9,9 @@ from tests.memory_store import FailingStore, MemoryStore
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    for name, value in {"FIRST_PAUSE_S": 0.001, "LONGEST_PAUSE_S": 0.01, "BUSY_S": 0.2, "TOLD_EACH_S": 0}.items():
+    for name, value in {"FIRST_PAUSE_S": 0.001, "LONGEST_PAUSE_S": 0.01, "BUSY_S": 0.2, "WARNED_EACH_S": 0}.items():
         monkeypatch.setattr(retrying, name, value)
-    retrying.HEARD.clear()
+    retrying.ANSWERED.clear()
 
 
 def asked(kind: str, times: int) -> tuple[int, bool]:
@@ -20,7 +20,7 @@ def asked(kind: str, times: int) -> tuple[int, bool]:
     store.inner.put_whole("file", b"data")
     try:
         RetryingStore(store).read("file")
-    except retrying.PassingError:
+    except retrying.TransientError:
         return store.failed["read", "file"], False
     return store.failed["read", "file"], True
 
