@@ -1,4 +1,4 @@
-"""Write or replace a shard's files and its commit record, and seal a cache; every writer does it here.
+"""Write or replace a shard's files and its commit record, and seal a cache; every writer uses this module.
 
 If the store has no exclusive claims, another program may be building a shard that has no record, so its files are not
 replaced. A mark tells a rerun of a dead build that the record was withdrawn, so that the files may be replaced.

@@ -1,6 +1,6 @@
 """Read the images that a cache was made from, and encode new ones as its samples.
 
-Only `precompute` can do that; it is loaded by name when it is needed. Without it, caches are still read and verified.
+Only `precompute` can do that; it is imported by name when it is needed, so that caches can be read without it.
 """
 
 from collections.abc import Callable, Sequence

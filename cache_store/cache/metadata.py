@@ -54,7 +54,7 @@ BEFORE_THE_SPEC = {BUILD_FILE, PLAN_FILE, ZARR_ARRAY}
 
 
 def has_cache(store: Store) -> bool:
-    """Whether the store holds a cache, even one that has lost its spec."""
+    """Return whether the store holds a cache, even one that has lost its spec."""
     return any(map(store.has, (SPEC_FILE, SEAL_FILE, COMMITS)))
 
 

@@ -240,5 +240,5 @@ class Seal(Record, frozen=True, kw_only=True, omit_defaults=True):
     """SHA-256 over the seal's canonical form without this field."""
 
     def holds(self, shard: int, content: CommitContent) -> bool:
-        """Whether the shard was sealed with this content."""
+        """Return whether the shard was sealed with this content."""
         return shard < len(self.commits) and self.commits[shard] == content.digest

@@ -188,7 +188,7 @@ def to_tuples(matrix: NDArray[np.float64]) -> tuple[tuple[float, ...], ...]:
 
 
 def equal_but_for_rounding(left: FeatureStatistics, right: FeatureStatistics) -> bool:
-    """Whether two statistics differ by no more than the rounding of another order of addition."""
+    """Return whether two statistics differ by no more than the rounding of another order of addition."""
     if (left.count, left.minimum, left.maximum) != (right.count, right.minimum, right.maximum):
         return False
     squares = np.array(left.sum_of_squares)

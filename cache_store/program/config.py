@@ -172,7 +172,7 @@ class ConfigField:
     text: str
     """The docstring under the field."""
     alternatives: tuple[str, ...]
-    """Fields that may be given in place of this one; the config needs at least one of them all."""
+    """Fields that may be given instead of this one; at least one of them, or this one, is needed."""
     option: str
     """The option and its value, `--store.codec {none,zstd}`; a switch has no value: `--decode`."""
 

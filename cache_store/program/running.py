@@ -239,7 +239,7 @@ def open_closed_stderr() -> None:
 
 
 def output_fails() -> bool:
-    """Whether standard output cannot be written; if so, discard it."""
+    """Return whether standard output cannot be written; if so, discard it."""
     try:
         print(end="", flush=True)
     except OSError:

@@ -69,7 +69,7 @@ def map_calls(store: Store, call: Callable[[T], R], items: Sequence[T]) -> Seque
 
 
 def is_url(address: Address) -> bool:
-    """Whether the address is a URL rather than a local path."""
+    """Return whether the address is a URL rather than a local path."""
     return "://" in str(address)
 
 

@@ -24,7 +24,7 @@ FLOAT_TOLERANCE = 1e-6
 
 
 def is_contradicted(survey: Survey, spec: Spec) -> bool:
-    """Whether the spec is at fault: the records have another recipe, or both seal and plan belong to another spec."""
+    """Return whether the spec is at fault: records have another recipe, or seal and plan both belong to another spec."""
     try:
         if held_recipe(survey) != spec.recipe:
             return True
@@ -35,7 +35,7 @@ def is_contradicted(survey: Survey, spec: Spec) -> bool:
 
 
 def is_planned(store: Store, spec: Spec) -> bool:
-    """Whether the plan is the spec's; True also if it cannot be read."""
+    """Return whether the plan is the spec's; True also if it cannot be read."""
     try:
         plan = open_plan(store)
         return plan.num_rows == spec.rows and plan.digests().whole == spec.plan_digest

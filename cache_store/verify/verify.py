@@ -69,7 +69,7 @@ def files_of(spec: Spec) -> set[str]:
 
 
 def is_leftover(name: str, known: set[str]) -> bool:
-    """Whether `name` is the scratch file of a `known` file of the cache."""
+    """Return whether `name` is the scratch file of a `known` file of the cache."""
     folder, slash, base = name.rpartition("/")
     written = scratch_target(base)
     return written is not None and folder + slash + written in known
