@@ -24,7 +24,7 @@ FLOAT_TOLERANCE = 1e-6
 
 
 def is_contradicted(survey: Survey, spec: Spec) -> bool:
-    """Return whether the spec is at fault: records have another recipe, or seal and plan both belong to another spec."""
+    """Return whether the spec is at fault: records have another recipe, or both seal and plan have another spec."""
     try:
         if held_recipe(survey) != spec.recipe:
             return True
