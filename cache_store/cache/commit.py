@@ -17,10 +17,10 @@ from cache_store.cache.metadata import read_commit, record_bytes, stored_sha256
 from cache_store.errors import CacheError
 from cache_store.format.formats import files_of_shard
 from cache_store.format.layout import SEAL_FILE, commit_file
-from cache_store.format.record import FORMAT_VERSION, canonical_json, signed
+from cache_store.format.record import FORMAT_VERSION, canonical_json, sign
 from cache_store.format.schema import CommitContent, CommitRecord, FileRecord, Seal, Spec
 from cache_store.format.sums import summarise
-from cache_store.refusal import differing, refuse
+from cache_store.refusal import differences_between, refuse
 from cache_store.storage.files import SCRATCH_SUFFIX, scratch_target, unused_attempt
 from cache_store.storage.store import Draft, Store
 
@@ -148,7 +148,7 @@ def refuse_conflicting_commit(store: Store, committed: CommitRecord, ours: Commi
     )
     refuse(
         f"{store}: shard {ours.content.shard} differs here from the one that another rank has committed, which stays",
-        differing(before, now),
+        differences_between(before, now),
         ["ranks give equal bytes only on equal machines and libraries; run this one on such a machine"],
         held="committed",
         now="here",
@@ -207,4 +207,4 @@ def make_seal(spec: Spec, contents: Sequence[CommitContent], plan_file: FileReco
         array=summarise(statistics, previews, sum(each.files[0].bytes for each in contents)),
         sha256="",
     )
-    return signed(seal)
+    return sign(seal)

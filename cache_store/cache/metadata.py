@@ -35,7 +35,7 @@ from cache_store.format.record import (
     not_json_error,
     parse_signed,
     refuse_version,
-    signed,
+    sign,
 )
 from cache_store.format.schema import MAX_SHARDS, BuildRecord, CommitRecord, FileRecord, Listed, Seal, Spec
 from cache_store.format.tables import (
@@ -173,7 +173,7 @@ def read_record(record_class: type[RecordT], store: Store, name: str) -> RecordT
 
 def write_build(cache: Address, config: dict[str, Any], listed: Listed | None = None) -> None:
     """Write what the cache was built from, so that later programs find sources and encoder without being told."""
-    record = signed(BuildRecord(format_version=FORMAT_VERSION, config=config, listed=listed, sha256=""))
+    record = sign(BuildRecord(format_version=FORMAT_VERSION, config=config, listed=listed, sha256=""))
     open_store(cache).put_whole(BUILD_FILE, canonical_json(record))
 
 

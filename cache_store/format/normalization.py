@@ -69,7 +69,7 @@ def refuse_moments(by: Normalization) -> None:
         )
 
 
-def drawn(by: EncoderIdentity) -> Normalization:
+def drawn_normalization(by: EncoderIdentity) -> Normalization:
     """Return the normalisation of latents drawn from a cache's posterior moments."""
     return Normalization(**{name: getattr(by, name) for name in Normalization.__struct_fields__})
 

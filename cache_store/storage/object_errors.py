@@ -56,14 +56,11 @@ def as_os_error(error: Exception, where: str) -> OSError:
         return transient_error(explained, "conflict", status)
     if is_busy(error):
         return transient_error(explained, "busy", status)
-    if isinstance(error, FileNotFoundError) or has_status(error) or not is_generic(error):
+    is_explained = type(error).__name__ != "GenericError"  # obstore's class for errors whose cause it does not know
+    if isinstance(error, FileNotFoundError) or has_status(error) or is_explained:
         return explained
-    return transient_error(explained, "silent" if is_retried(error) else "broken off")
-
-
-def is_generic(error: Exception) -> bool:
-    """Return whether obstore does not know the cause."""
-    return type(error).__name__ == "GenericError"
+    was_retried = " retries, " in str(error)  # not after an answer that broke off
+    return transient_error(explained, "silent" if was_retried else "broken off")
 
 
 def is_busy(error: Exception) -> bool:
@@ -74,11 +71,6 @@ def is_busy(error: Exception) -> bool:
 def has_status(error: Exception) -> bool:
     """Return whether the store has answered."""
     return STATUS.search(str(error)) is not None
-
-
-def is_retried(error: Exception) -> bool:
-    """Return whether obstore has retried the request; it does not if an answer broke off."""
-    return " retries, " in str(error)
 
 
 def error_code(error: Exception) -> str | None:

@@ -21,7 +21,15 @@ from cache_store.format.layout import BUILD_FILE, PLAN_FILE, SEAL_FILE, SPEC_FIL
 from cache_store.format.schema import Spec
 from cache_store.storage.files import SCRATCH_SUFFIX, scratch_target
 from cache_store.storage.store import Address, Store, open_store, with_listing
-from cache_store.verify.findings import Finding, Level, Report, Subset, in_reading_order, nothing_read, unreadable
+from cache_store.verify.findings import (
+    Finding,
+    Level,
+    Report,
+    Subset,
+    empty_report,
+    in_reading_order,
+    unreadable_finding,
+)
 from cache_store.verify.metadata import (
     CheckedPlan,
     check_plan,
@@ -118,13 +126,13 @@ def verify(
     """
     store = open_store(path)
     name = subset.name if subset else None
-    nothing = nothing_read(str(store), level, name)
+    nothing = empty_report(str(store), level, name)
     refuse_no_cache(store)
     surveyed = survey_records(store := with_listing(store))
     spec, seal = surveyed.spec.value, surveyed.seal.value
     if spec is None:
         problem = surveyed.spec.problem or FileNotFoundError()
-        return replace(nothing, findings=(unreadable(problem, store, SPEC_FILE),))
+        return replace(nothing, findings=(unreadable_finding(problem, store, SPEC_FILE),))
     if is_contradicted(surveyed, spec):
         text = "is not the spec that records, seal and plan were made with"
         return replace(nothing, findings=(Finding(file=SPEC_FILE, problem=text),))

@@ -10,7 +10,7 @@ import torch
 from cache_store.errors import EncodeOnceError, Interrupted
 from cache_store.format.schema import Spec
 from cache_store.log import set_up_log
-from cache_store.refusal import differing, refuse
+from cache_store.refusal import differences_between, refuse
 from cache_store.storage.calls import abandon_calls_after
 from precompute.encode.canary import Canary
 from precompute.encode.job import EncodeJob, Progress
@@ -78,4 +78,4 @@ def refuse_other_encoder(encoder: Encoder, spec: Spec) -> None:
     if encoder.identity != spec.array.encoder:
         planned, loaded = (msgspec.to_builtins(each) for each in (spec.array.encoder, encoder.identity))
         summary = "encoder.model changed while the build was starting"
-        refuse(summary, differing(planned, loaded), ["run the same command again"], held="when planned")
+        refuse(summary, differences_between(planned, loaded), ["run the same command again"], held="when planned")

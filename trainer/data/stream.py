@@ -24,8 +24,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from cache_store import Cache, JoinedCache, open_cache, open_joined
 from cache_store.errors import ConfigError
-from cache_store.format.normalization import drawn, normalize
-from cache_store.refusal import differing, refuse
+from cache_store.format.normalization import drawn_normalization, normalize
+from cache_store.refusal import differences_between, refuse
 from trainer.config import MAX_EPOCHS, MAX_SHUFFLE_BLOCK
 from trainer.data.order import Int64Array, SampleOrder, lanes_of
 from trainer.data.posterior import sample_posterior
@@ -204,7 +204,7 @@ class LatentStream(IterableDataset[dict[str, Any]]):
         for tower, ((name, each), array) in enumerate(zip(latents.items(), arrays, strict=True)):
             if array.encoder.posterior == "moments":
                 each = sample_posterior(each, self.order.seed, positions, tower)
-            done[name] = normalize(each, drawn(array.encoder))
+            done[name] = normalize(each, drawn_normalization(array.encoder))
         return done
 
     def _shown(self, numbers: Int64Array, positions: Int64Array) -> Samples:
@@ -221,7 +221,7 @@ class LatentStream(IterableDataset[dict[str, Any]]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume at `state["cursor"]`; everything else in `state` must match this stream."""
         now = self._must_match()
-        if differences := differing({name: state.get(name, mine) for name, mine in now.items()}, now):
+        if differences := differences_between({name: state.get(name, mine) for name, mine in now.items()}, now):
             remedy = "to go on from it, open the stream as it was then; to start anew, load no state"
             refuse("the stream's state was saved by another stream", differences, [remedy], held="in the state")
         cursor = state.get("cursor")

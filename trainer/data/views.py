@@ -13,7 +13,7 @@ from cache_store import Cache, JoinedCache, open_joined
 from cache_store.cache.joined import refuse_other_plan
 from cache_store.errors import ConfigError
 from cache_store.format.array import ArraySpec
-from cache_store.refusal import differing, refuse
+from cache_store.refusal import differences_between, refuse
 from cache_store.storage.store import Address
 from trainer.model.config import WORLD, refuse_other_towers
 
@@ -80,7 +80,7 @@ def open_views(views: Sequence[View]) -> Views:
 def refuse_other_samples(first: JoinedCache, other: JoinedCache) -> None:
     """Raise StaleError where what one reads of a view is not to be read of the other."""
     held = [{name: what_views_share(each.spec.array) for name, each in view.caches.items()} for view in (first, other)]
-    if differences := differing(*held):
+    if differences := differences_between(*held):
         summary = f"{other.first.store} is no view of the samples of {first.first.store}"
         remedy = "build it with the same encoder and image recipe, but for image.flip and image.fit"
         refuse(summary, differences, [remedy], held="in the first", now="in the view")

@@ -9,7 +9,7 @@ import numpy as np
 
 from cache_store import CacheError, JoinedCache
 from cache_store.errors import ConfigError, SourceError
-from cache_store.format.record import FORMAT_VERSION, canonical_json, signed
+from cache_store.format.record import FORMAT_VERSION, canonical_json, sign
 from cache_store.log import log_info
 from cache_store.program.progress_bar import progress_bar
 from cache_store.refusal import counted
@@ -58,7 +58,7 @@ def publish_text(folder: Path, cache: JoinedCache, chat: ChatTokenizer) -> None:
             crc32c={name: file_crc32c(scratch / f"{name}.npy") for name in ARRAYS},
             sha256="",
         )
-        (scratch / META_FILE).write_bytes(canonical_json(signed(meta)))
+        (scratch / META_FILE).write_bytes(canonical_json(sign(meta)))
 
 
 def write_arrays(folder: Path, cache: JoinedCache, chat: ChatTokenizer) -> tuple[int, int]:
