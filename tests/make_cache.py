@@ -25,7 +25,7 @@ AXES = {
     3: ("channel", "latent_y", "latent_x"),
     4: ("view", "layer", "token", "feature"),
 }
-"""By their number."""
+"""Names of a sample's axes, by their number."""
 
 
 def caption(text: str) -> Conversation:
@@ -53,8 +53,8 @@ def make_cache(
 ) -> Path:
     """Write `latents` [N, *shape] float32 as a cache; rows in `rejected` are planned but not cached.
 
-    Three axes are a VAE's, with previews; one, two and four are those of an encoder without. `image` has fields of
-    the recipe that are to be others. Samples are of texts where there is a `text` recipe, of five tokens each.
+    Samples of three axes are a VAE's, with previews; others have none. `image` overrides fields of the image recipe.
+    With a `text` recipe, samples are texts of five tokens each.
     """
     plan = make_plan(len(latents), ids, conversations)
     channels = latents.shape[1] if latents.ndim == 4 else 0

@@ -1,4 +1,4 @@
-"""Stores without a disk or a network: a dictionary, and one whose every request fails before it is answered."""
+"""Stores without a disk or a network: a dictionary, and a store whose first requests fail."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ class MemoryStore(RemoteStore):
 
     files: dict[str, bytes] = field(default_factory=dict)
     writes: dict[str, int] = field(default_factory=dict, compare=False)
-    """How often each file was written."""
+    """Number of writes of each file."""
 
     def __str__(self) -> str:
         return "memory://store"
@@ -78,7 +78,7 @@ class MemoryStore(RemoteStore):
 
 @dataclass(frozen=True)
 class FailingStore(WrappedStore):
-    """Fails the first requests of every verb for every name, each once done: as an answer that was lost."""
+    """Fails the first `times` requests of every verb for every name after doing them, as if answers were lost."""
 
     kind: Kind = "cut"
     times: int = 1
@@ -97,7 +97,7 @@ class FailingStore(WrappedStore):
         return self._lost(("list", folder), lambda: self.inner.list(folder))
 
     def walk(self, after: str = "") -> Iterator[tuple[str, Version | None]]:
-        """Break off behind the first name."""
+        """Yield names, and break off after the first."""
         for name, version in self.inner.walk(after):
             yield name, version
             self._lost(("walk", ""), lambda: None)

@@ -1,4 +1,4 @@
-"""`cache-store convert`: there and back to the same bytes, from any stop, and never from or into the wrong folder."""
+"""`cache-store convert`: to another format and back to equal bytes, resumed after a stop; wrong folders are refused."""
 
 import os
 import re
@@ -86,7 +86,7 @@ def test_a_stopped_conversion_goes_on_to_the_same_bytes(tmp_path):
 
 
 def times(out: Path) -> dict[str, int]:
-    """When each committed shard was written."""
+    """Return when each committed shard was written."""
     return {path.stem: (out / f"shards/{path.stem}.tar").stat().st_mtime_ns for path in out.glob("commits/*.json")}
 
 
@@ -111,7 +111,7 @@ def flip_a_latent(cache: Path) -> None:
 
 
 def flip_unseen(table: Path) -> None:
-    """A bit that Parquet does not look at."""
+    """Flip a bit that Parquet does not check."""
     flip(table, table.read_bytes().index(b"parquet-cpp"))
 
 

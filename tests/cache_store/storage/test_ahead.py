@@ -1,4 +1,4 @@
-"""Files at URLs that are read in order: the same bytes, in few requests, ahead, and none that nobody needs."""
+"""Reading files at URLs ahead: equal bytes, in few requests, and few bytes that nobody needs."""
 
 import io
 import queue
@@ -21,7 +21,7 @@ FILE = random.Random(0).randbytes(12 * 2**20 + 345)
 
 
 class Requests:
-    """Answers them, and remembers how many bytes each had."""
+    """Answers requests and records how many bytes each had."""
 
     def __init__(self, failing: range = range(0)) -> None:
         self.sizes: list[int] = []
@@ -92,7 +92,7 @@ def test_a_block_that_failed_is_asked_for_again():
 
 
 def test_expected_files_are_read_ahead_a_few_and_each_once():
-    """By several threads; those that nobody expected are read when they are asked for, and errors are raised there."""
+    """By several threads; names that were not announced are read by `get`, which also raises errors."""
     names = [f"{number}.jpg" for number in range(5 * FILES_AHEAD)]
     asked = queue.SimpleQueue[str]()
 

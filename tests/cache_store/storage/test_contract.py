@@ -1,4 +1,4 @@
-"""What every store promises: folders, memory, servers of the protocols of S3, GCS and Azure, and what wraps a store."""
+"""The contract of every store: folders, memory, servers of S3, GCS and Azure, the Hub, and stores that wrap a store."""
 
 import errno
 import os
@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,19 +25,28 @@ from tests.memory_store import FailingStore, MemoryStore
 
 
 class Handles(NamedTuple):
-    """One store, to write to and to read from."""
+    """A store to write to, and to read from."""
 
     store: Store
     seen: Callable[[], Store]
-    """The store as whoever looks at it now sees it."""
+    """Opens the store again, as it is now."""
 
 
 def both(store: Store) -> Handles:
     return Handles(store, lambda: store)
 
 
+@dataclass(frozen=True)
+class NoLinks(LocalStore):
+    """A folder on a file system without hard links, such as FAT."""
+
+    def link(self, path: Path, target: Path) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM), str(path), None, str(target))
+
+
 MADE: dict[str, Callable[[Path], Handles]] = {
     "folder": lambda folder: both(LocalStore(folder / "store")),
+    "no links": lambda folder: both(NoLinks(folder / "store")),
     "memory": lambda folder: both(MemoryStore()),
     "retrying": lambda folder: both(RetryingStore(FailingStore(MemoryStore()))),
     "kept": lambda folder: both(KeptStore(MemoryStore(), KeptBlocks(folder / "kept", 2 << 20))),
@@ -118,7 +128,7 @@ def test_folders_list_what_is_directly_in_them(store, seen):
 
 
 def test_a_name_is_taken_once_and_equal_bytes_count_as_ones_own(store, seen):
-    """A request that is made twice meets its own first success, so that nobody could tell the two apart."""
+    """A repeated request finds its own first success, which looks like another program's."""
     assert store.put_if_absent("file", b"first")
     assert store.put_if_absent("file", b"first")
     for other in (b"other", b"longer than the first", b""):

@@ -1,8 +1,6 @@
-"""Whole or absent, in a folder of this machine; what lies there and is no file."""
+"""A folder of this machine: scratch files of dead writers, and paths that are not regular files."""
 
-import errno
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -21,22 +19,6 @@ def test_a_dead_writers_scratch_is_cleared_and_counted(store):
         (store.root / name).write_bytes(b"half")
     assert store.clear_drafts("file") == 4
     assert store.list() == [".file.x.5.partial", ".other.7.partial"]
-
-
-@dataclass(frozen=True)
-class NoLinks(LocalStore):
-    """As on FAT."""
-
-    def link(self, path: Path, target: Path) -> None:
-        raise OSError(errno.EPERM, os.strerror(errno.EPERM), str(path), None, str(target))
-
-
-def test_the_first_writer_of_a_file_wins_without_links_too(tmp_path):
-    store = NoLinks(tmp_path)
-    assert store.put_if_absent("file", b"first")
-    assert store.put_if_absent("file", b"first")
-    assert not store.put_if_absent("file", b"second")
-    assert (store.list(), store.read("file")) == (["file"], b"first")
 
 
 @pytest.mark.parametrize(

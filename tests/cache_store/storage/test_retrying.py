@@ -1,4 +1,4 @@
-"""What is asked again, how often, and what is said meanwhile; over a store that fails as a test says."""
+"""Which requests are repeated, how often, and with which messages, over a store whose failures are chosen."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def quick(monkeypatch):
 
 
 def asked(kind: str, times: int) -> tuple[int, bool]:
-    """How often a file was asked for, and whether it was had."""
+    """Read a file; return the number of requests, and whether the read succeeded."""
     store = FailingStore(MemoryStore(), kind, times)
     store.inner.put_whole("file", b"data")
     try:
